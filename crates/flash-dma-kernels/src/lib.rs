@@ -4,6 +4,7 @@
 //! the engine and the memory that the pass needs.
 #![warn(missing_docs)]
 
+mod alibi;
 mod args;
 pub mod backward;
 #[cfg(feature = "codegen")]

@@ -131,12 +131,12 @@ pub enum Obstacle {
     UnalignedRows,
     /// Rows that are one row repeated by a stride of 0.
     RepeatedRows,
-    /// ALiBi, which the engine has no kernel for.
-    Alibi,
     /// A bias that differs between queries.
     PairBias,
     /// The gradients of such a bias's call with dropout.
     DroppedPairBias,
+    /// The gradients of such a bias's call with ALiBi.
+    AlibiPairBias,
     /// A bias of keys that is not contiguous along them.
     BiasStride,
     /// Pages that are not whole key tiles of the engine.
@@ -166,11 +166,11 @@ impl Obstacle {
                 Some("copy q, k and v, so that their rows begin at multiples of 16 bytes")
             }
             Self::RepeatedRows => Some("copy the tensor that repeats its rows"),
-            Self::Alibi => Some("leave out ALiBi"),
             Self::PairBias => Some("take a bias that all queries share, if the model allows it"),
             Self::DroppedPairBias => {
                 Some("leave out dropout, or take a bias that all queries share")
             }
+            Self::AlibiPairBias => Some("add ALiBi to the bias"),
             Self::BiasStride => Some("copy the bias, so that it is contiguous along the keys"),
             Self::PageLength => Some("take pages of a multiple of 32 tokens"),
             _ => None,
@@ -193,10 +193,12 @@ impl fmt::Display for Obstacle {
             }
             Self::UnalignedRows => f.write_str("rows do not begin at multiples of 16 bytes"),
             Self::RepeatedRows => f.write_str("rows are repeated by a stride of 0"),
-            Self::Alibi => f.write_str("there is no kernel with ALiBi"),
             Self::PairBias => f.write_str("the bias differs between queries"),
             Self::DroppedPairBias => {
                 f.write_str("the bias differs between queries, and there is dropout")
+            }
+            Self::AlibiPairBias => {
+                f.write_str("the bias differs between queries, and there is ALiBi")
             }
             Self::BiasStride => f.write_str("the bias is not contiguous along the keys"),
             Self::PageLength => f.write_str("pages are not whole key tiles"),

@@ -25,17 +25,16 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
         }
     });
     p.element != ElementType::F32
-        && p.alibi.is_none()
         && p.head_dim.is_multiple_of(32)
         && axes.all(|(&len, &stride)| len <= 1 || stride.is_multiple_of(8))
         && bias
 }
 
 /// Whether the engine `wgmma` claims to support both passes of a call: what `mma` supports of these head dimensions,
-/// with rows that do not repeat themselves, and any bias of pairs; of gradients with dropout, none.
+/// with rows that do not repeat themselves, and any bias of pairs; of gradients with dropout or ALiBi, none.
 fn suits_wgmma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
-    let refused = gradients && p.dropout.is_some();
+    let refused = gradients && (p.dropout.is_some() || p.alibi.is_some());
     let mut boxes = [&call.q, &call.grad_out]
         .into_iter()
         .flat_map(|rows| rows.shape.iter().zip(&rows.strides).take(3));

@@ -1,8 +1,9 @@
 //! Dropout: outputs and gradients with the mask of a seed, the same on every engine.
 
+use super::pair_terms;
 use flash_dma_problem::Dropout;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_problem::ElementType::{Bf16, F32};
+use flash_dma_tests::masked::MaskedEngine;
 use flash_dma_tests::{Case, Engine, every_engine};
 
 every_engine!(
@@ -17,41 +18,13 @@ fn dropout(rate: f32) -> Dropout {
 }
 
 fn of_selected_keys<E: Engine>(engine: &E) {
-    for (n, [q_len, k_len]) in E::cases(
-        [[17, 40]],
-        [[70, 70], [33, 257], [113, 50]],
-        [[257, 257], [90, 1023], [700, 700]],
-    )
-    .into_iter()
-    .enumerate()
-    {
-        // The widths that `wgmma` has in both passes, and one whose gradients are those of `mma`.
-        let dim = [64, 128, 96][n % 3];
-        let case = Case::new(q_len, k_len).heads(4, 2).dim(dim);
-        // A GPU gets six cases: each width in two types.
-        let case = case.element([F32, Bf16, F16][(n + n / 3) % 3]);
-        let case = case.options(|o| {
-            let o = o.with_causal(n != 1);
-            o.with_dropout(dropout([0.2, 0.5, 0.9][n % 3]))
-        });
-        case.check(engine);
-    }
+    pair_terms::selected_keys(engine, |n, _, o| {
+        o.with_dropout(dropout([0.2, 0.5, 0.9][n % 3]))
+    });
 }
 
-/// Query heads share the rows of a tile; many of them leave it few queries.
 fn of_grouped_heads<E: Engine>(engine: &E) {
-    for (n, [heads, len]) in E::cases([[3, 30]], [[3, 100]], [[6, 300], [8, 1100], [32, 140]])
-        .into_iter()
-        .enumerate()
-    {
-        let mut case = Case::new(len, len).heads(heads, 1).dim(64);
-        case.batch = 2;
-        let case = case.element(Bf16).options(|o| {
-            let o = o.with_keep_window(len / 3).with_deterministic(n == 1);
-            o.with_dropout(dropout(0.4))
-        });
-        case.check(engine);
-    }
+    pair_terms::grouped_heads(engine, |_, _, o| o.with_dropout(dropout(0.4)));
 }
 
 fn of_all_keys<E: Engine>(engine: &E) {
@@ -64,24 +37,6 @@ fn of_all_keys<E: Engine>(engine: &E) {
     }
 }
 
-/// Biases of pairs, of queries and of keys have kernels of their own.
 fn of_masks_and_biases<E: MaskedEngine>(engine: &E) {
-    for sizes in E::cases(
-        [[2, 2, 1, 9, 20, 8]],
-        [[2, 4, 2, 100, 130, 64]],
-        [[2, 4, 2, 301, 270, 64]],
-    ) {
-        let [batch, q_heads, _, q_len, k_len, _] = sizes;
-        for (causal, bias) in [
-            (true, [1, q_heads, q_len, k_len]),
-            (false, [batch, 1, 1, k_len]),
-        ] {
-            for element in [F32, Bf16] {
-                let mut case = MaskedCase::new(sizes).element(element).causal(causal);
-                case.options.dropout = Some(dropout(0.3));
-                let case = case.mask([1, 1, q_len, k_len], Pattern::Random(0.7));
-                case.bias(bias).check(engine);
-            }
-        }
-    }
+    pair_terms::masks_and_biases(engine, |_, o| o.with_dropout(dropout(0.3)));
 }

@@ -5,6 +5,7 @@ mod dropout;
 mod hidden;
 mod long_rows;
 mod masks;
+mod pair_terms;
 mod pairs;
 #[cfg(feature = "burn")]
 mod rank_and_bias;

@@ -74,6 +74,8 @@ pub(crate) struct DkdvBlueprint {
     pub softcap: bool,
     /// Whether pairs are dropped; never those of runners-up.
     pub dropout: bool,
+    /// The slopes of ALiBi that a cube reads, one per query head of its kv head; 0 without ALiBi.
+    pub slopes: usize,
     /// Whether several cubes may add to one key's gradients. They use f32 sums, and atomics for keys that have queries of
     /// several chunks.
     pub shared_keys: bool,
@@ -174,6 +176,9 @@ impl MmaBlueprints {
         if tile.pattern.has_pair_bias() && tile.dropout {
             // The registers of dk/dv do not hold the biases and the words: ptxas would serialise its products (C7515).
             return Err(Obstacle::DroppedPairBias);
+        }
+        if tile.pattern.has_pair_bias() && tile.alibi {
+            return Err(Obstacle::AlibiPairBias);
         }
         let shared = properties.hardware.max_shared_memory_size;
         let dq = match instruction {
@@ -281,7 +286,7 @@ impl DqBlueprint {
     /// Q and dO, and keys, values, scores and intervals of every stage.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.tile.head_dim;
-        let words = if self.tile.dropout { 8 } else { 4 };
+        let words = 4 + 4 * self.tile.column_words();
         let stage = self.tile.key_tile * (2 * row + words) + 8 * self.tile.stage_intervals();
         2 * self.tile.tile_rows() * row + self.tile.stages * stage + 6 * 128
     }
@@ -291,6 +296,11 @@ impl DqBlueprint {
 fn whole_heads(group: usize, most: usize) -> Option<usize> {
     let mut all = [32, 16, 8, 4, 2, 1].into_iter();
     all.find(|&n| n <= most && group.is_multiple_of(n))
+}
+
+/// The slopes that a cube of a problem reads.
+fn slopes(problem: &Problem) -> usize {
+    problem.alibi.map_or(0, |_| problem.group())
 }
 
 impl DkdvBlueprint {
@@ -326,6 +336,7 @@ impl DkdvBlueprint {
                     pattern: Pattern::scored(problem),
                     softcap: problem.softcap.is_some(),
                     dropout: problem.dropout.is_some(),
+                    slopes: slopes(problem),
                     shared_keys: false,
                     parts: false,
                     divided: Divided::Gradients,
@@ -369,6 +380,7 @@ impl DkdvBlueprint {
                 pattern: Pattern::scored(problem),
                 softcap: problem.softcap.is_some(),
                 dropout: false,
+                slopes: slopes(problem),
                 shared_keys: false,
                 parts: false,
                 divided: Divided::Rows,
@@ -438,6 +450,7 @@ impl DkdvBlueprint {
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             dropout: problem.dropout.is_some(),
+            slopes: slopes(problem),
             shared_keys: false,
             parts: false,
             divided: Divided::Gradients,
@@ -536,6 +549,11 @@ impl DkdvBlueprint {
             + match self.dropout {
                 true => words(self.stages * self.rows) + words(self.keys()),
                 false => 0,
+            }
+            // The slopes, and with `mma` the places of keys.
+            + match self.slopes {
+                0 => 0,
+                slopes => words(slopes) + words(self.keys()),
             }
             // The gradients of the LSEs, and one half's sums.
             + match self.divided {

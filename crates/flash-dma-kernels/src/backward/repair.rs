@@ -6,6 +6,8 @@
 //! added here, in memory, after the gradients are written: each lane adds to the elements that it has written. Rare,
 //! hence simple: everything is read from global memory again.
 
+use crate::alibi::AlibiRow;
+use crate::backward::dkdv::shared::alibi::key_place;
 use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows};
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
@@ -51,6 +53,7 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                 if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
                     score = mask.bias(head, query, own.behind(mask));
                 }
+                score = with_alibi::<E>(score, inputs, own.key, head, query, pairs);
                 let lse = inputs.lse[row];
                 // With a softcap the row sum does not tell of Q.
                 let mut not_finite = comptime!(bp.softcap) || !is_finite(inputs.delta[row]);
@@ -77,6 +80,32 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                 }
             }
         }
+    }
+}
+
+/// A score of a key and head `head` of the group with what ALiBi adds to it.
+#[cube]
+fn with_alibi<E: Float>(
+    score: f32,
+    inputs: &BackwardInputs<E>,
+    key: usize,
+    head: usize,
+    query: usize,
+    pairs: &Pairs,
+) -> f32 {
+    #[comptime]
+    match &inputs.slopes {
+        ComptimeOption::Some(slopes) => {
+            let row = AlibiRow {
+                slope: slopes[pairs.rows.head + head],
+                place: f32::cast_from(query as u32),
+            };
+            row.biased(
+                score,
+                key_place(key, pairs.rows.len, inputs.k.shape(2), pairs.bp),
+            )
+        }
+        ComptimeOption::None => score,
     }
 }
 

@@ -98,13 +98,20 @@ fn attention() -> Vec<Case> {
         cases.push(Attention::new(head_dim, element, None).case(name));
     }
     let dropout = dropout();
-    let slopes = AlibiSlopes::standard(4 * HEADS);
     for (name, options) in [
         ("bf16-d128-full", sparse.with_causal(false)),
         ("bf16-d128-softcap", sparse.with_softcap(30.0)),
         ("bf16-d128-deterministic", sparse.with_deterministic(true)),
         ("bf16-d128-dropout", sparse.with_dropout(dropout)),
-        ("bf16-d128-alibi", sparse.with_alibi(slopes)),
+        ("bf16-d128-alibi", sparse.with_alibi(slopes())),
+        (
+            "bf16-d128-alibi-softcap",
+            sparse.with_alibi(slopes()).with_softcap(30.0),
+        ),
+        (
+            "bf16-d128-alibi-dropout",
+            sparse.with_alibi(slopes()).with_dropout(dropout),
+        ),
     ] {
         cases.push(Attention::new(128, Bf16, Some(options)).case(name.into()));
     }
@@ -129,6 +136,10 @@ fn attention() -> Vec<Case> {
     let mut call = Attention::new(128, Bf16, Some(options));
     call.scored = false;
     cases.push(call.case("bf16-d128-dense-dropout".into()));
+    let options = AttentionOptions::new().with_alibi(slopes());
+    let mut call = Attention::new(128, Bf16, Some(options));
+    call.scored = false;
+    cases.push(call.case("bf16-d128-dense-alibi".into()));
     let mut call = Attention::new(128, Bf16, Some(sparse));
     call.row_padding = 1;
     cases.push(call.case("bf16-d128-unaligned".into()));
@@ -184,6 +195,12 @@ fn attention() -> Vec<Case> {
             sparse.with_softcap(30.0),
         ),
         (
+            "bf16-d128-runners-alibi",
+            128,
+            Bf16,
+            sparse.with_alibi(slopes()),
+        ),
+        (
             "bf16-d128-runners-deterministic",
             128,
             Bf16,
@@ -204,6 +221,10 @@ fn attention() -> Vec<Case> {
     (call.q_len, call.k_len) = (1 << 15, 1 << 15);
     cases.push(call.case("bf16-d128-runners-long".into()));
     cases
+}
+
+fn slopes() -> AlibiSlopes {
+    AlibiSlopes::standard(4 * HEADS)
 }
 
 fn dropout() -> Dropout {

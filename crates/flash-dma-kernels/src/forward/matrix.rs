@@ -1,5 +1,6 @@
 //! Host side of the tensor-core forward pass.
 
+use crate::alibi::slopes;
 use crate::args::{Inputs, Outputs, scaling_and_dropout};
 use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
@@ -138,7 +139,7 @@ pub(crate) fn launch_slice(
                         k.into_tensor_arg(),
                         v.into_tensor_arg(),
                     ),
-                    tiles.source.into_query_tiles(),
+                    tiles.source.into_query_tiles(slopes(client, problem)),
                     OutputsLaunch::new(
                         out.into_buffer_arg(),
                         residual.map(TensorBinding::into_buffer_arg).into(),

@@ -10,7 +10,7 @@ use crate::matrix::fragment::{
     Accumulators, gathered, multiply_pair, scale_rows, set, set_all, swizzle, zeros,
 };
 use crate::matrix::key_stream::KeyCopies;
-use crate::matrix::logits::{score, sees, visible_logits};
+use crate::matrix::logits::{scores, sees, visible_logits};
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair, first_output_head};
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
@@ -55,7 +55,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let quad = lane % 4;
     let own = CubeTile::new::<E, Const<2>>(operands, source, tiles_of, bp);
     let keys = TileKeys::new(source, &own).part(bp);
-    let rows = RowPair::new(warp * 16 + lane / 4, &own, keys.begin);
+    let rows = RowPair::new(warp * 16 + lane / 4, &own, keys.begin, &source.slopes);
 
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let size!(NA) = def.vector_size(MatrixIdent::A);
@@ -319,9 +319,9 @@ fn hide_each<E: Float, NC: Size>(
         #[unroll]
         for e in 0..2usize {
             let col = comptime!(n * 8 + e) + quad * 2;
-            let z = score::<E>(stages, tile, col, bp);
-            let mut x0 = attended.scale.apply(upper.extract(e), z, bp.softcap);
-            let mut x1 = attended.scale.apply(lower.extract(e), z, bp.softcap);
+            let z = scores::<E>(rows, stages, tile, col, bp);
+            let mut x0 = attended.scale.apply(upper.extract(e), z.upper, bp.softcap);
+            let mut x1 = attended.scale.apply(lower.extract(e), z.lower, bp.softcap);
             if boundary {
                 let none = f32::new(f32::NEG_INFINITY);
                 x0 = select(

@@ -152,6 +152,7 @@ mod tests {
             pattern: Pattern::scored_if(window.is_some()),
             softcap: false,
             dropout: false,
+            alibi: false,
             split: false,
             residual: false,
             stores: RowStores::Pairs,

@@ -66,7 +66,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
 
-    let rows = RowPair::new(warp * 16 + lane / 4, own, keys.begin);
+    let rows = RowPair::new(warp * 16 + lane / 4, own, keys.begin, &source.slopes);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let mut softmax = OnlineSoftmax::new(bp.residual);
     let mask = lane_mask(&scaling.dropout, &stages.columns, own, &rows);

@@ -63,7 +63,7 @@ pub(crate) struct Rows {
     pub choice: EngineChoice,
     /// Whether there are a query and a key, so that there is something to compute.
     pub paired: bool,
-    /// The bytes of the slopes of ALiBi, which single units alone add; 0 without.
+    /// The bytes of the slopes of ALiBi; 0 without.
     pub alibi: usize,
 }
 
@@ -109,10 +109,7 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         let choice = engine.map_or(pass.rows().choice, EngineChoice::Only);
         let chosen = Chosen::new(choice, P::KIND, |engine| match instruction(engine) {
             Some(None) => Ok(Config::Portable(pass.portable(&properties.hardware)?)),
-            Some(Some(instruction)) => match pass.matrix(instruction, properties)? {
-                _ if pass.rows().alibi > 0 => Err(Obstacle::Alibi.into()),
-                config => Ok(Config::Matrix(config)),
-            },
+            Some(Some(instruction)) => Ok(Config::Matrix(pass.matrix(instruction, properties)?)),
             None => Err(Obstacle::OtherBackend.into()),
         })?;
         let plan = Self::with(client, chosen.engine, chosen.config, pass)?;

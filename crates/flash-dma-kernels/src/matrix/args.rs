@@ -1,5 +1,6 @@
 //! What the query-outer kernels of tensor cores are launched with.
 
+use crate::alibi::AlibiArg;
 use crate::matrix::query_tile::RowOrder;
 use crate::pattern::intervals::slices::Slice;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
@@ -30,6 +31,8 @@ pub(crate) struct KeySource {
     pub intervals: ComptimeOption<IntervalKeys>,
     /// `Pattern::Planned`.
     pub plan: ComptimeOption<PlannedKeys>,
+    /// The slopes of ALiBi.
+    pub slopes: AlibiArg,
 }
 
 /// Keys that each have an interval of positions.
@@ -86,8 +89,8 @@ pub(crate) struct LaunchedTiles {
 }
 
 impl SourceTensors {
-    /// The launch argument of kernels that own query tiles.
-    pub(crate) fn into_query_tiles(self) -> KeySourceLaunch {
+    /// The launch argument of kernels that own query tiles, with the slopes of ALiBi.
+    pub(crate) fn into_query_tiles(self, slopes: Option<TensorBinding>) -> KeySourceLaunch {
         let (mut intervals, mut plan) = (None, None);
         match self.keys {
             KeyTensors::All => {}
@@ -110,6 +113,7 @@ impl SourceTensors {
             self.bias.map(TensorBinding::into_tensor_arg).into(),
             intervals.into(),
             plan.into(),
+            slopes.map(TensorBinding::into_tensor_arg).into(),
         )
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct MmaBlueprint {
     pub softcap: bool,
     /// Whether pairs are dropped.
     pub dropout: bool,
+    /// Whether there is ALiBi.
+    pub alibi: bool,
     /// Several cubes share a query tile, each with a part of its keys.
     pub split: bool,
     /// The residual of the output is wanted, from this kernel or, if `split`, from the one that merges the parts. Then
@@ -170,6 +172,7 @@ impl MmaBlueprint {
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             dropout: problem.dropout.is_some(),
+            alibi: problem.alibi.is_some(),
             split: false,
             residual: false,
             stores: RowStores::Pairs,
@@ -226,6 +229,7 @@ impl MmaBlueprint {
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             dropout: problem.dropout.is_some(),
+            alibi: problem.alibi.is_some(),
             split: false,
             residual: false,
             stores: RowStores::Pairs,
@@ -294,7 +298,7 @@ impl MmaBlueprint {
             Instruction::Mma => 0,
             Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
         };
-        let words = if self.dropout { 4 * self.key_tile } else { 0 };
+        let words = 4 * self.column_words() * self.key_tile;
         let stage = self.key_tile * key + self.stage_intervals() * 8 + words;
         self.stages * stage + queries + 4 * 1024
     }
@@ -334,9 +338,24 @@ impl MmaBlueprint {
         self.warps * 32
     }
 
+    /// What the units note of every column of a stage: the word of the mask of dropout, and the key of ALiBi.
+    pub(crate) fn column_words(&self) -> usize {
+        usize::from(self.dropout) + usize::from(self.alibi)
+    }
+
+    /// Whether they note anything.
+    pub(crate) fn notes_columns(&self) -> bool {
+        self.column_words() > 0
+    }
+
     /// Arrivals by which a stage of `wgmma` is full: every unit's copies, and the words of keys.
     pub(crate) fn fillers(&self) -> usize {
-        self.units() + if self.dropout { self.key_tile } else { 0 }
+        self.units()
+            + if self.notes_columns() {
+                self.key_tile
+            } else {
+                0
+            }
     }
 
     /// Rows of a key tile that a unit copies, one segment of each.

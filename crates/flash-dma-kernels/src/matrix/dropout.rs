@@ -241,6 +241,7 @@ mod tests {
                 pattern: Pattern::scored(&p),
                 softcap: false,
                 dropout: true,
+                alibi: false,
                 split: false,
                 residual: false,
                 stores: crate::matrix::blueprint::RowStores::Pairs,

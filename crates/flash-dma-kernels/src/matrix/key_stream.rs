@@ -138,7 +138,7 @@ impl KeyCopies {
                 let own = copied_segment(c, comptime!(bp.units()), comptime!(bp.segments()));
                 self.next[c] = min(first + own.row as u32, self.last);
             }
-            if comptime!(bp.pattern.has_key_bias() || bp.dropout) {
+            if comptime!(bp.pattern.has_key_bias() || bp.notes_columns()) {
                 self.next[comptime!(bp.copies())] = min(first + UNIT_POS, self.last);
             }
         }
@@ -240,19 +240,15 @@ impl KeyCopies {
                 );
             }
         }
-        #[comptime]
-        match &attended.dropout {
-            ComptimeOption::Some(seed) => {
-                let unit = UNIT_POS as usize;
-                if unit < key_tile {
-                    let mut key = self.next[comptime!(bp.copies())] as usize;
-                    if comptime!(!bp.pattern.has_intervals() && !bp.pattern.is_planned()) {
-                        key = keys.begin + within(tile * key_tile + unit, keys);
-                    }
-                    stages.set_column(stage * key_tile + unit, key, seed);
+        if comptime!(bp.notes_columns()) {
+            let unit = UNIT_POS as usize;
+            if unit < key_tile {
+                let mut key = self.next[comptime!(bp.copies())] as usize;
+                if comptime!(!bp.pattern.has_intervals() && !bp.pattern.is_planned()) {
+                    key = keys.begin + within(tile * key_tile + unit, keys);
                 }
+                stages.set_column(stage * key_tile + unit, key, &attended.dropout);
             }
-            ComptimeOption::None => {}
         }
         self.read(&attended.keys, tile + 1);
     }
@@ -275,8 +271,8 @@ impl KeyCopies {
             ring.wait_empty(stage, turn - 1);
         }
         self.start_at::<E>(source, attended, interval_row, tile, stages);
-        if comptime!(bp.dropout) && (UNIT_POS as usize) < comptime!(bp.key_tile) {
-            // Releases the word that this unit has stored, which the arrival of the copies does not.
+        if comptime!(bp.notes_columns()) && (UNIT_POS as usize) < comptime!(bp.key_tile) {
+            // Releases the words that this unit has stored, which the arrival of the copies does not.
             ring.arrive_stored(stage);
         }
         ring.arrive_copied(stage);

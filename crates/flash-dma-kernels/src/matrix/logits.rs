@@ -1,11 +1,13 @@
 //! Logits and their visibility.
 
+use crate::matrix::alibi::with_alibi;
 use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mask::{SeenPair, hide_masked};
 use crate::matrix::query_tile::{RowPair, TileRow};
+use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use cubecl::prelude::*;
 
@@ -31,9 +33,24 @@ pub(crate) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
+/// What is added to the scaled and capped products of column `col` of key tile `tile`, but for a bias of pairs: its
+/// score or bias, and the ALiBi of both rows.
+#[cube]
+pub(crate) fn scores<E: Float>(
+    rows: &RowPair,
+    stages: &Stages<E>,
+    tile: usize,
+    col: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> PerRow {
+    let z = score::<E>(stages, tile, col, bp);
+    let z = PerRow { upper: z, lower: z };
+    with_alibi::<E>(z, rows, stages, tile, col, bp)
+}
+
 /// The score or bias of column `col` of key tile `tile`; 0 without.
 #[cube]
-pub(crate) fn score<E: Float>(
+fn score<E: Float>(
     stages: &Stages<E>,
     tile: usize,
     col: usize,
@@ -65,7 +82,7 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
     boundary: bool,
 ) -> Vector<f32, N> {
     let bp = comptime!(attended.own.bp);
-    let mut s = tile_logits::<E, N>(products, stages, tile, &attended.scale, bp);
+    let mut s = tile_logits::<E, N>(products, rows, stages, tile, &attended.scale, bp);
     if comptime!(bp.pattern.has_pair_bias()) {
         let first = attended.first_key(source, tile);
         let scores = source.bias.as_ref().unwrap();
@@ -86,6 +103,7 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
 #[cube]
 fn tile_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,
+    rows: &RowPair,
     stages: &Stages<E>,
     tile: usize,
     scale: &LogitScale,
@@ -97,12 +115,10 @@ fn tile_logits<E: Float, N: Size>(
     for n in 0..comptime!(bp.key_tile / 8) {
         #[unroll]
         for e in 0..2usize {
-            let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
-            #[unroll]
-            for row in 0..2usize {
-                let at = comptime!(n * 4 + row * 2 + e);
-                logits.insert(at, scale.apply(products.extract(at), z, bp.softcap));
-            }
+            let z = scores::<E>(rows, stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            logits.insert(at0, scale.apply(products.extract(at0), z.upper, bp.softcap));
+            logits.insert(at1, scale.apply(products.extract(at1), z.lower, bp.softcap));
         }
     }
     logits

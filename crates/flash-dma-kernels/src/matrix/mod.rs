@@ -4,6 +4,7 @@
 //! [`mma`] and [`wgmma`] hold what differs between the engines: products, and for `wgmma` the ring of stages and the
 //! boxes of the tensor copy unit.
 
+pub(crate) mod alibi;
 pub(crate) mod args;
 pub(crate) mod attended;
 pub(crate) mod bit_copies;

@@ -1,6 +1,8 @@
 //! The queries of a tile's rows, their copies to shared memory, and the write-back of a warpgroup's rows.
 
+use crate::alibi::{AlibiArg, AlibiRow};
 use crate::host::check::queries_before_heads;
+use crate::matrix::alibi::row_alibi;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_segment;
@@ -143,15 +145,24 @@ impl TileRow {
 pub(crate) struct RowPair {
     pub upper: TileRow,
     pub lower: TileRow,
+    /// Their ALiBi, if there is any.
+    pub upper_alibi: ComptimeOption<AlibiRow>,
+    pub lower_alibi: ComptimeOption<AlibiRow>,
 }
 
 #[cube]
 impl RowPair {
     /// Row `upper` of the tile that a cube owns and the one eight rows further down, where keys count from key `begin`.
-    pub(crate) fn new(upper: usize, own: &CubeTile, begin: usize) -> RowPair {
+    pub(crate) fn new(upper: usize, own: &CubeTile, begin: usize, slopes: &AlibiArg) -> RowPair {
+        let lower = TileRow::new(upper + 8, own).starting_at(begin);
+        let upper = TileRow::new(upper, own).starting_at(begin);
+        let upper_alibi = row_alibi(slopes, own, &upper);
+        let lower_alibi = row_alibi(slopes, own, &lower);
         RowPair {
-            upper: TileRow::new(upper, own).starting_at(begin),
-            lower: TileRow::new(upper + 8, own).starting_at(begin),
+            upper,
+            lower,
+            upper_alibi,
+            lower_alibi,
         }
     }
 }

@@ -5,8 +5,10 @@
 //! therefore zeroes such elements. This module adds them to the rows that do select their key, after the outputs are
 //! written. Full tiles need none of this: there every row selects every key.
 
+use crate::alibi::biased;
 use crate::dropout::column_word;
 use crate::finite::is_finite;
+use crate::matrix::alibi::row_alibi;
 use crate::matrix::args::{KeySource, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -162,6 +164,12 @@ fn logit<E: Float, NQ: Size>(
         let scores = source.bias.as_ref().unwrap();
         z = attended.bias.of(scores, row, key);
     }
+    let alibi = row_alibi(&source.slopes, &attended.own, row);
+    z = biased(
+        &alibi,
+        z,
+        f32::cast_from((attended.keys.begin + key) as u32),
+    );
     attended.scale.apply(product, z, bp.softcap)
 }
 

@@ -1,6 +1,6 @@
 //! The stages of keys and values in shared memory, and the sources of their rows.
 
-use crate::dropout::{DropoutSeed, column_word};
+use crate::dropout::{DropoutArg, column_word};
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::swizzle;
@@ -22,6 +22,8 @@ pub(crate) struct Stages<E: Float> {
     pub intervals: Shared<[Vector<u32, Const<2>>]>,
     /// `[stages, key_tile]`: the words of the columns' keys, with dropout only.
     pub columns: ComptimeOption<Shared<[u32]>>,
+    /// `[stages, key_tile]`: the columns' keys, with ALiBi only.
+    pub keys: ComptimeOption<Shared<[f32]>>,
 }
 
 #[cube]
@@ -35,24 +37,36 @@ impl<E: Float> Stages<E> {
             v: Shared::<[Segment<E>]>::new_aligned_slice(segments, comptime!(bp.alignment())),
             scores: Shared::<[f32]>::new_aligned_slice(columns, 128usize),
             intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(intervals, 128usize),
-            columns: column_stages(bp),
+            columns: column_stages::<u32>(bp.dropout, bp),
+            keys: column_stages::<f32>(bp.alibi, bp),
         }
     }
 
-    /// Notes the word of the key of column `place` of all stages.
-    pub(crate) fn set_column(&mut self, place: usize, key: usize, seed: &DropoutSeed) {
+    /// Notes the key of column `place` of all stages, and its word.
+    pub(crate) fn set_column(&mut self, place: usize, key: usize, dropout: &DropoutArg) {
         #[comptime]
         match &mut self.columns {
-            ComptimeOption::Some(columns) => columns[place] = column_word(key, seed),
+            ComptimeOption::Some(columns) => {
+                columns[place] = column_word(key, dropout.as_ref().unwrap());
+            }
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.keys {
+            ComptimeOption::Some(keys) => keys[place] = f32::cast_from(key as u32),
             ComptimeOption::None => {}
         }
     }
 }
 
+/// Room for what is noted of columns, if it is.
 #[cube]
-fn column_stages(#[comptime] bp: MmaBlueprint) -> ComptimeOption<Shared<[u32]>> {
-    if comptime!(bp.dropout) {
-        ComptimeOption::new_Some(Shared::<[u32]>::new_aligned_slice(
+fn column_stages<T: CubePrimitive>(
+    #[comptime] noted: bool,
+    #[comptime] bp: MmaBlueprint,
+) -> ComptimeOption<Shared<[T]>> {
+    if comptime!(noted) {
+        ComptimeOption::new_Some(Shared::<[T]>::new_aligned_slice(
             comptime!(bp.stages * bp.key_tile),
             128usize,
         ))

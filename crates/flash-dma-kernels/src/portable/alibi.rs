@@ -1,23 +1,10 @@
-//! ALiBi of the pairs of a tile of queries and a tile of keys, and its slopes on the device.
+//! ALiBi of the pairs of a tile of queries and a tile of keys.
 
-use crate::portable::args::{AlibiArg, Sizes};
+use crate::alibi::AlibiArg;
+use crate::portable::args::Sizes;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::TileRows;
-use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
-
-/// The launch argument of a problem's slopes: a buffer of their own.
-pub(crate) fn slopes(client: &Client, problem: &Problem) -> Option<TensorArg> {
-    let slopes = problem.alibi?.values();
-    let handle = client.create_from_slice(f32::as_bytes(slopes));
-    #[cfg(feature = "internals")]
-    crate::host::peak::observe(client, &handle, size_of_val(slopes));
-    // SAFETY: the buffer holds the slopes.
-    let tensor =
-        unsafe { TensorBinding::from_raw_parts(handle, [1].into(), [slopes.len()].into()) };
-    Some(tensor.into_tensor_arg())
-}
 
 /// The places of a tile's queries and of a tile's keys, and the slope of the queries' head, in shared memory.
 #[derive(CubeType)]

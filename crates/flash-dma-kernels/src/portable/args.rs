@@ -90,9 +90,6 @@ pub(crate) struct TilePlan {
 /// A bias that broadcasts to the logits, any strides; given exactly if the blueprint's pattern has a bias of pairs.
 pub(crate) type PairBiasArg = ComptimeOption<OwnedTensor<f32>>;
 
-/// The slopes of ALiBi, `[q_heads]`; given exactly if the problem has them.
-pub(crate) type AlibiArg = ComptimeOption<OwnedTensor<f32>>;
-
 /// The lengths and heads of a problem.
 #[derive(CubeType, Clone, Copy)]
 pub struct Sizes {

@@ -1,10 +1,10 @@
 //! The gradients of k, v and the scores: key tiles stream the queries that attend to them.
 
+use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
 use crate::portable::args::{
-    AlibiArg, KeyGradients, Keys, KeysExpand, Operands, OrderedIntervals, PairBiasArg, SavedRows,
-    Sizes,
+    KeyGradients, Keys, KeysExpand, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes,
 };
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{

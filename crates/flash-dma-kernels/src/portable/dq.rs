@@ -1,10 +1,9 @@
 //! The gradient of q: query tiles stream the keys they attend to.
 
+use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
-use crate::portable::args::{
-    AlibiArg, Keys, ListedIntervals, Operands, PairBiasArg, SavedRows, Sizes,
-};
+use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, SavedRows, Sizes};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{

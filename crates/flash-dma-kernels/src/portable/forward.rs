@@ -1,8 +1,9 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
+use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
-use crate::portable::args::{AlibiArg, Keys, ListedIntervals, Operands, PairBiasArg, Sizes};
+use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{KeyRows, NotFinite, TileRows, load_tile, shared_rows};

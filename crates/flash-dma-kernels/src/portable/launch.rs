@@ -1,11 +1,11 @@
 //! Launches of the portable kernels, the same for every pattern.
 
+use crate::alibi::slopes;
 use crate::args::{Outputs, scaling};
 use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::mask::args::MaskBits;
-use crate::portable::alibi::slopes;
 use crate::portable::args::{
     KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, OperandsLaunch,
     OrderedIntervals, OrderedIntervalsLaunch, RunnerKeysLaunch, SavedRowsLaunch, TilePlanLaunch,
@@ -128,7 +128,9 @@ impl PortableLaunch<'_> {
                 self.operands(),
                 self.keys.listed(),
                 self.bias().into(),
-                slopes(self.client, p).into(),
+                slopes(self.client, p)
+                    .map(TensorBinding::into_tensor_arg)
+                    .into(),
                 dropout(p).into(),
                 out.into_tensor_arg(),
                 residual.map(TensorBinding::into_tensor_arg).into(),
@@ -163,7 +165,9 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.listed(),
                 self.bias().into(),
-                slopes(self.client, p).into(),
+                slopes(self.client, p)
+                    .map(TensorBinding::into_tensor_arg)
+                    .into(),
                 dropout(p).into(),
                 grad_q.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
@@ -197,7 +201,9 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.ordered(),
                 self.bias().into(),
-                slopes(self.client, p).into(),
+                slopes(self.client, p)
+                    .map(TensorBinding::into_tensor_arg)
+                    .into(),
                 dropout(p).into(),
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
@@ -244,7 +250,9 @@ impl PortableLaunch<'_> {
                     runners.spans.into_tensor_arg(),
                     runners.counts.into_tensor_arg(),
                 ),
-                slopes(self.client, p).into(),
+                slopes(self.client, p)
+                    .map(TensorBinding::into_tensor_arg)
+                    .into(),
                 rank.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 self.blueprint,
@@ -278,7 +286,9 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.ordered(),
                 self.bias().into(),
-                slopes(self.client, p).into(),
+                slopes(self.client, p)
+                    .map(TensorBinding::into_tensor_arg)
+                    .into(),
                 dropout(p).into(),
                 grad_bias.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),

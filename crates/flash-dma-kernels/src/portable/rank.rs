@@ -1,9 +1,10 @@
 //! The gradient of the rank: tiles of runners-up stream the queries that they just miss.
 
+use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::math::{sigmoid, softplus};
 use crate::portable::alibi::{TileAlibi, with_alibi};
-use crate::portable::args::{AlibiArg, Operands, RunnerKeys, SavedRows, Sizes};
+use crate::portable::args::{Operands, RunnerKeys, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};

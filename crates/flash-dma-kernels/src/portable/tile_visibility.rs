@@ -1,8 +1,9 @@
 //! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
 
+use crate::alibi::AlibiArg;
 use crate::dropout::DropoutArg;
 use crate::portable::alibi::{TileAlibi, with_alibi};
-use crate::portable::args::{AlibiArg, Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
+use crate::portable::args::{Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dropout::TileMask;
 use crate::portable::intervals::KeyIntervals;

@@ -11,7 +11,7 @@ use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
 use crate::backward::dkdv::mma::output::{repair_keys, write_rows, write_scores};
-use crate::backward::dkdv::mma::queries::{Tiles, copy_step};
+use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi};
 use crate::backward::dkdv::mma::roles::stream_queries;
 use crate::backward::dkdv::mma::warp::WarpSums;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients, KeyGrid, KeyTileSource};
@@ -58,6 +58,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
     enter_columns(&mut tiles.columns, &scaling.dropout, source, &place, bp);
+    enter_alibi::<E>(&mut tiles, inputs, source, &place, group, bp);
     sync_cube();
 
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);

@@ -8,6 +8,7 @@ pub(crate) mod weights;
 
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::alibi::enter_slopes;
 use crate::backward::dkdv::shared::args::{
     BackwardInputs, KeyGradients, KeyGrid, KeyTileSource, QueryBoxes,
 };
@@ -59,6 +60,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
+    enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
     let mut keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);

@@ -62,7 +62,13 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let mut o_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile_segments, 128usize);
     load_rows::<E>(operands, grad_out, &mut q_tile, &mut o_tile, own);
     sync_cube();
-    let rows = LaneRows::read(saved, &scaling.dropout, &stages.columns, own);
+    let rows = LaneRows::read(
+        saved,
+        &source.slopes,
+        &scaling.dropout,
+        &stages.columns,
+        own,
+    );
 
     // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
     let size!(N) = 16usize;

@@ -1,5 +1,6 @@
 //! The two rows of a lane of the dq kernels.
 
+use crate::alibi::AlibiArg;
 use crate::dropout::DropoutArg;
 use crate::matrix::args::SavedRows;
 use crate::matrix::dropout::{LaneMask, lane_mask};
@@ -34,12 +35,13 @@ impl LaneRows {
     /// This lane's rows of the tile that a cube owns; `words` are those of the stages' keys.
     pub(crate) fn read(
         saved: &SavedRows,
+        slopes: &AlibiArg,
         dropout: &DropoutArg,
         words: &ComptimeOption<Shared<[u32]>>,
         own: &CubeTile,
     ) -> LaneRows {
         let upper = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
-        let pair = RowPair::new(upper, own, 0usize);
+        let pair = RowPair::new(upper, own, 0usize, slopes);
         let to = OutputRows::of_pair(&pair, own.batch * own.q_heads, own.q_len);
         let mut lse0 = 0.0f32;
         let mut lse1 = 0.0f32;

@@ -7,7 +7,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{PairMask, pair_mask, without_delta};
 use crate::matrix::fragment::pack;
 use crate::matrix::logit_scale::exp_of;
-use crate::matrix::logits::{score, sees};
+use crate::matrix::logits::{scores, sees};
 use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::softmax::PerRow;
@@ -225,12 +225,12 @@ fn gradient<E: Float, N: Size>(
     // The two elements of an accumulator that lie in this column, see `tile_logits`.
     let (at0, at1) = comptime!((column / 8 * 4 + column % 8, column / 8 * 4 + 2 + column % 8));
     let col = columns.first + column + UNIT_POS_X as usize % 4 * 2;
-    let z = score::<E>(stages, columns.tile, col, bp);
+    let z = scores::<E>(&rows.pair, stages, columns.tile, col, bp);
     let (s0, s1) = (products.s.extract(at0), products.s.extract(at1));
     let dp0: f32 = products.dp.extract(at0);
     let dp1: f32 = products.dp.extract(at1);
-    let x0 = logit_scale.apply(s0, z, bp.softcap);
-    let x1 = logit_scale.apply(s1, z, bp.softcap);
+    let x0 = logit_scale.apply(s0, z.upper, bp.softcap);
+    let x1 = logit_scale.apply(s1, z.lower, bp.softcap);
     let e = comptime!(column % 2);
     let of_pair0 = without_delta(mask, dp0, rows.upper.delta, e, false);
     let of_pair1 = without_delta(mask, dp1, rows.lower.delta, e, true);
@@ -243,8 +243,8 @@ fn gradient<E: Float, N: Size>(
         ds0 *= logit_scale.slope(capped0, bp.softcap);
         ds1 *= logit_scale.slope(capped1, bp.softcap);
     } else if comptime!(bp.softcap) {
-        ds0 *= logit_scale.slope(x0 - z, bp.softcap);
-        ds1 *= logit_scale.slope(x1 - z, bp.softcap);
+        ds0 *= logit_scale.slope(x0 - z.upper, bp.softcap);
+        ds1 *= logit_scale.slope(x1 - z.lower, bp.softcap);
     }
     if comptime!(boundary && bp.pattern.is_planned()) {
         ds0 = select(is_set(columns.seen.upper, column), ds0, 0.0f32);

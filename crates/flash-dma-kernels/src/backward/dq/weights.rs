@@ -1,13 +1,15 @@
 //! dS of a key tile of the dq kernel.
 
 use crate::backward::dq::rows::LaneRows;
+use crate::matrix::alibi::with_alibi;
 use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{pair_mask, without_delta};
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::{score, sees};
+use crate::matrix::logits::{scores, sees};
 use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::query_tile::RowPair;
+use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
@@ -75,24 +77,38 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     for n in 0..comptime!(bp.key_tile / 8) {
         #[unroll]
         for e in 0..2usize {
-            let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
+            let col = comptime!(n * 8 + e) + quad * 2;
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let z = if comptime!(bp.pattern.has_pair_bias()) {
+                let z = PerRow {
+                    upper: pairs.bias.extract(at0),
+                    lower: pairs.bias.extract(at1),
+                };
+                with_alibi::<E>(z, &rows.pair, stages, tile, col, bp)
+            } else {
+                scores::<E>(&rows.pair, stages, tile, col, bp)
+            };
             let (capped, scored) = comptime!((
                 bp.softcap,
                 bp.pattern.has_intervals()
                     || bp.pattern.has_key_bias()
                     || bp.pattern.has_pair_bias()
+                    || bp.alibi
             ));
-            let mut z0 = z;
-            let mut z1 = z;
-            if comptime!(bp.pattern.has_pair_bias()) {
-                z0 = pairs.bias.extract(at0);
-                z1 = pairs.bias.extract(at1);
-            }
-            let mut p0 =
-                logit_scale.weight(s.extract(at0), z0, rows.upper.reference, capped, scored);
-            let mut p1 =
-                logit_scale.weight(s.extract(at1), z1, rows.lower.reference, capped, scored);
+            let mut p0 = logit_scale.weight(
+                s.extract(at0),
+                z.upper,
+                rows.upper.reference,
+                capped,
+                scored,
+            );
+            let mut p1 = logit_scale.weight(
+                s.extract(at1),
+                z.lower,
+                rows.lower.reference,
+                capped,
+                scored,
+            );
             if comptime!(bp.softcap) {
                 let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
                 let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);

@@ -1,5 +1,6 @@
 //! The launches of the large tensor-core kernels, and of the row sums before them.
 
+use crate::alibi::slopes;
 use crate::args::{Saved, scaling, scaling_and_dropout};
 use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints, RankBlueprint};
 use crate::backward::delta::{
@@ -35,6 +36,8 @@ pub(crate) struct MmaPass<'a> {
     pub rows: [&'a TensorBinding; 3],
     pub saved: &'a Saved,
     sums: RowSums,
+    /// The slopes of ALiBi.
+    slopes: Option<TensorBinding>,
 }
 
 /// The keys of the dk/dv kernel: one list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles`
@@ -157,6 +160,7 @@ impl<'a> MmaPass<'a> {
             rows,
             saved,
             sums: launch_delta(client, problem, saved, for_boxes),
+            slopes: slopes(client, problem),
         }
     }
 
@@ -202,7 +206,7 @@ impl<'a> MmaPass<'a> {
                             v.into_tensor_arg(),
                         ),
                         self.saved.grad_out.clone().into_tensor_arg(),
-                        tiles.source.into_query_tiles(),
+                        tiles.source.into_query_tiles(self.slopes.clone()),
                         SavedRowsLaunch::new(
                             self.saved.lse.clone().into_buffer_arg(),
                             self.sums.delta.clone().into_buffer_arg(),
@@ -223,9 +227,11 @@ impl<'a> MmaPass<'a> {
                 // Contiguous keys: one unit copies them for all.
                 let listed =
                     problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
-                // With dropout every unit makes the word of a key.
-                let boxes =
-                    !listed && !tile.dropout && takes_boxes(&k, size) && takes_boxes(&v, size);
+                // With dropout and with ALiBi every unit notes a key.
+                let boxes = !listed
+                    && !tile.notes_columns()
+                    && takes_boxes(&k, size)
+                    && takes_boxes(&v, size);
                 let [k_boxes, v_boxes] = [&k, &v].map(|rows| {
                     let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
                     boxes.into()
@@ -253,6 +259,7 @@ impl<'a> MmaPass<'a> {
         words.extend(keys.source.all());
         let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
         let grad_lse = (self.saved.grad_lse.clone()).map(TensorBinding::into_buffer_arg);
+        let slopes = self.slopes.clone().map(TensorBinding::into_tensor_arg);
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident $(, $boxes:expr)?) => {
@@ -272,6 +279,7 @@ impl<'a> MmaPass<'a> {
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
                         None.into(),
+                        slopes.into(),
                     ),
                     grad_lse.into(),
                     keys.source.into_key_tiles(),
@@ -335,6 +343,7 @@ impl<'a> MmaPass<'a> {
             .max(address_type(&words, 4))
             .max(address_type(&[&grads[0].own], output.size()))
             .max(address_type(&grads[0].sums.iter().collect::<Vec<_>>(), 4));
+        let slopes = self.slopes.clone().map(TensorBinding::into_tensor_arg);
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
@@ -354,6 +363,7 @@ impl<'a> MmaPass<'a> {
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
                         row_words.into(),
+                        slopes.into(),
                     ),
                     keys.source.into_key_tiles(),
                     KeyGradientsLaunch::of(grads, grad_scores),

@@ -4,10 +4,12 @@
 //! rows: the two warps of a pair own the same keys and take one half of the rows of each query tile, so that each makes
 //! both products of its pairs and none waits for another inside a tile.
 
+use crate::alibi::biased;
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
-use crate::backward::dkdv::mma::queries::{Tiles, copy_step, query_of};
+use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi, query_of};
+use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
@@ -52,6 +54,7 @@ pub(crate) fn rank_mma_kernel<E: Float>(
     let mut tiles = Tiles::<E>::new(bp);
     let mut of_lse = Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize);
     tiles.bounds.enter(source, &place, bp);
+    enter_alibi::<E>(&mut tiles, inputs, source, &place, group, bp);
     sync_cube();
 
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
@@ -170,6 +173,11 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     let mut next = order.first(bp);
     for turn in 0..order.count {
         let query = next.tile * comptime!(bp.queries());
+        let mut head = 0usize;
+        if comptime!(bp.slopes > 0) {
+            // Copied, because the cursor moves on.
+            head = next.head;
+        }
         // This unit's part of the tile has landed; after the barrier, every unit's has, and no warp needs the stage
         // that is filled next.
         wait_copies(0u32);
@@ -189,7 +197,7 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
             s = multiply::<NS, NA>(s, k[c], q_tile + stage, &b_place, shape);
             dp = multiply::<NS, NA>(dp, v[c], o_tile + stage, &b_place, shape);
         }
-        let at = step_at::<E>(turn, query, order, &*tiles, bp);
+        let at = step_at::<E>(turn, query, head, order, &*tiles, bp);
         let of_lse = &*of_lse;
         // Two loop bodies, as in the dk/dv kernel.
         if at.boundary {
@@ -204,12 +212,13 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     }
 }
 
-/// Step `turn`, which begins at query `query`, and whose tile is in its stage. Rows that are not finite need no
+/// Step `turn`, which begins at query `query` of head `head` of the group, and whose tile is in its stage. Rows that are not finite need no
 /// treatment: no product has weights of zero.
 #[cube]
 fn step_at<E: Float>(
     turn: usize,
     query: usize,
+    head: usize,
     order: &StepOrder,
     tiles: &Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
@@ -223,6 +232,7 @@ fn step_at<E: Float>(
     }
     Step {
         query,
+        head,
         boundary: !order.is_full(turn, query, bp) || plane_any(empty),
         not_finite: false,
     }
@@ -268,6 +278,7 @@ fn add_changes<E: Float, NS: Size>(
                 grad = of_lse[here];
                 mean += grad;
             }
+            let alibi = row_alibi(&tiles.slopes, at, row, bp);
             let mut query = 0i32;
             if comptime!(boundary) {
                 query = query_of::<E>(tiles, row, stage, at, bp);
@@ -276,7 +287,9 @@ fn add_changes<E: Float, NS: Size>(
             for key in 0..comptime!(bp.fragments * 2) {
                 let (_, first) = comptime!(bp.products().place(key / 2, n));
                 let value = comptime!(first + key % 2 * 2 + e);
-                let above = keys.logit(s.extract(value), keys.score(key)) - lse;
+                let place = local_place(&tiles.places, local_key(key, bp));
+                let z = biased(&alibi, keys.score(key), place);
+                let above = keys.logit(s.extract(value), z) - lse;
                 let mut change = sigmoid(above) * (dp.extract(value) - mean);
                 if comptime!(with_lse) {
                     change = fma(grad, softplus(above), change);

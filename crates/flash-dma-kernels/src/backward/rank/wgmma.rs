@@ -3,8 +3,10 @@
 //! The dk/dv kernel's stream of queries, without its sums over queries: a warpgroup has registers to spare, and while
 //! one computes its sigmoids the tensor cores multiply for another.
 
+use crate::alibi::biased;
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::alibi::{enter_slopes, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource, QueryBoxes};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
@@ -49,6 +51,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let place = ChunkTile::of_runners_up(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
+    enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
     let keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
@@ -89,7 +92,12 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let dp = start_products::<NS>(&v_panels, &copies.grad_out(stage, bp), bp);
             steps.refill(turn, &ring, &copies, bp);
             let query = steps.present(bp).tile * comptime!(bp.queries());
-            let at = step_at::<E>(stage, query, span.fills(query, bp), &tiles, bp);
+            let mut head = 0usize;
+            if comptime!(bp.slopes > 0) {
+                // Copied, because the cursor moves on.
+                head = steps.present(bp).head;
+            }
+            let at = step_at::<E>(stage, query, head, span.fills(query, bp), &tiles, bp);
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
@@ -199,13 +207,18 @@ impl KeySums {
             #[unroll]
             for e in 0..2usize {
                 let reference = pair.extract(comptime!(2 * e));
+                let row = comptime!(n * 8 + e) + quad * 2;
+                let alibi = row_alibi(&tiles.slopes, at, row, bp);
                 #[unroll]
                 for half in 0..2usize {
                     let value = comptime!(n * 4 + half * 2 + e);
                     let mut score = keys.upper.score;
+                    let mut place = keys.upper_place;
                     if comptime!(half == 1) {
                         score = keys.lower.score;
+                        place = keys.lower_place;
                     }
+                    let score = biased(&alibi, score, place);
                     let above = pairs.logit_scale.exponent(
                         products.s.extract(value),
                         score,

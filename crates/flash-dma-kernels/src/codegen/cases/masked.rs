@@ -35,7 +35,14 @@ pub(crate) fn all() -> Vec<Case> {
         cases.push(case(name.into(), move |client| {
             let engines = [Engine::Portable, Engine::Wgmma];
             run(
-                client, head_dim, element, mask, bias, false, false, &engines,
+                client,
+                head_dim,
+                element,
+                mask,
+                bias,
+                false,
+                AttentionOptions::new(),
+                &engines,
             );
         }));
     }
@@ -65,7 +72,8 @@ pub(crate) fn all() -> Vec<Case> {
     ] {
         cases.push(case(name.into(), move |client| {
             let engines = [Engine::Portable, Engine::Wgmma];
-            run(client, 128, Bf16, mask, bias, false, true, &engines);
+            let options = AttentionOptions::new().with_dropout(super::dropout());
+            run(client, 128, Bf16, mask, bias, false, options, &engines);
         }));
     }
     cases.push(case("masked-mma-d128-dropout".into(), |client| {
@@ -77,10 +85,20 @@ pub(crate) fn all() -> Vec<Case> {
             Some(HEADS),
             Some(1),
             false,
-            true,
+            AttentionOptions::new().with_dropout(super::dropout()),
             &engines,
         );
     }));
+    for (name, mask, bias) in [
+        ("masked-bf16-d128-alibi", Some(HEADS), Some(1)),
+        ("masked-bf16-d128-pairs-alibi", Some(HEADS), Some(LEN)),
+    ] {
+        cases.push(case(name.into(), move |client| {
+            let options = AttentionOptions::new().with_alibi(super::slopes());
+            let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
+            run(client, 128, Bf16, mask, bias, false, options, &engines);
+        }));
+    }
     cases.push(case("masked-bf16-d128-residual".into(), move |client| {
         let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
         run(
@@ -90,7 +108,7 @@ pub(crate) fn all() -> Vec<Case> {
             Some(HEADS),
             Some(1),
             true,
-            false,
+            AttentionOptions::new(),
             &engines,
         );
     }));
@@ -119,7 +137,7 @@ fn on_mma() -> impl Iterator<Item = Case> {
                 mask,
                 bias,
                 false,
-                false,
+                AttentionOptions::new(),
                 &[Engine::Mma],
             );
         })
@@ -145,7 +163,7 @@ fn run(
     mask: Option<usize>,
     bias: Option<usize>,
     residual: bool,
-    dropout: bool,
+    options: AttentionOptions,
     engines: &[Engine],
 ) {
     let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
@@ -158,7 +176,7 @@ fn run(
         mask_shape.as_ref().map(<[usize; 4]>::as_slice),
         bias_shape.as_ref().map(<[usize; 4]>::as_slice),
         element,
-        &AttentionOptions::new().with_dropout(dropout.then(super::dropout)),
+        &options,
     )
     .expect("a valid problem");
     let rows = |shape| tensor(client, shape, element.size());

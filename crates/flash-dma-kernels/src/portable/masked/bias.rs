@@ -1,10 +1,9 @@
 //! The portable kernel of the gradient of a bias, in its own shape.
 
+use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
-use crate::portable::args::{
-    AlibiArg, Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes,
-};
+use crate::portable::args::{Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, TileRows};
 use crate::portable::product::products;

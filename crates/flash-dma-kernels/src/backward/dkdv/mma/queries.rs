@@ -1,7 +1,9 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::alibi::{enter_slopes, key_place, numbers_of};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
@@ -31,6 +33,10 @@ pub(crate) struct Tiles<E: Float> {
     pub words: ComptimeOption<Shared<[u32]>>,
     /// `[keys]`: those of the keys, which registers have no room for.
     pub columns: ComptimeOption<Shared<[u32]>>,
+    /// `[group]`: the slopes of ALiBi, if there is any.
+    pub slopes: ComptimeOption<Shared<[f32]>>,
+    /// `[keys]`: the places of the keys for ALiBi.
+    pub places: ComptimeOption<Shared<[f32]>>,
     /// `[2, role_warps, fragments, rows / 8, 32]`: the elements that a lane holds of each accumulator of 16 keys by 8
     /// rows. A pair that is not selected is -1; with dropout it is −∞, and one that is dropped is negative.
     pub weights: Shared<[Vector<f32, Const<4>>]>,
@@ -63,6 +69,8 @@ impl<E: Float> Tiles<E> {
             delta: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
             words: words_of(comptime!(bp.stages * bp.rows), bp),
             columns: words_of(comptime!(bp.keys()), bp),
+            slopes: numbers_of(comptime!(bp.slopes), bp),
+            places: numbers_of(comptime!(bp.keys()), bp),
             weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
                 comptime!(bp.weights()),
                 128usize,
@@ -72,11 +80,36 @@ impl<E: Float> Tiles<E> {
     }
 }
 
-/// Step `step`, which begins at query `query`, and whose tile is in its stage.
+/// Sets the slopes of a cube's `group` of heads, and the places of its keys; the caller synchronises.
+#[cube]
+pub(crate) fn enter_alibi<E: Float>(
+    tiles: &mut Tiles<E>,
+    inputs: &BackwardInputs<E>,
+    source: &KeyTileSource,
+    place: &ChunkTile,
+    group: usize,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
+    #[comptime]
+    match &mut tiles.places {
+        ComptimeOption::Some(places) => {
+            let unit = UNIT_POS as usize;
+            if unit < comptime!(bp.keys()) && place.start + unit < place.count {
+                let key = place.key_of(source, unit, bp);
+                places[unit] = key_place(key, place.q_len, place.k_len, bp);
+            }
+        }
+        ComptimeOption::None => {}
+    }
+}
+
+/// Step `step`, which begins at query `query` of head `head` of the group, and whose tile is in its stage.
 #[cube]
 pub(crate) fn step_at<E: Float>(
     step: usize,
     query: usize,
+    head: usize,
     order: &StepOrder,
     tiles: &Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
@@ -109,6 +142,7 @@ pub(crate) fn step_at<E: Float>(
     }
     Step {
         query,
+        head,
         boundary,
         not_finite: boundary && (unknown || plane_any(not_finite)),
     }

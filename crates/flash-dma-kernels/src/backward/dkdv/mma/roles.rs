@@ -134,7 +134,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         let query = next.at.tile * comptime!(bp.queries());
         // Copied, because the cursor moves on.
         let mut head = 0usize;
-        if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
+        if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias() || bp.slopes > 0) {
             head = next.at.head;
         }
         // The keys' bits are loaded while the products are computed.
@@ -151,7 +151,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         if comptime!(first_role) {
             if turn < order.count {
                 products::<NS, NA>(turn, &operands, &mut sums.products, bp);
-                let at = step_at::<E>(turn, query, order, &*tiles, bp);
+                let at = step_at::<E>(turn, query, head, order, &*tiles, bp);
                 not_finite = not_finite || at.not_finite;
                 let seen = seen_pairs(&words, &at, &pairs.mask, rows.len, keys.count, bp);
                 if comptime!(bp.pattern.has_head_bias()) {
@@ -166,7 +166,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             }
         } else {
             if turn > 0 {
-                let at = step_at::<E>(turn - 1, last_query, order, &*tiles, bp);
+                let at = step_at::<E>(turn - 1, last_query, last_head, order, &*tiles, bp);
                 not_finite = not_finite || at.not_finite;
                 if comptime!(bp.pattern.has_head_bias()) {
                     // The sums belong to one head.
@@ -320,7 +320,7 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
                 a = probabilities::<E, NS, NA>(a, step, &bounds, tiles, s, keys, column, boundary);
             } else {
                 a = score_gradients::<E, NS, NO, NA>(
-                    a, step.turn, &*tiles, sums, keys, column, boundary,
+                    a, step, &*tiles, sums, keys, column, boundary,
                 );
             }
         }

@@ -1,9 +1,11 @@
 //! The weights of pairs: probabilities, and gradients of the logits.
 
+use crate::alibi::biased;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{Tiles, query_of};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
+use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::dropout::words_of_rows;
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::dropout::DropoutArg;
@@ -141,6 +143,8 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
         query1 = query_of::<E>(&*tiles, row + 1, stage, &step.at, bp);
     }
     let words = words_of_rows(&tiles.words, stage, row, bp);
+    let alibi0 = row_alibi(&tiles.slopes, &step.at, row, bp);
+    let alibi1 = row_alibi(&tiles.slopes, &step.at, row + 1, bp);
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));
@@ -156,8 +160,10 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
             let z = keys.score(key);
             let s0: f32 = s[index].extract(comptime!(first + lower * 2));
             let s1: f32 = s[index].extract(comptime!(first + lower * 2 + 1));
-            let mut p0 = exp_of(keys.logit(s0, z), reference0);
-            let mut p1 = exp_of(keys.logit(s1, z), reference1);
+            let place = local_place(&tiles.places, local_key(key, bp));
+            let (z0, z1) = (biased(&alibi0, z, place), biased(&alibi1, z, place));
+            let mut p0 = exp_of(keys.logit(s0, z0), reference0);
+            let mut p1 = exp_of(keys.logit(s1, z1), reference1);
             if comptime!(boundary) {
                 let none = f32::new(comptime!(not_selected(bp)));
                 let keep = if comptime!(bp.pattern.is_planned()) {
@@ -204,12 +210,12 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a
 }
 
-/// The gradients of the logits' products of the query rows `8 n ..` of step `turn`, as one half of the A fragments `a`,
+/// The gradients of the logits' products of the query rows `8 n ..` of step `step`, as one half of the A fragments `a`,
 /// from its products `V dO^T`; adds the gradients of the logits to the sums.
 #[cube]
 pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
     a: Vector<u32, NA>,
-    turn: usize,
+    step: &WarpStep,
     tiles: &Tiles<E>,
     sums: &mut WarpSums<NS, NO>,
     keys: &LaneKeys,
@@ -218,9 +224,9 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
 ) -> Vector<u32, NA> {
     let bp = comptime!(keys.bp);
     let mut a = a;
-    let first_row = turn % comptime!(bp.stages) * comptime!(bp.rows)
-        + comptime!(n * 8)
-        + UNIT_POS_X as usize % 4 * 2;
+    let turn = step.turn;
+    let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
+    let first_row = turn % comptime!(bp.stages) * comptime!(bp.rows) + row;
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));
@@ -245,7 +251,9 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
                 if comptime!(bp.softcap) {
                     // The logit, recovered from the logarithm of the probability.
                     let x = p.ln() + tiles.lse[first_row + e];
-                    let slope = keys.slope(x, key);
+                    let alibi = row_alibi(&tiles.slopes, &step.at, row + e, bp);
+                    let place = local_place(&tiles.places, local_key(key, bp));
+                    let slope = keys.slope(x - biased(&alibi, 0.0f32, place), key);
                     // A probability that underflows to 0 has no gradient.
                     ds *= select(p <= 0.0f32, 1.0f32, slope);
                 }

@@ -1,5 +1,6 @@
 //! What the dk/dv kernels of tensor cores are launched with.
 
+use crate::alibi::AlibiArg;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
@@ -23,6 +24,8 @@ pub(crate) struct BackwardInputs<E: Float> {
     pub delta: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`: the rows' words of the mask of dropout, for `mma`.
     pub words: ComptimeOption<Box<[u32]>>,
+    /// The slopes of ALiBi.
+    pub slopes: AlibiArg,
 }
 
 /// Where the keys of a key tile come from, and what is added to their logits. Without intervals and without a plan

@@ -1,5 +1,6 @@
 //! Code that both engines share: a key tile's keys and mask, its query stream, and the sums over chunks of queries.
 
+pub(crate) mod alibi;
 pub(crate) mod args;
 pub(crate) mod chunk_tile;
 pub(crate) mod dropout;

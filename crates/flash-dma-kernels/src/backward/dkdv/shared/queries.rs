@@ -53,6 +53,8 @@ impl QueryRows {
 pub(crate) struct Step {
     /// The first query of the tile.
     pub query: usize,
+    /// The first head of the tile, within the group; only with biases of pairs and with ALiBi.
+    pub head: usize,
     /// Whether some pair may not be selected.
     pub boundary: bool,
     /// Whether, in addition, some row of Q or dO may not be finite.

@@ -1,6 +1,7 @@
 //! The two keys that a lane of a warpgroup holds rows of.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::alibi::key_place;
 use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::{OwnKey, own_key, score_row};
@@ -15,6 +16,9 @@ use cubecl::prelude::*;
 pub(crate) struct LaneKeys {
     pub upper: OwnKey,
     pub lower: OwnKey,
+    /// Their places for ALiBi.
+    pub upper_place: f32,
+    pub lower_place: f32,
     /// The keys' words of the mask of dropout.
     mask: ComptimeOption<KeyWords>,
     #[cube(comptime)]
@@ -57,9 +61,14 @@ impl LaneKeys {
         let upper = own_key(local, place, source, score_row, scored, bp);
         let lower = own_key(local + 8, place, source, score_row, scored, bp);
         let mask = key_words(dropout, &upper, &lower);
+        let (q_len, k_len) = (place.q_len, place.k_len);
+        let upper_place = key_place(upper.key, q_len, k_len, bp);
+        let lower_place = key_place(lower.key, q_len, k_len, bp);
         LaneKeys {
             upper,
             lower,
+            upper_place,
+            lower_place,
             mask,
             bp,
         }

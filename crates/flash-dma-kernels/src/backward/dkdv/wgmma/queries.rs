@@ -1,6 +1,7 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it as boxes.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::alibi::numbers_of;
 use crate::backward::dkdv::shared::args::QueryBoxes;
 use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
@@ -29,6 +30,8 @@ pub(crate) struct Tiles<E: Float> {
     pub rows: Shared<[Vector<f32, Const<4>>]>,
     /// `[stages, rows]`: the rows' words of the mask of dropout, if there is any.
     pub words: ComptimeOption<Shared<[u32]>>,
+    /// `[group]`: the slopes of ALiBi, if there is any.
+    pub slopes: ComptimeOption<Shared<[f32]>>,
     pub bounds: KeyBounds,
 }
 
@@ -47,6 +50,7 @@ impl<E: Float> Tiles<E> {
                 128usize,
             ),
             words: words_of(comptime!(bp.stages * bp.rows), bp),
+            slopes: numbers_of(comptime!(bp.slopes), bp),
             bounds: KeyBounds::new(bp),
         }
     }
@@ -190,11 +194,12 @@ impl StepCopies {
     }
 }
 
-/// The step that begins at query `query` and whose tile is in `stage`; `full` if its queries see all keys.
+/// The step that begins at query `query` of head `head` of the group and whose tile is in `stage`; `full` if its queries see all keys.
 #[cube]
 pub(crate) fn step_at<E: Float>(
     stage: usize,
     query: usize,
+    head: usize,
     full: bool,
     tiles: &Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
@@ -235,6 +240,7 @@ pub(crate) fn step_at<E: Float>(
     }
     Step {
         query,
+        head,
         boundary,
         not_finite,
     }

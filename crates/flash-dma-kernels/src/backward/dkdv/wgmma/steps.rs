@@ -170,11 +170,11 @@ pub(crate) fn staged_step<E: Float>(
     let present = steps.present(bp);
     let query = present.tile * comptime!(bp.queries());
     let mut head = 0usize;
-    if comptime!(bp.pattern.has_pair_bias()) {
-        // Copied, because `present` aliases the cursor's variables, which advance before the biases are read.
+    if comptime!(bp.pattern.has_pair_bias() || bp.slopes > 0) {
+        // Copied, because `present` aliases the cursor's variables, which advance before the head is read.
         head = present.head;
     }
-    let at = step_at::<E>(stage, query, steps.is_full(turn, bp), tiles, bp);
+    let at = step_at::<E>(stage, query, head, steps.is_full(turn, bp), tiles, bp);
     let mut seen = 0u32;
     if comptime!(bp.pattern.is_planned()) {
         // After the products: the words have arrived by now.
@@ -182,10 +182,5 @@ pub(crate) fn staged_step<E: Float>(
             seen = words.pack(query, mask, place.q_len, place.k_len, 0usize, bp);
         }
     }
-    StagedStep {
-        at,
-        stage,
-        head,
-        seen,
-    }
+    StagedStep { at, stage, seen }
 }

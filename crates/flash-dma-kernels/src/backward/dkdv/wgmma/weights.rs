@@ -1,6 +1,8 @@
 //! P and dS of a step of the dk/dv kernel.
 
+use crate::alibi::biased;
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::Step;
@@ -35,8 +37,6 @@ pub(crate) struct StepProducts<NS: Size> {
 pub(crate) struct StagedStep {
     pub at: Step,
     pub stage: usize,
-    /// The first head of its tile, within the group; `bp.pattern.has_pair_bias()` only.
-    pub head: usize,
     /// Which pairs of a boundary step are selected, in the format of
     /// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack); `bp.pattern.is_planned()` only.
     pub seen: u32,
@@ -93,10 +93,20 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
                 bp.pattern.has_intervals()
                     || bp.pattern.has_key_bias()
                     || bp.pattern.has_pair_bias()
+                    || bp.slopes > 0
             ));
+            let alibi = row_alibi(&tiles.slopes, &step.at, row, bp);
             let (z0, z1) = (
-                bias.of(&keys.upper, n, e, false, bp),
-                bias.of(&keys.lower, n, e, true, bp),
+                biased(
+                    &alibi,
+                    bias.of(&keys.upper, n, e, false, bp),
+                    keys.upper_place,
+                ),
+                biased(
+                    &alibi,
+                    bias.of(&keys.lower, n, e, true, bp),
+                    keys.lower_place,
+                ),
             );
             let mut p0 = logit_scale.weight(s.extract(at0), z0, reference, capped, scored);
             let mut p1 = logit_scale.weight(s.extract(at1), z1, reference, capped, scored);
@@ -234,8 +244,8 @@ impl PairBiases {
                         step.at.query + row % comptime!(bp.queries()),
                         pairs.rows.len - 1,
                     );
-                    values[comptime!(n * 4 + e * 2)] = mask.bias(step.head, query, behind0);
-                    values[comptime!(n * 4 + e * 2 + 1)] = mask.bias(step.head, query, behind1);
+                    values[comptime!(n * 4 + e * 2)] = mask.bias(step.at.head, query, behind0);
+                    values[comptime!(n * 4 + e * 2 + 1)] = mask.bias(step.at.head, query, behind1);
                 }
             }
         }
