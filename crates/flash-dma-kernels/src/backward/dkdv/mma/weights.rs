@@ -157,9 +157,10 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
         #[unroll]
         for lower in 0..2usize {
             let key = comptime!(m * 2 + lower);
+            let (at0, at1) = comptime!((lower * 2, lower * 2 + 1));
             let z = keys.score(key);
-            let s0: f32 = s[index].extract(comptime!(first + lower * 2));
-            let s1: f32 = s[index].extract(comptime!(first + lower * 2 + 1));
+            let s0: f32 = s[index].extract(comptime!(first + at0));
+            let s1: f32 = s[index].extract(comptime!(first + at1));
             let place = local_place(&tiles.places, local_key(key, bp));
             let (z0, z1) = (biased(&alibi0, z, place), biased(&alibi1, z, place));
             let mut p0 = exp_of(keys.logit(s0, z0), reference0);
@@ -185,16 +186,13 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                     marked(&mask, p0, 0usize, lower == 1),
                     marked(&mask, p1, 1usize, lower == 1),
                 );
-                weights.insert(comptime!(lower * 2), select(keep.first, w0, none));
-                weights.insert(comptime!(lower * 2 + 1), select(keep.second, w1, none));
+                weights.insert(at0, select(keep.first, w0, none));
+                weights.insert(at1, select(keep.second, w1, none));
                 p0 = select(keep.first, p0, 0.0f32);
                 p1 = select(keep.second, p1, 0.0f32);
             } else {
-                weights.insert(comptime!(lower * 2), marked(&mask, p0, 0usize, lower == 1));
-                weights.insert(
-                    comptime!(lower * 2 + 1),
-                    marked(&mask, p1, 1usize, lower == 1),
-                );
+                weights.insert(at0, marked(&mask, p0, 0usize, lower == 1));
+                weights.insert(at1, marked(&mask, p1, 1usize, lower == 1));
             }
             let (p0, p1) = (
                 weighed(&mask, p0, 0usize, lower == 1),
