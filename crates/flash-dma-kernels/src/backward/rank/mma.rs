@@ -212,8 +212,8 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     }
 }
 
-/// Step `turn`, which begins at query `query` of head `head` of the group, and whose tile is in its stage. Rows that are not finite need no
-/// treatment: no product has weights of zero.
+/// Step `turn`, which begins at query `query` of head `head` of the group, and whose tile is in its stage. Rows that are
+/// not finite need no treatment: no product has weights of zero.
 #[cube]
 fn step_at<E: Float>(
     turn: usize,

@@ -194,7 +194,8 @@ impl StepCopies {
     }
 }
 
-/// The step that begins at query `query` of head `head` of the group and whose tile is in `stage`; `full` if its queries see all keys.
+/// The step that begins at query `query` of head `head` of the group and whose tile is in `stage`; `full` if its queries
+/// see all keys.
 #[cube]
 pub(crate) fn step_at<E: Float>(
     stage: usize,
