@@ -6,7 +6,7 @@
 use crate::dropout::{DropoutArg, DropoutSeed, head_word, row_word};
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::ptx::{read_pair, shared_address};
+use crate::matrix::ptx::{read_pair, shared_address, value};
 use crate::matrix::query_tile::{CubeTile, RowPair, TileRow};
 use cubecl::prelude::*;
 
@@ -119,6 +119,22 @@ impl PairMask {
         }
     }
 
+    /// `p` of a pair; times 0 if it is dropped.
+    fn times_kept(&self, p: f32, #[comptime] e: usize, #[comptime] lower: bool) -> f32 {
+        let out: f32;
+        gpu_asm!(
+            "{{ .reg .pred d; .reg .u32 w; .reg .f32 t; mul.lo.u32 w, {row}, {column}; setp.lo.u32 d, w, {threshold}; \
+             mov.f32 t, {p}; @d mul.f32 t, t, 0f00000000; mov.f32 {out}, t; }}",
+            row = in(_) value::<u32>(self.row(lower)),
+            column = in(_) value::<u32>(self.columns.extract(e)),
+            threshold = in(_) value::<u32>(self.seed.threshold),
+            p = in(_) value::<f32>(p),
+            out = out(_) out,
+            options(pure, nomem)
+        );
+        out
+    }
+
     /// Whether the pair of the `lower` row or the other and column `e` is dropped.
     pub(crate) fn drops(&self, #[comptime] e: usize, #[comptime] lower: bool) -> bool {
         (self.seed).drops(self.row(lower), self.columns.extract(e))
@@ -143,6 +159,22 @@ pub(crate) fn kept(
     match mask {
         // A probability that is NaN is also in the sum that divides the output.
         ComptimeOption::Some(mask) => select(mask.drops(e, lower), 0.0f32, p),
+        ComptimeOption::None => p,
+    }
+}
+
+/// [`kept`] by a predicated product with 0 in place of a selection: a multiprocessor starts twice as many products of
+/// floats as selections or comparisons. It takes registers, which the forward pass on `wgmma` has left.
+#[cube]
+pub(crate) fn kept_by_product(
+    mask: &ComptimeOption<PairMask>,
+    p: f32,
+    #[comptime] e: usize,
+    #[comptime] lower: bool,
+) -> f32 {
+    #[comptime]
+    match mask {
+        ComptimeOption::Some(mask) => mask.times_kept(p, e, lower),
         ComptimeOption::None => p,
     }
 }

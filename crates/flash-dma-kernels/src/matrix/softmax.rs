@@ -2,7 +2,7 @@
 
 use crate::dropout::DropoutArg;
 use crate::math::rounding_loss;
-use crate::matrix::dropout::{LaneMask, kept, pair_mask};
+use crate::matrix::dropout::{LaneMask, kept, kept_by_product, pair_mask};
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
 use crate::matrix::logit_scale::{exp_of, rescale_to};
 use crate::matrix::ptx::{any_lane, ex2};
@@ -181,9 +181,11 @@ impl OnlineSoftmax {
             self.sum0 += a + b;
             self.sum1 += c + d;
             let mask = pair_mask(mask, words, tile, 0usize, comptime!(columns.first + n * 8));
-            let (a, b) = (kept(&mask, a, 0usize, false), kept(&mask, b, 1usize, false));
+            let a = kept_by_product(&mask, a, 0usize, false);
+            let b = kept_by_product(&mask, b, 1usize, false);
             packed.insert(comptime!(n * 2), pack(a, b, element));
-            let (c, d) = (kept(&mask, c, 0usize, true), kept(&mask, d, 1usize, true));
+            let c = kept_by_product(&mask, c, 0usize, true);
+            let d = kept_by_product(&mask, d, 1usize, true);
             packed.insert(comptime!(n * 2 + 1), pack(c, d, element));
         }
         packed
