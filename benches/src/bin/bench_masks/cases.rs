@@ -59,6 +59,8 @@ pub struct Case {
     pub pattern: Pattern,
     /// The bias.
     pub bias: Bias,
+    /// The probability that a pair is dropped; `None` is no dropout.
+    pub dropout: Option<f32>,
 }
 
 const fn layer(name: &'static str, len: usize, pattern: Pattern, bias: Bias) -> Case {
@@ -70,6 +72,15 @@ const fn layer(name: &'static str, len: usize, pattern: Pattern, bias: Bias) -> 
         head_dim: 128,
         pattern,
         bias,
+        dropout: None,
+    }
+}
+
+/// Without a bias, one pair in ten is dropped.
+const fn dropping(name: &'static str, len: usize, pattern: Pattern) -> Case {
+    Case {
+        dropout: Some(0.1),
+        ..layer(name, len, pattern, Bias::None)
     }
 }
 
@@ -105,4 +116,8 @@ pub const CASES: &[Case] = &[
         Pattern::Documents(2048),
         Bias::None,
     ),
+    dropping("n8k-all-visible-dropout", 8192, Pattern::All),
+    dropping("n8k-window1024-dropout", 8192, Pattern::Window(1024)),
+    dropping("n32k-window1024-dropout", 32768, Pattern::Window(1024)),
+    dropping("n32k-documents2k-dropout", 32768, Pattern::Documents(2048)),
 ];

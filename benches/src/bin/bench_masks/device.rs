@@ -7,8 +7,8 @@ use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_benches::buffers::{device_time, engine_name};
 use flash_dma_kernels::{
-    AttentionOptions, ElementType, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem, Outputs,
-    Saved, backward, contiguous_strides, forward, plan, plan_ranges,
+    AttentionOptions, Dropout, ElementType, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
+    Outputs, Saved, backward, contiguous_strides, forward, plan, plan_ranges,
 };
 use flash_dma_reference::Rng;
 use half::bf16;
@@ -59,6 +59,11 @@ impl Calls {
         let masked = !matches!(case.pattern, Pattern::Unmasked);
         let mask_shape = [1, 1, len, len];
         let bias_shape = case.bias.shape(case.q_heads, case.kv_heads, len);
+        let dropout = case.dropout.map(|rate| Dropout::new(rate, 1));
+        let options = AttentionOptions {
+            dropout: dropout.transpose().expect("the table is valid"),
+            ..AttentionOptions::new()
+        };
         let problem = MaskedProblem::new(
             &q,
             &kv,
@@ -66,7 +71,7 @@ impl Calls {
             masked.then_some(&mask_shape),
             bias_shape.as_ref().map(<[usize; 4]>::as_slice),
             ElementType::Bf16,
-            &AttentionOptions::new(),
+            &options,
         )
         .expect("the table is valid");
         let mut rng = Rng::new(7);
@@ -314,8 +319,9 @@ impl Calls {
                 lse[at]
             );
             let mut exact = vec![0.0; dim];
+            let kept = p.dropout_weights(head, query);
             for (&j, x) in keys.iter().zip(&logits) {
-                let weight = (x - max).exp() / sum;
+                let weight = f64::from(kept(j)) * (x - max).exp() / sum;
                 for (w, v) in exact.iter_mut().zip(row(&self.rows[2], kv * len + j)) {
                     *w += weight * v;
                 }

@@ -60,6 +60,9 @@ struct Row {
     head_dim: usize,
     /// The fraction of visible pairs among all pairs that causal masking leaves.
     density: f64,
+    /// The probability that a pair is dropped, if there is dropout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropout: Option<f32>,
     ms: Millis,
     device: String,
     commit: String,
@@ -106,6 +109,7 @@ fn main() {
                 len: case.len,
                 head_dim: case.head_dim,
                 density: calls.density,
+                dropout: case.dropout,
                 ms,
                 device: format!("{} ({})", client.properties().identity.name, client.name()),
                 commit: args.commit.clone(),
