@@ -6,7 +6,7 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{INITIAL, ScoreForm, Scorer};
+use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
@@ -45,7 +45,8 @@ pub struct DynamicMaskAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// Number of keys that each query keeps. Default: all, that is dense attention with a bias per key.
+    /// Number of keys that each query keeps. Default: all, that is dense attention, with a bias per key if the scores are
+    /// added to the logits.
     pub keep_window: Option<usize>,
     /// The last keys that each query keeps whatever their scores, counted in the window. Default: none. With a window
     /// and causal only.
@@ -54,9 +55,9 @@ pub struct DynamicMaskAttentionConfig {
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
-    /// [`Selector::runners_up`]. Default: a quarter of the window in force with [`ScoreForm::Linear`] and with scores
-    /// that only rank, under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`] added
-    /// to the logits none. They change no output; without a window there are none.
+    /// [`Selector::runners_up`]. Default: a quarter of the window in force with scores that only rank and with
+    /// [`ScoreForm::Linear`], under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`]
+    /// added to the logits none. They change no output; without a window there are none.
     pub runners_up: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
@@ -84,14 +85,18 @@ pub struct DynamicMaskAttentionConfig {
     /// than 1: see [`Dropout`](crate::Dropout). Default: 0. Every call of the layer draws another mask, none outside of
     /// training, as Burn's own dropout.
     pub dropout: Option<f64>,
-    /// What the scores are made of. Default: [`ScoreForm::Zoh`]. The default may become `Linear`, so say it if records
-    /// are to be kept; a configuration saved without it stays `Zoh`.
-    #[config(default = "ScoreForm::Zoh")]
+    /// What the scores are made of. Default: [`ScoreForm::Linear`]. A configuration saved without it stays `Zoh`.
+    #[config(default = "ScoreForm::Linear")]
     pub score_form: ScoreForm,
-    /// What the scores are for. Default: [`ScoreRole::RankAndBias`]. Scores that only rank learn by their
-    /// [runners-up](Self::runners_up) alone, by none if the configuration says 0; their size does not matter. Without a
-    /// window they do nothing.
+    /// What the scores are for. Default: what [`default_role`](Self::default_role) says of the form, that is for linear
+    /// scores [`ScoreRole::Rank`]. Scores that only rank learn by their [runners-up](Self::runners_up) alone, by none if
+    /// the configuration says 0; their size does not matter. Without a window they do nothing. A mask that differs
+    /// between queries is refused in training with them.
     pub score_role: Option<ScoreRole>,
+    /// What the scores are for if `score_role` does not say. Default: [`DefaultRole::OfForm`]. A configuration saved
+    /// without it stays [`DefaultRole::Added`].
+    #[config(default = "DefaultRole::OfForm")]
+    pub default_role: DefaultRole,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
@@ -155,6 +160,13 @@ impl DynamicMaskAttentionConfig {
     #[must_use]
     pub fn resolved_kv_heads(&self) -> usize {
         self.n_kv_heads.unwrap_or(self.n_heads)
+    }
+
+    /// What the scores are for, given or by default.
+    #[must_use]
+    pub fn resolved_score_role(&self) -> ScoreRole {
+        let default = || self.default_role.of(self.score_form);
+        self.score_role.unwrap_or_else(default)
     }
 
     /// Makes the module on a device.
@@ -234,7 +246,7 @@ impl DynamicMaskAttentionConfig {
             sinks,
             dropout,
             runners_up: self.runners_up,
-            score_role: self.score_role.unwrap_or_default(),
+            score_role: self.resolved_score_role(),
             options,
         })
     }
@@ -524,6 +536,10 @@ impl DynamicMaskAttention {
         }
         if self.evicts_nothing(&scores, tokens) {
             // Then it may be that nothing is to be selected.
+            let scores = match self.score_role {
+                ScoreRole::RankAndBias => scores,
+                ScoreRole::Rank => hiding_alone(scores),
+            };
             let attention = Attention::new(q, k, v).scores(scores).options(options);
             return Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)));
         }
@@ -532,13 +548,12 @@ impl DynamicMaskAttention {
         self.attend_to(&intervals, [q, k, v], scores, tokens, options)
     }
 
-    /// Whether the scores are added to the logits and every query keeps all keys that it sees: then there are no
-    /// runners-up either.
+    /// Whether every query keeps all keys that it sees: then there are no runners-up either.
     fn evicts_nothing(&self, scores: &Tensor<3>, tokens: &Tokens) -> bool {
         let [_, _, len] = scores.dims();
         let window = self.options.keep_window.unwrap_or(usize::MAX);
         let by_scores = tokens.documents.is_none() && self.recent == 0 && self.sinks == 0;
-        by_scores && self.score_role == ScoreRole::RankAndBias && window >= len
+        by_scores && window >= len
     }
 
     /// The output and its selection, which is the given one if there is one.
@@ -741,6 +756,13 @@ fn joint_weight<const N: usize>(layers: [&Linear; N], x: &Tensor<3>) -> Option<T
         && element_type(TensorName::Tokens, x).is_ok();
     // With fewer tokens the weights would take longer to copy than the tokens take to read.
     (alike && batch * len >= d_model).then(|| Tensor::cat(weights.into(), 1))
+}
+
+/// What scores that only rank do where nothing is evicted: −∞ hides a key, and nothing else is added to a logit.
+fn hiding_alone(scores: Tensor<3>) -> Tensor<3> {
+    let scores = scores.detach();
+    let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
+    scores.zeros_like().mask_fill(hidden, f32::NEG_INFINITY)
 }
 
 /// Refuses parts of a window that do not fit into it, or that have no meaning.

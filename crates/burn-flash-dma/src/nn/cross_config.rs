@@ -52,7 +52,7 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
-    /// What the scores are made of. Default: [`ScoreForm::Zoh`].
+    /// What the scores are made of; of either form they are added to the logits as well. Default: [`ScoreForm::Zoh`].
     #[config(default = "ScoreForm::Zoh")]
     pub score_form: ScoreForm,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.

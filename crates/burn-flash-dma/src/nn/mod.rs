@@ -19,4 +19,4 @@ pub use cross::{CrossKeys, DynamicMaskCrossAttention};
 pub use cross_config::DynamicMaskCrossAttentionConfig;
 pub use input::DynamicMaskInput;
 pub use masked::{MaskedAttention, MaskedAttentionConfig, MaskedInput};
-pub use scorer::{LinearScorer, ScoreForm, Scorer, ZohScorer};
+pub use scorer::{DefaultRole, LinearScorer, ScoreForm, Scorer, ZohScorer};

@@ -9,7 +9,7 @@ use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
 use burn_flash_dma::train::{Checkpointed, Selections, cross_entropy, embed};
-use burn_flash_dma::{AttentionError, AttentionMask, Intervals};
+use burn_flash_dma::{AttentionError, AttentionMask, Intervals, ScoreRole};
 
 const VOCABULARY: usize = 13;
 const WINDOW: usize = 6;
@@ -47,10 +47,14 @@ fn layer(form: ScoreForm) -> DynamicMaskAttentionConfig {
 
 impl Model {
     fn new(form: ScoreForm, blocks: usize) -> Self {
+        Self::of(&layer(form), blocks)
+    }
+
+    fn of(layer: &DynamicMaskAttentionConfig, blocks: usize) -> Self {
         let device = Device::flex().autodiff();
         let block = |_| Block {
             norm: RmsNormConfig::new(32).init(&device),
-            attention: layer(form).init(&device),
+            attention: layer.init(&device),
         };
         Self {
             embedding: EmbeddingConfig::new(VOCABULARY, 32).init(&device),
@@ -106,9 +110,14 @@ fn ends(intervals: &Intervals) -> Vec<i64> {
 #[test]
 fn loss_gradients_and_selections_are_those_of_one_pass() {
     // Linear scores have runners-up, which the second pass ranks.
-    for form in [ScoreForm::Linear, ScoreForm::Zoh] {
+    for (form, role) in [
+        (ScoreForm::Linear, ScoreRole::Rank),
+        (ScoreForm::Linear, ScoreRole::RankAndBias),
+        (ScoreForm::Zoh, ScoreRole::RankAndBias),
+    ] {
+        let layer = layer(form).with_score_role(Some(role));
         for blocks in [0, 1, 3] {
-            let model = Model::new(form, blocks);
+            let model = Model::of(&layer, blocks);
             let mut selections = Vec::new();
             let mut x = model.embed();
             for block in &model.blocks {
@@ -124,25 +133,25 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
 
             let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
             let again: Vec<_> = stack.selections().flatten().map(ends).collect();
-            assert_eq!(again, selections, "{form:?}");
+            assert_eq!(again, selections, "{form:?} {role:?}");
             let loss = model.loss(stack.output());
             let actual = all(&model, &stack.backward(&loss, &model));
             assert_eq!(
                 values(loss.without_autodiff()),
                 values(plain.without_autodiff()),
-                "{form:?}"
+                "{form:?} {role:?}"
             );
             assert_eq!(actual.len(), expected.len());
             for (number, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
                 let (Some(actual), Some(expected)) = (actual, expected) else {
-                    panic!("{form:?}, parameter {number}: {actual:?} and {expected:?}");
+                    panic!("{form:?} {role:?}, parameter {number}: {actual:?} and {expected:?}");
                 };
                 let size = expected.iter().fold(1e-3, |size: f64, g| size.max(g.abs()));
                 for (a, e) in actual.iter().zip(expected) {
                     let error = (a - e).abs();
                     assert!(
                         error <= 1e-6 * size,
-                        "{form:?}, parameter {number}: {a} is not {e}"
+                        "{form:?} {role:?}, parameter {number}: {a} is not {e}"
                     );
                 }
             }

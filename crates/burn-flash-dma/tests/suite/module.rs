@@ -4,7 +4,9 @@ use crate::case::values;
 use burn::module::{Initializer, Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
+use burn_flash_dma::nn::{
+    DefaultRole, DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer,
+};
 use burn_flash_dma::{AttentionError, ScoreRole};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 
@@ -150,7 +152,8 @@ fn biased(config: &DynamicMaskAttentionConfig, device: &Device) -> DynamicMaskAt
 #[test]
 fn biases_are_those_of_the_projections_and_of_the_steps() {
     let device = Device::flex().autodiff();
-    let layer = biased(&config().with_qk_norm(false), &device);
+    let config = config().with_score_form(ScoreForm::Zoh);
+    let layer = biased(&config.with_qk_norm(false), &device);
     let Scorer::Zoh(zoh) = layer.scorer() else {
         panic!("another form");
     };
@@ -206,7 +209,7 @@ fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
 #[test]
 fn a_configuration_from_before_biases_and_roles_has_the_old_layer() {
     let mut fields = serde_json::to_value(config()).unwrap();
-    for field in ["bias", "norm_epsilon", "score_role"] {
+    for field in ["bias", "norm_epsilon", "score_role", "default_role"] {
         fields
             .as_object_mut()
             .unwrap()
@@ -214,7 +217,8 @@ fn a_configuration_from_before_biases_and_roles_has_the_old_layer() {
             .expect("the field is written");
     }
     let old: DynamicMaskAttentionConfig = serde_json::from_value(fields).unwrap();
-    assert_eq!(old.to_string(), config().to_string());
+    let added = config().with_default_role(DefaultRole::Added);
+    assert_eq!(old.to_string(), added.to_string());
     let layer = old.init(&Device::flex());
     assert!(layer.q_proj.bias.is_none());
     assert_eq!(layer.score_role(), ScoreRole::RankAndBias);

@@ -12,6 +12,8 @@ fn config() -> DynamicMaskAttentionConfig {
         .with_n_kv_heads(Some(2))
         .with_keep_window(Some(5))
         .with_max_seq_len(Some(64))
+        .with_score_form(ScoreForm::Zoh)
+        .with_score_role(Some(ScoreRole::RankAndBias))
 }
 
 fn input(batch: usize, len: usize, device: &Device) -> Tensor<3> {
@@ -34,6 +36,14 @@ fn steps_equal_the_forward_pass_with_every_option() {
     let device = Device::flex();
     for (name, config) in [
         ("window", config()),
+        (
+            "the default",
+            DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(5)),
+        ),
+        (
+            "the default, every key",
+            DynamicMaskAttentionConfig::new(32, 4),
+        ),
         (
             "no position",
             config().with_max_seq_len(None).with_qk_norm(false),

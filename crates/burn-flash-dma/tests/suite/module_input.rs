@@ -6,10 +6,17 @@ use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
-use burn_flash_dma::{AttentionError, Documents, Intervals, Selector, TensorName};
+use burn_flash_dma::{AttentionError, Documents, Intervals, ScoreRole, Selector, TensorName};
 
 const LENGTHS: [usize; 4] = [19, 11, 1, 0];
 const LEN: usize = 19;
+
+/// Scores of either form, and what they are for.
+const KINDS: [(ScoreForm, ScoreRole); 3] = [
+    (ScoreForm::Zoh, ScoreRole::RankAndBias),
+    (ScoreForm::Linear, ScoreRole::RankAndBias),
+    (ScoreForm::Linear, ScoreRole::Rank),
+];
 
 fn config() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(32, 4)
@@ -34,11 +41,12 @@ fn close(actual: &[f64], expected: &[f64], what: &str) {
 /// Every combination of what padding could reach through.
 fn configs() -> Vec<DynamicMaskAttentionConfig> {
     let mut configs = Vec::new();
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+    for (form, role) in KINDS {
         for window in [None, Some(5), Some(30)] {
             for causal in [true, false] {
                 let config = config().with_keep_window(window).with_causal(causal);
-                configs.push(config.with_score_form(form));
+                let config = config.with_score_form(form);
+                configs.push(config.with_score_role(Some(role)));
             }
         }
     }
@@ -186,8 +194,9 @@ fn the_plain_form_panics_with_the_text() {
 #[test]
 fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
     let device = Device::flex().autodiff();
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
-        let layer = config().with_score_form(form).init(&device);
+    for (form, role) in KINDS {
+        let config = config().with_score_form(form);
+        let layer = config.with_score_role(Some(role)).init(&device);
         let x = input(&device);
         let own = layer.scores(x.clone());
         assert_eq!(
@@ -284,13 +293,14 @@ fn the_selection_is_that_of_the_selector() {
 fn packed_documents_equal_the_documents_alone() {
     let device = Device::flex();
     let packs = [vec![8, 11], vec![19], vec![1, 17, 1], vec![5, 0, 14]];
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+    for (form, role) in KINDS {
         for config in [
             config(),
             config().with_keep_window(None),
             config().with_recent(Some(2)).with_sinks(Some(1)),
         ] {
-            let layer = config.clone().with_score_form(form).init(&device);
+            let config = config.with_score_form(form).with_score_role(Some(role));
+            let layer = config.init(&device);
             let x = input(&device);
             let packed =
                 DynamicMaskInput::new(x.clone()).documents(Documents::from_lengths(packs.clone()));
@@ -304,7 +314,7 @@ fn packed_documents_equal_the_documents_alone() {
                             .narrow(0, sequence, 1)
                             .narrow(1, start, length)
                     };
-                    let what = format!("{config:?} {form:?}, {start} to {}", start + length);
+                    let what = format!("{config:?}, {start} to {}", start + length);
                     let alone = layer.forward(document(&x));
                     close(&values(document(&out)), &values(alone), &what);
                     start += length;

@@ -5,7 +5,7 @@ use burn::tensor::{Bool, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
-use burn_flash_dma::{AttentionMask, Documents, Selector};
+use burn_flash_dma::{AttentionMask, Documents, ScoreRole, Selector};
 
 const LEN: usize = 23;
 
@@ -14,6 +14,8 @@ fn config() -> DynamicMaskAttentionConfig {
         .with_n_kv_heads(Some(2))
         .with_keep_window(Some(5))
         .with_score_form(ScoreForm::Linear)
+        // Such a mask refuses scores that only rank in training.
+        .with_score_role(Some(ScoreRole::RankAndBias))
         // A mask between queries has none.
         .with_runners_up(Some(0))
 }

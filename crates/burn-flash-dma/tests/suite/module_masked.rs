@@ -7,7 +7,7 @@ use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttention,
     MaskedAttentionConfig, MaskedInput,
 };
-use burn_flash_dma::{AttentionError, AttentionMask, KeyRanges, TilePlan};
+use burn_flash_dma::{AttentionError, AttentionMask, KeyRanges, ScoreRole, TilePlan};
 
 const WIDTH: usize = 32;
 const LEN: usize = 21;
@@ -40,6 +40,7 @@ fn pair(
         .with_scale(config.scale)
         .with_softcap(config.softcap)
         .with_initializer(initializer())
+        .with_score_role(Some(ScoreRole::RankAndBias))
         .init(device);
     layer.q_proj = dynamic.q_proj.clone();
     layer.k_proj = dynamic.k_proj.clone();

@@ -9,8 +9,8 @@ use burn::nn::{
 };
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
-    ZohScorer,
+    DefaultRole, DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
+    Scorer, ZohScorer,
 };
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, Problem, ScoreRole,
@@ -33,6 +33,7 @@ fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
         .with_n_kv_heads(Some(KV_HEADS))
         .with_keep_window(Some(5))
         .with_score_form(form)
+        .with_score_role(Some(ScoreRole::RankAndBias))
 }
 
 fn input(device: &Device) -> Tensor<3> {
@@ -288,6 +289,43 @@ fn scores_that_only_rank_are_not_added() {
     }
 }
 
+/// Neither they nor NaN among them, with all keys and in a window that evicts none; −∞ hides its key as ever.
+#[test]
+fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
+    let device = Device::flex().autodiff();
+    for form in FORMS {
+        for window in [None, Some(LEN)] {
+            let [mut ranking, mut adding] = of_both_roles(form, &device);
+            ranking = (config(form).with_score_role(Some(ScoreRole::Rank)))
+                .with_keep_window(window)
+                .init(&device)
+                .load_record(ranking.into_record());
+            adding = (config(form).with_keep_window(window).init(&device))
+                .load_record(adding.into_record());
+            let x = input(&device);
+            let zeros = Tensor::<3>::zeros([BATCH, KV_HEADS, LEN], &device);
+            let plain = values(adding.forward_with_scores(x.clone(), zeros.clone()));
+            let scores = ranking.scores(x.clone()) * 50.0;
+            let scores = scores.slice_fill([0..1, 0..2, 4..5], f32::NAN);
+            let out = ranking.forward_with_scores(x.clone(), scores.clone());
+            close(&values(out), &plain, 1e-6);
+
+            let hide = |scores: Tensor<3>| scores.slice_fill([0..2, 0..2, 3..4], f32::NEG_INFINITY);
+            let hidden = values(ranking.forward_with_scores(x.clone(), hide(scores)));
+            let expected = values(adding.forward_with_scores(x.clone(), hide(zeros)));
+            assert!(hidden != plain, "{form:?} {window:?}");
+            close(&hidden, &expected, 1e-6);
+
+            let grads = ranking.forward(x).square().sum().backward();
+            let gradient = match ranking.scorer() {
+                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&grads),
+                Scorer::Linear(linear) => linear.score_proj.val().grad(&grads),
+            };
+            assert!(gradient.is_none_or(|g| values(g).iter().all(|&g| g == 0.0)));
+        }
+    }
+}
+
 #[test]
 fn scores_that_only_rank_learn_by_their_runners_up() {
     let device = Device::flex().autodiff();
@@ -534,8 +572,11 @@ fn configurations_without_a_form_of_scores_load_as_zoh() {
     let load = |text: &str| DynamicMaskAttentionConfig::load_binary(text.as_bytes()).unwrap();
     let loaded = load(old);
     assert_eq!(loaded.score_form, ScoreForm::Zoh);
-    let expected = config(ScoreForm::Zoh).with_max_seq_len(Some(64));
+    let expected = (config(ScoreForm::Zoh).with_max_seq_len(Some(64)))
+        .with_score_role(None)
+        .with_default_role(DefaultRole::Added);
     assert_eq!(loaded.to_string(), expected.to_string());
+    assert_eq!(loaded.resolved_score_role(), ScoreRole::RankAndBias);
     for form in FORMS {
         let initializer = Initializer::Constant { value: 0.5 };
         let saved = config(form)
@@ -547,6 +588,90 @@ fn configurations_without_a_form_of_scores_load_as_zoh() {
     }
     let wrong = saved_with_form("\"Cubic\"");
     assert!(DynamicMaskAttentionConfig::load_binary(wrong.as_bytes()).is_err());
+}
+
+/// Whoever says a form and no role gets the role of the form; whoever says both gets both.
+#[test]
+fn a_new_layer_ranks_by_linear_scores_and_adds_the_papers() {
+    let new = || DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS).with_keep_window(Some(8));
+    let of = |config: DynamicMaskAttentionConfig| {
+        let layer = config.init(&Device::flex().autodiff());
+        assert_eq!(layer.score_role(), config.resolved_score_role());
+        let runners_up = layer
+            .selection(input(&Device::flex().autodiff()))
+            .far()
+            .is_some();
+        (layer.scorer().form(), layer.score_role(), runners_up)
+    };
+    let (zoh, linear) = (ScoreForm::Zoh, ScoreForm::Linear);
+    let (rank, add) = (ScoreRole::Rank, ScoreRole::RankAndBias);
+    assert_eq!(of(new()), (linear, rank, true));
+    assert_eq!(of(new().with_score_form(linear)), (linear, rank, true));
+    assert_eq!(of(new().with_score_form(zoh)), (zoh, add, false));
+    let ranking = new().with_score_role(Some(rank));
+    assert_eq!(of(ranking.with_score_form(zoh)), (zoh, rank, true));
+    assert_eq!(of(new().with_score_role(Some(add))), (linear, add, true));
+}
+
+/// Those that were saved when scores of either form were added by default, and those that are saved now.
+#[test]
+fn a_saved_configuration_keeps_the_role_of_its_scores() {
+    use serde_json::{Value, json};
+    type Fields<'a> = &'a [(&'a str, Option<Value>)];
+    let load = |changes: Fields| -> DynamicMaskAttentionConfig {
+        let mut saved = serde_json::to_value(config(ScoreForm::Linear)).unwrap();
+        let fields = saved.as_object_mut().unwrap();
+        for (field, value) in changes {
+            match value {
+                Some(value) => fields.insert((*field).into(), value.clone()),
+                None => fields.remove(*field),
+            };
+        }
+        serde_json::from_value(saved).unwrap()
+    };
+    let (null, before) = (Some(Value::Null), ("default_role", None));
+    for form in [
+        None,
+        null.clone(),
+        Some(json!("Zoh")),
+        Some(json!("Linear")),
+    ] {
+        for (role, expected) in [
+            (None, ScoreRole::RankAndBias),
+            (null.clone(), ScoreRole::RankAndBias),
+            (Some(json!("RankAndBias")), ScoreRole::RankAndBias),
+            (Some(json!("Rank")), ScoreRole::Rank),
+        ] {
+            let fields = [
+                ("score_form", form.clone()),
+                ("score_role", role),
+                before.clone(),
+            ];
+            let old = load(&fields);
+            assert_eq!(
+                old.score_form == ScoreForm::Linear,
+                form == Some(json!("Linear"))
+            );
+            assert_eq!(
+                old.init(&Device::flex()).score_role(),
+                expected,
+                "{fields:?}"
+            );
+            // Also when it is saved again.
+            let again: DynamicMaskAttentionConfig = serde_json::from_str(&old.to_string()).unwrap();
+            assert_eq!(again.to_string(), old.to_string());
+            assert_eq!(again.resolved_score_role(), expected);
+        }
+    }
+    for form in FORMS {
+        let new = DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS).with_score_form(form);
+        let again: DynamicMaskAttentionConfig = serde_json::from_str(&new.to_string()).unwrap();
+        assert_eq!(again.to_string(), new.to_string());
+        assert_eq!(again.resolved_score_role(), new.resolved_score_role());
+    }
+    let mut wrong = serde_json::to_value(config(ScoreForm::Zoh)).unwrap();
+    wrong["default_role"] = json!("Other");
+    assert!(serde_json::from_value::<DynamicMaskAttentionConfig>(wrong).is_err());
 }
 
 fn saved_with_form(form: &str) -> String {

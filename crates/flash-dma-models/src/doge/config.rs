@@ -6,6 +6,7 @@ use crate::nn::{DecoderBlockConfig, ExpertsConfig, FeedForwardConfig, Residual, 
 use burn::config::Config;
 use burn::module::Initializer;
 use burn::tensor::Device;
+use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -167,6 +168,7 @@ impl DogeConfig {
             .with_norm_epsilon(Some(self.rms_norm_eps))
             .with_bias(Some(self.attention_bias))
             .with_score_form(ScoreForm::Zoh)
+            .with_score_role(Some(ScoreRole::RankAndBias))
             .with_initializer(self.initializer());
         let feed_forward = FeedForwardConfig::new(self.resolved_intermediate_size())
             .with_bias(self.mlp_bias)

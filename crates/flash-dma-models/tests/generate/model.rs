@@ -6,9 +6,9 @@ use burn::nn::{
 };
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::{AttentionError, ScoreRole};
 use flash_dma_models::Decoder;
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -77,6 +77,7 @@ impl Model {
                 .with_keep_window(window)
                 .with_max_seq_len(Some(256))
                 .with_score_form(ScoreForm::Linear)
+                .with_score_role(Some(ScoreRole::RankAndBias))
                 // Wide, so that the text depends on what the layers remember.
                 .with_initializer(Initializer::Normal {
                     mean: 0.0,

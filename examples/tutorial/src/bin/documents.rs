@@ -5,7 +5,7 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, Documents, KeyRanges, MaskedAttention,
-    PackedAttention, Selector, TilePlan,
+    PackedAttention, ScoreRole, Selector, TilePlan,
 };
 
 const NORMAL: Distribution = Distribution::Normal(0.0, 1.0);
@@ -164,6 +164,7 @@ fn pair_mask(device: &Device) -> Result<(), AttentionError> {
     let mask = AttentionMask::causal([60, 60], device).or(prefix);
     let config = DynamicMaskAttentionConfig::new(64, 4)
         .with_keep_window(Some(16))
+        .with_score_role(Some(ScoreRole::RankAndBias))
         .with_causal(false);
     let layer = config.init(device);
     let out = layer.try_forward(DynamicMaskInput::new(x.clone()).mask(mask.clone()))?;

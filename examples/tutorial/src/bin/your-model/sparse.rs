@@ -5,6 +5,7 @@ use burn::module::{Initializer, Module};
 use burn::nn::{Embedding, LayerNorm, Linear};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor};
+use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::mha::MultiHeadAttention;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 
@@ -35,6 +36,7 @@ fn sparse(dense: MultiHeadAttention, device: &Device) -> DynamicMaskAttention {
         .with_qk_norm(false)
         .with_recent(Some(4))
         .with_score_form(ScoreForm::Linear)
+        .with_score_role(Some(ScoreRole::RankAndBias))
         .with_score_initializer(Some(Initializer::Zeros))
         .init(device);
     layer.q_proj = dense.query;
