@@ -94,15 +94,21 @@ pub fn recall_by_rate(file: &Path) -> Result<String, String> {
 /// The arms in the order of the chapter, and as it words them; others come behind by their names.
 pub(super) const ARMS: [(&str, &str); 7] = [
     ("dense", "dense"),
-    ("ours", "ours, scores that are added to the logits"),
+    ("ours", "**ours, scores that only rank**"),
+    ("added", "… that are added to the logits as well (`added`)"),
     (
         "bounded",
         "… within bounds: `4 tanh(z / 4)` is added (`bounded`)",
     ),
-    ("no-bias", "**… not at all: scores only rank (`no-bias`)**"),
-    ("zoh", "the paper's form, added, with runners-up"),
+    (
+        "added-zoh",
+        "the paper's form, added, with runners-up (`added-zoh`)",
+    ),
     ("frozen", "frozen at random, not added"),
-    ("no-runners-up", "ours without runners-up"),
+    (
+        "added-no-runners-up",
+        "linear, added, without runners-up (`added-no-runners-up`)",
+    ),
 ];
 
 fn by_rate(rows: &[RecallRow]) -> Result<String, String> {
@@ -261,7 +267,7 @@ mod tests {
         let expected = "\
 | arm | rate 0.001 | rate 0.002 |
 |---|---|---|
-| ours, scores that are added to the logits | – | 50.0 %, 300 steps, flat |
+| **ours, scores that only rank** | – | 50.0 %, 300 steps, flat |
 | frozen at random, not added | 25.0 %, 300 steps, flat | – |
 | other | – | 25.0 %, 300 steps, flat |
 ";

@@ -13,25 +13,26 @@ use serde::{Deserialize, Serialize};
 pub enum Arm {
     /// All keys, and nothing added to their logits.
     Dense,
-    /// The layer with linear scores, a quarter of the window recent, and the layer's own number of runners-up (a
-    /// quarter of the window).
+    /// The layer as it is by default, with a quarter of the window recent: linear scores that rank the keys and are not
+    /// added to their logits. The loss does not reach the score of a key that is kept; the scores learn by the gradient
+    /// of the layer's own number of runners-up alone (a quarter of the window).
     Ours,
-    /// Ours without runners-up: a key outside the window learns nothing.
-    NoRunnersUp,
     /// Ours without recent keys: the whole window by score.
     NoRecent,
     /// Ours with the paper's score form.
     Zoh,
+    /// Ours, but the scores are added to the logits as well.
+    Added,
+    /// [`Added`](Self::Added) without runners-up: a key outside the window learns nothing.
+    AddedNoRunnersUp,
+    /// [`Added`](Self::Added) without recent keys.
+    AddedNoRecent,
+    /// [`Added`](Self::Added) with the paper's score form: DMA's own, with recent keys and runners-up.
+    AddedZoh,
     /// Scores are learned and added to the logits of all keys; nothing is pruned.
     Unpruned,
-    /// Ours, but the scores rank the keys only and are not added to their logits. The loss does not reach the score of a
-    /// key that is kept; the scores learn by the gradient of the runners-up alone.
-    NoBias,
-    /// [`NoBias`](Self::NoBias) without recent keys.
-    NoBiasNoRecent,
-    /// [`NoBias`](Self::NoBias) with the paper's score form.
-    NoBiasZoh,
-    /// Ours, but of a score `z` only `4 tanh(z / 4)` is added to the logits: it ranks as it is, and cannot outweigh them.
+    /// [`Added`](Self::Added), but of a score `z` only `4 tanh(z / 4)` is added to the logits: it ranks as it is, and
+    /// cannot outweigh them.
     Bounded,
     /// Ours with scores that stay a random projection of the tokens: they rank the keys, nothing is added to the
     /// logits, and no gradient passes through them.
@@ -79,11 +80,13 @@ impl Arm {
     /// How it makes scores.
     pub fn scores(self) -> Scores {
         match self {
-            Self::Ours | Self::NoRunnersUp | Self::NoRecent | Self::Zoh | Self::Unpruned => {
-                Scores::RankAndBias
-            }
+            Self::Ours | Self::NoRecent | Self::Zoh => Scores::Rank,
+            Self::Added
+            | Self::AddedNoRunnersUp
+            | Self::AddedNoRecent
+            | Self::AddedZoh
+            | Self::Unpruned => Scores::RankAndBias,
             Self::Bounded => Scores::RankAndBounded,
-            Self::NoBias | Self::NoBiasNoRecent | Self::NoBiasZoh => Scores::Rank,
             Self::Frozen => Scores::FrozenRank,
             Self::Dense
             | Self::First
@@ -103,10 +106,10 @@ impl Arm {
     pub fn recent(self, window: usize) -> usize {
         match self {
             Self::Ours
-            | Self::NoRunnersUp
             | Self::Zoh
-            | Self::NoBias
-            | Self::NoBiasZoh
+            | Self::Added
+            | Self::AddedNoRunnersUp
+            | Self::AddedZoh
             | Self::Bounded
             | Self::Frozen => window / 4,
             _ => 0,
@@ -116,7 +119,7 @@ impl Arm {
     /// What its scores are made of.
     pub fn score_form(self) -> ScoreForm {
         match self {
-            Self::Zoh | Self::NoBiasZoh => ScoreForm::Zoh,
+            Self::Zoh | Self::AddedZoh => ScoreForm::Zoh,
             _ => ScoreForm::Linear,
         }
     }
@@ -126,12 +129,12 @@ impl Arm {
         match self {
             Self::Ours
             | Self::NoRecent
-            | Self::NoBias
-            | Self::NoBiasNoRecent
-            | Self::NoBiasZoh
+            | Self::Zoh
+            | Self::Added
+            | Self::AddedNoRecent
             | Self::Bounded => None,
             // The layer has none by itself for scores of this form that are added.
-            Self::Zoh => Some(window / 4),
+            Self::AddedZoh => Some(window / 4),
             _ => Some(0),
         }
     }
@@ -151,14 +154,17 @@ mod tests {
     #[test]
     fn an_ablation_differs_from_ours_in_one_thing() {
         let parts = |arm: Arm| (arm.scores(), arm.recent(16), arm.runners_up(16));
-        assert_eq!(Arm::Ours.score_form(), Arm::NoBias.score_form());
         let (scores, recent, runners_up) = parts(Arm::Ours);
-        assert_eq!(parts(Arm::NoRunnersUp), (scores, recent, Some(0)));
         assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
-        assert_eq!(parts(Arm::NoBias), (Scores::Rank, recent, runners_up));
-        assert_eq!(parts(Arm::NoBiasNoRecent), (Scores::Rank, 0, runners_up));
-        assert_eq!(parts(Arm::NoBiasZoh), parts(Arm::NoBias));
-        assert_ne!(Arm::NoBiasZoh.score_form(), Arm::NoBias.score_form());
+        assert_eq!(parts(Arm::Zoh), parts(Arm::Ours));
+        assert_ne!(Arm::Zoh.score_form(), Arm::Ours.score_form());
+        let added = Scores::RankAndBias;
+        assert_eq!(parts(Arm::Added), (added, recent, runners_up));
+        assert_eq!(Arm::Added.score_form(), Arm::Ours.score_form());
+        assert_eq!(parts(Arm::AddedNoRunnersUp), (added, recent, Some(0)));
+        assert_eq!(parts(Arm::AddedNoRecent), (added, 0, runners_up));
+        assert_eq!(parts(Arm::AddedZoh), (added, recent, Some(4)));
+        assert_eq!(Arm::AddedZoh.score_form(), Arm::Zoh.score_form());
         let bounded = Scores::RankAndBounded;
         assert_eq!(parts(Arm::Bounded), (bounded, recent, runners_up));
     }

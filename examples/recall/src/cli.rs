@@ -54,10 +54,13 @@ pub struct Cli {
     /// Texts per step.
     #[arg(long)]
     pub batch: Option<usize>,
-    /// Runs at once, each with its own thread and, on a GPU, its own stream. Small models leave a GPU waiting for the
-    /// host. The rows are the same, but for their times.
+    /// Runs at once, each in a process of its own: small models leave a GPU waiting for the host. The rows are the same,
+    /// but for their order and their times.
     #[arg(long, default_value = "1")]
-    pub at_once: NonZeroUsize,
+    pub processes: NonZeroUsize,
+    /// Makes the runs that the standard input orders, for the program that has started this one.
+    #[arg(long, hide = true)]
+    pub worker: bool,
     /// Lists the runs, and how long they may take by the rows of --out and --times-from, and trains nothing.
     #[arg(long)]
     pub dry_run: bool,

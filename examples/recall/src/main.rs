@@ -3,21 +3,31 @@
 use clap::Parser;
 use recall::cli::Cli;
 use recall::estimate;
+use recall::processes::{Order, Worker, serve};
 use recall::rows::{self, Row};
 use recall::settings::Settings;
-use recall::train::{Point, train};
+use recall::train::Point;
 use std::fs;
-use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use train_text::report;
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    let cli = Cli::parse();
+    let end = match cli.worker {
+        true => serve(
+            || cli.device.open(cli.dtype).map_err(|e| e.to_string()),
+            show,
+        ),
+        false => run(&cli),
+    };
+    match end {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("recall: {error}");
+            for line in error.lines() {
+                eprintln!("recall: {line}");
+            }
             ExitCode::from(2)
         }
     }
@@ -25,46 +35,88 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), String> {
     let (start, time, runs) = (Instant::now(), cli.time()?, cli.runs()?);
-    let rows = Mutex::new(rows::read(&cli.out)?);
     let others = match cli.times_from.as_ref().or(cli.rates_from.as_ref()) {
         Some(path) => rows::read(path)?,
         None => Vec::new(),
     };
     if cli.dry_run {
-        list(cli, &runs, &lock(&rows), &others);
+        list(cli, &runs, &rows::read(&cli.out)?, &others);
         return Ok(());
     }
-    let device = (cli.device.open(cli.dtype)).map_err(|error| error.to_string())?;
     if let Some(folder) = cli.out.parent() {
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
+    let _held = rows::hold(&cli.out)?;
     let commit = cli.commit.clone().or_else(report::commit);
-    let commit = commit.unwrap_or_else(|| "unknown".into());
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let machine = (cli.machine.clone()).unwrap_or_else(|| format!("{device:?}, {threads} threads"));
-    let left = Mutex::new(runs.iter().enumerate());
-    let not_begun = Mutex::new(0);
-    let work = || -> Result<(), String> {
+    let work = Work {
+        cli,
+        time: time.map(|time| (start, time)),
+        runs: &runs,
+        others,
+        commit: commit.unwrap_or_else(|| "unknown".into()),
+        left: Mutex::new(0..runs.len()),
+        rows: Mutex::new(rows::read(&cli.out)?),
+        not_begun: Mutex::new(0),
+    };
+    // One process that fails leaves the others their runs.
+    let mut errors: Vec<String> = std::thread::scope(|scope| {
+        let hands = 0..cli.processes.get();
+        let hands: Vec<_> = hands.map(|_| scope.spawn(|| work.by_a_process())).collect();
+        let ends = hands.into_iter().map(|hand| hand.join());
+        ends.filter_map(|end| {
+            end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                .err()
+        })
+        .collect()
+    });
+    match *lock(&work.not_begun) {
+        0 => {}
+        count => println!("{count} runs were not begun: the same call goes on with them"),
+    }
+    errors.sort();
+    errors.dedup();
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(errors.join("\n")),
+    }
+}
+
+/// The runs of a call, from which every process gets the next one when it has made one.
+struct Work<'a> {
+    cli: &'a Cli,
+    /// The start, and the time after which nothing is to run.
+    time: Option<(Instant, Duration)>,
+    runs: &'a [Settings],
+    /// Rows that say how long a run takes.
+    others: Vec<Row>,
+    commit: String,
+    left: Mutex<std::ops::Range<usize>>,
+    rows: Mutex<Vec<Row>>,
+    not_begun: Mutex<usize>,
+}
+
+impl Work<'_> {
+    /// Has runs made by one process, until none is left.
+    fn by_a_process(&self) -> Result<(), String> {
+        let mut worker = None;
         loop {
-            let Some((index, run)) = lock(&left).next() else {
+            let Some(index) = lock(&self.left).next() else {
                 return Ok(());
             };
-            let number = index + 1;
-            println!("{number:3} of {}: {}", runs.len(), title(run));
-            if lock(&rows).iter().any(|row| row.settings == *run) {
-                println!("{number:3} {} has this row", cli.out.display());
+            let (number, run) = (index + 1, &self.runs[index]);
+            println!("{number:3} of {}: {}", self.runs.len(), title(run));
+            if self.is_there(number, run) || self.is_too_long(number, run) {
                 continue;
             }
-            if let Some(time) = time {
-                let expected = expected(&lock(&rows), &others, run).unwrap_or(0.0);
-                if start.elapsed().as_secs_f64() + expected > time.as_secs_f64() {
-                    println!("{number:3} may take {expected:.0} s, which are not left");
-                    *lock(&not_begun) += 1;
-                    continue;
-                }
-            }
-            let outcome = train(run, &device, |point| show(number, point));
-            let outcome = outcome.map_err(|error| error.to_string())?;
+            let worker = match &mut worker {
+                Some(worker) => worker,
+                None => worker.insert(Worker::copy()?),
+            };
+            let order = Order {
+                number,
+                run: run.clone(),
+            };
+            let (outcome, machine) = worker.run(&order, |line| println!("{line}"))?;
             println!(
                 "{number:3} {:?} after {} steps and {:.0} s: {:.1} % answered, cap {:.1} %",
                 outcome.stopped,
@@ -73,21 +125,34 @@ fn run(cli: &Cli) -> Result<(), String> {
                 100.0 * outcome.last.accuracy,
                 100.0 * run.cap(),
             );
-            let mut rows = lock(&rows);
-            rows.push(Row::new(run.clone(), outcome, &commit, &machine));
-            rows::write(&cli.out, &rows)?;
+            let machine = self.cli.machine.as_ref().unwrap_or(&machine);
+            let mut rows = lock(&self.rows);
+            rows.push(Row::new(run.clone(), outcome, &self.commit, machine));
+            rows::write(&self.cli.out, &rows)?;
         }
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cli.at_once.get()).map(|_| scope.spawn(work)).collect();
-        let mut ends = workers.into_iter().map(|worker| worker.join());
-        ends.try_for_each(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
-    })?;
-    match *lock(&not_begun) {
-        0 => {}
-        count => println!("{count} runs were not begun: the same call goes on with them"),
     }
-    Ok(())
+
+    fn is_there(&self, number: usize, run: &Settings) -> bool {
+        let there = lock(&self.rows).iter().any(|row| row.settings == *run);
+        if there {
+            println!("{number:3} {} has this row", self.cli.out.display());
+        }
+        there
+    }
+
+    /// Whether a run may end too late to be begun.
+    fn is_too_long(&self, number: usize, run: &Settings) -> bool {
+        let Some((start, time)) = self.time else {
+            return false;
+        };
+        let expected = expected(&lock(&self.rows), &self.others, run).unwrap_or(0.0);
+        let late = start.elapsed().as_secs_f64() + expected > time.as_secs_f64();
+        if late {
+            println!("{number:3} may take {expected:.0} s, which are not left");
+            *lock(&self.not_begun) += 1;
+        }
+        late
+    }
 }
 
 /// The seconds that a run may take.
@@ -116,12 +181,12 @@ fn list(cli: &Cli, runs: &[Settings], rows: &[Row], others: &[Row]) {
             }
         }
     }
-    let at_once = cli.at_once.get();
+    let processes = cli.processes.get();
     println!(
-        "{left} of {} runs are left: {sum:.0} s, with {at_once} at once {:.0} s if each takes as long then; {unknown} \
-         of them have no rows to go by",
+        "{left} of {} runs are left: {sum:.0} s, with {processes} at once {:.0} s if each takes as long then; \
+         {unknown} of them have no rows to go by",
         runs.len(),
-        sum / at_once as f64
+        sum / processes as f64
     );
 }
 
@@ -145,6 +210,6 @@ fn show(number: usize, point: &Point) {
         point.loss.unwrap_or(f64::NAN),
         100.0 * point.accuracy,
         100.0 * point.kept,
-        point.score_gradient,
+        point.score_gradient.unwrap_or(f64::NAN),
     );
 }

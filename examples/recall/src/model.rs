@@ -212,7 +212,10 @@ impl Block {
             .with_n_kv_heads(Some(sizes.kv_heads))
             .with_max_seq_len(Some(settings.tokens))
             .with_score_form(arm.score_form())
-            .with_score_role((arm.scores() == Scores::Rank).then_some(ScoreRole::Rank))
+            .with_score_role(Some(match arm.scores() {
+                Scores::Rank => ScoreRole::Rank,
+                _ => ScoreRole::RankAndBias,
+            }))
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))
             .with_runners_up(arm.runners_up(window));

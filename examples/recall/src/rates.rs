@@ -78,4 +78,16 @@ mod tests {
         assert_eq!(crate::rows::read(&path).unwrap(), rows);
         std::fs::remove_file(path).unwrap();
     }
+
+    #[test]
+    fn a_file_of_rows_has_one_call_at_a_time() {
+        let path = std::env::temp_dir().join(format!("recall-held-{}.json", std::process::id()));
+        let held = crate::rows::hold(&path).unwrap();
+        let error = crate::rows::hold(&path).unwrap_err();
+        assert!(error.ends_with("another call adds rows to it"), "{error}");
+        drop(held);
+        drop(crate::rows::hold(&path).unwrap());
+        let left = std::fs::exists(path.with_extension("json.lock"));
+        assert!(!left.unwrap());
+    }
 }

@@ -3,8 +3,8 @@
 use crate::settings::Settings;
 use crate::train::Outcome;
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
 
 /// A run: everything that a table needs, and everything to repeat it with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,6 +42,43 @@ impl Row {
             settings,
             outcome,
         }
+    }
+}
+
+/// A file of rows that one call has for itself.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    _file: File,
+}
+
+/// Takes a file of rows for one call. Two of them would each write back what it has read at its start. The lock is on a
+/// file beside it, because the file of rows is replaced; it ends with the process, however that ends.
+///
+/// # Errors
+///
+/// One line, if another call has it.
+pub fn hold(path: &Path) -> Result<Held, String> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let lock = PathBuf::from(name);
+    let file = File::create(&lock).map_err(|e| format!("{}: {e}", lock.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Held {
+            path: lock,
+            _file: file,
+        }),
+        Err(TryLockError::WouldBlock) => {
+            Err(format!("{}: another call adds rows to it", path.display()))
+        }
+        Err(TryLockError::Error(e)) => Err(format!("{}: {e}", lock.display())),
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A file that stays is in nobody's way.
+        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -49,8 +49,9 @@ pub struct Point {
     pub accuracy: f64,
     /// As [`Evaluation::kept`].
     pub kept: f64,
-    /// The Euclidean norm of the gradients of all scores' parameters in the next step, before clipping.
-    pub score_gradient: f64,
+    /// The Euclidean norm of the gradients of all scores' parameters in the next step, before clipping; `None` if it is
+    /// not finite.
+    pub score_gradient: Option<f64>,
     /// The standard deviation of each layer's scores; empty for an arm without scores, and in old rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spreads: Vec<f64>,
@@ -103,6 +104,7 @@ pub fn train(
         if step.is_multiple_of(every) || last {
             let loss = Some(f64::from(loss.into_scalar::<f32>())).filter(|loss| loss.is_finite());
             let score_gradient = score_gradient(&model, &gradients);
+            let score_gradient = Some(score_gradient).filter(|norm| norm.is_finite());
             // The device has nothing left to do now, so the time is that of the steps.
             if let Some(before) = curve.last().filter(|before| before.step > 0) {
                 seconds += begun.elapsed().as_secs_f64();

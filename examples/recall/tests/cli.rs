@@ -40,17 +40,23 @@ fn rows_are_added_once() {
 
 /// But for their order and their times.
 #[test]
-fn runs_at_once_make_the_rows_of_runs_one_after_the_other() {
-    let folder = std::env::temp_dir().join(format!("recall-at-once-{}", std::process::id()));
-    let rows = |at_once: usize| {
-        let out = folder.join(format!("{at_once}.json"));
+fn several_processes_make_the_rows_of_one() {
+    let folder = std::env::temp_dir().join(format!("recall-processes-{}", std::process::id()));
+    let rows = |processes: usize| {
+        let out = folder.join(format!("{processes}.json"));
         let options = "--size smallest --tokens 32 --shares 4 --steps 1 --batch 32 --seeds 3,4";
         let arms = "--arms ours,sliding";
         let output = recall(&format!(
-            "{options} {arms} --at-once {at_once} --out {}",
+            "{options} {arms} --processes {processes} --out {}",
             out.display()
         ));
         assert!(output.status.success(), "{output:?}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(
+            printed.matches(" step     1  loss ").count(),
+            4,
+            "{printed}"
+        );
         let rows: Vec<serde_json::Value> =
             serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
         let mut rows: Vec<String> = (rows.into_iter())
@@ -67,7 +73,25 @@ fn runs_at_once_make_the_rows_of_runs_one_after_the_other() {
     let (one, three) = (rows(1), rows(3));
     assert_eq!(one.len(), 4);
     assert_eq!(one, three);
+    let files = std::fs::read_dir(&folder).unwrap();
+    assert_eq!(files.count(), 2, "the rows, and nothing beside them");
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The processes open the device, and this build has none of this name.
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn what_a_process_says_is_the_error_of_the_program() {
+    let out = std::env::temp_dir().join(format!("recall-failed-{}/rows.json", std::process::id()));
+    let options = "--device cuda --arms ours,sliding --processes 2";
+    let output = recall(&format!("{options} --out {}", out.display()));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.starts_with("recall: "), "{error}");
+    assert!(error.contains("cuda"), "{error}");
+    assert!(!out.exists());
+    std::fs::remove_dir_all(out.parent().unwrap()).unwrap();
 }
 
 #[test]

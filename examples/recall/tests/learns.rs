@@ -17,15 +17,12 @@ fn answered(arm: Arm) -> f64 {
     outcome.last.accuracy
 }
 
-/// Over seeds 0 to 5 (2026-11-23) frozen scores answered 20 to 42 %, ours 66 to 98 %; on this seed 26 and 70 %, and
-/// without runners-up 27 %. Scores that only rank answered 95 to 100 % over seeds 0 to 2, on this one 100 %.
+/// Over seeds 0 to 2 (2026-11-23) ours answered 95 to 100 %, on this one 100 %. Over seeds 0 to 5 frozen scores answered
+/// 20 to 42 %, and scores that are added to the logits 66 to 98 %; on this seed 26 and 70 %, and without runners-up 27 %.
 #[test]
 fn learned_scores_answer_more_questions_than_frozen_ones() {
     let (ours, frozen) = (answered(Arm::Ours), answered(Arm::Frozen));
-    assert!(ours > frozen + 0.2, "ours {ours:.3}, frozen {frozen:.3}");
-    let ranking = answered(Arm::NoBias);
-    assert!(
-        ranking > frozen + 0.5,
-        "only ranking {ranking:.3}, frozen {frozen:.3}"
-    );
+    assert!(ours > frozen + 0.5, "ours {ours:.3}, frozen {frozen:.3}");
+    let added = answered(Arm::Added);
+    assert!(added > frozen + 0.2, "added {added:.3}, frozen {frozen:.3}");
 }

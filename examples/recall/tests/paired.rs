@@ -18,7 +18,7 @@ fn weight(arm: Arm) -> TensorData {
 
 #[test]
 fn arms_with_one_score_form_begin_with_equal_parameters() {
-    for arm in [Arm::Dense, Arm::Frozen, Arm::NoBias] {
+    for arm in [Arm::Dense, Arm::Frozen, Arm::Added] {
         assert_eq!(weight(arm), weight(Arm::Ours), "{arm:?}");
     }
 }
