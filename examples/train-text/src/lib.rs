@@ -1,6 +1,6 @@
 //! The parts of the example program `train-text`: a byte-level transformer ([`model`]), its text ([`data`]), its
 //! training by burn-train ([`mod@train`]), and what goes on with a text from a trained model ([`generate`]). The
-//! example `endless` uses them, too.
+//! example `endless` uses them, too, and `language` measures the model.
 
 pub mod checkpoints;
 pub mod cli;
@@ -16,5 +16,7 @@ pub mod plot;
 mod progress;
 pub mod report;
 pub mod rng;
+pub mod rows;
 pub mod sample;
+pub mod seeds;
 pub mod train;

@@ -19,9 +19,9 @@ use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-use burn_flash_dma::train::{Checkpointed, SelectionInput, Selections, cross_entropy, embed};
-use burn_flash_dma::{AttentionError, linear, product, rms_norm, swiglu};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::train::{Checkpointed, SelectionInput, Selections, embed, token_losses};
+use burn_flash_dma::{AttentionError, Intervals, ScoreRole, linear, product, rms_norm, swiglu};
 use serde::{Deserialize, Serialize};
 
 /// A byte has 256 values; there is no tokeniser.
@@ -38,6 +38,33 @@ pub enum Activations {
     Recomputed,
 }
 
+/// What decides which keys of its window a layer keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Keys {
+    /// Scores of the paper's form, which are added to the logits.
+    Zoh,
+    /// Linear scores that only rank the keys, and recent keys. With a window that hides no key, plain attention.
+    Learned,
+    /// The position: the last keys, by a layer with the parameters of `Learned`. With a window that hides no key, plain
+    /// attention.
+    Sliding,
+}
+
+/// How the layers know where a key is. Layers are counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Positions {
+    /// Rotary encoding in every layer.
+    Rope,
+    /// Odd layers are local: rotary encoding, and the last `window` keys whatever the model's own window and keys are.
+    /// Even layers have the model's window and keys, and no encoding, so nothing in them depends on the length.
+    RopeInLocalLayers {
+        /// Keys that a query of a local layer attends to.
+        window: usize,
+    },
+}
+
 /// Sizes of a [`TextModel`].
 #[derive(Config, Debug)]
 pub struct TextModelConfig {
@@ -49,7 +76,7 @@ pub struct TextModelConfig {
     pub heads: usize,
     /// Key and value heads, each shared by `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Longest sequence, which the rotary position encoding is made for.
+    /// Longest sequence of a pass, which the table of the rotary position encoding is made for.
     pub context: usize,
     /// Keys a query may attend to; `context` or more is dense attention.
     pub window: usize,
@@ -59,6 +86,14 @@ pub struct TextModelConfig {
     /// What is kept of the blocks for the backward pass.
     #[config(default = "Activations::Kept")]
     pub activations: Activations,
+    /// What decides which keys of its window a layer keeps.
+    #[config(default = "Keys::Zoh")]
+    pub keys: Keys,
+    /// The last keys that [`Keys::Learned`] keeps whatever their scores, counted in the window. Default: a quarter of it.
+    pub recent: Option<usize>,
+    /// How the layers know where a key is.
+    #[config(default = "Positions::Rope")]
+    pub positions: Positions,
 }
 
 /// The language model: bytes in, logits of the next byte out.
@@ -96,24 +131,54 @@ impl TextModelConfig {
             embedding: EmbeddingConfig::new(VOCABULARY, self.d_model)
                 .with_initializer(initializer)
                 .init(device),
-            blocks: (0..self.layers).map(|_| self.init_block(device)).collect(),
+            blocks: (1..=self.layers)
+                .map(|number| self.init_block(number, device))
+                .collect(),
             norm: RmsNormConfig::new(self.d_model).init(device),
             dtype: self.dtype,
             activations: self.activations,
         }
     }
 
-    fn init_block(&self, device: &Device) -> Block {
+    /// The attention of the layer `number`, counted from 1.
+    fn attention(&self, number: usize) -> DynamicMaskAttentionConfig {
+        let layer = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
+            .with_n_kv_heads(Some(self.kv_heads));
+        let placed = layer.clone().with_max_seq_len(Some(self.context));
+        match self.positions {
+            Positions::Rope => self.keeping(placed),
+            Positions::RopeInLocalLayers { window } if number % 2 == 1 => {
+                sliding(ranking(placed), window)
+            }
+            Positions::RopeInLocalLayers { .. } => self.keeping(layer),
+        }
+    }
+
+    /// A layer with the model's window and keys.
+    fn keeping(&self, layer: DynamicMaskAttentionConfig) -> DynamicMaskAttentionConfig {
+        let window = self.window;
+        match self.keys {
+            Keys::Zoh => layer
+                .with_score_form(ScoreForm::Zoh)
+                .with_score_role(Some(ScoreRole::RankAndBias))
+                .with_keep_window(Some(window))
+                .with_recent(Some(0))
+                .with_runners_up(Some(0)),
+            _ if window >= self.context => ranking(layer).with_keep_window(None),
+            Keys::Learned => ranking(layer)
+                .with_keep_window(Some(window))
+                .with_recent(Some(self.recent.unwrap_or(window / 4))),
+            Keys::Sliding => sliding(ranking(layer), window),
+        }
+    }
+
+    fn init_block(&self, number: usize, device: &Device) -> Block {
         // SwiGLU has three matrices where a plain network has two: 8/3 of the width instead of 4
         // keeps the parameters equal. A multiple of 32 suits the matrix units.
         let hidden = (self.d_model * 8 / 3).next_multiple_of(32);
-        let attention = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
-            .with_n_kv_heads(Some(self.kv_heads))
-            .with_keep_window(Some(self.window))
-            .with_max_seq_len(Some(self.context));
         Block {
             attention_norm: RmsNormConfig::new(self.d_model).init(device),
-            attention: attention.init(device),
+            attention: self.attention(number).init(device),
             feed_forward_norm: RmsNormConfig::new(self.d_model).init(device),
             feed_forward: SwiGluConfig::new(self.d_model, hidden).init(device),
             feed_forward_out: LinearConfig::new(hidden, self.d_model)
@@ -121,6 +186,21 @@ impl TextModelConfig {
                 .init(device),
         }
     }
+}
+
+/// A layer whose scores are linear, rank the keys and are added to nothing.
+fn ranking(layer: DynamicMaskAttentionConfig) -> DynamicMaskAttentionConfig {
+    layer
+        .with_score_form(ScoreForm::Linear)
+        .with_score_role(Some(ScoreRole::Rank))
+}
+
+/// A layer that keeps the last `window` keys: its scores have nothing to rank, and do not learn.
+fn sliding(layer: DynamicMaskAttentionConfig, window: usize) -> DynamicMaskAttentionConfig {
+    layer
+        .with_keep_window(Some(window))
+        .with_recent(Some(window))
+        .with_runners_up(Some(0))
 }
 
 impl TextModel {
@@ -168,7 +248,14 @@ impl TextModel {
 
     /// Mean cross-entropy of the targets, in nats a byte, of shape `[1]`.
     pub fn loss(&self, inputs: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-        mean_loss(self.logits(inputs, |_, _| {}), targets)
+        mean_loss(self.logits(inputs, |_, _| {}), targets, None)
+    }
+
+    /// Cross-entropy of each target, in nats, `[batch, seq]`.
+    pub fn token_losses(&self, inputs: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<2> {
+        let shape = targets.dims();
+        let logits = self.logits(inputs, |_, _| {}).flatten(0, 1);
+        token_losses(logits, targets.flatten(0, 1)).reshape(shape)
     }
 
     /// The [`loss`](Self::loss), and what computes the gradients of all parameters once it is called.
@@ -177,8 +264,19 @@ impl TextModel {
         inputs: Tensor<2, Int>,
         targets: Tensor<2, Int>,
     ) -> (Tensor<1>, Backward<'_>) {
+        self.weighted_loss_and_backward(inputs, targets, None)
+    }
+
+    /// As [`loss_and_backward`](Self::loss_and_backward), each target's loss times its weight, `[batch, seq]`, before
+    /// the mean over all targets.
+    pub fn weighted_loss_and_backward(
+        &self,
+        inputs: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+        weights: Option<Tensor<2>>,
+    ) -> (Tensor<1>, Backward<'_>) {
         if self.activations == Activations::Kept {
-            let loss = self.loss(inputs, targets);
+            let loss = mean_loss(self.logits(inputs, |_, _| {}), targets, weights);
             let kept = loss.clone();
             let backward = move || GradientsParams::from_grads(kept.backward(), self);
             return (loss, Box::new(backward));
@@ -189,7 +287,7 @@ impl TextModel {
             // The copies for a block are made again, too.
             self.computing(block).forward(x, selections, &mut |_, _| {})
         });
-        let loss = mean_loss(self.unembed(stack.output()), targets);
+        let loss = mean_loss(self.unembed(stack.output()), targets, weights);
         // ANCHOR_END: checkpointed
         let kept = loss.clone();
         (loss, Box::new(move || stack.backward(&kept, self)))
@@ -206,7 +304,7 @@ impl TextModel {
         let logits = self.forward_seen(inputs, |layer, x| {
             selections = std::mem::take(&mut selections).layer(layer, x.clone());
         });
-        (mean_loss(logits, targets), selections)
+        (mean_loss(logits, targets, None), selections)
     }
 
     /// The gradients of all scores' parameters, for the metrics.
@@ -217,6 +315,30 @@ impl TextModel {
         })
     }
     // ANCHOR_END: selections
+
+    /// What each layer selects, and the scores `[batch, kv_heads, seq]` that it ranks the keys by; `None` of a layer
+    /// that attends to all keys.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the device fails.
+    pub fn selections(
+        &self,
+        tokens: Tensor<2, Int>,
+    ) -> Result<Vec<Option<(Intervals, Tensor<3>)>>, AttentionError> {
+        let mut seen = Vec::with_capacity(self.blocks.len());
+        self.logits(tokens, |layer, x| {
+            let pruned = layer.options().keep_window.is_some();
+            let selected = || {
+                Ok((
+                    layer.try_selection(x.clone())?,
+                    layer.try_scores(x.clone())?,
+                ))
+            };
+            seen.push(pruned.then(selected).transpose());
+        });
+        seen.into_iter().collect()
+    }
 
     /// The model as it generates: without autodiff, its parameters in the type of the activations, which
     /// [`forward`](Self::forward) would cast at every call.
@@ -320,9 +442,13 @@ fn normalised(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
     rms_norm(x, norm.gamma.val(), norm.epsilon as f32)
 }
 
-/// The mean over all tokens.
-fn mean_loss(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
-    cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
+/// The mean over all tokens, times their weights if there are any.
+fn mean_loss(logits: Tensor<3>, targets: Tensor<2, Int>, weights: Option<Tensor<2>>) -> Tensor<1> {
+    let losses = token_losses(logits.flatten(0, 1), targets.flatten(0, 1));
+    match weights {
+        Some(weights) => (losses * weights.flatten(0, 1)).mean(),
+        None => losses.mean(),
+    }
 }
 
 /// Casts every float parameter, within the autodiff graph.
@@ -331,5 +457,66 @@ pub struct CastTo(pub FloatDType);
 impl ModuleMapper for CastTo {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|value| value.cast(self.0))
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    fn layers(config: TextModelConfig) -> Vec<DynamicMaskAttention> {
+        let blocks = config.init(&Device::flex()).blocks;
+        blocks.into_iter().map(|block| block.attention).collect()
+    }
+
+    fn config(window: usize) -> TextModelConfig {
+        TextModelConfig::new(32, 2, 2, 1, 64, window)
+    }
+
+    #[test]
+    fn scores_have_the_paper_s_form_unless_the_configuration_says_otherwise() {
+        for layer in layers(config(16)) {
+            assert_eq!(layer.scorer().form(), ScoreForm::Zoh);
+            assert_eq!(layer.score_role(), ScoreRole::RankAndBias);
+            assert_eq!(layer.options().keep_window, Some(16));
+        }
+    }
+
+    #[test]
+    fn learned_and_sliding_keys_differ_in_what_is_recent_and_not_in_their_parameters() {
+        let text = || Tensor::<1, Int>::arange(0..64, &Device::flex()).reshape([1, 64]);
+        for (keys, recent) in [(Keys::Learned, 4.0), (Keys::Sliding, 16.0)] {
+            let config = config(16).with_keys(keys);
+            for layer in layers(config.clone()) {
+                assert_eq!(layer.scorer().form(), ScoreForm::Linear);
+                assert_eq!(layer.score_role(), ScoreRole::Rank);
+            }
+            let selections = config.init(&Device::flex()).selections(text());
+            for selection in selections.expect("it fits") {
+                let (intervals, _) = selection.expect("a window");
+                // Of the pairs of the first positions all are recent, so the share is a little more.
+                let share = intervals.stats().recent;
+                assert!((0.0..0.1).contains(&(share - recent / 16.0)), "{share}");
+            }
+            // A window that hides nothing is none.
+            let mut dense = config;
+            dense.window = 64;
+            let layers = layers(dense);
+            let windows = layers.iter().map(|layer| layer.options().keep_window);
+            assert!(windows.eq([None; 2]));
+        }
+    }
+
+    #[test]
+    fn odd_layers_may_be_local_and_the_others_without_positions() {
+        let positions = Positions::RopeInLocalLayers { window: 8 };
+        let config = config(16)
+            .with_keys(Keys::Learned)
+            .with_positions(positions);
+        let layers = layers(config);
+        assert_eq!(layers[0].options().keep_window, Some(8));
+        assert!(layers[0].rope.is_some());
+        assert_eq!(layers[1].options().keep_window, Some(16));
+        assert!(layers[1].rope.is_none());
     }
 }

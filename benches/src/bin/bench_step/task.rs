@@ -4,7 +4,8 @@ use crate::Options;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::ScoreRole;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 use std::error::Error;
 use train_text::data::{Corpus, Text};
 use train_text::loader::Batch;
@@ -106,6 +107,9 @@ impl LayerTask {
         };
         let config = DynamicMaskAttentionConfig::new(options.d_model, options.heads)
             .with_n_kv_heads(Some(options.kv_heads))
+            // DMA's own scores, said here, so that the rows stay those of one layer whatever the defaults become.
+            .with_score_form(ScoreForm::Zoh)
+            .with_score_role(Some(ScoreRole::RankAndBias))
             .with_keep_window(options.window)
             .with_max_seq_len(Some(options.seq));
         Self {

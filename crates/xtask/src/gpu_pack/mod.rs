@@ -29,7 +29,7 @@ const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
     }
 }
 
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     part("tests", "flash-dma-tests", true),
     part("models", "flash-dma-models", true),
     part("bench", "flash-dma-benches", false),
@@ -38,6 +38,7 @@ const PARTS: [Part; 8] = [
     part("train-text", "train-text", true),
     part("endless", "endless", true),
     part("recall", "recall", true),
+    part("language", "language", true),
 ];
 
 /// The features an archive is built with, and its name.

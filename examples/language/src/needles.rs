@@ -1,0 +1,395 @@
+//! Running text with facts in it, and questions about them.
+//!
+//! A fact stands anywhere in the text, a question behind it:
+//!
+//! ```text
+//! ..rest of the sentence.            ..rest of another one.
+//! The number of harbour is 40917.    Answer: The number of harbour is 40917.
+//! It was not until..                 Nobody had..
+//! ```
+//!
+//! A text of training asks for all of its facts, each once. A prompt ends with the one question of its text.
+
+use crate::train::{Batch, Lessons, batch_of};
+use crate::windows::Windows;
+use burn::tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use train_text::rng::Rng;
+
+/// Digits of an answer.
+pub const DIGITS: usize = 5;
+
+/// Bytes of a training text per fact.
+const BYTES_PER_FACT: usize = 256;
+
+/// The needles of a prompt, one of which is asked for.
+const NEEDLES: usize = 4;
+
+/// The seed of texts that are not trained on, the same for all runs. Training takes the seeds from 0 on.
+const EVALUATION_SEED: u64 = u64::MAX;
+
+/// Batches to validate with during training.
+const WATCHED: usize = 4;
+
+const WORDS: [&str; 64] = [
+    "amber", "anchor", "apple", "arrow", "barley", "basket", "beacon", "bridge", "butter",
+    "candle", "carpet", "castle", "cellar", "cherry", "copper", "cotton", "desert", "dragon",
+    "engine", "feather", "forest", "garden", "ginger", "glacier", "hammer", "harbour", "helmet",
+    "honey", "island", "ivory", "jacket", "kettle", "ladder", "lantern", "lemon", "marble",
+    "meadow", "mirror", "needle", "oyster", "palace", "paper", "pepper", "pillow", "planet",
+    "pocket", "quarry", "rabbit", "ribbon", "river", "saddle", "silver", "spider", "stable",
+    "summer", "thunder", "timber", "tunnel", "valley", "velvet", "violin", "walnut", "window",
+    "winter",
+];
+
+/// What a fact is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The pass key, the only fact of a prompt.
+    Passkey,
+    /// The number of a word, among those of others.
+    Needle,
+}
+
+impl Kind {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Passkey, Self::Needle];
+}
+
+/// A fact and the question about it.
+#[derive(Clone, Debug)]
+struct Fact {
+    kind: Kind,
+    word: &'static str,
+    digits: String,
+}
+
+impl Fact {
+    /// A fact of each kind asked for, no word in two of them.
+    fn draw(kinds: &[Kind], random: &mut Rng) -> Vec<Self> {
+        let mut words = WORDS;
+        let mut fact = |(index, &kind): (usize, &Kind)| {
+            words.swap(index, index + random.below(WORDS.len() - index));
+            let digits = (0..DIGITS).map(|_| char::from(b'0' + random.below(10) as u8));
+            Self {
+                kind,
+                word: words[index],
+                digits: digits.collect(),
+            }
+        };
+        kinds.iter().enumerate().map(&mut fact).collect()
+    }
+
+    /// What comes before the digits in the fact.
+    fn told(&self) -> String {
+        match self.kind {
+            Kind::Passkey => "\nThe pass key is ".into(),
+            Kind::Needle => format!("\nThe number of {} is ", self.word),
+        }
+    }
+
+    /// What comes behind the digits in the fact.
+    fn told_end(&self) -> &'static str {
+        match self.kind {
+            Kind::Passkey => ". Remember it.\n",
+            Kind::Needle => ".\n",
+        }
+    }
+
+    /// What comes before the digits in the question.
+    fn asked(&self) -> String {
+        match self.kind {
+            Kind::Passkey => "\nAnswer: The pass key is ".into(),
+            Kind::Needle => format!("\nAnswer: The number of {} is ", self.word),
+        }
+    }
+
+    /// Bytes of the fact's sentence.
+    fn told_len(&self) -> usize {
+        self.told().len() + DIGITS + self.told_end().len()
+    }
+}
+
+/// What comes behind the digits of an answer.
+const ANSWER_END: &str = ".\n";
+
+/// A question of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// What it asks for.
+    pub kind: Kind,
+    /// The digits where the fact tells them.
+    pub told: Range<usize>,
+    /// The digits of the answer.
+    pub answer: Range<usize>,
+}
+
+/// A text of training.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lesson {
+    /// The text.
+    pub bytes: Vec<u8>,
+    /// Its questions, in their order.
+    pub questions: Vec<Question>,
+}
+
+/// A text that ends with a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The text.
+    pub bytes: Vec<u8>,
+    /// The digits where the fact tells them.
+    pub told: Range<usize>,
+    /// The right answer.
+    pub answer: Vec<u8>,
+}
+
+/// A place in the text between two facts.
+#[derive(Clone, Copy, Debug)]
+enum Insert {
+    Fact(usize),
+    Question(usize),
+}
+
+/// Texts with facts in them.
+pub struct Needles {
+    windows: Windows,
+    tokens: usize,
+}
+
+impl Needles {
+    /// Texts of `tokens` bytes made of a corpus whose windows have at least 8 times as many.
+    pub fn new(windows: Windows, tokens: usize) -> Self {
+        Self { windows, tokens }
+    }
+
+    /// Facts of a text of training.
+    fn facts(&self) -> usize {
+        (self.tokens / BYTES_PER_FACT).clamp(2, WORDS.len())
+    }
+
+    /// A text of training: `tokens` bytes and the one behind them. One of its facts is a passkey.
+    fn lesson(&self, filler: impl FnOnce(usize, &mut Rng) -> Vec<u8>, random: &mut Rng) -> Lesson {
+        let kinds: Vec<Kind> = (0..self.facts())
+            .map(|index| {
+                if index == 0 {
+                    Kind::Passkey
+                } else {
+                    Kind::Needle
+                }
+            })
+            .collect();
+        let facts = Fact::draw(&kinds, random);
+        let added = |fact: &Fact| fact.told_len() + fact.asked().len() + DIGITS + ANSWER_END.len();
+        let len = self.tokens + 1 - facts.iter().map(added).sum::<usize>();
+        let filler = filler(len, random);
+        // Each fact twice, in random order: the first time it is told, the second time it is asked for.
+        let mut order: Vec<usize> = (0..2 * facts.len()).map(|n| n / 2).collect();
+        for last in (1..order.len()).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+        let mut cuts: Vec<usize> = order.iter().map(|_| random.below(len + 1)).collect();
+        cuts.sort_unstable();
+        let mut seen = vec![false; facts.len()];
+        let inserts =
+            order
+                .into_iter()
+                .map(|fact| match std::mem::replace(&mut seen[fact], true) {
+                    false => Insert::Fact(fact),
+                    true => Insert::Question(fact),
+                });
+        compose(&filler, cuts.into_iter().zip(inserts), &facts)
+    }
+
+    /// The text of training number `index` of a seed.
+    pub fn training(&self, seed: u64, index: usize) -> Lesson {
+        let filler = |len, random: &mut Rng| self.windows.training(len, random).to_vec();
+        self.lesson(filler, &mut Rng::new(seed, index as u64))
+    }
+
+    /// A text of validation, made like those of training.
+    fn validating(&self, index: usize) -> Lesson {
+        let filler = |len, random: &mut Rng| self.windows.validating(len, random).to_vec();
+        self.lesson(filler, &mut Rng::new(EVALUATION_SEED, index as u64))
+    }
+
+    /// The prompt number `index` of those of `len` bytes with their answers, of a kind, whose fact stands at this share
+    /// of the running text: the same for all runs.
+    pub fn prompt(&self, len: usize, kind: Kind, depth: f64, index: usize) -> Prompt {
+        let kinds: &[Kind] = match kind {
+            Kind::Passkey => &[Kind::Passkey],
+            Kind::Needle => &[Kind::Needle; NEEDLES],
+        };
+        // A stream for each prompt, far from those of validation.
+        let stream = [len as u64, kind as u64, depth.to_bits(), index as u64];
+        let stream = (stream.iter()).fold(1 << 40, |hash: u64, &part| {
+            (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let random = &mut Rng::new(EVALUATION_SEED, stream);
+        let facts = Fact::draw(kinds, random);
+        let question = facts[0].asked();
+        let told: usize = facts.iter().map(Fact::told_len).sum();
+        let filler = len - DIGITS - question.len() - told;
+        let mut inserts: Vec<(usize, Insert)> = (0..facts.len())
+            .map(|fact| match fact {
+                0 => ((depth * filler as f64).round() as usize, Insert::Fact(0)),
+                other => (random.below(filler + 1), Insert::Fact(other)),
+            })
+            .collect();
+        inserts.sort_by_key(|&(place, _)| place);
+        inserts.push((filler, Insert::Question(0)));
+        let filler = self.windows.validating(filler, random);
+        let Lesson { bytes, questions } = compose(filler, inserts.into_iter(), &facts);
+        let Question { told, answer, .. } = questions[0].clone();
+        Prompt {
+            told,
+            answer: bytes[answer.clone()].to_vec(),
+            bytes: bytes[..answer.start].to_vec(),
+        }
+    }
+
+    fn batch_of(&self, lessons: &[Lesson], device: &Device) -> Batch {
+        let texts: Vec<&[u8]> = lessons.iter().map(|lesson| &lesson.bytes[..]).collect();
+        let mut answers = vec![0f32; lessons.len() * self.tokens];
+        for (lesson, row) in lessons.iter().zip(answers.chunks_mut(self.tokens)) {
+            for question in &lesson.questions {
+                // The target at a position is the byte behind it.
+                row[question.answer.start - 1..question.answer.end - 1].fill(1.0);
+            }
+        }
+        let answers = TensorData::new(answers, [lessons.len(), self.tokens]);
+        Batch {
+            answers: Some(Tensor::from_data(answers, device)),
+            ..batch_of(&texts, device)
+        }
+    }
+}
+
+impl Lessons for Needles {
+    fn batch(&self, seed: u64, step: usize, size: usize, device: &Device) -> Batch {
+        let lesson = |item| self.training(seed, step * size + item);
+        let lessons: Vec<Lesson> = (0..size).map(lesson).collect();
+        self.batch_of(&lessons, device)
+    }
+
+    fn validation(&self, size: usize, device: &Device) -> Vec<Batch> {
+        let batch = |number| {
+            let lesson = |item| self.validating(number * size + item);
+            let lessons: Vec<Lesson> = (0..size).map(lesson).collect();
+            self.batch_of(&lessons, device)
+        };
+        (0..WATCHED).map(batch).collect()
+    }
+}
+
+/// Running text with inserts at places that rise.
+fn compose(
+    filler: &[u8],
+    inserts: impl Iterator<Item = (usize, Insert)>,
+    facts: &[Fact],
+) -> Lesson {
+    let (mut bytes, mut questions, mut done) = (Vec::new(), Vec::new(), 0);
+    let mut told = vec![0..0; facts.len()];
+    for (place, insert) in inserts {
+        bytes.extend_from_slice(&filler[done..place]);
+        done = place;
+        let mut say = |before: String, digits: &str, behind: &str| {
+            bytes.extend_from_slice(before.as_bytes());
+            let range = bytes.len()..bytes.len() + digits.len();
+            bytes.extend_from_slice(digits.as_bytes());
+            bytes.extend_from_slice(behind.as_bytes());
+            range
+        };
+        match insert {
+            Insert::Fact(index) => {
+                let fact = &facts[index];
+                told[index] = say(fact.told(), &fact.digits, fact.told_end());
+            }
+            Insert::Question(index) => {
+                let fact = &facts[index];
+                questions.push(Question {
+                    kind: fact.kind,
+                    told: told[index].clone(),
+                    answer: say(fact.asked(), &fact.digits, ANSWER_END),
+                });
+            }
+        }
+    }
+    bytes.extend_from_slice(&filler[done..]);
+    Lesson { bytes, questions }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use train_text::data::Corpus;
+
+    fn needles(tokens: usize) -> Needles {
+        let corpus = Corpus {
+            source: "letters".into(),
+            files: 1,
+            bytes: (0..200_000u64).map(|n| b'a' + (n * n % 23) as u8).collect(),
+        };
+        Needles::new(Windows::new(corpus, tokens, 8, 64).unwrap(), tokens)
+    }
+
+    #[test]
+    fn every_fact_of_a_lesson_is_asked_for_behind_it_and_the_answer_is_right() {
+        for (tokens, facts) in [(256, 2), (2048, 8)] {
+            let needles = needles(tokens);
+            for index in 0..50 {
+                let lesson = needles.training(3, index);
+                assert_eq!(lesson.bytes.len(), tokens + 1);
+                assert_eq!(lesson.questions.len(), facts);
+                let digits = lesson.bytes.iter().filter(|byte| byte.is_ascii_digit());
+                assert_eq!(digits.count(), 2 * facts * DIGITS);
+                for Question { told, answer, .. } in &lesson.questions {
+                    assert!(told.end < answer.start);
+                    assert_eq!(lesson.bytes[told.clone()], lesson.bytes[answer.clone()]);
+                }
+                let of = |kind| lesson.questions.iter().filter(move |q| q.kind == kind);
+                assert_eq!(of(Kind::Passkey).count(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn lessons_are_their_seed_and_number_alone() {
+        let needles = needles(256);
+        assert_eq!(needles.training(1, 2), needles.training(1, 2));
+        assert_ne!(needles.training(1, 2), needles.training(1, 3));
+        assert_ne!(needles.training(1, 2), needles.training(2, 2));
+    }
+
+    #[test]
+    fn a_prompt_has_its_length_with_the_answer_and_its_fact_at_its_depth() {
+        let needles = needles(256);
+        for (kind, facts) in [(Kind::Passkey, 1), (Kind::Needle, NEEDLES)] {
+            for depth in [0.0, 0.3, 0.9, 1.0] {
+                for (index, len) in [256, 2048].into_iter().enumerate() {
+                    let prompt = needles.prompt(len, kind, depth, index);
+                    let Prompt {
+                        bytes,
+                        told,
+                        answer,
+                    } = &prompt;
+                    assert_eq!(bytes.len() + DIGITS, len);
+                    assert_eq!(bytes[told.clone()], answer[..]);
+                    let digits = bytes.iter().filter(|byte| byte.is_ascii_digit());
+                    assert_eq!(
+                        digits.count(),
+                        facts * DIGITS,
+                        "the answer is not told again"
+                    );
+                    assert!(bytes.ends_with(b" is "));
+                    let error = told.start as f64 / len as f64 - depth;
+                    // Other facts and the question are up to 200 bytes.
+                    assert!(error.abs() < 210.0 / len as f64, "{kind:?} {depth} {error}");
+                    assert_eq!(prompt, needles.prompt(len, kind, depth, index));
+                }
+            }
+        }
+    }
+}

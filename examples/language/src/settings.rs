@@ -1,0 +1,237 @@
+//! What decides the outcome of a run.
+
+use crate::arm::Arm;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use train_text::device::{DeviceName, DtypeName};
+use train_text::model::{Positions, TextModelConfig};
+
+/// What a model is trained on and asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// Running text: the loss, by the position in the context.
+    Text,
+    /// Running text with facts in it: answers to questions about them.
+    Needles,
+}
+
+/// Everything that decides the outcome of a run: a row with equal settings need not be made again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The task.
+    pub task: Task,
+    /// Device.
+    pub device: DeviceName,
+    /// Element type of the activations; parameters stay f32.
+    pub dtype: DtypeName,
+    /// What chooses the keys.
+    pub arm: Arm,
+    /// How the layers know where a key is.
+    pub positions: Positions,
+    /// Bytes of a training text.
+    pub tokens: usize,
+    /// Keys per query and kv head, at every length; `None` is all of them.
+    pub window: Option<usize>,
+    /// The model's sizes.
+    #[serde(flatten)]
+    pub sizes: Sizes,
+    /// Training steps. The learning rate falls to 0 over them.
+    pub steps: usize,
+    /// Texts per step.
+    pub batch: usize,
+    /// Peak learning rate.
+    pub rate: f64,
+    /// Seed of the parameters and of the texts.
+    pub seed: u64,
+    /// The corpus, by its fingerprint.
+    pub corpus: String,
+    /// Of text: the most validation windows. Of needles: texts per length, kind and depth.
+    pub texts: usize,
+    /// The weight of the loss of an answer's byte, where that of any other byte is 1.
+    pub answer_weight: f64,
+}
+
+/// Sizes of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// Key/value heads of a layer.
+    pub kv_heads: usize,
+}
+
+/// A size of everything that goes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// For a processor: a minute per row at most in an optimised build.
+    Smallest,
+    /// For the table, on a GPU.
+    Table,
+}
+
+impl Size {
+    /// Keys of a query in a local layer, where there are any.
+    pub fn local_window(self) -> usize {
+        match self {
+            Self::Smallest => 32,
+            Self::Table => 256,
+        }
+    }
+}
+
+impl Task {
+    /// The longest texts to evaluate with, in training lengths.
+    pub fn longest(self) -> usize {
+        match self {
+            Self::Text => 4,
+            Self::Needles => 8,
+        }
+    }
+
+    /// What the program trains an arm with if it is told the task and the size alone.
+    pub fn settings(self, size: Size) -> Settings {
+        let sizes = |width, layers, heads| Sizes {
+            width,
+            layers,
+            heads,
+            kv_heads: 2,
+        };
+        let (tokens, sizes, batch, texts) = match (self, size) {
+            (Self::Text, Size::Smallest) => (128, sizes(64, 2, 4), 8, 16),
+            (Self::Text, Size::Table) => (8192, sizes(512, 8, 8), 4, 256),
+            (Self::Needles, Size::Smallest) => (256, sizes(64, 2, 4), 8, 4),
+            (Self::Needles, Size::Table) => (2048, sizes(384, 6, 6), 16, 32),
+        };
+        let (steps, rate) = match size {
+            Size::Smallest => (150, 3e-3),
+            Size::Table => (4000, 6e-4),
+        };
+        Settings {
+            task: self,
+            device: DeviceName::Flex,
+            dtype: DtypeName::F32,
+            arm: Arm::Dense,
+            positions: match self {
+                Self::Text => Positions::Rope,
+                Self::Needles => Positions::RopeInLocalLayers {
+                    window: size.local_window(),
+                },
+            },
+            tokens,
+            window: None,
+            sizes,
+            steps,
+            batch,
+            rate,
+            seed: 0,
+            corpus: String::new(),
+            texts,
+            answer_weight: match self {
+                Self::Text => 1.0,
+                Self::Needles => 10.0,
+            },
+        }
+    }
+}
+
+impl Settings {
+    /// The longest text to evaluate with.
+    pub fn longest(&self) -> usize {
+        self.task.longest() * self.tokens
+    }
+
+    /// The model.
+    pub fn model(&self) -> TextModelConfig {
+        let Sizes {
+            width,
+            layers,
+            heads,
+            kv_heads,
+        } = self.sizes;
+        let longest = self.longest();
+        // A window that hides no key is none.
+        let window = self.window.unwrap_or(longest);
+        TextModelConfig::new(width, layers, heads, kv_heads, longest, window)
+            .with_dtype(self.dtype.burn())
+            .with_keys(self.arm.keys())
+            .with_positions(self.positions)
+    }
+
+    /// Refuses what cannot be trained, in one line.
+    ///
+    /// # Errors
+    ///
+    /// That line, which names the option.
+    pub fn check(&self) -> Result<(), String> {
+        let Sizes {
+            width,
+            layers,
+            heads,
+            kv_heads,
+        } = self.sizes;
+        let least = match self.task {
+            Task::Text => 64,
+            Task::Needles => 256,
+        };
+        if self.tokens < least {
+            return Err(format!("--tokens {}: at least {least}", self.tokens));
+        }
+        if let Some(window) = self.window.filter(|&window| window < 4) {
+            return Err(format!(
+                "--share of {} tokens is a window of {window}: at least 4 are needed",
+                self.tokens
+            ));
+        }
+        if self.positions == (Positions::RopeInLocalLayers { window: 0 }) {
+            return Err("--local-window must be at least 1".into());
+        }
+        if [self.steps, self.batch, self.texts, layers, heads, kv_heads].contains(&0) {
+            let options = "--steps, --batch, --texts, --layers, --heads and --kv-heads";
+            return Err(format!("{options} must be at least 1"));
+        }
+        if !width.is_multiple_of(8 * heads) || width == 0 {
+            return Err(format!(
+                "--width {width} must give each of the {heads} heads a multiple of 8"
+            ));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "--heads {heads} must be a multiple of --kv-heads {kv_heads}"
+            ));
+        }
+        for (option, value) in [("rate", self.rate), ("answer-weight", self.answer_weight)] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(format!("--{option} {value} must be above 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a run differs from another one in the arm alone.
+    pub fn differs_in_arm(&self, other: &Self) -> bool {
+        let same = Self {
+            arm: other.arm,
+            window: other.window,
+            ..self.clone()
+        };
+        self.arm != other.arm && same == *other
+    }
+
+    /// One line.
+    pub fn title(&self) -> String {
+        let window = self
+            .window
+            .map_or("all keys".into(), |w| format!("{w} keys"));
+        format!(
+            "{}, {} tokens, {window}, seed {}",
+            self.arm.name(),
+            self.tokens,
+            self.seed
+        )
+    }
+}

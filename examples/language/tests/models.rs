@@ -1,0 +1,127 @@
+//! What the arms share, and that the ways to evaluate a model agree. Flex draws for all threads of a process from one
+//! generator: models are made by `drawn`, which waits for others.
+#![cfg(feature = "flex")]
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use language::answers::write;
+use language::arm::Arm;
+use language::losses::evaluate;
+use language::settings::{Settings, Size, Task};
+use language::train::{Lessons, bytes, drawn};
+use language::windows::Windows;
+use train_text::data::Corpus;
+use train_text::model::{Positions, TextModel};
+
+const LOCAL: Positions = Positions::RopeInLocalLayers { window: 8 };
+
+fn settings(arm: Arm, positions: Positions) -> Settings {
+    Settings {
+        arm,
+        positions,
+        tokens: 64,
+        window: (arm != Arm::Dense).then_some(16),
+        seed: 5,
+        ..Task::Text.settings(Size::Smallest)
+    }
+}
+
+fn corpus() -> Corpus {
+    Corpus {
+        source: "letters".into(),
+        files: 1,
+        bytes: (0..40_000u32).map(|n| b'a' + (n * n % 23) as u8).collect(),
+    }
+}
+
+fn model(arm: Arm, positions: Positions) -> TextModel {
+    drawn(&settings(arm, positions), &Device::flex()).expect("it fits")
+}
+
+/// All parameters.
+fn parameters(model: &TextModel) -> Vec<TensorData> {
+    struct Read(Vec<TensorData>);
+    impl burn::module::ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
+            self.0.push(param.val().into_data());
+        }
+    }
+    let mut read = Read(Vec::new());
+    model.visit(&mut read);
+    read.0
+}
+
+#[test]
+fn arms_begin_with_equal_parameters_and_read_the_same_texts() {
+    let windows = Windows::new(corpus(), 64, 4, 16).unwrap();
+    let device = Device::flex();
+    let batch = |seed, step| windows.batch(seed, step, 3, &device).inputs.into_data();
+    assert_eq!(batch(1, 2), batch(1, 2));
+    assert_ne!(batch(1, 2), batch(1, 3));
+    assert_ne!(batch(1, 2), batch(2, 2));
+    for positions in [Positions::Rope, LOCAL] {
+        let ours = parameters(&model(Arm::Ours, positions));
+        assert!(ours.len() > 20);
+        for arm in [Arm::Dense, Arm::Sliding] {
+            assert!(parameters(&model(arm, positions)) == ours, "{arm:?}");
+        }
+    }
+}
+
+#[test]
+fn losses_by_position_have_the_mean_of_those_by_window() {
+    let windows = Windows::new(corpus(), 64, 4, 16).unwrap();
+    let (short, long) = (windows.short(), windows.long());
+    assert_eq!((short.len(), long.len()), (16, 4));
+    // The same bytes are predicted.
+    let targets = |windows: &[&[u8]]| {
+        windows
+            .iter()
+            .flat_map(|w| w[1..].to_vec())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(targets(&short), targets(&long));
+    let model = model(Arm::Ours, Positions::Rope);
+    for (windows, batch) in [(&short, 5), (&long, 2)] {
+        let losses = evaluate(&model, windows, batch, &Device::flex()).unwrap();
+        let weighted = |bin: &language::losses::Bin| bin.loss * (bin.to - bin.from) as f64;
+        let sum: f64 = losses.bins.iter().map(weighted).sum();
+        assert!((sum / losses.length as f64 - losses.loss).abs() < 1e-5);
+        let mean = losses.windows.iter().sum::<f64>() / windows.len() as f64;
+        assert!((mean - losses.loss).abs() < 1e-5);
+        let inputs = bytes(windows.iter().map(|w| &w[..w.len() - 1]), &Device::flex());
+        let targets = bytes(windows.iter().map(|w| &w[1..]), &Device::flex());
+        let whole: f32 = model.loss(inputs, targets).into_scalar();
+        assert!((f64::from(whole) - losses.loss).abs() < 1e-5);
+    }
+}
+
+/// What a model writes from its caches is what it says of the whole text in one pass.
+#[test]
+fn answers_from_caches_are_those_of_one_pass() {
+    let corpus = corpus();
+    let texts = [&corpus.bytes[..150], &corpus.bytes[1000..1150]];
+    let device = Device::flex();
+    for (arm, positions) in [
+        (Arm::Ours, Positions::Rope),
+        (Arm::Ours, LOCAL),
+        (Arm::Sliding, LOCAL),
+        (Arm::Dense, LOCAL),
+    ] {
+        let model = model(arm, positions);
+        let written = write(&model.for_generation(), &texts, 64, 6, &device).unwrap();
+        let mut whole = texts.map(<[u8]>::to_vec);
+        for _ in 0..6 {
+            let tokens = bytes(whole.iter().map(|text| &text[..]), &device);
+            let len = whole[0].len();
+            let logits: Tensor<3> = model.forward(tokens).narrow(1, len - 1, 1);
+            let next: Vec<i64> = logits.argmax(2).into_data().iter::<i64>().collect();
+            for (text, next) in whole.iter_mut().zip(next) {
+                text.push(next as u8);
+            }
+        }
+        for (written, whole) in written.answers.iter().zip(&whole) {
+            assert_eq!(written[..], whole[150..], "{arm:?} {positions:?}");
+        }
+    }
+}
