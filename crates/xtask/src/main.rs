@@ -47,7 +47,7 @@ Usage: cargo xtask <command>
                    cuda-portable, burn-cuda, wgpu, vulkan), every output compared with the oracle; one that fails
                    is shrunk. --help lists all options.
   gpu-pack [--only NAME,..] [--tuned] [..]
-                   Build tests, bench, interop, raw-kernels, train-text, endless and recall, or only those named,
+                   Build tests, models, bench and the examples, or only those named,
                    for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
                    builds with autotune, as Burn's users do. Other options go to cargo's build.
   mutants [--list] [--cuda] [--record FILE] [NAMES..]
