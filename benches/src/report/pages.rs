@@ -123,7 +123,7 @@ impl Places {
         let learning = at(&self.learning);
         let tutorial = Tutorial::read(&learning)?;
 
-        let recall = learning.join("recall-h200.json");
+        let recall = learning.join("recall-sweep-h200.json");
         let plots = report
             .plots()?
             .into_iter()
