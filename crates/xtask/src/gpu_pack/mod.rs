@@ -342,7 +342,7 @@ mod tests {
             Request::parse(&options)
         };
         let all = parse("").unwrap();
-        assert_eq!((all.parts.len(), all.flavour), (8, Flavour::Lean));
+        assert_eq!((all.parts.len(), all.flavour), (PARTS.len(), Flavour::Lean));
         let some = parse("--only tests,bench --tuned --timings").unwrap();
         let names: Vec<_> = some.parts.iter().map(|part| part.name).collect();
         assert_eq!(names, ["tests", "bench"]);
