@@ -25,13 +25,13 @@ impl Code {
 /// The engines of each architecture but the GPU's that ran.
 pub(super) type Compiled<'a> = BTreeMap<&'a str, BTreeMap<&'static str, Code>>;
 
-/// Reads `docs/codegen.tsv`: variants are `set.kernel` with a suffix behind `-`; the last two columns count
-/// instructions of tensor cores.
+/// Reads `docs/codegen.tsv`: variants are `set.kernel` with a suffix behind `-`; the columns before the
+/// last, the key, count instructions of tensor cores.
 pub(super) fn compiled(table: &str) -> Compiled<'_> {
     let mut all = Compiled::new();
     for row in table.lines().skip(1) {
         let columns: Vec<&str> = row.split('\t').collect();
-        let [variant, arch, .., mma, wgmma] = columns[..] else {
+        let [variant, arch, .., mma, wgmma, _key] = columns[..] else {
             continue;
         };
         if arch == RUN {
@@ -89,14 +89,14 @@ mod tests {
 
     #[test]
     fn what_compiles_is_told_by_engine_and_architecture() {
-        let table = "variant\tarch\tregisters\tmma\twgmma\n\
-                     bf16.forward\tsm_80\t1\t0\t0\n\
-                     bf16.forward_mma-A100\tsm_80\t1\t8\t0\n\
-                     masked.dq_mma\tsm_80\t1\t8\t0\n\
-                     masked.dq_mma\tsm_120\t1\t8\t0\n\
-                     masked.dq_mma\tsm_89\t1\t8\t0\n\
-                     bf16.fill\tsm_89\t1\t0\t0\n\
-                     bf16.forward_wgmma\tsm_90a\t1\t0\t8\n";
+        let table = "variant\tarch\tregisters\tmma\twgmma\tkey\n\
+                     bf16.forward\tsm_80\t1\t0\t0\tff\n\
+                     bf16.forward_mma-A100\tsm_80\t1\t8\t0\tff\n\
+                     masked.dq_mma\tsm_80\t1\t8\t0\tff\n\
+                     masked.dq_mma\tsm_120\t1\t8\t0\tff\n\
+                     masked.dq_mma\tsm_89\t1\t8\t0\tff\n\
+                     bf16.fill\tsm_89\t1\t0\t0\tff\n\
+                     bf16.forward_wgmma\tsm_90a\t1\t0\t8\tff\n";
         let compiled = compiled(table);
         assert_eq!(
             compiled["sm_80"],

@@ -36,10 +36,11 @@ Usage: cargo xtask <command>
                    does, for a driver that takes it.
   setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
                    and `gpu-pack` do this first.
-  codegen [--bless | --sources] [PREFIX..]
+  codegen [--bless | --fresh | --sources] [PREFIX..]
                    Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
                    and compare registers, spills, shared memory and tensor-core instructions with
-                   docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former.
+                   docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. What it
+                   knows of the same source is not compiled again, but for a sample; --fresh compiles all.
                    --sources compiles nothing and prints a hash of each variant's source. With prefixes,
                    only variants whose names begin so.
   fuzz --engine NAME [--minutes M] [--problems N] [--seed S] [..]

@@ -1,14 +1,16 @@
 """Compile CUDA C++ as CubeCL and the driver do, without a GPU.
 
-    python nvrtc.py DIR VARIANT:ARCH...
+    python nvrtc.py DIR TABLE VARIANT:ARCH:SHARED...
     python nvrtc.py --sources DIR VARIANT...
 
 DIR/VARIANT.cu goes through NVRTC to PTX and through ptxas to machine code. One row a job on standard output,
-tab-separated: variant, arch, registers, spill stores, spill loads, stack, static shared memory (bytes),
-`mma` and `wgmma` instructions (counted in the PTX).
-The toolkit is that of the wheels installed beside this Python. What was compiled before is read from
-DIR-cache, by a hash of the source and of everything that compiles it. With --sources nothing is compiled: a row is a
-variant and the hash of its source, as far as CubeCL writes the same one in every run.
+tab-separated: variant, arch, registers, spill stores, spill loads, stack, shared memory (static and SHARED, the dynamic
+one, in bytes), `mma` and `wgmma` instructions (counted in the PTX), and the key: a hash of the source and of everything
+that the row depends on.
+The toolkit is that of the wheels installed beside this Python. What TABLE, rows of this form, or DIR-cache know by
+their key is not compiled, but for the keys of SAMPLE: they are compiled anew, and it is an error if TABLE has other
+figures. With --sources nothing is compiled: a row is a variant and the hash of its source, as far as CubeCL writes the
+same one in every run.
 """
 
 import ctypes
@@ -26,6 +28,9 @@ SITE = pathlib.Path(sysconfig.get_path("purelib"))
 NVIDIA = SITE / "nvidia"
 # What the outcome depends on beside the source: this program and the versions of the wheels.
 TOOLS = [pathlib.Path(__file__).read_text(), *sorted(path.name for path in SITE.glob("nvidia*.dist-info"))]
+
+# One kernel of 16 is compiled whatever the table says of it, so that a table made otherwise is found out.
+SAMPLE = "0"
 
 
 def load_nvrtc():
@@ -87,30 +92,43 @@ def tensor_instructions(ptx):
 
 
 def compile_one(job):
-    folder, name, arch = job
+    """The job's row and whether it was compiled; a text in place of the row says what went wrong."""
+    folder, recorded, name, arch, shared = job
     try:
         source = canonical((folder / f"{name}.cu").read_text())
-        key = hashlib.sha256("\0".join([source, arch, *TOOLS]).encode()).hexdigest()
-        known = folder.with_name(folder.name + "-cache") / key
-        if known.exists():
-            return job, known.read_text().split(), None
-        ptx = folder / f"{name}.{arch}.ptx"
-        ptx.write_bytes(to_ptx(source, arch))
-        command = [str(NVIDIA / "cuda_nvcc/bin/ptxas"), f"-arch={arch}", "-v"]
-        command += ["-o", str(ptx.with_suffix(".cubin")), str(ptx)]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise RuntimeError(result.stdout + result.stderr)
-        log = result.stdout + result.stderr
-        # Where ptxas cannot keep products in flight it waits for each, and only says so.
-        if serialized := [line for line in log.splitlines() if "wgmma.mma_async" in line]:
-            raise RuntimeError("\n".join(serialized))
-        numbers = [*resources(log), *tensor_instructions(ptx.read_bytes())]
-        known.parent.mkdir(exist_ok=True)
-        known.write_text(" ".join(map(str, numbers)))
-        return job, numbers, None
+        key = hashlib.sha256("\0".join([source, arch, shared, *TOOLS]).encode()).hexdigest()[:16]
+        record = recorded.get(key)
+        cached = folder.with_name(folder.name + "-cache") / key
+        if cached.exists():
+            figures = cached.read_text().split()
+        elif record and not key.startswith(SAMPLE):
+            return [name, arch, *record, key], False
+        else:
+            figures = [str(figure) for figure in figures_of(folder, name, arch, source, int(shared))]
+            cached.parent.mkdir(exist_ok=True)
+            cached.write_text(" ".join(figures))
+        if record and figures != record:
+            raise RuntimeError(f"compiles to {figures}, where the table has {record} for the same source")
+        return [name, arch, *figures, key], True
     except (RuntimeError, OSError) as error:
-        return job, None, str(error)
+        return f"{name} for {arch}: {str(error)[:4000]}", True
+
+
+def figures_of(folder, name, arch, source, dynamic):
+    """Compiles the source and counts."""
+    ptx = folder / f"{name}.{arch}.ptx"
+    ptx.write_bytes(to_ptx(source, arch))
+    command = [str(NVIDIA / "cuda_nvcc/bin/ptxas"), f"-arch={arch}", "-v"]
+    command += ["-o", str(ptx.with_suffix(".cubin")), str(ptx)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    log = result.stdout + result.stderr
+    if result.returncode != 0:
+        raise RuntimeError(log)
+    # Where ptxas cannot keep products in flight it waits for each, and only says so.
+    if serialized := [line for line in log.splitlines() if "wgmma.mma_async" in line]:
+        raise RuntimeError("\n".join(serialized))
+    *figures, static = resources(log)
+    return [*figures, static + dynamic, *tensor_instructions(ptx.read_bytes())]
 
 
 def print_sources(folder, names):
@@ -122,20 +140,24 @@ def print_sources(folder, names):
 def main():
     if sys.argv[1] == "--sources":
         return print_sources(pathlib.Path(sys.argv[2]), sys.argv[3:])
-    folder = pathlib.Path(sys.argv[1])
-    jobs = [(folder, *argument.rsplit(":", 1)) for argument in sys.argv[2:]]
+    folder, table = map(pathlib.Path, sys.argv[1:3])
+    rows = [line.split("\t") for line in table.read_text().splitlines()]
+    recorded = {key: figures for _, _, *figures, key in rows}
+    jobs = [(folder, recorded, *argument.rsplit(":", 2)) for argument in sys.argv[3:]]
     ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
     if not os.access(ptxas, os.X_OK):  # pip does not keep the execute bit
         ptxas.chmod(ptxas.stat().st_mode | stat.S_IXUSR)
 
-    failures = 0
+    failures = compiled = 0
     with multiprocessing.Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
-        for (_, name, arch), numbers, error in pool.imap(compile_one, jobs):
-            if error is None:
-                print(name, arch, *numbers, sep="\t")
-            else:
+        for row, anew in pool.imap(compile_one, jobs):
+            compiled += anew
+            if isinstance(row, str):
                 failures += 1
-                print(f"{name} for {arch} does not compile:\n{error[:4000]}", file=sys.stderr)
+                print(row, file=sys.stderr)
+            else:
+                print(*row, sep="\t")
+    print(f"codegen: {compiled} compiled, {len(jobs) - compiled} as the table has them", file=sys.stderr)
     if failures:
         sys.exit(f"{failures} of {len(jobs)} compilations failed")
 

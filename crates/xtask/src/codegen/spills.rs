@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(spills.allowed("x.dq", "sm_80"), 16);
         assert_eq!(spills.allowed("x.dq", "sm_90a"), 8);
         assert_eq!(spills.allowed("y", "sm_80"), 0);
-        let table = "x.dq\tsm_80\t40\t4\t0\t0\t0\t0\t0\nz\tsm_80\t40\t0\t0\t0\t0\t0\t0\n";
+        let table = "x.dq\tsm_80\t40\t4\t0\t0\t0\t0\t0\tff\nz\tsm_80\t40\t0\t0\t0\t0\t0\t0\tff\n";
         let unused = spills.unused(&Table::from_rows(table).unwrap());
         assert_eq!(unused.len(), 1);
         assert!(unused[0].starts_with("z *: "));

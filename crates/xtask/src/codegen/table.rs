@@ -108,9 +108,11 @@ pub struct Row {
     mma: u32,
     /// `wgmma.mma_async` instructions of the PTX.
     wgmma: u32,
+    /// A hash of the source and of all else that the figures depend on; in hexadecimal digits in the file.
+    key: u64,
 }
 
-const COLUMNS: [&str; 9] = [
+const COLUMNS: [&str; 10] = [
     "variant",
     "arch",
     "registers",
@@ -120,6 +122,7 @@ const COLUMNS: [&str; 9] = [
     "shared",
     "mma",
     "wgmma",
+    "key",
 ];
 
 impl Row {
@@ -165,21 +168,6 @@ impl Table {
         }
     }
 
-    /// Adds the dynamic shared memory to the compilers' figures.
-    ///
-    /// # Errors
-    /// When a row is malformed or names no variant of the manifest.
-    pub fn compiled(rows: &str, manifest: &Manifest) -> Result<Self> {
-        let mut table = Self::from_rows(rows)?;
-        for ((name, _), row) in &mut table.rows {
-            let variant = manifest.variants.iter().find(|v| v.name == *name);
-            row.shared += variant
-                .ok_or_else(|| format!("{name} is not in the manifest"))?
-                .shared;
-        }
-        Ok(table)
-    }
-
     /// Reads rows without a header.
     ///
     /// # Errors
@@ -188,6 +176,8 @@ impl Table {
         let row = |line: &str| {
             let (variant, rest) = line.split_once('\t')?;
             let (arch, numbers) = rest.split_once('\t')?;
+            let (numbers, key) = numbers.rsplit_once('\t')?;
+            let key = u64::from_str_radix(key, 16).ok()?;
             let numbers: Vec<u32> = numbers.split('\t').map_while(|n| n.parse().ok()).collect();
             let [
                 registers,
@@ -206,6 +196,7 @@ impl Table {
                 shared,
                 mma,
                 wgmma,
+                key,
             };
             Some(((variant.to_owned(), arch.to_owned()), row))
         };
@@ -277,6 +268,16 @@ impl Table {
         faults
     }
 
+    /// The rows as [`Table::from_rows`] reads them.
+    pub fn rows(&self) -> String {
+        let mut text = String::new();
+        for ((name, arch), row) in &self.rows {
+            let cells = row.cells().map(|n| n.to_string());
+            text += &format!("{name}\t{arch}\t{}\t{:016x}\n", cells.join("\t"), row.key);
+        }
+        text
+    }
+
     /// The table for a terminal.
     pub fn pretty(&self) -> String {
         let names = self.rows.keys().map(|(name, _)| name.len());
@@ -284,7 +285,7 @@ impl Table {
         let line = |name: &str, arch: &str, cells: [String; 7]| {
             let cells: String = cells
                 .iter()
-                .zip(&COLUMNS[2..])
+                .zip(&COLUMNS[2..9])
                 .fold(String::new(), |line, (c, h)| {
                     line + &format!("  {c:>width$}", width = h.len().max(6))
                 });
@@ -302,12 +303,7 @@ impl Table {
 /// The committed form.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", COLUMNS.join("\t"))?;
-        for ((name, arch), row) in &self.rows {
-            let cells = row.cells().map(|n| n.to_string());
-            writeln!(f, "{name}\t{arch}\t{}", cells.join("\t"))?;
-        }
-        Ok(())
+        write!(f, "{}\n{}", COLUMNS.join("\t"), self.rows())
     }
 }
 
@@ -315,8 +311,9 @@ impl fmt::Display for Table {
 mod tests {
     use super::*;
 
+    /// The rows, each with a key.
     fn table(rows: &str) -> Table {
-        Table::from_rows(rows).unwrap()
+        Table::from_rows(&rows.replace('\n', "\t00ff\n")).unwrap()
     }
 
     #[test]
@@ -324,19 +321,25 @@ mod tests {
         let table =
             table("a\tsm_80\t40\t0\t0\t8\t1024\t2\t0\nb\tsm_90a\t255\t16\t24\t0\t0\t0\t3\n");
         assert_eq!(Table::parse(&table.to_string()), Ok(table));
+        let keyless = format!(
+            "{}\na\tsm_80\t40\t0\t0\t8\t1024\t2\t0\n",
+            COLUMNS.join("\t")
+        );
+        assert!(Table::parse(&keyless).is_err());
         assert!(Table::parse("variant\tregisters\n").is_err());
         assert!(Table::parse(&format!("{}\na\tsm_80\t1\t2\n", COLUMNS.join("\t"))).is_err());
     }
 
     #[test]
-    fn dynamic_shared_memory_is_added() {
-        let manifest =
-            Manifest::parse("name\tarches\tunits\tshared_bytes\na\tsm_80,sm_90a\t128\t1000\n")
-                .unwrap();
-        assert_eq!(manifest.variants[0].arches, ["sm_80", "sm_90a"]);
-        let table = Table::compiled("a\tsm_80\t40\t0\t0\t0\t24\t0\t0\n", &manifest).unwrap();
-        assert_eq!(table.rows.values().next().unwrap().shared, 1024);
-        assert!(Table::compiled("c\tsm_80\t40\t0\t0\t0\t24\t0\t0\n", &manifest).is_err());
+    fn the_manifest_names_variants_architectures_and_memory() {
+        let text = "name\tarches\tunits\tshared_bytes\na\tsm_80,sm_90a\t128\t1000\n";
+        let manifest = Manifest::parse(text).unwrap();
+        let expected = Variant {
+            name: "a".into(),
+            arches: vec!["sm_80".into(), "sm_90a".into()],
+            shared: 1000,
+        };
+        assert_eq!(manifest.variants, [expected]);
         assert!(Manifest::parse("name\tarches\tunits\na\tsm_80\t128\n").is_err());
         assert!(Manifest::parse("name\tarches\tshared_bytes\n").is_err());
     }
