@@ -124,6 +124,11 @@ impl Arm {
         }
     }
 
+    /// Whether scores of keys ranked next learn.
+    pub fn has_runners_up(self) -> bool {
+        self.is_pruned() && self.runners_up(4) != Some(0)
+    }
+
     /// The keys ranked next whose scores learn; `None` is what the layer does by itself.
     pub fn runners_up(self, window: usize) -> Option<usize> {
         match self {

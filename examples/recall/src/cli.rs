@@ -2,16 +2,15 @@
 
 use crate::arm::Arm;
 use crate::rates;
-use crate::rows;
 use crate::settings::{Settings, Size};
 use crate::task::Layout;
 use clap::Parser;
 use std::num::NonZeroUsize;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 use train_text::device::{DeviceName, DtypeName};
+use train_text::rows;
+use train_text::seeds::Seeds;
 
 /// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after
 /// each. Runs whose rows are there are skipped, so a run that was ended goes on.
@@ -36,6 +35,9 @@ pub struct Cli {
     /// A kv head keeps one key in so many. Arms that prune nothing are trained once.
     #[arg(long, value_delimiter = ',', default_value = "8")]
     pub shares: Vec<usize>,
+    /// Runners-up of the arms that have some, in place of a quarter of the window.
+    #[arg(long)]
+    pub runners_up: Option<usize>,
     /// Where the pairs stand.
     #[arg(long, value_enum, default_value = "scattered")]
     pub layout: Layout,
@@ -81,26 +83,6 @@ pub struct Cli {
     pub machine: Option<String>,
 }
 
-/// Consecutive seeds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seeds(RangeInclusive<u64>);
-
-impl FromStr for Seeds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no seed"));
-        let (first, last) = match text.split_once("..") {
-            Some((first, last)) => (number(first)?, number(last)?),
-            None => (number(text)?, number(text)?),
-        };
-        match first <= last {
-            true => Ok(Self(first..=last)),
-            false => Err(format!("{first} is behind {last}")),
-        }
-    }
-}
-
 impl Cli {
     /// The time after which nothing is to run, from the start.
     ///
@@ -131,7 +113,7 @@ impl Cli {
         };
         let mut runs = Vec::new();
         for tokens in tokens {
-            for seed in self.seeds.iter().flat_map(|seeds| seeds.0.clone()) {
+            for seed in self.seeds.iter().flat_map(Seeds::each) {
                 for (arm, rates) in &arms {
                     for &share in &self.shares {
                         for &rate in rates {
@@ -171,6 +153,7 @@ impl Cli {
             layout: self.layout,
             tokens,
             window: Settings::window(arm, tokens, share.max(1)),
+            runners_up: self.runners_up.filter(|_| arm.has_runners_up()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
             rate,
@@ -218,6 +201,13 @@ mod tests {
         };
         assert_eq!(windows(Arm::Dense), [256]);
         assert_eq!(windows(Arm::Sliding), [32, 16, 32, 16]);
+    }
+
+    #[test]
+    fn runners_up_are_told_to_the_arms_that_have_some() {
+        let all = runs("--arms ours,frozen,dense,added-no-runners-up,zoh --runners-up 9").unwrap();
+        let told: Vec<_> = all.iter().map(|run| run.runners_up).collect();
+        assert_eq!(told, [Some(9), None, None, None, Some(9)]);
     }
 
     #[test]

@@ -4,14 +4,14 @@ use clap::Parser;
 use recall::cli::Cli;
 use recall::estimate;
 use recall::processes::{Order, Worker, serve};
-use recall::rows::{self, Row};
+use recall::rows::Row;
 use recall::settings::Settings;
 use recall::train::Point;
 use std::fs;
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use train_text::report;
+use train_text::{report, rows};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

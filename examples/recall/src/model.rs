@@ -204,7 +204,12 @@ impl Model {
 
 impl Block {
     fn new(settings: &Settings, device: &Device) -> Self {
-        let Settings { arm, window, .. } = *settings;
+        let Settings {
+            arm,
+            window,
+            runners_up,
+            ..
+        } = *settings;
         let sizes = settings.sizes;
         let hidden = (sizes.width * 8 / 3).next_multiple_of(32);
         let pruned = arm.is_pruned();
@@ -218,7 +223,7 @@ impl Block {
             }))
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))
-            .with_runners_up(arm.runners_up(window));
+            .with_runners_up(runners_up.or(arm.runners_up(window)));
         Self {
             attention_norm: RmsNormConfig::new(sizes.width).init(device),
             attention: attention.init(device),

@@ -32,6 +32,7 @@ mod tests {
     use crate::evaluate::Evaluation;
     use crate::settings::{Settings, Size};
     use crate::train::{Outcome, Stop};
+    use train_text::rows;
 
     fn row(rate: f64, seed: u64, accuracy: f64, steps_done: usize) -> Row {
         let settings = Settings {
@@ -75,20 +76,8 @@ mod tests {
     fn rows_are_read_as_they_were_written() {
         let path = std::env::temp_dir().join(format!("recall-rows-{}.json", std::process::id()));
         let rows = vec![row(1e-3, 0, 1.0, 500), row(2e-3, 7, 0.25, 10)];
-        crate::rows::write(&path, &rows).unwrap();
-        assert_eq!(crate::rows::read(&path).unwrap(), rows);
+        rows::write(&path, &rows).unwrap();
+        assert_eq!(rows::read::<Row>(&path).unwrap(), rows);
         std::fs::remove_file(path).unwrap();
-    }
-
-    #[test]
-    fn a_file_of_rows_has_one_call_at_a_time() {
-        let path = std::env::temp_dir().join(format!("recall-held-{}.json", std::process::id()));
-        let held = crate::rows::hold(&path).unwrap();
-        let error = crate::rows::hold(&path).unwrap_err();
-        assert!(error.ends_with("another call adds rows to it"), "{error}");
-        drop(held);
-        drop(crate::rows::hold(&path).unwrap());
-        let left = std::fs::exists(path.with_extension("json.lock"));
-        assert!(!left.unwrap());
     }
 }

@@ -21,6 +21,9 @@ pub struct Settings {
     pub tokens: usize,
     /// Keys per query and kv head; all tokens for an arm that prunes nothing.
     pub window: usize,
+    /// The keys ranked next whose scores learn, of an arm that has some; `None` is the arm's own number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runners_up: Option<usize>,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -68,6 +71,7 @@ impl Settings {
             layout: Layout::Scattered,
             tokens: size.tokens(),
             window: Self::window(arm, size.tokens(), 8),
+            runners_up: None,
             sizes: size.sizes(),
             steps: size.steps(),
             batch: size.batch(),
