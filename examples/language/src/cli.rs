@@ -64,6 +64,10 @@ pub struct Options {
     /// A kv head keeps one key in so many of a training text, and as many of longer ones.
     #[arg(long, default_value = "8")]
     pub share: usize,
+    /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on.
+    /// All arms that prune do it alike.
+    #[arg(long, default_value = "0")]
+    pub narrowing: f64,
     /// How the layers know where a key is [default: of text rope, of needles rope-in-local-layers].
     #[arg(long, value_enum)]
     pub positions: Option<PositionsName>,
@@ -170,6 +174,11 @@ impl Options {
                 };
                 let run = Settings {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
+                    narrowing: if arm == Arm::Dense {
+                        0.0
+                    } else {
+                        self.narrowing
+                    },
                     ..run
                 };
                 run.check()?;
@@ -271,6 +280,7 @@ mod tests {
             ("text --share 64", "a window of 2"),
             ("text --steps 0", "--steps"),
             ("text --rate 0", "--rate 0"),
+            ("text --narrowing 1", "--narrowing 1"),
             ("text --width 60", "--width 60"),
             ("text --texts 257", "--texts 257"),
             ("needles --answer-weight -1", "--answer-weight"),

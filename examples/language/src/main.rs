@@ -40,9 +40,8 @@ fn run(cli: &Cli) -> Result<(), String> {
     };
     let corpus = corpus.map_err(|error| error.to_string())?;
     let runs = options.runs(task, &corpus.fingerprint())?;
-    let mut done: Vec<Row> = rows::read(&options.out)?;
     if options.dry_run {
-        list(&runs, &done);
+        list(&runs, &rows::read(&options.out)?);
         return Ok(());
     }
     println!("{}: {} bytes", corpus.source.display(), corpus.bytes.len());
@@ -57,6 +56,8 @@ fn run(cli: &Cli) -> Result<(), String> {
     {
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
+    let _held = rows::hold(&options.out)?;
+    let mut done: Vec<Row> = rows::read(&options.out)?;
     let mut not_begun = 0;
     for (index, run) in runs.iter().enumerate() {
         println!("{:3} of {}: {}", index + 1, runs.len(), run.title());

@@ -1,14 +1,19 @@
 //! Running text with facts in it, and questions about them.
 //!
-//! A fact stands anywhere in the text, a question behind it:
+//! A fact stands anywhere in the text, questions behind it:
 //!
 //! ```text
 //! ..rest of the sentence.            ..rest of another one.
-//! The number of harbour is 40917.    Answer: The number of harbour is 40917.
+//! H is 40917.                        Answer: H is 40917.
 //! It was not until..                 Nobody had..
 //! ```
 //!
-//! A text of training asks for all of its facts, each once. A prompt ends with the one question of its text.
+//! A text of training has one fact or more, and as many questions whatever their number is. A prompt ends with the one
+//! question of its text.
+//!
+//! A model must learn to copy before anything can be compared, and does so after a plateau on which it guesses the
+//! digits. What shortens it: names of one byte, short sentences, many questions, and texts with a single fact among those
+//! with many.
 
 use crate::train::{Batch, Lessons, batch_of};
 use crate::windows::Windows;
@@ -20,8 +25,8 @@ use train_text::rng::Rng;
 /// Digits of an answer.
 pub const DIGITS: usize = 5;
 
-/// Bytes of a training text per fact.
-const BYTES_PER_FACT: usize = 256;
+/// Bytes of a training text per question.
+const BYTES_PER_QUESTION: usize = 64;
 
 /// The needles of a prompt, one of which is asked for.
 const NEEDLES: usize = 4;
@@ -32,24 +37,19 @@ const EVALUATION_SEED: u64 = u64::MAX;
 /// Batches to validate with during training.
 const WATCHED: usize = 4;
 
-const WORDS: [&str; 64] = [
-    "amber", "anchor", "apple", "arrow", "barley", "basket", "beacon", "bridge", "butter",
-    "candle", "carpet", "castle", "cellar", "cherry", "copper", "cotton", "desert", "dragon",
-    "engine", "feather", "forest", "garden", "ginger", "glacier", "hammer", "harbour", "helmet",
-    "honey", "island", "ivory", "jacket", "kettle", "ladder", "lantern", "lemon", "marble",
-    "meadow", "mirror", "needle", "oyster", "palace", "paper", "pepper", "pillow", "planet",
-    "pocket", "quarry", "rabbit", "ribbon", "river", "saddle", "silver", "spider", "stable",
-    "summer", "thunder", "timber", "tunnel", "valley", "velvet", "violin", "walnut", "window",
-    "winter",
+/// What numbers are of: a byte each, so that a model must not first learn to gather a word from its letters.
+const NAMES: [char; 26] = [
+    'A', 'B', 'C', 'D', 'E', 'F', 'G', 'H', 'I', 'J', 'K', 'L', 'M', 'N', 'O', 'P', 'Q', 'R', 'S',
+    'T', 'U', 'V', 'W', 'X', 'Y', 'Z',
 ];
 
 /// What a fact is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The pass key, the only fact of a prompt.
+    /// The key, the only fact of a prompt.
     Passkey,
-    /// The number of a word, among those of others.
+    /// The number of a letter, among those of others.
     Needle,
 }
 
@@ -62,20 +62,20 @@ impl Kind {
 #[derive(Clone, Debug)]
 struct Fact {
     kind: Kind,
-    word: &'static str,
+    name: char,
     digits: String,
 }
 
 impl Fact {
-    /// A fact of each kind asked for, no word in two of them.
+    /// A fact of each kind asked for, no letter in two of them.
     fn draw(kinds: &[Kind], random: &mut Rng) -> Vec<Self> {
-        let mut words = WORDS;
+        let mut names = NAMES;
         let mut fact = |(index, &kind): (usize, &Kind)| {
-            words.swap(index, index + random.below(WORDS.len() - index));
+            names.swap(index, index + random.below(NAMES.len() - index));
             let digits = (0..DIGITS).map(|_| char::from(b'0' + random.below(10) as u8));
             Self {
                 kind,
-                word: words[index],
+                name: names[index],
                 digits: digits.collect(),
             }
         };
@@ -85,15 +85,15 @@ impl Fact {
     /// What comes before the digits in the fact.
     fn told(&self) -> String {
         match self.kind {
-            Kind::Passkey => "\nThe pass key is ".into(),
-            Kind::Needle => format!("\nThe number of {} is ", self.word),
+            Kind::Passkey => "\nThe key is ".into(),
+            Kind::Needle => format!("\n{} is ", self.name),
         }
     }
 
     /// What comes behind the digits in the fact.
     fn told_end(&self) -> &'static str {
         match self.kind {
-            Kind::Passkey => ". Remember it.\n",
+            Kind::Passkey => ".\n",
             Kind::Needle => ".\n",
         }
     }
@@ -101,8 +101,8 @@ impl Fact {
     /// What comes before the digits in the question.
     fn asked(&self) -> String {
         match self.kind {
-            Kind::Passkey => "\nAnswer: The pass key is ".into(),
-            Kind::Needle => format!("\nAnswer: The number of {} is ", self.word),
+            Kind::Passkey => "\nAnswer: The key is ".into(),
+            Kind::Needle => format!("\nAnswer: {} is ", self.name),
         }
     }
 
@@ -165,28 +165,25 @@ impl Needles {
         Self { windows, tokens }
     }
 
-    /// Facts of a text of training.
-    fn facts(&self) -> usize {
-        (self.tokens / BYTES_PER_FACT).clamp(2, WORDS.len())
+    /// Questions of a text of training, and the most facts.
+    fn questions(&self) -> usize {
+        (self.tokens / BYTES_PER_QUESTION).clamp(2, NAMES.len())
     }
 
-    /// A text of training: `tokens` bytes and the one behind them. One of its facts is a passkey.
+    /// A text of training: `tokens` bytes and the one behind them. One of its facts may be a passkey.
     fn lesson(&self, filler: impl FnOnce(usize, &mut Rng) -> Vec<u8>, random: &mut Rng) -> Lesson {
-        let kinds: Vec<Kind> = (0..self.facts())
-            .map(|index| {
-                if index == 0 {
-                    Kind::Passkey
-                } else {
-                    Kind::Needle
-                }
-            })
-            .collect();
+        let questions = self.questions();
+        let mut kinds = vec![Kind::Needle; 1 + random.below(questions)];
+        kinds[0] = Kind::ALL[random.below(Kind::ALL.len())];
         let facts = Fact::draw(&kinds, random);
-        let added = |fact: &Fact| fact.told_len() + fact.asked().len() + DIGITS + ANSWER_END.len();
-        let len = self.tokens + 1 - facts.iter().map(added).sum::<usize>();
+        let answered = |fact: &Fact| fact.asked().len() + DIGITS + ANSWER_END.len();
+        let asked = || (0..questions).map(|question| question % facts.len());
+        // The first time a fact is told, then it is asked for.
+        let mut order: Vec<usize> = (0..facts.len()).chain(asked()).collect();
+        let told: usize = facts.iter().map(Fact::told_len).sum();
+        let len =
+            self.tokens + 1 - told - asked().map(|fact| answered(&facts[fact])).sum::<usize>();
         let filler = filler(len, random);
-        // Each fact twice, in random order: the first time it is told, the second time it is asked for.
-        let mut order: Vec<usize> = (0..2 * facts.len()).map(|n| n / 2).collect();
         for last in (1..order.len()).rev() {
             order.swap(last, random.below(last + 1));
         }
@@ -337,21 +334,24 @@ mod tests {
 
     #[test]
     fn every_fact_of_a_lesson_is_asked_for_behind_it_and_the_answer_is_right() {
-        for (tokens, facts) in [(256, 2), (2048, 8)] {
+        for (tokens, questions) in [(256, 4), (2048, 26)] {
             let needles = needles(tokens);
-            for index in 0..50 {
+            let mut counts = std::collections::BTreeSet::new();
+            for index in 0..200 {
                 let lesson = needles.training(3, index);
                 assert_eq!(lesson.bytes.len(), tokens + 1);
-                assert_eq!(lesson.questions.len(), facts);
+                assert_eq!(lesson.questions.len(), questions);
+                let told = lesson.questions.iter().map(|question| question.told.start);
+                let facts = told.collect::<std::collections::BTreeSet<_>>().len();
+                counts.insert(facts);
                 let digits = lesson.bytes.iter().filter(|byte| byte.is_ascii_digit());
-                assert_eq!(digits.count(), 2 * facts * DIGITS);
+                assert_eq!(digits.count(), (facts + questions) * DIGITS);
                 for Question { told, answer, .. } in &lesson.questions {
                     assert!(told.end < answer.start);
                     assert_eq!(lesson.bytes[told.clone()], lesson.bytes[answer.clone()]);
                 }
-                let of = |kind| lesson.questions.iter().filter(move |q| q.kind == kind);
-                assert_eq!(of(Kind::Passkey).count(), 1);
             }
+            assert_eq!(counts, (1..=questions).collect());
         }
     }
 

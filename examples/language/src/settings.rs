@@ -33,6 +33,9 @@ pub struct Settings {
     pub tokens: usize,
     /// Keys per query and kv head, at every length; `None` is all of them.
     pub window: Option<usize>,
+    /// The share of the steps in which the window is wider: half of the text at first, then half of that, and so on.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub narrowing: f64,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -65,10 +68,14 @@ pub struct Sizes {
     pub kv_heads: usize,
 }
 
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
+}
+
 /// A size of everything that goes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// For a processor: a minute per row at most in an optimised build.
+    /// For a processor, in an optimised build: of text a minute per row at most, of needles ten minutes.
     Smallest,
     /// For the table, on a GPU.
     Table,
@@ -104,12 +111,14 @@ impl Task {
         let (tokens, sizes, batch, texts) = match (self, size) {
             (Self::Text, Size::Smallest) => (128, sizes(64, 2, 4), 8, 16),
             (Self::Text, Size::Table) => (8192, sizes(512, 8, 8), 4, 256),
-            (Self::Needles, Size::Smallest) => (256, sizes(64, 2, 4), 8, 4),
-            (Self::Needles, Size::Table) => (2048, sizes(384, 6, 6), 16, 32),
+            (Self::Needles, Size::Smallest) => (256, sizes(128, 4, 4), 16, 16),
+            (Self::Needles, Size::Table) => (2048, sizes(256, 4, 4), 16, 32),
         };
-        let (steps, rate) = match size {
-            Size::Smallest => (150, 3e-3),
-            Size::Table => (4000, 6e-4),
+        let (steps, rate) = match (self, size) {
+            (Self::Text, Size::Smallest) => (150, 3e-3),
+            (Self::Needles, Size::Smallest) => (1200, 2e-3),
+            (Self::Text, Size::Table) => (4000, 6e-4),
+            (Self::Needles, Size::Table) => (3000, 1e-3),
         };
         Settings {
             task: self,
@@ -124,6 +133,7 @@ impl Task {
             },
             tokens,
             window: None,
+            narrowing: 0.0,
             sizes,
             steps,
             batch,
@@ -143,6 +153,18 @@ impl Settings {
     /// The longest text to evaluate with.
     pub fn longest(&self) -> usize {
         self.task.longest() * self.tokens
+    }
+
+    /// The window of a training step, counted from 0.
+    pub fn window_at(&self, step: usize) -> Option<usize> {
+        let window = self.window?;
+        let steps = self.narrowing * self.steps as f64;
+        let stages = (self.tokens / window).max(1).ilog2().saturating_sub(1);
+        let stage = (step as f64 / steps * f64::from(stages)).floor();
+        Some(match stage < f64::from(stages) {
+            true => (self.tokens >> (1 + stage as u32)).max(window),
+            false => window,
+        })
     }
 
     /// The model.
@@ -204,6 +226,12 @@ impl Settings {
                 "--heads {heads} must be a multiple of --kv-heads {kv_heads}"
             ));
         }
+        if !(0.0..1.0).contains(&self.narrowing) {
+            return Err(format!(
+                "--narrowing {} must be from 0 to below 1",
+                self.narrowing
+            ));
+        }
         for (option, value) in [("rate", self.rate), ("answer-weight", self.answer_weight)] {
             if !(value > 0.0 && value.is_finite()) {
                 return Err(format!("--{option} {value} must be above 0"));
@@ -217,6 +245,7 @@ impl Settings {
         let same = Self {
             arm: other.arm,
             window: other.window,
+            narrowing: other.narrowing,
             ..self.clone()
         };
         self.arm != other.arm && same == *other
@@ -233,5 +262,38 @@ impl Settings {
             self.tokens,
             self.seed
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_narrows_by_halves_and_then_stays() {
+        let settings = Settings {
+            tokens: 256,
+            window: Some(32),
+            narrowing: 0.5,
+            steps: 100,
+            ..Task::Needles.settings(Size::Smallest)
+        };
+        let windows = |settings: &Settings| [0, 24, 25, 49, 50, 99].map(|n| settings.window_at(n));
+        assert_eq!(windows(&settings), [128, 128, 64, 64, 32, 32].map(Some));
+        let at_once = Settings {
+            narrowing: 0.0,
+            ..settings.clone()
+        };
+        assert_eq!(windows(&at_once), [Some(32); 6]);
+        let wide = Settings {
+            window: Some(100),
+            ..settings.clone()
+        };
+        assert_eq!(windows(&wide), [Some(100); 6]);
+        let dense = Settings {
+            window: None,
+            ..settings
+        };
+        assert_eq!(windows(&dense), [None; 6]);
     }
 }

@@ -93,7 +93,8 @@ pub fn bytes<'a>(texts: impl Iterator<Item = &'a [u8]>, device: &Device) -> Tens
     Tensor::from_data(TensorData::new(numbers, shape), device)
 }
 
-/// Trains a model. `see` gets every point of the curve as it is made. The model returned is without autodiff.
+/// Trains a model. `see` gets every point of the curve as it is made, validated with the window of the step before. The
+/// model returned is without autodiff.
 ///
 /// # Errors
 ///
@@ -109,7 +110,9 @@ pub fn train(
         steps, batch, seed, ..
     } = *settings;
     let validation = lessons.validation(batch, device);
-    let mut model = drawn(settings, &device.clone().autodiff())?;
+    let with_autodiff = device.clone().autodiff();
+    let mut model = drawn(settings, &with_autodiff)?;
+    let mut window = settings.window;
     let parameters = model.num_params();
     let mut optimiser = optimiser();
     let every = steps.div_ceil(VALIDATIONS);
@@ -142,6 +145,10 @@ pub fn train(
         if step == steps {
             break;
         }
+        if settings.window_at(step) != window {
+            window = settings.window_at(step);
+            model = with_window(model, settings, window, &with_autodiff);
+        }
         let Batch {
             inputs,
             targets,
@@ -172,6 +179,23 @@ pub fn train(
         curve,
     };
     Ok((model.valid(), training))
+}
+
+/// The model with its parameters, which stay those that an optimiser knows, and another window.
+pub fn with_window(
+    model: TextModel,
+    settings: &Settings,
+    window: Option<usize>,
+    device: &Device,
+) -> TextModel {
+    let settings = Settings {
+        window,
+        ..settings.clone()
+    };
+    settings
+        .model()
+        .init(device)
+        .load_record(model.into_record())
 }
 
 /// The model of a seed, all of its parameters drawn in their order. Threads share the random numbers of their device:

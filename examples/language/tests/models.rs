@@ -2,13 +2,13 @@
 //! generator: models are made by `drawn`, which waits for others.
 #![cfg(feature = "flex")]
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use language::answers::write;
 use language::arm::Arm;
 use language::losses::evaluate;
 use language::settings::{Settings, Size, Task};
-use language::train::{Lessons, bytes, drawn};
+use language::train::{Lessons, bytes, drawn, with_window};
 use language::windows::Windows;
 use train_text::data::Corpus;
 use train_text::model::{Positions, TextModel};
@@ -38,17 +38,25 @@ fn model(arm: Arm, positions: Positions) -> TextModel {
     drawn(&settings(arm, positions), &Device::flex()).expect("it fits")
 }
 
-/// All parameters.
-fn parameters(model: &TextModel) -> Vec<TensorData> {
-    struct Read(Vec<TensorData>);
-    impl burn::module::ModuleVisitor for Read {
-        fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
-            self.0.push(param.val().into_data());
+/// All parameters, and the numbers that an optimiser knows them by.
+fn named_parameters(model: &TextModel) -> Vec<(ParamId, TensorData)> {
+    struct Read(Vec<(ParamId, TensorData)>);
+    impl ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.push((param.id, param.val().into_data()));
         }
     }
     let mut read = Read(Vec::new());
     model.visit(&mut read);
     read.0
+}
+
+/// All parameters.
+fn parameters(model: &TextModel) -> Vec<TensorData> {
+    named_parameters(model)
+        .into_iter()
+        .map(|(_, data)| data)
+        .collect()
 }
 
 #[test]
@@ -123,5 +131,29 @@ fn answers_from_caches_are_those_of_one_pass() {
         for (written, whole) in written.answers.iter().zip(&whole) {
             assert_eq!(written[..], whole[150..], "{arm:?} {positions:?}");
         }
+    }
+}
+
+/// A model that narrows its window is the one that would have had the narrow one, with the same parameters.
+#[test]
+fn another_window_leaves_the_parameters_and_their_numbers() {
+    let device = Device::flex().autodiff();
+    for arm in [Arm::Ours, Arm::Sliding] {
+        let settings = settings(arm, LOCAL);
+        let narrow = drawn(&settings, &device).expect("it fits");
+        let before = named_parameters(&narrow);
+        let logits = |model: &TextModel| {
+            let tokens = bytes(std::iter::once(&corpus().bytes[..64]), &device);
+            model.forward(tokens).into_data()
+        };
+        let narrow_logits = logits(&narrow);
+        let wide = with_window(narrow, &settings, Some(32), &device);
+        assert!(named_parameters(&wide) == before, "{arm:?}");
+        assert_ne!(logits(&wide), narrow_logits, "{arm:?}");
+        let again = with_window(wide, &settings, Some(16), &device);
+        assert_eq!(logits(&again), narrow_logits, "{arm:?}");
+        let inputs = bytes(std::iter::once(&corpus().bytes[..64]), &device);
+        let (_, backward) = again.loss_and_backward(inputs.clone(), inputs);
+        assert!(backward().len() > 20, "{arm:?} goes on learning");
     }
 }
