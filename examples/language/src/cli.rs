@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use train_text::device::{DeviceName, DtypeName};
 use train_text::model::Positions;
+use train_text::narrowing::Narrowing;
 use train_text::seeds::Seeds;
 
 /// Trains byte-level language models that differ in which keys their attention keeps, and says what they lose.
@@ -67,7 +68,7 @@ pub struct Options {
     /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on.
     /// All arms that prune do it alike.
     #[arg(long, default_value = "0")]
-    pub narrowing: f64,
+    pub narrowing: Narrowing,
     /// How the layers know where a key is [default: of text rope, of needles rope-in-local-layers].
     #[arg(long, value_enum)]
     pub positions: Option<PositionsName>,
@@ -174,10 +175,9 @@ impl Options {
                 };
                 let run = Settings {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
-                    narrowing: if arm == Arm::Dense {
-                        0.0
-                    } else {
-                        self.narrowing
+                    narrowing: match arm {
+                        Arm::Dense => Narrowing::default(),
+                        _ => self.narrowing,
                     },
                     ..run
                 };
@@ -280,7 +280,6 @@ mod tests {
             ("text --share 64", "a window of 2"),
             ("text --steps 0", "--steps"),
             ("text --rate 0", "--rate 0"),
-            ("text --narrowing 1", "--narrowing 1"),
             ("text --width 60", "--width 60"),
             ("text --texts 257", "--texts 257"),
             ("needles --answer-weight -1", "--answer-weight"),

@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use train_text::device::{DeviceName, DtypeName};
 use train_text::model::{Positions, TextModelConfig};
+use train_text::narrowing::Narrowing;
 
 /// What a model is trained on and asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,9 +34,9 @@ pub struct Settings {
     pub tokens: usize,
     /// Keys per query and kv head, at every length; `None` is all of them.
     pub window: Option<usize>,
-    /// The share of the steps in which the window is wider: half of the text at first, then half of that, and so on.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub narrowing: f64,
+    /// In which steps the window is wider.
+    #[serde(default, skip_serializing_if = "Narrowing::is_none")]
+    pub narrowing: Narrowing,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -66,10 +67,6 @@ pub struct Sizes {
     pub heads: usize,
     /// Key/value heads of a layer.
     pub kv_heads: usize,
-}
-
-fn is_zero(number: &f64) -> bool {
-    *number == 0.0
 }
 
 /// A size of everything that goes together.
@@ -133,7 +130,7 @@ impl Task {
             },
             tokens,
             window: None,
-            narrowing: 0.0,
+            narrowing: Narrowing::default(),
             sizes,
             steps,
             batch,
@@ -157,14 +154,8 @@ impl Settings {
 
     /// The window of a training step, counted from 0.
     pub fn window_at(&self, step: usize) -> Option<usize> {
-        let window = self.window?;
-        let steps = self.narrowing * self.steps as f64;
-        let stages = (self.tokens / window).max(1).ilog2().saturating_sub(1);
-        let stage = (step as f64 / steps * f64::from(stages)).floor();
-        Some(match stage < f64::from(stages) {
-            true => (self.tokens >> (1 + stage as u32)).max(window),
-            false => window,
-        })
+        let narrowed = |window| (self.narrowing).window(window, self.tokens, step, self.steps);
+        self.window.map(narrowed)
     }
 
     /// The model.
@@ -226,12 +217,6 @@ impl Settings {
                 "--heads {heads} must be a multiple of --kv-heads {kv_heads}"
             ));
         }
-        if !(0.0..1.0).contains(&self.narrowing) {
-            return Err(format!(
-                "--narrowing {} must be from 0 to below 1",
-                self.narrowing
-            ));
-        }
         for (option, value) in [("rate", self.rate), ("answer-weight", self.answer_weight)] {
             if !(value > 0.0 && value.is_finite()) {
                 return Err(format!("--{option} {value} must be above 0"));
@@ -262,38 +247,5 @@ impl Settings {
             self.tokens,
             self.seed
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_window_narrows_by_halves_and_then_stays() {
-        let settings = Settings {
-            tokens: 256,
-            window: Some(32),
-            narrowing: 0.5,
-            steps: 100,
-            ..Task::Needles.settings(Size::Smallest)
-        };
-        let windows = |settings: &Settings| [0, 24, 25, 49, 50, 99].map(|n| settings.window_at(n));
-        assert_eq!(windows(&settings), [128, 128, 64, 64, 32, 32].map(Some));
-        let at_once = Settings {
-            narrowing: 0.0,
-            ..settings.clone()
-        };
-        assert_eq!(windows(&at_once), [Some(32); 6]);
-        let wide = Settings {
-            window: Some(100),
-            ..settings.clone()
-        };
-        assert_eq!(windows(&wide), [Some(100); 6]);
-        let dense = Settings {
-            window: None,
-            ..settings
-        };
-        assert_eq!(windows(&dense), [None; 6]);
     }
 }

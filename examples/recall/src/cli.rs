@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 use train_text::device::{DeviceName, DtypeName};
+use train_text::narrowing::Narrowing;
 use train_text::rows;
 use train_text::seeds::Seeds;
 
@@ -35,6 +36,9 @@ pub struct Cli {
     /// A kv head keeps one key in so many. Arms that prune nothing are trained once.
     #[arg(long, value_delimiter = ',', default_value = "8")]
     pub shares: Vec<usize>,
+    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so on.
+    #[arg(long, default_value = "0")]
+    pub narrowing: Narrowing,
     /// Runners-up of the arms that have some, in place of a quarter of the window.
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -153,6 +157,10 @@ impl Cli {
             layout: self.layout,
             tokens,
             window: Settings::window(arm, tokens, share.max(1)),
+            narrowing: match arm.is_pruned() {
+                true => self.narrowing,
+                false => Narrowing::default(),
+            },
             runners_up: self.runners_up.filter(|_| arm.has_runners_up()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),

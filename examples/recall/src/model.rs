@@ -83,6 +83,20 @@ impl Model {
         model
     }
 
+    /// Keeps so many keys from now on; nothing else changes, so recent keys stay as many.
+    ///
+    /// # Panics
+    ///
+    /// If it is 0.
+    pub fn set_window(&mut self, window: usize) {
+        self.settings.window = window;
+        if self.settings.arm.is_pruned() {
+            for block in &mut self.blocks {
+                block.attention.set_keep_window(window);
+            }
+        }
+    }
+
     /// The logits of the answers, `[batch * pairs, kinds]`.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use crate::task::{Layout, Task};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use train_text::device::{DeviceName, DtypeName};
+use train_text::narrowing::Narrowing;
 
 /// Everything that decides the outcome of a run: a row with equal settings need not be made again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,9 @@ pub struct Settings {
     pub tokens: usize,
     /// Keys per query and kv head; all tokens for an arm that prunes nothing.
     pub window: usize,
+    /// In which steps the window is wider.
+    #[serde(default, skip_serializing_if = "Narrowing::is_none")]
+    pub narrowing: Narrowing,
     /// The keys ranked next whose scores learn, of an arm that has some; `None` is the arm's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -71,6 +75,7 @@ impl Settings {
             layout: Layout::Scattered,
             tokens: size.tokens(),
             window: Self::window(arm, size.tokens(), 8),
+            narrowing: Narrowing::default(),
             runners_up: None,
             sizes: size.sizes(),
             steps: size.steps(),
@@ -83,6 +88,11 @@ impl Settings {
     /// The task.
     pub fn task(&self) -> Task {
         Task::new(self.tokens, self.layout)
+    }
+
+    /// The window of a training step, counted from 0.
+    pub fn window_at(&self, step: usize) -> usize {
+        (self.narrowing).window(self.window, self.tokens, step, self.steps)
     }
 
     /// The window of an arm that may keep one key in `share`.

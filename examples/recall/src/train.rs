@@ -97,6 +97,7 @@ pub fn train(
     let (mut seconds, mut timed) = (0.0, 0);
     let (mut begun, mut step) = (Instant::now(), 0);
     loop {
+        model.set_window(settings.window_at(step));
         let batch = task.batch(settings.batch, settings.seed, step, &device);
         let loss = cross_entropy(model.forward(&batch)?, batch.answers.clone());
         let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
@@ -123,7 +124,7 @@ pub fn train(
             };
             see(&point);
             curve.push(point);
-            let stopped = stopped(&curve, settings.steps).or(last.then_some(Stop::Steps));
+            let stopped = stopped(&curve, settings).or(last.then_some(Stop::Steps));
             if let Some(stopped) = stopped {
                 return Ok(Outcome {
                     parameters: model.num_params(),
@@ -167,7 +168,13 @@ fn rate(settings: &Settings, step: usize) -> f64 {
 }
 
 /// Whether a curve needs no further steps.
-fn stopped(curve: &[Point], steps: usize) -> Option<Stop> {
+fn stopped(curve: &[Point], settings: &Settings) -> Option<Stop> {
+    // What was reached with a wider window does not count.
+    let wide = |point: &&Point| settings.window_at(point.step) != settings.window;
+    let (curve, steps) = (
+        &curve[curve.iter().take_while(wide).count()..],
+        settings.steps,
+    );
     let [.., before, last] = curve else {
         return None;
     };

@@ -12,6 +12,7 @@ mod font;
 pub mod generate;
 pub mod loader;
 pub mod model;
+pub mod narrowing;
 pub mod plot;
 mod progress;
 pub mod report;
