@@ -60,7 +60,7 @@ impl RecallRow {
 /// The name of a file that is malformed.
 pub fn recall_tables(folder: &Path) -> Result<String, String> {
     let mut tables = String::new();
-    for file in recall_files(folder)? {
+    for file in records(folder, "recall")? {
         let rows: Vec<RecallRow> = json(&file)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         tables += &of_file(&name, &rows);
@@ -68,14 +68,14 @@ pub fn recall_tables(folder: &Path) -> Result<String, String> {
     Ok(tables)
 }
 
-/// The files `recall*.json` in a folder, in order.
-pub(super) fn recall_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
+/// The files of a folder whose names are `name`, anything, and `.json`, in order.
+pub(super) fn records(folder: &Path, name: &str) -> Result<Vec<PathBuf>, String> {
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read {}: {e}", folder.display()))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("recall") && name.ends_with(".json")
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            file.starts_with(name) && file.ends_with(".json")
         })
         .collect();
     files.sort();

@@ -2,7 +2,7 @@
 
 use super::chart::{Chart, Point, Series};
 use super::files::json;
-use super::learning::{ARMS, RecallRow, Setting, recall_files};
+use super::learning::{ARMS, RecallRow, Setting, records};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use std::path::Path;
 /// If a file is malformed, or has a run twice.
 pub fn recall_plots(folder: &Path) -> Result<Vec<(String, String)>, String> {
     let mut plots = Vec::new();
-    for file in recall_files(folder)? {
+    for file in records(folder, "recall")? {
         let mut lengths: BTreeMap<usize, Vec<RecallRow>> = BTreeMap::new();
         for row in json::<Vec<RecallRow>>(&file)? {
             if row.device == "cuda" {

@@ -11,6 +11,7 @@ mod files;
 mod first_call;
 mod highlights;
 mod join;
+mod language;
 mod learning;
 mod learning_plots;
 mod markdown;

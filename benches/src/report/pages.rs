@@ -5,6 +5,7 @@ use super::files::{json, text};
 use super::first_call::FirstCalls;
 use super::highlights::highlights;
 use super::join::{Peers, Report};
+use super::language::language_tables;
 use super::learning::{recall_by_rate, recall_tables};
 use super::learning_plots::recall_plots;
 use super::markdown::replace_section;
@@ -139,6 +140,7 @@ impl Places {
             &at(&self.learning_page),
             &[
                 ("rates", recall_by_rate(&recall)?),
+                ("language", language_tables(&learning)?),
                 ("", recall_tables(&learning)?),
             ],
         )?);
