@@ -72,7 +72,7 @@ pub struct Sizes {
 /// A size of everything that goes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// For a processor, in an optimised build: of text a minute per row at most, of needles ten minutes.
+    /// For a processor, in an optimised build: of text a minute per row at most, of needles a quarter of an hour.
     Smallest,
     /// For the table, on a GPU.
     Table,
@@ -113,7 +113,7 @@ impl Task {
         };
         let (steps, rate) = match (self, size) {
             (Self::Text, Size::Smallest) => (150, 3e-3),
-            (Self::Needles, Size::Smallest) => (1200, 2e-3),
+            (Self::Needles, Size::Smallest) => (2000, 2e-3),
             (Self::Text, Size::Table) => (4000, 6e-4),
             (Self::Needles, Size::Table) => (3000, 1e-3),
         };
