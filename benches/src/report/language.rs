@@ -1,7 +1,8 @@
 //! What language models with each kind of selection lose: the rows of the example `language`.
 
 use super::files::json;
-use super::learning::records;
+use super::learning::{records, sources};
+use super::markdown::distinct;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,6 +17,9 @@ struct Run {
     arm: String,
     tokens: usize,
     window: Option<usize>,
+    /// The share of the steps in which the window was wider.
+    #[serde(default)]
+    narrowing: f64,
     width: usize,
     layers: usize,
     parameters: usize,
@@ -83,6 +87,14 @@ impl Run {
         )
     }
 
+    /// The arm, and how its window narrows.
+    fn variant(&self) -> String {
+        match self.narrowing > 0.0 {
+            true => format!("{}, narrowing {}", self.arm, self.narrowing),
+            false => self.arm.clone(),
+        }
+    }
+
     fn keys(&self) -> String {
         self.window
             .map_or("all".into(), |window| window.to_string())
@@ -130,14 +142,7 @@ fn of_file(name: &str, rows: &[Run]) -> String {
             "text" => losses(&runs) + "\n" + &by_position(&runs),
             _ => answers(&runs) + "\n" + &by_depth(&runs),
         };
-        let of = |part: fn(&Run) -> &str| {
-            let mut all: Vec<_> = runs.iter().map(|run| part(run)).collect();
-            all.sort_unstable();
-            all.dedup();
-            all.join(", ")
-        };
-        let (machines, commits) = (of(|run| &run.machine), of(|run| &run.commit));
-        let _ = writeln!(text, "\n{machines}; commit {commits}.\n");
+        text += &sources(runs.iter().map(|run| (&run.machine[..], &run.commit[..])));
     }
     text
 }
@@ -156,7 +161,7 @@ fn head(columns: impl Iterator<Item = String>) -> String {
 fn begin(run: &Run) -> String {
     format!(
         "| {} | {} | {} | {} |",
-        run.arm,
+        run.variant(),
         run.keys(),
         run.seed,
         run.step()
@@ -216,7 +221,7 @@ fn by_position(runs: &[&Run]) -> String {
         for (bin, Bin { from, to, .. }) in losses.bins.iter().enumerate() {
             let _ = write!(text, "| {} | {from} to {to} |", losses.length);
             for arm in &arms {
-                let of_arm = runs.iter().filter(|run| run.arm == *arm);
+                let of_arm = runs.iter().filter(|run| run.variant() == *arm);
                 let found = of_arm.filter_map(|run| Some(run.losses.get(at)?.bins.get(bin)?.loss));
                 let _ = write!(
                     text,
@@ -276,7 +281,7 @@ fn by_depth(runs: &[&Run]) -> String {
         for arm in arms(runs) {
             let _ = write!(text, "| {length} | {arm} |");
             for &depth in &depths {
-                let of_arm = runs.iter().filter(|run| run.arm == arm);
+                let of_arm = runs.iter().filter(|run| run.variant() == arm);
                 let all = of_arm
                     .filter_map(|run| run.answers.as_ref())
                     .flat_map(|a| &a.answered);
@@ -295,14 +300,8 @@ fn by_depth(runs: &[&Run]) -> String {
 }
 
 /// The arms in the order in which the rows first have them.
-fn arms<'a>(runs: &[&'a Run]) -> Vec<&'a str> {
-    let mut arms: Vec<&str> = Vec::new();
-    for run in runs {
-        if !arms.contains(&&run.arm[..]) {
-            arms.push(&run.arm);
-        }
-    }
-    arms
+fn arms(runs: &[&Run]) -> Vec<String> {
+    distinct(runs.iter().map(|run| run.variant()))
 }
 
 fn lengths(runs: &[&Run]) -> Vec<usize> {

@@ -2,7 +2,7 @@
 
 use super::files::json;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,11 @@ pub(super) struct RecallRow {
     pub(super) tokens: usize,
     pub(super) pairs: usize,
     pub(super) window: usize,
+    /// The share of the steps in which the window was wider.
+    #[serde(default)]
+    narrowing: f64,
+    /// Where it is not the arm's own number.
+    runners_up: Option<usize>,
     pub(super) window_per_pair: f64,
     pub(super) cap: f64,
     width: usize,
@@ -49,6 +54,18 @@ impl RecallRow {
     pub(super) fn setting(&self) -> Setting {
         let sizes = [self.width, self.layers, self.batch, self.steps];
         (self.layout.clone(), self.tokens, self.pairs, sizes)
+    }
+
+    /// The arm, and what it has that the arm by itself has not.
+    pub(super) fn variant(&self) -> String {
+        let mut text = self.arm.clone();
+        if let Some(runners_up) = self.runners_up {
+            let _ = write!(text, ", {runners_up} runners-up");
+        }
+        if self.narrowing > 0.0 {
+            let _ = write!(text, ", narrowing {}", self.narrowing);
+        }
+        text
     }
 }
 
@@ -164,16 +181,16 @@ fn of_file(name: &str, rows: &[RecallRow]) -> String {
              {steps} steps of {batch} texts.\n"
         );
         text += &table(&rows);
-        let of = |part: fn(&RecallRow) -> &str| {
-            let mut all: Vec<_> = rows.iter().map(|row| part(row)).collect();
-            all.sort_unstable();
-            all.dedup();
-            all.join(", ")
-        };
-        let (machines, commits) = (of(|row| &row.machine), of(|row| &row.commit));
-        let _ = writeln!(text, "\n{machines}; commit {commits}.\n");
+        text += &sources(rows.iter().map(|row| (&row.machine[..], &row.commit[..])));
     }
     text
+}
+
+/// The line below a table: every machine and every commit of its rows.
+pub(super) fn sources<'a>(rows: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let (machines, commits): (BTreeSet<&str>, BTreeSet<&str>) = rows.unzip();
+    let joined = |all: BTreeSet<&str>| Vec::from_iter(all).join(", ");
+    format!("\n{}; commit {}.\n\n", joined(machines), joined(commits))
 }
 
 /// The lines in the order in which the rows first have them.
@@ -182,7 +199,8 @@ fn table(rows: &[&RecallRow]) -> String {
     for row in rows {
         let same = |line: &&mut Vec<&RecallRow>| {
             let first = line[0];
-            first.arm == row.arm && first.window == row.window && first.rate == row.rate
+            let of = |row: &RecallRow| (row.variant(), row.window);
+            of(first) == of(row) && first.rate == row.rate
         };
         match lines.iter_mut().find(same) {
             Some(line) => line.push(row),
@@ -217,7 +235,7 @@ fn table(rows: &[&RecallRow]) -> String {
         let _ = writeln!(
             text,
             "| {} | {} | {} | {:.2} | {} | {} | {:.3} | {of_dense} | {worst:.3}–{best:.3} | {:.3} | {:.0} | {:.0} | {time} |",
-            first.arm,
+            first.variant(),
             first.window,
             first.window_per_pair,
             first.cap,
@@ -258,6 +276,19 @@ mod tests {
             "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | – | 0.500–1.000 | 1.000 | 300 | 20 | – |";
         assert!(text.contains(line), "{text}");
         assert_eq!(text.matches("| frozen |").count(), 1);
+
+        let mut varied = rows[..2].to_vec();
+        varied[1].runners_up = Some(4);
+        varied[1].narrowing = 0.5;
+        let text = of_file("recall.json", &varied);
+        assert!(
+            text.contains("| ours | 8 | 2 | 1.00 | 0.002 | 1 |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| ours, 4 runners-up, narrowing 0.5 | 8 |"),
+            "{text}"
+        );
 
         let mut of_one_seed = rows[1..3].to_vec();
         of_one_seed.insert(0, of_one_seed[1].clone());

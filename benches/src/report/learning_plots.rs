@@ -74,7 +74,7 @@ fn curves(rows: &[RecallRow]) -> Option<Chart> {
     let rate = rates.into_iter().max_by_key(|&rate| arms(rate))?;
     let of_rate = of_rate(&of_seed, rate);
     let series = names(&of_rate).into_iter().map(|name| {
-        let runs = of_rate.iter().filter(|row| row.arm == name);
+        let runs = of_rate.iter().filter(|row| row.variant() == name);
         let run = runs.max_by_key(|row| row.window);
         let points = run
             .into_iter()
@@ -118,7 +118,7 @@ fn by_window(rows: &[RecallRow]) -> Option<Chart> {
     let of = *rows.first()?;
     let windows = |name: &str| {
         let mut windows: Vec<usize> = (rows.iter())
-            .filter(|row| row.arm == name)
+            .filter(|row| row.variant() == name)
             .map(|row| row.window)
             .collect();
         windows.sort_unstable();
@@ -137,7 +137,7 @@ fn by_window(rows: &[RecallRow]) -> Option<Chart> {
                 .filter_map(|window| {
                     let found = rows
                         .iter()
-                        .filter(|row| row.arm == *name && row.window == window);
+                        .filter(|row| row.variant() == *name && row.window == window);
                     let found: Vec<&RecallRow> = found.copied().collect();
                     let mean = |rate: f64| {
                         let of_rate = of_rate(&found, rate);
