@@ -28,11 +28,20 @@ struct Run {
     rate: f64,
     seed: u64,
     corpus: String,
+    positions: Positions,
     texts: usize,
     step_milliseconds: Option<f64>,
     #[serde(default)]
     losses: Vec<Losses>,
     answers: Option<Answers>,
+}
+
+/// How the layers know where a key is.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Positions {
+    Rope,
+    RopeInLocalLayers { window: usize },
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -72,18 +81,27 @@ struct Caches {
 }
 
 /// What is one table: all that decides the outcome, but the arm and the seed.
-type Setting = (String, usize, [usize; 5], String, String);
+type Setting = (String, usize, [usize; 5], String, String, String);
 
 impl Run {
     fn setting(&self) -> Setting {
         let sizes = [self.width, self.layers, self.steps, self.batch, self.texts];
-        let rate = self.rate.to_string();
+        let (rate, corpus) = (self.rate.to_string(), self.corpus.clone());
+        let positions = match self.positions {
+            Positions::Rope => "rotary encoding in every layer".into(),
+            Positions::RopeInLocalLayers { window } => {
+                format!(
+                    "rotary encoding in every other layer, which attends to the last {window} bytes"
+                )
+            }
+        };
         (
             self.task.clone(),
             self.tokens,
             sizes,
             rate,
-            self.corpus.clone(),
+            positions,
+            corpus,
         )
     }
 
@@ -127,7 +145,9 @@ fn of_file(name: &str, rows: &[Run]) -> String {
         settings.entry(row.setting()).or_default().push(row);
     }
     let mut text = String::new();
-    for ((task, tokens, [width, layers, steps, batch, _], rate, corpus), runs) in settings {
+    for ((task, tokens, [width, layers, steps, batch, _], rate, positions, corpus), runs) in
+        settings
+    {
         let title = match &task[..] {
             "text" => "Running text",
             _ => "Facts in running text",
@@ -135,7 +155,7 @@ fn of_file(name: &str, rows: &[Run]) -> String {
         let _ = writeln!(
             text,
             "#### {title}, {tokens} bytes (`{name}`)\n\nWidth {width}, layers: {layers}, {:.1} million parameters; {steps} \
-             steps of {batch} texts, peak rate {rate}; corpus {corpus}.\n",
+             steps of {batch} texts, peak rate {rate}; {positions}; corpus {corpus}.\n",
             runs[0].parameters as f64 / 1e6
         );
         text += &match &task[..] {
@@ -332,7 +352,7 @@ mod tests {
             let window = if arm == "dense" { "null" } else { "16" };
             let text = format!(
                 r#"{{"commit":"c","machine":"m","task":"{task}","arm":"{arm}","tokens":128,"window":{window},"width":64,
-                "layers":2,"parameters":1250000,"steps":150,"batch":8,"rate":0.003,"seed":{seed},"corpus":"own","texts":4,
+                "layers":2,"parameters":1250000,"steps":150,"batch":8,"rate":0.003,"seed":{seed},"corpus":"own","positions":"rope","texts":4,
                 "step_milliseconds":20.04,{outcome}}}"#
             );
             serde_json::from_str(&text).unwrap()
