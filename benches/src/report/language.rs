@@ -17,6 +17,8 @@ struct Run {
     arm: String,
     tokens: usize,
     window: Option<usize>,
+    /// The last keys, where they are not a quarter of the window.
+    recent: Option<usize>,
     /// The share of the steps in which the window was wider.
     #[serde(default)]
     narrowing: f64,
@@ -105,12 +107,16 @@ impl Run {
         )
     }
 
-    /// The arm, and how its window narrows.
+    /// The arm, and what it has that the arm by itself has not.
     fn variant(&self) -> String {
-        match self.narrowing > 0.0 {
-            true => format!("{}, narrowing {}", self.arm, self.narrowing),
-            false => self.arm.clone(),
+        let mut text = self.arm.clone();
+        if let Some(recent) = self.recent {
+            let _ = write!(text, ", {recent} recent");
         }
+        if self.narrowing > 0.0 {
+            let _ = write!(text, ", narrowing {}", self.narrowing);
+        }
+        text
     }
 
     fn keys(&self) -> String {

@@ -65,6 +65,9 @@ pub struct Options {
     /// A kv head keeps one key in so many of a training text, and as many of longer ones.
     #[arg(long, default_value = "8")]
     pub share: usize,
+    /// The last keys that ours keeps whatever their scores, counted in its window [default: a quarter of it].
+    #[arg(long)]
+    pub recent: Option<usize>,
     /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on.
     /// All arms that prune do it alike.
     #[arg(long, default_value = "0")]
@@ -175,6 +178,7 @@ impl Options {
                 };
                 let run = Settings {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
+                    recent: self.recent.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),
                         _ => self.narrowing,
@@ -279,6 +283,7 @@ mod tests {
             ("needles --tokens 128", "--tokens 128"),
             ("text --share 64", "a window of 2"),
             ("text --steps 0", "--steps"),
+            ("text --recent 17", "--recent 17"),
             ("text --rate 0", "--rate 0"),
             ("text --width 60", "--width 60"),
             ("text --texts 257", "--texts 257"),

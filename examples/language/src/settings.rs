@@ -34,6 +34,9 @@ pub struct Settings {
     pub tokens: usize,
     /// Keys per query and kv head, at every length; `None` is all of them.
     pub window: Option<usize>,
+    /// The last keys that [`Arm::Ours`] keeps whatever their scores, counted in its window; `None` is a quarter of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recent: Option<usize>,
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
@@ -130,6 +133,7 @@ impl Task {
             },
             tokens,
             window: None,
+            recent: None,
             narrowing: Narrowing::default(),
             sizes,
             steps,
@@ -172,6 +176,7 @@ impl Settings {
         TextModelConfig::new(width, layers, heads, kv_heads, longest, window)
             .with_dtype(self.dtype.burn())
             .with_keys(self.arm.keys())
+            .with_recent(self.recent)
             .with_positions(self.positions)
     }
 
@@ -199,6 +204,11 @@ impl Settings {
                 "--share of {} tokens is a window of {window}: at least 4 are needed",
                 self.tokens
             ));
+        }
+        if let (Some(recent), Some(window)) = (self.recent, self.window)
+            && recent > window
+        {
+            return Err(format!("--recent {recent}: the window has {window}"));
         }
         if self.positions == (Positions::RopeInLocalLayers { window: 0 }) {
             return Err("--local-window must be at least 1".into());
@@ -230,6 +240,7 @@ impl Settings {
         let same = Self {
             arm: other.arm,
             window: other.window,
+            recent: other.recent,
             narrowing: other.narrowing,
             ..self.clone()
         };
