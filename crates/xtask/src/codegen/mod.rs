@@ -87,7 +87,7 @@ pub fn run(options: &[String]) -> Result {
             clear(&target_dir().join("codegen-cache"))?;
             write_file(&believed, "")?;
         }
-        _ => write_file(&believed, expected.rows())?,
+        _ => write_file(&believed, expected.lines())?,
     }
     let table = compile(&python, &script, &out, &manifest)?;
     print!("{}", table.pretty());

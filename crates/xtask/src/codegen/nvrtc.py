@@ -15,6 +15,7 @@ same one in every run.
 
 import ctypes
 import hashlib
+import inspect
 import multiprocessing
 import os
 import pathlib
@@ -26,9 +27,6 @@ import sysconfig
 
 SITE = pathlib.Path(sysconfig.get_path("purelib"))
 NVIDIA = SITE / "nvidia"
-# What the outcome depends on beside the source: this program and the versions of the wheels.
-TOOLS = [pathlib.Path(__file__).read_text(), *sorted(path.name for path in SITE.glob("nvidia*.dist-info"))]
-
 # One kernel of 16 is compiled whatever the table says of it, so that a table made otherwise is found out.
 SAMPLE = "0"
 
@@ -93,11 +91,11 @@ def tensor_instructions(ptx):
 
 def compile_one(job):
     """The job's row and whether it was compiled; a text in place of the row says what went wrong."""
-    folder, recorded, name, arch, shared = job
+    folder, name, arch, shared = job
     try:
         source = canonical((folder / f"{name}.cu").read_text())
         key = hashlib.sha256("\0".join([source, arch, shared, *TOOLS]).encode()).hexdigest()[:16]
-        record = recorded.get(key)
+        record = RECORDED.get(key)
         cached = folder.with_name(folder.name + "-cache") / key
         if cached.exists():
             figures = cached.read_text().split()
@@ -131,6 +129,15 @@ def figures_of(folder, name, arch, source, dynamic):
     return [*figures, static + dynamic, *tensor_instructions(ptx.read_bytes())]
 
 
+# What a row depends on beside the source: what compiles and counts here, and the versions of the wheels. The rest of this
+# program may change without a kernel being compiled again.
+TOOLS = [inspect.getsource(step) for step in (canonical, to_ptx, resources, tensor_instructions, figures_of)]
+TOOLS += sorted(path.name for path in SITE.glob("nvidia*.dist-info"))
+
+# The figures of TABLE by their keys; the pool's processes begin with a copy.
+RECORDED = {}
+
+
 def print_sources(folder, names):
     for name in names:
         source = canonical((folder / f"{name}.cu").read_text())
@@ -142,14 +149,14 @@ def main():
         return print_sources(pathlib.Path(sys.argv[2]), sys.argv[3:])
     folder, table = map(pathlib.Path, sys.argv[1:3])
     rows = [line.split("\t") for line in table.read_text().splitlines()]
-    recorded = {key: figures for _, _, *figures, key in rows}
-    jobs = [(folder, recorded, *argument.rsplit(":", 2)) for argument in sys.argv[3:]]
+    RECORDED.update((key, figures) for _, _, *figures, key in rows)
+    jobs = [(folder, *argument.rsplit(":", 2)) for argument in sys.argv[3:]]
     ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
     if not os.access(ptxas, os.X_OK):  # pip does not keep the execute bit
         ptxas.chmod(ptxas.stat().st_mode | stat.S_IXUSR)
 
     failures = compiled = 0
-    with multiprocessing.Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
+    with multiprocessing.get_context("fork").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
         for row, anew in pool.imap(compile_one, jobs):
             compiled += anew
             if isinstance(row, str):

@@ -269,7 +269,7 @@ impl Table {
     }
 
     /// The rows as [`Table::from_rows`] reads them.
-    pub fn rows(&self) -> String {
+    pub fn lines(&self) -> String {
         let mut text = String::new();
         for ((name, arch), row) in &self.rows {
             let cells = row.cells().map(|n| n.to_string());
@@ -285,7 +285,7 @@ impl Table {
         let line = |name: &str, arch: &str, cells: [String; 7]| {
             let cells: String = cells
                 .iter()
-                .zip(&COLUMNS[2..9])
+                .zip(&COLUMNS[2..])
                 .fold(String::new(), |line, (c, h)| {
                     line + &format!("  {c:>width$}", width = h.len().max(6))
                 });
@@ -303,7 +303,7 @@ impl Table {
 /// The committed form.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n{}", COLUMNS.join("\t"), self.rows())
+        write!(f, "{}\n{}", COLUMNS.join("\t"), self.lines())
     }
 }
 
