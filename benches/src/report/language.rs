@@ -1,11 +1,10 @@
 //! What language models with each kind of selection lose: the rows of the example `language`.
 
-use super::files::json;
-use super::learning::{records, sources};
+use super::learning::{by_setting, sources, tables};
 use super::markdown::distinct;
+use super::steps::mean;
 use serde::Deserialize;
-use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::path::Path;
 
 /// What a table needs of a row of `language`.
@@ -39,11 +38,23 @@ struct Run {
 }
 
 /// How the layers know where a key is.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Positions {
     Rope,
     RopeInLocalLayers { window: usize },
+}
+
+impl fmt::Display for Positions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("rotary encoding in every ")?;
+        match self {
+            Self::Rope => f.write_str("layer"),
+            Self::RopeInLocalLayers { window } => {
+                write!(f, "other layer, which attends to the last {window} bytes")
+            }
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -83,28 +94,35 @@ struct Caches {
 }
 
 /// What is one table: all that decides the outcome, but the arm and the seed.
-type Setting = (String, usize, [usize; 5], String, String, String);
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Setting {
+    task: String,
+    tokens: usize,
+    width: usize,
+    layers: usize,
+    steps: usize,
+    batch: usize,
+    texts: usize,
+    /// As written.
+    rate: String,
+    positions: Positions,
+    corpus: String,
+}
 
 impl Run {
     fn setting(&self) -> Setting {
-        let sizes = [self.width, self.layers, self.steps, self.batch, self.texts];
-        let (rate, corpus) = (self.rate.to_string(), self.corpus.clone());
-        let positions = match self.positions {
-            Positions::Rope => "rotary encoding in every layer".into(),
-            Positions::RopeInLocalLayers { window } => {
-                format!(
-                    "rotary encoding in every other layer, which attends to the last {window} bytes"
-                )
-            }
-        };
-        (
-            self.task.clone(),
-            self.tokens,
-            sizes,
-            rate,
-            positions,
-            corpus,
-        )
+        Setting {
+            task: self.task.clone(),
+            tokens: self.tokens,
+            width: self.width,
+            layers: self.layers,
+            steps: self.steps,
+            batch: self.batch,
+            texts: self.texts,
+            rate: self.rate.to_string(),
+            positions: self.positions,
+            corpus: self.corpus.clone(),
+        }
     }
 
     /// The arm, and what it has that the arm by itself has not.
@@ -136,38 +154,34 @@ impl Run {
 ///
 /// The name of a file that is malformed.
 pub fn language_tables(folder: &Path) -> Result<String, String> {
-    let mut tables = String::new();
-    for file in records(folder, "language")? {
-        let rows: Vec<Run> = json(&file)?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        tables += &of_file(&name, &rows);
-    }
-    Ok(tables)
+    tables(folder, "language", of_file)
 }
 
 fn of_file(name: &str, rows: &[Run]) -> String {
-    let mut settings: BTreeMap<Setting, Vec<&Run>> = BTreeMap::new();
-    for row in rows {
-        settings.entry(row.setting()).or_default().push(row);
-    }
     let mut text = String::new();
-    for ((task, tokens, [width, layers, steps, batch, _], rate, positions, corpus), runs) in
-        settings
-    {
-        let title = match &task[..] {
-            "text" => "Running text",
-            _ => "Facts in running text",
+    for (setting, runs) in by_setting(rows, Run::setting) {
+        let (title, tables) = match &setting.task[..] {
+            "text" => ("Running text", [losses(&runs), by_position(&runs)]),
+            _ => ("Facts in running text", [answers(&runs), by_depth(&runs)]),
         };
+        let Setting {
+            tokens,
+            width,
+            layers,
+            steps,
+            batch,
+            rate,
+            positions,
+            corpus,
+            ..
+        } = setting;
         let _ = writeln!(
             text,
             "#### {title}, {tokens} bytes (`{name}`)\n\nWidth {width}, layers: {layers}, {:.1} million parameters; {steps} \
              steps of {batch} texts, peak rate {rate}; {positions}; corpus {corpus}.\n",
             runs[0].parameters as f64 / 1e6
         );
-        text += &match &task[..] {
-            "text" => losses(&runs) + "\n" + &by_position(&runs),
-            _ => answers(&runs) + "\n" + &by_depth(&runs),
-        };
+        text += &tables.join("\n");
         text += &sources(runs.iter().map(|run| (&run.machine[..], &run.commit[..])));
     }
     text
@@ -333,11 +347,6 @@ fn arms(runs: &[&Run]) -> Vec<String> {
 fn lengths(runs: &[&Run]) -> Vec<usize> {
     let caches = runs[0].answers.iter().flat_map(|answers| &answers.caches);
     caches.map(|cache| cache.length).collect()
-}
-
-fn mean(numbers: impl Iterator<Item = f64>) -> Option<f64> {
-    let (sum, count) = numbers.fold((0.0, 0), |(sum, count), number| (sum + number, count + 1));
-    (count > 0).then(|| sum / f64::from(count))
 }
 
 fn percent(share: Option<f64>) -> String {

@@ -2,6 +2,7 @@
 
 use super::files::json;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -76,13 +77,36 @@ impl RecallRow {
 ///
 /// The name of a file that is malformed.
 pub fn recall_tables(folder: &Path) -> Result<String, String> {
-    let mut tables = String::new();
-    for file in records(folder, "recall")? {
-        let rows: Vec<RecallRow> = json(&file)?;
+    tables(folder, "recall", of_file)
+}
+
+/// The text that `of_file` makes of the name and the rows of each file of [`records`].
+///
+/// # Errors
+///
+/// The name of a file that is malformed.
+pub(super) fn tables<Row: DeserializeOwned>(
+    folder: &Path,
+    name: &str,
+    of_file: fn(&str, &[Row]) -> String,
+) -> Result<String, String> {
+    let text = |file: PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        tables += &of_file(&name, &rows);
+        Ok(of_file(&name, &json::<Vec<Row>>(&file)?))
+    };
+    records(folder, name)?.into_iter().map(text).collect()
+}
+
+/// Rows by their setting, in its order, those of one in theirs.
+pub(super) fn by_setting<Row, Key: Ord>(
+    rows: &[Row],
+    setting: fn(&Row) -> Key,
+) -> BTreeMap<Key, Vec<&Row>> {
+    let mut settings: BTreeMap<Key, Vec<&Row>> = BTreeMap::new();
+    for row in rows {
+        settings.entry(setting(row)).or_default().push(row);
     }
-    Ok(tables)
+    settings
 }
 
 /// The files of a folder whose names are `name`, anything, and `.json`, in order.
@@ -169,11 +193,8 @@ fn by_rate(rows: &[RecallRow]) -> Result<String, String> {
 }
 
 fn of_file(name: &str, rows: &[RecallRow]) -> String {
-    let mut settings: BTreeMap<Setting, Vec<&RecallRow>> = BTreeMap::new();
-    for row in rows {
-        settings.entry(row.setting()).or_default().push(row);
-    }
     let mut text = String::new();
+    let settings = by_setting(rows, RecallRow::setting);
     for ((layout, tokens, pairs, [width, layers, batch, steps]), rows) in settings {
         let _ = writeln!(
             text,

@@ -47,7 +47,7 @@ const NAMES: [char; 26] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The key, the only fact of a prompt.
+    /// The pass key, the only fact of a prompt.
     Passkey,
     /// The number of a letter, among those of others.
     Needle,

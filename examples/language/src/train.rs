@@ -181,7 +181,8 @@ pub fn train(
     Ok((model.valid(), training))
 }
 
-/// The model with its parameters, which stay those that an optimiser knows, and another window.
+/// The model with its parameters, which stay those that an optimiser knows, and another window. It is made anew,
+/// since recent keys go with the window: all of it in a sliding layer.
 pub fn with_window(
     model: TextModel,
     settings: &Settings,
