@@ -1,6 +1,9 @@
 //! The program as a person meets it: the rows it writes, how it goes on, what it says about bad input.
 #![cfg(feature = "flex")]
 
+use clap::Parser;
+use language::cli::Cli;
+use language::settings::Task;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,4 +145,25 @@ fn bad_input_is_refused_in_one_line() {
     assert_eq!(error.lines().count(), 1, "{error}");
     assert!(error.contains("9 bytes are too few"), "{error}");
     fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn calls_in_the_book_are_runs() {
+    let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../../book/src/learning.md");
+    let text = fs::read_to_string(book).expect("the chapter");
+    let calls = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("cargo run --release -p language -- "));
+    let runs = calls.map(|call| {
+        let options = call.split('#').next().unwrap_or_default();
+        let cli = Cli::try_parse_from(["language"].into_iter().chain(options.split_whitespace()));
+        let cli = cli.unwrap_or_else(|error| panic!("{call}: {error}"));
+        let (task, options) = cli.options();
+        let runs = options.runs(task, "");
+        let runs = runs.unwrap_or_else(|error| panic!("{call}: {error}"));
+        (task, runs.len())
+    });
+    let runs: Vec<(Task, usize)> = runs.collect();
+    // Three arms on one seed.
+    assert_eq!(runs, [(Task::Needles, 3), (Task::Text, 3)]);
 }
