@@ -30,6 +30,15 @@ pub struct Evaluation {
 pub struct LayerStatistics {
     /// As [`Evaluation::kept`], by the heads of this layer.
     pub kept: f64,
+    /// The share of questions whose fact two or more of its heads keep until it is asked for.
+    #[serde(default)]
+    pub kept_twice: Option<f64>,
+    /// Of the keys that its heads keep when a question is asked, the share that are facts not asked for before.
+    #[serde(default)]
+    pub open_facts: Option<f64>,
+    /// Of the same keys, the share that are facts asked for before.
+    #[serde(default)]
+    pub asked_facts: Option<f64>,
     /// Keys that a position attends to, in the mean.
     pub alive: f64,
     /// Positions that attend to a key, in the mean over the keys that any attends to.
@@ -82,15 +91,22 @@ impl Mean {
     fn add(&mut self, accuracy: f64, batch: &Batch, seen: &[Seen]) {
         self.accuracy += accuracy;
         self.layers.resize_with(seen.len(), Default::default);
-        let kept: Vec<Vec<bool>> = seen.iter().map(|layer| kept(layer, batch)).collect();
-        let questions = kept.first().map_or(0, Vec::len);
-        let by_any = (0..questions).filter(|&n| kept.iter().any(|layer| layer[n]));
+        let places: Vec<Option<Places>> = seen.iter().map(|layer| places(layer, batch)).collect();
+        let questions: usize = batch.texts.iter().map(|text| text.questions.len()).sum();
+        let keeps = |layer: &Option<Places>, n: usize| match layer {
+            Some(places) => places.keepers[n] > 0,
+            None => true,
+        };
+        let by_any = (0..questions).filter(|&n| places.iter().any(|layer| keeps(layer, n)));
         self.kept += by_any.count() as f64 / questions.max(1) as f64;
-        for ((sum, layer), kept) in self.layers.iter_mut().zip(seen).zip(kept) {
-            let one = statistics(layer, &kept);
+        for ((sum, layer), places) in self.layers.iter_mut().zip(seen).zip(places) {
+            let one = statistics(layer, places);
             let optional = |sum: Option<f64>, one: Option<f64>| Some(sum.unwrap_or(0.0) + one?);
             *sum = LayerStatistics {
                 kept: sum.kept + one.kept,
+                kept_twice: optional(sum.kept_twice, one.kept_twice),
+                open_facts: optional(sum.open_facts, one.open_facts),
+                asked_facts: optional(sum.asked_facts, one.asked_facts),
                 alive: sum.alive + one.alive,
                 lifetime: sum.lifetime + one.lifetime,
                 never_alive: sum.never_alive + one.never_alive,
@@ -105,6 +121,9 @@ impl Mean {
         let count = batches.max(1) as f64;
         let layers = self.layers.into_iter().map(|sum| LayerStatistics {
             kept: sum.kept / count,
+            kept_twice: sum.kept_twice.map(|sum| sum / count),
+            open_facts: sum.open_facts.map(|sum| sum / count),
+            asked_facts: sum.asked_facts.map(|sum| sum / count),
             alive: sum.alive / count,
             lifetime: sum.lifetime / count,
             never_alive: sum.never_alive / count,
@@ -120,45 +139,126 @@ impl Mean {
     }
 }
 
-/// Whether some head of a layer keeps the fact of each question of a batch until it is asked for.
-fn kept(layer: &Seen, batch: &Batch) -> Vec<bool> {
-    let questions = (batch.texts.iter().enumerate())
-        .flat_map(|(text, drawn)| drawn.questions.iter().map(move |question| (text, question)));
-    let Some(intervals) = &layer.intervals else {
-        return questions.map(|_| true).collect();
-    };
+/// What the heads of a layer keep when questions are asked.
+struct Places {
+    /// How many of the heads keep the fact of each question of a batch.
+    keepers: Vec<usize>,
+    /// Keys that are kept, added up over questions and heads.
+    all: usize,
+    /// Those of them that are facts not asked for before.
+    open: usize,
+    /// Those of them that are facts asked for before.
+    asked: usize,
+}
+
+/// What is kept; `None` of a layer that attends to all keys.
+fn places(layer: &Seen, batch: &Batch) -> Option<Places> {
+    let intervals = layer.intervals.as_ref()?;
     let [_, heads, len, _] = intervals.tensor().dims();
     let words = intervals.tensor().clone().into_data_as::<i32>();
     let words: Vec<i32> = words.iter::<i32>().collect();
-    let end = |text: usize, head: usize, key: usize| {
-        words[2 * ((text * heads + head) * len + key) + 1] as usize
+    let mut places = Places {
+        keepers: Vec::new(),
+        all: 0,
+        open: 0,
+        asked: 0,
     };
-    questions
-        .map(|(text, q)| (0..heads).any(|head| end(text, head, q.fact) > q.at))
-        .collect()
+    for (text, drawn) in batch.texts.iter().enumerate() {
+        let rows = words[2 * text * heads * len..].chunks_exact(2 * len);
+        let rows: Vec<&[i32]> = rows.take(heads).collect();
+        let holds = |row: &[i32], key: usize, at: usize| {
+            (row[2 * key]..row[2 * key + 1]).contains(&(at as i32))
+        };
+        for question in &drawn.questions {
+            let mut keepers = 0;
+            for row in &rows {
+                let kept = |key: usize| holds(row, key, question.at);
+                places.all += (0..=question.at).filter(|&key| kept(key)).count();
+                for fact in drawn.questions.iter().filter(|other| kept(other.fact)) {
+                    match fact.at < question.at {
+                        true => places.asked += 1,
+                        false => places.open += 1,
+                    }
+                }
+                keepers += usize::from(kept(question.fact));
+            }
+            places.keepers.push(keepers);
+        }
+    }
+    Some(places)
 }
 
-fn statistics(layer: &Seen, kept: &[bool]) -> LayerStatistics {
-    let right = kept.iter().filter(|&&kept| kept).count();
-    let kept = right as f64 / kept.len().max(1) as f64;
+fn statistics(layer: &Seen, places: Option<Places>) -> LayerStatistics {
     let spread = |scores: &Tensor<3>| {
         let scores = scores.clone().flatten::<1>(0, 2);
         f64::from(scores.var(0).sqrt().into_scalar::<f32>())
     };
-    let Some(intervals) = &layer.intervals else {
+    let (Some(intervals), Some(places)) = (&layer.intervals, places) else {
         return LayerStatistics {
-            kept,
+            kept: 1.0,
             ..LayerStatistics::default()
         };
     };
     let stats = intervals.stats();
+    let by = |least: usize| {
+        let kept = places.keepers.iter().filter(|&&heads| heads >= least);
+        kept.count() as f64 / places.keepers.len().max(1) as f64
+    };
+    let of_all = |keys: usize| keys as f64 / places.all.max(1) as f64;
     LayerStatistics {
-        kept,
+        kept: by(1),
+        kept_twice: Some(by(2)),
+        open_facts: Some(of_all(places.open)),
+        asked_facts: Some(of_all(places.asked)),
         alive: stats.mean_alive,
         lifetime: stats.mean_lifetime,
         never_alive: stats.never_alive,
         recent: stats.recent,
         ties: (layer.scores.as_ref()).map(|scores| intervals.tie_rate(scores)),
         spread: layer.scores.as_ref().map(spread),
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::task::{Question, Text, ints};
+    use burn_flash_dma::Intervals;
+
+    #[test]
+    fn places_are_counted_when_questions_are_asked() {
+        let device = Device::flex();
+        let ask = |at, fact| Question {
+            at,
+            fact,
+            answer: 0,
+        };
+        let batch = Batch {
+            texts: vec![Text {
+                tokens: vec![0; 8],
+                questions: vec![ask(5, 3), ask(6, 1)],
+            }],
+            tokens: Tensor::zeros([1, 8], &device),
+            rows: Tensor::zeros([2], &device),
+            answers: Tensor::zeros([2], &device),
+        };
+        // The first head keeps keys 0 and 1 to the end, and key 3 until its question comes; the second 1 and 3 until
+        // both have been asked for.
+        let ends = [[8, 8, 2, 5, 4, 5, 6, 7], [0, 7, 2, 7, 4, 5, 6, 7]];
+        let ends = ints(ends.into_iter().flatten(), [1, 16], &device).reshape([1, 2, 8]);
+        let layer = Seen {
+            intervals: Some(Intervals::try_from_ends(ends).expect("they are ends")),
+            scores: None,
+        };
+        let places = places(&layer, &batch).expect("it prunes");
+        assert_eq!(places.keepers, [1, 2]);
+        assert_eq!((places.all, places.open, places.asked), (8, 5, 1));
+
+        let layer = statistics(&layer, Some(places));
+        assert_eq!((layer.kept, layer.kept_twice), (1.0, Some(0.5)));
+        assert_eq!(
+            (layer.open_facts, layer.asked_facts),
+            (Some(5.0 / 8.0), Some(1.0 / 8.0))
+        );
     }
 }
