@@ -33,12 +33,23 @@ pub(super) struct RecallRow {
     pub(super) seed: u64,
     pub(super) accuracy: f64,
     kept: f64,
+    #[serde(default)]
+    by_layer: Vec<Layer>,
     steps_done: usize,
     /// `solved`, `flat`, or `steps` where the most that it might take are over.
     stopped: String,
     seconds: f64,
     step_milliseconds: Option<f64>,
     pub(super) curve: Vec<CurvePoint>,
+}
+
+/// What the heads of a layer hold. Rows from before 2026-11-25 have only the first number.
+#[derive(Clone, Debug, Deserialize)]
+struct Layer {
+    kept: f64,
+    kept_twice: Option<f64>,
+    open_facts: Option<f64>,
+    asked_facts: Option<f64>,
 }
 
 /// What a plot needs of a place on a run's curve.
@@ -202,6 +213,7 @@ fn of_file(name: &str, rows: &[RecallRow]) -> String {
              {steps} steps of {batch} texts.\n"
         );
         text += &table(&rows);
+        text += &places(&rows);
         text += &sources(rows.iter().map(|row| (&row.machine[..], &row.commit[..])));
     }
     text
@@ -271,6 +283,41 @@ fn table(rows: &[&RecallRow]) -> String {
     text
 }
 
+/// What the heads of each layer hold when questions are asked, a line per run and layer; nothing if no row says it.
+fn places(rows: &[&RecallRow]) -> String {
+    let mut lines = String::new();
+    for row in rows {
+        for (index, layer) in row.by_layer.iter().enumerate() {
+            let (Some(twice), Some(open), Some(asked)) =
+                (layer.kept_twice, layer.open_facts, layer.asked_facts)
+            else {
+                continue;
+            };
+            let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+            let _ = writeln!(
+                lines,
+                "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                row.variant(),
+                row.window,
+                row.seed,
+                index + 1,
+                percent(layer.kept),
+                percent(twice),
+                percent(open),
+                percent(asked),
+                percent(1.0 - open - asked),
+            );
+        }
+    }
+    match lines.is_empty() {
+        true => lines,
+        false => format!(
+            "\n| arm | w | seed | layer | facts kept | by several heads | keys held: facts to be asked for | facts \
+             asked for | others |\n|---|---|---|---|---|---|---|---|---|\n{lines}"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,6 +357,19 @@ mod tests {
             text.contains("| ours, 4 runners-up, narrowing 0.5 | 8 |"),
             "{text}"
         );
+
+        assert!(!text.contains("by several heads"), "{text}");
+        let layer = |kept_twice| Layer {
+            kept: 0.75,
+            kept_twice,
+            open_facts: Some(0.5),
+            asked_facts: Some(0.125),
+        };
+        varied[1].by_layer = vec![layer(None), layer(Some(0.25))];
+        let text = of_file("recall.json", &varied);
+        let lines = "others |\n|---|---|---|---|---|---|---|---|---|\n| ours, 4 runners-up, narrowing 0.5 | 8 | 0 | 2 | \
+                     75.0 % | 25.0 % | 50.0 % | 12.5 % | 37.5 % |\n\nm; commit c.";
+        assert!(text.contains(lines), "{text}");
 
         let mut of_one_seed = rows[1..3].to_vec();
         of_one_seed.insert(0, of_one_seed[1].clone());
