@@ -1,6 +1,6 @@
 //! What language models with each kind of selection lose: the rows of the example `language`.
 
-use super::learning::{by_setting, sources, tables};
+use super::learning::{by_setting, percent, sources, tables};
 use super::markdown::distinct;
 use super::steps::mean;
 use serde::Deserialize;
@@ -347,10 +347,6 @@ fn arms(runs: &[&Run]) -> Vec<String> {
 fn lengths(runs: &[&Run]) -> Vec<usize> {
     let caches = runs[0].answers.iter().flat_map(|answers| &answers.caches);
     caches.map(|cache| cache.length).collect()
-}
-
-fn percent(share: Option<f64>) -> String {
-    share.map_or("–".into(), |share| format!("{:.1} %", 100.0 * share))
 }
 
 #[cfg(test)]

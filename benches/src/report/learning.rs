@@ -226,6 +226,10 @@ pub(super) fn sources<'a>(rows: impl Iterator<Item = (&'a str, &'a str)>) -> Str
     format!("\n{}; commit {}.\n\n", joined(machines), joined(commits))
 }
 
+pub(super) fn percent(share: Option<f64>) -> String {
+    share.map_or("–".into(), |share| format!("{:.1} %", 100.0 * share))
+}
+
 /// The lines in the order in which the rows first have them.
 fn table(rows: &[&RecallRow]) -> String {
     let mut lines: Vec<Vec<&RecallRow>> = Vec::new();
@@ -288,12 +292,10 @@ fn places(rows: &[&RecallRow]) -> String {
     let mut lines = String::new();
     for row in rows {
         for (index, layer) in row.by_layer.iter().enumerate() {
-            let (Some(twice), Some(open), Some(asked)) =
-                (layer.kept_twice, layer.open_facts, layer.asked_facts)
-            else {
+            if layer.kept_twice.is_none() {
                 continue;
-            };
-            let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+            }
+            let facts = layer.open_facts.zip(layer.asked_facts);
             let _ = writeln!(
                 lines,
                 "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
@@ -301,11 +303,11 @@ fn places(rows: &[&RecallRow]) -> String {
                 row.window,
                 row.seed,
                 index + 1,
-                percent(layer.kept),
-                percent(twice),
-                percent(open),
-                percent(asked),
-                percent(1.0 - open - asked),
+                percent(Some(layer.kept)),
+                percent(layer.kept_twice),
+                percent(layer.open_facts),
+                percent(layer.asked_facts),
+                percent(facts.map(|(open, asked)| 1.0 - open - asked)),
             );
         }
     }

@@ -76,65 +76,61 @@ pub fn evaluate(model: &Model, batches: &[Batch]) -> Result<Evaluation, Attentio
         let right = answers.equal(batch.answers.clone()).float().mean();
         mean.add(f64::from(right.into_scalar::<f32>()), batch, &seen);
     }
-    Ok(mean.over(batches.len()))
+    Ok(mean.over())
 }
 
-/// Sums over batches of equal size.
+/// What batches of equal size said, one after the other.
 #[derive(Default)]
 struct Mean {
-    accuracy: f64,
-    kept: f64,
-    layers: Vec<LayerStatistics>,
+    accuracy: Vec<f64>,
+    kept: Vec<f64>,
+    layers: Vec<Vec<LayerStatistics>>,
 }
 
 impl Mean {
     fn add(&mut self, accuracy: f64, batch: &Batch, seen: &[Seen]) {
-        self.accuracy += accuracy;
+        self.accuracy.push(accuracy);
         self.layers.resize_with(seen.len(), Default::default);
         let places: Vec<Option<Places>> = seen.iter().map(|layer| places(layer, batch)).collect();
         let questions: usize = batch.texts.iter().map(|text| text.questions.len()).sum();
-        let keeps = |layer: &Option<Places>, n: usize| match layer {
-            Some(places) => places.keepers[n] > 0,
-            None => true,
+        let keeps = |layer: &Option<Places>, n: usize| {
+            let places = layer.as_ref();
+            places.is_none_or(|places| places.keepers[n] > 0)
         };
         let by_any = (0..questions).filter(|&n| places.iter().any(|layer| keeps(layer, n)));
-        self.kept += by_any.count() as f64 / questions.max(1) as f64;
-        for ((sum, layer), places) in self.layers.iter_mut().zip(seen).zip(places) {
-            let one = statistics(layer, places);
-            let optional = |sum: Option<f64>, one: Option<f64>| Some(sum.unwrap_or(0.0) + one?);
-            *sum = LayerStatistics {
-                kept: sum.kept + one.kept,
-                kept_twice: optional(sum.kept_twice, one.kept_twice),
-                open_facts: optional(sum.open_facts, one.open_facts),
-                asked_facts: optional(sum.asked_facts, one.asked_facts),
-                alive: sum.alive + one.alive,
-                lifetime: sum.lifetime + one.lifetime,
-                never_alive: sum.never_alive + one.never_alive,
-                recent: sum.recent + one.recent,
-                ties: optional(sum.ties, one.ties),
-                spread: optional(sum.spread, one.spread),
-            };
+        self.kept
+            .push(by_any.count() as f64 / questions.max(1) as f64);
+        for ((all, layer), places) in self.layers.iter_mut().zip(seen).zip(places) {
+            all.push(statistics(layer, places));
         }
     }
 
-    fn over(self, batches: usize) -> Evaluation {
-        let count = batches.max(1) as f64;
-        let layers = self.layers.into_iter().map(|sum| LayerStatistics {
-            kept: sum.kept / count,
-            kept_twice: sum.kept_twice.map(|sum| sum / count),
-            open_facts: sum.open_facts.map(|sum| sum / count),
-            asked_facts: sum.asked_facts.map(|sum| sum / count),
-            alive: sum.alive / count,
-            lifetime: sum.lifetime / count,
-            never_alive: sum.never_alive / count,
-            recent: sum.recent / count,
-            ties: sum.ties.map(|sum| sum / count),
-            spread: sum.spread.map(|sum| sum / count),
+    fn over(self) -> Evaluation {
+        let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len().max(1) as f64;
+        let by_layer = self.layers.iter().map(|all| {
+            let number =
+                |of: fn(&LayerStatistics) -> f64| mean(&Vec::from_iter(all.iter().map(of)));
+            let optional = |of: fn(&LayerStatistics) -> Option<f64>| {
+                let all: Option<Vec<f64>> = all.iter().map(of).collect();
+                all.map(|all| mean(&all))
+            };
+            LayerStatistics {
+                kept: number(|layer| layer.kept),
+                kept_twice: optional(|layer| layer.kept_twice),
+                open_facts: optional(|layer| layer.open_facts),
+                asked_facts: optional(|layer| layer.asked_facts),
+                alive: number(|layer| layer.alive),
+                lifetime: number(|layer| layer.lifetime),
+                never_alive: number(|layer| layer.never_alive),
+                recent: number(|layer| layer.recent),
+                ties: optional(|layer| layer.ties),
+                spread: optional(|layer| layer.spread),
+            }
         });
         Evaluation {
-            accuracy: self.accuracy / count,
-            kept: self.kept / count,
-            by_layer: layers.collect(),
+            accuracy: mean(&self.accuracy),
+            kept: mean(&self.kept),
+            by_layer: by_layer.collect(),
         }
     }
 }
@@ -163,26 +159,25 @@ fn places(layer: &Seen, batch: &Batch) -> Option<Places> {
         open: 0,
         asked: 0,
     };
-    for (text, drawn) in batch.texts.iter().enumerate() {
-        let rows = words[2 * text * heads * len..].chunks_exact(2 * len);
-        let rows: Vec<&[i32]> = rows.take(heads).collect();
-        let holds = |row: &[i32], key: usize, at: usize| {
-            (row[2 * key]..row[2 * key + 1]).contains(&(at as i32))
-        };
-        for question in &drawn.questions {
-            let mut keepers = 0;
-            for row in &rows {
-                let kept = |key: usize| holds(row, key, question.at);
-                places.all += (0..=question.at).filter(|&key| kept(key)).count();
-                for fact in drawn.questions.iter().filter(|other| kept(other.fact)) {
-                    match fact.at < question.at {
-                        true => places.asked += 1,
-                        false => places.open += 1,
-                    }
-                }
-                keepers += usize::from(kept(question.fact));
+    let mut rows = words.chunks_exact(2 * len);
+    for drawn in &batch.texts {
+        let questions = &drawn.questions;
+        // They are in the order of their positions.
+        let before = |position: usize| questions.partition_point(|question| question.at < position);
+        let within = |from: usize, to: usize| before(to).saturating_sub(before(from));
+        let first = places.keepers.len();
+        places.keepers.resize(first + questions.len(), 0);
+        for row in rows.by_ref().take(heads) {
+            let interval = |key: usize| (row[2 * key] as usize, row[2 * key + 1] as usize);
+            for (from, to) in (0..len).map(interval) {
+                places.all += within(from, to);
             }
-            places.keepers.push(keepers);
+            for (question, keepers) in questions.iter().zip(&mut places.keepers[first..]) {
+                let ((from, to), answered) = (interval(question.fact), question.at + 1);
+                places.open += within(from, to.min(answered));
+                places.asked += within(from.max(answered), to);
+                *keepers += usize::from((from..to).contains(&question.at));
+            }
         }
     }
     Some(places)
