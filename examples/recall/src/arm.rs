@@ -19,6 +19,10 @@ pub enum Arm {
     Ours,
     /// Ours without recent keys: the whole window by score.
     NoRecent,
+    /// [`NoRecent`](Self::NoRecent), but what runners-up gain, kept keys lose a tenth of: the scores of a head count as
+    /// differences from a tenth of the mean score of its kept keys, each weighted by how long it is kept. The keys that
+    /// are kept stay the same; a key that is kept and useless gives its place away in time.
+    Centred,
     /// Ours with the paper's score form.
     Zoh,
     /// Ours, but the scores are added to the logits as well.
@@ -59,6 +63,9 @@ pub enum Scores {
     RankAndBounded,
     /// The layer's own rank the keys, and are added to nothing.
     Rank,
+    /// The layer's own rank the keys, as differences from a part of the mean of those that are kept, and are added to
+    /// nothing.
+    RankCentred,
     /// The layer's own rank the keys, as they were drawn.
     FrozenRank,
     /// None.
@@ -81,6 +88,7 @@ impl Arm {
     pub fn scores(self) -> Scores {
         match self {
             Self::Ours | Self::NoRecent | Self::Zoh => Scores::Rank,
+            Self::Centred => Scores::RankCentred,
             Self::Added
             | Self::AddedNoRunnersUp
             | Self::AddedNoRecent
@@ -134,6 +142,7 @@ impl Arm {
         match self {
             Self::Ours
             | Self::NoRecent
+            | Self::Centred
             | Self::Zoh
             | Self::Added
             | Self::AddedNoRecent
@@ -161,6 +170,7 @@ mod tests {
         let parts = |arm: Arm| (arm.scores(), arm.recent(16), arm.runners_up(16));
         let (scores, recent, runners_up) = parts(Arm::Ours);
         assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
+        assert_eq!(parts(Arm::Centred), (Scores::RankCentred, 0, runners_up));
         assert_eq!(parts(Arm::Zoh), parts(Arm::Ours));
         assert_ne!(Arm::Zoh.score_form(), Arm::Ours.score_form());
         let added = Scores::RankAndBias;

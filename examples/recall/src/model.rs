@@ -26,6 +26,10 @@ use train_text::model::CastTo;
 /// The most that a bounded score adds to a logit.
 const BOUND: f32 = 4.0;
 
+/// The part of what runners-up gain that kept keys lose where scores are centred: all of it made both heads of a layer
+/// rank alike.
+const CENTRED: f32 = 0.1;
+
 /// The model.
 #[derive(Module, Debug)]
 pub struct Model {
@@ -166,6 +170,11 @@ impl Model {
     ) -> Result<Tensor<3>, AttentionError> {
         match self.settings.arm.scores() {
             Scores::RankAndBias | Scores::Rank => layer.try_forward(x),
+            Scores::RankCentred => {
+                let keys = layer.try_selection(x.clone())?;
+                let scores = centred(layer.try_scores(x.clone())?, &keys);
+                layer.try_forward_with_scores(x, scores)
+            }
             scores => {
                 let keys = self.keys(number, layer, &x, texts)?;
                 let bias = match scores {
@@ -197,7 +206,7 @@ impl Model {
                 };
                 without_scores(self.settings.arm, place, len, &x.device())
             }
-            Scores::Rank | Scores::RankAndBounded | Scores::RankAndBias => {
+            Scores::Rank | Scores::RankCentred | Scores::RankAndBounded | Scores::RankAndBias => {
                 Ok(Some(layer.try_selection(x.clone())?))
             }
         }
@@ -232,7 +241,7 @@ impl Block {
             .with_max_seq_len(Some(settings.tokens))
             .with_score_form(arm.score_form())
             .with_score_role(Some(match arm.scores() {
-                Scores::Rank => ScoreRole::Rank,
+                Scores::Rank | Scores::RankCentred => ScoreRole::Rank,
                 _ => ScoreRole::RankAndBias,
             }))
             .with_keep_window(pruned.then_some(window))
@@ -260,6 +269,16 @@ impl Block {
 /// What of a score is added to the logits where it is bounded.
 fn bounded(scores: Tensor<3>) -> Tensor<3> {
     (scores / BOUND).tanh() * BOUND
+}
+
+/// Scores `[batch, kv_heads, len]` less a part of the mean score of the keys that are kept, each weighted by the number
+/// of positions that keep it. A head's scores all change by the same, so the same keys are kept.
+fn centred(scores: Tensor<3>, kept: &Intervals) -> Tensor<3> {
+    let dims = scores.dims();
+    let side = |at: usize| kept.tensor().clone().narrow(3, at, 1).reshape(dims);
+    let positions = (side(1) - side(0)).float().cast(scores.dtype());
+    let all = positions.clone().sum_dim(2);
+    scores.clone() - (scores * positions).sum_dim(2) / all * CENTRED
 }
 
 /// A layer's output with these keys, and this added to their logits: what the layer computes otherwise, with its own
