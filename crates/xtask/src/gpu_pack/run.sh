@@ -175,16 +175,25 @@ unit() {
 }
 export -f unit
 export logs
-units <"$logs/all" >"$logs/units"
+# Problems with tensors past 2^31 elements fill most of a GPU's memory: they come last, one at a time on each GPU.
+large="^memory::large::"
+grep -v "$large" "$logs/all" | units >"$logs/units"
+grep "$large" "$logs/all" | units >"$logs/units-large"
 # Arrays are not exported.
 all_devices="${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd,)}"
 export all_devices
 jobs="${JOBS:-$(($(nproc) * 5 / 4))}"
-# shellcheck disable=SC2016
-xargs -a "$logs/units" -P "$jobs" --process-slot-var=SLOT -I '{}' bash -c '
-    IFS=, read -ra devices <<<"${all_devices:-0}"
-    read -ra names <<<"$1"
-    unit "${names[@]}"' _ '{}'
+IFS=, read -ra devices <<<"${all_devices:-0}"
+# Runs the units of a file in so many processes at once.
+run_units() {
+    # shellcheck disable=SC2016
+    xargs -a "$1" -P "$2" --process-slot-var=SLOT -I '{}' bash -c '
+        IFS=, read -ra devices <<<"${all_devices:-0}"
+        read -ra names <<<"$1"
+        unit "${names[@]}"' _ '{}'
+}
+run_units "$logs/units" "$jobs"
+run_units "$logs/units-large" "${#devices[@]}"
 
 count() { grep -c "^$1" "$logs/times.tsv"; }
 grep -h '^skipped: ' "$logs"/*.err 2>/dev/null | sort | uniq -c
