@@ -7,7 +7,7 @@ use flash_dma_problem::{AttentionError, TensorName};
 
 /// The factor of [`linear_scores`]. With it a projection that starts at N(0, 0.02²) gives scores of standard deviation
 /// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser's step changes them ten times as much.
-const SHARPNESS: f32 = 10.0;
+pub(crate) const SHARPNESS: f32 = 10.0;
 
 /// The importance of each key as a linear function of its token: `10 * (tokens . score_proj)`.
 ///

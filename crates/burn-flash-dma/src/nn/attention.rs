@@ -277,7 +277,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = self.scorer.0.scores(&tokens.x, || v.clone())?;
+        let scores = self.scores_from(&tokens.x, || v.clone())?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
     }
@@ -515,9 +515,18 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
+    /// The scores of tokens, padding among them; the values are made only for the form that reads them.
+    pub(super) fn scores_from(
+        &self,
+        x: &Tensor<3>,
+        values: impl FnOnce() -> Tensor<4>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        self.scorer.0.scores(self.score_role, x, values)
+    }
+
     fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
         let values = || self.values(tokens.x.clone());
-        Ok(tokens.hidden(self.scorer.0.scores(&tokens.x, values)?))
+        Ok(tokens.hidden(self.scores_from(&tokens.x, values)?))
     }
 
     /// The layer from placed q and k, and v, on.
@@ -569,7 +578,7 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = tokens.hidden(self.scorer.0.scores(&tokens.x, || v.clone())?);
+        let scores = tokens.hidden(self.scores_from(&tokens.x, || v.clone())?);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
             None => {

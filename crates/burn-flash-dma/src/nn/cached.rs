@@ -82,7 +82,7 @@ impl DynamicMaskAttention {
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
         };
         let scores = match cache.has_scores() {
-            true => Some(self.scorer().scores(&x, || v.clone())?),
+            true => Some(self.scores_from(&x, || v.clone())?),
             false => None,
         };
         Ok(self.merge_heads(cache.try_step(q, k, v, scores)?))

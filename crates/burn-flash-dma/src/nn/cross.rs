@@ -11,7 +11,7 @@ use crate::validate::{check_shape, expect};
 use burn::module::Module;
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::Tensor;
-use flash_dma_problem::{AttentionError, AttentionOptions, TensorName};
+use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, TensorName};
 
 /// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the tokens of the
 /// context that their learned scores rank highest.
@@ -155,7 +155,8 @@ impl DynamicMaskCrossAttention {
         };
         let k = encode(heads(&self.k_proj)?, normed(&self.k_norm), 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
-        let scores = tokens.hidden(self.scorer.scores(&tokens.x, || v.clone())?);
+        let scores = (self.scorer).scores(ScoreRole::RankAndBias, &tokens.x, || v.clone())?;
+        let scores = tokens.hidden(scores);
         let intervals = self.selector().try_select(scores.clone())?;
         Ok(CrossKeys {
             k,

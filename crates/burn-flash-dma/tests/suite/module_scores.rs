@@ -326,6 +326,57 @@ fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
     }
 }
 
+/// By the formula in f64; and neither the scores nor what a token learns from them depends on the projection's length,
+/// which nothing bounds in training.
+#[test]
+fn linear_scores_that_only_rank_are_of_their_projections_direction() {
+    let device = Device::flex().autodiff();
+    let [layer, _] = of_both_roles(ScoreForm::Linear, &device);
+    let x = input(&device).require_grad();
+    let Scorer::Linear(linear) = layer.scorer() else {
+        unreachable!("it is linear")
+    };
+    let rows = values(linear.score_proj.val());
+    let products = product(&values(x.clone()), &rows, WIDTH, KV_HEADS);
+    let length = |head: usize| {
+        let column = rows.iter().skip(head).step_by(KV_HEADS);
+        column.map(|w| w * w).sum::<f64>().sqrt()
+    };
+    let expected: Vec<f64> = (products.iter().enumerate())
+        .map(|(at, z)| z / length(at % KV_HEADS))
+        .collect();
+    close(
+        &values(layer.scores(x.clone())),
+        &by_heads(&expected, KV_HEADS, 1),
+        1e-5,
+    );
+
+    let learned = |factor: f32| {
+        let layer = layer.clone().map(&mut LongerProjection(factor));
+        let out = layer.forward(x.clone());
+        let grads = out.clone().square().sum().backward();
+        (values(out), values(x.grad(&grads).expect("it is tracked")))
+    };
+    let (out, gradient) = learned(1.0);
+    let (longer_out, longer_gradient) = learned(1000.0);
+    close(&longer_out, &out, 1e-6);
+    close(&longer_gradient, &gradient, 1e-4);
+    let (_, of_zeros) = learned(0.0);
+    assert!(of_zeros.iter().all(|g| g.is_finite()));
+}
+
+/// Multiplies the projection of a linear scorer.
+struct LongerProjection(f32);
+
+impl ModuleMapper for LongerProjection {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.dims()[..] == [WIDTH, KV_HEADS] {
+            true => param.map(|value| (value * self.0).detach().require_grad()),
+            false => param,
+        }
+    }
+}
+
 #[test]
 fn scores_that_only_rank_learn_by_their_runners_up() {
     let device = Device::flex().autodiff();
