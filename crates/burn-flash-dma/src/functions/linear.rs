@@ -7,7 +7,7 @@ use flash_dma_problem::{AttentionError, TensorName};
 
 /// The factor of [`linear_scores`]. With it a projection that starts at N(0, 0.02²) gives scores of standard deviation
 /// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser's step changes them ten times as much.
-pub(crate) const SHARPNESS: f32 = 10.0;
+const SHARPNESS: f32 = 10.0;
 
 /// The importance of each key as a linear function of its token: `10 * (tokens . score_proj)`.
 ///
@@ -34,6 +34,14 @@ pub fn try_linear_scores(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
 ) -> Result<Tensor<3>, AttentionError> {
+    Ok(try_products(tokens, score_proj)? * SHARPNESS)
+}
+
+/// The scores without their factor.
+pub(crate) fn try_products(
+    tokens: Tensor<3>,
+    score_proj: Tensor<2>,
+) -> Result<Tensor<3>, AttentionError> {
     let ([batch, len, width], [_, heads]) = (tokens.dims(), score_proj.dims());
     let projection = TensorName::ScoreProjection;
     check_shape(projection, &score_proj.dims(), &[width, heads])?;
@@ -46,6 +54,5 @@ pub fn try_linear_scores(
         let options = (&tokens.device(), DType::F32);
         return Ok(Tensor::zeros([batch, heads, len], options));
     }
-    let products = try_product(tokens, score_proj)?;
-    Ok((products * SHARPNESS).swap_dims(1, 2))
+    Ok(try_product(tokens, score_proj)?.swap_dims(1, 2))
 }

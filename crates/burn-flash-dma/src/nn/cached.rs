@@ -82,7 +82,10 @@ impl DynamicMaskAttention {
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
         };
         let scores = match cache.has_scores() {
-            true => Some(self.scores_from(&x, || v.clone())?),
+            true => {
+                let scorer = &self.scorer.0;
+                Some(scorer.scores_to_cache(self.score_role, &x, || v.clone())?)
+            }
             false => None,
         };
         Ok(self.merge_heads(cache.try_step(q, k, v, scores)?))

@@ -1,6 +1,6 @@
 //! What makes the scores of a layer.
 
-use crate::functions::linear::{SHARPNESS, try_linear_scores};
+use crate::functions::linear::{try_linear_scores, try_products};
 use crate::functions::zoh::try_biased_zoh_scores;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -178,18 +178,32 @@ impl Scorer {
             }
             Self::Linear(linear) => {
                 let projection = linear.score_proj.val();
-                let projection = match role {
-                    ScoreRole::RankAndBias => projection,
-                    ScoreRole::Rank => directions(projection),
-                };
-                try_linear_scores(tokens.clone(), projection)
+                match role {
+                    ScoreRole::RankAndBias => try_linear_scores(tokens.clone(), projection),
+                    ScoreRole::Rank => try_products(tokens.clone(), directions(projection)),
+                }
             }
+        }
+    }
+
+    /// Like [`scores`](Self::scores), for a cache. Scores that only rank may be any positive multiple of them there, the
+    /// same for all keys of a head: no directions are computed for each token that is decoded.
+    pub(super) fn scores_to_cache(
+        &self,
+        role: ScoreRole,
+        tokens: &Tensor<3>,
+        values: impl FnOnce() -> Tensor<4>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        match (self, role) {
+            (Self::Linear(linear), ScoreRole::Rank) => {
+                try_products(tokens.clone(), linear.score_proj.val())
+            }
+            _ => self.scores(role, tokens, values),
         }
     }
 }
 
-/// The directions of a projection's columns, one per head: of such length that a score is the product of its token and
-/// a unit vector.
+/// The directions of a projection's columns, one per head, as unit vectors.
 ///
 /// Of scores that only rank the length of a column changes nothing that is computed, so nothing holds it back: trained
 /// models had scores with standard deviations of up to 2300. What a token learns from its scores is in proportion to
@@ -200,5 +214,5 @@ fn directions(projection: Tensor<2>) -> Tensor<2> {
         _ => projection,
     };
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();
-    projection / (lengths * SHARPNESS)
+    projection / lengths
 }
