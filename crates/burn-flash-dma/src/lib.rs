@@ -39,7 +39,7 @@
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
 //! - [`split_qkv`] and [`split_kv`]: q, k and v of one packed tensor; [`merge_attention`]: parts over disjoint keys made
-//!   one; [`Attention::probabilities`]: what chosen queries attend to;
+//!   one; [`learnable_sink`]: a logit without a key; [`Attention::probabilities`]: what chosen queries attend to;
 //! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: what stands between them;
 //!   [`split_heads`]: q, k and v of one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
@@ -131,6 +131,7 @@ pub use functions::shorthand::{
     attention, dynamic_mask_attention, flash_dma_attention, masked_attention, try_attention,
     try_dynamic_mask_attention, try_flash_dma_attention, try_masked_attention,
 };
+pub use functions::sink::{learnable_sink, try_learnable_sink};
 pub use functions::state;
 pub use functions::zoh::{try_zoh_scores, zoh_scores};
 pub use mask::{AttentionMask, BlockRule, KeyRanges, TilePlan};

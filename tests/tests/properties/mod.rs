@@ -16,6 +16,8 @@ mod repeats;
 #[cfg(feature = "burn")]
 mod selectors;
 mod sequences;
+#[cfg(feature = "burn")]
+mod sink;
 mod suffixes;
 mod unselected;
 

@@ -75,12 +75,27 @@ impl AttentionCache {
         v: Tensor<4>,
         scores: Option<Tensor<3>>,
     ) -> Result<Tensor<4>, AttentionError> {
+        Ok(self.try_step_with_lse(q, k, v, scores)?.0)
+    }
+
+    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_step`](Self::try_step).
+    pub fn try_step_with_lse(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         match self {
             Self::DynamicMask(cache) => {
                 let scores = scores.ok_or(AttentionError::CacheScores)?;
-                cache.try_step(q, k, v, scores)
+                cache.try_step_with_lse(q, k, v, scores)
             }
-            Self::Paged(cache) => cache.try_step(q, k, v, scores),
+            Self::Paged(cache) => cache.try_step_with_lse(q, k, v, scores),
         }
     }
 

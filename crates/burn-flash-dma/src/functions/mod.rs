@@ -17,5 +17,6 @@ pub(crate) mod qkv;
 pub(crate) mod selection;
 pub(crate) mod selector;
 pub(crate) mod shorthand;
+pub(crate) mod sink;
 pub mod state;
 pub(crate) mod zoh;

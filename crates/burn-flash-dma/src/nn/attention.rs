@@ -7,6 +7,7 @@ use super::heads::{
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
 use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
+use super::sink::beside;
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
@@ -15,7 +16,7 @@ use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
 use crate::validate::{check_shape, element_type, expect, same_device, scores_as_f32};
 use burn::config::Config;
-use burn::module::{Initializer, Module};
+use burn::module::{Initializer, Module, Param};
 use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
@@ -81,6 +82,9 @@ pub struct DynamicMaskAttentionConfig {
     /// ALiBi: what distances take from the logits, by a slope per query head, for example
     /// [`AlibiSlopes::standard`]. Default: none. A cache refuses a layer with it.
     pub alibi: Option<AlibiSlopes>,
+    /// Whether each query head has one more logit, which is learned and has no key: the weight that it takes is given to
+    /// nothing, see [`learnable_sink`](crate::learnable_sink()). Default: no.
+    pub learnable_sink: Option<bool>,
     /// The probability with which a pair of a query and a key that attends to it is dropped in training, from 0 and less
     /// than 1: see [`Dropout`](crate::Dropout). Default: 0. Every call of the layer draws another mask, none outside of
     /// training, as Burn's own dropout.
@@ -108,8 +112,8 @@ pub struct DynamicMaskAttentionConfig {
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
 ///
 /// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores of either [`ScoreForm`], f32 whatever the
-/// parameters are; dynamic-mask attention; output projection. Biases and dropout of the
-/// attention probabilities if the configuration asks for them. `x` is to be normalised, as it is in a pre-norm block.
+/// parameters are; dynamic-mask attention; output projection. Biases, dropout of the attention probabilities and a
+/// learnable sink if the configuration asks for them. `x` is to be normalised, as it is in a pre-norm block.
 ///
 /// The seeds of the dropout follow from a random number that the layer draws when it is made, so
 /// [`Device::seed`] before that makes a run of one thread repeatable. A graph of launches that is recorded and replayed
@@ -128,6 +132,8 @@ pub struct DynamicMaskAttention {
     /// `[n_heads * head_dim, d_model]`.
     pub o_proj: Linear,
     scorer: Inline,
+    /// The logit of each query head that has no key: `[n_heads]`, which starts at zero.
+    pub sink_logits: Option<Param<Tensor<1>>>,
     /// Normalises the features of each head of q.
     pub q_norm: Option<RmsNorm>,
     /// Normalises the features of each head of k.
@@ -227,6 +233,8 @@ impl DynamicMaskAttentionConfig {
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
+            sink_logits: (self.learnable_sink.unwrap_or(false))
+                .then(|| Initializer::Zeros.init([self.n_heads], device)),
             scorer: Inline(match bias {
                 true => scorer.with_bias(kv_heads, device),
                 false => scorer,
@@ -524,6 +532,15 @@ impl DynamicMaskAttention {
         self.scorer.0.scores(self.score_role, x, values)
     }
 
+    /// The scores of tokens as a cache takes them.
+    pub(super) fn scores_to_cache(
+        &self,
+        x: &Tensor<3>,
+        values: impl FnOnce() -> Tensor<4>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        self.scorer.0.scores_to_cache(self.score_role, x, values)
+    }
+
     fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
         let values = || self.values(tokens.x.clone());
         Ok(tokens.hidden(self.scores_from(&tokens.x, values)?))
@@ -550,7 +567,7 @@ impl DynamicMaskAttention {
                 ScoreRole::Rank => hiding_alone(scores),
             };
             let attention = Attention::new(q, k, v).scores(scores).options(options);
-            return Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)));
+            return Ok(tokens.zeroed(self.merge_heads(self.beside_sink(attention)?)));
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
@@ -607,13 +624,20 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let attention = Attention::new(q, k, v).options(options);
         let out = match self.score_role {
-            ScoreRole::RankAndBias => attention
-                .scores(scores)
-                .intervals(intervals)
-                .try_forward()?,
-            ScoreRole::Rank => attention.intervals(intervals).try_forward()?,
+            ScoreRole::RankAndBias => {
+                self.beside_sink(attention.scores(scores).intervals(intervals))?
+            }
+            ScoreRole::Rank => self.beside_sink(attention.intervals(intervals))?,
         };
         Ok(tokens.zeroed(self.merge_heads(out)))
+    }
+
+    /// The output of an attention, beside the layer's sink if it has one.
+    fn beside_sink<S>(&self, attention: Attention<S>) -> Result<Tensor<4>, AttentionError> {
+        match &self.sink_logits {
+            None => attention.try_forward(),
+            Some(logits) => beside(attention.try_forward_with_lse()?, logits),
+        }
     }
 
     /// What selects the keys, in every pass over whole sequences.

@@ -2,6 +2,7 @@
 
 use super::attention::DynamicMaskAttention;
 use super::heads::Starts;
+use super::sink::beside;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
@@ -82,13 +83,14 @@ impl DynamicMaskAttention {
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
         };
         let scores = match cache.has_scores() {
-            true => {
-                let scorer = &self.scorer.0;
-                Some(scorer.scores_to_cache(self.score_role, &x, || v.clone())?)
-            }
+            true => Some(self.scores_to_cache(&x, || v.clone())?),
             false => None,
         };
-        Ok(self.merge_heads(cache.try_step(q, k, v, scores)?))
+        let out = match &self.sink_logits {
+            None => cache.try_step(q, k, v, scores)?,
+            Some(logits) => beside(cache.try_step_with_lse(q, k, v, scores)?, logits)?,
+        };
+        Ok(self.merge_heads(out))
     }
 
     /// The angles of one new token per sequence, gathered on the device, where the cache

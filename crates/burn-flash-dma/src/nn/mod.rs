@@ -13,6 +13,7 @@ pub mod mha;
 mod pairs;
 mod rope;
 mod scorer;
+mod sink;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 pub use cross::{CrossKeys, DynamicMaskCrossAttention};

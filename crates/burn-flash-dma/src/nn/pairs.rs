@@ -2,6 +2,7 @@
 
 use super::attention::DynamicMaskAttention;
 use super::input::Tokens;
+use super::sink::beside;
 use crate::functions::documents::Documents;
 use crate::functions::masked::MaskedAttention;
 use crate::functions::selection::Origin;
@@ -42,9 +43,13 @@ impl DynamicMaskAttention {
             Some(rule) => kept(scores.clone(), documents, &rule, mask),
         };
         let attention = MaskedAttention::new(q, k, v).mask(mask).options(options);
-        match adds_scores {
-            true => attention.bias(scores.unsqueeze_dim::<4>(2)).try_forward(),
-            false => attention.try_forward(),
+        let attention = match adds_scores {
+            true => attention.bias(scores.unsqueeze_dim::<4>(2)),
+            false => attention,
+        };
+        match &self.sink_logits {
+            None => attention.try_forward(),
+            Some(logits) => beside(attention.try_forward_with_lse()?, logits),
         }
     }
 }

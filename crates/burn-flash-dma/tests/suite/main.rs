@@ -31,6 +31,7 @@ mod module_input;
 mod module_mask;
 mod module_masked;
 mod module_scores;
+mod module_sink;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod norm;

@@ -54,6 +54,11 @@ fn steps_equal_the_forward_pass_with_every_option() {
             config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
         ),
         ("one kv head", config().with_n_kv_heads(Some(1))),
+        ("a learnable sink", config().with_learnable_sink(Some(true))),
+        (
+            "a learnable sink, every key",
+            (config().with_learnable_sink(Some(true))).with_keep_window(None),
+        ),
         ("linear", config().with_score_form(ScoreForm::Linear)),
         (
             "linear, every key",

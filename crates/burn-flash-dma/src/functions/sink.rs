@@ -1,0 +1,85 @@
+//! A logit that no key has, in the softmax of every query.
+
+use crate::validate::{as_f32, check_shape, computes_in, element_type, expect, same_device};
+use burn::tensor::activation::{log_sigmoid, sigmoid};
+use burn::tensor::{DType, Tensor};
+use flash_dma_problem::{AttentionError, ElementType, TensorName};
+
+/// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
+/// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
+///
+/// A query that none of its keys matches can then attend to nothing, where it would have to share out its weight among
+/// keys. It is what models with a *learnable sink* compute, such as gpt-oss; a sink among the keys themselves
+/// ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `out`, and the result's | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `lse`, and the result's | `[batch, q_heads, q_len]` | f32 |
+/// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
+///
+/// `out` and `lse` may come from any call that gives an LSE. Plain Burn operations, differentiable in all three; the factor
+/// is computed in f32 and rounded to the type of `out`. A row that attends to nothing (an LSE of −∞) stays zero.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::{Attention, learnable_sink};
+///
+/// let device = Device::flex();
+/// let rows = || Tensor::<4>::random([1, 2, 10, 16], Distribution::Normal(0.0, 1.0), &device);
+/// let (out, lse) = Attention::new(rows(), rows(), rows()).forward_with_lse();
+/// // One head leaves its keys nearly all weight, the other nearly none.
+/// let logits = Tensor::from_floats([-20.0, 20.0], &device);
+/// let (shared, _) = learnable_sink(out.clone(), lse, logits);
+/// let change = (shared - out.clone()).abs();
+/// assert!(change.clone().narrow(1, 0, 1).max().into_scalar::<f32>() < 1e-5);
+/// let all = out.abs() - change;
+/// assert!(all.narrow(1, 1, 1).max().into_scalar::<f32>() < 1e-5);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// If [`try_learnable_sink`] returns an error, with that error's text.
+#[must_use]
+pub fn learnable_sink(out: Tensor<4>, lse: Tensor<3>, logits: Tensor<1>) -> (Tensor<4>, Tensor<3>) {
+    expect(try_learnable_sink(out, lse, logits))
+}
+
+/// Like [`learnable_sink`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError::Shape`], [`AttentionError::ElementType`] or [`AttentionError::Device`] if the tensors do not fit;
+/// nothing is computed then.
+pub fn try_learnable_sink(
+    out: Tensor<4>,
+    lse: Tensor<3>,
+    logits: Tensor<1>,
+) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+    let (shape @ [_, heads, _, _], device) = (out.dims(), out.device());
+    let element = element_type(TensorName::Out, &out)?;
+    computes_in(&device, out.dtype(), element)?;
+    check_shape(TensorName::Lse, &lse.dims(), &shape[..3])?;
+    let of_lse = element_type(TensorName::Lse, &lse)?;
+    if of_lse != ElementType::F32 {
+        let (name, f32) = (TensorName::Lse, ElementType::F32);
+        return Err(AttentionError::element_type(name, f32, of_lse));
+    }
+    check_shape(TensorName::SinkLogits, &logits.dims(), &[heads])?;
+    same_device(&device, TensorName::Lse, lse.device())?;
+    same_device(&device, TensorName::SinkLogits, logits.device())?;
+    let logits = as_f32(TensorName::SinkLogits, logits)?;
+    if shape.contains(&0) {
+        // Burn reshapes no empty tensors; of no features the LSE is the caller's.
+        return Ok((out, lse));
+    }
+    let logits = logits.reshape([1, heads, 1]);
+    let share = sigmoid(lse.clone() - logits.clone());
+    // Written so that an LSE of −∞ gives the logit itself.
+    let all = logits.clone() - log_sigmoid(logits - lse);
+    let dtype: DType = out.dtype();
+    let share = share.cast(dtype).unsqueeze_dim::<4>(3);
+    Ok((out * share, all))
+}

@@ -1,0 +1,102 @@
+//! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
+
+use crate::case::values;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scorer};
+use burn_flash_dma::{AttentionOptions, Selector, learnable_sink};
+
+fn config() -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(5))
+        .with_qk_norm(false)
+        .with_learnable_sink(Some(true))
+}
+
+fn x(device: &Device) -> Tensor<3> {
+    Tensor::random([2, 21, 32], Distribution::Normal(0.0, 1.0), device)
+}
+
+fn with_logits(mut layer: DynamicMaskAttention, logits: [f32; 4]) -> DynamicMaskAttention {
+    let device = layer.q_proj.weight.device();
+    layer.sink_logits = Some(Param::from_tensor(Tensor::from_floats(logits, &device)));
+    layer
+}
+
+#[test]
+fn it_takes_weight_from_the_keys() {
+    let device = Device::flex();
+    let layer = config().init(&device);
+    let x = x(&device);
+    let mut without = layer.clone();
+    without.sink_logits = None;
+    let nearly_none = with_logits(layer.clone(), [-200.0; 4]);
+    assert_eq!(
+        values(nearly_none.forward(x.clone())),
+        values(without.forward(x.clone()))
+    );
+    let all = with_logits(layer.clone(), [200.0; 4]).forward(x.clone());
+    assert_eq!(values(all), vec![0.0; 2 * 21 * 32]);
+
+    // By hand, from the parts.
+    let logits = [2.0, -1.0, 0.5, 0.0];
+    let layer = with_logits(layer, logits);
+    let heads = |projection: &burn::nn::Linear, heads: usize| {
+        let rows = projection.forward(x.clone()).reshape([2, 21, heads, 8]);
+        rows.swap_dims(1, 2)
+    };
+    let (q, k, v) = (
+        heads(&layer.q_proj, 4),
+        heads(&layer.k_proj, 2),
+        heads(&layer.v_proj, 2),
+    );
+    let intervals = Selector::top(5).select(layer.scores(x.clone()));
+    let options = AttentionOptions::new().with_keep_window(5);
+    let attention = burn_flash_dma::Attention::new(q, k, v).options(options);
+    let (out, lse) = attention.intervals(&intervals).forward_with_lse();
+    let (out, _) = learnable_sink(out, lse, Tensor::from_floats(logits, &device));
+    let expected = layer
+        .o_proj
+        .forward(out.swap_dims(1, 2).reshape([2, 21, 32]));
+    for (a, e) in values(layer.forward(x)).iter().zip(values(expected)) {
+        assert!((a - e).abs() < 2e-6, "{a} is not {e}");
+    }
+}
+
+#[test]
+fn it_learns_beside_scores_that_only_rank() {
+    let device = Device::flex().autodiff();
+    let layer = config().init(&device);
+    let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
+    let logits = layer.sink_logits.as_ref().expect("it has a sink").val();
+    let of_logits = values(logits.grad(&grads).expect("tracked"));
+    assert!(of_logits.iter().all(|x| *x != 0.0), "{of_logits:?}");
+    let Scorer::Linear(scorer) = layer.scorer() else {
+        panic!("linear scores are the default");
+    };
+    let of_scores = values(scorer.score_proj.val().grad(&grads).expect("tracked"));
+    assert!(of_scores.iter().any(|x| *x != 0.0));
+}
+
+#[test]
+fn it_is_saved_and_older_configurations_have_none() {
+    let device = Device::flex();
+    let layer = with_logits(config().init(&device), [1.0, 2.0, 3.0, 4.0]);
+    let record = layer.clone().into_record();
+    let loaded = config().init(&device).load_record(record);
+    let logits = loaded.sink_logits.expect("it has a sink").val();
+    assert_eq!(values(logits), [1.0, 2.0, 3.0, 4.0]);
+
+    let saved = config().to_string();
+    let mut saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
+    assert!(
+        saved
+            .as_object_mut()
+            .unwrap()
+            .remove("learnable_sink")
+            .is_some()
+    );
+    let older: DynamicMaskAttentionConfig = serde_json::from_value(saved).unwrap();
+    assert!(older.init(&device).sink_logits.is_none());
+}

@@ -1,0 +1,178 @@
+//! A logit without a key, against the oracle of a key that is zeros and has the logit as its score.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_flash_dma::{
+    Attention, AttentionError, ElementType, TensorName, learnable_sink, try_learnable_sink,
+};
+use flash_dma_reference::Exact;
+use flash_dma_reference::generate;
+use flash_dma_tests::engine::{Engine, skip};
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::{Case, fast_burn};
+
+fast_burn!(
+    a_key_of_zeros,
+    sixteen_bits,
+    rows_without_keys_stay_zero,
+    nothing_at_all,
+    refusals,
+);
+
+/// Logits of the heads: nearly all of the weight, some of it, none.
+const LOGITS: [f64; 3] = [9.0, 0.5, -9.0];
+
+fn load<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
+    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data_as::<f32>().iter::<f64>().collect()
+}
+
+/// Without the first key of each head, of `[heads, len, width]`.
+fn behind_first(values: &[f64], len: usize, width: usize) -> Vec<f64> {
+    let heads = values.chunks(len * width);
+    heads.flat_map(|head| &head[width..]).copied().collect()
+}
+
+fn close(what: &str, actual: &[f64], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    let greatest = expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+    for (n, (a, e)) in actual.iter().zip(expected).enumerate() {
+        assert!(
+            (a - e).abs() <= 2e-5 * greatest,
+            "{what}[{n}]: {a}, not {e}"
+        );
+    }
+}
+
+fn a_key_of_zeros<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    for (q_len, k_len) in [(33, 41), (1, 70), (64, 65)] {
+        let case = Case::new(q_len, k_len).heads(3, 3);
+        let case = case.options(|options| options.with_keep_window(k_len));
+        let (mut inputs, p) = (case.inputs(), case.problem());
+        let width = p.head_dim;
+        for rows in [&mut inputs.k, &mut inputs.v] {
+            (rows.chunks_mut(k_len * width)).for_each(|head| head[..width].fill(0.0));
+        }
+        let scores = inputs.scores.as_mut().expect("the case has scores");
+        for (row, head) in scores.chunks_mut(k_len).zip(LOGITS.into_iter().cycle()) {
+            row.fill(0.0);
+            row[0] = head;
+        }
+        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+        let exact = inputs.backward(&grad_out, Some(&grad_lse));
+        let forward = inputs.forward();
+        let value = |exact: Exact| exact.values;
+
+        let keys = |rows: &[f64]| {
+            let shape = [p.batch, 3, k_len - 1, width];
+            load::<4>(&behind_first(rows, k_len, width), shape, &device).require_grad()
+        };
+        let q = load::<4>(&inputs.q, p.q_shape(), &device).require_grad();
+        let (k, v) = (keys(&inputs.k), keys(&inputs.v));
+        let logits = load::<1>(&LOGITS, [3], &device).require_grad();
+        let attended = Attention::new(q.clone(), k.clone(), v.clone()).forward_with_lse();
+        let (out, lse) = learnable_sink(attended.0, attended.1, logits.clone());
+        let loss = (out.clone() * load::<4>(&grad_out, p.q_shape(), &device)).sum()
+            + (lse.clone() * load::<3>(&grad_lse, lse.dims(), &device)).sum();
+        let grads = loss.backward();
+
+        close("out", &values(out), &value(forward.out));
+        close("lse", &values(lse), &value(forward.lse));
+        let of = |rows: Tensor<4>| values(rows.grad(&grads).expect("tracked"));
+        close("dq", &of(q), &value(exact.q));
+        let behind = |exact: Exact| behind_first(&value(exact), k_len, width);
+        close("dk", &of(k), &behind(exact.k));
+        close("dv", &of(v), &behind(exact.v));
+        let scores = value(exact.scores.expect("the case has scores"));
+        let of_head = |head: usize| -> f64 {
+            let rows = scores.chunks(k_len).skip(head).step_by(3);
+            rows.map(|row| row[0]).sum()
+        };
+        let expected = [0, 1, 2].map(of_head);
+        let of_logits = values(logits.grad(&grads).expect("tracked"));
+        close("dlogits", &of_logits, &expected);
+    }
+}
+
+fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    for (element, dtype) in [
+        (ElementType::F16, DType::F16),
+        (ElementType::Bf16, DType::BF16),
+    ] {
+        if !burn.supports(element) {
+            skip::<Burn<B>>(&format!("{element}"));
+            continue;
+        }
+        let case = Case::new(20, 20).plain().heads(3, 3).element(element);
+        let (inputs, p) = (case.inputs(), case.problem());
+        let q = load::<4>(&inputs.q, p.q_shape(), device);
+        let k = load::<4>(&inputs.k, p.kv_shape(), device);
+        let logits = load::<1>(&LOGITS, [3], device);
+        let (out, lse) = Attention::new(q, k.clone(), k).forward_with_lse();
+        let (wide, _) = learnable_sink(out.clone(), lse.clone(), logits.clone());
+        let (half, all) = learnable_sink(out.cast(dtype), lse, logits.cast(dtype));
+        assert_eq!((half.dtype(), all.dtype()), (dtype, DType::F32));
+        // Out, the factor and the product are rounded.
+        for (a, e) in values(half).iter().zip(values(wide)) {
+            assert!(
+                (a - e).abs() <= 3.0 / 256.0 * e.abs() + 1e-6,
+                "{a}, not {e}"
+            );
+        }
+    }
+}
+
+fn rows_without_keys_stay_zero<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let ones = |heads, len| load::<4>(&vec![1.0; heads * len * 8], [1, heads, len, 8], &device);
+    // Of five queries over three keys the first two see none.
+    let k = ones(1, 3).require_grad();
+    let logits = load::<1>(&[0.25], [1], &device).require_grad();
+    let (out, lse) = Attention::new(ones(1, 5), k.clone(), k.clone()).forward_with_lse();
+    let (out, lse) = learnable_sink(out, lse, logits.clone());
+    assert_eq!(values(out.clone())[..16], [0.0; 16]);
+    assert_eq!(values(lse.clone())[..2], [0.25; 2]);
+    let grads = (out.sum() + lse.narrow(2, 0, 2).sum()).backward();
+    let of_k = values(k.grad(&grads).expect("tracked"));
+    assert!(of_k.iter().all(|x| x.is_finite()), "{of_k:?}");
+    let of_logits = values(logits.grad(&grads).expect("tracked"))[0];
+    // Two LSEs are the logit; three outputs of eight elements shrink as it grows.
+    assert!(of_logits.is_finite() && of_logits < 2.0, "{of_logits}");
+}
+
+fn nothing_at_all<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let out = Tensor::<4>::zeros([2, 3, 0, 8], device);
+    let logits = load::<1>(&LOGITS, [3], device);
+    let (out, lse) = learnable_sink(out, Tensor::zeros([2, 3, 0], device), logits);
+    assert_eq!((out.dims(), lse.dims()), ([2, 3, 0, 8], [2, 3, 0]));
+}
+
+fn refusals<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let refused = |lse: [usize; 3], lse_type: DType, logits: usize| {
+        let out = Tensor::<4>::zeros([2, 3, 4, 8], device);
+        let lse = Tensor::<3>::zeros(lse, (device, lse_type));
+        let logits = Tensor::<1>::zeros([logits], device);
+        try_learnable_sink(out, lse, logits).unwrap_err()
+    };
+    let shape = |error: AttentionError, name: TensorName| {
+        assert!(
+            matches!(&error, AttentionError::Shape { tensor, .. } if *tensor == name),
+            "{error}"
+        );
+    };
+    shape(refused([2, 3, 5], DType::F32, 3), TensorName::Lse);
+    shape(refused([2, 3, 4], DType::F32, 2), TensorName::SinkLogits);
+    if burn.supports(ElementType::F16) {
+        let error = refused([2, 3, 4], DType::F16, 3);
+        let f32 = ElementType::F32;
+        let expected = AttentionError::element_type(TensorName::Lse, f32, ElementType::F16);
+        assert_eq!(error, expected);
+    }
+}
