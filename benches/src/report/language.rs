@@ -21,6 +21,9 @@ struct Run {
     /// The share of the steps in which the window was wider.
     #[serde(default)]
     narrowing: f64,
+    /// Whether the softmax had a logit without a key.
+    #[serde(default)]
+    sink: bool,
     width: usize,
     layers: usize,
     parameters: usize,
@@ -106,6 +109,7 @@ struct Setting {
     /// As written.
     rate: String,
     positions: Positions,
+    sink: bool,
     corpus: String,
 }
 
@@ -121,6 +125,7 @@ impl Run {
             texts: self.texts,
             rate: self.rate.to_string(),
             positions: self.positions,
+            sink: self.sink,
             corpus: self.corpus.clone(),
         }
     }
@@ -172,13 +177,15 @@ fn of_file(name: &str, rows: &[Run]) -> String {
             batch,
             rate,
             positions,
+            sink,
             corpus,
             ..
         } = setting;
+        let sink = if sink { "; a sink in every layer" } else { "" };
         let _ = writeln!(
             text,
             "#### {title}, {tokens} bytes (`{name}`)\n\nWidth {width}, layers: {layers}, {:.1} million parameters; {steps} \
-             steps of {batch} texts, peak rate {rate}; {positions}; corpus {corpus}.\n",
+             steps of {batch} texts, peak rate {rate}; {positions}{sink}; corpus {corpus}.\n",
             runs[0].parameters as f64 / 1e6
         );
         text += &tables.join("\n");
@@ -397,6 +404,15 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
+        let mut beside_sinks = rows;
+        beside_sinks[1].sink = true;
+        let text = of_file("language.json", &beside_sinks);
+        assert!(text.contains("; a sink in every layer; corpus"), "{text}");
+        // Dense without a sink is no measure of it.
+        assert!(
+            text.contains("| ours | 16 | 0 | 20.0 | 2.0200 | – |"),
+            "{text}"
+        );
         assert_eq!(difference(&[1.0, 3.0], &[1.0, 1.0]), "+100.00 ± 196.00 %");
     }
 

@@ -21,6 +21,12 @@ pub(super) struct RecallRow {
     /// The share of the steps in which the window was wider.
     #[serde(default)]
     narrowing: f64,
+    /// Whether every other step had a window of half of the text.
+    #[serde(default)]
+    every_other_wide: bool,
+    /// Whether the softmax had a logit without a key.
+    #[serde(default)]
+    sink: bool,
     /// Where it is not the arm's own number.
     runners_up: Option<usize>,
     pub(super) window_per_pair: f64,
@@ -76,6 +82,12 @@ impl RecallRow {
         }
         if self.narrowing > 0.0 {
             let _ = write!(text, ", narrowing {}", self.narrowing);
+        }
+        for (has, what) in [
+            (self.every_other_wide, ", every other step wide"),
+            (self.sink, ", a sink"),
+        ] {
+            text += if has { what } else { "" };
         }
         text
     }
@@ -358,6 +370,12 @@ mod tests {
         assert!(
             text.contains("| ours, 4 runners-up, narrowing 0.5 | 8 |"),
             "{text}"
+        );
+        let mut wide = varied[1].clone();
+        (wide.every_other_wide, wide.sink) = (true, true);
+        assert_eq!(
+            wide.variant(),
+            "ours, 4 runners-up, narrowing 0.5, every other step wide, a sink"
         );
 
         assert!(!text.contains("by several heads"), "{text}");

@@ -72,6 +72,9 @@ pub struct Options {
     /// All arms that prune do it alike.
     #[arg(long, default_value = "0")]
     pub narrowing: Narrowing,
+    /// Gives every layer of every arm a learned logit per head that has no key: what no key answers can attend to nothing.
+    #[arg(long)]
+    pub sink: bool,
     /// How the layers know where a key is [default: of text rope, of needles rope-in-local-layers].
     #[arg(long, value_enum)]
     pub positions: Option<PositionsName>,
@@ -231,6 +234,7 @@ impl Options {
             rate: self.rate.unwrap_or(size.rate),
             texts: self.texts.unwrap_or(size.texts),
             answer_weight: self.answer_weight.unwrap_or(size.answer_weight),
+            sink: self.sink,
             ..size
         }
     }

@@ -3,6 +3,7 @@
 use crate::arm::Arm;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use std::ops::Not;
 use train_text::device::{DeviceName, DtypeName};
 use train_text::model::{Positions, TextModelConfig};
 use train_text::narrowing::Narrowing;
@@ -40,6 +41,9 @@ pub struct Settings {
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
+    /// Whether the softmax of every layer has a learned logit per head that has no key.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub sink: bool,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -135,6 +139,7 @@ impl Task {
             window: None,
             recent: None,
             narrowing: Narrowing::default(),
+            sink: false,
             sizes,
             steps,
             batch,
@@ -177,6 +182,7 @@ impl Settings {
             .with_dtype(self.dtype.burn())
             .with_keys(self.arm.keys())
             .with_recent(self.recent)
+            .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
     }
 

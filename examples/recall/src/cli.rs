@@ -39,6 +39,13 @@ pub struct Cli {
     /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so on.
     #[arg(long, default_value = "0")]
     pub narrowing: Narrowing,
+    /// Gives every other step a window of half of the text, in arms that prune: what the model has learned with it stays
+    /// learned while the keys are few.
+    #[arg(long)]
+    pub every_other_wide: bool,
+    /// Gives every layer a learned logit per head that has no key: what no key answers can attend to nothing.
+    #[arg(long)]
+    pub sink: bool,
     /// Runners-up of the arms that have some, in place of a quarter of the window.
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -161,6 +168,8 @@ impl Cli {
                 true => self.narrowing,
                 false => Narrowing::default(),
             },
+            every_other_wide: self.every_other_wide && arm.is_pruned(),
+            sink: self.sink,
             runners_up: self.runners_up.filter(|_| arm.has_runners_up()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
@@ -216,6 +225,22 @@ mod tests {
         let all = runs("--arms ours,frozen,dense,added-no-runners-up,zoh --runners-up 9").unwrap();
         let told: Vec<_> = all.iter().map(|run| run.runners_up).collect();
         assert_eq!(told, [Some(9), None, None, None, Some(9)]);
+    }
+
+    #[test]
+    fn every_arm_has_the_sink_and_those_that_prune_the_wide_steps() {
+        let line =
+            "--arms ours,dense --shares 32 --size small --sink --every-other-wide --narrowing 0.5";
+        let all = runs(line).unwrap();
+        let windows = |run: &Settings| [0, 1, 999].map(|step| run.training_window_at(step));
+        assert_eq!(
+            all.iter().map(windows).collect::<Vec<_>>(),
+            [[64, 64, 64], [128; 3]]
+        );
+        assert_eq!(all[0].training_window_at(998), 4);
+        assert_eq!([0, 1, 999].map(|step| all[0].window_at(step)), [64, 64, 4]);
+        assert!(all.iter().all(|run| run.sink));
+        assert!(!runs("--arms ours").unwrap()[0].sink);
     }
 
     #[test]

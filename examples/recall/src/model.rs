@@ -20,6 +20,7 @@ use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::embed;
 use burn_flash_dma::{
     Attention, AttentionError, HeadEncoding, Intervals, ScoreRole, linear, rms_norm, swiglu,
+    try_learnable_sink,
 };
 use train_text::model::CastTo;
 
@@ -246,7 +247,8 @@ impl Block {
             }))
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))
-            .with_runners_up(runners_up.or(arm.runners_up(window)));
+            .with_runners_up(runners_up.or(arm.runners_up(window)))
+            .with_learnable_sink(Some(settings.sink));
         Self {
             attention_norm: RmsNormConfig::new(sizes.width).init(device),
             attention: attention.init(device),
@@ -308,13 +310,28 @@ fn attend_to(
     let k = place(split(&layer.k_proj, sizes.kv_heads), &layer.k_norm)?;
     let v = split(&layer.v_proj, sizes.kv_heads).swap_dims(1, 2);
     let attention = Attention::new(q, k, v);
+    let sink = layer.sink_logits.as_ref().map(Param::val);
     let out = match (keys, bias) {
-        (Some(keys), Some(bias)) => attention.scores(bias).intervals(&keys).try_forward()?,
-        (Some(keys), None) => attention.intervals(&keys).try_forward()?,
-        (None, _) => attention.try_forward()?,
+        (Some(keys), Some(bias)) => beside(sink, attention.scores(bias).intervals(&keys))?,
+        (Some(keys), None) => beside(sink, attention.intervals(&keys))?,
+        (None, _) => beside(sink, attention)?,
     };
     let out = out.swap_dims(1, 2).reshape([batch, len, width]);
     Ok(linear(&layer.o_proj, out))
+}
+
+/// The output of an attention, beside a logit per head without a key if there are any.
+fn beside<S>(
+    sink: Option<Tensor<1>>,
+    attention: Attention<S>,
+) -> Result<Tensor<4>, AttentionError> {
+    match sink {
+        None => attention.try_forward(),
+        Some(logits) => {
+            let (out, lse) = attention.try_forward_with_lse()?;
+            Ok(try_learnable_sink(out, lse, logits)?.0)
+        }
+    }
 }
 
 fn normalised(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
@@ -347,8 +364,8 @@ mod tests {
         }
     }
 
-    fn model(arm: Arm) -> (Model, Batch) {
-        let (settings, device) = (settings(arm), Device::flex().autodiff());
+    fn model(settings: Settings) -> (Model, Batch) {
+        let device = Device::flex().autodiff();
         device.seed(5);
         let model = Model::new(&settings, &device);
         (model, settings.task().batch(2, 0, 0, &device))
@@ -356,7 +373,17 @@ mod tests {
 
     #[test]
     fn controls_compute_what_the_layer_computes() {
-        let (model, batch) = model(Arm::Unpruned);
+        for sink in [false, true] {
+            controls_compute_it(sink);
+        }
+    }
+
+    fn controls_compute_it(sink: bool) {
+        let settings = Settings {
+            sink,
+            ..settings(Arm::Unpruned)
+        };
+        let (model, batch) = model(settings);
         let layer = &model.blocks[0].attention;
         let tokens = EmbeddingConfig::new(model.settings.task().vocabulary(), 128)
             .init(&batch.tokens.device())
@@ -371,7 +398,7 @@ mod tests {
     #[test]
     fn scores_learn_in_the_arms_that_say_so() {
         for &arm in Arm::all() {
-            let (model, batch) = model(arm);
+            let (model, batch) = model(settings(arm));
             let loss = model.forward(&batch).expect("it fits").square().sum();
             let gradients = loss.backward();
             let gradient = match model.blocks[0].attention.scorer() {

@@ -4,6 +4,7 @@ use crate::arm::Arm;
 use crate::task::{Layout, Task};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use std::ops::Not;
 use train_text::device::{DeviceName, DtypeName};
 use train_text::narrowing::Narrowing;
 
@@ -25,6 +26,12 @@ pub struct Settings {
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
+    /// Whether every other step has a window of at least half of the text, of an arm that prunes.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub every_other_wide: bool,
+    /// Whether the softmax has a learned logit without a key, in every layer.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub sink: bool,
     /// The keys ranked next whose scores learn, of an arm that has some; `None` is the arm's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -76,6 +83,8 @@ impl Settings {
             tokens: size.tokens(),
             window: Self::window(arm, size.tokens(), 8),
             narrowing: Narrowing::default(),
+            every_other_wide: false,
+            sink: false,
             runners_up: None,
             sizes: size.sizes(),
             steps: size.steps(),
@@ -90,9 +99,18 @@ impl Settings {
         Task::new(self.tokens, self.layout)
     }
 
-    /// The window of a training step, counted from 0.
+    /// The window that narrows, at a training step counted from 0: what the model is evaluated with.
     pub fn window_at(&self, step: usize) -> usize {
         (self.narrowing).window(self.window, self.tokens, step, self.steps)
+    }
+
+    /// The window of a training step, counted from 0.
+    pub fn training_window_at(&self, step: usize) -> usize {
+        let window = self.window_at(step);
+        match self.every_other_wide && step % 2 == 1 {
+            true => window.max(self.tokens / 2),
+            false => window,
+        }
     }
 
     /// The window of an arm that may keep one key in `share`.

@@ -97,7 +97,7 @@ pub fn train(
     let (mut seconds, mut timed) = (0.0, 0);
     let (mut begun, mut step) = (Instant::now(), 0);
     loop {
-        model.set_window(settings.window_at(step));
+        model.set_window(settings.training_window_at(step));
         let batch = task.batch(settings.batch, settings.seed, step, &device);
         let loss = cross_entropy(model.forward(&batch)?, batch.answers.clone());
         let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
@@ -111,6 +111,7 @@ pub fn train(
                 seconds += begun.elapsed().as_secs_f64();
                 timed += step - before.step;
             }
+            model.set_window(settings.window_at(step));
             let evaluation = evaluate(&model, &evaluated)?;
             let point = Point {
                 step,

@@ -91,6 +91,8 @@ pub struct TextModelConfig {
     pub keys: Keys,
     /// The last keys that [`Keys::Learned`] keeps whatever their scores, counted in the window. Default: a quarter of it.
     pub recent: Option<usize>,
+    /// Whether the softmax of every layer has a learned logit per head that has no key. Default: no.
+    pub learnable_sink: Option<bool>,
     /// How the layers know where a key is.
     #[config(default = "Positions::Rope")]
     pub positions: Positions,
@@ -143,7 +145,8 @@ impl TextModelConfig {
     /// The attention of the layer `number`, counted from 1.
     fn attention(&self, number: usize) -> DynamicMaskAttentionConfig {
         let layer = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
-            .with_n_kv_heads(Some(self.kv_heads));
+            .with_n_kv_heads(Some(self.kv_heads))
+            .with_learnable_sink(self.learnable_sink);
         let placed = layer.clone().with_max_seq_len(Some(self.context));
         match self.positions {
             Positions::Rope => self.keeping(placed),
