@@ -80,7 +80,7 @@ fn distance(a: Tensor<3>, b: &Tensor<3>) -> f32 {
 // ANCHOR: optimiser
 /// AdamW with weight decay, but none for the parameters of the scores, for norms and for biases.
 fn optimiser() -> ModuleOptimizer {
-    let undecayed = r"\.(bias|gamma|beta|score_proj|dt_proj|dt_bias|attention\.a)$";
+    let undecayed = r"\.(bias|gamma|beta|score_proj|dt_proj|dt_bias|attention\.a|sink_logits)$";
     let undecayed = ParamGroup::from_regex(undecayed).expect("a regular expression");
     let without = AdamWConfig::new().with_weight_decay(0.0).build();
     let optimiser = AdamWConfig::new().with_weight_decay(0.1).init();
