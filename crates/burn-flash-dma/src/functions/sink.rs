@@ -1,8 +1,8 @@
 //! A logit that no key has, in the softmax of every query.
 
 use crate::validate::{as_f32, check_shape, computes_in, element_type, expect, same_device};
+use burn::tensor::Tensor;
 use burn::tensor::activation::{log_sigmoid, sigmoid};
-use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
@@ -72,14 +72,13 @@ pub fn try_learnable_sink(
     same_device(&device, TensorName::SinkLogits, logits.device())?;
     let logits = as_f32(TensorName::SinkLogits, logits)?;
     if shape.contains(&0) {
-        // Burn reshapes no empty tensors; of no features the LSE is the caller's.
+        // Burn reshapes no empty tensors.
         return Ok((out, lse));
     }
     let logits = logits.reshape([1, heads, 1]);
     let share = sigmoid(lse.clone() - logits.clone());
     // Written so that an LSE of −∞ gives the logit itself.
     let all = logits.clone() - log_sigmoid(logits - lse);
-    let dtype: DType = out.dtype();
-    let share = share.cast(dtype).unsqueeze_dim::<4>(3);
+    let share = share.cast(out.dtype()).unsqueeze_dim::<4>(3);
     Ok((out * share, all))
 }

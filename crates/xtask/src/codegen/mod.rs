@@ -121,11 +121,16 @@ pub fn run(options: &[String]) -> Result {
     ))
 }
 
+/// An integration test that builds within a second: one of the reference's.
+const SMALL_TEST: &str = "sampled";
+
 /// Makes the kernels crate write its variants to a fresh directory.
 fn generate(out: &Path, prefixes: &[String]) -> Result {
     clear(out)?;
-    // The whole workspace is selected, so that features, and thus dependencies, are the same as for the tests.
-    run_command(&mut cargo(["build", "--workspace", "--bin", "codegen"]))?;
+    // The whole workspace is selected, and a test of it, a small one: so that features, those of its development
+    // dependencies among them, are the same as for the tests. Else all of CubeCL is compiled a second time.
+    let small = ["--bin", "codegen", "--test", SMALL_TEST];
+    run_command(cargo(["build", "--workspace"]).args(small))?;
     let mut generator = Command::new(target_dir().join("debug/codegen"));
     run_command(generator.arg(out).args(prefixes).current_dir(root()))
 }
