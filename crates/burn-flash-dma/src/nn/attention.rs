@@ -532,15 +532,6 @@ impl DynamicMaskAttention {
         self.scorer.0.scores(self.score_role, x, values)
     }
 
-    /// The scores of tokens as a cache takes them.
-    pub(super) fn scores_to_cache(
-        &self,
-        x: &Tensor<3>,
-        values: impl FnOnce() -> Tensor<4>,
-    ) -> Result<Tensor<3>, AttentionError> {
-        self.scorer.0.scores_to_cache(self.score_role, x, values)
-    }
-
     fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
         let values = || self.values(tokens.x.clone());
         Ok(tokens.hidden(self.scores_from(&tokens.x, values)?))

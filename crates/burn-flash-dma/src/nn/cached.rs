@@ -83,7 +83,7 @@ impl DynamicMaskAttention {
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
         };
         let scores = match cache.has_scores() {
-            true => Some(self.scores_to_cache(&x, || v.clone())?),
+            true => Some(self.scores_from(&x, || v.clone())?),
             false => None,
         };
         let out = match &self.sink_logits {

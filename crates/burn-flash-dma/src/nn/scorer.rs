@@ -185,22 +185,6 @@ impl Scorer {
             }
         }
     }
-
-    /// Like [`scores`](Self::scores), for a cache. Scores that only rank may be any positive multiple of them there, the
-    /// same for all keys of a head: no directions are computed for each token that is decoded.
-    pub(super) fn scores_to_cache(
-        &self,
-        role: ScoreRole,
-        tokens: &Tensor<3>,
-        values: impl FnOnce() -> Tensor<4>,
-    ) -> Result<Tensor<3>, AttentionError> {
-        match (self, role) {
-            (Self::Linear(linear), ScoreRole::Rank) => {
-                try_products(tokens.clone(), linear.score_proj.val())
-            }
-            _ => self.scores(role, tokens, values),
-        }
-    }
 }
 
 /// The directions of a projection's columns, one per head, as unit vectors.

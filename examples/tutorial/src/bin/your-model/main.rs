@@ -78,7 +78,7 @@ fn distance(a: Tensor<3>, b: &Tensor<3>) -> f32 {
 }
 
 // ANCHOR: optimiser
-/// AdamW with weight decay, but none for the parameters of the scores, for norms and for biases.
+/// AdamW with weight decay, but none for the parameters of the scores, for sinks, norms and biases.
 fn optimiser() -> ModuleOptimizer {
     let undecayed = r"\.(bias|gamma|beta|score_proj|dt_proj|dt_bias|attention\.a|sink_logits)$";
     let undecayed = ParamGroup::from_regex(undecayed).expect("a regular expression");
