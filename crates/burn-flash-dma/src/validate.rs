@@ -101,6 +101,17 @@ pub(crate) fn as_f32<const D: usize>(
     })
 }
 
+/// Refuses a tensor of another type than f32.
+pub(crate) fn check_f32<const D: usize>(
+    name: TensorName,
+    tensor: &Tensor<D>,
+) -> Result<(), AttentionError> {
+    match element_type(name, tensor)? {
+        ElementType::F32 => Ok(()),
+        other => Err(AttentionError::element_type(name, ElementType::F32, other)),
+    }
+}
+
 /// Scores are f32. The 16-bit types are cast up, which keeps their order and their gradient; f64
 /// would be rounded, which could make two keys tie, and is refused.
 pub(crate) fn scores_as_f32(scores: Tensor<3>) -> Result<Tensor<3>, AttentionError> {

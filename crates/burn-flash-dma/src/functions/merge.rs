@@ -1,8 +1,8 @@
 //! Parts of an attention over disjoint keys, merged by their LSEs.
 
-use crate::validate::{check_shape, computes_in, element_type, expect, same_device};
+use crate::validate::{check_f32, check_shape, computes_in, element_type, expect, same_device};
 use burn::tensor::{DType, Tensor};
-use flash_dma_problem::{AttentionError, ElementType, TensorName};
+use flash_dma_problem::{AttentionError, TensorName};
 
 /// Merges parts of an attention that attend to disjoint keys, `(out, lse)` each, into the `(out, lse)` of all keys:
 /// `lse = log sum_p exp(lse_p)` and `out = sum_p exp(lse_p - lse) out_p`.
@@ -115,11 +115,7 @@ fn check(parts: &[(Tensor<4>, Tensor<3>)]) -> Result<(), AttentionError> {
                 actual,
             ));
         }
-        let of_lse = element_type(TensorName::Lse, lse)?;
-        if of_lse != ElementType::F32 {
-            let f32 = ElementType::F32;
-            return Err(AttentionError::element_type(TensorName::Lse, f32, of_lse));
-        }
+        check_f32(TensorName::Lse, lse)?;
         same_device(&device, TensorName::Out, out.device())?;
         same_device(&device, TensorName::Lse, lse.device())?;
     }

@@ -5,7 +5,7 @@ use super::composition::ints;
 use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention, unless_empty};
 use super::selection::try_select;
-use crate::validate::{check_shape, element_type, expect, same_device};
+use crate::validate::{check_f32, check_shape, expect, same_device};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName};
 
@@ -174,13 +174,7 @@ impl ChosenRows {
     ) -> Result<Option<Self>, AttentionError> {
         let device = q.device();
         check_shape(TensorName::Lse, &lse.dims(), &problem.lse_shape())?;
-        match element_type(TensorName::Lse, &lse)? {
-            ElementType::F32 => {}
-            other => {
-                let f32 = ElementType::F32;
-                return Err(AttentionError::element_type(TensorName::Lse, f32, other));
-            }
-        }
+        check_f32(TensorName::Lse, &lse)?;
         same_device(&device, TensorName::Lse, lse.device())?;
         if let Some(&row) = rows.iter().find(|&&row| row >= problem.q_len) {
             return Err(AttentionError::TooLarge {

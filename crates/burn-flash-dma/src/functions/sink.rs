@@ -1,9 +1,11 @@
 //! A logit that no key has, in the softmax of every query.
 
-use crate::validate::{as_f32, check_shape, computes_in, element_type, expect, same_device};
+use crate::validate::{
+    as_f32, check_f32, check_shape, computes_in, element_type, expect, same_device,
+};
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_sigmoid, sigmoid};
-use flash_dma_problem::{AttentionError, ElementType, TensorName};
+use flash_dma_problem::{AttentionError, TensorName};
 
 /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
 /// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
@@ -62,11 +64,7 @@ pub fn try_learnable_sink(
     let element = element_type(TensorName::Out, &out)?;
     computes_in(&device, out.dtype(), element)?;
     check_shape(TensorName::Lse, &lse.dims(), &shape[..3])?;
-    let of_lse = element_type(TensorName::Lse, &lse)?;
-    if of_lse != ElementType::F32 {
-        let (name, f32) = (TensorName::Lse, ElementType::F32);
-        return Err(AttentionError::element_type(name, f32, of_lse));
-    }
+    check_f32(TensorName::Lse, &lse)?;
     check_shape(TensorName::SinkLogits, &logits.dims(), &[heads])?;
     same_device(&device, TensorName::Lse, lse.device())?;
     same_device(&device, TensorName::SinkLogits, logits.device())?;
