@@ -18,6 +18,8 @@ struct Run {
     window: Option<usize>,
     /// The last keys, where they are not a quarter of the window.
     recent: Option<usize>,
+    #[serde(default)]
+    recency_slope: Option<f64>,
     /// The share of the steps in which the window was wider.
     #[serde(default)]
     narrowing: f64,
@@ -135,6 +137,9 @@ impl Run {
         let mut text = self.arm.clone();
         if let Some(recent) = self.recent {
             let _ = write!(text, ", {recent} recent");
+        }
+        if let Some(slope) = self.recency_slope {
+            let _ = write!(text, ", recency {slope}");
         }
         if self.narrowing > 0.0 {
             let _ = write!(text, ", narrowing {}", self.narrowing);

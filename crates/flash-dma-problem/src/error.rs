@@ -356,6 +356,14 @@ pub enum AttentionError {
         /// The slope that was given.
         slope: f32,
     },
+    /// A recency slope is negative, NaN or infinite, or the layer is not causal, or its scores do more than rank.
+    #[error(
+        "a recency slope must be finite and at least 0, of a causal layer whose scores only rank, but is {slope}"
+    )]
+    RecencySlope {
+        /// The slope that was given.
+        slope: f64,
+    },
     /// Slopes of ALiBi for another number of heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
     AlibiHeads {
@@ -569,8 +577,8 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate AlibiSlope AlibiHeads Epsilon
-    NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope AlibiSlope AlibiHeads
+    Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder
 }

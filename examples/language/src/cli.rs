@@ -68,6 +68,10 @@ pub struct Options {
     /// The last keys that ours keeps whatever their scores, counted in its window [default: a quarter of it].
     #[arg(long)]
     pub recent: Option<usize>,
+    /// What the position of a token adds to its score in ours, per byte: a key whose score is higher by 1 is kept as
+    /// long as if it came so many bytes later as 1 divided by this.
+    #[arg(long)]
+    pub recency_slope: Option<f64>,
     /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on.
     /// All arms that prune do it alike.
     #[arg(long, default_value = "0")]
@@ -182,6 +186,7 @@ impl Options {
                 let run = Settings {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
                     recent: self.recent.filter(|_| arm == Arm::Ours),
+                    recency_slope: self.recency_slope.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),
                         _ => self.narrowing,
@@ -288,6 +293,7 @@ mod tests {
             ("text --share 64", "a window of 2"),
             ("text --steps 0", "--steps"),
             ("text --recent 17", "--recent 17"),
+            ("text --arms ours --recency-slope -1", "--recency-slope -1"),
             ("text --rate 0", "--rate 0"),
             ("text --width 60", "--width 60"),
             ("text --texts 257", "--texts 257"),

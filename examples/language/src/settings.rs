@@ -38,6 +38,9 @@ pub struct Settings {
     /// The last keys that [`Arm::Ours`] keeps whatever their scores, counted in its window; `None` is a quarter of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recent: Option<usize>,
+    /// How much higher a token ranks than one before it with [`Arm::Ours`]; `None` is no difference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recency_slope: Option<f64>,
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
@@ -138,6 +141,7 @@ impl Task {
             tokens,
             window: None,
             recent: None,
+            recency_slope: None,
             narrowing: Narrowing::default(),
             sink: false,
             sizes,
@@ -182,6 +186,7 @@ impl Settings {
             .with_dtype(self.dtype.burn())
             .with_keys(self.arm.keys())
             .with_recent(self.recent)
+            .with_recency_slope(self.recency_slope)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
     }
@@ -216,6 +221,11 @@ impl Settings {
         {
             return Err(format!("--recent {recent}: the window has {window}"));
         }
+        if let Some(slope) =
+            (self.recency_slope).filter(|slope| !(0.0..f64::INFINITY).contains(slope))
+        {
+            return Err(format!("--recency-slope {slope}: at least 0, and finite"));
+        }
         if self.positions == (Positions::RopeInLocalLayers { window: 0 }) {
             return Err("--local-window must be at least 1".into());
         }
@@ -247,6 +257,7 @@ impl Settings {
             arm: other.arm,
             window: other.window,
             recent: other.recent,
+            recency_slope: other.recency_slope,
             narrowing: other.narrowing,
             ..self.clone()
         };

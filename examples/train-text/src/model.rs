@@ -91,6 +91,9 @@ pub struct TextModelConfig {
     pub keys: Keys,
     /// The last keys that [`Keys::Learned`] keeps whatever their scores, counted in the window. Default: a quarter of it.
     pub recent: Option<usize>,
+    /// How much higher a token ranks than one before it with [`Keys::Learned`], see
+    /// [`DynamicMaskAttentionConfig::recency_slope`]. Default: 0.
+    pub recency_slope: Option<f64>,
     /// Whether the softmax of every layer has a learned logit per head that has no key. Default: no.
     pub learnable_sink: Option<bool>,
     /// How the layers know where a key is.
@@ -170,7 +173,8 @@ impl TextModelConfig {
             _ if window >= self.context => ranking(layer).with_keep_window(None),
             Keys::Learned => ranking(layer)
                 .with_keep_window(Some(window))
-                .with_recent(Some(self.recent.unwrap_or(window / 4))),
+                .with_recent(Some(self.recent.unwrap_or(window / 4)))
+                .with_recency_slope(self.recency_slope),
             Keys::Sliding => sliding(ranking(layer), window),
         }
     }

@@ -6,6 +6,7 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
+use super::recency::{First, Recency};
 use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
 use super::sink::beside;
 use crate::functions::attention::Attention;
@@ -55,6 +56,10 @@ pub struct DynamicMaskAttentionConfig {
     /// The first keys of a sequence (of each document) that rank above all others, counted in the window. Default:
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
+    /// How much higher a token ranks than the same token one position before it, in units of scores: `recency_slope *
+    /// position` is added to each score. A key whose score is higher by 1 than another's is then kept as long as if it had come `1 /
+    /// recency_slope` tokens later. Default: 0. For a causal layer whose scores only rank.
+    pub recency_slope: Option<f64>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
     /// [`Selector::runners_up`]. Default: a quarter of the window in force with scores that only rank and with
     /// [`ScoreForm::Linear`], under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`]
@@ -148,6 +153,8 @@ pub struct DynamicMaskAttention {
     sinks: usize,
     dropout: Option<CallDropout>,
     #[module(skip)]
+    recency: Option<Recency>,
+    #[module(skip)]
     runners_up: Option<usize>,
     #[module(skip)]
     score_role: ScoreRole,
@@ -189,8 +196,8 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale, the
-    /// softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the
+    /// scale, the softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -207,6 +214,9 @@ impl DynamicMaskAttentionConfig {
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
         let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
         check_rule(recent, sinks, &options)?;
+        let score_role = self.resolved_score_role();
+        let slope = self.recency_slope.unwrap_or_default();
+        let recency = Recency::try_new(slope, score_role, self.causal)?;
 
         let epsilon = norm_epsilon(self.norm_epsilon)?;
         let dropout = (self.dropout.filter(|&rate| rate != 0.0))
@@ -253,8 +263,9 @@ impl DynamicMaskAttentionConfig {
             recent,
             sinks,
             dropout,
+            recency,
             runners_up: self.runners_up,
-            score_role: self.resolved_score_role(),
+            score_role,
             options,
         })
     }
@@ -285,7 +296,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = self.scores_from(&tokens.x, || v.clone())?;
+        let scores = self.scores_from(&tokens.x, First::At(0), || v.clone())?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
     }
@@ -523,18 +534,24 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
-    /// The scores of tokens, padding among them; the values are made only for the form that reads them.
+    /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
+    /// only for the form that reads them.
     pub(super) fn scores_from(
         &self,
         x: &Tensor<3>,
+        first: First<'_>,
         values: impl FnOnce() -> Tensor<4>,
     ) -> Result<Tensor<3>, AttentionError> {
-        self.scorer.0.scores(self.score_role, x, values)
+        let scores = self.scorer.0.scores(self.score_role, x, values)?;
+        Ok(match self.recency {
+            Some(recency) => recency.added(scores, first),
+            None => scores,
+        })
     }
 
     fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
         let values = || self.values(tokens.x.clone());
-        Ok(tokens.hidden(self.scores_from(&tokens.x, values)?))
+        Ok(tokens.hidden(self.scores_from(&tokens.x, First::At(0), values)?))
     }
 
     /// The layer from placed q and k, and v, on.
@@ -586,7 +603,7 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = tokens.hidden(self.scores_from(&tokens.x, || v.clone())?);
+        let scores = tokens.hidden(self.scores_from(&tokens.x, First::At(0), || v.clone())?);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
             None => {

@@ -2,6 +2,7 @@
 
 use super::attention::DynamicMaskAttention;
 use super::heads::Starts;
+use super::recency::First;
 use super::sink::beside;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::validate::expect;
@@ -82,8 +83,14 @@ impl DynamicMaskAttention {
             Some(angles) => self.project(x.clone(), Starts::Angles(&angles))?,
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
         };
+        // A step that is recorded, or of sequences that differ, reads their lengths on the device.
+        let positions = cache.device_positions();
+        let first = match &positions {
+            Some(positions) => First::OnDevice(positions),
+            None => First::At(cache.lengths().first().copied().unwrap_or(0)),
+        };
         let scores = match cache.has_scores() {
-            true => Some(self.scores_from(&x, || v.clone())?),
+            true => Some(self.scores_from(&x, first, || v.clone())?),
             false => None,
         };
         let out = match &self.sink_logits {

@@ -11,6 +11,7 @@ mod input;
 mod masked;
 pub mod mha;
 mod pairs;
+mod recency;
 mod rope;
 mod scorer;
 mod sink;

@@ -30,6 +30,7 @@ mod module_cross;
 mod module_input;
 mod module_mask;
 mod module_masked;
+mod module_recency;
 mod module_scores;
 mod module_sink;
 #[cfg(feature = "ndarray")]

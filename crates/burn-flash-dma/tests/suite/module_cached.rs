@@ -75,6 +75,10 @@ fn steps_equal_the_forward_pass_with_every_option() {
                 .with_sinks(Some(1)),
         ),
         (
+            "only ranked, with a recency slope",
+            (config().with_score_role(Some(ScoreRole::Rank))).with_recency_slope(Some(0.2)),
+        ),
+        (
             "only ranked, every key",
             (config().with_score_role(Some(ScoreRole::Rank))).with_keep_window(None),
         ),
@@ -105,13 +109,21 @@ fn steps_equal_the_forward_pass_with_every_option() {
 /// Sequences of different lengths each go on at their own position.
 #[test]
 fn a_sequence_that_begins_anew_begins_at_position_zero() {
+    let ranked = config().with_score_role(Some(ScoreRole::Rank));
+    for config in [config(), ranked.with_recency_slope(Some(0.2))] {
+        one_begins_anew(&config);
+    }
+}
+
+fn one_begins_anew(config: &DynamicMaskAttentionConfig) {
     let device = Device::flex();
-    let layer = config().init(&device);
+    let layer = config.init(&device);
     let (old, new) = (input(2, 20, &device), input(2, 9, &device));
     let mut cache = layer.init_cache(2);
     let _ = layer.forward_cached(old.clone(), &mut cache);
     cache.reset(1);
-    let out = layer.forward_cached(new.clone(), &mut cache);
+    let mut step = |at, count| layer.forward_cached(new.clone().narrow(1, at, count), &mut cache);
+    let out = Tensor::cat(vec![step(0, 4), step(4, 1), step(5, 1), step(6, 3)], 1);
     let continued = Tensor::cat(vec![old.narrow(0, 0, 1), new.clone().narrow(0, 0, 1)], 1);
     let continued = layer.forward(continued).narrow(1, 20, 9);
     close(out.clone().narrow(0, 0, 1), continued, "continued");

@@ -1,0 +1,113 @@
+//! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
+
+use crate::case::values;
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Scorer,
+};
+use burn_flash_dma::{AttentionError, Documents, ScoreRole};
+
+const LEN: usize = 33;
+
+fn config(slope: f64) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(5))
+        .with_recency_slope(Some(slope))
+}
+
+fn x(device: &Device) -> Tensor<3> {
+    Tensor::random([2, LEN, 32], Distribution::Normal(0.0, 1.0), device)
+}
+
+/// The same layer with another slope.
+fn with_slope(layer: &DynamicMaskAttention, slope: f64) -> DynamicMaskAttention {
+    let device = layer.q_proj.weight.device();
+    config(slope)
+        .init(&device)
+        .load_record(layer.clone().into_record())
+}
+
+#[test]
+fn a_score_gains_the_slope_per_position() {
+    let device = Device::flex();
+    let plain = config(0.0).init(&device);
+    let x = x(&device);
+    let scores = values(plain.scores(x.clone()));
+    let sloped = values(with_slope(&plain, 0.25).scores(x.clone()));
+    for (place, (score, sloped)) in scores.iter().zip(sloped).enumerate() {
+        let expected = score + 0.25 * (place % LEN) as f64;
+        assert!(
+            (sloped - expected).abs() < 1e-5,
+            "{place}: {sloped} is not {expected}"
+        );
+    }
+}
+
+#[test]
+fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
+    let device = Device::flex();
+    let plain = config(0.0).init(&device);
+    let sliding = config(0.0).with_recent(Some(5)).init(&device);
+    let sliding = sliding.load_record(plain.clone().into_record());
+    let steep = with_slope(&plain, 100.0);
+    let x = x(&device);
+    let [plain, steep, sliding] = [plain, steep, sliding].map(|layer| {
+        let documents = Documents::from_lengths([vec![7, 13, LEN - 20], vec![LEN]]);
+        let packed = DynamicMaskInput::new(x.clone()).documents(documents);
+        [
+            values(layer.forward(x.clone())),
+            values(layer.forward(packed)),
+        ]
+    });
+    assert_eq!(steep, sliding);
+    assert_ne!(steep, plain);
+}
+
+#[test]
+fn scores_learn_beside_it() {
+    let device = Device::flex().autodiff();
+    let layer = config(0.1).init(&device);
+    let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
+    let Scorer::Linear(scorer) = layer.scorer() else {
+        panic!("linear scores are the default");
+    };
+    let of_scores = values(scorer.score_proj.val().grad(&grads).expect("tracked"));
+    assert!(of_scores.iter().any(|x| *x != 0.0));
+}
+
+#[test]
+fn what_it_does_not_fit_is_refused() {
+    let device = Device::flex();
+    for config in [
+        config(-1.0),
+        config(f64::NAN),
+        config(f64::INFINITY),
+        config(1.0).with_causal(false),
+        config(1.0).with_score_role(Some(ScoreRole::RankAndBias)),
+    ] {
+        let error = config.try_init(&device).expect_err("it is refused");
+        assert!(
+            matches!(error, AttentionError::RecencySlope { .. }),
+            "{error}"
+        );
+    }
+    for config in [
+        config(0.0).with_causal(false),
+        config(0.0).with_score_role(Some(ScoreRole::RankAndBias)),
+        config(1.0).with_keep_window(None),
+    ] {
+        assert!(config.try_init(&device).is_ok());
+    }
+}
+
+#[test]
+fn older_configurations_have_none() {
+    let saved = config(0.5).to_string();
+    let mut saved: serde_json::Value = serde_json::from_str(&saved).expect("it is JSON");
+    let fields = saved.as_object_mut().expect("it has fields");
+    assert!(fields.remove("recency_slope").is_some());
+    let older: DynamicMaskAttentionConfig = serde_json::from_value(saved).expect("it loads");
+    assert_eq!(older.recency_slope, None);
+}
