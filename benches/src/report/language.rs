@@ -20,6 +20,8 @@ struct Run {
     recent: Option<usize>,
     #[serde(default)]
     recency_slope: Option<f64>,
+    #[serde(default)]
+    runners_up: Option<usize>,
     /// The share of the steps in which the window was wider.
     #[serde(default)]
     narrowing: f64,
@@ -140,6 +142,9 @@ impl Run {
         }
         if let Some(slope) = self.recency_slope {
             let _ = write!(text, ", recency {slope}");
+        }
+        if let Some(runners_up) = self.runners_up {
+            let _ = write!(text, ", {runners_up} runners-up");
         }
         if self.narrowing > 0.0 {
             let _ = write!(text, ", narrowing {}", self.narrowing);

@@ -72,6 +72,9 @@ pub struct Options {
     /// long as if it came so many bytes later as 1 divided by this.
     #[arg(long)]
     pub recency_slope: Option<f64>,
+    /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
+    #[arg(long)]
+    pub runners_up: Option<usize>,
     /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on.
     /// All arms that prune do it alike.
     #[arg(long, default_value = "0")]
@@ -187,6 +190,7 @@ impl Options {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
                     recent: self.recent.filter(|_| arm == Arm::Ours),
                     recency_slope: self.recency_slope.filter(|_| arm == Arm::Ours),
+                    runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),
                         _ => self.narrowing,

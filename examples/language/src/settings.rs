@@ -41,6 +41,9 @@ pub struct Settings {
     /// How much higher a token ranks than one before it with [`Arm::Ours`]; `None` is no difference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recency_slope: Option<f64>,
+    /// The keys ranked next whose scores learn with [`Arm::Ours`]; `None` is the layer's own number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runners_up: Option<usize>,
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
@@ -142,6 +145,7 @@ impl Task {
             window: None,
             recent: None,
             recency_slope: None,
+            runners_up: None,
             narrowing: Narrowing::default(),
             sink: false,
             sizes,
@@ -187,6 +191,7 @@ impl Settings {
             .with_keys(self.arm.keys())
             .with_recent(self.recent)
             .with_recency_slope(self.recency_slope)
+            .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
     }
@@ -258,6 +263,7 @@ impl Settings {
             window: other.window,
             recent: other.recent,
             recency_slope: other.recency_slope,
+            runners_up: other.runners_up,
             narrowing: other.narrowing,
             ..self.clone()
         };

@@ -94,6 +94,8 @@ pub struct TextModelConfig {
     /// How much higher a token ranks than one before it with [`Keys::Learned`], see
     /// [`DynamicMaskAttentionConfig::recency_slope`]. Default: 0.
     pub recency_slope: Option<f64>,
+    /// The keys ranked next whose scores learn with [`Keys::Learned`]. Default: the layer's own number.
+    pub runners_up: Option<usize>,
     /// Whether the softmax of every layer has a learned logit per head that has no key. Default: no.
     pub learnable_sink: Option<bool>,
     /// How the layers know where a key is.
@@ -174,7 +176,8 @@ impl TextModelConfig {
             Keys::Learned => ranking(layer)
                 .with_keep_window(Some(window))
                 .with_recent(Some(self.recent.unwrap_or(window / 4)))
-                .with_recency_slope(self.recency_slope),
+                .with_recency_slope(self.recency_slope)
+                .with_runners_up(self.runners_up),
             Keys::Sliding => sliding(ranking(layer), window),
         }
     }
