@@ -30,6 +30,7 @@ struct Run {
     sink: bool,
     width: usize,
     layers: usize,
+    kv_heads: usize,
     parameters: usize,
     steps: usize,
     batch: usize,
@@ -107,6 +108,7 @@ struct Setting {
     tokens: usize,
     width: usize,
     layers: usize,
+    kv_heads: usize,
     steps: usize,
     batch: usize,
     texts: usize,
@@ -124,6 +126,7 @@ impl Run {
             tokens: self.tokens,
             width: self.width,
             layers: self.layers,
+            kv_heads: self.kv_heads,
             steps: self.steps,
             batch: self.batch,
             texts: self.texts,
@@ -150,6 +153,16 @@ impl Run {
             let _ = write!(text, ", narrowing {}", self.narrowing);
         }
         text
+    }
+
+    /// The variant, and its window if other runs have it with another one.
+    fn label(&self, runs: &[&Self]) -> String {
+        let variant = self.variant();
+        let other = |run: &&Self| run.window != self.window && run.variant() == variant;
+        match runs.iter().any(other) {
+            true => format!("{variant}, {} keys", self.keys()),
+            false => variant,
+        }
     }
 
     fn keys(&self) -> String {
@@ -183,6 +196,7 @@ fn of_file(name: &str, rows: &[Run]) -> String {
             tokens,
             width,
             layers,
+            kv_heads,
             steps,
             batch,
             rate,
@@ -194,7 +208,7 @@ fn of_file(name: &str, rows: &[Run]) -> String {
         let sink = if sink { "; a sink in every layer" } else { "" };
         let _ = writeln!(
             text,
-            "#### {title}, {tokens} bytes (`{name}`)\n\nWidth {width}, layers: {layers}, {:.1} million parameters; {steps} \
+            "#### {title}, {tokens} bytes (`{name}`)\n\nWidth {width}, layers: {layers}, key/value heads: {kv_heads}, {:.1} million parameters; {steps} \
              steps of {batch} texts, peak rate {rate}; {positions}{sink}; corpus {corpus}.\n",
             runs[0].parameters as f64 / 1e6
         );
@@ -278,7 +292,7 @@ fn by_position(runs: &[&Run]) -> String {
         for (bin, Bin { from, to, .. }) in losses.bins.iter().enumerate() {
             let _ = write!(text, "| {} | {from} to {to} |", losses.length);
             for arm in &arms {
-                let of_arm = runs.iter().filter(|run| run.variant() == *arm);
+                let of_arm = runs.iter().filter(|run| run.label(runs) == *arm);
                 let found = of_arm.filter_map(|run| Some(run.losses.get(at)?.bins.get(bin)?.loss));
                 let _ = write!(
                     text,
@@ -338,7 +352,7 @@ fn by_depth(runs: &[&Run]) -> String {
         for arm in arms(runs) {
             let _ = write!(text, "| {length} | {arm} |");
             for &depth in &depths {
-                let of_arm = runs.iter().filter(|run| run.variant() == arm);
+                let of_arm = runs.iter().filter(|run| run.label(runs) == arm);
                 let all = of_arm
                     .filter_map(|run| run.answers.as_ref())
                     .flat_map(|a| &a.answered);
@@ -358,7 +372,7 @@ fn by_depth(runs: &[&Run]) -> String {
 
 /// The arms in the order in which the rows first have them.
 fn arms(runs: &[&Run]) -> Vec<String> {
-    distinct(runs.iter().map(|run| run.variant()))
+    distinct(runs.iter().map(|run| run.label(runs)))
 }
 
 fn lengths(runs: &[&Run]) -> Vec<usize> {
@@ -380,7 +394,7 @@ mod tests {
             let window = if arm == "dense" { "null" } else { "16" };
             let text = format!(
                 r#"{{"commit":"c","machine":"m","task":"{task}","arm":"{arm}","tokens":128,"window":{window},"width":64,
-                "layers":2,"parameters":1250000,"steps":150,"batch":8,"rate":0.003,"seed":{seed},"corpus":"own","positions":"rope","texts":4,
+                "layers":2,"kv_heads":2,"parameters":1250000,"steps":150,"batch":8,"rate":0.003,"seed":{seed},"corpus":"own","positions":"rope","texts":4,
                 "step_milliseconds":20.04,{outcome}}}"#
             );
             serde_json::from_str(&text).unwrap()
@@ -414,6 +428,11 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
+        let mut wider = rows.clone();
+        wider[2].window = Some(32);
+        let text = of_file("language.json", &wider);
+        let columns = "| length | positions | dense | ours, 16 keys | ours, 32 keys |";
+        assert!(text.lines().any(|l| l == columns), "{text}");
         let mut beside_sinks = rows;
         beside_sinks[1].sink = true;
         let text = of_file("language.json", &beside_sinks);
