@@ -112,6 +112,7 @@ fn random_parts<B: Backend>(burn: &Burn<B>) {
     }
 }
 
+#[cfg(feature = "cpu")]
 fn two_parts<B: Backend>(burn: &Burn<B>) {
     let case = MaskedCase::new([1, 2, 1, 5, 9, 8]);
     check_masked(&case.mask([1, 1, 5, 9], Pattern::Random(0.5)), &[4], burn);

@@ -192,10 +192,12 @@ fn random_problems<B: Backend>(burn: &Burn<B>) {
 }
 
 /// Parts of 64 floats, which begin off the alignment of a GPU, and parts that begin at it.
+#[cfg(feature = "cpu")]
 fn one_small_tensor<B: Backend>(burn: &Burn<B>) {
     check(&Case::new(9, 9).heads(2, 2).dim(32), true, burn);
 }
 
+#[cfg(feature = "cpu")]
 fn one_small_pair<B: Backend>(burn: &Burn<B>) {
     check(&Case::new(5, 9).heads(2, 1).dim(8), false, burn);
 }

@@ -164,6 +164,7 @@ fn random_problems<B: Backend>(burn: &Burn<B>) {
     }
 }
 
+#[cfg(feature = "cpu")]
 fn a_few_rows<B: Backend>(burn: &Burn<B>) {
     check_case(&Case::new(9, 17).window(5), &[8, 0], burn);
 }
