@@ -56,8 +56,8 @@ pub struct DynamicMaskAttentionConfig {
     /// The first keys of a sequence (of each document) that rank above all others, counted in the window. Default:
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
-    /// How much higher a token ranks than the same token one position before it, in units of scores: `recency_slope *
-    /// position` is added to each score. A key whose score is higher by 1 than another's is then kept as long as if it had come `1 /
+    /// How much higher a token ranks than the same token one position before it: `recency_slope * position` is added to
+    /// each score. A key whose score is higher by 1 than another's is then kept as long as if it had come `1 /
     /// recency_slope` tokens later. Default: 0. For a causal layer whose scores only rank.
     pub recency_slope: Option<f64>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
@@ -405,8 +405,8 @@ impl DynamicMaskAttention {
         Ok(out)
     }
 
-    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding and keys that its mask
-    /// hides from every query.
+    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32, with what a recency slope adds to them; −∞
+    /// for padding and keys that its mask hides from every query.
     ///
     /// # Panics
     ///

@@ -24,8 +24,8 @@ impl Recency {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::RecencySlope`] if it is negative or not finite, or if the scores do more than rank or the layer
-    /// is not causal.
+    /// [`AttentionError::RecencySlope`] if it is negative or not finite in f32, or if the scores do more than rank or the
+    /// layer is not causal.
     pub(super) fn try_new(
         slope: f64,
         role: ScoreRole,
@@ -34,11 +34,12 @@ impl Recency {
         if slope == 0.0 {
             return Ok(None);
         }
-        let fits = slope > 0.0 && slope.is_finite() && role == ScoreRole::Rank && causal;
-        match fits {
-            true => Ok(Some(Self {
-                slope: slope as f32,
-            })),
+        let recency = Self {
+            slope: slope as f32,
+        };
+        let is_slope = slope > 0.0 && recency.slope.is_finite();
+        match is_slope && role == ScoreRole::Rank && causal {
+            true => Ok(Some(recency)),
             false => Err(AttentionError::RecencySlope { slope }),
         }
     }

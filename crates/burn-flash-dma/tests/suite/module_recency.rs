@@ -84,6 +84,7 @@ fn what_it_does_not_fit_is_refused() {
         config(-1.0),
         config(f64::NAN),
         config(f64::INFINITY),
+        config(1e300),
         config(1.0).with_causal(false),
         config(1.0).with_score_role(Some(ScoreRole::RankAndBias)),
     ] {
