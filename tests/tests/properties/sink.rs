@@ -2,21 +2,26 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_dma::{
-    Attention, AttentionError, ElementType, TensorName, learnable_sink, try_learnable_sink,
+    Attention, AttentionError, AttentionOptions, ElementType, Selector, TensorName, learnable_sink,
+    try_learnable_sink,
 };
 use flash_dma_reference::Exact;
 use flash_dma_reference::generate;
 use flash_dma_tests::engine::{Engine, skip};
 use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Case, fast_burn};
+use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
 
 fast_burn!(
     a_key_of_zeros,
+    runners_up_beside_it,
+    one_call_is_two,
     sixteen_bits,
     rows_without_keys_stay_zero,
     nothing_at_all,
     refusals,
 );
+
+on_burn_cpu!(few_runners_up);
 
 /// Logits of the heads: nearly all of the weight, some of it, none.
 const LOGITS: [f64; 3] = [9.0, 0.5, -9.0];
@@ -98,6 +103,154 @@ fn a_key_of_zeros<B: Backend>(burn: &Burn<B>) {
     }
 }
 
+/// The key of zeros has the highest score of its head, so it is in every window, and what a runner-up would gain is
+/// counted beside it.
+fn runners_up_beside_it<B: Backend>(burn: &Burn<B>) {
+    check_runners_up([(40, 5, 3), (90, 16, 16)], burn);
+}
+
+#[cfg(feature = "cpu")]
+fn few_runners_up<B: Backend>(burn: &Burn<B>) {
+    check_runners_up([(12, 3, 2)], burn);
+}
+
+/// Of tokens, a window and its runners-up.
+fn check_runners_up<B: Backend, const N: usize>(cases: [(usize, usize, usize); N], burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let logits_of_heads = [9.0, 0.5, -0.5];
+    for (len, window, more) in cases {
+        let case = Case::new(len, len + 1).heads(3, 3).window(window + 1);
+        let (mut inputs, p) = (case.inputs(), case.problem());
+        let (k_len, width) = (p.k_len, p.head_dim);
+        for rows in [&mut inputs.k, &mut inputs.v] {
+            (rows.chunks_mut(k_len * width)).for_each(|head| head[..width].fill(0.0));
+        }
+        let scores = inputs.scores.as_mut().expect("the case has scores");
+        for (row, head) in scores
+            .chunks_mut(k_len)
+            .zip(logits_of_heads.into_iter().cycle())
+        {
+            row.iter_mut().for_each(|score| *score = -1.0 - score.abs());
+            row[0] = head;
+        }
+        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+        let exact = inputs.backward(&grad_out, Some(&grad_lse));
+        let rank = inputs.rank_gradient(more, &grad_out, Some(&grad_lse));
+        let of_bias = exact.scores.expect("the case has scores").values;
+        let both: Vec<f64> = of_bias
+            .iter()
+            .zip(&rank.values)
+            .map(|(a, b)| a + b)
+            .collect();
+        assert!(rank.values.iter().any(|x| x.abs() > 0.01));
+
+        let keys = |rows: &[f64]| {
+            let shape = [p.batch, 3, k_len - 1, width];
+            load::<4>(&behind_first(rows, k_len, width), shape, &device).require_grad()
+        };
+        let q = load::<4>(&inputs.q, p.q_shape(), &device).require_grad();
+        let (k, v) = (keys(&inputs.k), keys(&inputs.v));
+        let scores = behind_first(inputs.scores.as_ref().expect("they are there"), k_len, 1);
+        let scores = load::<3>(&scores, [p.batch, 3, k_len - 1], &device).require_grad();
+        let logits = load::<1>(&logits_of_heads, [3], &device).require_grad();
+        let intervals = (Selector::top(window).runners_up(more)).select(scores.clone());
+        let options = AttentionOptions::new().with_keep_window(window);
+        let (out, lse) = Attention::new(q.clone(), k.clone(), v.clone())
+            .options(options)
+            .scores(scores.clone())
+            .intervals(&intervals)
+            .forward_with_sink(logits.clone());
+        let loss = (out.clone() * load::<4>(&grad_out, p.q_shape(), &device)).sum()
+            + (lse.clone() * load::<3>(&grad_lse, lse.dims(), &device)).sum();
+        let grads = loss.backward();
+
+        let forward = inputs.forward();
+        close("out", &values(out), &forward.out.values);
+        close("lse", &values(lse), &forward.lse.values);
+        let of = |rows: Tensor<4>| values(rows.grad(&grads).expect("tracked"));
+        close("dq", &of(q), &exact.q.values);
+        close("dk", &of(k), &behind_first(&exact.k.values, k_len, width));
+        close("dv", &of(v), &behind_first(&exact.v.values, k_len, width));
+        let of_scores = values(scores.grad(&grads).expect("tracked"));
+        close("dscores", &of_scores, &behind_first(&both, k_len, 1));
+        let of_head = |head: usize| -> f64 {
+            let rows = of_bias.chunks(k_len).skip(head).step_by(3);
+            rows.map(|row| row[0]).sum()
+        };
+        let of_logits = values(logits.grad(&grads).expect("tracked"));
+        close("dlogits", &of_logits, &[0, 1, 2].map(of_head));
+    }
+}
+
+/// What a call with a sink gives, and the gradients of q, k, v and the logits, where there are no runners-up: as if the
+/// sink came behind it.
+fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
+    for (element, dtype, tolerance) in [
+        (ElementType::F32, DType::F32, 2e-5),
+        (ElementType::F16, DType::F16, 4e-3),
+        (ElementType::Bf16, DType::BF16, 3e-2),
+    ] {
+        if !burn.supports(element) {
+            skip::<Burn<B>>(&format!("{element}"));
+            continue;
+        }
+        let case = Case::new(50, 50).heads(3, 3).window(9).element(element);
+        let (inputs, p) = (case.inputs(), case.problem());
+        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+        let results = |in_one: bool, is_tracked: bool| {
+            let device = match is_tracked {
+                true => burn.device().clone().autodiff(),
+                false => burn.device().clone(),
+            };
+            let leaf = |tensor: Tensor<4>| tensor.set_require_grad(is_tracked);
+            let rows = [
+                (&inputs.q, p.q_shape()),
+                (&inputs.k, p.kv_shape()),
+                (&inputs.v, p.kv_shape()),
+            ];
+            let [q, k, v] =
+                rows.map(|(rows, shape)| leaf(load::<4>(rows, shape, &device).cast(dtype)));
+            let scores = inputs.scores.as_ref().expect("the case has scores");
+            let scores = load::<3>(scores, p.scores_shape(), &device);
+            let logits = load::<1>(&LOGITS, [3], &device).set_require_grad(is_tracked);
+            let attention = Attention::new(q.clone(), k.clone(), v.clone())
+                .intervals(&Selector::top(9).select(scores));
+            let (out, lse) = match in_one {
+                true => attention.forward_with_sink(logits.clone()),
+                false => {
+                    let (out, lse) = attention.forward_with_lse();
+                    learnable_sink(out, lse, logits.clone())
+                }
+            };
+            assert_eq!((out.dtype(), lse.dtype()), (dtype, DType::F32));
+            let mut results = vec![values(out.clone()), values(lse.clone())];
+            if is_tracked {
+                let out = out.cast(DType::F32) * load::<4>(&grad_out, p.q_shape(), &device);
+                let lse = lse.clone() * load::<3>(&grad_lse, lse.dims(), &device);
+                let grads = (out.sum() + lse.sum()).backward();
+                let of = |rows: Tensor<4>| values(rows.grad(&grads).expect("tracked"));
+                results.extend([q, k, v].map(of));
+                results.push(values(logits.grad(&grads).expect("tracked")));
+            }
+            results
+        };
+        for is_tracked in [false, true] {
+            let names = ["out", "lse", "dq", "dk", "dv", "dlogits"];
+            let (one, two) = (results(true, is_tracked), results(false, is_tracked));
+            assert_eq!(one.len(), if is_tracked { 6 } else { 2 });
+            for ((name, one), two) in names.iter().zip(one).zip(two) {
+                let greatest = two.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                for (n, (one, two)) in one.iter().zip(&two).enumerate() {
+                    assert!(
+                        (one - two).abs() <= tolerance * greatest,
+                        "{name}[{n}] of {element}: {one}, not {two}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     for (element, dtype) in [
@@ -167,6 +320,14 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
             "{error}"
         );
     };
+    let rows = || Tensor::<4>::zeros([2, 3, 4, 8], device);
+    let intervals = Selector::top(2).select(Tensor::zeros([2, 3, 4], device));
+    let attention = || Attention::new(rows(), rows(), rows());
+    let logits = Tensor::<1>::zeros([2], device);
+    let of_all = attention().try_forward_with_sink(logits.clone());
+    shape(of_all.unwrap_err(), TensorName::SinkLogits);
+    let of_some = (attention().intervals(&intervals)).try_forward_with_sink(logits);
+    shape(of_some.unwrap_err(), TensorName::SinkLogits);
     shape(refused([2, 3, 5], DType::F32, 3), TensorName::Lse);
     shape(refused([2, 3, 4], DType::F32, 2), TensorName::SinkLogits);
     if burn.supports(ElementType::F16) {

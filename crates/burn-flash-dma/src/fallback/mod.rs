@@ -13,5 +13,6 @@ pub mod norm;
 pub mod packed;
 pub mod product;
 pub mod scores;
+pub mod sink;
 pub(crate) mod tensors;
 pub mod training;

@@ -2,6 +2,7 @@
 
 use super::masked::MaskedAttention;
 use super::selection::{Intervals, try_select};
+use super::sink::{checked_logits, try_learnable_sink};
 use super::state::{AllKeys, Masked, ScoredKeys, SelectedKeys};
 use crate::engines;
 use crate::mask::AttentionMask;
@@ -182,6 +183,44 @@ impl<S> Attention<S> {
             Ok((out, Some(lse)))
         })?;
         Ok((out, lse.expect("both forms return it")))
+    }
+
+    /// The output and the LSE beside one more logit per query head, `[q_heads]`, that has no key, as
+    /// [`learnable_sink`](crate::learnable_sink()) makes them; a runner-up is worth what it would gain beside the keys and
+    /// this logit. Differentiable in all inputs.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_with_sink`](Self::try_forward_with_sink) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_with_sink(self, logits: Tensor<1>) -> (Tensor<4>, Tensor<3>) {
+        expect(self.try_forward_with_sink(logits))
+    }
+
+    /// Like [`forward_with_sink`](Self::forward_with_sink), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward) and, for the logits, of
+    /// [`try_learnable_sink`](crate::try_learnable_sink()).
+    pub fn try_forward_with_sink(
+        self,
+        logits: Tensor<1>,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let shape @ [_, heads, _, _] = self.rows[0].dims();
+        if self.intervals.is_none() || shape.contains(&0) {
+            // Then there are no runners-up, and all other gradients are the same.
+            let (out, lse) = self.try_forward_with_lse()?;
+            return try_learnable_sink(out, lse, logits);
+        }
+        let _span = span!("attention");
+        let logits = checked_logits(logits, heads, &self.rows[0].device())?;
+        let (call, intervals) = self.call()?;
+        let (out, lse) = call.run(intervals, |q, k, v, selection, problem| {
+            let logits = logits.into_dispatch();
+            Dispatch::dynamic_mask_forward_with_sink(q, k, v, logits, selection, problem)
+        })?;
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
     /// What the rounding of the output to 16 bits loses, as autodiff keeps it; `None` for f32. Not differentiable.

@@ -3,8 +3,8 @@
 use crate::validate::{
     as_f32, check_f32, check_shape, computes_in, element_type, expect, same_device,
 };
-use burn::tensor::Tensor;
 use burn::tensor::activation::{log_sigmoid, sigmoid};
+use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
@@ -21,7 +21,9 @@ use flash_dma_problem::{AttentionError, TensorName};
 /// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
 ///
 /// `out` and `lse` may come from any call that gives an LSE. Plain Burn operations, differentiable in all three; the factor
-/// is computed in f32 and rounded to the type of `out`. A row that attends to nothing (an LSE of −∞) stays zero.
+/// is computed in f32 and rounded to the type of `out`. A row that attends to nothing (an LSE of −∞) stays zero. The
+/// call knows nothing of the logit, so its runners-up are weighed among the keys alone:
+/// [`Attention::forward_with_sink`](crate::Attention::forward_with_sink) weighs them beside it.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -49,6 +51,17 @@ pub fn learnable_sink(out: Tensor<4>, lse: Tensor<3>, logits: Tensor<1>) -> (Ten
     expect(try_learnable_sink(out, lse, logits))
 }
 
+/// One logit per query head on this device, in f32.
+pub(super) fn checked_logits(
+    logits: Tensor<1>,
+    heads: usize,
+    device: &Device,
+) -> Result<Tensor<1>, AttentionError> {
+    check_shape(TensorName::SinkLogits, &logits.dims(), &[heads])?;
+    same_device(device, TensorName::SinkLogits, logits.device())?;
+    as_f32(TensorName::SinkLogits, logits)
+}
+
 /// Like [`learnable_sink`], but returns the error.
 ///
 /// # Errors
@@ -65,10 +78,8 @@ pub fn try_learnable_sink(
     computes_in(&device, out.dtype(), element)?;
     check_shape(TensorName::Lse, &lse.dims(), &shape[..3])?;
     check_f32(TensorName::Lse, &lse)?;
-    check_shape(TensorName::SinkLogits, &logits.dims(), &[heads])?;
     same_device(&device, TensorName::Lse, lse.device())?;
-    same_device(&device, TensorName::SinkLogits, logits.device())?;
-    let logits = as_f32(TensorName::SinkLogits, logits)?;
+    let logits = checked_logits(logits, heads, &device)?;
     if shape.contains(&0) {
         // Burn reshapes no empty tensors.
         return Ok((out, lse));

@@ -8,7 +8,6 @@ use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
 use super::recency::{First, Recency};
 use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
-use super::sink::beside;
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
@@ -644,7 +643,7 @@ impl DynamicMaskAttention {
     fn beside_sink<S>(&self, attention: Attention<S>) -> Result<Tensor<4>, AttentionError> {
         match &self.sink_logits {
             None => attention.try_forward(),
-            Some(logits) => beside(attention.try_forward_with_lse()?, logits),
+            Some(logits) => Ok(attention.try_forward_with_sink(logits.val())?.0),
         }
     }
 

@@ -6,7 +6,7 @@ use super::types::{
     AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RunnersUpMetadata,
     SavedMetadata, SelectionMetadata,
 };
-use crate::fallback::attention as fallback;
+use crate::fallback::{attention as fallback, sink};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
@@ -75,6 +75,22 @@ pub trait DynamicMaskOps: Backend {
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         Self::dynamic_mask_forward(q, k, v, selection, problem)
+    }
+
+    /// The same as [`dynamic_mask_forward_with_lse`](Self::dynamic_mask_forward_with_lse), in whose softmax each query head
+    /// has one more logit, `logits` `[q_heads]` (f32), with which no value goes: `out` and `lse` are those of all logits,
+    /// and so is what a runner-up would gain.
+    #[fusion(default)]
+    fn dynamic_mask_forward_with_sink(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        #[extension_type] selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let results = Self::dynamic_mask_forward(q, k, v, selection, problem);
+        sink::beside::<Self>(results, logits)
     }
 
     /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would

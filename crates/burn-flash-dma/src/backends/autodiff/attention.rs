@@ -1,6 +1,7 @@
 //! The gradients: one fused backward pass for whichever of q, k, v, the scores and the rank are tracked.
 
 use super::node::{Pass, constants, first_order, record};
+use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::AutodiffBackend;
@@ -22,7 +23,7 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], selection, problem, false)
+        run::<B, C>([q, k, v], None, selection, problem, false)
     }
 
     fn dynamic_mask_forward_with_residual(
@@ -46,7 +47,18 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], selection, problem, true)
+        run::<B, C>([q, k, v], None, selection, problem, true)
+    }
+
+    fn dynamic_mask_forward_with_sink(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        run::<B, C>([q, k, v], Some(logits), selection, problem, true)
     }
 
     fn dynamic_mask_backward(
@@ -129,51 +141,62 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
 /// A tensor of the graph.
 type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
+/// The pass of q, k, v, the logits of a sink if there are any, with intervals the scores, and with runners-up the rank.
 fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
     [q, k, v]: [Recorded<B, C>; 3],
+    logits: Option<Recorded<B, C>>,
     selection: Selection<Autodiff<B, C>>,
     problem: Problem,
     differentiable_lse: bool,
 ) -> (Recorded<B, C>, Recorded<B, C>) {
-    match selection {
-        Selection::All => {
-            let pass = Selected {
-                intervals: None,
-                far: None,
-                problem,
-            };
-            record::<B, C, _, 3>([q, k, v], pass, differentiable_lse)
+    let mut pass = Selected {
+        has_sink: logits.is_some(),
+        intervals: None,
+        far: None,
+        problem,
+    };
+    let mut inputs = vec![q, k, v];
+    inputs.extend(logits);
+    if let Selection::Scored {
+        scores,
+        intervals,
+        runners_up,
+    } = selection
+    {
+        pass.intervals = Some(intervals);
+        inputs.push(scores);
+        if let RunnersUp::Some {
+            far,
+            max_live,
+            rank,
+        } = runners_up
+        {
+            pass.far = Some((far, max_live));
+            inputs.push(rank);
         }
-        Selection::Scored {
-            scores,
-            intervals,
-            runners_up,
-        } => {
-            let mut pass = Selected {
-                intervals: Some(intervals),
-                far: None,
-                problem,
-            };
-            match runners_up {
-                RunnersUp::None => {
-                    record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
-                }
-                RunnersUp::Some {
-                    far,
-                    max_live,
-                    rank,
-                } => {
-                    pass.far = Some((far, max_live));
-                    record::<B, C, _, 5>([q, k, v, scores, rank], pass, differentiable_lse)
-                }
-            }
-        }
+    }
+    match inputs.len() {
+        3 => record_all::<B, C, 3>(inputs, pass, differentiable_lse),
+        4 => record_all::<B, C, 4>(inputs, pass, differentiable_lse),
+        5 => record_all::<B, C, 5>(inputs, pass, differentiable_lse),
+        _ => record_all::<B, C, 6>(inputs, pass, differentiable_lse),
     }
 }
 
-/// Dynamic-mask attention of q, k, v, with intervals the scores, and with runners-up the rank.
+fn record_all<B: DynamicMaskOps, C: CheckpointStrategy, const N: usize>(
+    inputs: Vec<Recorded<B, C>>,
+    pass: Selected<B>,
+    differentiable_lse: bool,
+) -> (Recorded<B, C>, Recorded<B, C>) {
+    let inputs: [Recorded<B, C>; N] = inputs.try_into().expect("as many as were counted");
+    record::<B, C, _, N>(inputs, pass, differentiable_lse)
+}
+
+/// Dynamic-mask attention of q, k, v, the logits of a sink, with intervals the scores, and with runners-up the rank.
 #[derive(Clone, Debug)]
 struct Selected<B: DynamicMaskOps> {
+    /// Whether the fourth input are logits of a sink.
+    has_sink: bool,
     intervals: Option<IntTensor<B>>,
     /// The ends of the runners-up, whose gradient is that of the rank; it may be the tensor of the scores, which then
     /// gets both. With the most keys that are alive at one position until then.
@@ -181,58 +204,99 @@ struct Selected<B: DynamicMaskOps> {
     problem: Problem,
 }
 
+/// The inputs of a pass by what they are.
+struct Unpacked<B: DynamicMaskOps> {
+    rows: [FloatTensor<B>; 3],
+    logits: Option<FloatTensor<B>>,
+    selection: Selection<B>,
+}
+
 impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
-        let (q, k, v, selection) = unpack(inputs, self.intervals.clone(), None);
-        B::dynamic_mask_forward(q, k, v, selection, self.problem)
+        let Unpacked {
+            rows: [q, k, v],
+            logits,
+            selection,
+        } = self.unpack(inputs, None);
+        match logits {
+            None => B::dynamic_mask_forward(q, k, v, selection, self.problem),
+            Some(logits) => {
+                B::dynamic_mask_forward_with_sink(q, k, v, logits, selection, self.problem)
+            }
+        }
     }
 
     fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
-        let (q, k, v, selection) = unpack(inputs, self.intervals.clone(), None);
-        B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem)
+        let Unpacked {
+            rows: [q, k, v],
+            logits,
+            selection,
+        } = self.unpack(inputs, None);
+        let results = B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem);
+        match logits {
+            None => results,
+            Some(logits) => sink::forwarded_beside::<B>(results, logits),
+        }
     }
 
     fn backward(
-        self,
+        mut self,
         inputs: [FloatTensor<B>; N],
         saved: Saved<B>,
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
         // Of a constant rank nothing is added up.
-        let far = self.far.filter(|_| tracked.get(RANK) == Some(&true));
-        let (q, k, v, selection) = unpack(inputs, self.intervals, far);
+        let rank = RANK + usize::from(self.has_sink);
+        let far = (self.far.take()).filter(|_| tracked.get(rank) == Some(&true));
+        let Unpacked {
+            rows: [q, k, v],
+            logits,
+            selection,
+        } = self.unpack(inputs, far);
+        let of_logits = logits.map(|logits| sink::gradient::<B>(&saved, logits));
+        // With the output and the LSE of all logits the weights of the keys, and what runners-up would gain, are those
+        // beside the sink.
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
         let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
-        let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), scores, rank].into_iter();
+        let rows = [grads.q, grads.k, grads.v].map(Some);
+        let others = of_logits.map(Some).into_iter().chain([scores, rank]);
+        let mut grads = rows.into_iter().chain(others);
         std::array::from_fn(|_| grads.next().flatten())
     }
 }
 
-/// The place of the rank among the inputs.
+/// The place of the rank among the inputs without a sink.
 const RANK: usize = 4;
 
-fn unpack<B: DynamicMaskOps, const N: usize>(
-    inputs: [FloatTensor<B>; N],
-    intervals: Option<IntTensor<B>>,
-    far: Option<(IntTensor<B>, usize)>,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Selection<B>) {
-    let mut inputs = inputs.into_iter();
-    let mut next = || inputs.next().expect("q, k, v, then scores, then the rank");
-    let (q, k, v) = (next(), next(), next());
-    let selection = match intervals {
-        None => Selection::All,
-        Some(intervals) => Selection::Scored {
-            scores: next(),
-            intervals,
-            runners_up: match far {
-                None => RunnersUp::None,
-                Some((far, max_live)) => RunnersUp::Some {
-                    far,
-                    max_live,
-                    rank: next(),
+impl<B: DynamicMaskOps> Selected<B> {
+    fn unpack<const N: usize>(
+        &self,
+        inputs: [FloatTensor<B>; N],
+        far: Option<(IntTensor<B>, usize)>,
+    ) -> Unpacked<B> {
+        let mut inputs = inputs.into_iter();
+        let mut next = || (inputs.next()).expect("as many as the pass was recorded with");
+        let rows = [next(), next(), next()];
+        let logits = self.has_sink.then(&mut next);
+        let selection = match self.intervals.clone() {
+            None => Selection::All,
+            Some(intervals) => Selection::Scored {
+                scores: next(),
+                intervals,
+                runners_up: match far {
+                    None => RunnersUp::None,
+                    Some((far, max_live)) => RunnersUp::Some {
+                        far,
+                        max_live,
+                        rank: next(),
+                    },
                 },
             },
-        },
-    };
-    (q, k, v, selection)
+        };
+        Unpacked {
+            rows,
+            logits,
+            selection,
+        }
+    }
 }
