@@ -39,7 +39,8 @@
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
 //! - [`split_qkv`] and [`split_kv`]: q, k and v of one packed tensor; [`merge_attention`]: parts over disjoint keys made
-//!   one; [`learnable_sink`], [`Attention::forward_with_sink`]: a logit without a key; [`Attention::probabilities`]: what chosen queries attend to;
+//!   one; [`learnable_sink`] and [`Attention::forward_with_sink`]: a logit without a key; [`Attention::probabilities`]: what
+//!   chosen queries attend to;
 //! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: what stands between them;
 //!   [`split_heads`]: q, k and v of one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
