@@ -94,10 +94,10 @@ pub(super) fn update(mutants: &[Mutant]) -> Result {
     remove_others(&copy, &copy, &files)
 }
 
-/// The workspace's manifest with the copy's version.
+/// The workspace's manifest with the copy's version, which the crates of the workspace ask for among each other, too.
 fn versioned(text: &str) -> Result<String> {
-    if text.matches(VERSION[0]).count() != 1 {
-        return Err(format!("Cargo.toml has not one `{}`", VERSION[0]));
+    if text.lines().filter(|&line| line == VERSION[0]).count() != 1 {
+        return Err(format!("Cargo.toml has not one line `{}`", VERSION[0]));
     }
     Ok(text.replace(VERSION[0], VERSION[1]))
 }
@@ -141,6 +141,8 @@ mod tests {
         let changed = versioned_lock(lock);
         assert!(changed.starts_with(&lock[..lock.len() - 10]));
         assert!(changed.ends_with("name = \"b\"\nversion = \"0.1.0-mutants\"\n"));
-        assert!(versioned("version = \"0.1.0\"\n").is_ok() && versioned("").is_err());
+        let own = "version = \"0.1.0\"\n\nb = { version = \"0.1.0\", path = \"b\" }\n";
+        assert_eq!(versioned(own).unwrap().matches("0.1.0-mutants").count(), 2);
+        assert!(versioned("b = { version = \"0.1.0\" }\n").is_err());
     }
 }
