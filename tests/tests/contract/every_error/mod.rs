@@ -156,6 +156,10 @@ const TABLE: &[Row] = &[
         dynamic(|c| c.options.softcap = Some(-1.0))
     }),
     (Dynamic, "TooLarge", || dynamic(Call::past_every_address)),
+    (Dynamic, "RecencySlope", || {
+        let config = DynamicMaskAttentionConfig::new(16, 2).with_recency_slope(Some(-1.0));
+        config.try_init(&here()).map(drop)
+    }),
     (Dynamic, "SecondOrder", || {
         second_order(Some(zeros([1, 1, 4])))
     }),
