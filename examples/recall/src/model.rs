@@ -20,7 +20,6 @@ use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::embed;
 use burn_flash_dma::{
     Attention, AttentionError, HeadEncoding, Intervals, ScoreRole, linear, rms_norm, swiglu,
-    try_learnable_sink,
 };
 use train_text::model::CastTo;
 
@@ -327,10 +326,7 @@ fn beside<S>(
 ) -> Result<Tensor<4>, AttentionError> {
     match sink {
         None => attention.try_forward(),
-        Some(logits) => {
-            let (out, lse) = attention.try_forward_with_lse()?;
-            Ok(try_learnable_sink(out, lse, logits)?.0)
-        }
+        Some(logits) => Ok(attention.try_forward_with_sink(logits)?.0),
     }
 }
 

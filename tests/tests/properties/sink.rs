@@ -5,8 +5,7 @@ use burn_flash_dma::{
     Attention, AttentionError, AttentionOptions, ElementType, Selector, TensorName, learnable_sink,
     try_learnable_sink,
 };
-use flash_dma_reference::Exact;
-use flash_dma_reference::generate;
+use flash_dma_reference::{Exact, Inputs, generate};
 use flash_dma_tests::engine::{Engine, skip};
 use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
@@ -41,12 +40,38 @@ fn behind_first(values: &[f64], len: usize, width: usize) -> Vec<f64> {
     heads.flat_map(|head| &head[width..]).copied().collect()
 }
 
+/// Makes the first key of each head one of zeros with the head's logit as its score; `other` says what the other scores
+/// become.
+fn begin_with_zeros(inputs: &mut Inputs, logits: [f64; 3], other: impl Fn(f64) -> f64) {
+    let (k_len, width) = (inputs.problem.k_len, inputs.problem.head_dim);
+    for rows in [&mut inputs.k, &mut inputs.v] {
+        (rows.chunks_mut(k_len * width)).for_each(|head| head[..width].fill(0.0));
+    }
+    let scores = inputs.scores.as_mut().expect("the case has scores");
+    for (row, logit) in scores.chunks_mut(k_len).zip(logits.into_iter().cycle()) {
+        row.iter_mut().for_each(|score| *score = other(*score));
+        row[0] = logit;
+    }
+}
+
+/// The gradient of each head's logit, from that of the scores of all keys.
+fn of_first(scores: &[f64], k_len: usize) -> [f64; 3] {
+    [0, 1, 2].map(|head| {
+        let rows = scores.chunks(k_len).skip(head).step_by(3);
+        rows.map(|row| row[0]).sum()
+    })
+}
+
 fn close(what: &str, actual: &[f64], expected: &[f64]) {
+    close_to(2e-5, what, actual, expected);
+}
+
+fn close_to(tolerance: f64, what: &str, actual: &[f64], expected: &[f64]) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     let greatest = expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     for (n, (a, e)) in actual.iter().zip(expected).enumerate() {
         assert!(
-            (a - e).abs() <= 2e-5 * greatest,
+            (a - e).abs() <= tolerance * greatest,
             "{what}[{n}]: {a}, not {e}"
         );
     }
@@ -59,14 +84,7 @@ fn a_key_of_zeros<B: Backend>(burn: &Burn<B>) {
         let case = case.options(|options| options.with_keep_window(k_len));
         let (mut inputs, p) = (case.inputs(), case.problem());
         let width = p.head_dim;
-        for rows in [&mut inputs.k, &mut inputs.v] {
-            (rows.chunks_mut(k_len * width)).for_each(|head| head[..width].fill(0.0));
-        }
-        let scores = inputs.scores.as_mut().expect("the case has scores");
-        for (row, head) in scores.chunks_mut(k_len).zip(LOGITS.into_iter().cycle()) {
-            row.fill(0.0);
-            row[0] = head;
-        }
+        begin_with_zeros(&mut inputs, LOGITS, |_| 0.0);
         let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
         let exact = inputs.backward(&grad_out, Some(&grad_lse));
         let forward = inputs.forward();
@@ -93,13 +111,8 @@ fn a_key_of_zeros<B: Backend>(burn: &Burn<B>) {
         close("dk", &of(k), &behind(exact.k));
         close("dv", &of(v), &behind(exact.v));
         let scores = value(exact.scores.expect("the case has scores"));
-        let of_head = |head: usize| -> f64 {
-            let rows = scores.chunks(k_len).skip(head).step_by(3);
-            rows.map(|row| row[0]).sum()
-        };
-        let expected = [0, 1, 2].map(of_head);
         let of_logits = values(logits.grad(&grads).expect("tracked"));
-        close("dlogits", &of_logits, &expected);
+        close("dlogits", &of_logits, &of_first(&scores, k_len));
     }
 }
 
@@ -122,17 +135,7 @@ fn check_runners_up<B: Backend, const N: usize>(cases: [(usize, usize, usize); N
         let case = Case::new(len, len + 1).heads(3, 3).window(window + 1);
         let (mut inputs, p) = (case.inputs(), case.problem());
         let (k_len, width) = (p.k_len, p.head_dim);
-        for rows in [&mut inputs.k, &mut inputs.v] {
-            (rows.chunks_mut(k_len * width)).for_each(|head| head[..width].fill(0.0));
-        }
-        let scores = inputs.scores.as_mut().expect("the case has scores");
-        for (row, head) in scores
-            .chunks_mut(k_len)
-            .zip(logits_of_heads.into_iter().cycle())
-        {
-            row.iter_mut().for_each(|score| *score = -1.0 - score.abs());
-            row[0] = head;
-        }
+        begin_with_zeros(&mut inputs, logits_of_heads, |score| -1.0 - score.abs());
         let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
         let exact = inputs.backward(&grad_out, Some(&grad_lse));
         let rank = inputs.rank_gradient(more, &grad_out, Some(&grad_lse));
@@ -173,12 +176,8 @@ fn check_runners_up<B: Backend, const N: usize>(cases: [(usize, usize, usize); N
         close("dv", &of(v), &behind_first(&exact.v.values, k_len, width));
         let of_scores = values(scores.grad(&grads).expect("tracked"));
         close("dscores", &of_scores, &behind_first(&both, k_len, 1));
-        let of_head = |head: usize| -> f64 {
-            let rows = of_bias.chunks(k_len).skip(head).step_by(3);
-            rows.map(|row| row[0]).sum()
-        };
         let of_logits = values(logits.grad(&grads).expect("tracked"));
-        close("dlogits", &of_logits, &[0, 1, 2].map(of_head));
+        close("dlogits", &of_logits, &of_first(&of_bias, k_len));
     }
 }
 
@@ -239,13 +238,7 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
             let (one, two) = (results(true, is_tracked), results(false, is_tracked));
             assert_eq!(one.len(), if is_tracked { 6 } else { 2 });
             for ((name, one), two) in names.iter().zip(one).zip(two) {
-                let greatest = two.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
-                for (n, (one, two)) in one.iter().zip(&two).enumerate() {
-                    assert!(
-                        (one - two).abs() <= tolerance * greatest,
-                        "{name}[{n}] of {element}: {one}, not {two}"
-                    );
-                }
+                close_to(tolerance, &format!("{name} of {element}"), &one, &two);
             }
         }
     }

@@ -352,7 +352,7 @@ fn clone_pages<B: Backend>(pages: &PageTensors<B>) -> PageTensors<B> {
     PageTensors {
         k: pages.k.clone(),
         v: pages.v.clone(),
-        scores: clone_scores(&pages.scores),
+        scores: pages.scores.cloned(),
         table: pages.table.clone(),
         lengths: pages.lengths.clone(),
     }
@@ -362,14 +362,7 @@ fn clone_tokens<B: Backend>(tokens: &TokenTensors<B>) -> TokenTensors<B> {
     TokenTensors {
         k: tokens.k.clone(),
         v: tokens.v.clone(),
-        scores: clone_scores(&tokens.scores),
-    }
-}
-
-fn clone_scores<B: Backend>(scores: &OptionalFloat<B>) -> OptionalFloat<B> {
-    match scores {
-        OptionalFloat::None => OptionalFloat::None,
-        OptionalFloat::Some(scores) => OptionalFloat::Some(scores.clone()),
+        scores: tokens.scores.cloned(),
     }
 }
 

@@ -76,16 +76,15 @@ pub(crate) fn with_residual<B: Backend>(
     Forwarded { out, residual, lse }
 }
 
-/// The output in f32, grouped, with what its rounding lost.
-fn exact_out<B: Backend>(
+/// The output in f32, with what its rounding lost.
+pub(crate) fn unrounded<B: Backend>(
     out: FloatTensor<B>,
     residual: OptionalFloat<B>,
-    problem: &Problem,
 ) -> FloatTensor<B> {
-    let grouped = |t| grouped::<B>(to_f32::<B>(t), problem);
+    let out = to_f32::<B>(out);
     match residual {
-        OptionalFloat::None => grouped(out),
-        OptionalFloat::Some(residual) => B::float_add(grouped(out), grouped(residual)),
+        OptionalFloat::None => out,
+        OptionalFloat::Some(residual) => B::float_add(out, to_f32::<B>(residual)),
     }
 }
 
@@ -102,7 +101,7 @@ pub(crate) fn gradients<B: Backend>(
     let pairs = logits.logits.shape();
     let grouped = |t| grouped::<B>(to_f32::<B>(t), problem);
     let (q, grad_out) = (grouped(q), grouped(saved.grad_out));
-    let out = exact_out::<B>(saved.out, saved.residual, problem);
+    let out = grouped(unrounded::<B>(saved.out, saved.residual));
     let (k, v) = (to_f32::<B>(k), to_f32::<B>(v));
     let lse = B::float_reshape(saved.lse, rows.clone());
 
@@ -159,11 +158,8 @@ pub(crate) fn changes<B: Backend>(
 ) -> FloatTensor<B> {
     let bools = bool_dtype::<B>(&v.device());
     let (rows, pairs) = (logits.row_shape(), logits.logits.shape());
-    let residual = match &saved.residual {
-        OptionalFloat::None => OptionalFloat::None,
-        OptionalFloat::Some(residual) => OptionalFloat::Some(residual.clone()),
-    };
-    let out = exact_out::<B>(saved.out.clone(), residual, problem);
+    let out = unrounded::<B>(saved.out.clone(), saved.residual.cloned());
+    let out = grouped::<B>(out, problem);
     let grad_out = grouped::<B>(to_f32::<B>(saved.grad_out.clone()), problem);
     let lse = B::float_reshape(saved.lse.clone(), rows.clone());
     let empty = B::float_equal_elem(lse.clone(), f32::NEG_INFINITY.into(), bools);

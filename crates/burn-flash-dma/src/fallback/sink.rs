@@ -2,7 +2,7 @@
 
 use super::logits::rounded;
 #[cfg(feature = "autodiff")]
-use super::logits::with_residual;
+use super::logits::{unrounded, with_residual};
 use super::tensors::to_f32;
 #[cfg(feature = "autodiff")]
 use crate::ops::types::{Forwarded, OptionalFloat, Saved};
@@ -33,11 +33,7 @@ pub fn forwarded_beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B
 #[cfg(feature = "autodiff")]
 pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTensor<B> {
     let heads = logits.shape();
-    let optional = |tensor: &OptionalFloat<B>| match tensor {
-        OptionalFloat::None => OptionalFloat::None,
-        OptionalFloat::Some(tensor) => OptionalFloat::Some(tensor.clone()),
-    };
-    let out = unrounded::<B>(saved.out.clone(), optional(&saved.residual));
+    let out = unrounded::<B>(saved.out.clone(), saved.residual.cloned());
     let products = B::float_mul(to_f32::<B>(saved.grad_out.clone()), out);
     let sums = B::float_reshape(B::float_sum_dim(products, 3), saved.lse.shape());
     let inner = match &saved.grad_lse {
@@ -50,32 +46,33 @@ pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTe
     B::float_reshape(of_heads, heads)
 }
 
-/// The output in f32, and the LSE, of all logits.
-fn exact<B: Backend>(
-    out: FloatTensor<B>,
+/// The share of its weight that a row's keys keep, `[batch, q_heads, q_len, 1]`, and the LSE of all logits.
+pub fn shares<B: Backend>(
     lse: FloatTensor<B>,
     logits: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let logits = per_head::<B>(logits);
     let [batch, heads, rows] = lse.shape().dims();
     let share = B::sigmoid(B::float_sub(lse.clone(), logits.clone()));
-    let share = B::float_reshape(share, Shape::new([batch, heads, rows, 1]));
     // Written so that an LSE of −∞ gives the logit itself.
     let rest = B::log_sigmoid(B::float_sub(logits.clone(), lse));
-    (B::float_mul(out, share), B::float_sub(logits, rest))
+    (
+        B::float_reshape(share, Shape::new([batch, heads, rows, 1])),
+        B::float_sub(logits, rest),
+    )
+}
+
+/// The output in f32, and the LSE, of all logits.
+fn exact<B: Backend>(
+    out: FloatTensor<B>,
+    lse: FloatTensor<B>,
+    logits: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (share, lse) = shares::<B>(lse, logits);
+    (B::float_mul(out, share), lse)
 }
 
 fn per_head<B: Backend>(logits: FloatTensor<B>) -> FloatTensor<B> {
     let [heads] = logits.shape().dims();
     B::float_reshape(logits, Shape::new([1, heads, 1]))
-}
-
-/// The output in f32, with what its rounding lost.
-#[cfg(feature = "autodiff")]
-fn unrounded<B: Backend>(out: FloatTensor<B>, residual: OptionalFloat<B>) -> FloatTensor<B> {
-    let out = to_f32::<B>(out);
-    match residual {
-        OptionalFloat::None => out,
-        OptionalFloat::Some(residual) => B::float_add(out, to_f32::<B>(residual)),
-    }
 }

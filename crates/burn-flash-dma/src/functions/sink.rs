@@ -1,9 +1,10 @@
 //! A logit that no key has, in the softmax of every query.
 
+use crate::fallback::sink;
 use crate::validate::{
     as_f32, check_f32, check_shape, computes_in, element_type, expect, same_device,
 };
-use burn::tensor::activation::{log_sigmoid, sigmoid};
+use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
@@ -84,10 +85,7 @@ pub fn try_learnable_sink(
         // Burn reshapes no empty tensors.
         return Ok((out, lse));
     }
-    let logits = logits.reshape([1, heads, 1]);
-    let share = sigmoid(lse.clone() - logits.clone());
-    // Written so that an LSE of −∞ gives the logit itself.
-    let all = logits.clone() - log_sigmoid(logits - lse);
-    let share = share.cast(out.dtype()).unsqueeze_dim::<4>(3);
-    Ok((out * share, all))
+    let (share, all) = sink::shares::<Dispatch>(lse.into_dispatch(), logits.into_dispatch());
+    let share = Tensor::<4>::from_dispatch(share).cast(out.dtype());
+    Ok((out * share, Tensor::from_dispatch(all)))
 }

@@ -50,6 +50,14 @@ impl<B: Backend> OptionalFloat<B> {
         }
     }
 
+    /// The same tensor again.
+    pub(crate) fn cloned(&self) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Some(tensor) => Self::Some(tensor.clone()),
+        }
+    }
+
     /// The tensor after `f`, perhaps of another backend.
     #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
     pub(crate) fn map<T: Backend>(

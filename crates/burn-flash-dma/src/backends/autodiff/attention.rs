@@ -245,28 +245,28 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         saved: Saved<B>,
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
-        // Of a constant rank nothing is added up.
-        let rank = RANK + usize::from(self.has_sink);
-        let far = (self.far.take()).filter(|_| tracked.get(rank) == Some(&true));
+        // Of a constant rank, the last input, nothing is added up.
+        let far = self.far.take().filter(|_| tracked[N - 1]);
         let Unpacked {
             rows: [q, k, v],
             logits,
             selection,
         } = self.unpack(inputs, far);
-        let of_logits = logits.map(|logits| sink::gradient::<B>(&saved, logits));
+        let of_logits =
+            logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
         // With the output and the LSE of all logits the weights of the keys, and what runners-up would gain, are those
         // beside the sink.
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
         let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
         let rows = [grads.q, grads.k, grads.v].map(Some);
-        let others = of_logits.map(Some).into_iter().chain([scores, rank]);
+        let others = of_logits.into_iter().chain([scores, rank]);
         let mut grads = rows.into_iter().chain(others);
         std::array::from_fn(|_| grads.next().flatten())
     }
 }
 
-/// The place of the rank among the inputs without a sink.
-const RANK: usize = 4;
+/// The place of the logits of a sink among the inputs.
+const LOGITS: usize = 3;
 
 impl<B: DynamicMaskOps> Selected<B> {
     fn unpack<const N: usize>(
