@@ -21,6 +21,8 @@ struct Run {
     #[serde(default)]
     recency_slope: Option<f64>,
     #[serde(default)]
+    token_gradient_scale: Option<f64>,
+    #[serde(default)]
     runners_up: Option<usize>,
     /// The share of the steps in which the window was wider.
     #[serde(default)]
@@ -145,6 +147,9 @@ impl Run {
         }
         if let Some(slope) = self.recency_slope {
             let _ = write!(text, ", recency {slope}");
+        }
+        if let Some(scale) = self.token_gradient_scale {
+            let _ = write!(text, ", token gradient × {scale}");
         }
         if let Some(runners_up) = self.runners_up {
             let _ = write!(text, ", {runners_up} runners-up");

@@ -29,6 +29,8 @@ pub(super) struct RecallRow {
     sink: bool,
     /// Where it is not the arm's own number.
     runners_up: Option<usize>,
+    /// Where it is not 1.
+    token_gradient_scale: Option<f64>,
     pub(super) window_per_pair: f64,
     pub(super) cap: f64,
     width: usize,
@@ -79,6 +81,9 @@ impl RecallRow {
         let mut text = self.arm.clone();
         if let Some(runners_up) = self.runners_up {
             let _ = write!(text, ", {runners_up} runners-up");
+        }
+        if let Some(scale) = self.token_gradient_scale {
+            let _ = write!(text, ", token gradient × {scale}");
         }
         if self.narrowing > 0.0 {
             let _ = write!(text, ", narrowing {}", self.narrowing);

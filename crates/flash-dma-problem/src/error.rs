@@ -364,6 +364,12 @@ pub enum AttentionError {
         /// The slope that was given.
         slope: f64,
     },
+    /// A factor on a gradient is negative, NaN or infinite.
+    #[error("the factor on a gradient must be finite and at least 0, but is {scale}")]
+    GradientScale {
+        /// The factor that was given.
+        scale: f64,
+    },
     /// Slopes of ALiBi for another number of heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
     AlibiHeads {
@@ -577,7 +583,7 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope AlibiSlope AlibiHeads
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope GradientScale AlibiSlope AlibiHeads
     Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder

@@ -72,6 +72,9 @@ pub struct Options {
     /// long as if it came so many bytes later as 1 divided by this.
     #[arg(long)]
     pub recency_slope: Option<f64>,
+    /// Factor on what tokens learn through their scores in ours, beside what they learn from the loss [default: 1].
+    #[arg(long)]
+    pub token_gradient_scale: Option<f64>,
     /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -190,6 +193,7 @@ impl Options {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
                     recent: self.recent.filter(|_| arm == Arm::Ours),
                     recency_slope: self.recency_slope.filter(|_| arm == Arm::Ours),
+                    token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),
@@ -298,6 +302,14 @@ mod tests {
             ("text --steps 0", "--steps"),
             ("text --recent 17", "--recent 17"),
             ("text --arms ours --recency-slope -1", "--recency-slope -1"),
+            (
+                "text --arms ours --recency-slope 1e39",
+                "--recency-slope 1e39",
+            ),
+            (
+                "text --arms ours --token-gradient-scale -1",
+                "--token-gradient-scale -1",
+            ),
             ("text --rate 0", "--rate 0"),
             ("text --width 60", "--width 60"),
             ("text --texts 257", "--texts 257"),

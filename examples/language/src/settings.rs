@@ -41,6 +41,9 @@ pub struct Settings {
     /// How much higher a token ranks than one before it with [`Arm::Ours`]; `None` is no difference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recency_slope: Option<f64>,
+    /// Factor on the gradient that tokens get through their scores with [`Arm::Ours`]; `None` is 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_gradient_scale: Option<f64>,
     /// The keys ranked next whose scores learn with [`Arm::Ours`]; `None` is the layer's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -145,6 +148,7 @@ impl Task {
             window: None,
             recent: None,
             recency_slope: None,
+            token_gradient_scale: None,
             runners_up: None,
             narrowing: Narrowing::default(),
             sink: false,
@@ -191,6 +195,7 @@ impl Settings {
             .with_keys(self.arm.keys())
             .with_recent(self.recent)
             .with_recency_slope(self.recency_slope)
+            .with_token_gradient_scale(self.token_gradient_scale)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
@@ -226,10 +231,14 @@ impl Settings {
         {
             return Err(format!("--recent {recent}: the window has {window}"));
         }
-        if let Some(slope) =
-            (self.recency_slope).filter(|slope| !(0.0..f64::INFINITY).contains(slope))
-        {
-            return Err(format!("--recency-slope {slope}: at least 0, and finite"));
+        for (option, given) in [
+            ("--recency-slope", self.recency_slope),
+            ("--token-gradient-scale", self.token_gradient_scale),
+        ] {
+            // The layer computes with it in f32.
+            if let Some(given) = given.filter(|&x| !(0.0..f32::INFINITY).contains(&(x as f32))) {
+                return Err(format!("{option} {given}: at least 0, and finite in f32"));
+            }
         }
         if self.positions == (Positions::RopeInLocalLayers { window: 0 }) {
             return Err("--local-window must be at least 1".into());
@@ -263,6 +272,7 @@ impl Settings {
             window: other.window,
             recent: other.recent,
             recency_slope: other.recency_slope,
+            token_gradient_scale: other.token_gradient_scale,
             runners_up: other.runners_up,
             narrowing: other.narrowing,
             ..self.clone()

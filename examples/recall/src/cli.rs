@@ -49,6 +49,10 @@ pub struct Cli {
     /// Runners-up of the arms that have some, in place of a quarter of the window.
     #[arg(long)]
     pub runners_up: Option<usize>,
+    /// Factor on what tokens learn through their scores, beside what they learn from the loss, in arms that have
+    /// runners-up [default: 1].
+    #[arg(long)]
+    pub token_gradient_scale: Option<f64>,
     /// Where the pairs stand.
     #[arg(long, value_enum, default_value = "scattered")]
     pub layout: Layout,
@@ -171,6 +175,7 @@ impl Cli {
             every_other_wide: self.every_other_wide && arm.is_pruned(),
             sink: self.sink,
             runners_up: self.runners_up.filter(|_| arm.has_runners_up()),
+            token_gradient_scale: self.token_gradient_scale.filter(|_| arm.has_runners_up()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
             rate,
@@ -191,6 +196,14 @@ impl Cli {
         }
         if !(rate > 0.0 && rate.is_finite()) {
             return Err(format!("--rates {rate}: a rate is above 0"));
+        }
+        // The layer computes with it in f32.
+        if let Some(scale) =
+            (self.token_gradient_scale).filter(|&x| !(0.0..f32::INFINITY).contains(&(x as f32)))
+        {
+            return Err(format!(
+                "--token-gradient-scale {scale}: at least 0, and finite in f32"
+            ));
         }
         Ok(run)
     }

@@ -247,6 +247,7 @@ impl Block {
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))
             .with_runners_up(runners_up.or(arm.runners_up(window)))
+            .with_token_gradient_scale(settings.token_gradient_scale)
             .with_learnable_sink(Some(settings.sink));
         Self {
             attention_norm: RmsNormConfig::new(sizes.width).init(device),

@@ -35,6 +35,9 @@ pub struct Settings {
     /// The keys ranked next whose scores learn, of an arm that has some; `None` is the arm's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
+    /// Factor on the gradient that tokens get through their scores, of an arm that has runners-up; `None` is 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_gradient_scale: Option<f64>,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -86,6 +89,7 @@ impl Settings {
             every_other_wide: false,
             sink: false,
             runners_up: None,
+            token_gradient_scale: None,
             sizes: size.sizes(),
             steps: size.steps(),
             batch: size.batch(),

@@ -94,6 +94,9 @@ pub struct TextModelConfig {
     /// How much higher a token ranks than one before it with [`Keys::Learned`], see
     /// [`DynamicMaskAttentionConfig::recency_slope`]. Default: 0.
     pub recency_slope: Option<f64>,
+    /// Factor on the gradient that tokens get through their scores with [`Keys::Learned`], see
+    /// [`DynamicMaskAttentionConfig::token_gradient_scale`]. Default: 1.
+    pub token_gradient_scale: Option<f64>,
     /// The keys ranked next whose scores learn with [`Keys::Learned`]. Default: the layer's own number.
     pub runners_up: Option<usize>,
     /// Whether the softmax of every layer has a learned logit per head that has no key. Default: no.
@@ -177,6 +180,7 @@ impl TextModelConfig {
                 .with_keep_window(Some(window))
                 .with_recent(Some(self.recent.unwrap_or(window / 4)))
                 .with_recency_slope(self.recency_slope)
+                .with_token_gradient_scale(self.token_gradient_scale)
                 .with_runners_up(self.runners_up),
             Keys::Sliding => sliding(ranking(layer), window),
         }

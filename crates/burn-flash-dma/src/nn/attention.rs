@@ -1,6 +1,7 @@
 //! The attention layer of Dynamic Mask Attention.
 
 use super::dropout::CallDropout;
+use super::gradient_scale::GradientScale;
 use super::heads::{
     Encoding, Starts, check_positions, encode, encode_by, merge, norm_epsilon, split,
 };
@@ -59,6 +60,11 @@ pub struct DynamicMaskAttentionConfig {
     /// each score. A key whose score is higher by 1 than another's is then kept as long as if it had come `1 /
     /// recency_slope` tokens later. Default: 0. For a causal layer whose scores only rank.
     pub recency_slope: Option<f64>,
+    /// Factor on the gradient that a token (with [`ScoreForm::Zoh`] its values) gets through its scores, beside the one it
+    /// gets through attention. It changes no output, and not what the projection of the scores learns. With 0 a token
+    /// learns nothing through its scores; with more, it learns to be told apart by them rather than what it is for
+    /// otherwise. Default: 1.
+    pub token_gradient_scale: Option<f64>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
     /// [`Selector::runners_up`]. Default: a quarter of the window in force with scores that only rank and with
     /// [`ScoreForm::Linear`], under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`]
@@ -154,6 +160,8 @@ pub struct DynamicMaskAttention {
     #[module(skip)]
     recency: Option<Recency>,
     #[module(skip)]
+    token_gradient: GradientScale,
+    #[module(skip)]
     runners_up: Option<usize>,
     #[module(skip)]
     score_role: ScoreRole,
@@ -196,7 +204,7 @@ impl DynamicMaskAttentionConfig {
     /// # Errors
     ///
     /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the
-    /// scale, the softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
+    /// scale of the tokens' gradient, the scale, the softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -216,6 +224,7 @@ impl DynamicMaskAttentionConfig {
         let score_role = self.resolved_score_role();
         let slope = self.recency_slope.unwrap_or_default();
         let recency = Recency::try_new(slope, score_role, self.causal)?;
+        let token_gradient = GradientScale::try_new(self.token_gradient_scale.unwrap_or(1.0))?;
 
         let epsilon = norm_epsilon(self.norm_epsilon)?;
         let dropout = (self.dropout.filter(|&rate| rate != 0.0))
@@ -263,6 +272,7 @@ impl DynamicMaskAttentionConfig {
             sinks,
             dropout,
             recency,
+            token_gradient,
             runners_up: self.runners_up,
             score_role,
             options,
@@ -541,7 +551,9 @@ impl DynamicMaskAttention {
         first: First<'_>,
         values: impl FnOnce() -> Tensor<4>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let scores = self.scorer.0.scores(self.score_role, x, values)?;
+        let scale = self.token_gradient;
+        let values = || scale.applied(values());
+        let scores = (self.scorer.0).scores(self.score_role, &scale.applied(x.clone()), values)?;
         Ok(match self.recency {
             Some(recency) => recency.added(scores, first),
             None => scores,

@@ -5,6 +5,7 @@ mod cached;
 mod cross;
 mod cross_config;
 mod dropout;
+mod gradient_scale;
 mod heads;
 mod inline;
 mod input;

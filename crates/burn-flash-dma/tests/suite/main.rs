@@ -33,6 +33,7 @@ mod module_masked;
 mod module_recency;
 mod module_scores;
 mod module_sink;
+mod module_token_gradient;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod norm;

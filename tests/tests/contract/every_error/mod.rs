@@ -160,6 +160,10 @@ const TABLE: &[Row] = &[
         let config = DynamicMaskAttentionConfig::new(16, 2).with_recency_slope(Some(-1.0));
         config.try_init(&here()).map(drop)
     }),
+    (Dynamic, "GradientScale", || {
+        let config = DynamicMaskAttentionConfig::new(16, 2).with_token_gradient_scale(Some(-1.0));
+        config.try_init(&here()).map(drop)
+    }),
     (Dynamic, "SecondOrder", || {
         second_order(Some(zeros([1, 1, 4])))
     }),
