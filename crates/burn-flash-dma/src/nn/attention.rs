@@ -543,6 +543,11 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
+    /// Whether the position of a token adds to its score.
+    pub(super) fn ranks_by_position(&self) -> bool {
+        self.recency.is_some()
+    }
+
     /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
     /// only for the form that reads them.
     pub(super) fn scores_from(

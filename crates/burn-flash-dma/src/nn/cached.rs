@@ -83,14 +83,8 @@ impl DynamicMaskAttention {
             Some(angles) => self.project(x.clone(), Starts::Angles(&angles))?,
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
         };
-        // A step that is recorded, or of sequences that differ, reads their lengths on the device.
-        let positions = cache.device_positions();
-        let first = match &positions {
-            Some(positions) => First::OnDevice(positions),
-            None => First::At(cache.lengths().first().copied().unwrap_or(0)),
-        };
         let scores = match cache.has_scores() {
-            true => Some(self.scores_from(&x, first, || v.clone())?),
+            true => Some(self.scores_of_next(&x, cache, &v)?),
             false => None,
         };
         let out = match &self.sink_logits {
@@ -98,6 +92,25 @@ impl DynamicMaskAttention {
             Some(logits) => beside(cache.try_step_with_lse(q, k, v, scores)?, logits)?,
         };
         Ok(self.merge_heads(out))
+    }
+
+    /// The scores of the tokens behind those of a cache.
+    fn scores_of_next(
+        &self,
+        x: &Tensor<3>,
+        cache: &AttentionCache,
+        v: &Tensor<4>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts them up
+        // where they are, which a recorded one must, only if nothing else holds them by then.
+        let positions = (self.ranks_by_position())
+            .then(|| cache.device_positions())
+            .flatten();
+        let first = match &positions {
+            Some(positions) => First::OnDevice(positions),
+            None => First::At(cache.lengths().first().copied().unwrap_or(0)),
+        };
+        self.scores_from(x, first, || v.clone())
     }
 
     /// The angles of one new token per sequence, gathered on the device, where the cache

@@ -1,7 +1,14 @@
 //! Steps that a graph replays write what launched steps write.
 
 use crate::fixture::{CASES, devices};
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{Device, Int, Tensor};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use flash_dma_models::Decoder;
 use flash_dma_models::generate::{Generator, Sampler};
+use std::ops::ControlFlow;
 
 #[test]
 fn replayed_steps_write_what_launched_steps_write() {
@@ -9,35 +16,106 @@ fn replayed_steps_write_what_launched_steps_write() {
         for case in &CASES {
             let tokens: Vec<u32> = case.expected().tokens.iter().map(|&t| t as u32).collect();
             let model = case.model(&device).for_generation();
-            // Of three lengths, one of them before the window is full; the second text ends on the way.
-            let prompts = [&tokens[..], &tokens[..5], &tokens[1..9]];
-            for sampler in [Sampler::greedy(), Sampler::random(3).with_temperature(0.7)] {
-                let generator = Generator::new(&model)
-                    .with_sampler(sampler)
-                    .with_max_new(24);
-                let written = |generator: &Generator<'_, _>, stop_after: usize| {
-                    let mut count = 0;
-                    let texts = generator.try_stream(&prompts, |event| {
-                        count += usize::from(event.sequence == 1);
-                        match event.sequence == 1 && count == stop_after {
-                            true => std::ops::ControlFlow::Break(()),
-                            false => std::ops::ControlFlow::Continue(()),
-                        }
-                    });
-                    let texts = texts.expect("the model reads its prompts").into_iter();
-                    texts.map(|text| text.tokens).collect::<Vec<_>>()
-                };
-                let launched = generator.clone().with_replay(false);
-                // In the warm-up, at the recorded step, and after replays; the last one never.
-                for stop_after in [2, 5, 11, 100] {
-                    assert_eq!(
-                        written(&generator, stop_after),
-                        written(&launched, stop_after),
-                        "{}, {sampler:?}, the second text ends after {stop_after}",
-                        case.name
-                    );
-                }
-            }
+            check(&model, &tokens, case.name);
         }
+    }
+}
+
+/// A position that adds to a score is read where the recorded step counts it.
+#[test]
+fn replayed_steps_of_a_layer_with_a_recency_slope() {
+    for device in devices() {
+        device.seed(7);
+        for slope in [0.0, 0.05] {
+            let tokens: Vec<u32> = (0..12).map(|i| i * 5 % Sloped::VOCABULARY as u32).collect();
+            check(
+                &Sloped::new(slope, &device),
+                &tokens,
+                &format!("slope {slope}"),
+            );
+        }
+    }
+}
+
+/// Texts from prompts of three lengths, one of them before the window is full; the second text ends on the way.
+fn check(model: &impl Decoder, tokens: &[u32], name: &str) {
+    let prompts = [tokens, &tokens[..5], &tokens[1..9]];
+    for sampler in [Sampler::greedy(), Sampler::random(3).with_temperature(0.7)] {
+        let generator = Generator::new(model).with_sampler(sampler).with_max_new(24);
+        let written = |generator: &Generator<'_, _>, stop_after: usize| {
+            let mut count = 0;
+            let texts = generator.try_stream(&prompts, |event| {
+                count += usize::from(event.sequence == 1);
+                match event.sequence == 1 && count == stop_after {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
+            });
+            let texts = texts.expect("the model reads its prompts").into_iter();
+            texts.map(|text| text.tokens).collect::<Vec<_>>()
+        };
+        let launched = generator.clone().with_replay(false);
+        // In the warm-up, at the recorded step, and after replays; the last one never.
+        for stop_after in [2, 5, 11, 100] {
+            assert_eq!(
+                written(&generator, stop_after),
+                written(&launched, stop_after),
+                "{name}, {sampler:?}, the second text ends after {stop_after}",
+            );
+        }
+    }
+}
+
+/// A layer whose ranks rise with the position, between an embedding and its transpose.
+struct Sloped {
+    embedding: Embedding,
+    layer: DynamicMaskAttention,
+}
+
+impl Sloped {
+    const VOCABULARY: usize = 48;
+
+    fn new(slope: f64, device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(Self::VOCABULARY, 32).init(device),
+            layer: DynamicMaskAttentionConfig::new(32, 4)
+                .with_n_kv_heads(Some(2))
+                .with_keep_window(Some(6))
+                .with_recent(Some(2))
+                .with_max_seq_len(Some(64))
+                .with_recency_slope(Some(slope))
+                .init(device),
+        }
+    }
+}
+
+impl Decoder for Sloped {
+    fn vocabulary(&self) -> usize {
+        Self::VOCABULARY
+    }
+
+    fn device(&self) -> Device {
+        self.embedding.weight.val().device()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        Ok(vec![self.layer.try_init_cache(sequences)?])
+    }
+
+    fn replays_up_to(&self) -> usize {
+        64
+    }
+
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [_, len] = tokens.dims();
+        let x = self.embedding.forward(tokens);
+        let x = x.clone() + self.layer.try_forward_cached(x, &mut caches[0])? * 10.0;
+        let table = self.embedding.weight.val().transpose().unsqueeze();
+        Ok(x.narrow(1, len - rows, rows).matmul(table))
     }
 }
