@@ -106,7 +106,8 @@ impl<'a, D: ?Sized> Generator<'a, D> {
     /// Whether steps of one token are recorded in a graph of the device and replayed, as they are unless this says
     /// otherwise. That takes a device with graphs (CUDA), a model that [can](Decoder::replays_up_to) and caches of a
     /// window in every layer; other steps are launched. The tokens are the same. Recording is done again when a text
-    /// ends and leaves the batch.
+    /// ends and leaves the batch. While a step is recorded no other thread may use the device: CUDA refuses what it does,
+    /// and either thread may get the error.
     #[must_use]
     pub fn with_replay(mut self, replay: bool) -> Self {
         self.replay = replay;

@@ -9,6 +9,7 @@ use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use flash_dma_models::Decoder;
 use flash_dma_models::generate::{Generator, Sampler};
 use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
 
 #[test]
 fn replayed_steps_write_what_launched_steps_write() {
@@ -39,6 +40,9 @@ fn replayed_steps_of_a_layer_with_a_recency_slope() {
 
 /// Texts from prompts of three lengths, one of them before the window is full; the second text ends on the way.
 fn check(model: &impl Decoder, tokens: &[u32], name: &str) {
+    // No other thread may use the device while a step is recorded.
+    static RECORDING: Mutex<()> = Mutex::new(());
+    let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let prompts = [tokens, &tokens[..5], &tokens[1..9]];
     for sampler in [Sampler::greedy(), Sampler::random(3).with_temperature(0.7)] {
         let generator = Generator::new(model).with_sampler(sampler).with_max_new(24);
