@@ -282,7 +282,8 @@ fn table(rows: &[&RecallRow]) -> String {
         let time = times.map_or("–".into(), |times| {
             format!("{:.1}", times.iter().sum::<f64>() / times.len() as f64)
         });
-        let of_dense = match dense > 0.0 {
+        // Dense attention that answers less than this has learned nothing to compare with.
+        let of_dense = match dense > 0.05 {
             true => format!("{:.3}", answered(&line) / dense),
             false => "–".into(),
         };

@@ -126,9 +126,9 @@ impl Runs {
             .zip(suite.seconds)
             .ok_or_else(|| format!("the suite of {} lacks numbers", suite.commit))?;
         Ok(format!(
-            "CUDA: {passed} tests of the GPU suite passed on an {}, in {seconds:.0} s ({}, `{}`). {} \
+            "CUDA: {passed} tests of the GPU suite passed on {}, in {seconds:.0} s ({}, `{}`). {} \
              ([record](bench-results/h200/suite.md)).",
-            suite.device.trim_start_matches("NVIDIA "),
+            suite.devices(),
             suite.date,
             suite.commit,
             self.fuzzed()
@@ -256,6 +256,7 @@ mod tests {
             commit: commit.into(),
             date: String::new(),
             device: "a GPU".into(),
+            machine: None,
             engines: Vec::new(),
             elements: Vec::new(),
             through: Some(through.into()),

@@ -15,6 +15,9 @@ pub(super) struct Suite {
     pub(super) commit: String,
     pub(super) date: String,
     pub(super) device: String,
+    /// How many devices, then the cores and what else ran, where the account says it.
+    #[serde(default)]
+    pub(super) machine: Option<String>,
     /// The engines that the tests called.
     pub(super) engines: Vec<String>,
     /// Element types, where the device or the compiler decides on them.
@@ -68,6 +71,12 @@ pub(super) struct Cell {
 }
 
 impl Suite {
+    /// The devices: how many of how many, if that is known.
+    pub(super) fn devices(&self) -> &str {
+        let machine = self.machine.as_deref().unwrap_or(&self.device);
+        machine.split(',').next().unwrap_or(machine)
+    }
+
     /// `157 of 158`, if the number of those passed is known.
     pub(super) fn passed_of_all(&self) -> Option<String> {
         let (passed, unknown) = (self.passed?, self.unknown?);
