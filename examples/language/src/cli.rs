@@ -302,10 +302,7 @@ mod tests {
             ("text --steps 0", "--steps"),
             ("text --recent 17", "--recent 17"),
             ("text --arms ours --recency-slope -1", "--recency-slope -1"),
-            (
-                "text --arms ours --recency-slope 1e39",
-                "--recency-slope 1e39",
-            ),
+            ("text --arms ours --recency-slope 1e39", "finite in f32"),
             (
                 "text --arms ours --token-gradient-scale -1",
                 "--token-gradient-scale -1",

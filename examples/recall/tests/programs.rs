@@ -30,9 +30,12 @@ fn calls_in_the_book_are_runs() {
     let calls: Vec<Cli> = calls
         .map(|line| Cli::try_parse_from(line.split_whitespace()).expect(line))
         .collect();
-    let [sweep, table] = &calls[..] else {
-        panic!("a sweep and a table: {calls:?}");
+    let [sweep, table, factor] = &calls[..] else {
+        panic!("a sweep, a table and a factor: {calls:?}");
     };
     assert_eq!(sweep.runs().expect(book).len(), 4 * Arm::all().len());
     assert_eq!(table.rates_from.as_ref(), Some(&sweep.out));
+    let factor = factor.runs().expect(book);
+    assert_eq!(factor.len(), 5);
+    assert!((factor.iter()).all(|run| run.token_gradient_scale == Some(10.0)));
 }
