@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ops::Not;
 use train_text::device::{DeviceName, DtypeName};
+use train_text::factor;
 use train_text::model::{Positions, TextModelConfig};
 use train_text::narrowing::Narrowing;
 
@@ -231,15 +232,8 @@ impl Settings {
         {
             return Err(format!("--recent {recent}: the window has {window}"));
         }
-        for (option, given) in [
-            ("--recency-slope", self.recency_slope),
-            ("--token-gradient-scale", self.token_gradient_scale),
-        ] {
-            // The layer computes with it in f32.
-            if let Some(given) = given.filter(|&x| !(0.0..f32::INFINITY).contains(&(x as f32))) {
-                return Err(format!("{option} {given}: at least 0, and finite in f32"));
-            }
-        }
+        factor::check("--recency-slope", self.recency_slope)?;
+        factor::check("--token-gradient-scale", self.token_gradient_scale)?;
         if self.positions == (Positions::RopeInLocalLayers { window: 0 }) {
             return Err("--local-window must be at least 1".into());
         }

@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 use train_text::device::{DeviceName, DtypeName};
+use train_text::factor;
 use train_text::narrowing::Narrowing;
 use train_text::rows;
 use train_text::seeds::Seeds;
@@ -197,14 +198,7 @@ impl Cli {
         if !(rate > 0.0 && rate.is_finite()) {
             return Err(format!("--rates {rate}: a rate is above 0"));
         }
-        // The layer computes with it in f32.
-        if let Some(scale) =
-            (self.token_gradient_scale).filter(|&x| !(0.0..f32::INFINITY).contains(&(x as f32)))
-        {
-            return Err(format!(
-                "--token-gradient-scale {scale}: at least 0, and finite in f32"
-            ));
-        }
+        factor::check("--token-gradient-scale", self.token_gradient_scale)?;
         Ok(run)
     }
 }
@@ -231,6 +225,15 @@ mod tests {
         };
         assert_eq!(windows(Arm::Dense), [256]);
         assert_eq!(windows(Arm::Sliding), [32, 16, 32, 16]);
+    }
+
+    #[test]
+    fn what_is_no_factor_on_a_gradient_is_refused() {
+        for scale in ["-1", "NaN", "inf", "1e39"] {
+            let error = runs(&format!("--token-gradient-scale={scale}")).unwrap_err();
+            assert!(error.contains("--token-gradient-scale"), "{error}");
+        }
+        assert!(runs("--token-gradient-scale 0").is_ok());
     }
 
     #[test]

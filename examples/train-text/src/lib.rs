@@ -8,6 +8,7 @@ pub mod curves;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod factor;
 mod font;
 pub mod generate;
 pub mod loader;

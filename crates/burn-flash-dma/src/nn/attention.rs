@@ -557,8 +557,9 @@ impl DynamicMaskAttention {
         values: impl FnOnce() -> Tensor<4>,
     ) -> Result<Tensor<3>, AttentionError> {
         let scale = self.token_gradient;
+        let tokens = || scale.applied(x.clone());
         let values = || scale.applied(values());
-        let scores = (self.scorer.0).scores(self.score_role, &scale.applied(x.clone()), values)?;
+        let scores = self.scorer.0.scores(self.score_role, tokens, values)?;
         Ok(match self.recency {
             Some(recency) => recency.added(scores, first),
             None => scores,

@@ -155,7 +155,8 @@ impl DynamicMaskCrossAttention {
         };
         let k = encode(heads(&self.k_proj)?, normed(&self.k_norm), 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
-        let scores = (self.scorer).scores(ScoreRole::RankAndBias, &tokens.x, || v.clone())?;
+        let scores =
+            (self.scorer).scores(ScoreRole::RankAndBias, || tokens.x.clone(), || v.clone())?;
         let scores = tokens.hidden(scores);
         let intervals = self.selector().try_select(scores.clone())?;
         Ok(CrossKeys {

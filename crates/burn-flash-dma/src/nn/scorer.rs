@@ -163,12 +163,12 @@ impl Scorer {
         }
     }
 
-    /// The scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]`, whose values
-    /// `[batch, kv_heads, len, head_dim]` are made only for the form that reads them.
+    /// The scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]` or of their values
+    /// `[batch, kv_heads, len, head_dim]`, each made only for the form that reads it.
     pub(super) fn scores(
         &self,
         role: ScoreRole,
-        tokens: &Tensor<3>,
+        tokens: impl FnOnce() -> Tensor<3>,
         values: impl FnOnce() -> Tensor<4>,
     ) -> Result<Tensor<3>, AttentionError> {
         match self {
@@ -179,8 +179,8 @@ impl Scorer {
             Self::Linear(linear) => {
                 let projection = linear.score_proj.val();
                 match role {
-                    ScoreRole::RankAndBias => try_linear_scores(tokens.clone(), projection),
-                    ScoreRole::Rank => try_products(tokens.clone(), directions(projection)),
+                    ScoreRole::RankAndBias => try_linear_scores(tokens(), projection),
+                    ScoreRole::Rank => try_products(tokens(), directions(projection)),
                 }
             }
         }
