@@ -364,6 +364,18 @@ pub enum AttentionError {
         /// The slope that was given.
         slope: f64,
     },
+    /// Heads take no tokens in their turn (or more than an i32 counts), the penalty is negative, NaN or infinite, or the
+    /// layer's scores do more than rank.
+    #[error(
+        "heads must be dealt at least 1 token in turn, with a finite penalty of at least 0, by scores that only rank, but \
+         it is {run} with {penalty}"
+    )]
+    RoundRobin {
+        /// Tokens in a row that were given.
+        run: usize,
+        /// The penalty that was given.
+        penalty: f64,
+    },
     /// A factor on a gradient is negative, NaN or infinite.
     #[error("the factor on a gradient must be finite and at least 0, but is {scale}")]
     GradientScale {
@@ -583,7 +595,7 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope GradientScale AlibiSlope AlibiHeads
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope RoundRobin GradientScale AlibiSlope AlibiHeads
     Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder

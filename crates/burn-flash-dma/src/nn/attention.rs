@@ -1,5 +1,6 @@
 //! The attention layer of Dynamic Mask Attention.
 
+use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
 use super::gradient_scale::GradientScale;
 use super::heads::{
@@ -7,7 +8,6 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::recency::{First, Recency};
 use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
@@ -60,6 +60,9 @@ pub struct DynamicMaskAttentionConfig {
     /// each score. A key whose score is higher by 1 than another's is then kept as long as if it had come `1 /
     /// recency_slope` tokens later. Default: 0. For a causal layer whose scores only rank.
     pub recency_slope: Option<f64>,
+    /// Deals tokens to the key/value heads in turn: each head prefers its own. Heads whose windows are small then keep
+    /// different keys, where they would otherwise learn to keep the same ones. Default: none. For scores that only rank.
+    pub round_robin: Option<RoundRobin>,
     /// Factor on the gradient that a token (with [`ScoreForm::Zoh`] its values) gets through its scores, beside the one it
     /// gets through attention. It changes no output, and not what the projection of the scores learns. With 0 a token
     /// learns nothing through its scores; with more, it learns to be told apart by them rather than what it is for
@@ -158,7 +161,7 @@ pub struct DynamicMaskAttention {
     sinks: usize,
     dropout: Option<CallDropout>,
     #[module(skip)]
-    recency: Option<Recency>,
+    by_position: Option<ByPosition>,
     #[module(skip)]
     token_gradient: GradientScale,
     #[module(skip)]
@@ -203,7 +206,7 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the
+    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the tokens that are dealt in turn, the
     /// scale of the tokens' gradient, the scale, the softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
@@ -223,7 +226,7 @@ impl DynamicMaskAttentionConfig {
         check_rule(recent, sinks, &options)?;
         let score_role = self.resolved_score_role();
         let slope = self.recency_slope.unwrap_or_default();
-        let recency = Recency::try_new(slope, score_role, self.causal)?;
+        let by_position = ByPosition::try_new(slope, self.round_robin, score_role, self.causal)?;
         let token_gradient = GradientScale::try_new(self.token_gradient_scale.unwrap_or(1.0))?;
 
         let epsilon = norm_epsilon(self.norm_epsilon)?;
@@ -271,7 +274,7 @@ impl DynamicMaskAttentionConfig {
             recent,
             sinks,
             dropout,
-            recency,
+            by_position,
             token_gradient,
             runners_up: self.runners_up,
             score_role,
@@ -414,8 +417,8 @@ impl DynamicMaskAttention {
         Ok(out)
     }
 
-    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32, with what a recency slope adds to them; −∞
-    /// for padding and keys that its mask hides from every query.
+    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32, with what positions add to them (a recency
+    /// slope, turns of heads); −∞ for padding and keys that its mask hides from every query.
     ///
     /// # Panics
     ///
@@ -545,7 +548,7 @@ impl DynamicMaskAttention {
 
     /// Whether the position of a token adds to its score.
     pub(super) fn ranks_by_position(&self) -> bool {
-        self.recency.is_some()
+        self.by_position.is_some()
     }
 
     /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
@@ -560,8 +563,8 @@ impl DynamicMaskAttention {
         let tokens = || scale.applied(x.clone());
         let values = || scale.applied(values());
         let scores = self.scorer.0.scores(self.score_role, tokens, values)?;
-        Ok(match self.recency {
-            Some(recency) => recency.added(scores, first),
+        Ok(match self.by_position {
+            Some(by_position) => by_position.added(scores, first),
             None => scores,
         })
     }

@@ -1,8 +1,8 @@
 //! The attention layer over a cache.
 
 use super::attention::DynamicMaskAttention;
+use super::by_position::First;
 use super::heads::Starts;
-use super::recency::First;
 use super::sink::beside;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::validate::expect;

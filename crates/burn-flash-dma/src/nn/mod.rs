@@ -1,6 +1,7 @@
 //! Modules.
 
 mod attention;
+mod by_position;
 mod cached;
 mod cross;
 mod cross_config;
@@ -12,12 +13,12 @@ mod input;
 mod masked;
 pub mod mha;
 mod pairs;
-mod recency;
 mod rope;
 mod scorer;
 mod sink;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+pub use by_position::RoundRobin;
 pub use cross::{CrossKeys, DynamicMaskCrossAttention};
 pub use cross_config::DynamicMaskCrossAttentionConfig;
 pub use input::DynamicMaskInput;

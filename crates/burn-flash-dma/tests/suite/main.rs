@@ -31,6 +31,7 @@ mod module_input;
 mod module_mask;
 mod module_masked;
 mod module_recency;
+mod module_round_robin;
 mod module_scores;
 mod module_sink;
 mod module_token_gradient;

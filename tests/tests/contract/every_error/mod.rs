@@ -11,7 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::{BlockTable, DynamicMaskCache, PagedCache, PagedCacheConfig};
 use burn_flash_dma::engines::{Engine, EngineChoice};
 use burn_flash_dma::memory::{Passes, required_bytes};
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, RoundRobin};
 use burn_flash_dma::{
     AlibiSlopes, AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals,
     KeyRanges, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
@@ -159,6 +159,11 @@ const TABLE: &[Row] = &[
     (Dynamic, "RecencySlope", || {
         let config = DynamicMaskAttentionConfig::new(16, 2).with_recency_slope(Some(-1.0));
         config.try_init(&here()).map(drop)
+    }),
+    (Dynamic, "RoundRobin", || {
+        let config = DynamicMaskAttentionConfig::new(16, 2);
+        let none = config.with_round_robin(Some(RoundRobin::new(0, 9.0)));
+        none.try_init(&here()).map(drop)
     }),
     (Dynamic, "GradientScale", || {
         let config = DynamicMaskAttentionConfig::new(16, 2).with_token_gradient_scale(Some(-1.0));

@@ -1,0 +1,109 @@
+//! What the position of a token adds to its rank.
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use flash_dma_problem::{AttentionError, ScoreRole};
+use serde::{Deserialize, Serialize};
+
+/// Where the first of some tokens stands in its sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum First<'a> {
+    /// At one position in every sequence.
+    At(usize),
+    /// At a position per sequence that the device counts, `[sequences]`.
+    OnDevice(&'a Tensor<1, Int>),
+}
+
+/// Deals tokens to the key/value heads in turn, so that the heads of a layer do not all keep the same ones.
+///
+/// A token at position `p` is the own one of head `p / run % n_kv_heads`, and ranks `penalty` lower in every other than
+/// its score says. Linear scores that only rank are at most `sqrt(d_model)` in size if a layer's tokens are normalised
+/// (by a norm whose factors are 1), so with twice that a head keeps tokens of others only if it has too few of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoundRobin {
+    /// Tokens in a row that a head is dealt at once.
+    pub run: usize,
+    /// Taken from the scores of tokens that are not a head's own.
+    pub penalty: f64,
+}
+
+impl RoundRobin {
+    /// Deals `run` tokens at a time.
+    #[must_use]
+    pub fn new(run: usize, penalty: f64) -> Self {
+        Self { run, penalty }
+    }
+}
+
+/// What a position adds to the scores of its token.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ByPosition {
+    /// Per position.
+    slope: f32,
+    dealt: Option<RoundRobin>,
+}
+
+impl ByPosition {
+    /// That of a layer; `None` if it is nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::RecencySlope`] if the slope is negative or not finite in f32, or if the scores do more than rank
+    /// or the layer is not causal; [`AttentionError::RoundRobin`] if tokens are dealt 0 at a time or more than an i32
+    /// counts, the penalty is negative or not finite in f32, or the scores do more than rank.
+    pub(super) fn try_new(
+        slope: f64,
+        dealt: Option<RoundRobin>,
+        role: ScoreRole,
+        causal: bool,
+    ) -> Result<Option<Self>, AttentionError> {
+        let adds = |number: f64| number >= 0.0 && (number as f32).is_finite();
+        let ranks = role == ScoreRole::Rank;
+        if slope != 0.0 && !(adds(slope) && ranks && causal) {
+            return Err(AttentionError::RecencySlope { slope });
+        }
+        if let Some(RoundRobin { run, penalty }) = dealt {
+            let counts = run > 0 && i32::try_from(run).is_ok();
+            if !(counts && adds(penalty) && ranks) {
+                return Err(AttentionError::RoundRobin { run, penalty });
+            }
+        }
+        let by_position = Self {
+            slope: slope as f32,
+            dealt,
+        };
+        Ok((slope != 0.0 || dealt.is_some()).then_some(by_position))
+    }
+
+    /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add.
+    pub(super) fn added(self, scores: Tensor<3>, first: First<'_>) -> Tensor<3> {
+        let [batch, heads, len] = scores.dims();
+        let device = scores.device();
+        let positions = match first {
+            First::At(first) => run(first, len, &device),
+            First::OnDevice(firsts) if firsts.dims() == [batch] => {
+                firsts.clone().reshape([batch, 1, 1]) + run(0, len, &device)
+            }
+            // A cache of other sequences refuses the step.
+            First::OnDevice(_) => return scores,
+        };
+        let scores = match self.dealt {
+            Some(RoundRobin { run, penalty }) => {
+                let turn = (positions.clone() / run as i32) % heads as i32;
+                let head = Tensor::<1, Int>::arange(0..heads as i64, (&device, DType::I32));
+                let others = turn.not_equal(head.reshape([1, heads, 1]));
+                scores - others.float().cast(FloatDType::F32) * penalty as f32
+            }
+            None => scores,
+        };
+        match self.slope {
+            0.0 => scores,
+            slope => scores + positions.cast(FloatDType::F32) * slope,
+        }
+    }
+}
+
+/// Positions in a row: `[1, 1, len]`.
+fn run(first: usize, len: usize, device: &Device) -> Tensor<3, Int> {
+    let positions = first as i64..(first + len) as i64;
+    Tensor::<1, Int>::arange(positions, (device, DType::I32)).reshape([1, 1, len])
+}

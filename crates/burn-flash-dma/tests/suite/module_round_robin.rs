@@ -1,0 +1,162 @@
+//! Tokens dealt to heads in turn: what a head keeps, that decoding keeps the same, that scores learn beside it, and what
+//! is refused.
+
+use crate::case::values;
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm, Scorer,
+};
+use burn_flash_dma::{AttentionError, ScoreRole};
+
+const LEN: usize = 33;
+const WINDOW: usize = 5;
+const STRICT: f64 = 100.0;
+
+fn config(dealt: impl Into<Option<RoundRobin>>) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(WINDOW))
+        .with_round_robin(dealt.into())
+}
+
+fn x(device: &Device) -> Tensor<3> {
+    Tensor::random([2, LEN, 32], Distribution::Normal(0.0, 1.0), device)
+}
+
+/// The positions that every query of a head attends to, `[batch][kv_head][query]`.
+fn kept(layer: &DynamicMaskAttention, x: Tensor<3>) -> Vec<Vec<Vec<Vec<usize>>>> {
+    let mask = layer.selection(x).as_mask(LEN);
+    let [batch, heads, _, _] = mask.dims();
+    let mask: Vec<bool> = mask.into_data().iter().collect();
+    let row = |text: usize, head: usize, query: usize| {
+        let row = &mask[((text * heads + head) * LEN + query) * LEN..][..LEN];
+        (0..LEN).filter(|&key| row[key]).collect()
+    };
+    let of_head = |text, head| (0..LEN).map(|query| row(text, head, query)).collect();
+    (0..batch)
+        .map(|text| (0..heads).map(|head| of_head(text, head)).collect())
+        .collect()
+}
+
+#[test]
+fn a_score_loses_the_penalty_in_the_heads_that_are_not_dealt_its_token() {
+    let device = Device::flex();
+    let plain = config(None).init(&device);
+    let dealt = config(RoundRobin::new(3, 0.25)).init(&device);
+    let dealt = dealt.load_record(plain.clone().into_record());
+    let x = x(&device);
+    let scores = values(plain.scores(x.clone()));
+    for (place, (score, dealt)) in scores.iter().zip(values(dealt.scores(x))).enumerate() {
+        let (head, position) = (place / LEN % 2, place % LEN);
+        let expected = match position / 3 % 2 == head {
+            true => *score,
+            false => score - 0.25,
+        };
+        assert!(
+            (dealt - expected).abs() < 1e-5,
+            "{place}: {dealt} {expected}"
+        );
+    }
+}
+
+/// By the definition: the window of a head is the best of its own tokens, filled up with others while it has too few.
+#[test]
+fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
+    let device = Device::flex();
+    let layer = config(RoundRobin::new(2, STRICT)).init(&device);
+    for heads in kept(&layer, x(&device)) {
+        for (head, queries) in heads.iter().enumerate() {
+            for (query, keys) in queries.iter().enumerate() {
+                let own = |key: usize| key / 2 % 2 == head;
+                let visible = (0..=query).filter(|&key| own(key)).count();
+                let of_own = keys.iter().filter(|&&key| own(key)).count();
+                assert_eq!(keys.len(), WINDOW.min(query + 1), "{head} {query}");
+                assert_eq!(of_own, visible.min(WINDOW), "{head} {query}: {keys:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_penalty_nothing_changes() {
+    let device = Device::flex();
+    let plain = config(None).init(&device);
+    let dealt = config(RoundRobin::new(2, 0.0)).init(&device);
+    let dealt = dealt.load_record(plain.clone().into_record());
+    let x = x(&device);
+    assert_eq!(
+        values(plain.forward(x.clone())),
+        values(dealt.forward(x.clone()))
+    );
+    let strict = config(RoundRobin::new(2, STRICT)).init(&device);
+    let strict = strict.load_record(plain.clone().into_record());
+    assert_ne!(values(plain.forward(x.clone())), values(strict.forward(x)));
+}
+
+#[test]
+fn a_cache_deals_by_the_position_in_the_sequence() {
+    let device = Device::flex();
+    let layer = config(RoundRobin::new(3, STRICT)).init(&device);
+    let x = x(&device);
+    let whole = values(layer.forward(x.clone()));
+    let mut cache = layer.init_cache(2);
+    let mut parts = vec![layer.forward_cached(x.clone().narrow(1, 0, 7), &mut cache)];
+    for at in 7..LEN {
+        parts.push(layer.forward_cached(x.clone().narrow(1, at, 1), &mut cache));
+    }
+    let decoded = values(Tensor::cat(parts, 1));
+    for (place, (whole, decoded)) in whole.iter().zip(decoded).enumerate() {
+        assert!((whole - decoded).abs() < 1e-5, "{place}: {whole} {decoded}");
+    }
+}
+
+#[test]
+fn scores_learn_beside_it() {
+    let device = Device::flex().autodiff();
+    let layer = config(RoundRobin::new(2, STRICT)).init(&device);
+    let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
+    let Scorer::Linear(scorer) = layer.scorer() else {
+        panic!("linear scores are the default");
+    };
+    let of_scores = values(scorer.score_proj.val().grad(&grads).expect("tracked"));
+    assert!(of_scores.iter().any(|x| *x != 0.0));
+}
+
+#[test]
+fn what_it_does_not_fit_is_refused() {
+    let device = Device::flex();
+    let good = RoundRobin::new(2, 1.0);
+    for config in [
+        config(RoundRobin::new(0, 1.0)),
+        config(RoundRobin::new(1 << 31, 1.0)),
+        config(RoundRobin::new(2, -1.0)),
+        config(RoundRobin::new(2, f64::NAN)),
+        config(RoundRobin::new(2, 1e300)),
+        config(good).with_score_role(Some(ScoreRole::RankAndBias)),
+        config(good).with_score_form(ScoreForm::Zoh),
+    ] {
+        let error = config.try_init(&device).expect_err("it is refused");
+        assert!(
+            matches!(error, AttentionError::RoundRobin { .. }),
+            "{error}"
+        );
+    }
+    for config in [
+        config(good).with_causal(false),
+        config(good).with_keep_window(None),
+        config(good).with_recency_slope(Some(0.5)),
+    ] {
+        assert!(config.try_init(&device).is_ok());
+    }
+}
+
+#[test]
+fn older_configurations_have_none() {
+    let saved = config(RoundRobin::new(2, 1.0)).to_string();
+    let mut saved: serde_json::Value = serde_json::from_str(&saved).expect("it is JSON");
+    let fields = saved.as_object_mut().expect("it has fields");
+    assert!(fields.remove("round_robin").is_some());
+    let older: DynamicMaskAttentionConfig = serde_json::from_value(saved).expect("it loads");
+    assert_eq!(older.round_robin, None);
+}
