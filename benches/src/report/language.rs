@@ -2,6 +2,7 @@
 
 use super::learning::{by_setting, percent, sources, tables};
 use super::markdown::distinct;
+use super::options::{Narrowing, RoundRobin};
 use super::steps::mean;
 use serde::Deserialize;
 use std::fmt::{self, Write};
@@ -24,9 +25,9 @@ struct Run {
     token_gradient_scale: Option<f64>,
     #[serde(default)]
     runners_up: Option<usize>,
-    /// The share of the steps in which the window was wider.
     #[serde(default)]
-    narrowing: f64,
+    narrowing: Narrowing,
+    round_robin: Option<RoundRobin>,
     /// Whether the softmax had a logit without a key.
     #[serde(default)]
     sink: bool,
@@ -154,9 +155,10 @@ impl Run {
         if let Some(runners_up) = self.runners_up {
             let _ = write!(text, ", {runners_up} runners-up");
         }
-        if self.narrowing > 0.0 {
-            let _ = write!(text, ", narrowing {}", self.narrowing);
+        if let Some(dealt) = self.round_robin {
+            let _ = write!(text, "{dealt}");
         }
+        let _ = write!(text, "{}", self.narrowing);
         text
     }
 

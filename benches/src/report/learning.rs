@@ -1,6 +1,7 @@
 //! What models with each kind of selection learn: the rows of the example `recall`.
 
 use super::files::json;
+use super::options::{Narrowing, RoundRobin};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,9 +19,12 @@ pub(super) struct RecallRow {
     pub(super) tokens: usize,
     pub(super) pairs: usize,
     pub(super) window: usize,
-    /// The share of the steps in which the window was wider.
     #[serde(default)]
-    narrowing: f64,
+    narrowing: Narrowing,
+    round_robin: Option<RoundRobin>,
+    /// The share of the steps in which texts were shorter.
+    #[serde(default)]
+    lengthening: f64,
     /// Whether every other step had a window of half of the text.
     #[serde(default)]
     every_other_wide: bool,
@@ -85,8 +89,12 @@ impl RecallRow {
         if let Some(scale) = self.token_gradient_scale {
             let _ = write!(text, ", token gradient × {scale}");
         }
-        if self.narrowing > 0.0 {
-            let _ = write!(text, ", narrowing {}", self.narrowing);
+        if let Some(dealt) = self.round_robin {
+            let _ = write!(text, "{dealt}");
+        }
+        let _ = write!(text, "{}", self.narrowing);
+        if self.lengthening > 0.0 {
+            let _ = write!(text, ", lengthening {}", self.lengthening);
         }
         for (has, what) in [
             (self.every_other_wide, ", every other step wide"),
@@ -367,7 +375,7 @@ mod tests {
 
         let mut varied = rows[..2].to_vec();
         varied[1].runners_up = Some(4);
-        varied[1].narrowing = 0.5;
+        varied[1].narrowing = Narrowing::Halving(0.5);
         let text = of_file("recall.json", &varied);
         assert!(
             text.contains("| ours | 8 | 2 | 1.00 | 0.002 | 1 |"),
@@ -379,9 +387,10 @@ mod tests {
         );
         let mut wide = varied[1].clone();
         (wide.every_other_wide, wide.sink) = (true, true);
+        wide.lengthening = 0.25;
         assert_eq!(
             wide.variant(),
-            "ours, 4 runners-up, narrowing 0.5, every other step wide, a sink"
+            "ours, 4 runners-up, narrowing 0.5, lengthening 0.25, every other step wide, a sink"
         );
 
         assert!(!text.contains("by several heads"), "{text}");

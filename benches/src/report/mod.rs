@@ -15,6 +15,7 @@ mod language;
 mod learning;
 mod learning_plots;
 mod markdown;
+mod options;
 mod others;
 mod pages;
 mod plots;

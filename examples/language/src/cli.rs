@@ -2,6 +2,7 @@
 
 use crate::arm::Arm;
 use crate::settings::{Settings, Size, Sizes, Task};
+use burn_flash_dma::nn::RoundRobin;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use train_text::device::{DeviceName, DtypeName};
 use train_text::model::Positions;
 use train_text::narrowing::Narrowing;
 use train_text::seeds::Seeds;
+use train_text::turns;
 
 /// Trains byte-level language models that differ in which keys their attention keeps, and says what they lose.
 ///
@@ -72,14 +74,18 @@ pub struct Options {
     /// long as if it came so many bytes later as 1 divided by this.
     #[arg(long)]
     pub recency_slope: Option<f64>,
+    /// Deals the bytes of a text to the key/value heads of ours in turn, so many at a time in the first layer and twice as
+    /// many in each behind it; a head ranks others by the penalty lower, all below its own without one (RUN[:PENALTY]).
+    #[arg(long, value_parser = turns::parse)]
+    pub round_robin: Option<RoundRobin>,
     /// Factor on what tokens learn through their scores in ours, beside what they learn from the loss [default: 1].
     #[arg(long)]
     pub token_gradient_scale: Option<f64>,
     /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
     #[arg(long)]
     pub runners_up: Option<usize>,
-    /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on.
-    /// All arms that prune do it alike.
+    /// The share of the steps in which pruned arms have a wider window: half of the text, then half of that, and so on;
+    /// behind `gradual:` a little narrower with every step. All arms that prune do it alike.
     #[arg(long, default_value = "0")]
     pub narrowing: Narrowing,
     /// Gives every layer of every arm a learned logit per head that has no key: what no key answers can attend to nothing.
@@ -193,6 +199,7 @@ impl Options {
                     window: (arm != Arm::Dense).then(|| run.tokens / self.share.max(1)),
                     recent: self.recent.filter(|_| arm == Arm::Ours),
                     recency_slope: self.recency_slope.filter(|_| arm == Arm::Ours),
+                    round_robin: self.round_robin.filter(|_| arm == Arm::Ours),
                     token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {

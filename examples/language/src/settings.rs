@@ -1,6 +1,7 @@
 //! What decides the outcome of a run.
 
 use crate::arm::Arm;
+use burn_flash_dma::nn::RoundRobin;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ops::Not;
@@ -42,6 +43,10 @@ pub struct Settings {
     /// How much higher a token ranks than one before it with [`Arm::Ours`]; `None` is no difference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recency_slope: Option<f64>,
+    /// How the tokens are dealt to the heads of the first layer with [`Arm::Ours`], see [`turns::of_layer`](train_text::turns::of_layer); `None` if they
+    /// are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_robin: Option<RoundRobin>,
     /// Factor on the gradient that tokens get through their scores with [`Arm::Ours`]; `None` is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_gradient_scale: Option<f64>,
@@ -149,6 +154,7 @@ impl Task {
             window: None,
             recent: None,
             recency_slope: None,
+            round_robin: None,
             token_gradient_scale: None,
             runners_up: None,
             narrowing: Narrowing::default(),
@@ -196,6 +202,7 @@ impl Settings {
             .with_keys(self.arm.keys())
             .with_recent(self.recent)
             .with_recency_slope(self.recency_slope)
+            .with_round_robin(self.round_robin)
             .with_token_gradient_scale(self.token_gradient_scale)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
@@ -266,6 +273,7 @@ impl Settings {
             window: other.window,
             recent: other.recent,
             recency_slope: other.recency_slope,
+            round_robin: other.round_robin,
             token_gradient_scale: other.token_gradient_scale,
             runners_up: other.runners_up,
             narrowing: other.narrowing,

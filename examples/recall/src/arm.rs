@@ -105,6 +105,11 @@ impl Arm {
         }
     }
 
+    /// Whether its layers can deal tokens to their heads: if their scores only rank.
+    pub fn deals(self) -> bool {
+        matches!(self.scores(), Scores::Rank | Scores::RankCentred)
+    }
+
     /// Whether a query attends to a limited number of keys.
     pub fn is_pruned(self) -> bool {
         !matches!(self, Self::Dense | Self::Unpruned)

@@ -1,9 +1,11 @@
 //! The command line, and the runs that it asks for.
 
 use crate::arm::Arm;
+use crate::lengthening::Lengthening;
 use crate::rates;
 use crate::settings::{Settings, Size};
 use crate::task::Layout;
+use burn_flash_dma::nn::RoundRobin;
 use clap::Parser;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -13,6 +15,7 @@ use train_text::factor;
 use train_text::narrowing::Narrowing;
 use train_text::rows;
 use train_text::seeds::Seeds;
+use train_text::turns;
 
 /// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after
 /// each. Runs whose rows are there are skipped, so a run that was ended goes on.
@@ -37,9 +40,14 @@ pub struct Cli {
     /// A kv head keeps one key in so many. Arms that prune nothing are trained once.
     #[arg(long, value_delimiter = ',', default_value = "8")]
     pub shares: Vec<usize>,
-    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so on.
+    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so
+    /// on; behind `gradual:` a little narrower with every step.
     #[arg(long, default_value = "0")]
     pub narrowing: Narrowing,
+    /// The share of the steps that have shorter texts, and as many questions: 64 tokens at first, then twice as many, and
+    /// so on, in which arms that prune keep the same share of the keys.
+    #[arg(long, default_value = "0")]
+    pub lengthening: Lengthening,
     /// Gives every other step a window of half of the text, in arms that prune: what the model has learned with it stays
     /// learned while the keys are few.
     #[arg(long)]
@@ -50,6 +58,11 @@ pub struct Cli {
     /// Runners-up of the arms that have some, in place of a quarter of the window.
     #[arg(long)]
     pub runners_up: Option<usize>,
+    /// Deals the tokens of a text to the key/value heads in turn, so many at a time in the first layer and twice as many in
+    /// the second; a head ranks others by the penalty lower, all below its own without one (RUN[:PENALTY]). In arms whose
+    /// scores only rank.
+    #[arg(long, value_parser = turns::parse)]
+    pub round_robin: Option<RoundRobin>,
     /// Factor on what tokens learn through their scores, beside what they learn from the loss, in arms that have
     /// runners-up [default: 1].
     #[arg(long)]
@@ -173,9 +186,11 @@ impl Cli {
                 true => self.narrowing,
                 false => Narrowing::default(),
             },
+            lengthening: self.lengthening,
             every_other_wide: self.every_other_wide && arm.is_pruned(),
             sink: self.sink,
             runners_up: self.runners_up.filter(|_| arm.has_runners_up()),
+            round_robin: self.round_robin.filter(|_| arm.deals()),
             token_gradient_scale: self.token_gradient_scale.filter(|_| arm.has_runners_up()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
@@ -237,6 +252,34 @@ mod tests {
     }
 
     #[test]
+    fn heads_take_turns_in_the_arms_whose_scores_only_rank() {
+        let all = runs("--arms ours,centred,added,frozen,dense --round-robin 4").unwrap();
+        let dealt: Vec<_> = (all.iter().map(|run| run.round_robin.map(|d| d.run))).collect();
+        assert_eq!(dealt, [Some(4), Some(4), None, None, None]);
+    }
+
+    #[test]
+    fn short_texts_have_as_many_questions_and_as_large_a_share_of_the_keys() {
+        let line =
+            "--arms no-recent,ours,dense --tokens 512 --lengthening 0.5 --steps 90 --batch 2";
+        for run in runs(line).unwrap() {
+            let windows = match run.arm {
+                Arm::Dense => [64, 128, 256, 512],
+                Arm::Ours => [32, 32, 32, 64],
+                _ => [8, 16, 32, 64],
+            };
+            for (stage, step) in [0, 15, 30, 45].into_iter().enumerate() {
+                let trained = run.step(step);
+                assert_eq!(trained.task.tokens, 64 << stage, "{:?}", run.arm);
+                assert_eq!(trained.window, windows[stage], "{:?}", run.arm);
+                assert_eq!(trained.batch * trained.task.pairs, 64);
+                assert_eq!(trained.task.vocabulary(), run.task().vocabulary());
+                assert_eq!(run.is_easier(step), stage < 3);
+            }
+        }
+    }
+
+    #[test]
     fn runners_up_are_told_to_the_arms_that_have_some() {
         let all = runs("--arms ours,frozen,dense,added-no-runners-up,zoh --runners-up 9").unwrap();
         let told: Vec<_> = all.iter().map(|run| run.runners_up).collect();
@@ -248,12 +291,12 @@ mod tests {
         let line =
             "--arms ours,dense --shares 32 --size small --sink --every-other-wide --narrowing 0.5";
         let all = runs(line).unwrap();
-        let windows = |run: &Settings| [0, 1, 999].map(|step| run.training_window_at(step));
+        let windows = |run: &Settings| [0, 1, 999].map(|step| run.step(step).window);
         assert_eq!(
             all.iter().map(windows).collect::<Vec<_>>(),
             [[64, 64, 64], [128; 3]]
         );
-        assert_eq!(all[0].training_window_at(998), 4);
+        assert_eq!(all[0].step(998).window, 4);
         assert_eq!([0, 1, 999].map(|step| all[0].window_at(step)), [64, 64, 4]);
         assert!(all.iter().all(|run| run.sink));
         assert!(!runs("--arms ours").unwrap()[0].sink);

@@ -8,6 +8,7 @@ pub mod cli;
 pub mod estimate;
 pub mod evaluate;
 pub mod keys;
+pub mod lengthening;
 pub mod model;
 pub mod processes;
 pub mod rates;

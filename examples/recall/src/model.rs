@@ -22,6 +22,7 @@ use burn_flash_dma::{
     Attention, AttentionError, HeadEncoding, Intervals, ScoreRole, linear, rms_norm, swiglu,
 };
 use train_text::model::CastTo;
+use train_text::turns;
 
 /// The most that a bounded score adds to a logit.
 const BOUND: f32 = 4.0;
@@ -77,10 +78,10 @@ impl Model {
                 .init(device),
             before: linear(sizes.width, sizes.width),
             blocks: (0..sizes.layers)
-                .map(|_| Block::new(settings, device))
+                .map(|number| Block::new(number, settings, device))
                 .collect(),
             norm: RmsNormConfig::new(sizes.width).init(device),
-            answer: linear(sizes.width, task.kinds()),
+            answer: linear(sizes.width, task.kinds),
             settings: settings.clone(),
         };
         model.visit(&mut Draw);
@@ -226,7 +227,8 @@ impl Model {
 }
 
 impl Block {
-    fn new(settings: &Settings, device: &Device) -> Self {
+    /// The block of a number, counted from 0.
+    fn new(number: usize, settings: &Settings, device: &Device) -> Self {
         let Settings {
             arm,
             window,
@@ -247,6 +249,7 @@ impl Block {
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))
             .with_runners_up(runners_up.or(arm.runners_up(window)))
+            .with_round_robin((settings.round_robin).map(|dealt| turns::of_layer(dealt, number)))
             .with_token_gradient_scale(settings.token_gradient_scale)
             .with_learnable_sink(Some(settings.sink));
         Self {

@@ -1,7 +1,9 @@
 //! What decides the outcome of a run.
 
 use crate::arm::Arm;
+use crate::lengthening::Lengthening;
 use crate::task::{Layout, Task};
+use burn_flash_dma::nn::RoundRobin;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ops::Not;
@@ -26,6 +28,9 @@ pub struct Settings {
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
+    /// In which steps texts are shorter, with a window that is shorter as much, and more of them.
+    #[serde(default, skip_serializing_if = "Lengthening::is_none")]
+    pub lengthening: Lengthening,
     /// Whether every other step has a window of at least half of the text, of an arm that prunes.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub every_other_wide: bool,
@@ -35,6 +40,10 @@ pub struct Settings {
     /// The keys ranked next whose scores learn, of an arm that has some; `None` is the arm's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
+    /// How the tokens are dealt to the heads of the first layer, of an arm whose scores only rank, see
+    /// [`turns::of_layer`](train_text::turns::of_layer).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_robin: Option<RoundRobin>,
     /// Factor on the gradient that tokens get through their scores, of an arm that has runners-up; `None` is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_gradient_scale: Option<f64>,
@@ -49,6 +58,17 @@ pub struct Settings {
     pub rate: f64,
     /// Seed of the parameters and of the texts.
     pub seed: u64,
+}
+
+/// What a training step trains with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The texts.
+    pub task: Task,
+    /// Keys per query and kv head.
+    pub window: usize,
+    /// Texts.
+    pub batch: usize,
 }
 
 /// Sizes of a model.
@@ -86,9 +106,11 @@ impl Settings {
             tokens: size.tokens(),
             window: Self::window(arm, size.tokens(), 8),
             narrowing: Narrowing::default(),
+            lengthening: Lengthening::default(),
             every_other_wide: false,
             sink: false,
             runners_up: None,
+            round_robin: None,
             token_gradient_scale: None,
             sizes: size.sizes(),
             steps: size.steps(),
@@ -108,13 +130,26 @@ impl Settings {
         (self.narrowing).window(self.window, self.tokens, step, self.steps)
     }
 
-    /// The window of a training step, counted from 0.
-    pub fn training_window_at(&self, step: usize) -> usize {
-        let window = self.window_at(step);
-        match self.every_other_wide && step % 2 == 1 {
-            true => window.max(self.tokens / 2),
-            false => window,
+    /// What a training step, counted from 0, trains with.
+    pub fn step(&self, step: usize) -> Step {
+        let divisor = (self.lengthening).divisor(self.tokens, step, self.steps);
+        let task = self.task().shortened(divisor);
+        let window = match self.every_other_wide && step % 2 == 1 {
+            true => self.window_at(step).max(self.tokens / 2),
+            false => self.window_at(step),
+        };
+        // The recent keys of a layer stay as many.
+        let least = 2 * self.arm.recent(self.window);
+        Step {
+            task,
+            window: (window / divisor).max(least).min(window),
+            batch: self.batch * divisor,
         }
+    }
+
+    /// Whether a step, counted from 0, trains with shorter texts or a wider window than the last one.
+    pub fn is_easier(&self, step: usize) -> bool {
+        self.window_at(step) != self.window || self.step(step).task != self.task()
     }
 
     /// The window of an arm that may keep one key in `share`.

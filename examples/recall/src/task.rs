@@ -30,6 +30,8 @@ pub struct Task {
     pub tokens: usize,
     /// Pairs per text, and questions.
     pub pairs: usize,
+    /// Different keys, and as many values.
+    pub kinds: usize,
     /// Where the pairs stand.
     pub layout: Layout,
 }
@@ -68,30 +70,31 @@ pub struct Batch {
 }
 
 impl Task {
-    /// The task at a length: one pair per 16 tokens.
+    /// The task at a length: one pair per 16 tokens, and four times as many different keys, which is enough to make
+    /// guessing useless, but at most 128 as long as that is twice the pairs. A small vocabulary is learned in few steps.
     pub fn new(tokens: usize, layout: Layout) -> Self {
+        let pairs = tokens / TOKENS_PER_PAIR;
         Self {
             tokens,
-            pairs: tokens / TOKENS_PER_PAIR,
+            pairs,
+            kinds: (4 * pairs).min(128.max(2 * pairs)),
             layout,
         }
     }
 
-    /// Different keys, and as many values: four times the pairs, which is enough to make guessing useless, but at most
-    /// 128 as long as that is twice the pairs. A small vocabulary is learned in few steps.
-    pub fn kinds(&self) -> usize {
-        (4 * self.pairs).min(128.max(2 * self.pairs))
-    }
-
     /// Different tokens: keys, values, and twice as many fillers as keys.
     pub fn vocabulary(&self) -> usize {
-        4 * self.kinds()
+        4 * self.kinds
     }
 
     /// Draws a text.
     pub fn draw(&self, random: &mut Rng) -> Text {
-        let Self { tokens, pairs, .. } = *self;
-        let kinds = self.kinds();
+        let Self {
+            tokens,
+            pairs,
+            kinds,
+            ..
+        } = *self;
         let mut text: Vec<usize> = (0..tokens)
             .map(|_| 2 * kinds + random.below(2 * kinds))
             .collect();
@@ -174,7 +177,7 @@ mod tests {
     fn every_pair_is_asked_once_and_the_answer_stands_behind_its_key() {
         for (layout, tokens) in LAYOUTS.into_iter().flat_map(|l| [(l, 64), (l, 4096)]) {
             let task = Task::new(tokens, layout);
-            let kinds = task.kinds();
+            let kinds = task.kinds;
             let text = task.draw(&mut Rng::new(1, 2));
             assert_eq!(text.questions.len(), task.pairs);
             let mut keys = vec![0; kinds];

@@ -89,7 +89,7 @@ pub fn train(
 ) -> Result<Outcome, AttentionError> {
     let start = Instant::now();
     let evaluated = batches(settings, device);
-    let (task, device) = (settings.task(), device.clone().autodiff());
+    let device = device.clone().autodiff();
     let mut model = drawn(settings, &device)?;
     let mut optimiser = optimiser();
     let every = settings.steps.div_ceil(EVALUATIONS);
@@ -97,8 +97,9 @@ pub fn train(
     let (mut seconds, mut timed) = (0.0, 0);
     let (mut begun, mut step) = (Instant::now(), 0);
     loop {
-        model.set_window(settings.training_window_at(step));
-        let batch = task.batch(settings.batch, settings.seed, step, &device);
+        let trained = settings.step(step);
+        model.set_window(trained.window);
+        let batch = (trained.task).batch(trained.batch, settings.seed, step, &device);
         let loss = cross_entropy(model.forward(&batch)?, batch.answers.clone());
         let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
         let last = step == settings.steps;
@@ -170,10 +171,10 @@ fn rate(settings: &Settings, step: usize) -> f64 {
 
 /// Whether a curve needs no further steps.
 fn stopped(curve: &[Point], settings: &Settings) -> Option<Stop> {
-    // What was reached with a wider window does not count.
-    let wide = |point: &&Point| settings.window_at(point.step) != settings.window;
+    // What was reached with a wider window or from shorter texts does not count.
+    let easier = |point: &&Point| settings.is_easier(point.step);
     let (curve, steps) = (
-        &curve[curve.iter().take_while(wide).count()..],
+        &curve[curve.iter().take_while(easier).count()..],
         settings.steps,
     );
     let [.., before, last] = curve else {

@@ -21,4 +21,6 @@ pub mod rng;
 pub mod rows;
 pub mod sample;
 pub mod seeds;
+pub mod stages;
 pub mod train;
+pub mod turns;

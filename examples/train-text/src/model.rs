@@ -10,6 +10,7 @@
 //! Every query attends only to the `window` keys that the layer's learned scores rank highest among
 //! the keys before it. Those keys need not be near: the window is a budget, not a distance.
 
+use crate::turns;
 use burn::module::{ModuleMapper, Param};
 use burn::nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu,
@@ -19,7 +20,7 @@ use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
 use burn_flash_dma::train::{Checkpointed, SelectionInput, Selections, embed, token_losses};
 use burn_flash_dma::{AttentionError, Intervals, ScoreRole, linear, product, rms_norm, swiglu};
 use serde::{Deserialize, Serialize};
@@ -97,6 +98,9 @@ pub struct TextModelConfig {
     /// Factor on the gradient that tokens get through their scores with [`Keys::Learned`], see
     /// [`DynamicMaskAttentionConfig::token_gradient_scale`]. Default: 1.
     pub token_gradient_scale: Option<f64>,
+    /// How the tokens are dealt to the heads of the first layer that has the model's keys, with [`Keys::Learned`]; those
+    /// behind it have longer runs, see [`turns::of_layer`]. Default: they are not.
+    pub round_robin: Option<RoundRobin>,
     /// The keys ranked next whose scores learn with [`Keys::Learned`]. Default: the layer's own number.
     pub runners_up: Option<usize>,
     /// Whether the softmax of every layer has a learned logit per head that has no key. Default: no.
@@ -157,16 +161,20 @@ impl TextModelConfig {
             .with_learnable_sink(self.learnable_sink);
         let placed = layer.clone().with_max_seq_len(Some(self.context));
         match self.positions {
-            Positions::Rope => self.keeping(placed),
+            Positions::Rope => self.keeping(placed, number - 1),
             Positions::RopeInLocalLayers { window } if number % 2 == 1 => {
                 sliding(ranking(placed), window)
             }
-            Positions::RopeInLocalLayers { .. } => self.keeping(layer),
+            Positions::RopeInLocalLayers { .. } => self.keeping(layer, number / 2 - 1),
         }
     }
 
-    /// A layer with the model's window and keys.
-    fn keeping(&self, layer: DynamicMaskAttentionConfig) -> DynamicMaskAttentionConfig {
+    /// A layer with the model's window and keys, of this index among all that have them.
+    fn keeping(
+        &self,
+        layer: DynamicMaskAttentionConfig,
+        index: usize,
+    ) -> DynamicMaskAttentionConfig {
         let window = self.window;
         match self.keys {
             Keys::Zoh => layer
@@ -180,6 +188,7 @@ impl TextModelConfig {
                 .with_keep_window(Some(window))
                 .with_recent(Some(self.recent.unwrap_or(window / 4)))
                 .with_recency_slope(self.recency_slope)
+                .with_round_robin(self.round_robin.map(|dealt| turns::of_layer(dealt, index)))
                 .with_token_gradient_scale(self.token_gradient_scale)
                 .with_runners_up(self.runners_up),
             Keys::Sliding => sliding(ranking(layer), window),
