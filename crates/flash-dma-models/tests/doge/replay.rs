@@ -5,7 +5,7 @@ use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin};
 use flash_dma_models::Decoder;
 use flash_dma_models::generate::{Generator, Sampler};
 use std::ops::ControlFlow;
@@ -24,15 +24,18 @@ fn replayed_steps_write_what_launched_steps_write() {
 
 /// A position that adds to a score is read where the recorded step counts it.
 #[test]
-fn replayed_steps_of_a_layer_with_a_recency_slope() {
+fn replayed_steps_of_a_layer_that_ranks_by_position() {
     for device in devices() {
         device.seed(7);
-        for slope in [0.0, 0.05] {
-            let tokens: Vec<u32> = (0..12).map(|i| i * 5 % Sloped::VOCABULARY as u32).collect();
+        let turns = RoundRobin::new(3, 100.0);
+        for (slope, turns) in [(0.0, None), (0.05, None), (0.05, Some(turns))] {
+            let tokens: Vec<u32> = (0..12)
+                .map(|i| i * 5 % Ranking::VOCABULARY as u32)
+                .collect();
             check(
-                &Sloped::new(slope, &device),
+                &Ranking::new(slope, turns, &device),
                 &tokens,
-                &format!("slope {slope}"),
+                &format!("slope {slope}, {turns:?}"),
             );
         }
     }
@@ -70,16 +73,16 @@ fn check(model: &impl Decoder, tokens: &[u32], name: &str) {
     }
 }
 
-/// A layer whose ranks rise with the position, between an embedding and its transpose.
-struct Sloped {
+/// A layer that ranks by position as well, between an embedding and its transpose.
+struct Ranking {
     embedding: Embedding,
     layer: DynamicMaskAttention,
 }
 
-impl Sloped {
+impl Ranking {
     const VOCABULARY: usize = 48;
 
-    fn new(slope: f64, device: &Device) -> Self {
+    fn new(slope: f64, turns: Option<RoundRobin>, device: &Device) -> Self {
         Self {
             embedding: EmbeddingConfig::new(Self::VOCABULARY, 32).init(device),
             layer: DynamicMaskAttentionConfig::new(32, 4)
@@ -88,12 +91,13 @@ impl Sloped {
                 .with_recent(Some(2))
                 .with_max_seq_len(Some(64))
                 .with_recency_slope(Some(slope))
+                .with_round_robin(turns)
                 .init(device),
         }
     }
 }
 
-impl Decoder for Sloped {
+impl Decoder for Ranking {
     fn vocabulary(&self) -> usize {
         Self::VOCABULARY
     }
