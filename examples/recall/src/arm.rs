@@ -107,7 +107,11 @@ impl Arm {
 
     /// Whether its layers can deal tokens to their heads: if their scores only rank.
     pub fn deals(self) -> bool {
-        matches!(self.scores(), Scores::Rank | Scores::RankCentred)
+        let scores = self.scores();
+        matches!(
+            scores,
+            Scores::Rank | Scores::RankCentred | Scores::FrozenRank
+        )
     }
 
     /// Whether a query attends to a limited number of keys.

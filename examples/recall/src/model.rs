@@ -243,7 +243,7 @@ impl Block {
             .with_max_seq_len(Some(settings.tokens))
             .with_score_form(arm.score_form())
             .with_score_role(Some(match arm.scores() {
-                Scores::Rank | Scores::RankCentred => ScoreRole::Rank,
+                Scores::Rank | Scores::RankCentred | Scores::FrozenRank => ScoreRole::Rank,
                 _ => ScoreRole::RankAndBias,
             }))
             .with_keep_window(pruned.then_some(window))
