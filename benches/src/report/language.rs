@@ -28,6 +28,9 @@ struct Run {
     #[serde(default)]
     narrowing: Narrowing,
     round_robin: Option<RoundRobin>,
+    /// Layers that attended to all keys.
+    #[serde(default)]
+    dense_layers: Vec<usize>,
     /// Whether the softmax had a logit without a key.
     #[serde(default)]
     sink: bool,
@@ -157,6 +160,13 @@ impl Run {
         }
         if let Some(dealt) = self.round_robin {
             let _ = write!(text, "{dealt}");
+        }
+        for (place, number) in self.dense_layers.iter().enumerate() {
+            let _ = write!(
+                text,
+                "{} {number}",
+                [", dense in layer", " and"][place.min(1)]
+            );
         }
         let _ = write!(text, "{}", self.narrowing);
         text

@@ -78,6 +78,9 @@ pub struct Options {
     /// many in each behind it; a head ranks others by the penalty lower, all below its own without one (RUN[:PENALTY]).
     #[arg(long, value_parser = turns::parse)]
     pub round_robin: Option<RoundRobin>,
+    /// Numbers of layers, counted from 1, that attend to all keys in the arms that prune.
+    #[arg(long, value_delimiter = ',')]
+    pub dense_layers: Vec<usize>,
     /// Factor on what tokens learn through their scores in ours, beside what they learn from the loss [default: 1].
     #[arg(long)]
     pub token_gradient_scale: Option<f64>,
@@ -200,6 +203,10 @@ impl Options {
                     recent: self.recent.filter(|_| arm == Arm::Ours),
                     recency_slope: self.recency_slope.filter(|_| arm == Arm::Ours),
                     round_robin: self.round_robin.filter(|_| arm == Arm::Ours),
+                    dense_layers: match arm {
+                        Arm::Dense => Vec::new(),
+                        _ => self.dense_layers.clone(),
+                    },
                     token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
@@ -310,6 +317,8 @@ mod tests {
             ("text --recent 17", "--recent 17"),
             ("text --arms ours --recency-slope -1", "--recency-slope -1"),
             ("text --arms ours --recency-slope 1e39", "finite in f32"),
+            ("text --arms ours --dense-layers 2,3", "--dense-layers 3"),
+            ("text --arms ours --dense-layers 0", "--dense-layers 0"),
             (
                 "text --arms ours --token-gradient-scale -1",
                 "--token-gradient-scale -1",

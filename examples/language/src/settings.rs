@@ -47,6 +47,9 @@ pub struct Settings {
     /// are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_robin: Option<RoundRobin>,
+    /// Numbers of layers, counted from 1, that attend to all keys in an arm that prunes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dense_layers: Vec<usize>,
     /// Factor on the gradient that tokens get through their scores with [`Arm::Ours`]; `None` is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_gradient_scale: Option<f64>,
@@ -155,6 +158,7 @@ impl Task {
             recent: None,
             recency_slope: None,
             round_robin: None,
+            dense_layers: Vec::new(),
             token_gradient_scale: None,
             runners_up: None,
             narrowing: Narrowing::default(),
@@ -203,6 +207,7 @@ impl Settings {
             .with_recent(self.recent)
             .with_recency_slope(self.recency_slope)
             .with_round_robin(self.round_robin)
+            .with_dense_layers(self.dense_layers.clone())
             .with_token_gradient_scale(self.token_gradient_scale)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
@@ -248,6 +253,11 @@ impl Settings {
             let options = "--steps, --batch, --texts, --layers, --heads and --kv-heads";
             return Err(format!("{options} must be at least 1"));
         }
+        if let Some(number) = (self.dense_layers.iter()).find(|n| !(1..=layers).contains(n)) {
+            return Err(format!(
+                "--dense-layers {number}: the {layers} layers count from 1"
+            ));
+        }
         if !width.is_multiple_of(8 * heads) || width == 0 {
             return Err(format!(
                 "--width {width} must give each of the {heads} heads a multiple of 8"
@@ -274,6 +284,7 @@ impl Settings {
             recent: other.recent,
             recency_slope: other.recency_slope,
             round_robin: other.round_robin,
+            dense_layers: other.dense_layers.clone(),
             token_gradient_scale: other.token_gradient_scale,
             runners_up: other.runners_up,
             narrowing: other.narrowing,

@@ -101,6 +101,9 @@ pub struct TextModelConfig {
     /// How the tokens are dealt to the heads of the first layer that has the model's keys, with [`Keys::Learned`]; those
     /// behind it have longer runs, see [`turns::of_layer`]. Default: they are not.
     pub round_robin: Option<RoundRobin>,
+    /// Numbers of layers, counted from 1, that attend to all keys whatever the model's window is. Default: none.
+    #[config(default = "Vec::new()")]
+    pub dense_layers: Vec<usize>,
     /// The keys ranked next whose scores learn with [`Keys::Learned`]. Default: the layer's own number.
     pub runners_up: Option<usize>,
     /// Whether the softmax of every layer has a learned logit per head that has no key. Default: no.
@@ -160,12 +163,16 @@ impl TextModelConfig {
             .with_n_kv_heads(Some(self.kv_heads))
             .with_learnable_sink(self.learnable_sink);
         let placed = layer.clone().with_max_seq_len(Some(self.context));
+        let keeping = |layer, index| match self.dense_layers.contains(&number) {
+            true => ranking(layer).with_keep_window(None),
+            false => self.keeping(layer, index),
+        };
         match self.positions {
-            Positions::Rope => self.keeping(placed, number - 1),
+            Positions::Rope => keeping(placed, number - 1),
             Positions::RopeInLocalLayers { window } if number % 2 == 1 => {
                 sliding(ranking(placed), window)
             }
-            Positions::RopeInLocalLayers { .. } => self.keeping(layer, number / 2 - 1),
+            Positions::RopeInLocalLayers { .. } => keeping(layer, number / 2 - 1),
         }
     }
 
@@ -541,5 +548,14 @@ mod tests {
         assert!(layers[0].rope.is_some());
         assert_eq!(layers[1].options().keep_window, Some(16));
         assert!(layers[1].rope.is_none());
+    }
+
+    #[test]
+    fn named_layers_attend_to_all_keys_where_others_keep_some() {
+        for keys in [Keys::Learned, Keys::Sliding] {
+            let config = config(16).with_keys(keys).with_dense_layers(vec![2]);
+            let windows = layers(config).into_iter().map(|l| l.options().keep_window);
+            assert!(windows.eq([Some(16), None]));
+        }
     }
 }
