@@ -197,7 +197,11 @@ impl Model {
     ) -> Result<Option<Intervals>, AttentionError> {
         let [_, len, _] = x.dims();
         match self.settings.arm.scores() {
-            Scores::FrozenRank => Ok(Some(layer.try_selection(x.clone().detach())?)),
+            // What autodiff would keep of scores that no loss is computed from, no backward pass would free.
+            Scores::FrozenRank => {
+                let frozen = layer.clone().no_grad();
+                Ok(Some(frozen.try_selection(x.clone().detach())?))
+            }
             Scores::None => {
                 let place = Place {
                     layer: number,
