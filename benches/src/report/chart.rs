@@ -8,6 +8,8 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 200.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 60.0;
+/// At most what a letter of the legend takes, in the mean over a name.
+const LETTER: f64 = 6.6;
 /// Distinguishable without colour vision; further series reuse them from the start.
 const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#999999",
@@ -132,10 +134,13 @@ impl Chart {
         let points = || drawn.iter().flat_map(|(_, points)| points);
         let x = Axis::new(points().map(|p| p.x), LEFT, WIDTH - RIGHT);
         let y = Axis::new(points().map(|p| p.y), HEIGHT - BOTTOM, TOP);
+        let names = drawn.iter().map(|(series, _)| series.name.chars().count());
+        let legend = 30.0 + LETTER * names.max().unwrap_or_default() as f64;
+        let width = (WIDTH - RIGHT + legend).max(WIDTH).ceil();
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {HEIGHT}\" \
              font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n"
+             <rect width=\"{width}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n"
         );
         let _ = writeln!(
             svg,

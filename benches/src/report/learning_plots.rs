@@ -37,17 +37,18 @@ pub fn recall_plots(folder: &Path) -> Result<Vec<(String, String)>, String> {
     Ok(plots)
 }
 
-/// The arms of these rows by their names, those of the chapter first.
-fn names<'a>(rows: &[&'a RecallRow]) -> Vec<&'a str> {
-    let mut names: Vec<&str> = Vec::new();
-    let place = |name: &str| ARMS.iter().position(|(arm, _)| *arm == name);
+/// The arms of these rows by their names, with the options that they differ in, those of the chapter first.
+fn names(rows: &[&RecallRow]) -> Vec<String> {
+    let mut names: Vec<(usize, String)> = Vec::new();
     for row in rows {
-        if !names.contains(&&row.arm[..]) {
-            names.push(&row.arm);
+        let place = ARMS.iter().position(|(arm, _)| *arm == row.arm);
+        let name = (place.unwrap_or(ARMS.len()), row.variant());
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
-    names.sort_by_key(|name| place(name).unwrap_or(ARMS.len()));
-    names
+    names.sort_by_key(|&(place, _)| place);
+    names.into_iter().map(|(_, name)| name).collect()
 }
 
 /// The rows of the setting that most rows have.
@@ -85,7 +86,7 @@ fn curves(rows: &[RecallRow]) -> Option<Chart> {
                 name: format!("step {}", point.step),
             });
         Series {
-            name: name.into(),
+            name,
             // The axes are logarithmic.
             points: points
                 .filter(|point| point.x > 0.0 && point.y > 0.0)
@@ -125,13 +126,13 @@ fn by_window(rows: &[RecallRow]) -> Option<Chart> {
         windows.dedup();
         windows
     };
-    let pruned: Vec<&str> = names(&rows)
+    let pruned: Vec<String> = names(&rows)
         .into_iter()
         .filter(|name| windows(name).len() > 1)
         .collect();
     let mut series: Vec<Series> = (pruned.iter())
         .map(|name| Series {
-            name: (*name).into(),
+            name: name.clone(),
             points: windows(name)
                 .into_iter()
                 .filter_map(|window| {
@@ -160,7 +161,7 @@ fn by_window(rows: &[RecallRow]) -> Option<Chart> {
         return None;
     }
     let mut caps: Vec<Point> = Vec::new();
-    for row in rows.iter().filter(|row| pruned.contains(&&row.arm[..])) {
+    for row in rows.iter().filter(|row| pruned.contains(&row.variant())) {
         let x = row.window_per_pair;
         if caps.iter().all(|cap| cap.x != x) {
             let (y, name) = (100.0 * row.cap, format!("cap of window {}", row.window));

@@ -22,20 +22,23 @@ fn calls_in_the_book_are_runs() {
         cli.runs().unwrap_or_else(|error| panic!("{line}: {error}"))
     });
     let runs: Vec<usize> = runs.map(|runs| runs.len()).collect();
-    // Every arm on three seeds, then four arms on one.
-    assert_eq!(runs, [3 * Arm::all().len(), 4]);
+    // Every arm on three seeds, then four arms on one, then two.
+    assert_eq!(runs, [3 * Arm::all().len(), 4, 2]);
 
     let text = text.replace("\\\n", " ");
     let calls = text.lines().filter(|line| line.starts_with("recall "));
     let calls: Vec<Cli> = calls
         .map(|line| Cli::try_parse_from(line.split_whitespace()).expect(line))
         .collect();
-    let [sweep, table, factor] = &calls[..] else {
-        panic!("a sweep, a table and a factor: {calls:?}");
+    let [sweep, table, factor, turns] = &calls[..] else {
+        panic!("a sweep, a table, a factor and turns: {calls:?}");
     };
     assert_eq!(sweep.runs().expect(book).len(), 4 * Arm::all().len());
     assert_eq!(table.rates_from.as_ref(), Some(&sweep.out));
     let factor = factor.runs().expect(book);
     assert_eq!(factor.len(), 5);
     assert!((factor.iter()).all(|run| run.token_gradient_scale == Some(10.0)));
+    let turns = turns.runs().expect(book);
+    assert_eq!(turns.len(), 5 * 4);
+    assert!((turns.iter()).all(|run| run.round_robin.is_some() && !run.lengthening.is_none()));
 }

@@ -18,6 +18,7 @@ pub(super) enum First<'a> {
 /// A token at position `p` is the own one of head `p / run % n_kv_heads`, and ranks `penalty` lower in every other than
 /// its score says. Linear scores that only rank are at most `sqrt(d_model)` in size if a layer's tokens are normalised
 /// (by a norm whose factors are 1), so with twice that a head keeps tokens of others only if it has too few of its own.
+/// Positions are those of a sequence, of packed documents those of their row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundRobin {
     /// Tokens in a row that a head is dealt at once.
@@ -79,9 +80,9 @@ impl ByPosition {
         let [batch, heads, len] = scores.dims();
         let device = scores.device();
         let positions = match first {
-            First::At(first) => run(first, len, &device),
+            First::At(first) => in_a_row(first, len, &device),
             First::OnDevice(firsts) if firsts.dims() == [batch] => {
-                firsts.clone().reshape([batch, 1, 1]) + run(0, len, &device)
+                firsts.clone().reshape([batch, 1, 1]) + in_a_row(0, len, &device)
             }
             // A cache of other sequences refuses the step.
             First::OnDevice(_) => return scores,
@@ -103,7 +104,7 @@ impl ByPosition {
 }
 
 /// Positions in a row: `[1, 1, len]`.
-fn run(first: usize, len: usize, device: &Device) -> Tensor<3, Int> {
+fn in_a_row(first: usize, len: usize, device: &Device) -> Tensor<3, Int> {
     let positions = first as i64..(first + len) as i64;
     Tensor::<1, Int>::arange(positions, (device, DType::I32)).reshape([1, 1, len])
 }
