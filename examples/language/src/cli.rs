@@ -75,8 +75,8 @@ pub struct Options {
     #[arg(long)]
     pub recency_slope: Option<f64>,
     /// Deals the bytes of a text to the key/value heads of ours in turn, so many at a time in the first layer and twice as
-    /// many in each behind it; a head ranks others by the penalty lower, all below its own without one (RUN[:PENALTY]).
-    #[arg(long, value_parser = turns::parse)]
+    /// many in each behind it; a head ranks others by the penalty lower, all below its own without one.
+    #[arg(long, value_name = "RUN[:PENALTY]", value_parser = turns::parse)]
     pub round_robin: Option<RoundRobin>,
     /// Numbers of layers, counted from 1, that attend to all keys in the arms that prune.
     #[arg(long, value_delimiter = ',')]

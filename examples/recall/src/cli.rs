@@ -59,9 +59,9 @@ pub struct Cli {
     #[arg(long)]
     pub runners_up: Option<usize>,
     /// Deals the tokens of a text to the key/value heads in turn, so many at a time in the first layer and twice as many in
-    /// the second; a head ranks others by the penalty lower, all below its own without one (RUN[:PENALTY]). In arms whose
+    /// the second; a head ranks others by the penalty lower, all below its own without one. In arms whose
     /// scores only rank.
-    #[arg(long, value_parser = turns::parse)]
+    #[arg(long, value_name = "RUN[:PENALTY]", value_parser = turns::parse)]
     pub round_robin: Option<RoundRobin>,
     /// Factor on what tokens learn through their scores, beside what they learn from the loss, in arms that have
     /// runners-up [default: 1].
