@@ -4,6 +4,7 @@
 //! ([`processes`]).
 
 pub mod arm;
+mod attention;
 pub mod cli;
 pub mod estimate;
 pub mod evaluate;
