@@ -161,12 +161,9 @@ impl Run {
         if let Some(dealt) = self.round_robin {
             let _ = write!(text, "{dealt}");
         }
-        for (place, number) in self.dense_layers.iter().enumerate() {
-            let _ = write!(
-                text,
-                "{} {number}",
-                [", dense in layer", " and"][place.min(1)]
-            );
+        if !self.dense_layers.is_empty() {
+            let numbers: Vec<String> = self.dense_layers.iter().map(usize::to_string).collect();
+            let _ = write!(text, ", dense in layer {}", numbers.join(" and "));
         }
         let _ = write!(text, "{}", self.narrowing);
         text

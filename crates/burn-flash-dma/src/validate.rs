@@ -47,6 +47,11 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     Ok(element)
 }
 
+/// A number in f32 if it is at least 0, and finite there.
+pub(crate) fn at_least_zero(number: f64) -> Option<f32> {
+    (number >= 0.0 && (number as f32).is_finite()).then_some(number as f32)
+}
+
 /// Whether autodiff tracks a tensor.
 pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[cfg(feature = "autodiff")]

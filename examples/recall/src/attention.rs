@@ -76,13 +76,14 @@ fn beside<S>(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the window is 0 or the device fails.
+/// [`AttentionError`] if the device fails.
 pub(crate) fn hold(
     layer: &DynamicMaskAttention,
     sizes: Sizes,
     x: Tensor<3>,
+    kept: &Intervals,
 ) -> Result<Tensor<3>, AttentionError> {
-    hold_beside(layer, sizes, x, BESIDES)
+    hold_beside(layer, sizes, x, kept, BESIDES)
 }
 
 /// As [`hold`], where a query has so much besides each key, added to `1 - p`.
@@ -90,6 +91,7 @@ fn hold_beside(
     layer: &DynamicMaskAttention,
     sizes: Sizes,
     x: Tensor<3>,
+    kept: &Intervals,
     besides: f32,
 ) -> Result<Tensor<3>, AttentionError> {
     let [batch, len, width] = x.dims();
@@ -106,8 +108,7 @@ fn hold_beside(
     let scores = of_query_heads(scores.reshape([batch, sizes.kv_heads, 1, len]));
 
     let (fixed, x) = (layer.clone().no_grad(), x.detach());
-    let kept = fixed.try_selection(x.clone())?.as_mask(len);
-    let kept = kept.float().cast(dtype);
+    let kept = kept.as_mask(len).float().cast(dtype);
     let [q, k, v] = parts(&fixed, sizes, x)?;
     let (k, v) = (of_query_heads(k), of_query_heads(v));
     // Normalised heads make small logits.
@@ -157,7 +158,8 @@ mod tests {
         let layer = layer(&device);
         let random = || Tensor::<3>::random([1, LEN, SIZES.width], Distribution::Default, &device);
         let (x, loss_of) = (random() - 0.5, random() - 0.5);
-        let held = hold_beside(&layer, SIZES, x.clone(), 0.0).expect("it fits");
+        let keys = layer.selection(x.clone());
+        let held = hold_beside(&layer, SIZES, x.clone(), &keys, 0.0).expect("it fits");
         assert_eq!(held.clone().abs().max().into_scalar::<f32>(), 0.0);
         let Scorer::Linear(scorer) = layer.scorer() else {
             panic!("linear scores are the default");
@@ -172,7 +174,6 @@ mod tests {
         };
         let ours = learned((held * loss_of.clone()).sum());
 
-        let keys = layer.selection(x.clone());
         let ends = keys.tensor().clone().narrow(3, 1, 1).into_data();
         let ends: Vec<usize> = ends.iter::<i64>().map(|end| end as usize).collect();
         let loss = |ends: &[usize]| {

@@ -1,7 +1,6 @@
 //! The command line, and the runs that it asks for.
 
 use crate::arm::Arm;
-use crate::lengthening::Lengthening;
 use crate::rates;
 use crate::settings::{Settings, Size};
 use crate::task::Layout;
@@ -15,6 +14,7 @@ use train_text::factor;
 use train_text::narrowing::Narrowing;
 use train_text::rows;
 use train_text::seeds::Seeds;
+use train_text::stages::Share;
 use train_text::turns;
 
 /// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after
@@ -47,7 +47,7 @@ pub struct Cli {
     /// The share of the steps that have shorter texts, and as many questions: 64 tokens at first, then twice as many, and
     /// so on, in which arms that prune keep the same share of the keys.
     #[arg(long, default_value = "0")]
-    pub lengthening: Lengthening,
+    pub lengthening: Share,
     /// Gives every other step a window of half of the text, in arms that prune: what the model has learned with it stays
     /// learned while the keys are few.
     #[arg(long)]

@@ -4,40 +4,19 @@
 //! attention included. In a short one it learns to look facts up soon, and goes on with longer ones.
 
 use crate::task::Task;
-use serde::{Deserialize, Serialize};
-use std::str::FromStr;
 use train_text::stages::Share;
 
 /// Tokens of the shortest texts.
 const SHORTEST: usize = 64;
 
-/// The share of a training's steps in which texts are shorter than in the end: 64 tokens at first (or up to twice as
-/// many, of which the length is a multiple by a power of two), then twice as many, and so on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Lengthening(Share);
-
-impl Lengthening {
-    /// Whether texts are as long in all steps.
-    pub fn is_none(&self) -> bool {
-        self.0.is_none()
-    }
-
-    /// How many times shorter the texts of a step are, counted from 0, of all the steps: a power of two.
-    pub fn divisor(self, tokens: usize, step: usize, steps: usize) -> usize {
-        let stages = (tokens / SHORTEST).max(1).ilog2();
-        match self.0.stage(stages, step, steps) {
-            Some(stage) => 1 << (stages - stage),
-            None => 1,
-        }
-    }
-}
-
-impl FromStr for Lengthening {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self)
+/// How many times shorter the texts of a step are, counted from 0, of all the steps, if they are shorter than in the end
+/// in this share of them: 64 tokens at first (or up to twice as many, of which the length is a multiple by a power of two),
+/// then twice as many, and so on. A power of two.
+pub fn divisor(share: Share, tokens: usize, step: usize, steps: usize) -> usize {
+    let stages = (tokens / SHORTEST).max(1).ilog2();
+    match share.stage(stages, step, steps) {
+        Some(stage) => 1 << (stages - stage),
+        None => 1,
     }
 }
 
@@ -60,8 +39,8 @@ mod tests {
     #[test]
     fn texts_lengthen_by_doubling_and_then_stay() {
         let divisors = |share: &str, tokens| {
-            let lengthening: Lengthening = share.parse().unwrap();
-            [0, 24, 25, 49, 50, 99].map(|step| lengthening.divisor(tokens, step, 100))
+            let share: Share = share.parse().unwrap();
+            [0, 24, 25, 49, 50, 99].map(|step| divisor(share, tokens, step, 100))
         };
         assert_eq!(divisors("0.5", 256), [4, 4, 2, 2, 1, 1]);
         assert_eq!(divisors("0.5", 300), [4, 4, 2, 2, 1, 1]);

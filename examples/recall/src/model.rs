@@ -171,9 +171,9 @@ impl Model {
         match self.settings.arm.scores() {
             Scores::RankAndBias | Scores::Rank => layer.try_forward(x),
             Scores::RankHeld => {
-                let out = layer.try_forward(x.clone())?;
+                let (out, kept) = layer.try_forward_and_intervals(x.clone())?;
                 Ok(match x.device().is_autodiff() {
-                    true => out + hold(layer, self.settings.sizes, x)?,
+                    true => out + hold(layer, self.settings.sizes, x, &kept)?,
                     false => out,
                 })
             }

@@ -1,7 +1,7 @@
 //! What decides the outcome of a run.
 
 use crate::arm::Arm;
-use crate::lengthening::Lengthening;
+use crate::lengthening::divisor;
 use crate::task::{Layout, Task};
 use burn_flash_dma::nn::RoundRobin;
 use clap::ValueEnum;
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Not;
 use train_text::device::{DeviceName, DtypeName};
 use train_text::narrowing::Narrowing;
+use train_text::stages::Share;
 
 /// Everything that decides the outcome of a run: a row with equal settings need not be made again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,9 +29,9 @@ pub struct Settings {
     /// In which steps the window is wider.
     #[serde(default, skip_serializing_if = "Narrowing::is_none")]
     pub narrowing: Narrowing,
-    /// In which steps texts are shorter, with a window that is shorter as much, and more of them.
-    #[serde(default, skip_serializing_if = "Lengthening::is_none")]
-    pub lengthening: Lengthening,
+    /// In which share of the steps texts are shorter, with a window that is shorter as much, and more of them.
+    #[serde(default, skip_serializing_if = "Share::is_none")]
+    pub lengthening: Share,
     /// Whether every other step has a window of at least half of the text, of an arm that prunes.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub every_other_wide: bool,
@@ -106,7 +107,7 @@ impl Settings {
             tokens: size.tokens(),
             window: Self::window(arm, size.tokens(), 8),
             narrowing: Narrowing::default(),
-            lengthening: Lengthening::default(),
+            lengthening: Share::default(),
             every_other_wide: false,
             sink: false,
             runners_up: None,
@@ -132,7 +133,7 @@ impl Settings {
 
     /// What a training step, counted from 0, trains with.
     pub fn step(&self, step: usize) -> Step {
-        let divisor = (self.lengthening).divisor(self.tokens, step, self.steps);
+        let divisor = divisor(self.lengthening, self.tokens, step, self.steps);
         let task = self.task().shortened(divisor);
         let window = match self.every_other_wide && step % 2 == 1 {
             true => self.window_at(step).max(self.tokens / 2),

@@ -1,12 +1,17 @@
 //! Factors on the command line that the layers compute with in f32.
 
+/// Whether a number is at least 0 and, as f32, finite.
+pub(crate) fn is_factor(number: f64) -> bool {
+    (0.0..f32::INFINITY).contains(&(number as f32))
+}
+
 /// Refuses what an option was given if it is negative or, as f32, not finite.
 ///
 /// # Errors
 ///
 /// A line that names the option.
 pub fn check(option: &str, given: Option<f64>) -> Result<(), String> {
-    match given.filter(|&given| !(0.0..f32::INFINITY).contains(&(given as f32))) {
+    match given.filter(|&given| !is_factor(given)) {
         Some(given) => Err(format!("{option} {given}: at least 0, and finite in f32")),
         None => Ok(()),
     }

@@ -101,7 +101,8 @@ pub struct TextModelConfig {
     /// How the tokens are dealt to the heads of the first layer that has the model's keys, with [`Keys::Learned`]; those
     /// behind it have longer runs, see [`turns::of_layer`]. Default: they are not.
     pub round_robin: Option<RoundRobin>,
-    /// Numbers of layers, counted from 1, that attend to all keys whatever the model's window is. Default: none.
+    /// Numbers of layers, counted from 1, that attend to all keys whatever the model's window is; local ones stay
+    /// local. Default: none.
     #[config(default = "Vec::new()")]
     pub dense_layers: Vec<usize>,
     /// The keys ranked next whose scores learn with [`Keys::Learned`]. Default: the layer's own number.
@@ -163,16 +164,16 @@ impl TextModelConfig {
             .with_n_kv_heads(Some(self.kv_heads))
             .with_learnable_sink(self.learnable_sink);
         let placed = layer.clone().with_max_seq_len(Some(self.context));
-        let keeping = |layer, index| match self.dense_layers.contains(&number) {
+        let (layer, index) = match self.positions {
+            Positions::Rope => (placed, number - 1),
+            Positions::RopeInLocalLayers { window } if number % 2 == 1 => {
+                return sliding(ranking(placed), window);
+            }
+            Positions::RopeInLocalLayers { .. } => (layer, number / 2 - 1),
+        };
+        match self.dense_layers.contains(&number) {
             true => ranking(layer).with_keep_window(None),
             false => self.keeping(layer, index),
-        };
-        match self.positions {
-            Positions::Rope => keeping(placed, number - 1),
-            Positions::RopeInLocalLayers { window } if number % 2 == 1 => {
-                sliding(ranking(placed), window)
-            }
-            Positions::RopeInLocalLayers { .. } => keeping(layer, number / 2 - 1),
         }
     }
 

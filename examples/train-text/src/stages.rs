@@ -11,7 +11,7 @@ pub struct Share(f64);
 
 impl Share {
     /// Whether it is no step.
-    pub fn is_none(self) -> bool {
+    pub fn is_none(&self) -> bool {
         self.0 == 0.0
     }
 

@@ -1,5 +1,6 @@
 //! Heads that are dealt the tokens of a text in turn, by an option of a command.
 
+use crate::factor::is_factor;
 use burn_flash_dma::nn::RoundRobin;
 
 /// The penalty where none is given: more than any score of a normalised token.
@@ -17,7 +18,7 @@ pub fn parse(text: &str) -> Result<RoundRobin, String> {
         penalty => penalty.parse(),
     };
     match (run.parse(), penalty) {
-        (Ok(run @ 1..=0xffff), Ok(penalty)) if penalty >= 0.0 && (penalty as f32).is_finite() => {
+        (Ok(run @ 1..=0xffff), Ok(penalty)) if is_factor(penalty) => {
             Ok(RoundRobin::new(run, penalty))
         }
         _ => Err(format!(

@@ -206,8 +206,9 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the tokens that are dealt in turn, the
-    /// scale of the tokens' gradient, the scale, the softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the
+    /// tokens that are dealt in turn, the scale of the tokens' gradient, the scale, the softcap, the slopes of ALiBi, the
+    /// rate of the dropout or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {

@@ -1,5 +1,6 @@
 //! What the position of a token adds to its rank.
 
+use crate::validate::at_least_zero;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
@@ -57,14 +58,13 @@ impl ByPosition {
         role: ScoreRole,
         causal: bool,
     ) -> Result<Option<Self>, AttentionError> {
-        let adds = |number: f64| number >= 0.0 && (number as f32).is_finite();
         let ranks = role == ScoreRole::Rank;
-        if slope != 0.0 && !(adds(slope) && ranks && causal) {
+        if slope != 0.0 && !(at_least_zero(slope).is_some() && ranks && causal) {
             return Err(AttentionError::RecencySlope { slope });
         }
         if let Some(RoundRobin { run, penalty }) = dealt {
             let counts = run > 0 && i32::try_from(run).is_ok();
-            if !(counts && adds(penalty) && ranks) {
+            if !(counts && at_least_zero(penalty).is_some() && ranks) {
                 return Err(AttentionError::RoundRobin { run, penalty });
             }
         }

@@ -1,5 +1,6 @@
 //! A factor on a gradient.
 
+use crate::validate::at_least_zero;
 use burn::tensor::Tensor;
 use flash_dma_problem::AttentionError;
 
@@ -12,10 +13,8 @@ impl GradientScale {
     ///
     /// [`AttentionError::GradientScale`] if it is negative or, as f32, not finite.
     pub(super) fn try_new(scale: f64) -> Result<Self, AttentionError> {
-        match scale >= 0.0 && (scale as f32).is_finite() {
-            true => Ok(Self(scale as f32)),
-            false => Err(AttentionError::GradientScale { scale }),
-        }
+        let factor = at_least_zero(scale).ok_or(AttentionError::GradientScale { scale })?;
+        Ok(Self(factor))
     }
 
     /// The tensor, whose gradient is this times that of the result.

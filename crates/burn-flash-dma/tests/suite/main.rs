@@ -18,6 +18,7 @@ mod finite;
 mod gradients;
 mod heads;
 mod inspection;
+mod layer;
 mod lora;
 mod masked;
 #[cfg(feature = "train")]

@@ -1,6 +1,7 @@
 //! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
 
 use crate::case::values;
+use crate::layer::saved_before;
 use burn::module::{Initializer, Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -208,15 +209,8 @@ fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
 
 #[test]
 fn a_configuration_from_before_biases_and_roles_has_the_old_layer() {
-    let mut fields = serde_json::to_value(config()).unwrap();
-    for field in ["bias", "norm_epsilon", "score_role", "default_role"] {
-        fields
-            .as_object_mut()
-            .unwrap()
-            .remove(field)
-            .expect("the field is written");
-    }
-    let old: DynamicMaskAttentionConfig = serde_json::from_value(fields).unwrap();
+    let fields = ["bias", "norm_epsilon", "score_role", "default_role"];
+    let old = saved_before(&config(), &fields);
     let added = config().with_default_role(DefaultRole::Added);
     assert_eq!(old.to_string(), added.to_string());
     let layer = old.init(&Device::flex());

@@ -1,11 +1,10 @@
 //! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
 
 use crate::case::values;
+use crate::layer::{of_linear_scores, saved_before};
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Scorer,
-};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{AttentionError, Documents, ScoreRole};
 
 const LEN: usize = 33;
@@ -70,10 +69,7 @@ fn scores_learn_beside_it() {
     let device = Device::flex().autodiff();
     let layer = config(0.1).init(&device);
     let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
-    let Scorer::Linear(scorer) = layer.scorer() else {
-        panic!("linear scores are the default");
-    };
-    let of_scores = values(scorer.score_proj.val().grad(&grads).expect("tracked"));
+    let of_scores = of_linear_scores(&layer, &grads);
     assert!(of_scores.iter().any(|x| *x != 0.0));
 }
 
@@ -105,10 +101,6 @@ fn what_it_does_not_fit_is_refused() {
 
 #[test]
 fn older_configurations_have_none() {
-    let saved = config(0.5).to_string();
-    let mut saved: serde_json::Value = serde_json::from_str(&saved).expect("it is JSON");
-    let fields = saved.as_object_mut().expect("it has fields");
-    assert!(fields.remove("recency_slope").is_some());
-    let older: DynamicMaskAttentionConfig = serde_json::from_value(saved).expect("it loads");
+    let older = saved_before(&config(0.5), &["recency_slope"]);
     assert_eq!(older.recency_slope, None);
 }

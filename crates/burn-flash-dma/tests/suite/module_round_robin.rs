@@ -2,11 +2,10 @@
 //! is refused.
 
 use crate::case::values;
+use crate::layer::{of_linear_scores, saved_before};
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm, Scorer,
-};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
 use burn_flash_dma::{AttentionError, ScoreRole};
 
 const LEN: usize = 33;
@@ -116,10 +115,7 @@ fn scores_learn_beside_it() {
     let device = Device::flex().autodiff();
     let layer = config(RoundRobin::new(2, STRICT)).init(&device);
     let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
-    let Scorer::Linear(scorer) = layer.scorer() else {
-        panic!("linear scores are the default");
-    };
-    let of_scores = values(scorer.score_proj.val().grad(&grads).expect("tracked"));
+    let of_scores = of_linear_scores(&layer, &grads);
     assert!(of_scores.iter().any(|x| *x != 0.0));
 }
 
@@ -153,10 +149,7 @@ fn what_it_does_not_fit_is_refused() {
 
 #[test]
 fn older_configurations_have_none() {
-    let saved = config(RoundRobin::new(2, 1.0)).to_string();
-    let mut saved: serde_json::Value = serde_json::from_str(&saved).expect("it is JSON");
-    let fields = saved.as_object_mut().expect("it has fields");
-    assert!(fields.remove("round_robin").is_some());
-    let older: DynamicMaskAttentionConfig = serde_json::from_value(saved).expect("it loads");
+    let saved = config(RoundRobin::new(2, 1.0));
+    let older = saved_before(&saved, &["round_robin"]);
     assert_eq!(older.round_robin, None);
 }

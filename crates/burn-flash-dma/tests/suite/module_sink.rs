@@ -1,9 +1,10 @@
 //! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
 
 use crate::case::values;
+use crate::layer::{of_linear_scores, saved_before};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scorer};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::{AttentionOptions, Selector, learnable_sink};
 
 fn config() -> DynamicMaskAttentionConfig {
@@ -72,10 +73,7 @@ fn it_learns_beside_scores_that_only_rank() {
     let logits = layer.sink_logits.as_ref().expect("it has a sink").val();
     let of_logits = values(logits.grad(&grads).expect("tracked"));
     assert!(of_logits.iter().all(|x| *x != 0.0), "{of_logits:?}");
-    let Scorer::Linear(scorer) = layer.scorer() else {
-        panic!("linear scores are the default");
-    };
-    let of_scores = values(scorer.score_proj.val().grad(&grads).expect("tracked"));
+    let of_scores = of_linear_scores(&layer, &grads);
     assert!(of_scores.iter().any(|x| *x != 0.0));
 }
 
@@ -88,15 +86,6 @@ fn it_is_saved_and_older_configurations_have_none() {
     let logits = loaded.sink_logits.expect("it has a sink").val();
     assert_eq!(values(logits), [1.0, 2.0, 3.0, 4.0]);
 
-    let saved = config().to_string();
-    let mut saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
-    assert!(
-        saved
-            .as_object_mut()
-            .unwrap()
-            .remove("learnable_sink")
-            .is_some()
-    );
-    let older: DynamicMaskAttentionConfig = serde_json::from_value(saved).unwrap();
+    let older = saved_before(&config(), &["learnable_sink"]);
     assert!(older.init(&device).sink_logits.is_none());
 }
