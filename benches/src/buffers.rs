@@ -6,9 +6,9 @@ use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
-    Engine, Far, Gradients, Inputs, Outputs, Saved, Selection, backward, forward, select,
+    Engine, Far, Gradients, Inputs, LeftOut, Outputs, Saved, Selection, backward, forward, select,
 };
-use flash_dma_problem::{ElementType, Problem, contiguous_strides};
+use flash_dma_problem::{ElementType, LeaveOneOut, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::round::round_f32;
@@ -49,6 +49,8 @@ struct RunnersUp {
     /// Their ends.
     far: Tensor,
     grad_rank: Tensor,
+    /// The index of each key: from there its rank keeps it.
+    keys: Tensor,
 }
 
 impl RunnersUp {
@@ -63,10 +65,15 @@ impl RunnersUp {
             .collect();
         let shape = problem.scores_shape();
         let far = client.create_from_slice(bytemuck::cast_slice(&ends));
+        let keys: Vec<u32> = (0..ends.len() as u32)
+            .map(|key| key % problem.k_len as u32)
+            .collect();
+        let keys = client.create_from_slice(bytemuck::cast_slice(&keys));
         Self {
             intervals,
             far: Tensor::new(far, &shape, 4),
             grad_rank: Tensor::empty(client, &shape, 4),
+            keys: Tensor::new(keys, &shape, 4),
         }
     }
 
@@ -355,9 +362,22 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn backward_with_runners_up(&self, client: &Client) {
+        self.backward_by_rank(client, None);
+    }
+
+    /// As [`backward_with_runners_up`](Self::backward_with_runners_up), with what kept keys are worth.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not support the problem.
+    pub fn backward_leaving_out(&self, client: &Client) {
+        self.backward_by_rank(client, Some(LeaveOneOut::default()));
+    }
+
+    fn backward_by_rank(&self, client: &Client, how: Option<LeaveOneOut>) {
         let runners_up = self.runners_up(client).map(|(_, runners_up)| runners_up);
-        let saved = self.saved_with_residual();
-        self.launch_backward(client, &self.problem, saved, runners_up);
+        let learned = runners_up.map(|runners_up| (runners_up, how));
+        self.launch_backward(client, &self.problem, self.saved_with_residual(), learned);
     }
 
     fn saved_with_residual(&self) -> Saved {
@@ -383,7 +403,7 @@ impl Buffers {
         client: &Client,
         problem: &Problem,
         saved: Saved,
-        runners_up: Option<&RunnersUp>,
+        learned: Option<(&RunnersUp, Option<LeaveOneOut>)>,
     ) {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
@@ -392,13 +412,17 @@ impl Buffers {
             k,
             v,
             scores,
-            rank: runners_up.map(|runners_up| runners_up.grad_rank.binding()),
+            rank: learned.map(|(runners_up, _)| runners_up.grad_rank.binding()),
         };
         let mut inputs = self.inputs();
         if let Some(selection) = &mut inputs.selection {
-            selection.far = runners_up.map(|runners_up| Far {
+            selection.far = learned.map(|(runners_up, how)| Far {
                 ends: runners_up.far.binding(),
                 max_live: RunnersUp::window(problem),
+                left_out: how.map(|how| LeftOut {
+                    from: runners_up.keys.binding(),
+                    how,
+                }),
             });
         }
         backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)

@@ -30,6 +30,8 @@ pub enum Phase {
     BackwardResidual,
     /// The same with a quarter of the window as runners-up.
     BackwardRunnersUp,
+    /// The same with what kept keys are worth.
+    BackwardLeaveOneOut,
     /// All gradients with `options.deterministic`.
     BackwardDeterministic,
 }
@@ -49,12 +51,13 @@ impl Phase {
             Self::Backward => "backward",
             Self::BackwardResidual => "backward-residual",
             Self::BackwardRunnersUp => "backward-runners-up",
+            Self::BackwardLeaveOneOut => "backward-leave-one-out",
             Self::BackwardDeterministic => "backward-deterministic",
         }
     }
 
     /// Useful operations of the phase, on active pairs alone. Selecting, listing and compiling have none, and those of
-    /// runners-up are not counted.
+    /// runners-up and of what kept keys are worth are not counted.
     #[must_use]
     pub fn flops(self, problem: &Problem) -> Option<u128> {
         match self {
@@ -62,7 +65,8 @@ impl Phase {
             | Self::Select
             | Self::SelectRunnersUp
             | Self::Lists
-            | Self::BackwardRunnersUp => None,
+            | Self::BackwardRunnersUp
+            | Self::BackwardLeaveOneOut => None,
             Self::Forward | Self::ForwardResidual | Self::EndToEnd => {
                 Some(cost::forward_flops(problem))
             }
@@ -80,7 +84,7 @@ impl Phase {
             (shape.iter().product::<usize>() * problem.element.size()) as u128
         });
         match self {
-            Self::Cold | Self::Lists | Self::BackwardRunnersUp => None,
+            Self::Cold | Self::Lists | Self::BackwardRunnersUp | Self::BackwardLeaveOneOut => None,
             // A score of 4 bytes in, an interval of 8 out.
             Self::Select | Self::SelectRunnersUp => Some(12 * keys as u128),
             Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),

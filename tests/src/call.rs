@@ -1,6 +1,6 @@
 //! One call of an engine, as plain data that a test may modify.
 
-use flash_dma_problem::{ElementType, Interval, Problem};
+use flash_dma_problem::{ElementType, Interval, LeaveOneOut, Problem};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::compose::max_live;
 
@@ -140,6 +140,8 @@ pub struct Call {
     pub intervals: Option<Vec<Interval>>,
     /// One past the last position at which each key is a runner-up; `None` without runners-up.
     pub far: Option<Vec<u32>>,
+    /// Beside them: the first position at which its rank keeps each key, and what kept keys learn.
+    pub left_out: Option<(Vec<u32>, LeaveOneOut)>,
     /// Whether the intervals are not the engine's own: an engine that selects by itself must take them then.
     pub given: bool,
     /// The gradient of `out`.
@@ -169,6 +171,7 @@ impl Call {
                 .map(|z| Raw::new(z, &p.scores_shape(), ElementType::F32, layout)),
             intervals: None,
             far: None,
+            left_out: None,
             given: false,
             grad_out: place(grads.0, p.q_shape()),
             grad_lse: grads.1.map(<[f64]>::to_vec),

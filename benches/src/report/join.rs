@@ -61,6 +61,7 @@ impl Peers {
             | Phase::ForwardResidual
             | Phase::BackwardResidual
             | Phase::BackwardRunnersUp
+            | Phase::BackwardLeaveOneOut
             | Phase::BackwardDeterministic => return None,
         };
         let is = |p: &&Peer| {

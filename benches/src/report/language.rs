@@ -2,7 +2,7 @@
 
 use super::learning::{by_setting, percent, sources, tables};
 use super::markdown::distinct;
-use super::options::{Narrowing, RoundRobin};
+use super::options::{LeaveOneOut, Narrowing, RoundRobin};
 use super::steps::mean;
 use serde::Deserialize;
 use std::fmt::{self, Write};
@@ -28,6 +28,7 @@ struct Run {
     #[serde(default)]
     narrowing: Narrowing,
     round_robin: Option<RoundRobin>,
+    leave_one_out: Option<LeaveOneOut>,
     /// Layers that attended to all keys.
     #[serde(default)]
     dense_layers: Vec<usize>,
@@ -160,6 +161,9 @@ impl Run {
         }
         if let Some(dealt) = self.round_robin {
             let _ = write!(text, "{dealt}");
+        }
+        if let Some(LeaveOneOut { besides }) = self.leave_one_out {
+            let _ = write!(text, ", leave one out {besides}");
         }
         if !self.dense_layers.is_empty() {
             let numbers: Vec<String> = self.dense_layers.iter().map(usize::to_string).collect();

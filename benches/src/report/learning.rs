@@ -1,7 +1,7 @@
 //! What models with each kind of selection learn: the rows of the example `recall`.
 
 use super::files::json;
-use super::options::{Narrowing, RoundRobin};
+use super::options::{LeaveOneOut, Narrowing, RoundRobin};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,7 @@ pub(super) struct RecallRow {
     #[serde(default)]
     narrowing: Narrowing,
     round_robin: Option<RoundRobin>,
+    leave_one_out: Option<LeaveOneOut>,
     /// The share of the steps in which texts were shorter.
     #[serde(default)]
     lengthening: f64,
@@ -91,6 +92,9 @@ impl RecallRow {
         }
         if let Some(dealt) = self.round_robin {
             let _ = write!(text, "{dealt}");
+        }
+        if let Some(LeaveOneOut { besides }) = self.leave_one_out {
+            let _ = write!(text, ", leave one out {besides}");
         }
         let _ = write!(text, "{}", self.narrowing);
         if self.lengthening > 0.0 {

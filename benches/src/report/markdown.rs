@@ -103,6 +103,10 @@ impl Report {
                 "Backward with the residual and runners-up, as in training",
             ),
             (
+                Phase::BackwardLeaveOneOut,
+                "The same with what kept keys are worth",
+            ),
+            (
                 Phase::BackwardDeterministic,
                 "Backward, sums in a fixed order",
             ),

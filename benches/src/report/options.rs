@@ -29,6 +29,13 @@ pub(super) struct RoundRobin {
     penalty: f64,
 }
 
+/// What kept keys learned.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct LeaveOneOut {
+    /// The weight besides each.
+    pub(super) besides: f64,
+}
+
 /// A penalty of more than this no score makes up for.
 const STRICT: f64 = 100.0;
 

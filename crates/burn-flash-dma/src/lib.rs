@@ -111,8 +111,8 @@ mod validate;
 
 pub use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Interval, KeptKeys,
-    MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule,
-    TensorName, cost,
+    LeaveOneOut, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole,
+    SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;

@@ -1,7 +1,7 @@
 //! The tensors of the passes.
 
 use crate::view::{BroadcastView, View};
-use flash_dma_problem::Interval;
+use flash_dma_problem::{Interval, LeaveOneOut};
 
 /// The scores and the keys they select.
 #[derive(Clone, Copy, Debug)]
@@ -11,9 +11,28 @@ pub struct Selection<'a> {
     /// The intervals [`select`](crate::select()) made of the scores, contiguous
     /// `[batch, kv_heads, k_len]`, or any others that begin at their keys.
     pub intervals: &'a [Interval],
+    /// `None` if nothing learns what it ranks the keys by; only the backward pass reads it.
+    pub far: Option<Far<'a>>,
+}
+
+/// The pairs by which the tensor that ranks the keys learns.
+#[derive(Clone, Copy, Debug)]
+pub struct Far<'a> {
     /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`: it is one
-    /// from the end of its interval on. `None` without runners-up; only the backward pass reads it.
-    pub far: Option<&'a [u32]>,
+    /// from the end of its interval on.
+    pub ends: &'a [u32],
+    /// `None` if kept keys do not learn what they are worth.
+    pub left_out: Option<LeftOut<'a>>,
+}
+
+/// The kept keys that learn what they are worth.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftOut<'a> {
+    /// The first position at which its rank keeps a key, contiguous `[batch, kv_heads, k_len]`; one from the end of its
+    /// interval on is none.
+    pub from: &'a [u32],
+    /// What they learn.
+    pub how: LeaveOneOut,
 }
 
 /// The inputs of attention, shaped as the problem says.
@@ -80,8 +99,8 @@ pub struct Gradients<'a, E> {
     pub v: &'a mut [E],
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<&'a mut [f32]>,
-    /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the selection has
-    /// runners-up.
+    /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the selection
+    /// has a [`Far`].
     pub rank: Option<&'a mut [f32]>,
 }
 

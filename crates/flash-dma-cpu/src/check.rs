@@ -111,8 +111,12 @@ pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> C
             let shape = problem.scores_shape();
             view(TensorName::Scores, &selection.scores, &shape)?;
             buffer(TensorName::Intervals, selection.intervals, &shape)?;
-            match selection.far {
-                Some(far) => buffer(TensorName::Far, far, &shape),
+            let Some(far) = &selection.far else {
+                return Ok(());
+            };
+            buffer(TensorName::Far, far.ends, &shape)?;
+            match &far.left_out {
+                Some(left_out) => buffer(TensorName::LeftOut, left_out.from, &shape),
                 None => Ok(()),
             }
         }

@@ -60,7 +60,9 @@ mod tests;
 mod tile_plan;
 mod view;
 
-pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
+pub use args::{
+    Far, Gradients, Inputs, LeftOut, MaskedGradients, MaskedInputs, Outputs, Saved, Selection,
+};
 pub use element::Element;
 pub use flash_dma_problem::{
     AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,

@@ -5,9 +5,10 @@ use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
 use crate::attention::operands::Operands;
-use crate::attention::rank::rank as differentiate_rank;
+use crate::attention::rank::{Added, LeftOut, rank as add_to_rank};
 use crate::check;
 use crate::element::Element;
+use crate::keys::intervals::RankedPositions;
 use crate::keys::source::{KeyTensors, Keys};
 use crate::select::select_rows;
 use crate::view::View;
@@ -59,9 +60,10 @@ pub fn forward<E: Element>(
     Ok(())
 }
 
-/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With runners-up, also the
-/// gradient of the tensor that ranks the keys: for each query and each of its runners-up, the change of the loss if the
-/// key were attended.
+/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With a
+/// [`Far`](crate::Far), also the gradient of the tensor that ranks the keys: for each query and each of its runners-up,
+/// the change of the loss if the key were attended, and with a [`LeftOut`](crate::LeftOut) for each key that its rank
+/// keeps what [`LeaveOneOut`](flash_dma_problem::LeaveOneOut) says.
 ///
 /// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
 /// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
@@ -91,12 +93,20 @@ pub fn backward<E: Element>(
     };
     differentiate(&operands(problem, &inputs), &saved, targets);
     if let (Some(selection), Some(rank)) = (inputs.selection, grads.rank) {
-        let operands = Operands {
+        rank.fill(0.0);
+        let far = selection.far.expect("a rank comes with it");
+        let ranked = |positions| Operands {
             problem,
             q: inputs.q,
-            keys: Keys::runners_up(problem, &inputs, &selection),
+            keys: Keys::ranked(problem, &inputs, &selection, positions),
         };
-        differentiate_rank(&operands, &saved, rank);
+        let runners_up = ranked(RankedPositions::RunnersUp(far.ends));
+        add_to_rank(&runners_up, &saved, Added, rank);
+        if let Some(left_out) = far.left_out {
+            let besides = left_out.how.besides();
+            let kept = ranked(RankedPositions::Kept(left_out.from));
+            add_to_rank(&kept, &saved, LeftOut { besides }, rank);
+        }
     }
     Ok(())
 }

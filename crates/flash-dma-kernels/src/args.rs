@@ -3,7 +3,7 @@
 
 use crate::dropout::{DropoutArg, dropout};
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
+use flash_dma_problem::{LeaveOneOut, Problem};
 
 /// The scores that select and bias the keys.
 #[derive(Clone, Debug)]
@@ -14,11 +14,11 @@ pub struct Selection {
     /// integers, first and end of each key's [`Interval`](flash_dma_problem::Interval). Any other intervals serve, too,
     /// if each begins at its key and ends by `k_len`, and at most `problem.window` of a head hold any one position.
     pub intervals: TensorBinding,
-    /// `None` without runners-up; only the backward pass reads it.
+    /// `None` if nothing learns what it ranks the keys by; only the backward pass reads it.
     pub far: Option<Far>,
 }
 
-/// The positions up to which keys are runners-up.
+/// The pairs by which the tensor that ranks the keys learns.
 #[derive(Clone, Debug)]
 pub struct Far {
     /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`, 32-bit
@@ -27,6 +27,18 @@ pub struct Far {
     /// The most keys of a head that one position would attend to if the intervals ended there: the window and its
     /// runners-up. The lists have room for no more, so a number that is too small loses gradients.
     pub max_live: usize,
+    /// `None` if kept keys do not learn what they are worth.
+    pub left_out: Option<LeftOut>,
+}
+
+/// The kept keys that learn what they are worth.
+#[derive(Clone, Debug)]
+pub struct LeftOut {
+    /// The first position at which its rank keeps a key, not before the key itself, contiguous
+    /// `[batch, kv_heads, k_len]`, 32-bit integers; one from the end of its interval on is none.
+    pub from: TensorBinding,
+    /// What they learn.
+    pub how: LeaveOneOut,
 }
 
 /// The inputs of attention, shaped as the problem says.
@@ -109,7 +121,7 @@ pub struct Gradients {
     /// `[batch, kv_heads, k_len]`, f32; given exactly if the problem has scores.
     pub scores: Option<TensorBinding>,
     /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; given exactly if the selection
-    /// has runners-up.
+    /// has a [`Far`].
     pub rank: Option<TensorBinding>,
 }
 

@@ -102,6 +102,7 @@ impl Rows {
             ends: self.tensor(&problem.scores_shape()),
             // What a layer has by default.
             max_live: problem.window.saturating_add(problem.window / 4),
+            left_out: None,
         });
         Inputs {
             q: self.tensor(&problem.q_shape()),

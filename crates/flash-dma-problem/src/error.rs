@@ -28,6 +28,7 @@ pub enum TensorName {
     GradRank,
     Mask,
     Plan,
+    LeftOut,
     FirstKeys,
     EndKeys,
     Bias,
@@ -67,6 +68,7 @@ impl fmt::Display for TensorName {
             Self::Rank => "the rank",
             Self::Intervals => "intervals",
             Self::Far => "the ends of the runners-up",
+            Self::LeftOut => "the first positions of kept keys",
             Self::PackedQueryKeyValue => "qkv",
             Self::PackedKeyValue => "kv",
             Self::Out => "out",
@@ -376,6 +378,14 @@ pub enum AttentionError {
         /// The penalty that was given.
         penalty: f64,
     },
+    /// What a query attends to besides a key that is left out is less than 1e-4, NaN or infinite.
+    #[error(
+        "what a query attends to besides a key that is left out must be finite and at least 1e-4, but is {besides}"
+    )]
+    LeaveOneOut {
+        /// The weight that was given.
+        besides: f64,
+    },
     /// A factor on a gradient is negative, NaN or infinite.
     #[error("the factor on a gradient must be finite and at least 0, but is {scale}")]
     GradientScale {
@@ -595,7 +605,8 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope RoundRobin GradientScale AlibiSlope AlibiHeads
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope RoundRobin LeaveOneOut
+    GradientScale AlibiSlope AlibiHeads
     Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder

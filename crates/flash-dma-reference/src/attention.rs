@@ -2,9 +2,9 @@
 
 use crate::compare::Exact;
 use crate::naive;
-use crate::rows::{self, Pairs, Tensors};
+use crate::rows::{self, Change, Pairs, Tensors};
 use crate::{compose, select};
-use flash_dma_problem::{Problem, ScoreRole, SelectionRule};
+use flash_dma_problem::{LeaveOneOut, Problem, ScoreRole, SelectionRule};
 
 /// The inputs of one problem: contiguous, in the shapes of the problem.
 #[derive(Clone, Debug)]
@@ -135,6 +135,23 @@ impl Pairs for RunnersUp<'_> {
     }
 }
 
+/// Kept keys from the position on from which their rank keeps them.
+struct KeptByRank<'a> {
+    selected: &'a Selected<'a>,
+    /// `[batch, kv_heads, k_len]`.
+    from: &'a [u32],
+}
+
+impl Pairs for KeptByRank<'_> {
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        let p = self.selected.problem;
+        self.selected.row(b, h, i, keys);
+        let head = b * p.kv_heads + h / p.group();
+        let from = &self.from[head * p.k_len..(head + 1) * p.k_len];
+        keys.retain(|&(j, _)| i64::from(from[j]) <= p.position(i));
+    }
+}
+
 impl Inputs {
     /// The output and the LSE.
     ///
@@ -218,25 +235,12 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        let p = &self.problem;
-        let mut rank = Exact::zeros(p.scores_shape().iter().product());
-        self.each_runner_up(runners_up, |tensors, selected, runners| {
-            rows::rank(
-                tensors,
-                selected,
-                runners,
-                grad_out,
-                grad_lse,
-                |b, h, j, gradient, size| {
-                    rank.add(
-                        (b * p.kv_heads + h / p.group()) * p.k_len + j,
-                        gradient,
-                        size,
-                    );
-                },
-            );
-        });
-        rank
+        let selected = self.selected();
+        let runners = RunnersUp {
+            selected: &selected,
+            more: runners_up,
+        };
+        self.exact_rank(&selected, (&runners, Change::Added), grad_out, grad_lse)
     }
 
     /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
@@ -251,30 +255,78 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        let p = &self.problem;
-        let mut rank = vec![0.0f32; p.scores_shape().iter().product()];
-        self.each_runner_up(runners_up, |tensors, selected, runners| {
-            naive::rank(
-                tensors,
-                selected,
-                runners,
-                grad_out,
-                grad_lse,
-                |b, h, j, gradient| {
-                    rank[(b * p.kv_heads + h / p.group()) * p.k_len + j] += gradient;
-                },
-            );
-        });
-        rank.into_iter().map(f64::from).collect()
-    }
-
-    fn each_runner_up(&self, more: usize, run: impl FnOnce(&Tensors, &Selected, &RunnersUp)) {
         let selected = self.selected();
         let runners = RunnersUp {
             selected: &selected,
-            more,
+            more: runners_up,
         };
-        run(&self.tensors(), &selected, &runners);
+        self.naive_rank(&selected, (&runners, Change::Added), grad_out, grad_lse)
+    }
+
+    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they
+    /// are worth: as [`LeaveOneOut`] says, for each query and each key that it keeps and whose `from`,
+    /// `[batch, kv_heads, k_len]`, is not after the query's position.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape, or there are no scores.
+    #[must_use]
+    pub fn left_out_gradient(
+        &self,
+        (from, how): (&[u32], LeaveOneOut),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let selected = &self.selected();
+        let besides = f64::from(how.besides());
+        let kept = (&KeptByRank { selected, from }, Change::LeftOut { besides });
+        self.exact_rank(selected, kept, grad_out, grad_lse)
+    }
+
+    /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn naive_left_out_gradient(
+        &self,
+        (from, how): (&[u32], LeaveOneOut),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let selected = &self.selected();
+        let besides = f64::from(how.besides());
+        let kept = (&KeptByRank { selected, from }, Change::LeftOut { besides });
+        self.naive_rank(selected, kept, grad_out, grad_lse)
+    }
+
+    fn exact_rank(
+        &self,
+        selected: &Selected,
+        asked: (&impl Pairs, Change),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let mut rank = Exact::zeros(self.problem.scores_shape().iter().product());
+        let t = self.tensors();
+        let sink = |b, h, j, gradient, size| rank.add(t.k_row(b, h, j), gradient, size);
+        rows::rank(&t, selected, asked, grad_out, grad_lse, sink);
+        rank
+    }
+
+    fn naive_rank(
+        &self,
+        selected: &Selected,
+        asked: (&impl Pairs, Change),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let mut rank = vec![0.0f32; self.problem.scores_shape().iter().product()];
+        let t = self.tensors();
+        let sink = |b, h, j, gradient| rank[t.k_row(b, h, j)] += gradient;
+        naive::rank(&t, selected, asked, grad_out, grad_lse, sink);
+        rank.into_iter().map(f64::from).collect()
     }
 
     pub(crate) fn tensors(&self) -> Tensors<'_> {

@@ -2,7 +2,7 @@
 
 use crate::compare::Exact;
 use crate::naive::Mean;
-use crate::rows::{self, Pairs, Tensors};
+use crate::rows::{self, Change, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
 use flash_dma_problem::Problem;
 
@@ -188,7 +188,7 @@ impl MaskedInputs {
         rows::rank(
             &t,
             self,
-            &runners,
+            (&runners, Change::Added),
             grad_out,
             grad_lse,
             |b, h, j, gradient, size| {
@@ -216,7 +216,7 @@ impl MaskedInputs {
         naive::rank(
             &t,
             self,
-            &runners,
+            (&runners, Change::Added),
             grad_out,
             grad_lse,
             |b, h, j, gradient| {

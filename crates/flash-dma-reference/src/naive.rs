@@ -8,7 +8,7 @@
 
 use crate::attention::Inputs;
 use crate::round::round_f32;
-use crate::rows::{Pairs, Tensors};
+use crate::rows::{Change, Pairs, Tensors};
 use core::array;
 use flash_dma_problem::{ScoreRole, SelectionRule};
 
@@ -260,7 +260,7 @@ pub(crate) fn backward(
 pub(crate) fn rank(
     t: &Tensors,
     pairs: &impl Pairs,
-    runners: &impl Pairs,
+    (asked, change): (&impl Pairs, Change),
     grad_out: &[f64],
     grad_lse: Option<&[f64]>,
     mut sink: impl FnMut(usize, usize, usize, f32),
@@ -272,7 +272,7 @@ pub(crate) fn rank(
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
         pairs.biased_row(t.problem, [b, h, i], &mut keys);
-        runners.biased_row(t.problem, [b, h, i], &mut outside);
+        asked.biased_row(t.problem, [b, h, i], &mut outside);
         let Some((_, _, lse)) = softmax(t, q, b, h, &keys) else {
             continue;
         };
@@ -282,10 +282,22 @@ pub(crate) fn rank(
         for ((&(j, bias), product), dp) in outside.iter().zip(products).zip(dp) {
             let (capped, _) = soft_cap(t.problem.scale * product, t.problem.softcap);
             let x = capped + bias as f32 - lse;
-            let mut gradient = (dp - mean) / (1.0 + (-x).exp());
+            let (weight, of_lse) = match change {
+                Change::Added => {
+                    let positive = if x < 0.0 { 0.0 } else { x };
+                    (
+                        1.0 / (1.0 + (-x).exp()),
+                        positive + (-x.abs()).exp().ln_1p(),
+                    )
+                }
+                Change::LeftOut { besides } => {
+                    let (p, all) = (x.exp(), 1.0 + besides as f32);
+                    (p / (all - p), -(-p / all).ln_1p())
+                }
+            };
+            let mut gradient = weight * (dp - mean);
             if let Some(grad_lse) = grad_lse {
-                let positive = if x < 0.0 { 0.0 } else { x };
-                gradient += grad_lse[row] as f32 * (positive + (-x.abs()).exp().ln_1p());
+                gradient += grad_lse[row] as f32 * of_lse;
             }
             sink(b, h, j, gradient);
         }

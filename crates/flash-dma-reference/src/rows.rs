@@ -240,22 +240,58 @@ pub(crate) fn backward(
     [dq, dk, dv]
 }
 
-/// `sigmoid(x)`, and `softplus(x)`: what a key outside of a row's softmax whose logit is `x` above the LSE would weigh
-/// if it were added, and what it would add to the LSE.
-fn inclusion(x: f64) -> (f64, f64) {
-    let e = (-x.abs()).exp();
-    let weight = if x >= 0.0 { 1.0 } else { e } / (1.0 + e);
-    // `f64::max` would lose a NaN.
-    let positive = if x < 0.0 { 0.0 } else { x };
-    (weight, positive + e.ln_1p())
+/// The change of a row's pairs by which a key's rank learns.
+#[derive(Clone, Copy)]
+pub(crate) enum Change {
+    /// A runner-up is attended as well.
+    Added,
+    /// A kept key is not, and the output itself has the weight `besides`.
+    LeftOut { besides: f64 },
 }
 
-/// The gradient of the rank: for each runner-up, a key that `runners` pairs with a row but `pairs` does not, the
-/// first-order change of the loss if it were attended; `sink` gets `(b, h, j, gradient, magnitude)`.
+/// What a key has of a row whose logit is `x` above the LSE.
+struct Part {
+    /// The factor of `v - out`.
+    weight: f64,
+    /// The part of the LSE.
+    lse: f64,
+    /// What `weight` changes by with `x`.
+    slope: f64,
+}
+
+impl Change {
+    fn part(self, x: f64) -> Part {
+        match self {
+            Self::Added => {
+                let e = (-x.abs()).exp();
+                let weight = if x >= 0.0 { 1.0 } else { e } / (1.0 + e);
+                // `f64::max` would lose a NaN.
+                let positive = if x < 0.0 { 0.0 } else { x };
+                Part {
+                    weight,
+                    lse: positive + e.ln_1p(),
+                    slope: weight,
+                }
+            }
+            Self::LeftOut { besides } => {
+                let (p, all) = (x.exp(), 1.0 + besides);
+                let weight = p / (all - p);
+                Part {
+                    weight,
+                    lse: -(-p / all).ln_1p(),
+                    slope: weight * all / (all - p),
+                }
+            }
+        }
+    }
+}
+
+/// The gradient of the rank: for each key that `asked` pairs with a row, the first-order change of the loss that the key
+/// would make, if `pairs` does not have the pair, or makes; `sink` gets `(b, h, j, gradient, magnitude)`.
 pub(crate) fn rank(
     t: &Tensors,
     pairs: &impl Pairs,
-    runners: &impl Pairs,
+    (asked, change): (&impl Pairs, Change),
     grad_out: &[f64],
     grad_lse: Option<&[f64]>,
     mut sink: impl FnMut(usize, usize, usize, f64, f64),
@@ -265,7 +301,7 @@ pub(crate) fn rank(
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
         pairs.biased_row(t.problem, [b, h, i], &mut keys);
-        runners.biased_row(t.problem, [b, h, i], &mut outside);
+        asked.biased_row(t.problem, [b, h, i], &mut outside);
         // A row that attends to nothing gives none.
         let Some(s) = softmax(t, q, h, b, &keys) else {
             continue;
@@ -274,7 +310,7 @@ pub(crate) fn rank(
         let weights = pairs.weights(t.problem, [b, h, i]);
         let (mut mean, mut mean_abs) = (0.0, 0.0);
         for (p, &(j, _)) in s.p.iter().zip(&keys) {
-            // The output has dropout, runners-up have none.
+            // The output has dropout, the pairs that are asked for have none.
             let [dp, dp_abs] = <[f64; 2]>::from(dp(j)).map(|dp| dp * weights(j));
             mean += p * dp;
             mean_abs += p * dp_abs;
@@ -282,19 +318,19 @@ pub(crate) fn rank(
         let dlse = grad_lse.map(|g| g[row]);
         for &(j, bias) in &outside {
             let (logit, _, size) = logit(t, q, t.row(t.k, t.k_row(b, h, j)), bias);
-            let (p, softplus) = inclusion(logit - s.lse);
+            let Part { weight, lse, slope } = change.part(logit - s.lse);
             let (dp, dp_abs) = dp(j);
-            let mut gradient = p * (dp - mean);
+            let mut gradient = weight * (dp - mean);
             let spread = if size.is_finite() {
                 s.spread.max(size)
             } else {
                 s.spread
             };
-            let mut magnitude = spread * p * (dp_abs + mean_abs);
+            let mut magnitude = spread * slope * (dp_abs + mean_abs);
             if let Some(dlse) = dlse {
-                gradient += dlse * softplus;
-                // The slope of softplus is the sigmoid.
-                magnitude += dlse.abs() * (softplus + spread * p);
+                gradient += dlse * lse;
+                // The slope of the part of the LSE is the weight.
+                magnitude += dlse.abs() * (lse + spread * weight);
             }
             sink(b, h, j, gradient, magnitude);
         }

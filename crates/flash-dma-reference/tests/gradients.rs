@@ -1,13 +1,13 @@
 //! Every gradient against central differences, in f64.
 
 use flash_dma_problem::{
-    AlibiSlopes, AttentionOptions, Dropout, ElementType, NormProblem, Problem, Rotary,
+    AlibiSlopes, AttentionOptions, Dropout, ElementType, LeaveOneOut, NormProblem, Problem, Rotary,
 };
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::norm::Norm;
 use flash_dma_reference::zoh::Zoh;
-use flash_dma_reference::{Inputs, Rng, select};
+use flash_dma_reference::{Forward, Inputs, Rng, select};
 
 /// Compares `gradient` of the tensor that `get` names with central differences of `loss`.
 fn check<T: Clone>(
@@ -223,9 +223,9 @@ fn zoh_scores_read_every_head_of_their_own_token() {
     }
 }
 
-/// The loss of a problem whose query heads attend to the pairs of `visible`, `[batch, heads, q_len, k_len]`, with the
+/// The results of a problem whose query heads attend to the pairs of `visible`, `[batch, heads, q_len, k_len]`, with the
 /// scores as a bias of keys: dense attention under a mask, which knows nothing of selections.
-fn masked_loss(inputs: &Inputs, visible: &[bool], grad_out: &[f64], grad_lse: &[f64]) -> f64 {
+fn masked_forward(inputs: &Inputs, visible: &[bool]) -> Forward {
     let mut problem = inputs.problem;
     let [batch, heads, q_len] = problem.lse_shape();
     let (kv_heads, k_len) = (problem.kv_heads, problem.k_len);
@@ -244,7 +244,12 @@ fn masked_loss(inputs: &Inputs, visible: &[bool], grad_out: &[f64], grad_lse: &[
             values: inputs.scores.clone().unwrap(),
         }),
     };
-    let forward = masked.forward();
+    masked.forward()
+}
+
+/// The loss of [`masked_forward`].
+fn masked_loss(inputs: &Inputs, visible: &[bool], grad_out: &[f64], grad_lse: &[f64]) -> f64 {
+    let forward = masked_forward(inputs, visible);
     weigh(&forward.out.values, grad_out) + weigh(&forward.lse.values, grad_lse)
 }
 
@@ -335,6 +340,93 @@ fn the_gradient_of_a_runner_up_is_the_change_of_the_loss_if_it_is_attended() {
             2,
             with_lse,
         );
+    }
+}
+
+/// By the definition: the output and the LSE of a query without the key, whose place the output itself has with the
+/// weight `besides`.
+fn check_kept(problem: Problem, kind: Scores, besides: f64, with_lse: bool) {
+    let inputs = generate::inputs(problem, kind, 1.0, 12);
+    let (grad_out, mut grad_lse) = generate::gradients(&problem, 12);
+    let given = with_lse.then(|| grad_lse.clone());
+    if !with_lse {
+        grad_lse.fill(0.0);
+    }
+    let p = &problem;
+    let keys = p.batch * p.kv_heads * p.k_len;
+    // Some from their own position on, some later, some never.
+    let mut rng = Rng::new(7);
+    let from: Vec<u32> = (0..keys)
+        .map(|key| ((key % p.k_len) + [0, 0, 1, 3, p.k_len][rng.below(5)]) as u32)
+        .collect();
+    let how = LeaveOneOut::new(besides).unwrap();
+    let gradient = inputs.left_out_gradient((&from, how), &grad_out, given.as_deref());
+    let naive = inputs.naive_left_out_gradient((&from, how), &grad_out, given.as_deref());
+    let besides = f64::from(how.besides());
+
+    let scores = inputs.scores.as_ref().unwrap();
+    let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
+    let mut counted = Vec::new();
+    for row in 0..p.batch * p.q_heads * p.q_len {
+        let (i, h) = (row % p.q_len, row / p.q_len);
+        let head = h / p.q_heads * p.kv_heads + h % p.q_heads / p.group();
+        let scores = &scores[head * p.k_len..][..p.k_len];
+        for j in select::selected(scores, p.window, p.position(i)) {
+            visible[row * p.k_len + j] = true;
+            let key = head * p.k_len + j;
+            if i64::from(from[key]) <= p.position(i) {
+                counted.push((row, row * p.k_len + j, key));
+            }
+        }
+    }
+    assert!(counted.len() > 4, "{}", counted.len());
+    let with = masked_forward(&inputs, &visible);
+    let (mut expected, mut counts) = (vec![0.0; keys], vec![false; keys]);
+    for (row, pair, key) in counted {
+        visible[pair] = false;
+        let without = masked_forward(&inputs, &visible);
+        visible[pair] = true;
+        let (lse, lse_without) = (with.lse.values[row], without.lse.values[row]);
+        let rest = (lse_without - lse).exp();
+        let mut change = grad_lse[row] * ((1.0 + besides).ln() - (rest + besides).ln());
+        let of_row = |values: &[f64]| values[row * p.head_dim..(row + 1) * p.head_dim].to_vec();
+        let outs = [&with.out.values, &without.out.values].map(|out| of_row(out));
+        for ((grad, out), other) in of_row(&grad_out).iter().zip(&outs[0]).zip(&outs[1]) {
+            let left = (rest * other + besides * out) / (rest + besides);
+            change += grad * (out - left);
+        }
+        expected[key] += change;
+        counts[key] = true;
+    }
+    for (at, (&got, expected)) in gradient.values.iter().zip(expected).enumerate() {
+        assert!(
+            (got - expected).abs() < 1e-9 * (1.0 + expected.abs()),
+            "key {at}: {got}, but the loss changes by {expected}"
+        );
+        assert_eq!(gradient.magnitude[at] > 0.0, counts[at], "key {at}");
+        let bound = 2e-6 * (1.0 + 1.0 / besides) * gradient.magnitude[at];
+        assert!((naive[at] - got).abs() <= bound, "key {at}: {}", naive[at]);
+    }
+}
+
+#[test]
+fn the_gradient_of_a_kept_key_is_the_change_of_the_loss_if_it_is_left_out() {
+    let options = AttentionOptions::new().with_keep_window(3);
+    for with_lse in [false, true] {
+        for kind in [Scores::Normal, Scores::Ties, Scores::Padded] {
+            for besides in [1e-3, 0.05, 2.0] {
+                let p = problem([4, 9, 8], [2, 9], true, options);
+                check_kept(p, kind, besides, with_lse);
+            }
+        }
+        let capped = options.with_softcap(1.5).with_scale(0.6);
+        let p = problem([4, 5, 8], [1, 9], true, capped);
+        check_kept(p, Scores::Normal, 0.05, with_lse);
+        let p = problem([2, 4, 8], [2, 9], true, options.with_causal(false));
+        check_kept(p, Scores::Normal, 0.05, with_lse);
+        // The first queries see nothing.
+        let p = problem([2, 9, 8], [1, 6], true, options);
+        check_kept(p, Scores::Normal, 0.05, with_lse);
     }
 }
 

@@ -2,11 +2,13 @@
 
 use crate::arm::Arm;
 use crate::settings::{Settings, Size, Sizes, Task};
+use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use train_text::device::{DeviceName, DtypeName};
+use train_text::factor;
 use train_text::model::Positions;
 use train_text::narrowing::Narrowing;
 use train_text::seeds::Seeds;
@@ -84,6 +86,10 @@ pub struct Options {
     /// Factor on what tokens learn through their scores in ours, beside what they learn from the loss [default: 1].
     #[arg(long)]
     pub token_gradient_scale: Option<f64>,
+    /// Lets the scores of kept keys learn what the outputs would lose without them, with this weight besides each in ours
+    /// [without a number: 0.05].
+    #[arg(long, value_name = "BESIDES", num_args = 0..=1, default_missing_value = "0.05", value_parser = factor::leave_one_out)]
+    pub leave_one_out: Option<LeaveOneOut>,
     /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -208,6 +214,7 @@ impl Options {
                         _ => self.dense_layers.clone(),
                     },
                     token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
+                    leave_one_out: self.leave_one_out.filter(|_| arm == Arm::Ours),
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),

@@ -1,6 +1,7 @@
 //! What decides the outcome of a run.
 
 use crate::arm::Arm;
+use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,9 @@ pub struct Settings {
     /// Factor on the gradient that tokens get through their scores with [`Arm::Ours`]; `None` is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_gradient_scale: Option<f64>,
+    /// What the scores of kept keys learn with [`Arm::Ours`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leave_one_out: Option<LeaveOneOut>,
     /// The keys ranked next whose scores learn with [`Arm::Ours`]; `None` is the layer's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -160,6 +164,7 @@ impl Task {
             round_robin: None,
             dense_layers: Vec::new(),
             token_gradient_scale: None,
+            leave_one_out: None,
             runners_up: None,
             narrowing: Narrowing::default(),
             sink: false,
@@ -209,6 +214,7 @@ impl Settings {
             .with_round_robin(self.round_robin)
             .with_dense_layers(self.dense_layers.clone())
             .with_token_gradient_scale(self.token_gradient_scale)
+            .with_leave_one_out(self.leave_one_out)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
@@ -286,6 +292,7 @@ impl Settings {
             round_robin: other.round_robin,
             dense_layers: other.dense_layers.clone(),
             token_gradient_scale: other.token_gradient_scale,
+            leave_one_out: other.leave_one_out,
             runners_up: other.runners_up,
             narrowing: other.narrowing,
             ..self.clone()

@@ -19,9 +19,6 @@ pub enum Arm {
     Ours,
     /// Ours without recent keys: the whole window by score.
     NoRecent,
-    /// [`NoRecent`](Self::NoRecent), but the scores of kept keys learn as well what each is worth: what the outputs would
-    /// lose without it.
-    Held,
     /// [`NoRecent`](Self::NoRecent), but what runners-up gain, kept keys lose a tenth of: the scores of a head count as
     /// differences from a tenth of the mean score of its kept keys, each weighted by how long it is kept. The keys that
     /// are kept stay the same; a key that is kept and useless gives its place away in time.
@@ -66,8 +63,6 @@ pub enum Scores {
     RankAndBounded,
     /// The layer's own rank the keys, and are added to nothing.
     Rank,
-    /// The same, and those of kept keys learn what the key is worth.
-    RankHeld,
     /// The layer's own rank the keys, as differences from a part of the mean of those that are kept, and are added to
     /// nothing.
     RankCentred,
@@ -93,7 +88,6 @@ impl Arm {
     pub fn scores(self) -> Scores {
         match self {
             Self::Ours | Self::NoRecent | Self::Zoh => Scores::Rank,
-            Self::Held => Scores::RankHeld,
             Self::Centred => Scores::RankCentred,
             Self::Added
             | Self::AddedNoRunnersUp
@@ -113,11 +107,12 @@ impl Arm {
 
     /// Whether its layers can deal tokens to their heads: if their scores only rank.
     pub fn deals(self) -> bool {
-        let scores = self.scores();
-        matches!(
-            scores,
-            Scores::Rank | Scores::RankHeld | Scores::RankCentred | Scores::FrozenRank
-        )
+        self.learns_by_rank() || self.scores() == Scores::FrozenRank
+    }
+
+    /// Whether its scores learn, and only by what they rank.
+    pub fn learns_by_rank(self) -> bool {
+        matches!(self.scores(), Scores::Rank | Scores::RankCentred)
     }
 
     /// Whether a query attends to a limited number of keys.
@@ -157,7 +152,6 @@ impl Arm {
         match self {
             Self::Ours
             | Self::NoRecent
-            | Self::Held
             | Self::Centred
             | Self::Zoh
             | Self::Added
@@ -186,7 +180,6 @@ mod tests {
         let parts = |arm: Arm| (arm.scores(), arm.recent(16), arm.runners_up(16));
         let (scores, recent, runners_up) = parts(Arm::Ours);
         assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
-        assert_eq!(parts(Arm::Held), (Scores::RankHeld, 0, runners_up));
         assert_eq!(parts(Arm::Centred), (Scores::RankCentred, 0, runners_up));
         assert_eq!(parts(Arm::Zoh), parts(Arm::Ours));
         assert_ne!(Arm::Zoh.score_form(), Arm::Ours.score_form());

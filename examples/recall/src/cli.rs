@@ -4,6 +4,7 @@ use crate::arm::Arm;
 use crate::rates;
 use crate::settings::{Settings, Size};
 use crate::task::Layout;
+use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
 use clap::Parser;
 use std::num::NonZeroUsize;
@@ -67,6 +68,11 @@ pub struct Cli {
     /// runners-up [default: 1].
     #[arg(long)]
     pub token_gradient_scale: Option<f64>,
+    /// Lets the scores of kept keys learn what the outputs would lose without them, with this weight besides each in arms
+    /// whose scores only rank
+    /// [without a number: 0.05].
+    #[arg(long, value_name = "BESIDES", num_args = 0..=1, default_missing_value = "0.05", value_parser = factor::leave_one_out)]
+    pub leave_one_out: Option<LeaveOneOut>,
     /// Where the pairs stand.
     #[arg(long, value_enum, default_value = "scattered")]
     pub layout: Layout,
@@ -192,6 +198,7 @@ impl Cli {
             runners_up: self.runners_up.filter(|_| arm.has_runners_up()),
             round_robin: self.round_robin.filter(|_| arm.deals()),
             token_gradient_scale: self.token_gradient_scale.filter(|_| arm.has_runners_up()),
+            leave_one_out: self.leave_one_out.filter(|_| arm.learns_by_rank()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
             rate,

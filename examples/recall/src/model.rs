@@ -8,7 +8,7 @@
 //! the first layer: the arms then differ in what they keep, not in whether a layer has learned to bind pairs.
 
 use crate::arm::Scores;
-use crate::attention::{attend_to, hold};
+use crate::attention::attend_to;
 use crate::keys::{Place, without_scores};
 use crate::settings::Settings;
 use crate::task::{Batch, Text};
@@ -170,13 +170,6 @@ impl Model {
     ) -> Result<Tensor<3>, AttentionError> {
         match self.settings.arm.scores() {
             Scores::RankAndBias | Scores::Rank => layer.try_forward(x),
-            Scores::RankHeld => {
-                let (out, kept) = layer.try_forward_and_intervals(x.clone())?;
-                Ok(match x.device().is_autodiff() {
-                    true => out + hold(layer, self.settings.sizes, x, &kept)?,
-                    false => out,
-                })
-            }
             Scores::RankCentred => {
                 let keys = layer.try_selection(x.clone())?;
                 let scores = centred(layer.try_scores(x.clone())?, &keys);
@@ -217,11 +210,9 @@ impl Model {
                 };
                 without_scores(self.settings.arm, place, len, &x.device())
             }
-            Scores::Rank
-            | Scores::RankHeld
-            | Scores::RankCentred
-            | Scores::RankAndBounded
-            | Scores::RankAndBias => Ok(Some(layer.try_selection(x.clone())?)),
+            Scores::Rank | Scores::RankCentred | Scores::RankAndBounded | Scores::RankAndBias => {
+                Ok(Some(layer.try_selection(x.clone())?))
+            }
         }
     }
 
@@ -255,9 +246,7 @@ impl Block {
             .with_max_seq_len(Some(settings.tokens))
             .with_score_form(arm.score_form())
             .with_score_role(Some(match arm.scores() {
-                Scores::Rank | Scores::RankHeld | Scores::RankCentred | Scores::FrozenRank => {
-                    ScoreRole::Rank
-                }
+                Scores::Rank | Scores::RankCentred | Scores::FrozenRank => ScoreRole::Rank,
                 _ => ScoreRole::RankAndBias,
             }))
             .with_keep_window(pruned.then_some(window))
@@ -265,6 +254,7 @@ impl Block {
             .with_runners_up(runners_up.or(arm.runners_up(window)))
             .with_round_robin((settings.round_robin).map(|dealt| turns::of_layer(dealt, number)))
             .with_token_gradient_scale(settings.token_gradient_scale)
+            .with_leave_one_out(settings.leave_one_out)
             .with_learnable_sink(Some(settings.sink));
         Self {
             attention_norm: RmsNormConfig::new(sizes.width).init(device),

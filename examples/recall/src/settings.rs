@@ -3,6 +3,7 @@
 use crate::arm::Arm;
 use crate::lengthening::divisor;
 use crate::task::{Layout, Task};
+use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,9 @@ pub struct Settings {
     /// Factor on the gradient that tokens get through their scores, of an arm that has runners-up; `None` is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_gradient_scale: Option<f64>,
+    /// What the scores of kept keys learn, of an arm whose scores only rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leave_one_out: Option<LeaveOneOut>,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -113,6 +117,7 @@ impl Settings {
             runners_up: None,
             round_robin: None,
             token_gradient_scale: None,
+            leave_one_out: None,
             sizes: size.sizes(),
             steps: size.steps(),
             batch: size.batch(),

@@ -22,7 +22,9 @@ use burn::tensor::FloatDType;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
 use burn_flash_dma::train::{Checkpointed, SelectionInput, Selections, embed, token_losses};
-use burn_flash_dma::{AttentionError, Intervals, ScoreRole, linear, product, rms_norm, swiglu};
+use burn_flash_dma::{
+    AttentionError, Intervals, LeaveOneOut, ScoreRole, linear, product, rms_norm, swiglu,
+};
 use serde::{Deserialize, Serialize};
 
 /// A byte has 256 values; there is no tokeniser.
@@ -98,6 +100,9 @@ pub struct TextModelConfig {
     /// Factor on the gradient that tokens get through their scores with [`Keys::Learned`], see
     /// [`DynamicMaskAttentionConfig::token_gradient_scale`]. Default: 1.
     pub token_gradient_scale: Option<f64>,
+    /// What the scores of kept keys learn with [`Keys::Learned`], see [`DynamicMaskAttentionConfig::leave_one_out`].
+    /// Default: nothing.
+    pub leave_one_out: Option<LeaveOneOut>,
     /// How the tokens are dealt to the heads of the first layer that has the model's keys, with [`Keys::Learned`]; those
     /// behind it have longer runs, see [`turns::of_layer`]. Default: they are not.
     pub round_robin: Option<RoundRobin>,
@@ -198,6 +203,7 @@ impl TextModelConfig {
                 .with_recency_slope(self.recency_slope)
                 .with_round_robin(self.round_robin.map(|dealt| turns::of_layer(dealt, index)))
                 .with_token_gradient_scale(self.token_gradient_scale)
+                .with_leave_one_out(self.leave_one_out)
                 .with_runners_up(self.runners_up),
             Keys::Sliding => sliding(ranking(layer), window),
         }

@@ -4,7 +4,7 @@ use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::ops::{DynamicMaskOps, RunnersUp, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, RunnersUp, Selection};
 use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_select};
 use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule,
@@ -185,19 +185,26 @@ impl Tensors {
         let intervals = intervals.flat_map(|i| [i.first as i32, i.end as i32]);
         let intervals = words(intervals.collect(), p.intervals_shape().into());
         let intervals = Tensor::<4, Int>::from_data(intervals, (&device, DType::I32));
-        let far = words(
-            far.iter().map(|&far| far as i32).collect(),
-            p.scores_shape().into(),
-        );
-        let far = Tensor::<3, Int>::from_data(far, (&device, DType::I32));
+        let of_keys = |positions: &[u32]| {
+            let positions = positions.iter().map(|&position| position as i32);
+            let positions = words(positions.collect(), p.scores_shape().into());
+            Tensor::<3, Int>::from_data(positions, (&device, DType::I32)).into_dispatch()
+        };
         let scores = self.scores.clone().expect("runners-up have scores");
         let selection = Selection::Scored {
             intervals: intervals.into_dispatch(),
             runners_up: RunnersUp::Some {
-                far: far.into_dispatch(),
+                far: of_keys(far),
                 max_live: call.most_until_far(),
                 // One tensor for both gets both gradients.
                 rank: scores.clone().into_dispatch(),
+                left_out: match &call.left_out {
+                    None => LeftOut::None,
+                    Some((from, how)) => LeftOut::Some {
+                        from: of_keys(from),
+                        how: *how,
+                    },
+                },
             },
             scores: scores.into_dispatch(),
         };

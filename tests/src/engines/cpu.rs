@@ -46,7 +46,11 @@ impl<E: Host> Buffers<E> {
             selection: scored.map(|(raw, data)| engine::Selection {
                 scores: view(raw, data),
                 intervals: call.intervals.as_deref().unwrap_or_default(),
-                far: call.far.as_deref(),
+                far: (call.far.as_deref()).map(|ends| engine::Far {
+                    ends,
+                    left_out: (call.left_out.as_ref())
+                        .map(|(from, how)| engine::LeftOut { from, how: *how }),
+                }),
             }),
         }
     }

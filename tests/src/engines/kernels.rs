@@ -165,10 +165,17 @@ impl<T: Target> Kernels<T> {
                     scores: self.upload(scores),
                     intervals: contiguous(&handle, &shape),
                     far: (call.far.as_ref()).map(|far| {
-                        let handle = self.buffer(bytemuck::cast_slice(far));
+                        let words = |words: &[u32]| {
+                            let handle = self.buffer(bytemuck::cast_slice(words));
+                            contiguous(&handle, &p.scores_shape())
+                        };
                         engine::Far {
-                            ends: contiguous(&handle, &p.scores_shape()),
+                            ends: words(far),
                             max_live: call.most_until_far(),
+                            left_out: (call.left_out.as_ref()).map(|(from, how)| engine::LeftOut {
+                                from: words(from),
+                                how: *how,
+                            }),
                         }
                     }),
                 }

@@ -3,7 +3,7 @@
 use super::kernels::{Kernels, Target, planned};
 use flash_dma_kernels::internals::{Peak, peak_of};
 use flash_dma_kernels::{self as engine, Engine as Kind};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{LeaveOneOut, Problem};
 
 /// A call of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,11 +101,15 @@ impl<T: Target> Kernels<T> {
             plan().run(grads.clone()).expect("a backward pass");
         });
         if let Some(selection) = &inputs.selection {
-            let [far, rank] = [(); 2].map(|()| output(&p.scores_shape(), f32));
+            let [far, from, rank] = [(); 3].map(|()| output(&p.scores_shape(), f32));
             let selection = engine::Selection {
                 far: Some(engine::Far {
                     ends: far,
                     max_live: p.window.saturating_add(p.window / 4),
+                    left_out: Some(engine::LeftOut {
+                        from,
+                        how: LeaveOneOut::default(),
+                    }),
                 }),
                 ..selection.clone()
             };

@@ -12,16 +12,16 @@ use flash_dma_tests::expected::Expected;
 use flash_dma_tests::{Call, Case, Engine, Gradients, Outputs, every_engine, raw_engines};
 
 /// A case and how many runners-up each query has.
-type Runners = (Case, usize);
+pub(super) type Runners = (Case, usize);
 
 /// The gradients of `out` and, if the case has them, of the LSE.
-fn incoming(case: &Case, inputs: &Inputs) -> (Vec<f64>, Option<Vec<f64>>) {
+pub(super) fn incoming(case: &Case, inputs: &Inputs) -> (Vec<f64>, Option<Vec<f64>>) {
     let (grad_out, grad_lse) = generate::gradients(&inputs.problem, case.seed);
     (grad_out, case.grad_lse.then_some(grad_lse))
 }
 
 /// The call with its runners-up, whose ends are those of a window that keeps more keys.
-fn call<E: Engine>(engine: &E, (case, more): &Runners, inputs: &Inputs) -> Call {
+pub(super) fn call<E: Engine>(engine: &E, (case, more): &Runners, inputs: &Inputs) -> Call {
     let (grad_out, grad_lse) = incoming(case, inputs);
     let mut call = engine.call(inputs, case.layout, (&grad_out, grad_lse.as_deref()));
     let scores = call.scores.as_ref().expect("runners-up have scores");
@@ -30,52 +30,79 @@ fn call<E: Engine>(engine: &E, (case, more): &Runners, inputs: &Inputs) -> Call 
     call
 }
 
-fn run<E: Engine>(engine: &E, call: &Call) -> (Outputs, Gradients) {
+pub(super) fn run<E: Engine>(engine: &E, call: &Call) -> (Outputs, Gradients) {
     let result = engine.backward(call);
     result.unwrap_or_else(|refused| panic!("{} refuses: {}", E::NAME, refused.error))
 }
 
-/// Compares the gradient of the rank with the oracle's sum over queries and runners-up; if the scores rank and bias the
-/// keys in one, the sum of both gradients with the sum of both.
+/// Compares the gradient of the rank with the oracle's sum over queries and runners-up.
 fn check<E: Engine>(engine: &E, runners: &Runners) {
     let (case, more) = runners;
+    let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
+    check_rank(
+        engine,
+        case,
+        what,
+        |inputs| call(engine, runners, inputs),
+        |inputs, grad_out, grad_lse| {
+            (
+                inputs.rank_gradient(*more, grad_out, grad_lse),
+                inputs.naive_rank_gradient(*more, grad_out, grad_lse),
+            )
+        },
+    );
+}
+
+/// Compares the gradient of the rank with the exact and the naive one that `rank` makes of the gradients of `out` and of
+/// the LSE; if the scores rank and bias the keys in one, the sum of both gradients with the sum of both.
+pub(super) fn check_rank<E: Engine>(
+    engine: &E,
+    case: &Case,
+    what: String,
+    call: impl FnOnce(&Inputs) -> Call,
+    rank: impl FnOnce(&Inputs, &[f64], Option<&[f64]>) -> (Exact, Vec<f64>),
+) {
     if !engine.supports(case.element) {
         return skip::<E>(&format!("{}", case.element));
     }
     let inputs = case.inputs();
-    let (_, grads) = run(engine, &call(engine, runners, &inputs));
+    let (_, grads) = run(engine, &call(&inputs));
     let (grad_out, grad_lse) = incoming(case, &inputs);
     let grad_lse = grad_lse.as_deref();
     let bias = inputs.backward(&grad_out, grad_lse).scores;
     let naive_bias = inputs.naive_backward(&grad_out, grad_lse).scores;
     let (bias, naive_bias) = bias.zip(naive_bias).expect("there are scores");
-    let rank = inputs.rank_gradient(*more, &grad_out, grad_lse);
-    let naive_rank = inputs.naive_rank_gradient(*more, &grad_out, grad_lse);
+    let (rank, naive_rank) = rank(&inputs, &grad_out, grad_lse);
     let (p, scores) = (&inputs.problem, grads.scores.expect("there are scores"));
     let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let shape = p.scores_shape();
-    let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
     if let Some(of_rank) = grads.rank {
         wanted.gradient("dscores", &shape, F32, bias, &naive_bias);
         wanted.gradient("rank", &shape, F32, rank, &naive_rank);
         wanted.check_one("dscores", &scores, &what);
         return wanted.check_one("rank", &of_rank, &what);
     }
-    let sum = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
-    let both = Exact {
-        values: sum(&bias.values, &rank.values),
-        magnitude: sum(&bias.magnitude, &rank.magnitude),
-    };
-    wanted.gradient("both", &shape, F32, both, &sum(&naive_bias, &naive_rank));
+    let (both, naive_both) = sum((bias, naive_bias), (rank, naive_rank));
+    wanted.gradient("both", &shape, F32, both, &naive_both);
     wanted.check_one("both", &scores, &what);
 }
 
-fn case(q_len: usize, k_len: usize, window: usize) -> Case {
+/// Sums of exact and of naive gradients.
+pub(super) fn sum(a: (Exact, Vec<f64>), b: (Exact, Vec<f64>)) -> (Exact, Vec<f64>) {
+    let sum = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
+    let exact = Exact {
+        values: sum(&a.0.values, &b.0.values),
+        magnitude: sum(&a.0.magnitude, &b.0.magnitude),
+    };
+    (exact, sum(&a.1, &b.1))
+}
+
+pub(super) fn case(q_len: usize, k_len: usize, window: usize) -> Case {
     Case::new(q_len, k_len).window(window)
 }
 
 /// A case for tensor cores.
-fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
+pub(super) fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
     case(q_len, k_len, window).dim(64).element(Bf16)
 }
 

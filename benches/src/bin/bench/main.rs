@@ -213,6 +213,7 @@ fn bench_tuned(
                 Phase::Backward
                 | Phase::BackwardResidual
                 | Phase::BackwardRunnersUp
+                | Phase::BackwardLeaveOneOut
                 | Phase::BackwardDeterministic => engine_name(buffers.backward_engine),
                 _ => engine_name(buffers.engine),
             }
@@ -260,7 +261,7 @@ fn bench_tuned(
         print_spread(client, workload, buffers, args.repeats);
     }
 
-    let phases: [(Phase, Call); 10] = [
+    let phases: [(Phase, Call); 11] = [
         (Phase::Select, Buffers::select),
         (Phase::SelectRunnersUp, Buffers::select_runners_up),
         (Phase::Lists, Buffers::lists),
@@ -270,6 +271,7 @@ fn bench_tuned(
         (Phase::Backward, Buffers::backward),
         (Phase::BackwardResidual, Buffers::backward_with_residual),
         (Phase::BackwardRunnersUp, Buffers::backward_with_runners_up),
+        (Phase::BackwardLeaveOneOut, Buffers::backward_leaving_out),
         (
             Phase::BackwardDeterministic,
             Buffers::backward_deterministic,
@@ -278,7 +280,11 @@ fn bench_tuned(
     for (phase, call) in phases {
         let selects = matches!(
             phase,
-            Phase::Select | Phase::SelectRunnersUp | Phase::Lists | Phase::BackwardRunnersUp
+            Phase::Select
+                | Phase::SelectRunnersUp
+                | Phase::Lists
+                | Phase::BackwardRunnersUp
+                | Phase::BackwardLeaveOneOut
         );
         let residual = matches!(phase, Phase::ForwardResidual | Phase::BackwardResidual);
         let absent =
@@ -286,7 +292,10 @@ fn bench_tuned(
         if !wanted(phase) || absent {
             continue;
         }
-        if matches!(phase, Phase::BackwardResidual | Phase::BackwardRunnersUp) {
+        if matches!(
+            phase,
+            Phase::BackwardResidual | Phase::BackwardRunnersUp | Phase::BackwardLeaveOneOut
+        ) {
             buffers.forward_with_residual(client);
         }
         call(buffers, client);

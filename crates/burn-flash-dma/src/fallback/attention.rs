@@ -1,10 +1,13 @@
 //! Dynamic-mask attention: [`DynamicMaskOps`](crate::ops::DynamicMaskOps).
 
 use super::logits::{
-    Logits, attend, attend_nothing, changes, gradients, is_empty, products, rounded, with_residual,
+    Change, Logits, attend, attend_nothing, changes, gradients, is_empty, products, rounded,
+    with_residual,
 };
 use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
+use crate::ops::types::{
+    AttentionGrads, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
+};
 use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -147,17 +150,25 @@ pub fn backward<B: Backend>(
         Selection::Scored {
             scores,
             intervals,
-            runners_up: RunnersUp::Some { far, .. },
+            runners_up: RunnersUp::Some { far, left_out, .. },
         } => {
-            let rows = [q.clone(), k.clone(), v.clone()];
-            let selected = [intervals.clone(), far];
-            let rank = rank::<B>(rows, scores.clone(), selected, &saved, &problem);
+            let slices = [Slice::full(), Slice::full(), Slice::full(), (1..2).into()];
+            let end = B::int_slice(intervals.clone(), &slices);
+            let end = B::int_reshape(end, Shape::new(problem.scores_shape()));
+            let rank = |positions, change| {
+                let rows = [q.clone(), k.clone(), v.clone()];
+                rank::<B>(rows, scores.clone(), (positions, change), &saved, &problem)
+            };
+            let mut sum = rank([end.clone(), far], Change::Added);
+            if let LeftOut::Some { from, how } = left_out {
+                sum = B::float_add(sum, rank([from, end], Change::LeftOut(how)));
+            }
             let selection = Selection::Scored {
                 scores,
                 intervals,
                 runners_up: RunnersUp::None,
             };
-            (selection, Some(rank))
+            (selection, Some(sum))
         }
         selection => (selection, None),
     };
@@ -177,20 +188,19 @@ pub fn backward<B: Backend>(
     }
 }
 
-/// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`: the changes of the loss if the
-/// runners-up were attended, which are keys between the ends of their intervals and `far`.
+/// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, by a change of the keys between the first
+/// position and one past the last, both `[batch, kv_heads, k_len]`.
 fn rank<B: Backend>(
     [q, k, v]: [FloatTensor<B>; 3],
     scores: FloatTensor<B>,
-    [intervals, far]: [IntTensor<B>; 2],
+    (positions, change): ([IntTensor<B>; 2], Change),
     saved: &Saved<B>,
     p: &Problem,
 ) -> FloatTensor<B> {
     let bools = bool_dtype::<B>(&q.device());
     let key = Shape::new([p.batch, p.kv_heads, p.k_len, 1]);
-    let slices = [Slice::full(), Slice::full(), Slice::full(), (1..2).into()];
-    let end = B::int_slice(intervals, &slices);
-    let spans = B::int_cat(vec![end, B::int_reshape(far, key)], 3);
+    let spans = positions.map(|position| B::int_reshape(position, key.clone()));
+    let spans = B::int_cat(spans.into(), 3);
     let padding = B::float_equal_elem(scores.clone(), f32::NEG_INFINITY.into(), bools);
     let runners = Selection::Scored {
         scores,
@@ -198,10 +208,10 @@ fn rank<B: Backend>(
         runners_up: RunnersUp::None,
     };
     let logits = logits::<B>(q, k, runners, p);
-    let changes = changes::<B>(logits, v, saved, p);
+    let changes = changes::<B>(logits, change, v, saved, p);
     let rank = B::float_sum_dim(changes, 2);
     let rank = B::float_reshape(rank, Shape::new(p.scores_shape()));
-    // A key that is never attended is no runner-up either.
+    // A key that is never attended learns nothing.
     B::float_mask_fill(rank, padding, 0.0f32.into())
 }
 

@@ -7,7 +7,7 @@ use crate::ops::types::{Forwarded, OptionalFloat, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{LeaveOneOut, Problem};
 
 /// The output in f32 and the LSE of logits.
 pub(crate) fn attend<B: Backend>(
@@ -148,10 +148,44 @@ pub(crate) fn gradients<B: Backend>(
     (grads, grad_logits)
 }
 
-/// What the loss would change by if the query of a selected pair attended to its key as well, shaped as [`Logits`]:
-/// with `x` the logit minus the LSE, `sigmoid(x) grad_out . (v - out) + grad_lse softplus(x)`.
+/// The change of a query's keys by which a rank learns.
+#[derive(Clone, Copy)]
+pub(crate) enum Change {
+    /// A runner-up is attended as well.
+    Added,
+    /// A kept key is not.
+    LeftOut(LeaveOneOut),
+}
+
+impl Change {
+    /// What a query has from a key whose logit is `x` above its LSE: the factor of `v - out`, and the part of the LSE.
+    fn parts<B: Backend>(self, x: FloatTensor<B>) -> [FloatTensor<B>; 2] {
+        match self {
+            Self::Added => {
+                let bools = bool_dtype::<B>(&x.device());
+                let negative = B::float_lower_elem(x.clone(), 0.0f32.into(), bools);
+                let e = B::float_exp(B::float_neg(B::float_abs(x.clone())));
+                let larger = B::float_recip(B::float_add_scalar(e.clone(), 1.0f32.into()));
+                let smaller = B::float_mul(e.clone(), larger.clone());
+                let sigmoid = B::float_mask_where(larger, negative.clone(), smaller);
+                let positive = B::float_mask_fill(x, negative, 0.0f32.into());
+                [sigmoid, B::float_add(positive, B::float_log1p(e))]
+            }
+            Self::LeftOut(how) => {
+                let p = B::float_exp(x);
+                let rest =
+                    B::float_add_scalar(B::float_neg(p.clone()), (1.0 + how.besides()).into());
+                let weight = B::float_div(p, rest);
+                [weight.clone(), B::float_log1p(weight)]
+            }
+        }
+    }
+}
+
+/// What the loss has from the keys of the selected pairs by a change, shaped as [`Logits`].
 pub(crate) fn changes<B: Backend>(
     logits: Logits<B>,
+    change: Change,
     v: FloatTensor<B>,
     saved: &Saved<B>,
     problem: &Problem,
@@ -167,19 +201,13 @@ pub(crate) fn changes<B: Backend>(
     let selected = B::bool_and(logits.selected, alive);
 
     let x = B::float_sub(logits.logits, lse);
-    let negative = B::float_lower_elem(x.clone(), 0.0f32.into(), bools);
-    let e = B::float_exp(B::float_neg(B::float_abs(x.clone())));
-    let larger = B::float_recip(B::float_add_scalar(e.clone(), 1.0f32.into()));
-    let smaller = B::float_mul(e.clone(), larger.clone());
-    let sigmoid = B::float_mask_where(larger, negative.clone(), smaller);
+    let [weight, of_lse] = change.parts::<B>(x);
     let dp = B::float_matmul(grad_out.clone(), B::float_transpose(to_f32::<B>(v)));
     let mean = B::float_sum_dim(B::float_mul(grad_out, out), 3);
-    let mut change = B::float_mul(sigmoid, B::float_sub(dp, mean));
+    let mut change = B::float_mul(weight, B::float_sub(dp, mean));
     if let OptionalFloat::Some(grad_lse) = &saved.grad_lse {
-        let positive = B::float_mask_fill(x, negative, 0.0f32.into());
-        let softplus = B::float_add(positive, B::float_log1p(e));
         let grad_lse = B::float_reshape(grad_lse.clone(), rows);
-        change = B::float_add(change, B::float_mul(softplus, grad_lse));
+        change = B::float_add(change, B::float_mul(of_lse, grad_lse));
     }
     B::float_mask_fill(change, B::bool_not(selected), 0.0f32.into())
 }

@@ -7,7 +7,7 @@ use super::state::{AllKeys, Masked, ScoredKeys, SelectedKeys};
 use crate::engines;
 use crate::mask::AttentionMask;
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{RunnersUp, Selection};
+use crate::ops::types::{LeftOut, RunnersUp, Selection};
 use crate::spans::span;
 use crate::validate::{
     expect, is_tracked, rows_element, same_device, scores_as_f32, supported, tracked,
@@ -362,6 +362,9 @@ impl Call {
                             far: next.far.into_dispatch(),
                             max_live: next.max_live,
                             rank: next.rank.into_dispatch(),
+                            left_out: LeftOut::from_option(
+                                (next.left_out).map(|(from, how)| (from.into_dispatch(), how)),
+                            ),
                         },
                     },
                 }

@@ -43,6 +43,35 @@ pub(crate) fn compose(
     }
 }
 
+/// The first position at which its rank keeps each key of scores `[batch, kv_heads, k_len]`, the same shape, i32: from
+/// where it is not one of the `recent` keys any more; past the last for the first `sinks` keys, of each document.
+pub(crate) fn kept_by_rank_from(
+    scores: &Tensor<3>,
+    [recent, sinks]: [usize; 2],
+    documents: Option<&Documents>,
+) -> Tensor<3, Int> {
+    let [batch, heads, k_len] = scores.dims();
+    let device = scores.device();
+    let options = (&device, DType::I32);
+    if batch * heads * k_len == 0 {
+        return Tensor::zeros([batch, heads, k_len], options);
+    }
+    let keys = Tensor::<1, Int>::arange(0..k_len as i64, options).reshape([1, 1, k_len]);
+    let recent = recent.min(k_len) as i64;
+    let from = keys.clone().add_scalar(recent);
+    let documents = documents.filter(|documents| documents.equal() != Some(k_len));
+    let from = match (sinks, documents) {
+        (0, _) => from,
+        (_, None) => from.mask_fill(keys.lower_elem(sinks.min(k_len) as i64), k_len as i64),
+        (_, Some(documents)) => {
+            let start = documents.layout(&device).start.reshape([batch, 1, k_len]);
+            let sink = (keys - start).lower_elem(sinks.min(k_len) as i64);
+            from.expand([batch, 1, k_len]).mask_fill(sink, k_len as i64)
+        }
+    };
+    from.expand([batch, heads, k_len])
+}
+
 /// Selects in rows that are documents of their own, `[rows, heads, len]` of any meaning.
 fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
     let [rows, heads, len] = scores.dims();

@@ -7,7 +7,9 @@ use crate::ops::attention::DynamicMaskOps;
 use crate::validate::{expect, same_device, scores_as_f32};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, TensorSpec};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, LeaveOneOut, Problem, TensorName, TensorSpec,
+};
 
 /// The positions of the queries that attend to each key: a selection, as a value.
 ///
@@ -26,15 +28,17 @@ pub struct Intervals {
     origin: Origin,
 }
 
-/// The keys that are ranked next after the window, and by what.
+/// What a tensor that ranks the keys learns by: the keys that are ranked next after the window, and kept keys.
 #[derive(Clone, Debug)]
 pub(crate) struct RankedNext {
-    /// One past the last position at which each key is one of them, `[batch, kv_heads, k_len]` i32.
+    /// One past the last position at which each key is one of those, `[batch, kv_heads, k_len]` i32.
     pub(crate) far: Tensor<3, Int>,
     /// The most keys of a head that one position would attend to if the intervals ended there.
     pub(crate) max_live: usize,
     /// The tensor that ranks the keys, which gets their gradient: f32, and tracked by autodiff.
     pub(crate) rank: Tensor<3>,
+    /// With kept keys: the first position at which its rank keeps each of them, `[batch, kv_heads, k_len]` i32.
+    pub(crate) left_out: Option<(Tensor<3, Int>, LeaveOneOut)>,
 }
 
 /// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.
@@ -154,7 +158,7 @@ impl Intervals {
 
     /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32,
     /// never before the end of its interval: present if autodiff tracks the scores and the selector has
-    /// [runners-up](crate::Selector::runners_up).
+    /// [runners-up](crate::Selector::runners_up) or [leaves keys out](crate::Selector::leave_one_out).
     #[must_use]
     pub fn far(&self) -> Option<&Tensor<3, Int>> {
         self.runners_up.as_ref().map(|next| &next.far)
@@ -382,6 +386,7 @@ mod tests {
                 far,
                 max_live: 4,
                 rank: scores.clone(),
+                left_out: None,
             });
         }
         let attention = Attention::new(q, k, v).scores(scores.clone());

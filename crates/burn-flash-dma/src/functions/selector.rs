@@ -1,11 +1,11 @@
 //! Rules that make intervals of scores.
 
-use super::composition::{compose, ints};
+use super::composition::{compose, ints, kept_by_rank_from};
 use super::documents::Documents;
 use super::selection::{Intervals, Origin, RankedNext};
 use crate::validate::{expect, scores_as_f32};
 use burn::tensor::{DType, Int, Tensor};
-use flash_dma_problem::{AttentionError, SelectionRule};
+use flash_dma_problem::{AttentionError, LeaveOneOut, SelectionRule};
 
 /// How many keys a query keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,7 @@ pub struct Selector {
     sinks: usize,
     documents: Option<Documents>,
     runners_up: usize,
+    leave_one_out: Option<LeaveOneOut>,
 }
 
 impl Selector {
@@ -67,6 +68,7 @@ impl Selector {
             sinks: 0,
             documents: None,
             runners_up: 0,
+            leave_one_out: None,
         }
     }
 
@@ -94,6 +96,15 @@ impl Selector {
     /// tensor attention adds to the logits.
     pub fn runners_up(mut self, runners_up: usize) -> Self {
         self.runners_up = runners_up;
+        self
+    }
+
+    /// Gives the scores of the keys that their rank keeps the gradient of what they are worth, see [`LeaveOneOut`],
+    /// whether or not there are runners-up. Recent keys and sinks are kept whatever their rank, and learn nothing. The
+    /// backward pass then multiplies as many pairs again as there are kept ones, twice where attention multiplies them
+    /// five times; nothing else changes. As with runners-up, autodiff must track the scores.
+    pub fn leave_one_out(mut self, how: impl Into<Option<LeaveOneOut>>) -> Self {
+        self.leave_one_out = how.into();
         self
     }
 
@@ -128,24 +139,28 @@ impl Selector {
             // Sums of positions, and the tokens of all sequences, are 32-bit numbers.
             check_len(2 * batch.max(1) * k_len)?;
         }
-        let ranked = (self.runners_up > 0 && is_tracked(&scores)).then(|| scores.clone());
+        let learns = self.runners_up > 0 || self.leave_one_out.is_some();
+        let ranked = (learns && is_tracked(&scores)).then(|| scores.clone());
         let scores = scores.detach();
         let documents = self.documents.as_ref();
         let max_live = (heads.iter().map(|(rule, _)| rule.window).max()).unwrap_or(1);
+        let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
         let runners_up = ranked.map(|rank| {
-            let wider = |rule: SelectionRule| rule.widened(self.runners_up);
-            let [batch, heads_len, k_len] = scores.dims();
-            let both = each_head(&heads, &scores, |rule, z| {
-                compose(z, wider(rule), documents)
-            });
-            let far = both.narrow(3, 1, 1).reshape([batch, heads_len, k_len]);
+            let both = match self.runners_up {
+                0 => tensor.clone(),
+                more => each_head(&heads, &scores, |rule, z| {
+                    compose(z, rule.widened(more), documents)
+                }),
+            };
+            let parts = [self.recent, self.sinks];
+            let from = || kept_by_rank_from(&scores, parts, documents);
             RankedNext {
-                far,
+                far: both.narrow(3, 1, 1).reshape(scores.dims()),
                 max_live: max_live.saturating_add(self.runners_up),
                 rank,
+                left_out: self.leave_one_out.map(|how| (from(), how)),
             }
         });
-        let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
         Ok(Intervals::new(
             tensor,
             runners_up,

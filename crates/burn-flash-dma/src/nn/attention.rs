@@ -15,7 +15,7 @@ use crate::functions::heads::try_split_heads;
 use crate::functions::product::{linear, try_product};
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
-use crate::validate::{check_shape, element_type, expect, same_device, scores_as_f32};
+use crate::validate::{check_shape, element_type, expect, is_tracked, same_device, scores_as_f32};
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{
@@ -23,8 +23,8 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
-    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Problem, ScoreRole,
-    SelectionRule, TensorName,
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, LeaveOneOut, Problem,
+    ScoreRole, SelectionRule, TensorName,
 };
 
 /// Configuration of [`DynamicMaskAttention`].
@@ -73,6 +73,10 @@ pub struct DynamicMaskAttentionConfig {
     /// [`ScoreForm::Linear`], under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`]
     /// added to the logits none. They change no output; without a window there are none.
     pub runners_up: Option<usize>,
+    /// What the scores of kept keys learn in training, see [`Selector::leave_one_out`]. Default: nothing. They change no
+    /// output; with them scores learn even where nothing is evicted. Without a window there are none, and with a mask that
+    /// says for each query which keys it sees the layer refuses them.
+    pub leave_one_out: Option<LeaveOneOut>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
     pub causal: bool,
@@ -166,6 +170,8 @@ pub struct DynamicMaskAttention {
     token_gradient: GradientScale,
     #[module(skip)]
     runners_up: Option<usize>,
+    #[module(skip)]
+    leave_one_out: Option<LeaveOneOut>,
     #[module(skip)]
     score_role: ScoreRole,
     #[module(skip)]
@@ -278,6 +284,7 @@ impl DynamicMaskAttentionConfig {
             by_position,
             token_gradient,
             runners_up: self.runners_up,
+            leave_one_out: self.leave_one_out,
             score_role,
             options,
         })
@@ -603,12 +610,13 @@ impl DynamicMaskAttention {
         self.attend_to(&intervals, [q, k, v], scores, tokens, options)
     }
 
-    /// Whether every query keeps all keys that it sees: then there are no runners-up either.
+    /// Whether every query keeps all keys that it sees, and none is to learn by that.
     fn evicts_nothing(&self, scores: &Tensor<3>, tokens: &Tokens) -> bool {
         let [_, _, len] = scores.dims();
         let window = self.options.keep_window.unwrap_or(usize::MAX);
         let by_scores = tokens.documents.is_none() && self.recent == 0 && self.sinks == 0;
-        by_scores && window >= len
+        let learns = self.options.keep_window.and(self.leave_one_out);
+        by_scores && window >= len && !(learns.is_some() && is_tracked(scores))
     }
 
     /// The output and its selection, which is the given one if there is one.
@@ -675,7 +683,8 @@ impl DynamicMaskAttention {
             Some(window) => Selector::top(window)
                 .recent(self.recent)
                 .sinks(self.sinks)
-                .runners_up(self.runners_up(window)),
+                .runners_up(self.runners_up(window))
+                .leave_one_out(self.leave_one_out),
             None => Selector::top(usize::MAX),
         };
         match documents {
@@ -785,9 +794,9 @@ impl DynamicMaskAttention {
         self.runners_up.unwrap_or(default)
     }
 
-    /// Whether its configuration asks for runners-up.
-    pub(super) fn asks_for_runners_up(&self) -> bool {
-        self.runners_up.is_some_and(|runners_up| runners_up > 0)
+    /// Whether its configuration asks for keys that learn by their ranks.
+    pub(super) fn asks_for_ranked_keys(&self) -> bool {
+        self.leave_one_out.is_some() || self.runners_up.is_some_and(|runners_up| runners_up > 0)
     }
 
     /// The recent keys and the sinks of its window.

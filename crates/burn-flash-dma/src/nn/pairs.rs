@@ -32,7 +32,7 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let rule = (options.keep_window.take()).map(|window| self.rule(window));
-        if rule.is_some() && self.asks_for_runners_up() && is_tracked(&scores) {
+        if rule.is_some() && self.asks_for_ranked_keys() && is_tracked(&scores) {
             let what = "runners-up";
             return Err(AttentionError::MaskedSelection { what });
         }

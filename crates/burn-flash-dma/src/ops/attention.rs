@@ -94,7 +94,8 @@ pub trait DynamicMaskOps: Backend {
     }
 
     /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would
-    /// change by if they were attended. First order only: autodiff panics with the text of
+    /// change by if they were attended, and for kept keys that learn what [`LeaveOneOut`](crate::LeaveOneOut) says. First
+    /// order only: autodiff panics with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks q, k, v, the scores or a
     /// gradient.
     #[fusion(meta = backward_meta)]

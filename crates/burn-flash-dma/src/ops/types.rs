@@ -4,6 +4,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
+use flash_dma_problem::LeaveOneOut;
 use std::sync::Arc;
 
 /// The keys that are attended, and the scores that weight them.
@@ -19,7 +20,7 @@ pub enum Selection<B: Backend> {
         /// `[batch, kv_heads, k_len, 2]`, i32: what
         /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
         intervals: IntTensor<B>,
-        /// Present if runners-up have a gradient; only the backward pass reads them.
+        /// Present if a tensor that ranks the keys has a gradient; only the backward pass reads them.
         #[extension_type]
         runners_up: RunnersUp<B>,
     },
@@ -100,13 +101,14 @@ impl<B: Backend> PackedRows<B> {
     }
 }
 
-/// The keys that just miss the window.
+/// The keys that just miss the window, and what the tensor that ranks the keys learns by.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum RunnersUp<B: Backend> {
     /// None: only the scores of attended keys have a gradient.
     None,
-    /// Some, whose gradient is that of the tensor that ranks the keys.
+    /// Some, whose gradient is that of the tensor that ranks the keys. A `far` that nowhere is after the end of its
+    /// interval says that there are none.
     Some {
         /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
         /// from the end of its interval on.
@@ -117,16 +119,40 @@ pub enum RunnersUp<B: Backend> {
         /// `[batch, kv_heads, k_len]`, f32: the tensor that ranks the keys, the scores or another one. Nothing reads
         /// its values; autodiff gives it the gradient.
         rank: FloatTensor<B>,
+        /// Present if kept keys learn what they are worth, too.
+        #[extension_type]
+        left_out: LeftOut<B>,
     },
 }
 
-#[cfg(any(feature = "cube", feature = "flex"))]
-impl<B: Backend> RunnersUp<B> {
-    /// The ends, which are all that an engine reads, and the most keys that are alive at one position until then.
-    pub(crate) fn into_far(self) -> Option<(IntTensor<B>, usize)> {
+/// The kept keys that learn what they are worth.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum LeftOut<B: Backend> {
+    /// None.
+    None,
+    /// Those that their rank keeps.
+    Some {
+        /// `[batch, kv_heads, k_len]`, i32: the first position at which its rank keeps a key, not before the key itself;
+        /// one from the end of its interval on is none.
+        from: IntTensor<B>,
+        /// What they learn.
+        how: LeaveOneOut,
+    },
+}
+
+impl<B: Backend> LeftOut<B> {
+    pub(crate) fn from_option(kept: Option<(IntTensor<B>, LeaveOneOut)>) -> Self {
+        match kept {
+            None => Self::None,
+            Some((from, how)) => Self::Some { from, how },
+        }
+    }
+
+    pub(crate) fn into_option(self) -> Option<(IntTensor<B>, LeaveOneOut)> {
         match self {
             Self::None => None,
-            Self::Some { far, max_live, .. } => Some((far, max_live)),
+            Self::Some { from, how } => Some((from, how)),
         }
     }
 }
@@ -177,7 +203,7 @@ pub struct AttentionGrads<B: Backend> {
     #[extension_type]
     pub scores: OptionalFloat<B>,
     /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; present exactly if the
-    /// selection has runners-up.
+    /// selection has a tensor that does.
     #[extension_type]
     pub rank: OptionalFloat<B>,
 }

@@ -4,11 +4,13 @@ use crate::case::{Case, ELEMENTS, Gradients, Tensors, cases, values};
 use crate::values::ints;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::fallback::attention as fallback;
-use burn_flash_dma::ops::{DynamicMaskOps, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
-use burn_flash_dma::{AttentionOptions, ElementType, Problem, SelectionRule};
-use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
+use burn_flash_dma::ops::{
+    DynamicMaskOps, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
+};
+use burn_flash_dma::{AttentionOptions, ElementType, LeaveOneOut, Problem, SelectionRule};
+use flash_dma_reference::compare::{Exact, GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, compose, generate::Scores};
 
 /// What one engine makes of a case.
@@ -102,7 +104,7 @@ fn the_default_bodies_match_the_oracle() {
 
 /// The gradient of the rank beside the others, of the default bodies and of Flex's engine.
 #[test]
-fn the_gradient_of_runners_up_matches_the_oracle() {
+fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
     for (kind, element, more) in [
         (Scores::Normal, ElementType::F32, 3),
         (Scores::Padded, ElementType::Bf16, 100),
@@ -115,30 +117,43 @@ fn the_gradient_of_runners_up_matches_the_oracle() {
             let case = Case::new([2, 4, 2, 19, 24, 8], Some(kind), element, options, 3);
             for (with_lse, engine) in [(false, false), (true, false), (false, true), (true, true)] {
                 let what = format!("{} with {more} runners-up, {with_lse}, {engine}", case.name);
-                let rank = rank(&case, more, with_lse, engine);
                 let grad_lse = with_lse.then_some(&case.grad_lse[..]);
-                let exact = case.inputs.rank_gradient(more, &case.grad_out, grad_lse);
-                let naive = case
-                    .inputs
-                    .naive_rank_gradient(more, &case.grad_out, grad_lse);
-                let shape = case.problem().scores_shape();
-                compare(
-                    &what,
-                    &shape,
-                    &rank,
-                    &exact,
-                    &naive,
-                    ElementType::F32,
-                    GRADIENT,
-                )
-                .unwrap();
+                let (inputs, grad_out) = (&case.inputs, &case.grad_out);
+                let check = |left_out, exact: &Exact, naive: &[f64]| {
+                    let rank = rank(&case, more, left_out, with_lse, engine);
+                    let shape = case.problem().scores_shape();
+                    let element = ElementType::F32;
+                    compare(&what, &shape, &rank, exact, naive, element, GRADIENT).unwrap();
+                };
+                let mut exact = inputs.rank_gradient(more, grad_out, grad_lse);
+                let mut naive = inputs.naive_rank_gradient(more, grad_out, grad_lse);
+                check(None, &exact, &naive);
+                // Some keys from their own position on, some later, some never.
+                let keys = 0..exact.values.len();
+                let from = keys.map(|key| (key % 24 + [0, 0, 2, 24][key % 4]) as u32);
+                let (from, how) = (from.collect::<Vec<u32>>(), LeaveOneOut::default());
+                let kept = inputs.left_out_gradient((&from, how), grad_out, grad_lse);
+                let naive_kept = inputs.naive_left_out_gradient((&from, how), grad_out, grad_lse);
+                let add = |to: &mut [f64], more: &[f64]| {
+                    to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
+                };
+                add(&mut exact.values, &kept.values);
+                add(&mut exact.magnitude, &kept.magnitude);
+                add(&mut naive, &naive_kept);
+                check(Some((&from, how)), &exact, &naive);
             }
         }
     }
 }
 
 /// The gradient of the rank, by the operations below the `Tensor` API.
-fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
+fn rank(
+    case: &Case,
+    more: usize,
+    left_out: Option<(&[u32], LeaveOneOut)>,
+    with_lse: bool,
+    engine: bool,
+) -> Vec<f64> {
     let device = Device::flex();
     let p = *case.problem();
     let primitive = |t: Tensor<4>| t.try_into_primitive::<Flex>().unwrap();
@@ -173,6 +188,18 @@ fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
         far: far.try_into_primitive::<Flex>().unwrap(),
         max_live: p.k_len,
         rank: scores.clone(),
+        left_out: match left_out {
+            None => LeftOut::None,
+            Some((from, how)) => {
+                let from = from.iter().map(|&from| from as i32).collect::<Vec<i32>>();
+                let from = TensorData::new(from, p.scores_shape());
+                let from = Tensor::<3, Int>::from_data(from, (&device, DType::I32));
+                LeftOut::Some {
+                    from: from.try_into_primitive::<Flex>().unwrap(),
+                    how,
+                }
+            }
+        },
     };
     let (a, b, c) = rows();
     let grads = match engine {

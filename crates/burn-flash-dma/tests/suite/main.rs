@@ -19,6 +19,7 @@ mod gradients;
 mod heads;
 mod inspection;
 mod layer;
+mod leave_one_out;
 mod lora;
 mod masked;
 #[cfg(feature = "train")]

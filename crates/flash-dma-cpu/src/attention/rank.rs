@@ -1,6 +1,7 @@
-//! The gradient of the rank: for each query and each of its runners-up the change of the loss if the key were attended.
+//! The gradient of the rank: for each query the change of the loss if one of its runners-up were attended, or a key that
+//! it keeps were not.
 //!
-//! The tasks and tiles of the backward pass, with the runners-up as keys and two products per pair. Every task sums
+//! The tasks and tiles of the backward pass, with the runners-up or the kept keys as keys and two products per pair. Every task sums
 //! over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
 
 use super::backward::{GradientTile, PairGradients};
@@ -14,13 +15,49 @@ use crate::keys::tile::TileKeys;
 use crate::keys::visibility::{Visibility, VisibleLanes, VisiblePairs};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
-use crate::simd::{LANES, Loop, run, sigmoid_softplus, tanh};
+use crate::simd::{LANES, Loop, exp, run, sigmoid_softplus, tanh};
 use rayon::prelude::*;
 
-/// Overwrites `rank`, contiguous `[batch, kv_heads, k_len]`. The keys of `operands` are the runners-up.
+/// The change of a query's keys by which a rank learns.
+pub(crate) trait Change: Copy + Sync {
+    /// What a query whose LSE is `above` less than the logit of a key has from the key: the factor of `v - out`, and the
+    /// part of the LSE, which is only read with `LSE`.
+    fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32);
+}
+
+/// A runner-up is attended as well.
+#[derive(Clone, Copy)]
+pub(crate) struct Added;
+
+impl Change for Added {
+    #[inline(always)]
+    fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32) {
+        sigmoid_softplus::<FUSED>(above)
+    }
+}
+
+/// A kept key is not, and the output itself has the weight `besides`.
+#[derive(Clone, Copy)]
+pub(crate) struct LeftOut {
+    pub(crate) besides: f32,
+}
+
+impl Change for LeftOut {
+    #[inline(always)]
+    fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32) {
+        let p = exp::<FUSED>(above);
+        let weight = p / (1.0 + self.besides - p);
+        // A call per pair.
+        let lse = if LSE { weight.ln_1p() } else { 0.0 };
+        (weight, lse)
+    }
+}
+
+/// Adds to `rank`, contiguous `[batch, kv_heads, k_len]`, what the keys of `operands` learn by a change.
 pub(crate) fn rank<E: Element, R: KeyRows<E>>(
     operands: &Operands<'_, E, R>,
     saved: &Saved<'_, E>,
+    change: impl Change,
     rank: &mut [f32],
 ) {
     let problem = operands.problem;
@@ -29,9 +66,8 @@ pub(crate) fn rank<E: Element, R: KeyRows<E>>(
     let done: Vec<(Vec<u32>, Vec<f32>)> = (0..tasks)
         .into_par_iter()
         .with_max_len(1)
-        .map(|task| of_chunk(operands, saved, &chunks.rows(task)))
+        .map(|task| of_chunk(operands, saved, change, &chunks.rows(task)))
         .collect();
-    rank.fill(0.0);
     for (task, (index, sums)) in done.iter().enumerate() {
         let row = task / chunks.per_head() * problem.k_len;
         for (&key, sum) in index.iter().zip(sums) {
@@ -40,10 +76,11 @@ pub(crate) fn rank<E: Element, R: KeyRows<E>>(
     }
 }
 
-/// The runners-up of a chunk of queries, and their sums.
+/// The keys of a chunk of queries, and their sums.
 fn of_chunk<E: Element, R: KeyRows<E>>(
     operands: &Operands<'_, E, R>,
     saved: &Saved<'_, E>,
+    change: impl Change,
     chunk: &QueryRows,
 ) -> (Vec<u32>, Vec<f32>) {
     let problem = operands.problem;
@@ -74,6 +111,7 @@ fn of_chunk<E: Element, R: KeyRows<E>>(
                 products: pairs.p.read(len),
                 dp: pairs.ds.read(len),
                 block: &block,
+                change,
                 softcap: problem.softcap,
                 lse: tile.lse.read(tile.rows),
                 delta: tile.delta.read(tile.rows),
@@ -88,13 +126,14 @@ fn of_chunk<E: Element, R: KeyRows<E>>(
     (keys.into_index(), sums)
 }
 
-/// The sums over the rows of one block of runners-up.
-struct RankBlock<'a> {
+/// The sums over the rows of one block of keys.
+struct RankBlock<'a, C> {
     /// `[rows, columns]`: scaled products.
     products: &'a [f32],
     /// `[rows, columns]`: products of the output gradients and the values.
     dp: &'a [f32],
     block: &'a KeyBlock<'a>,
+    change: C,
     softcap: Option<f32>,
     /// `[rows]`: -inf for a row that attends to nothing.
     lse: &'a [f32],
@@ -106,21 +145,23 @@ struct RankBlock<'a> {
     sums: &'a mut [[f32; LANES]],
 }
 
-impl Loop for RankBlock<'_> {
+impl<C: Change> Loop for RankBlock<'_, C> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        match self.block.visible {
-            Visibility::Queries(visible) => self.rows::<FUSED, _>(visible),
-            Visibility::Bits(visible) => self.rows::<FUSED, _>(visible),
+        match (self.grad_lse, self.block.visible) {
+            (None, Visibility::Queries(visible)) => self.rows::<FUSED, false, _>(visible),
+            (None, Visibility::Bits(visible)) => self.rows::<FUSED, false, _>(visible),
+            (Some(_), Visibility::Queries(visible)) => self.rows::<FUSED, true, _>(visible),
+            (Some(_), Visibility::Bits(visible)) => self.rows::<FUSED, true, _>(visible),
         }
     }
 }
 
-impl RankBlock<'_> {
+impl<C: Change> RankBlock<'_, C> {
     #[inline(always)]
-    fn rows<const FUSED: bool, V: VisiblePairs>(self, visible: V) {
+    fn rows<const FUSED: bool, const LSE: bool, V: VisiblePairs>(self, visible: V) {
         let columns = self.block.columns;
         let tested = self.block.tested / LANES;
         let blocks = (self.products.chunks_exact(columns)).zip(self.dp.chunks_exact(columns));
@@ -141,10 +182,11 @@ impl RankBlock<'_> {
                         Some(cap) => cap * tanh::<FUSED>(products[t] / cap),
                         None => products[t],
                     };
-                    let (weight, softplus) = sigmoid_softplus::<FUSED>(logit + bias[c][t] - lse);
+                    let above = logit + bias[c][t] - lse;
+                    let (weight, part) = self.change.part::<FUSED, LSE>(above);
                     change[t] = weight * (dp[t] - mean);
-                    if self.grad_lse.is_some() {
-                        change[t] += of_lse * softplus;
+                    if LSE {
+                        change[t] += of_lse * part;
                     }
                 }
                 if c >= tested {

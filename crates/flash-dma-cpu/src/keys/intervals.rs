@@ -8,13 +8,22 @@ use crate::view::View;
 use flash_dma_problem::Interval;
 use std::ops::Range;
 
-/// The runners-up: each key on the positions from the end of its interval to its `far`, unless its score is −∞.
+/// The keys whose ranks learn, each on some positions, unless its score is −∞.
 #[derive(Clone, Copy)]
-pub(crate) struct RunnersUp<'a> {
+pub(crate) struct Ranked<'a> {
     /// Contiguous `[batch, kv_heads, k_len]`.
     pub(crate) intervals: &'a [Interval],
-    pub(crate) far: &'a [u32],
+    pub(crate) positions: RankedPositions<'a>,
     pub(crate) scores: View<'a, f32, 3>,
+}
+
+/// The positions at which a key's rank learns; contiguous `[batch, kv_heads, k_len]`.
+#[derive(Clone, Copy)]
+pub(crate) enum RankedPositions<'a> {
+    /// Of runners-up: those from the end of its interval to before this one.
+    RunnersUp(&'a [u32]),
+    /// Of kept keys: those from this one to the end of its interval.
+    Kept(&'a [u32]),
 }
 
 /// The keys of a chunk of queries, listed tile by tile. A key enters once and leaves once, so the lists of a whole
@@ -70,19 +79,26 @@ impl IntervalLists {
         }
     }
 
-    /// The keys of a kv head that are runners-up at some position of a chunk, by their first such position.
-    pub(crate) fn runners_up(
-        runners: &RunnersUp<'_>,
+    /// The keys of a kv head whose ranks learn at some position of a chunk, by their first such position.
+    pub(crate) fn ranked(
+        ranked: &Ranked<'_>,
         k_len: usize,
         KvHead { batch, head }: KvHead,
         chunk: Span,
     ) -> Self {
-        let row = batch * runners.scores.shape[1] + head;
-        let keys = row * k_len..(row + 1) * k_len;
-        let scores = runners.scores.row(batch, head);
-        let (intervals, far) = (&runners.intervals[keys.clone()], &runners.far[keys]);
+        let row = batch * ranked.scores.shape[1] + head;
+        let first_key = row * k_len;
+        let scores = ranked.scores.row(batch, head);
+        let positions = |j: usize| {
+            let Interval { first, end } = ranked.intervals[first_key + j];
+            match ranked.positions {
+                RankedPositions::RunnersUp(far) => (end, far[first_key + j]),
+                RankedPositions::Kept(from) => (from[first_key + j].max(first), end),
+            }
+        };
         let mut lives: Vec<(u32, u32, u32)> = (0..k_len)
-            .map(|j| (intervals[j].end, far[j], j as u32))
+            .map(|j| (positions(j), j as u32))
+            .map(|((first, end), j)| (first, end, j))
             .filter(|&(first, end, j)| {
                 let seen = i64::from(first) <= chunk.last && i64::from(end) > chunk.first;
                 seen && first < end && scores[j as usize] != f32::NEG_INFINITY

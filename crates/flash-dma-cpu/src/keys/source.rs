@@ -1,7 +1,7 @@
 //! Where a pass takes its keys from.
 
 use super::bias::Bias;
-use super::intervals::RunnersUp;
+use super::intervals::{Ranked, RankedPositions};
 use crate::args::{Inputs, MaskedInputs, Selection};
 use crate::element::Element;
 use crate::queries::KvHead;
@@ -25,8 +25,8 @@ pub(crate) enum KeySource<'a> {
     All,
     /// The keys whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
     Intervals(&'a [Interval]),
-    /// The keys that are runners-up at the query's position.
-    RunnersUp(RunnersUp<'a>),
+    /// The keys whose ranks learn at the query's position.
+    Ranked(Ranked<'a>),
     /// The keys that a mask's tile plan shows, up to the query's position.
     Planned(MaskBits<'a>),
 }
@@ -72,21 +72,22 @@ impl<'a, E: Element> Keys<'a, KeyTensors<'a, E>> {
         }
     }
 
-    /// The runners-up of a selection that has some.
-    pub(crate) fn runners_up(
+    /// Those of a selection whose ranks learn.
+    pub(crate) fn ranked(
         problem: &Problem,
         inputs: &Inputs<'a, E>,
         selection: &Selection<'a>,
+        positions: RankedPositions<'a>,
     ) -> Self {
         let (k, v) = (inputs.k, inputs.v);
-        let runners = RunnersUp {
+        let ranked = Ranked {
             intervals: selection.intervals,
-            far: selection.far.expect("the selection has runners-up"),
+            positions,
             scores: selection.scores,
         };
         Self {
             rows: KeyTensors { k, v },
-            source: KeySource::RunnersUp(runners),
+            source: KeySource::Ranked(ranked),
             bias: Some(Bias::of_scores(&selection.scores, problem.group())),
         }
     }

@@ -35,11 +35,11 @@ impl<'a> TileKeys<'a> {
                 let row = chunk.kv_head.batch * problem.kv_heads + chunk.kv_head.head;
                 by_intervals(Some(&intervals[row * k_len..(row + 1) * k_len]))
             }
-            KeySource::RunnersUp(runners) => {
+            KeySource::Ranked(ranked) => {
                 let positions = Positions::from(problem);
                 let span = positions.span(&chunk.queries);
                 Self::Intervals {
-                    lists: IntervalLists::runners_up(runners, k_len, chunk.kv_head, span),
+                    lists: IntervalLists::ranked(ranked, k_len, chunk.kv_head, span),
                     positions,
                 }
             }

@@ -23,7 +23,7 @@ pub(crate) struct MmaBlueprints {
 /// Compile-time configuration of the rank kernel, and its chunks of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RankBlueprint {
-    /// Tiles of runners-up in place of keys.
+    /// Tiles of keys whose ranks learn.
     pub tiles: DkdvBlueprint,
     /// Queries per chunk, a multiple of `tiles.queries()`.
     pub chunk: usize,
@@ -72,7 +72,7 @@ pub(crate) struct DkdvBlueprint {
     pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
-    /// Whether pairs are dropped; never those of runners-up.
+    /// Whether pairs are dropped; never those by which a rank learns.
     pub dropout: bool,
     /// The slopes of ALiBi that a cube reads, one per query head of its kv head; 0 without ALiBi.
     pub slopes: usize,

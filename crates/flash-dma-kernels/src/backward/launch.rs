@@ -3,6 +3,7 @@
 use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::delta::SumTerms;
+use crate::backward::rank::terms::rank_terms;
 use crate::backward::{Backward, matrix};
 use crate::host::check::{address_type, check_segments, elem_type, vector_size};
 use crate::host::engine::{Engine, Instruction, Refusal};
@@ -11,7 +12,7 @@ use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
-use crate::pattern::intervals::runners::{RunnersUp, runners_up};
+use crate::pattern::intervals::ranked::{RankedKeys, RankedSource, ranked_keys};
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
@@ -69,7 +70,7 @@ impl Blueprints {
     pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let dkdv = OrderedKeys::bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
-        let rank = RunnersUp::bytes(problem, selection);
+        let rank = RankedKeys::bytes(problem, selection);
         LiveKeys::bytes(problem) + bytes(problem.lse_shape()) + dq.max(dkdv).max(rank)
     }
 }
@@ -300,21 +301,24 @@ impl<'a> BackwardPass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    /// The gradient of the rank, if there are runners-up; keys that are none keep their zero. `blueprint` is that of
+    /// The gradient of the rank, if one learns; keys by which it does not keep their zero. `blueprint` is that of
     /// dk and dv, whose tiles have room for more than this kernel needs.
     fn launch_rank(&self, grads: &Gradients, blueprint: Blueprint) {
         let (client, problem) = (self.client, self.problem);
         let (Some(selection), Some(rank)) = (&self.inputs.selection, &grads.rank) else {
             return;
         };
-        let far = selection
-            .far
-            .as_ref()
-            .expect("a rank comes with runners-up");
-        let runners = runners_up(client, problem, selection, far);
+        let far = selection.far.as_ref().expect("a rank comes with it");
         let kernel = self.kernel(PortableKeys::All, blueprint);
-        let (grad_lse, scores) = (self.saved.grad_lse.as_ref(), &selection.scores);
-        kernel.rank(self.saved(), grad_lse, scores, runners, rank);
+        let launch = |source, left_out| {
+            let ranked = ranked_keys(client, problem, selection, source);
+            let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
+            kernel.rank(self.saved(), terms, &selection.scores, ranked, rank);
+        };
+        launch(RankedSource::RunnersUp(&far.ends), None);
+        if let Some(left_out) = &far.left_out {
+            launch(RankedSource::Kept(&left_out.from), Some(left_out.how));
+        }
     }
 
     fn kernel(&self, keys: PortableKeys<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {

@@ -1,6 +1,6 @@
 //! The backward pass: [`plan`] chooses its engine, [`Plan::run`] launches it. First come the row sums, then dq (which
 //! owns queries) and dk, dv and dscores (which own keys). Each recomputes the probabilities from the LSE. `rank` owns
-//! runners-up, which are keys that the forward pass leaves out.
+//! the keys whose ranks learn: runners-up, which the forward pass leaves out, and then perhaps kept ones.
 //!
 //! On tensor cores `dq` owns query tiles and streams the keys of their lists; `dkdv` owns key tiles within chunks
 //! of queries and streams the queries. Neither needs atomics for dq.
@@ -59,8 +59,8 @@ pub trait Backward: Forward {
 /// [`Engine::Wgmma`] the portable kernel computes one gradient: the gradient of a bias that is the same for all keys,
 /// or of one with all queries and keys if `k` or `v` repeat rows by a stride of 0.
 ///
-/// With runners-up the gradient of the rank is a pass of its own over them, on either kind of tensor cores by the
-/// kernel of [`Engine::Mma`]; each of its cubes owns its keys, so it is deterministic.
+/// The gradient of a rank is a pass of its own over runners-up, and another one over kept keys that learn. With
+/// `options.deterministic` each of its cubes owns its keys; otherwise chunks of queries add to them.
 ///
 /// Memory besides the arguments is O(N): one or three f32 per query row, the key lists, and, on the tensor-core
 /// engines, f32 sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no

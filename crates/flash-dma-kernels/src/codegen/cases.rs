@@ -6,7 +6,7 @@ mod norm;
 mod products;
 mod zoh;
 
-use crate::args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
+use crate::args::{Far, Gradients, Inputs, LeftOut, Outputs, Saved, Selection};
 use crate::codegen::cuda::Gpu;
 use crate::host::engine::Engine;
 use crate::pattern::intervals::tiles::QueryTiles;
@@ -16,7 +16,7 @@ use crate::{
 };
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::contiguous_strides;
+use flash_dma_problem::{LeaveOneOut, contiguous_strides};
 
 /// A call of the library.
 pub(crate) struct Case {
@@ -220,6 +220,31 @@ fn attention() -> Vec<Case> {
     // Enough chunks for tiles of 128 runners-up.
     (call.q_len, call.k_len) = (1 << 15, 1 << 15);
     cases.push(call.case("bf16-d128-runners-long".into()));
+    let left_out = |head_dim, element, options| Attention {
+        runners_up: true,
+        left_out: true,
+        ..Attention::new(head_dim, element, Some(options))
+    };
+    for (name, head_dim, element, options) in [
+        ("bf16-d64-left-out", 64, Bf16, sparse),
+        ("bf16-d96-left-out", 96, Bf16, sparse),
+        ("bf16-d128-left-out", 128, Bf16, sparse),
+        ("f32-d64-left-out", 64, F32, sparse),
+        (
+            "bf16-d128-left-out-deterministic",
+            128,
+            Bf16,
+            sparse.with_deterministic(true),
+        ),
+    ] {
+        cases.push(left_out(head_dim, element, options).case(name.into()));
+    }
+    let mut call = left_out(128, Bf16, sparse);
+    call.grad_lse = false;
+    cases.push(call.case("bf16-d128-left-out-no-lse".into()));
+    let mut call = left_out(128, Bf16, sparse);
+    (call.q_len, call.k_len) = (1 << 15, 1 << 15);
+    cases.push(call.case("bf16-d128-left-out-long".into()));
     cases
 }
 
@@ -250,6 +275,7 @@ struct Attention {
     grad_lse: bool,
     /// Whether the selection has runners-up.
     runners_up: bool,
+    left_out: bool,
 }
 
 impl Attention {
@@ -267,6 +293,7 @@ impl Attention {
             backward: true,
             grad_lse: true,
             runners_up: false,
+            left_out: false,
         }
     }
 
@@ -296,6 +323,10 @@ impl Attention {
             far: self.runners_up.then(|| Far {
                 ends: words(),
                 max_live: 2 * problem.window,
+                left_out: self.left_out.then(|| LeftOut {
+                    from: words(),
+                    how: LeaveOneOut::default(),
+                }),
             }),
             ..selection
         });

@@ -120,11 +120,13 @@ impl Selection {
             4,
             Layout::Contiguous,
         )?;
-        match &self.far {
-            Some(far) => {
-                let shape = problem.scores_shape();
-                check_tensor(TensorName::Far, &far.ends, &shape, 4, Layout::Contiguous)
-            }
+        let Some(far) = &self.far else {
+            return Ok(());
+        };
+        let (shape, layout) = (problem.scores_shape(), Layout::Contiguous);
+        check_tensor(TensorName::Far, &far.ends, &shape, 4, layout)?;
+        match &far.left_out {
+            Some(left_out) => check_tensor(TensorName::LeftOut, &left_out.from, &shape, 4, layout),
             None => Ok(()),
         }
     }

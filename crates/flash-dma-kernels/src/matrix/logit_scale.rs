@@ -92,12 +92,6 @@ pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
 }
 
-/// `sigmoid(x)` by two special-function instructions; NaN stays NaN.
-#[cube]
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    sigmoid_of_power(x * comptime!(core::f32::consts::LOG2_E))
-}
-
 /// `1 / (1 + 2^-x)` by two special-function instructions; NaN stays NaN.
 #[cube]
 pub(crate) fn sigmoid_of_power(x: f32) -> f32 {

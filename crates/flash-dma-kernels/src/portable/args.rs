@@ -69,9 +69,9 @@ pub(crate) struct OrderedIntervals {
     pub counts: OwnedTensor<u32>,
 }
 
-/// The runners-up as key tiles own them, see [`RunnersUp`](crate::pattern::intervals::runners::RunnersUp).
+/// The keys whose ranks learn as key tiles own them, see [`RankedKeys`](crate::pattern::intervals::ranked::RankedKeys).
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct RunnerKeys {
+pub(crate) struct RankedList {
     /// `[batch, kv_heads, k_len]`, any strides.
     pub scores: OwnedTensor<f32>,
     pub keys: OwnedTensor<u32>,

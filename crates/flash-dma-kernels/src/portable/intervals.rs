@@ -1,7 +1,7 @@
 //! Visibility by an interval of positions per key.
 
 use crate::pattern::position::{position, query_shift};
-use crate::portable::args::{OrderedIntervals, RunnerKeys, Sizes};
+use crate::portable::args::{OrderedIntervals, RankedList, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::TileRows;
@@ -132,10 +132,10 @@ impl KeyIntervals {
         }
     }
 
-    /// Sets the runners-up that a cube owns. All units cooperate; the caller synchronises.
-    pub(crate) fn set_runners(
+    /// Sets the keys that a cube of the rank kernel owns. All units cooperate; the caller synchronises.
+    pub(crate) fn set_ranked(
         &mut self,
-        source: &RunnerKeys,
+        source: &RankedList,
         keys: &TileRows,
         #[comptime] bp: Blueprint,
     ) {

@@ -2,13 +2,14 @@
 
 use crate::alibi::slopes;
 use crate::args::{Outputs, scaling};
+use crate::backward::rank::terms::RankTermsLaunch;
 use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type, vector_size};
-use crate::pattern::intervals::runners::RunnersUp;
+use crate::pattern::intervals::ranked::RankedKeys;
 use crate::pattern::mask::args::MaskBits;
 use crate::portable::args::{
     KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, OperandsLaunch,
-    OrderedIntervals, OrderedIntervalsLaunch, RunnerKeysLaunch, SavedRowsLaunch, TilePlanLaunch,
+    OrderedIntervals, OrderedIntervalsLaunch, RankedListLaunch, SavedRowsLaunch, TilePlanLaunch,
 };
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dkdv::dkdv_kernel;
@@ -219,19 +220,19 @@ impl PortableLaunch<'_> {
         }
     }
 
-    /// Launches [`rank_kernel`] for the runners-up of keys with `scores`.
+    /// Launches [`rank_kernel`] for some of the keys with `scores`.
     pub(crate) fn rank(
         &self,
         saved: SavedTensors,
-        grad_lse: Option<&TensorBinding>,
+        terms: RankTermsLaunch,
         scores: &TensorBinding,
-        runners: RunnersUp,
+        ranked: RankedKeys,
         rank: &TensorBinding,
     ) {
         let p = self.problem;
         let typed = [saved.grad_out];
         let tiles = p.k_len.div_ceil(self.blueprint.outer_rows());
-        let words = [saved.delta, scores, &runners.spans];
+        let words = [saved.delta, scores, &ranked.spans];
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by, and the list holds
         // keys below `k_len`.
         unsafe {
@@ -243,12 +244,12 @@ impl PortableLaunch<'_> {
                 self.vector_size(&typed),
                 self.operands(),
                 saved.rows(),
-                grad_lse.map(|grad| grad.clone().into_tensor_arg()).into(),
-                RunnerKeysLaunch::new(
+                terms,
+                RankedListLaunch::new(
                     scores.clone().into_tensor_arg(),
-                    runners.keys.into_tensor_arg(),
-                    runners.spans.into_tensor_arg(),
-                    runners.counts.into_tensor_arg(),
+                    ranked.keys.into_tensor_arg(),
+                    ranked.spans.into_tensor_arg(),
+                    ranked.counts.into_tensor_arg(),
                 ),
                 slopes(self.client, p)
                     .map(TensorBinding::into_tensor_arg)

@@ -1,10 +1,12 @@
-//! The gradient of the rank: tiles of runners-up stream the queries that they just miss.
+//! The gradient of the rank: tiles of runners-up stream the queries that they just miss, tiles of kept keys those that
+//! keep them.
 
 use crate::alibi::AlibiArg;
 use crate::args::Scaling;
+use crate::backward::rank::terms::{Change, RankTerms};
 use crate::math::{sigmoid, softplus};
 use crate::portable::alibi::{TileAlibi, with_alibi};
-use crate::portable::args::{Operands, RunnerKeys, SavedRows, Sizes};
+use crate::portable::args::{Operands, RankedList, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};
@@ -12,25 +14,26 @@ use crate::portable::product::products;
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
 
-/// One cube owns the tile `CUBE_POS_X` of the runners-up of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams,
-/// for every query head of the group, the queries for which one of its keys is a runner-up, and writes the gradients
-/// of its keys' ranks: with `x` a pair's logit minus the LSE, the sums of
-/// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`.
+/// One cube owns the tile `CUBE_POS_X` of the keys of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams, for
+/// every query head of the group, the queries by which the rank of one of its keys learns, and writes the gradients of
+/// its keys' ranks, for kept keys behind a launch for runners-up adds them: with `x` a pair's logit minus the LSE, the
+/// sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, and of kept keys what
+/// [`LeaveOneOut`](flash_dma_problem::LeaveOneOut) says.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
-/// | `grad_lse` | the same; what `delta` has been reduced by |
-/// | `runners` | [`RunnerKeys`] |
+/// | `terms` | see [`RankTerms`] |
+/// | `ranked` | [`RankedList`] |
 /// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
-/// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten |
+/// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten or added to |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rank_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
     saved: &SavedRows<F, N>,
-    grad_lse: &ComptimeOption<OwnedTensor<f32>>,
-    runners: &RunnerKeys,
+    terms: &RankTerms,
+    ranked: &RankedList,
     alibi: &AlibiArg,
     rank: &mut Tensor<f32>,
     scaling: &Scaling,
@@ -40,12 +43,12 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     let sizes = Sizes::of::<F, N>(operands);
     let (batch, kv_head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
     let group = sizes.q_heads / sizes.kv_heads;
-    let tile = runner_tile(runners, batch, kv_head, &sizes, bp);
+    let tile = ranked_tile(ranked, batch, kv_head, &sizes, bp);
     if tile.first >= tile.end {
         terminate!();
     }
 
-    let mut spans = RunnerSpans::new(alibi, bp);
+    let mut spans = RankedSpans::new(alibi, bp);
     // Nothing multiplies a row by weights of zero, so nobody asks whether it is finite.
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
@@ -53,7 +56,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     let mut of_lse = Shared::<[f32]>::new_slice(comptime!(bp.inner_rows()));
     let mut sums = RankSums::new(bp);
 
-    spans.set_runners(runners, &tile, bp);
+    spans.set_ranked(ranked, &tile, bp);
     key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
     sync_cube();
     let (first_query, end_query) = spans.intervals.queries(&sizes, bp);
@@ -66,26 +69,18 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
         query_rows.load_sums::<F, N>(saved, &queries, &sizes, bp);
         let lse = ComptimeOption::new_Some(&query_rows.lse);
         spans.set_queries(&queries, lse, &sizes, bp);
-        load_lse_gradients(grad_lse, &mut of_lse, &queries, &sizes, bp);
+        load_lse_gradients(terms, &mut of_lse, &queries, &sizes, bp);
         query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
         sync_cube();
-        sums.add(
-            &key_rows,
-            &query_rows,
-            &of_lse,
-            &spans,
-            scaling,
-            grad_lse.is_some(),
-            bp,
-        );
+        sums.add(&key_rows, &query_rows, &of_lse, &spans, scaling, terms, bp);
     }
-    sums.store(rank, &tile, bp);
+    sums.store(rank, &tile, terms.change.is_some(), bp);
 }
 
-/// The runners-up that a cube owns.
+/// The keys that a cube owns.
 #[cube]
-fn runner_tile<'a>(
-    runners: &'a RunnerKeys,
+fn ranked_tile<'a>(
+    ranked: &'a RankedList,
     batch: usize,
     kv_head: usize,
     sizes: &Sizes,
@@ -96,32 +91,32 @@ fn runner_tile<'a>(
         batch,
         head: kv_head,
         first: CUBE_POS_X as usize * comptime!(bp.outer_rows()),
-        end: runners.counts[kv_row] as usize,
+        end: ranked.counts[kv_row] as usize,
         list: ComptimeOption::new_Some(RowList::<'a> {
-            list: &runners.keys,
+            list: &ranked.keys,
             base: kv_row * sizes.k_len,
         }),
     }
 }
 
-/// The positions of a tile's runners-up, and the ALiBi of its pairs.
+/// The positions by which the ranks of a tile's keys learn, and the ALiBi of its pairs.
 #[derive(CubeType)]
-struct RunnerSpans<'a> {
+struct RankedSpans<'a> {
     intervals: KeyIntervals,
     alibi: ComptimeOption<TileAlibi<'a>>,
 }
 
 #[cube]
-impl<'a> RunnerSpans<'a> {
-    fn new(alibi: &'a AlibiArg, #[comptime] bp: Blueprint) -> RunnerSpans<'a> {
-        RunnerSpans::<'a> {
+impl<'a> RankedSpans<'a> {
+    fn new(alibi: &'a AlibiArg, #[comptime] bp: Blueprint) -> RankedSpans<'a> {
+        RankedSpans::<'a> {
             intervals: KeyIntervals::new(true, bp),
             alibi: TileAlibi::of(alibi, true, bp),
         }
     }
 
-    fn set_runners(&mut self, runners: &RunnerKeys, tile: &TileRows, #[comptime] bp: Blueprint) {
-        self.intervals.set_runners(runners, tile, bp);
+    fn set_ranked(&mut self, ranked: &RankedList, tile: &TileRows, #[comptime] bp: Blueprint) {
+        self.intervals.set_ranked(ranked, tile, bp);
         #[comptime]
         match &mut self.alibi {
             ComptimeOption::Some(alibi) => alibi.set_keys(tile, bp),
@@ -154,14 +149,14 @@ impl<'a> RunnerSpans<'a> {
 /// synchronises.
 #[cube]
 fn load_lse_gradients(
-    grad_lse: &ComptimeOption<OwnedTensor<f32>>,
+    terms: &RankTerms,
     to: &mut Shared<[f32]>,
     queries: &TileRows,
     sizes: &Sizes,
     #[comptime] bp: Blueprint,
 ) {
     #[comptime]
-    match grad_lse {
+    match &terms.grad_lse {
         ComptimeOption::Some(grad_lse) => {
             let base = (queries.batch * sizes.q_heads + queries.head) * sizes.q_len;
             let mut row = UNIT_POS as usize;
@@ -173,6 +168,29 @@ fn load_lse_gradients(
             }
         }
         ComptimeOption::None => {}
+    }
+}
+
+/// The factor of `v - out` of a key whose logit is `x` above the LSE.
+#[cube]
+fn weight(change: &Change, x: f32) -> f32 {
+    #[comptime]
+    match change {
+        ComptimeOption::Some(left_out) => {
+            let p = x.exp();
+            p / (left_out.all - p)
+        }
+        ComptimeOption::None => sigmoid(x),
+    }
+}
+
+/// The key's part of the LSE.
+#[cube]
+fn part_of_lse(change: &Change, x: f32, weight: f32) -> f32 {
+    #[comptime]
+    match change {
+        ComptimeOption::Some(_) => weight.log1p(),
+        ComptimeOption::None => softplus(x),
     }
 }
 
@@ -209,11 +227,12 @@ impl RankSums {
         keys: &KeyRows,
         queries: &QueryRows,
         of_lse: &Shared<[f32]>,
-        spans: &RunnerSpans,
+        spans: &RankedSpans,
         scaling: &Scaling,
-        #[comptime] with_lse: bool,
+        terms: &RankTerms,
         #[comptime] bp: Blueprint,
     ) {
+        let with_lse = terms.grad_lse.is_some();
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
         products(&keys.k, &queries.q, &mut self.s, bp);
@@ -233,9 +252,10 @@ impl RankSums {
                     if comptime!(with_lse) {
                         mean += of_lse[inner];
                     }
-                    let mut change = sigmoid(above) * (self.dp[n] - mean);
+                    let weight = weight(&terms.change, above);
+                    let mut change = weight * (self.dp[n] - mean);
                     if comptime!(with_lse) {
-                        change += of_lse[inner] * softplus(above);
+                        change += of_lse[inner] * part_of_lse(&terms.change, above, weight);
                     }
                     sum += change;
                 }
@@ -244,8 +264,14 @@ impl RankSums {
         }
     }
 
-    /// Writes the gradients of the ranks of the `keys`.
-    fn store(&self, rank: &mut Tensor<f32>, keys: &TileRows, #[comptime] bp: Blueprint) {
+    /// Writes the gradients of the ranks of the `keys`, or adds them to what is there.
+    fn store(
+        &self,
+        rank: &mut Tensor<f32>,
+        keys: &TileRows,
+        #[comptime] adds: bool,
+        #[comptime] bp: Blueprint,
+    ) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
         let mut partial = Shared::<[f32]>::new_slice(comptime!(bp.outer_rows() * units_x));
@@ -264,7 +290,11 @@ impl RankSums {
                     sum += partial[outer * units_x + unit];
                 }
                 let key = keys.index(keys.first + outer);
-                rank[(keys.batch * heads + keys.head) * k_len + key] = sum;
+                let at = (keys.batch * heads + keys.head) * k_len + key;
+                if comptime!(adds) {
+                    sum += rank[at];
+                }
+                rank[at] = sum;
             }
         }
     }

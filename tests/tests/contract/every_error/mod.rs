@@ -14,7 +14,7 @@ use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, RoundRobin};
 use burn_flash_dma::{
     AlibiSlopes, AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals,
-    KeyRanges, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
+    KeyRanges, LeaveOneOut, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
     try_sliding_window,
 };
 use calls::{
@@ -165,6 +165,7 @@ const TABLE: &[Row] = &[
         let none = config.with_round_robin(Some(RoundRobin::new(0, 9.0)));
         none.try_init(&here()).map(drop)
     }),
+    (Dynamic, "LeaveOneOut", || LeaveOneOut::new(0.0).map(drop)),
     (Dynamic, "GradientScale", || {
         let config = DynamicMaskAttentionConfig::new(16, 2).with_token_gradient_scale(Some(-1.0));
         config.try_init(&here()).map(drop)

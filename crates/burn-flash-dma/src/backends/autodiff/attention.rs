@@ -3,12 +3,14 @@
 use super::node::{Pass, constants, first_order, record};
 use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
+use crate::ops::types::{
+    AttentionGrads, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
+};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use flash_dma_problem::{KeptKeys, Problem, TensorName};
+use flash_dma_problem::{KeptKeys, LeaveOneOut, Problem, TensorName};
 
 impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
@@ -128,10 +130,12 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
                     far,
                     max_live,
                     rank,
+                    left_out,
                 } => RunnersUp::Some {
                     far,
                     max_live,
                     rank: rank.into_primitive(),
+                    left_out: LeftOut::from_option(left_out.into_option()),
                 },
             },
         },
@@ -152,7 +156,7 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
     let mut pass = Selected {
         has_sink: logits.is_some(),
         intervals: None,
-        far: None,
+        ranked: None,
         problem,
     };
     let mut inputs = vec![q, k, v];
@@ -169,9 +173,14 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
             far,
             max_live,
             rank,
+            left_out,
         } = runners_up
         {
-            pass.far = Some((far, max_live));
+            pass.ranked = Some(Ranked {
+                far,
+                max_live,
+                left_out: left_out.into_option(),
+            });
             inputs.push(rank);
         }
     }
@@ -198,10 +207,17 @@ struct Selected<B: DynamicMaskOps> {
     /// Whether the fourth input are logits of a sink.
     has_sink: bool,
     intervals: Option<IntTensor<B>>,
-    /// The ends of the runners-up, whose gradient is that of the rank; it may be the tensor of the scores, which then
-    /// gets both. With the most keys that are alive at one position until then.
-    far: Option<(IntTensor<B>, usize)>,
+    /// What the rank learns by; it may be the tensor of the scores, which then gets both gradients.
+    ranked: Option<Ranked<B>>,
     problem: Problem,
+}
+
+/// [`RunnersUp::Some`] without the rank, which is an input.
+#[derive(Clone, Debug)]
+struct Ranked<B: DynamicMaskOps> {
+    far: IntTensor<B>,
+    max_live: usize,
+    left_out: Option<(IntTensor<B>, LeaveOneOut)>,
 }
 
 /// The inputs of a pass by what they are.
@@ -246,16 +262,16 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
         // Of a constant rank, the last input, nothing is added up.
-        let far = self.far.take().filter(|_| tracked[N - 1]);
+        let ranked = self.ranked.take().filter(|_| tracked[N - 1]);
         let Unpacked {
             rows: [q, k, v],
             logits,
             selection,
-        } = self.unpack(inputs, far);
+        } = self.unpack(inputs, ranked);
         let of_logits =
             logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
-        // With the output and the LSE of all logits the weights of the keys, and what runners-up would gain, are those
-        // beside the sink.
+        // With the output and the LSE of all logits the weights of the keys, what runners-up would gain, and what kept
+        // keys are worth, are those beside the sink.
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
         let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
         let rows = [grads.q, grads.k, grads.v].map(Some);
@@ -272,7 +288,7 @@ impl<B: DynamicMaskOps> Selected<B> {
     fn unpack<const N: usize>(
         &self,
         inputs: [FloatTensor<B>; N],
-        far: Option<(IntTensor<B>, usize)>,
+        ranked: Option<Ranked<B>>,
     ) -> Unpacked<B> {
         let mut inputs = inputs.into_iter();
         let mut next = || (inputs.next()).expect("as many as the pass was recorded with");
@@ -283,12 +299,17 @@ impl<B: DynamicMaskOps> Selected<B> {
             Some(intervals) => Selection::Scored {
                 scores: next(),
                 intervals,
-                runners_up: match far {
+                runners_up: match ranked {
                     None => RunnersUp::None,
-                    Some((far, max_live)) => RunnersUp::Some {
+                    Some(Ranked {
+                        far,
+                        max_live,
+                        left_out,
+                    }) => RunnersUp::Some {
                         far,
                         max_live,
                         rank: next(),
+                        left_out: LeftOut::from_option(left_out),
                     },
                 },
             },

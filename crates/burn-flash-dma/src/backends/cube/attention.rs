@@ -192,10 +192,24 @@ fn inputs(
             } => Some(flash_dma_kernels::Selection {
                 scores: addressable(scores),
                 intervals: into_contiguous(intervals).binding(),
-                far: (runners_up.into_far()).map(|(far, max_live)| flash_dma_kernels::Far {
-                    ends: into_contiguous(far).binding(),
-                    max_live,
-                }),
+                far: match runners_up {
+                    RunnersUp::None => None,
+                    RunnersUp::Some {
+                        far,
+                        max_live,
+                        left_out,
+                        ..
+                    } => Some(flash_dma_kernels::Far {
+                        ends: into_contiguous(far).binding(),
+                        max_live,
+                        left_out: left_out.into_option().map(|(from, how)| {
+                            flash_dma_kernels::LeftOut {
+                                from: into_contiguous(from).binding(),
+                                how,
+                            }
+                        }),
+                    }),
+                },
             }),
         },
     }

@@ -6,14 +6,14 @@ use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view}
 use crate::engines::default_bodies;
 use crate::fallback::attention;
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{Element, Gradients, Inputs, Outputs};
-use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
+use flash_dma_problem::{AttentionError, Interval, KeptKeys, LeaveOneOut, Problem};
 
 impl DynamicMaskOps for Flex {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
@@ -134,7 +134,30 @@ impl<E: Element + Stored> Results<E> {
 struct Selected {
     scores: FlexTensor,
     intervals: Vec<Interval>,
-    far: Option<Vec<u32>>,
+    far: Option<Far>,
+}
+
+/// What the tensor that ranks the keys learns by.
+struct Far {
+    ends: Vec<u32>,
+    left_out: Option<(Vec<u32>, LeaveOneOut)>,
+}
+
+impl Far {
+    fn borrowed(&self) -> flash_dma_cpu::Far<'_> {
+        flash_dma_cpu::Far {
+            ends: &self.ends,
+            left_out: (self.left_out.as_ref())
+                .map(|(from, how)| flash_dma_cpu::LeftOut { from, how: *how }),
+        }
+    }
+}
+
+/// The positions of a tensor of the engine's.
+fn positions(tensor: &FlexTensor) -> Vec<u32> {
+    let tensor = tensor.to_contiguous();
+    let values: &[i32] = contiguous(&tensor);
+    values.iter().map(|&position| position as u32).collect()
 }
 
 /// The tensors of a call in a form the engine can address.
@@ -162,11 +185,14 @@ impl Call {
                         end: pair[1] as u32,
                     })
                     .collect();
-                let far = runners_up.into_far().map(|(far, _)| {
-                    let far = far.to_contiguous();
-                    let values: &[i32] = contiguous(&far);
-                    values.iter().map(|&far| far as u32).collect()
-                });
+                let far = match runners_up {
+                    RunnersUp::None => None,
+                    RunnersUp::Some { far, left_out, .. } => Some(Far {
+                        ends: positions(&far),
+                        left_out: (left_out.into_option())
+                            .map(|(from, how)| (positions(&from), how)),
+                    }),
+                };
                 Some(Selected {
                     scores: addressable(scores),
                     intervals,
@@ -190,7 +216,7 @@ impl Call {
             selection: (self.selection.as_ref()).map(|selected| flash_dma_cpu::Selection {
                 scores: view(&selected.scores),
                 intervals: &selected.intervals,
-                far: selected.far.as_deref(),
+                far: selected.far.as_ref().map(Far::borrowed),
             }),
         }
     }

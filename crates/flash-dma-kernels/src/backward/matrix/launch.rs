@@ -1,6 +1,6 @@
 //! Host side of the tensor-core backward pass.
 
-use crate::args::{Gradients, Inputs, Saved};
+use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::args::GradientTensors;
 use crate::backward::dkdv::shared::gather::KeyParts;
@@ -10,7 +10,7 @@ use crate::host::check::elem_type;
 use crate::host::fill::fill;
 use crate::pattern::intervals::chunks::{ChunkKeys, Keys, chunk_keys};
 use crate::pattern::intervals::order::by_death;
-use crate::pattern::intervals::runners::runners_up;
+use crate::pattern::intervals::ranked::{RankedSource, ranked_keys};
 use crate::pattern::intervals::slices::for_each_slice;
 use crate::pattern::intervals::tiles::{QueryTiles, most_keys};
 use crate::pattern::intervals::{LiveKeys, live_keys};
@@ -25,7 +25,7 @@ impl MmaBlueprints {
     pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
         let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
         let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
-        // As many as there could be runners-up.
+        // As many as there could be keys whose ranks learn.
         let rank = self.rank.map_or(0, |rank| {
             let tiles = problem.k_len.div_ceil(rank.tiles.keys());
             tiles * rank.chunks(problem) * problem.batch * problem.kv_heads
@@ -150,38 +150,55 @@ impl SelectedPass<'_> {
         self.launch_kernel(keys, to, scores, element, blueprints);
     }
 
-    /// The gradient of the rank, if there are runners-up; keys that are none get zero.
+    /// The gradient of the rank, if one learns; keys by which it does not get zero.
     fn launch_rank(&self, grads: &Gradients, blueprints: MmaBlueprints) {
-        let (client, problem) = (self.pass.client, self.pass.problem);
         let (Some(selection), Some(rank)) = (&self.inputs.selection, &grads.rank) else {
             return;
         };
-        let far = selection
-            .far
-            .as_ref()
-            .expect("a rank comes with runners-up");
-        let blueprint = blueprints.rank.expect("runners-up come with scores");
-        fill(client, rank, 0.0, f32::elem_type_native());
-        let runners = runners_up(client, problem, selection, far);
+        let far = selection.far.as_ref().expect("a rank comes with it");
+        fill(self.pass.client, rank, 0.0, f32::elem_type_native());
+        let runners_up = self.ranked(selection, RankedSource::RunnersUp(&far.ends), blueprints);
+        let blueprint = blueprints.rank.expect("a rank comes with scores");
+        self.pass.launch_rank(runners_up, None, rank, blueprint);
+        if let Some(left_out) = &far.left_out {
+            let kept = self.ranked(selection, RankedSource::Kept(&left_out.from), blueprints);
+            let how = Some(left_out.how);
+            self.pass.launch_rank(kept, how, rank, blueprint);
+        }
+    }
+
+    /// The keys of `selection`, which has a [`Far`](crate::args::Far), whose ranks learn.
+    fn ranked(
+        &self,
+        selection: &Selection,
+        source: RankedSource,
+        blueprints: MmaBlueprints,
+    ) -> KeyLists {
+        let (client, problem) = (self.pass.client, self.pass.problem);
+        let blueprint = blueprints.rank.expect("a rank comes with scores");
+        let ranked = ranked_keys(client, problem, selection, source);
         let chunks = blueprint.chunks(problem);
         let (keys, counts, capacity) = if chunks > 1 {
-            let keys = Keys::RunnersUp(&runners, far.max_live);
+            let max_live = match (source, &selection.far) {
+                (RankedSource::RunnersUp(_), Some(far)) => far.max_live,
+                _ => problem.window,
+            };
+            let keys = Keys::Ranked(&ranked, max_live);
             let listed = chunk_keys(client, problem, keys, blueprint.chunk);
             (listed.keys, listed.counts, listed.capacity)
         } else {
-            runners.order_tiles(client, problem, blueprint.tiles.keys());
-            (runners.keys, runners.counts, problem.k_len)
+            ranked.order_tiles(client, problem, blueprint.tiles.keys());
+            (ranked.keys, ranked.counts, problem.k_len)
         };
-        let lists = KeyLists {
+        KeyLists {
             source: SourceTensors {
                 bias: Some(selection.scores.clone()),
-                keys: KeyTensors::Intervals([runners.spans, keys, counts]),
+                keys: KeyTensors::Intervals([ranked.spans, keys, counts]),
             },
             capacity,
             chunks,
             tiles: capacity.div_ceil(blueprint.tiles.keys()),
-        };
-        self.pass.launch_rank(lists, rank, blueprint);
+        }
     }
 
     fn launch_kernel(

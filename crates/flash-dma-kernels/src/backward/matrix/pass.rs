@@ -15,6 +15,7 @@ use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::backward::rank::mma::rank_mma_kernel;
+use crate::backward::rank::terms::rank_terms;
 use crate::backward::rank::wgmma::rank_wgmma_kernel;
 use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type};
@@ -26,7 +27,7 @@ use crate::pattern::tensors::SourceTensors;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
+use flash_dma_problem::{LeaveOneOut, Problem};
 
 /// The inputs of a backward pass's kernels.
 pub(crate) struct MmaPass<'a> {
@@ -241,10 +242,12 @@ impl<'a> MmaPass<'a> {
         }
     }
 
-    /// The launch of the rank kernel for `keys`, which are runners-up on their intervals.
+    /// The launch of the rank kernel for `keys`, which are runners-up on their intervals, or kept ones that learn `left_out`;
+    /// these add to the rank.
     pub(crate) fn launch_rank(
         &self,
         keys: KeyLists,
+        left_out: Option<LeaveOneOut>,
         rank: &TensorBinding,
         RankBlueprint {
             tiles: blueprint,
@@ -258,7 +261,7 @@ impl<'a> MmaPass<'a> {
         let mut words = vec![&self.sums.delta, rank];
         words.extend(keys.source.all());
         let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
-        let grad_lse = (self.saved.grad_lse.clone()).map(TensorBinding::into_buffer_arg);
+        let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
         let slopes = self.slopes.clone().map(TensorBinding::into_tensor_arg);
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
@@ -281,7 +284,7 @@ impl<'a> MmaPass<'a> {
                         None.into(),
                         slopes.into(),
                     ),
-                    grad_lse.into(),
+                    terms,
                     keys.source.into_key_tiles(),
                     rank.clone().into_buffer_arg(),
                     scaling(problem.scale, problem.softcap),

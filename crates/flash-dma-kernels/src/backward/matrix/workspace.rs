@@ -8,7 +8,7 @@ use crate::backward::matrix::pass::row_sums_bytes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::chunks::ChunkKeys;
 use crate::pattern::intervals::order::OrderedKeys;
-use crate::pattern::intervals::runners::RunnersUp;
+use crate::pattern::intervals::ranked::RankedKeys;
 use crate::pattern::intervals::slices::slice_bytes;
 use crate::pattern::intervals::tiles::most_keys;
 use flash_dma_problem::Problem;
@@ -17,13 +17,13 @@ impl MmaBlueprints {
     /// The bytes of the buffers that [`launch`](crate::backward::matrix::launch::launch()) holds at once at most.
     pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made, and
-        // those before the list of the runners-up.
+        // those before the lists of the keys whose ranks learn, of which there is one at a time.
         let dq = slice_bytes(problem, self.dq.tile.queries());
         let keys = (self.key_bytes(problem)).max(self.rank_bytes(problem, selection));
         LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(keys)
     }
 
-    /// The runners-up, and with several chunks those of each.
+    /// The keys whose ranks learn, and with several chunks those of each. Kept ones take no more than runners-up.
     fn rank_bytes(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let far = selection.and_then(|selection| selection.far.as_ref());
         let (Some(far), Some(rank)) = (far, self.rank) else {
@@ -33,7 +33,7 @@ impl MmaBlueprints {
             1 => 0,
             _ => ChunkKeys::bytes(problem, far.max_live, rank.chunk),
         };
-        RunnersUp::bytes(problem, selection) + chunked
+        RankedKeys::bytes(problem, selection) + chunked
     }
 
     /// The keys of each chunk, and the sums or parts of keys with several chunks.

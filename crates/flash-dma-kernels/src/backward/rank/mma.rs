@@ -17,29 +17,31 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
-use crate::backward::dkdv::shared::sums::write_score;
+use crate::backward::rank::terms::write_or_add;
+use crate::backward::rank::terms::{RankTerms, part_of_lse, weight_of_power};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::{LogitScale, sigmoid, softplus};
+use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mma::product::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
 use cubecl::prelude::*;
 
-/// One cube owns one tile of the runners-up of a kv head and of a chunk of queries, see
-/// [`of_runners_up`](ChunkTile::of_runners_up). It streams the queries of the chunk for which one of its keys is a
-/// runner-up, of every head of the group, and writes, or with `bp.shared_keys` adds to, the gradients of its keys' ranks:
-/// with `x` a pair's logit minus the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`.
+/// One cube owns one tile of the keys of a kv head and of a chunk of queries, see [`of_ranked`](ChunkTile::of_ranked). It
+/// streams the queries of the chunk by which the rank of one of its keys learns, of every head of the group, and writes
+/// the gradients of its keys' ranks, or with `bp.shared_keys`, and for kept keys behind a launch for runners-up, adds to
+/// them: with `x` a pair's logit minus the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`,
+/// and of kept keys what [`LeaveOneOut`](flash_dma_problem::LeaveOneOut) says.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `inputs` | as in the dk/dv kernel |
-/// | `grad_lse` | contiguous `[batch, q_heads, q_len]`: what `inputs.delta` has been reduced by |
-/// | `source` | scores, and as intervals the spans and lists of [`RunnersUp`](crate::pattern::intervals::runners::RunnersUp) |
+/// | `terms` | see [`RankTerms`] |
+/// | `source` | scores, and as intervals the spans and lists of [`RankedKeys`](crate::pattern::intervals::ranked::RankedKeys) |
 /// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten or added to |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rank_mma_kernel<E: Float>(
     inputs: &BackwardInputs<E>,
-    grad_lse: &ComptimeOption<Box<[f32]>>,
+    terms: &RankTerms,
     source: &KeyTileSource,
     rank: &mut [f32],
     scaling: &Scaling,
@@ -50,7 +52,7 @@ pub(crate) fn rank_mma_kernel<E: Float>(
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
-    let place = ChunkTile::of_runners_up(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_ranked(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     let mut of_lse = Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize);
     tiles.bounds.enter(source, &place, bp);
@@ -82,13 +84,13 @@ pub(crate) fn rank_mma_kernel<E: Float>(
         copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
         let first = order.first(bp);
         copy_step::<E>(inputs, &pairs.rows, &first, 0usize, &mut tiles, bp);
-        copy_lse_gradients(grad_lse, &pairs.rows, &first, 0usize, &mut of_lse, bp);
+        copy_lse_gradients(terms, &pairs.rows, &first, 0usize, &mut of_lse, bp);
         commit_copies();
         let first_head = place.batch * q_heads + pairs.rows.head;
         let keys = LaneKeys::new(source, &place, &pairs, first_head);
         stream_queries::<E, NS, NA>(
             inputs,
-            grad_lse,
+            terms,
             &pairs,
             &order,
             &mut tiles,
@@ -97,13 +99,13 @@ pub(crate) fn rank_mma_kernel<E: Float>(
             &mut sums,
         );
     }
-    write_sums(source, &place, &sums, rank, bp);
+    write_sums(source, &place, &sums, rank, terms.change.is_some(), bp);
 }
 
 /// Starts the copies of the gradients of the LSEs of step `step`, at `cursor`, if there are some.
 #[cube]
 fn copy_lse_gradients(
-    grad_lse: &ComptimeOption<Box<[f32]>>,
+    terms: &RankTerms,
     rows: &QueryRows,
     cursor: &Cursor,
     step: usize,
@@ -111,7 +113,7 @@ fn copy_lse_gradients(
     #[comptime] bp: DkdvBlueprint,
 ) {
     #[comptime]
-    match grad_lse {
+    match &terms.grad_lse {
         ComptimeOption::Some(grad_lse) => {
             let unit = UNIT_POS as usize;
             let queries = comptime!(bp.queries());
@@ -136,7 +138,7 @@ fn copy_lse_gradients(
 #[cube]
 fn stream_queries<E: Float, NS: Size, NA: Size>(
     inputs: &BackwardInputs<E>,
-    grad_lse: &ComptimeOption<Box<[f32]>>,
+    terms: &RankTerms,
     pairs: &Pairs,
     order: &StepOrder,
     tiles: &mut Tiles<E>,
@@ -145,7 +147,6 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     sums: &mut Array<f32>,
 ) {
     let (rows, bp) = (&pairs.rows, comptime!(pairs.bp));
-    let with_lse = grad_lse.is_some();
     let shape = comptime!(bp.products());
     let segments = comptime!(bp.segments());
     let (a_place, b_place) = (LanePlace::rows(segments), LanePlace::columns(segments));
@@ -185,7 +186,7 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         if turn + 1 < order.count {
             next.advance(&order.range, bp);
             copy_step::<E>(inputs, rows, &next, turn + 1, tiles, bp);
-            copy_lse_gradients(grad_lse, rows, &next, turn + 1, of_lse, bp);
+            copy_lse_gradients(terms, rows, &next, turn + 1, of_lse, bp);
         }
         commit_copies();
         let stage = (turn % comptime!(bp.stages)) as u32 * comptime!(bp.stage_bytes());
@@ -201,12 +202,10 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         let of_lse = &*of_lse;
         // Two loop bodies, as in the dk/dv kernel.
         if at.boundary {
-            add_changes::<E, NS>(
-                &s, &dp, turn, &at, &*tiles, of_lse, keys, sums, with_lse, true,
-            );
+            add_changes::<E, NS>(&s, &dp, turn, &at, &*tiles, of_lse, keys, sums, terms, true);
         } else {
             add_changes::<E, NS>(
-                &s, &dp, turn, &at, &*tiles, of_lse, keys, sums, with_lse, false,
+                &s, &dp, turn, &at, &*tiles, of_lse, keys, sums, terms, false,
             );
         }
     }
@@ -249,14 +248,15 @@ fn add_changes<E: Float, NS: Size>(
     of_lse: &Shared<[f32]>,
     keys: &LaneKeys,
     sums: &mut Array<f32>,
-    #[comptime] with_lse: bool,
+    terms: &RankTerms,
     #[comptime] boundary: bool,
 ) {
     let bp = comptime!(keys.bp);
+    let with_lse = terms.grad_lse.is_some();
     let stage = turn % comptime!(bp.stages);
     let half = UNIT_POS_Y as usize / comptime!(bp.role_warps);
     let first_row = half * comptime!(bp.product_rows()) + UNIT_POS_X as usize % 4 * 2;
-    // First and end of the queries for which the keys of this lane are runners-up.
+    // First and end of the queries by which the ranks of this lane's keys learn.
     let mut bounds = Array::<i32>::new(comptime!(bp.fragments * 4));
     if comptime!(boundary) {
         #[unroll]
@@ -290,9 +290,11 @@ fn add_changes<E: Float, NS: Size>(
                 let place = local_place(&tiles.places, local_key(key, bp));
                 let z = biased(&alibi, keys.score(key), place);
                 let above = keys.logit(s.extract(value), z) - lse;
-                let mut change = sigmoid(above) * (dp.extract(value) - mean);
+                let power = above * comptime!(core::f32::consts::LOG2_E);
+                let weight = weight_of_power(&terms.change, power);
+                let mut change = weight * (dp.extract(value) - mean);
                 if comptime!(with_lse) {
-                    change = fma(grad, softplus(above), change);
+                    change = fma(grad, part_of_lse(&terms.change, above, weight), change);
                 }
                 if comptime!(boundary) {
                     let runs = bounds[key * 2] <= query && query < bounds[key * 2 + 1];
@@ -304,13 +306,14 @@ fn add_changes<E: Float, NS: Size>(
     }
 }
 
-/// Writes or adds the sums of both halves of every pair of warps. All units of the cube take part.
+/// Writes or adds the sums of both halves of every pair of warps, with `adds` to what is there. All units of the cube take part.
 #[cube]
 fn write_sums(
     source: &KeyTileSource,
     place: &ChunkTile,
     sums: &Array<f32>,
     rank: &mut [f32],
+    #[comptime] adds: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
     let mut second = Shared::<[f32]>::new_aligned_slice(comptime!(bp.keys()), 128usize);
@@ -332,7 +335,7 @@ fn write_sums(
         let local = local_key(n, bp);
         if writes && half == 0 && local < left {
             let row = place.row_of(source, local, bp);
-            write_score(rank, row, own[n] + second[local], bp);
+            write_or_add(rank, row, own[n] + second[local], adds, bp);
         }
     }
 }

@@ -14,15 +14,17 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
-use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StepProducts, selected};
+use crate::backward::rank::terms::{
+    Change, RankTerms, owned, part_of_lse, weight_of_power, write_or_add,
+};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::{LogitScale, sigmoid_of_power, softplus};
+use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but};
@@ -34,7 +36,7 @@ use cubecl::prelude::*;
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rank_wgmma_kernel<E: Float>(
     inputs: &BackwardInputs<E>,
-    grad_lse: &ComptimeOption<Box<[f32]>>,
+    terms: &RankTerms,
     source: &KeyTileSource,
     rank: &mut [f32],
     scaling: &Scaling,
@@ -48,7 +50,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
-    let place = ChunkTile::of_runners_up(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_ranked(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
     enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
@@ -68,6 +70,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let mut sums = KeySums {
         upper: 0.0f32,
         lower: 0.0f32,
+        change: owned(&terms.change),
     };
     if steps.count > 0 {
         copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
@@ -85,7 +88,8 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
         sync_cube();
         for turn in 0..steps.count {
             let stage = turn % stages;
-            let lse_gradients = LseGradients::read(grad_lse, &pairs.rows, &steps.present(bp), bp);
+            let lse_gradients =
+                LseGradients::read(&terms.grad_lse, &pairs.rows, &steps.present(bp), bp);
             ring.wait_full(stage, turn / stages);
             // S^T = K Q^T, followed by dP^T = V dO^T.
             let s = start_products::<NS>(&k_panels, &copies.queries(stage, bp), bp);
@@ -174,16 +178,18 @@ impl LseGradients {
 }
 
 /// This lane's part of the gradients of the ranks of its two keys.
-#[derive(CubeType, Clone, Copy)]
+#[derive(CubeType)]
 struct KeySums {
     upper: f32,
     lower: f32,
+    /// What they are sums of.
+    change: Change,
 }
 
 #[cube]
 impl KeySums {
     /// Adds the contributions of a step, whose rows are in `stage`; dP is in flight while the sigmoids are computed.
-    /// Pairs that are no runners-up, which only a `boundary` step has, add nothing.
+    /// Pairs by which no rank learns, which only a `boundary` step has, add nothing.
     fn add<E: Float, NS: Size>(
         &mut self,
         products: &StepProducts<NS>,
@@ -226,11 +232,12 @@ impl KeySums {
                         bp.softcap,
                         true,
                     );
-                    weights.insert(value, sigmoid_of_power(above));
+                    let weight = weight_of_power(&self.change, above);
+                    weights.insert(value, weight);
                     if comptime!(with_lse) {
                         let grad = lse_gradients.values[comptime!(n * 2 + e)];
                         let above = above * comptime!(core::f32::consts::LN_2);
-                        changes.insert(value, grad * softplus(above));
+                        changes.insert(value, grad * part_of_lse(&self.change, above, weight));
                     }
                 }
             }
@@ -268,15 +275,16 @@ impl KeySums {
 
     /// Writes or adds the sums over the lanes of a quad.
     fn write(&self, keys: &LaneKeys, rank: &mut [f32]) {
+        let adds = self.change.is_some();
         let upper = quad_sum(self.upper);
         let lower = quad_sum(self.lower);
         let quad = UNIT_POS_X as usize % 4;
         if quad == 0 {
             if keys.upper.valid {
-                write_score(rank, keys.upper.row, upper, comptime!(keys.bp));
+                write_or_add(rank, keys.upper.row, upper, adds, comptime!(keys.bp));
             }
             if keys.lower.valid {
-                write_score(rank, keys.lower.row, lower, comptime!(keys.bp));
+                write_or_add(rank, keys.lower.row, lower, adds, comptime!(keys.bp));
             }
         }
     }

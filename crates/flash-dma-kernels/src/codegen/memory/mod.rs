@@ -3,7 +3,7 @@
 
 mod masked;
 
-use crate::args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
+use crate::args::{Far, Gradients, Inputs, LeftOut, Outputs, Saved, Selection};
 use crate::codegen::cases::tensor;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::{kernel_name, recorder};
@@ -18,6 +18,7 @@ use crate::{
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl_runtime::id::KernelId;
+use flash_dma_problem::LeaveOneOut;
 use flash_dma_problem::memory::tensor_bytes;
 use std::collections::{BTreeMap, HashSet};
 
@@ -85,13 +86,17 @@ impl Tensors {
         }
     }
 
-    /// The same with runners-up.
+    /// The same with runners-up, and with kept keys that learn.
     fn with_runners_up(self, client: &Client, p: &Problem) -> Self {
         let mut all = self;
         let selection = all.inputs.selection.as_mut().expect("there are scores");
         selection.far = Some(Far {
             ends: tensor(client, p.scores_shape(), 4),
             max_live: p.window.saturating_add(p.window / 4),
+            left_out: Some(LeftOut {
+                from: tensor(client, p.scores_shape(), 4),
+                how: LeaveOneOut::default(),
+            }),
         });
         all.grads.rank = Some(tensor(client, p.scores_shape(), 4));
         all

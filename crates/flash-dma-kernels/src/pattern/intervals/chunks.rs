@@ -10,7 +10,7 @@
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::live::{LiveFrom, LiveLists};
-use crate::pattern::intervals::runners::RunnersUp;
+use crate::pattern::intervals::ranked::RankedKeys;
 use crate::pattern::intervals::tiles::most_alive;
 use crate::pattern::position::query_shift;
 use crate::team::{Member, Team, ballot, first_value, same_lanes};
@@ -36,7 +36,7 @@ const READS: usize = 4;
 /// Words per chunk in [`ChunkKeys::starts`].
 pub(crate) const STARTS: usize = ALL_CLASSES + 1;
 
-/// The keys that some query of a chunk attends to, or has as runners-up.
+/// The keys that some query of a chunk attends to, or whose ranks learn by it.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; undefined past the count.
@@ -76,20 +76,20 @@ impl ChunkKeys {
 enum Listed {
     /// [`LiveKeys`].
     Live,
-    /// [`RunnersUp`].
-    RunnersUp,
+    /// [`RankedKeys`].
+    Ranked,
 }
 
-/// The keys that are listed, of [`Listed::Live`] or [`Listed::RunnersUp`].
+/// The keys that are listed, of [`Listed::Live`] or [`Listed::Ranked`].
 #[derive(CubeType, CubeLaunch)]
 struct KeyList {
     live: ComptimeOption<LiveLists>,
-    runners: ComptimeOption<RunnerLists>,
+    ranked: ComptimeOption<RankedLists>,
 }
 
-/// The lists of [`RunnersUp`], as kernels have them.
+/// The lists of [`RankedKeys`], as kernels have them.
 #[derive(CubeType, CubeLaunch)]
-struct RunnerLists {
+struct RankedLists {
     keys: Box<[u32]>,
     /// Of each entry of `keys`, the first and one past the last position.
     spans: Box<[Vector<u32, Const<2>>]>,
@@ -102,7 +102,7 @@ struct ChunkEntries {
     count: usize,
     /// [`Listed::Live`] only.
     live: LiveFrom,
-    /// [`Listed::RunnersUp`] only: the first.
+    /// [`Listed::Ranked`] only: the first.
     base: usize,
 }
 
@@ -142,7 +142,7 @@ impl KeyList {
             }
         } else {
             ChunkEntries {
-                count: self.runners.as_ref().unwrap().counts[row] as usize,
+                count: self.ranked.as_ref().unwrap().counts[row] as usize,
                 live: LiveFrom::none(),
                 base,
             }
@@ -175,10 +175,10 @@ impl KeyList {
                 read.firsts[r] = read.keys[r];
                 read.ends[r] = interval.extract(1usize);
             } else {
-                let runners = self.runners.as_ref().unwrap();
+                let ranked = self.ranked.as_ref().unwrap();
                 let from = entries.base + entry;
-                read.keys[r] = runners.keys[from];
-                let span = runners.spans[from];
+                read.keys[r] = ranked.keys[from];
+                let span = ranked.spans[from];
                 read.firsts[r] = span.extract(0usize);
                 read.ends[r] = span.extract(1usize);
             }
@@ -455,22 +455,22 @@ fn chunk_keys_kernel(
 pub(crate) enum Keys<'a> {
     /// The keys that are attended to, by the window.
     Live(&'a LiveKeys),
-    /// The runners-up, by [`Far::max_live`](crate::args::Far::max_live).
-    RunnersUp(&'a RunnersUp, usize),
+    /// Those whose ranks learn, and the most of them at one position.
+    Ranked(&'a RankedKeys, usize),
 }
 
 impl Keys<'_> {
     fn listed(&self) -> Listed {
         match self {
             Self::Live(_) => Listed::Live,
-            Self::RunnersUp(..) => Listed::RunnersUp,
+            Self::Ranked(..) => Listed::Ranked,
         }
     }
 
     fn max_live(&self, problem: &Problem) -> usize {
         match self {
             Self::Live(_) => problem.window,
-            Self::RunnersUp(_, max_live) => *max_live,
+            Self::Ranked(_, max_live) => *max_live,
         }
     }
 
@@ -481,13 +481,13 @@ impl Keys<'_> {
                 let lists = KeyListLaunch::new(Some(live.lists()).into(), None.into());
                 (lists, &live.entries)
             }
-            Self::RunnersUp(runners, _) => {
-                let [keys, spans, counts] = [&runners.keys, &runners.listed, &runners.counts]
+            Self::Ranked(ranked, _) => {
+                let [keys, spans, counts] = [&ranked.keys, &ranked.listed, &ranked.counts]
                     .map(|binding| binding.clone().into_buffer_arg());
-                let lists = RunnerListsLaunch::new(keys, spans, counts);
+                let lists = RankedListsLaunch::new(keys, spans, counts);
                 (
                     KeyListLaunch::new(None.into(), Some(lists).into()),
-                    &runners.listed,
+                    &ranked.listed,
                 )
             }
         }
@@ -655,8 +655,8 @@ mod tests {
         }
     }
 
-    /// Two rows of runners-up in any order, on spans that begin anywhere.
-    fn check_runners_up(q_len: usize, k_len: usize, chunk: usize) {
+    /// Two rows of keys in any order, on spans that begin anywhere.
+    fn check_ranked(q_len: usize, k_len: usize, chunk: usize) {
         let client = client();
         let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
         let options = AttentionOptions::new().with_keep_window(3);
@@ -691,7 +691,7 @@ mod tests {
             strided(&client, words, &[1, 2, k_len, 2], &strides)
         };
         let row_strides = [k_len, 1];
-        let runners = RunnersUp {
+        let ranked = RankedKeys {
             keys: strided(&client, &keys, &[2, k_len], &row_strides),
             spans: zeros(&client, &[1, 2, k_len, 2]),
             listed: pairs(&positions),
@@ -704,7 +704,7 @@ mod tests {
             });
             max_live(&until.collect::<Vec<_>>())
         });
-        let most = Keys::RunnersUp(&runners, most.max().unwrap());
+        let most = Keys::Ranked(&ranked, most.max().unwrap());
         for planes in [1, 4] {
             let lists = chunk_keys_with(&client, &p, most, chunk, Team { lanes: 1, planes });
             let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
@@ -731,10 +731,10 @@ mod tests {
     }
 
     #[test]
-    fn every_chunk_lists_its_runners_up() {
-        check_runners_up(200, 200, 64);
-        check_runners_up(150, 200, 50);
-        check_runners_up(200, 150, 48);
+    fn every_chunk_lists_the_keys_whose_ranks_learn() {
+        check_ranked(200, 200, 64);
+        check_ranked(150, 200, 50);
+        check_ranked(200, 150, 48);
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub(crate) mod chunks;
 pub(crate) mod launch;
 pub(crate) mod live;
 pub(crate) mod order;
-pub(crate) mod runners;
+pub(crate) mod ranked;
 pub(crate) mod slices;
 #[cfg(test)]
 mod tests;

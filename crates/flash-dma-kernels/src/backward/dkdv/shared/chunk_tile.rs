@@ -40,8 +40,8 @@ impl ChunkTile {
         ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
     }
 
-    /// As [`of_cube`](Self::of_cube) for tiles of runners-up, in the order that suits the rank kernel.
-    pub(crate) fn of_runners_up(
+    /// As [`of_cube`](Self::of_cube) for tiles of keys whose ranks learn, in the order that suits the rank kernel.
+    pub(crate) fn of_ranked(
         source: &KeyTileSource,
         grid: &KeyGrid,
         kv_heads: usize,

@@ -1,13 +1,14 @@
-//! The runners-up: the keys that just miss the window at some position, each on the positions from the end of its
-//! interval to its `far`.
+//! The keys whose ranks learn at some position: runners-up, which just miss the window, each on the positions from the
+//! end of its interval to its `far`; and kept keys that learn what they are worth, from where their rank keeps them to
+//! the end of their intervals.
 //!
-//! They are grouped into tiles by the position at which they become runners-up. They move up through the ranks behind
-//! the window together, so that the keys of a tile also leave it at about the same time, and a tile streams few queries
-//! for which it has no runners-up. Within a tile they are grouped by the position at which they leave, so that each
+//! They are grouped into tiles by their first position. Runners-up move up through the ranks behind the window together,
+//! so that the keys of a tile also leave it at about the same time, and a tile streams few queries for which it has no
+//! runners-up. Within a tile they are grouped by the position at which they leave, so that each
 //! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
 //! are listed. Where tensor cores cut the queries into chunks, [`chunks`](super::chunks) lists them again for each.
 
-use crate::args::{Far, Selection};
+use crate::args::Selection;
 use crate::finite::negative_infinity;
 use crate::host::scratch::{bytes, scratch};
 use cubecl::client::Client;
@@ -19,14 +20,23 @@ const CLASSES: usize = 256;
 /// Classes that a cube sorts; it counts the keys of the classes before them.
 const OWN_CLASSES: usize = 16;
 
-/// The runners-up of each of the `batch * kv_heads` rows.
+/// Which keys' ranks learn, and by what, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RankedSource<'a> {
+    /// Runners-up: [`Far::ends`](crate::args::Far::ends).
+    RunnersUp(&'a TensorBinding),
+    /// Kept keys: [`LeftOut::from`](crate::args::LeftOut::from).
+    Kept(&'a TensorBinding),
+}
+
+/// Those keys of each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]
-pub(crate) struct RunnersUp {
-    /// Contiguous `[batch * kv_heads, k_len]`, u32: the keys that are runners-up for some query, by ascending class of
-    /// their first position as one, in a fixed order within a class; undefined past the count.
+pub(crate) struct RankedKeys {
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the keys whose ranks learn by some query, by ascending class of
+    /// their first position, in a fixed order within a class; undefined past the count.
     pub keys: TensorBinding,
-    /// Contiguous `[batch, kv_heads, k_len]`, pairs of u32: the first and one past the last position at which a key is
-    /// one; undefined for keys that are not listed.
+    /// Contiguous `[batch, kv_heads, k_len]`, pairs of u32: the first and one past the last position at which a
+    /// key's rank learns; undefined for keys that are not listed.
     pub spans: TensorBinding,
     /// As `spans`, `[batch * kv_heads, k_len]`, of each entry of `keys`; undefined past the count.
     pub listed: TensorBinding,
@@ -34,7 +44,7 @@ pub(crate) struct RunnersUp {
     pub counts: TensorBinding,
 }
 
-impl RunnersUp {
+impl RankedKeys {
     /// Puts the `keys` of each tile of `tile` keys, at most as many as a cube has units, into the order of their last
     /// positions, and leaves `listed` as it is.
     pub(crate) fn order_tiles(&self, client: &Client, problem: &Problem, tile: usize) {
@@ -61,7 +71,7 @@ impl RunnersUp {
         ([rows, problem.k_len], problem.intervals_shape(), [rows])
     }
 
-    /// The bytes of the buffers that [`runners_up`] allocates for a selection; 0 without runners-up.
+    /// The bytes of the buffers that [`ranked_keys`] allocates for a selection; 0 if no rank learns.
     pub(crate) fn bytes(problem: &Problem, selection: Option<&Selection>) -> usize {
         match selection {
             Some(Selection { far: Some(_), .. }) => {
@@ -73,9 +83,9 @@ impl RunnersUp {
     }
 }
 
-/// Sizes of a launch of [`runners_up_kernel`].
+/// Sizes of a launch of [`ranked_keys_kernel`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct RunnerSizes {
+pub(crate) struct RankedSizes {
     pub heads: u32,
     pub k_len: u32,
     /// The positions of the queries: the first that is not negative, and one past the last.
@@ -85,25 +95,26 @@ pub(crate) struct RunnerSizes {
     pub width: u32,
 }
 
-/// A counting sort, by class of first position, of the runners-up of a row: one cube for each [`OWN_CLASSES`] classes
+/// A counting sort, by class of first position, of the keys of a row: one cube for each [`OWN_CLASSES`] classes
 /// (x) and row (y), every `units`-th key per unit. The keys of a class are in order of their units, then ascending.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `far` | contiguous `[batch, kv_heads, k_len]` |
+/// | `bounds` | contiguous `[batch, kv_heads, k_len]`: of kept keys the first position, of others one past the last |
 /// | `scores` | `[batch, kv_heads, k_len]`, any strides |
-/// | `keys`, `spans`, `listed`, `counts` | see [`RunnersUp`], overwritten |
+/// | `keys`, `spans`, `listed`, `counts` | see [`RankedKeys`], overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn runners_up_kernel(
+fn ranked_keys_kernel(
     intervals: &[Vector<u32, Const<2>>],
-    far: &[u32],
+    bounds: &[u32],
     scores: &Tensor<f32>,
     keys: &mut [u32],
     spans: &mut [Vector<u32, Const<2>>],
     listed: &mut [Vector<u32, Const<2>>],
     counts: &mut [u32],
-    sizes: &RunnerSizes,
+    sizes: &RankedSizes,
+    #[comptime] kept: bool,
     #[comptime] units: usize,
 ) {
     let row = CUBE_POS_Y as usize;
@@ -114,6 +125,7 @@ fn runners_up_kernel(
         base,
         scores: row / heads * scores.stride(0) + row % heads * scores.stride(1),
         step: scores.stride(2),
+        kept,
     };
     let first_class = CUBE_POS_X as usize * OWN_CLASSES;
 
@@ -126,7 +138,7 @@ fn runners_up_kernel(
     // Neighbours are read by neighbouring units.
     let mut first = unit;
     while first < sizes.k_len as usize {
-        let read = given.read(intervals, far, scores, first, sizes, units);
+        let read = given.read(intervals, bounds, scores, first, sizes, units);
         #[unroll]
         for n in 0..READS {
             let class = own_class(read[n], first_class, sizes);
@@ -143,7 +155,7 @@ fn runners_up_kernel(
     }
     let mut first = unit;
     while first < sizes.k_len as usize {
-        let read = given.read(intervals, far, scores, first, sizes, units);
+        let read = given.read(intervals, bounds, scores, first, sizes, units);
         #[unroll]
         for n in 0..READS {
             let class = own_class(read[n], first_class, sizes);
@@ -171,6 +183,9 @@ struct GivenSpans {
     base: usize,
     scores: usize,
     step: usize,
+    /// Whether they are of kept keys.
+    #[cube(comptime)]
+    kept: bool,
 }
 
 #[cube]
@@ -179,10 +194,10 @@ impl GivenSpans {
     fn read(
         &self,
         intervals: &[Vector<u32, Const<2>>],
-        far: &[u32],
+        bounds: &[u32],
         scores: &Tensor<f32>,
         first: usize,
-        sizes: &RunnerSizes,
+        sizes: &RankedSizes,
         #[comptime] units: usize,
     ) -> Array<Vector<u32, Const<2>>> {
         let mut spans = Array::<Vector<u32, Const<2>>>::new(READS);
@@ -193,7 +208,7 @@ impl GivenSpans {
             let score = scores[self.scores + there * self.step];
             let score = select(key == there, score, negative_infinity());
             let at = self.base + there;
-            spans[n] = span_of(intervals[at], far[at], score, sizes);
+            spans[n] = span_of(intervals[at], bounds[at], score, sizes, self.kept);
         }
         spans
     }
@@ -260,7 +275,7 @@ fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> 
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `keys`, `spans`, `counts` | see [`RunnersUp`]; `keys` are reordered |
+/// | `keys`, `spans`, `counts` | see [`RankedKeys`]; `keys` are reordered |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn order_tiles_kernel(
     keys: &mut [u32],
@@ -301,19 +316,23 @@ fn order_tiles_kernel(
     }
 }
 
-/// The first and one past the last position at which a key is a runner-up; the same number twice if it is one for no
-/// query.
+/// The first and one past the last position at which a key's rank learns; the same number twice if it does by no query.
 #[cube]
 fn span_of(
     interval: Vector<u32, Const<2>>,
-    far: u32,
+    bound: u32,
     score: f32,
-    sizes: &RunnerSizes,
+    sizes: &RankedSizes,
+    #[comptime] kept: bool,
 ) -> Vector<u32, Const<2>> {
-    let first = interval.extract(1usize);
-    let end = min(far, sizes.k_len);
+    let mut first = interval.extract(1usize);
+    let mut end = min(bound, sizes.k_len);
+    if comptime!(kept) {
+        end = first;
+        first = bound;
+    }
     let seen = first < end && first < sizes.to && end > sizes.from;
-    // A key that is never attended is no runner-up either.
+    // A key that is never attended learns nothing.
     let runs = seen && score != negative_infinity();
     let mut span = Vector::<u32, Const<2>>::new(0u32);
     span.insert(0usize, select(runs, first, 0u32));
@@ -324,7 +343,7 @@ fn span_of(
 /// The class of a span among those of a cube; [`OWN_CLASSES`] if it comes before them, more if it comes after them or
 /// the span is empty.
 #[cube]
-fn own_class(span: Vector<u32, Const<2>>, first_class: usize, sizes: &RunnerSizes) -> usize {
+fn own_class(span: Vector<u32, Const<2>>, first_class: usize, sizes: &RankedSizes) -> usize {
     let first = span.extract(0usize);
     let class = min(first / sizes.width, comptime!(CLASSES as u32 - 1)) as usize;
     let mut own = comptime!(OWN_CLASSES + 1).runtime();
@@ -338,31 +357,35 @@ fn own_class(span: Vector<u32, Const<2>>, first_class: usize, sizes: &RunnerSize
     own
 }
 
-/// Lists the runners-up of every row, in one launch; `far` is that of `selection`.
-pub(crate) fn runners_up(
+/// Lists the keys of every row whose ranks learn by `source`, that of `selection`, in one launch.
+pub(crate) fn ranked_keys(
     client: &Client,
     problem: &Problem,
     selection: &Selection,
-    far: &Far,
-) -> RunnersUp {
+    source: RankedSource,
+) -> RankedKeys {
     let hardware = &client.properties().hardware;
     let units = match hardware.plane_size_max {
         0 | 1 => 1,
         _ => (hardware.max_units_per_cube as usize).min(512),
     };
-    runners_up_with(client, problem, selection, far, units)
+    ranked_keys_with(client, problem, selection, source, units)
 }
 
-fn runners_up_with(
+fn ranked_keys_with(
     client: &Client,
     problem: &Problem,
     selection: &Selection,
-    far: &Far,
+    source: RankedSource,
     units: usize,
-) -> RunnersUp {
+) -> RankedKeys {
+    let (bounds, kept) = match source {
+        RankedSource::RunnersUp(far) => (far, false),
+        RankedSource::Kept(from) => (from, true),
+    };
     let rows = problem.batch * problem.kv_heads;
-    let (keys, spans, counts) = RunnersUp::shapes(problem);
-    let out = RunnersUp {
+    let (keys, spans, counts) = RankedKeys::shapes(problem);
+    let out = RankedKeys {
         keys: scratch(client, keys),
         spans: scratch(client, spans),
         listed: scratch(client, spans),
@@ -373,25 +396,26 @@ fn runners_up_with(
     let words = [&selection.intervals, &selection.scores, &out.spans];
     // SAFETY: the tensors were checked to hold `k_len` keys per row, and a key is listed once.
     unsafe {
-        runners_up_kernel::launch_unchecked(
+        ranked_keys_kernel::launch_unchecked(
             client,
             CubeCount::Static((CLASSES / OWN_CLASSES) as u32, rows as u32, 1),
             CubeDim::new_1d(units as u32),
             crate::host::scratch::address_type(words),
             selection.intervals.clone().into_buffer_arg(),
-            far.ends.clone().into_buffer_arg(),
+            bounds.clone().into_buffer_arg(),
             selection.scores.clone().into_tensor_arg(),
             out.keys.clone().into_buffer_arg(),
             out.spans.clone().into_buffer_arg(),
             out.listed.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
-            RunnerSizesLaunch::new(
+            RankedSizesLaunch::new(
                 problem.kv_heads as u32,
                 problem.k_len as u32,
                 from,
                 problem.k_len as u32,
                 problem.k_len.div_ceil(CLASSES).max(1) as u32,
             ),
+            kept,
             units,
         );
     }
@@ -410,6 +434,12 @@ mod tests {
 
     /// Two rows of keys with any ends, as documents or given ends may have them.
     fn check(q_len: usize, k_len: usize, causal: bool, unit_counts: &[usize]) {
+        for kept in [false, true] {
+            check_source(q_len, k_len, causal, kept, unit_counts);
+        }
+    }
+
+    fn check_source(q_len: usize, k_len: usize, causal: bool, kept: bool, unit_counts: &[usize]) {
         let client = client();
         let options = AttentionOptions::new()
             .with_keep_window(3)
@@ -417,21 +447,30 @@ mod tests {
         let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
         let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
         let mut rng = Rng::new(5);
-        let mut all = Vec::new();
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
         for n in 0..2 * k_len {
             let key = n % k_len;
             let end = key + rng.below(k_len - key + 1);
-            let far = end + rng.below(k_len - end + 1);
+            let (first, past) = match kept {
+                true => (key + rng.below(k_len - key + 1), end),
+                false => (end, end + rng.below(k_len - end + 1)),
+            };
             let score = [0.0f32, f32::NAN, f32::NEG_INFINITY][rng.below(8).saturating_sub(5)];
-            all.push((end as u32, far as u32, score));
+            ends.push(end as u32);
+            all.push((first as u32, past as u32, score));
         }
         let row_strides = [2 * k_len, k_len, 1];
         let scores: Vec<f32> = all.iter().map(|&(.., score)| score).collect();
-        let far: Vec<u32> = all.iter().map(|&(_, far, _)| far).collect();
-        let words: Vec<u32> = (all.iter().enumerate())
-            .flat_map(|(n, &(end, ..))| [(n % k_len) as u32, end])
+        let bound = |&(first, past, _): &(u32, u32, f32)| if kept { first } else { past };
+        let bounds: Vec<u32> = all.iter().map(bound).collect();
+        let words: Vec<u32> = (ends.iter().enumerate())
+            .flat_map(|(n, &end)| [(n % k_len) as u32, end])
             .collect();
-        let far = strided(&client, &far, &k[..3], &row_strides);
+        let bounds = strided(&client, &bounds, &k[..3], &row_strides);
+        let source = match kept {
+            true => RankedSource::Kept(&bounds),
+            false => RankedSource::RunnersUp(&bounds),
+        };
         let selection = Selection {
             scores: strided(&client, &scores, &k[..3], &row_strides),
             intervals: strided(
@@ -440,29 +479,25 @@ mod tests {
                 &[1, 2, k_len, 2],
                 &[4 * k_len, 2 * k_len, 2, 1],
             ),
-            far: Some(Far {
-                ends: far,
-                max_live: k_len,
-            }),
+            far: None,
         };
         let width = k_len.div_ceil(CLASSES).max(1) as u32;
         for &units in unit_counts {
-            let far = selection.far.as_ref().unwrap();
-            let runners = runners_up_with(&client, &p, &selection, far, units);
+            let ranked = ranked_keys_with(&client, &p, &selection, source, units);
             let [listed, listed_spans] =
-                [&runners.keys, &runners.listed].map(|t| read_u32(&client, t.clone()));
-            runners.order_tiles(&client, &p, TILE);
+                [&ranked.keys, &ranked.listed].map(|t| read_u32(&client, t.clone()));
+            ranked.order_tiles(&client, &p, TILE);
             let [ordered, spans, counts] =
-                [runners.keys, runners.spans, runners.counts].map(|t| read_u32(&client, t));
+                [ranked.keys, ranked.spans, ranked.counts].map(|t| read_u32(&client, t));
             for (row, all) in all.chunks_exact(k_len).enumerate() {
-                let runs = |end: u32, far: u32| {
-                    let positions = i64::from(end)..i64::from(far);
+                let runs = |first: u32, past: u32| {
+                    let positions = i64::from(first)..i64::from(past);
                     (0..q_len).any(|query| positions.contains(&p.position(query)))
                 };
                 let mut expected: Vec<usize> = (0..k_len)
                     .filter(|&key| {
-                        let (end, far, score) = all[key];
-                        runs(end, far) && score != f32::NEG_INFINITY
+                        let (first, past, score) = all[key];
+                        runs(first, past) && score != f32::NEG_INFINITY
                     })
                     .collect();
                 expected.sort_by_key(|&key| (all[key].0 / width, key % units));
@@ -493,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn runners_up_are_listed_by_the_position_at_which_they_become_one() {
+    fn keys_are_listed_by_the_first_position_at_which_their_ranks_learn() {
         check(300, 300, true, &[1, 4]);
         check(20, 300, true, &[1]);
         check(300, 20, true, &[4]);

@@ -1,0 +1,230 @@
+//! Kept keys that learn what they are worth, by the definition: the loss with each key and without it.
+
+use crate::case::values;
+use crate::layer::of_linear_scores;
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::{Attention, AttentionError, Documents, Intervals, LeaveOneOut, Selector};
+
+const LEN: usize = 13;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 8;
+
+/// Little enough that a key that is left out leaves nothing behind.
+fn little() -> LeaveOneOut {
+    LeaveOneOut::new(1e-4).expect("it is enough")
+}
+
+/// What decides the keys of a call, and whether there is a logit without a key.
+struct Rule {
+    selector: Selector,
+    recent: usize,
+    /// The first token of each document, and how many sinks it has.
+    starts: Vec<usize>,
+    sinks: usize,
+    sink_logits: bool,
+}
+
+/// A loss that is linear in the output changes by a key's worth if the rank does not keep the key.
+fn check(rule: &Rule) {
+    let device = Device::flex().autodiff();
+    device.seed(31);
+    let random = |heads: usize| {
+        Tensor::<4>::random(
+            [1, heads, LEN, DIM],
+            Distribution::Normal(0.0, 1.0),
+            &device,
+        )
+    };
+    // Small logits: no key has nearly all of a query's weight.
+    let (q, k, v) = (random(HEADS) * 0.3, random(KV_HEADS), random(KV_HEADS));
+    let loss_of = random(HEADS);
+    // A query with one key has nothing to compare it with.
+    let alone = rule.starts.iter().map(|&start| start as i32);
+    let alone = TensorData::new(alone.collect::<Vec<i32>>(), [rule.starts.len()]);
+    let alone = Tensor::<1, Int>::from_data(alone, &device);
+    let zeros = Tensor::zeros([1, HEADS, rule.starts.len(), DIM], &device);
+    let old = loss_of.clone().select(2, alone.clone());
+    let loss_of = loss_of.select_assign(2, alone, zeros - old, burn::tensor::IndexingUpdateOp::Add);
+    let sink = Tensor::<1>::random([HEADS], Distribution::Normal(0.0, 1.0), &device);
+    let loss = |keys: &Intervals| {
+        let attention = Attention::new(q.clone(), k.clone(), v.clone()).intervals(keys);
+        let out = match rule.sink_logits {
+            true => attention
+                .try_forward_with_sink(sink.clone())
+                .map(|both| both.0),
+            false => attention.try_forward(),
+        };
+        (out.expect("it fits") * loss_of.clone()).sum()
+    };
+
+    let rank = Tensor::<3>::random([1, KV_HEADS, LEN], Distribution::Normal(0.0, 1.0), &device);
+    let rank = rank.require_grad();
+    let keys = rule.selector.select(rank.clone());
+    let gradients = loss(&keys).backward();
+    let ours = values(rank.grad(&gradients).expect("it is tracked"));
+
+    let ends = keys.tensor().clone().narrow(3, 1, 1).into_data();
+    let ends: Vec<i32> = ends.iter::<i32>().collect();
+    let of_ends = |ends: &[i32]| {
+        let ends = TensorData::new(ends.to_vec(), [1, KV_HEADS, LEN]);
+        let keys = Intervals::try_from_ends(Tensor::from_data(ends, &device)).expect("good ends");
+        loss(&keys).into_scalar::<f32>()
+    };
+    let all = of_ends(&ends);
+    let mut learned = 0;
+    for (at, ours) in ours.iter().enumerate() {
+        let key = at % LEN;
+        let start = *rule
+            .starts
+            .iter()
+            .rfind(|&&start| start <= key)
+            .expect("the first is 0");
+        let mut without = ends.clone();
+        if key - start >= rule.sinks {
+            without[at] = ends[at].min((key + rule.recent) as i32);
+        }
+        let worth = f64::from(all - of_ends(&without));
+        learned += usize::from(worth.abs() > 1e-2);
+        let error = (ours - worth).abs();
+        assert!(error < 1e-3 * (1.0 + worth.abs()), "{at}: {ours} {worth}");
+    }
+    assert!(learned > KV_HEADS * LEN / 3, "{learned} keys learn");
+}
+
+#[test]
+fn a_rank_learns_what_the_loss_is_without_each_key_that_it_keeps() {
+    for sink_logits in [false, true] {
+        for (recent, sinks) in [(0, 0), (2, 0), (0, 1), (1, 2)] {
+            let parts = Selector::top(5).recent(recent).sinks(sinks);
+            let documents = [
+                (None, vec![0]),
+                (Some(vec![LEN]), vec![0]),
+                (Some(vec![8, 5]), vec![0, 8]),
+            ];
+            for (lengths, starts) in documents {
+                let selector = parts.clone().leave_one_out(little());
+                check(&Rule {
+                    selector: match lengths {
+                        None => selector,
+                        Some(lengths) => selector.documents(Documents::from_lengths([lengths])),
+                    },
+                    recent,
+                    starts,
+                    sinks,
+                    sink_logits,
+                });
+            }
+        }
+    }
+}
+
+/// Equal documents are selected in rows of their own.
+#[test]
+fn sinks_of_equal_documents_learn_nothing() {
+    let documents = Documents::from_lengths([vec![6, 6]]);
+    let device = Device::flex().autodiff();
+    let rank = Tensor::<3>::random([1, 1, 12], Distribution::Default, &device).require_grad();
+    let selector = Selector::top(3).sinks(1).documents(documents);
+    let keys = selector.leave_one_out(little()).select(rank.clone());
+    let random = || Tensor::<4>::random([1, 1, 12, DIM], Distribution::Default, &device);
+    let out = Attention::new(random(), random(), random()).intervals(&keys);
+    let gradients = out.forward().square().sum().backward();
+    let learned = values(rank.grad(&gradients).expect("it is tracked"));
+    assert_eq!([learned[0], learned[6]], [0.0; 2]);
+    for document in learned.chunks(6) {
+        assert!(
+            document[1..].iter().any(|learned| *learned != 0.0),
+            "{learned:?}"
+        );
+    }
+}
+
+#[test]
+fn what_kept_keys_and_what_runners_up_learn_add_up() {
+    let device = Device::flex().autodiff();
+    device.seed(32);
+    let random = |heads: usize| {
+        Tensor::<4>::random(
+            [2, heads, LEN, DIM],
+            Distribution::Normal(0.0, 1.0),
+            &device,
+        )
+    };
+    let (q, k, v) = (
+        random(HEADS).require_grad(),
+        random(KV_HEADS),
+        random(KV_HEADS),
+    );
+    let rank = Tensor::<3>::random([2, KV_HEADS, LEN], Distribution::Default, &device);
+    let learned = |selector: Selector| {
+        let rank = rank.clone().require_grad();
+        let keys = selector.select(rank.clone());
+        let attention = Attention::new(q.clone(), k.clone(), v.clone()).intervals(&keys);
+        let gradients = attention.forward().square().sum().backward();
+        rank.grad(&gradients).map(values)
+    };
+    let base = || Selector::top(4).recent(1);
+    let how = LeaveOneOut::default();
+    assert_eq!(learned(base()), None);
+    let of_kept = learned(base().leave_one_out(how)).expect("they learn");
+    let of_next = learned(base().runners_up(2)).expect("they learn");
+    let of_both = learned(base().runners_up(2).leave_one_out(how)).expect("they learn");
+    assert!(of_kept.iter().zip(&of_next).any(|(a, b)| a * b != 0.0));
+    for ((kept, next), both) in of_kept.iter().zip(of_next).zip(of_both) {
+        assert!((kept + next - both).abs() < 1e-5, "{kept} {next} {both}");
+    }
+}
+
+fn config(how: Option<LeaveOneOut>) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(5))
+        .with_runners_up(Some(0))
+        .with_leave_one_out(how)
+}
+
+#[test]
+fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
+    let device = Device::flex().autodiff();
+    let plain = config(None).init(&device);
+    let record = || burn::module::Module::into_record(plain.clone());
+    let layer = config(Some(LeaveOneOut::default())).init(&device);
+    let layer = burn::module::Module::load_record(layer, record());
+    // With as many tokens as keys nothing is evicted, and kept keys learn all the same.
+    for len in [5, 20] {
+        let x = Tensor::<3>::random([2, len, 32], Distribution::Normal(0.0, 1.0), &device);
+        let (ours, theirs) = (layer.forward(x.clone()), plain.forward(x));
+        assert_eq!(values(ours.clone()), values(theirs));
+        let learned = of_linear_scores(&layer, &ours.square().sum().backward());
+        assert!(learned.iter().any(|x| x.abs() > 1e-9), "{len} tokens");
+    }
+}
+
+#[test]
+fn an_inner_device_has_nothing_to_learn() {
+    let device = Device::flex();
+    let layer = config(Some(LeaveOneOut::default())).init(&device);
+    let x = Tensor::<3>::random([1, 20, 32], Distribution::Default, &device);
+    assert!(layer.selection(x).far().is_none());
+}
+
+#[test]
+fn a_weight_besides_that_is_next_to_nothing_is_refused() {
+    for besides in [0.0, -1.0, 9e-5, f64::NAN, f64::INFINITY, 1e39] {
+        let error = LeaveOneOut::new(besides).unwrap_err();
+        assert!(
+            matches!(error, AttentionError::LeaveOneOut { .. }),
+            "{besides}"
+        );
+        assert!(error.to_string().contains("at least 1e-4"), "{error}");
+    }
+    // A file is read by the same rule.
+    let saved = serde_json::to_string(&config(Some(LeaveOneOut::default()))).expect("it is JSON");
+    let loaded: DynamicMaskAttentionConfig = serde_json::from_str(&saved).expect("it loads");
+    assert_eq!(loaded.leave_one_out, Some(LeaveOneOut::default()));
+    let broken = saved.replace("\"besides\":0.05", "\"besides\":0.0");
+    assert_ne!(saved, broken);
+    assert!(serde_json::from_str::<DynamicMaskAttentionConfig>(&broken).is_err());
+}
