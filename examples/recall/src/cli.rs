@@ -259,6 +259,20 @@ mod tests {
     }
 
     #[test]
+    fn kept_keys_learn_in_the_arms_whose_scores_learn_by_rank_alone() {
+        let all = runs("--arms ours,centred,added,frozen,dense --leave-one-out").unwrap();
+        let how: Vec<_> = all.iter().map(|run| run.leave_one_out).collect();
+        let default = Some(LeaveOneOut::default());
+        assert_eq!(how, [default, default, None, None, None]);
+        let given = runs("--arms ours --leave-one-out 0.3").unwrap();
+        assert_eq!(given[0].leave_one_out, LeaveOneOut::new(0.3).ok());
+        for none in ["0", "-1", "NaN", "much"] {
+            let words = ["recall".to_owned(), format!("--leave-one-out={none}")];
+            assert!(Cli::try_parse_from(words).is_err(), "{none}");
+        }
+    }
+
+    #[test]
     fn heads_take_turns_in_the_arms_whose_scores_only_rank() {
         let all = runs("--arms ours,centred,added,frozen,dense --round-robin 4").unwrap();
         let dealt: Vec<_> = (all.iter().map(|run| run.round_robin.map(|d| d.run))).collect();

@@ -310,6 +310,7 @@ mod tests {
     use crate::arm::Arm;
     use crate::settings::Size;
     use burn::nn::EmbeddingConfig;
+    use burn_flash_dma::LeaveOneOut;
     use burn_flash_dma::nn::Scorer;
 
     fn settings(arm: Arm) -> Settings {
@@ -349,6 +350,29 @@ mod tests {
         let ours = attend_to(layer, model.settings.sizes, (None, None), tokens).expect("it fits");
         let error: f32 = (ours - theirs).abs().max().into_scalar();
         assert!(error < 1e-6, "{error}");
+    }
+
+    #[test]
+    fn scores_learn_by_kept_keys_if_those_are_left_out() {
+        for leave_one_out in [None, Some(LeaveOneOut::default())] {
+            let (model, batch) = model(Settings {
+                runners_up: Some(0),
+                leave_one_out,
+                ..settings(Arm::NoRecent)
+            });
+            let loss = model.forward(&batch).expect("it fits").square().sum();
+            let gradients = loss.backward();
+            let Scorer::Linear(scorer) = model.blocks[0].attention.scorer() else {
+                panic!("linear scores are the default");
+            };
+            let gradient = scorer.score_proj.val().grad(&gradients);
+            let most = gradient.map(|gradient| gradient.abs().max().into_scalar::<f32>());
+            assert_eq!(
+                most.is_some_and(|most| most > 1e-6),
+                leave_one_out.is_some(),
+                "{most:?}"
+            );
+        }
     }
 
     #[test]

@@ -110,8 +110,8 @@ pub struct DynamicMaskAttentionConfig {
     #[config(default = "ScoreForm::Linear")]
     pub score_form: ScoreForm,
     /// What the scores are for. Default: what [`default_role`](Self::default_role) says of the form, that is for linear
-    /// scores [`ScoreRole::Rank`]. Scores that only rank learn by their [runners-up](Self::runners_up) alone, by none if
-    /// the configuration says 0; their size does not matter. Without a window they do nothing. A mask that differs
+    /// scores [`ScoreRole::Rank`]. Scores that only rank learn by their [runners-up](Self::runners_up), by none if the
+    /// configuration says 0, and by [what kept keys are worth](Self::leave_one_out); their size does not matter. Without a window they do nothing. A mask that differs
     /// between queries is refused in training with them.
     pub score_role: Option<ScoreRole>,
     /// What the scores are for if `score_role` does not say. Default: [`DefaultRole::OfForm`]. A configuration saved

@@ -9,7 +9,7 @@ use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
 use burn_flash_dma::train::{Checkpointed, Selections, cross_entropy, embed};
-use burn_flash_dma::{AttentionError, AttentionMask, Intervals, ScoreRole};
+use burn_flash_dma::{AttentionError, AttentionMask, Intervals, LeaveOneOut, ScoreRole};
 
 const VOCABULARY: usize = 13;
 const WINDOW: usize = 6;
@@ -109,13 +109,16 @@ fn ends(intervals: &Intervals) -> Vec<i64> {
 
 #[test]
 fn loss_gradients_and_selections_are_those_of_one_pass() {
-    // Linear scores have runners-up, which the second pass ranks.
-    for (form, role) in [
-        (ScoreForm::Linear, ScoreRole::Rank),
-        (ScoreForm::Linear, ScoreRole::RankAndBias),
-        (ScoreForm::Zoh, ScoreRole::RankAndBias),
+    // Linear scores have runners-up, which the second pass ranks, and perhaps learn by what is kept.
+    let how = Some(LeaveOneOut::default());
+    for (form, role, leave_one_out) in [
+        (ScoreForm::Linear, ScoreRole::Rank, None),
+        (ScoreForm::Linear, ScoreRole::Rank, how),
+        (ScoreForm::Linear, ScoreRole::RankAndBias, None),
+        (ScoreForm::Zoh, ScoreRole::RankAndBias, None),
     ] {
         let layer = layer(form).with_score_role(Some(role));
+        let layer = layer.with_leave_one_out(leave_one_out);
         for blocks in [0, 1, 3] {
             let model = Model::of(&layer, blocks);
             let mut selections = Vec::new();

@@ -1,8 +1,8 @@
 //! The gradient of the rank: for each query the change of the loss if one of its runners-up were attended, or a key that
 //! it keeps were not.
 //!
-//! The tasks and tiles of the backward pass, with the runners-up or the kept keys as keys and two products per pair. Every task sums
-//! over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
+//! The tasks and tiles of the backward pass, with the runners-up or the kept keys as keys and two products per pair.
+//! Every task sums over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
 
 use super::backward::{GradientTile, PairGradients};
 use super::operands::Operands;

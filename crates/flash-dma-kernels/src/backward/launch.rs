@@ -301,7 +301,7 @@ impl<'a> BackwardPass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    /// The gradient of the rank, if one learns; keys by which it does not keep their zero. `blueprint` is that of
+    /// The gradient of the rank, if one learns; all other keys keep their zero. `blueprint` is that of
     /// dk and dv, whose tiles have room for more than this kernel needs.
     fn launch_rank(&self, grads: &Gradients, blueprint: Blueprint) {
         let (client, problem) = (self.client, self.problem);

@@ -150,7 +150,7 @@ impl SelectedPass<'_> {
         self.launch_kernel(keys, to, scores, element, blueprints);
     }
 
-    /// The gradient of the rank, if one learns; keys by which it does not get zero.
+    /// The gradient of the rank, if one learns; all other keys get zero.
     fn launch_rank(&self, grads: &Gradients, blueprints: MmaBlueprints) {
         let (Some(selection), Some(rank)) = (&self.inputs.selection, &grads.rank) else {
             return;

@@ -17,8 +17,7 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
-use crate::backward::rank::terms::write_or_add;
-use crate::backward::rank::terms::{RankTerms, part_of_lse, weight_of_power};
+use crate::backward::rank::terms::{RankTerms, part_of_lse, weight_of_power, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;
@@ -306,7 +305,8 @@ fn add_changes<E: Float, NS: Size>(
     }
 }
 
-/// Writes or adds the sums of both halves of every pair of warps, with `adds` to what is there. All units of the cube take part.
+/// Writes or adds the sums of both halves of every pair of warps, with `adds` to what is there. All units of the cube
+/// take part.
 #[cube]
 fn write_sums(
     source: &KeyTileSource,
