@@ -3,7 +3,7 @@
 
 use crate::alibi::AlibiArg;
 use crate::args::Scaling;
-use crate::backward::rank::terms::{Change, RankTerms};
+use crate::backward::rank::terms::{Change, ChangeKind, RankTerms, adds};
 use crate::math::{sigmoid, softplus};
 use crate::portable::alibi::{TileAlibi, with_alibi};
 use crate::portable::args::{Operands, RankedList, SavedRows, Sizes};
@@ -74,7 +74,8 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
         sync_cube();
         sums.add(&key_rows, &query_rows, &of_lse, &spans, scaling, terms, bp);
     }
-    sums.store(rank, &tile, terms.change.is_some(), bp);
+    let adds = comptime!(adds(terms.change.kind));
+    sums.store(rank, &tile, adds, bp);
 }
 
 /// The keys that a cube owns.
@@ -174,23 +175,21 @@ fn load_lse_gradients(
 /// The factor of `v - out` of a key whose logit is `x` above the LSE.
 #[cube]
 fn weight(change: &Change, x: f32) -> f32 {
-    #[comptime]
-    match change {
-        ComptimeOption::Some(left_out) => {
+    match comptime!(change.kind) {
+        ChangeKind::Added => sigmoid(x),
+        ChangeKind::LeftOut => {
             let p = x.exp();
-            p / (left_out.all - p)
+            p / (change.all - p)
         }
-        ComptimeOption::None => sigmoid(x),
     }
 }
 
 /// The key's part of the LSE.
 #[cube]
 fn part_of_lse(change: &Change, x: f32, weight: f32) -> f32 {
-    #[comptime]
-    match change {
-        ComptimeOption::Some(_) => weight.log1p(),
-        ComptimeOption::None => softplus(x),
+    match comptime!(change.kind) {
+        ChangeKind::Added => softplus(x),
+        ChangeKind::LeftOut => weight.log1p(),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
-use crate::backward::rank::terms::{RankTerms, part_of_lse, weight_of_power, write_or_add};
+use crate::backward::rank::terms::{RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;
@@ -98,7 +98,8 @@ pub(crate) fn rank_mma_kernel<E: Float>(
             &mut sums,
         );
     }
-    write_sums(source, &place, &sums, rank, terms.change.is_some(), bp);
+    let adds = comptime!(adds(terms.change.kind));
+    write_sums(source, &place, &sums, rank, adds, bp);
 }
 
 /// Starts the copies of the gradients of the LSEs of step `step`, at `cursor`, if there are some.
@@ -290,10 +291,10 @@ fn add_changes<E: Float, NS: Size>(
                 let z = biased(&alibi, keys.score(key), place);
                 let above = keys.logit(s.extract(value), z) - lse;
                 let power = above * comptime!(core::f32::consts::LOG2_E);
-                let weight = weight_of_power(&terms.change, power);
+                let weight = terms.change.weight_of_power(power);
                 let mut change = weight * (dp.extract(value) - mean);
                 if comptime!(with_lse) {
-                    change = fma(grad, part_of_lse(&terms.change, above, weight), change);
+                    change = fma(grad, terms.change.part_of_lse(above, weight), change);
                 }
                 if comptime!(boundary) {
                     let runs = bounds[key * 2] <= query && query < bounds[key * 2 + 1];

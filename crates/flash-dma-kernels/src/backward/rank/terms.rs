@@ -21,52 +21,56 @@ pub(crate) fn rank_terms(
     left_out: Option<LeaveOneOut>,
 ) -> RankTermsLaunch {
     let grad_lse = grad_lse.map(|grad| grad.clone().into_buffer_arg());
-    let left_out = left_out.map(|how| LeftOutTermsLaunch::new(1.0 + how.besides()));
-    RankTermsLaunch::new(grad_lse.into(), left_out.into())
+    let change = match left_out {
+        None => ChangeLaunch::new(1.0, ChangeKind::Added),
+        Some(how) => ChangeLaunch::new(1.0 + how.besides(), ChangeKind::LeftOut),
+    };
+    RankTermsLaunch::new(grad_lse.into(), change)
 }
 
-/// The change of a query's keys by which a rank learns: a runner-up is added, or a kept key left out.
-pub(crate) type Change = ComptimeOption<LeftOutTerms>;
+/// Which keys of a query change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ChangeKind {
+    /// A runner-up is added.
+    Added,
+    /// A kept key is left out.
+    LeftOut,
+}
 
-/// See [`LeaveOneOut`].
+/// The change of a query's keys by which a rank learns. The kind is no `ComptimeOption` of the number, which a kernel's
+/// stable hash, and so CubeCL's cache on disk, would not tell from its absence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct LeftOutTerms {
-    /// The weights of a query's keys and, besides, of its output.
+pub(crate) struct Change {
+    /// The weights of a query's keys and, besides, of its output, see [`LeaveOneOut`]; read if a key is left out.
     pub all: f32,
+    #[cube(comptime)]
+    pub kind: ChangeKind,
 }
 
-/// The same change, for a struct to own.
 #[cube]
-pub(crate) fn owned(change: &Change) -> Change {
-    #[comptime]
-    match change {
-        ComptimeOption::Some(left_out) => {
-            ComptimeOption::new_Some(LeftOutTerms { all: left_out.all })
+impl Change {
+    /// The factor of `v - out` of a key whose logit is `x log(2)` above the LSE, by two special-function instructions;
+    /// NaN stays NaN.
+    pub(crate) fn weight_of_power(&self, x: f32) -> f32 {
+        match comptime!(self.kind) {
+            ChangeKind::Added => sigmoid_of_power(x),
+            // p / (all - p), and p = 2^x.
+            ChangeKind::LeftOut => reciprocal(fma(self.all, ex2(-x), -1.0f32)),
         }
-        ComptimeOption::None => ComptimeOption::new_None(),
+    }
+
+    /// The key's part of the LSE, if its logit is `x` above it and its factor is `weight`.
+    pub(crate) fn part_of_lse(&self, x: f32, weight: f32) -> f32 {
+        match comptime!(self.kind) {
+            ChangeKind::Added => softplus(x),
+            ChangeKind::LeftOut => weight.log1p(),
+        }
     }
 }
 
-/// The factor of `v - out` of a key whose logit is `x log(2)` above the LSE, by two special-function instructions; NaN
-/// stays NaN.
-#[cube]
-pub(crate) fn weight_of_power(change: &Change, x: f32) -> f32 {
-    #[comptime]
-    match change {
-        // p / (all - p), and p = 2^x.
-        ComptimeOption::Some(left_out) => reciprocal(fma(left_out.all, ex2(-x), -1.0f32)),
-        ComptimeOption::None => sigmoid_of_power(x),
-    }
-}
-
-/// The key's part of the LSE, if its logit is `x` above it and its factor is `weight`.
-#[cube]
-pub(crate) fn part_of_lse(change: &Change, x: f32, weight: f32) -> f32 {
-    #[comptime]
-    match change {
-        ComptimeOption::Some(_) => weight.log1p(),
-        ComptimeOption::None => softplus(x),
-    }
+/// Whether a launch adds to what another one has written.
+pub(crate) fn adds(kind: ChangeKind) -> bool {
+    kind == ChangeKind::LeftOut
 }
 
 /// [`write_score`], or with `adds` an addition to the gradient that an earlier launch has written.

@@ -19,9 +19,7 @@ use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StepProducts, selected};
-use crate::backward::rank::terms::{
-    Change, RankTerms, owned, part_of_lse, weight_of_power, write_or_add,
-};
+use crate::backward::rank::terms::{Change, RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;
@@ -70,7 +68,10 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let mut sums = KeySums {
         upper: 0.0f32,
         lower: 0.0f32,
-        change: owned(&terms.change),
+        change: Change {
+            all: terms.change.all,
+            kind: comptime!(terms.change.kind),
+        },
     };
     if steps.count > 0 {
         copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
@@ -232,12 +233,12 @@ impl KeySums {
                         bp.softcap,
                         true,
                     );
-                    let weight = weight_of_power(&self.change, above);
+                    let weight = self.change.weight_of_power(above);
                     weights.insert(value, weight);
                     if comptime!(with_lse) {
                         let grad = lse_gradients.values[comptime!(n * 2 + e)];
                         let above = above * comptime!(core::f32::consts::LN_2);
-                        changes.insert(value, grad * part_of_lse(&self.change, above, weight));
+                        changes.insert(value, grad * self.change.part_of_lse(above, weight));
                     }
                 }
             }
@@ -275,7 +276,7 @@ impl KeySums {
 
     /// Writes or adds the sums over the lanes of a quad.
     fn write(&self, keys: &LaneKeys, rank: &mut [f32]) {
-        let adds = self.change.is_some();
+        let adds = comptime!(adds(self.change.kind));
         let upper = quad_sum(self.upper);
         let lower = quad_sum(self.lower);
         let quad = UNIT_POS_X as usize % 4;
