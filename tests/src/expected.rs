@@ -5,7 +5,7 @@ use crate::Outputs;
 use core::fmt;
 use flash_dma_problem::{ElementType, Problem};
 use flash_dma_reference::compare::{
-    ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error,
+    ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
 };
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
@@ -328,7 +328,7 @@ pub fn expected_of_runners_up(
     expected.gradient("dq", &q, e, exact.q, &naive.q);
     expected.gradient("dk", &kv, e, exact.k, &naive.k);
     expected.gradient("dv", &kv, e, exact.v, &naive.v);
-    let (mut bias, mut naive_bias) = exact.bias.zip(naive_bias).expect("a bias");
+    let mut bias = exact.bias.zip(naive_bias).expect("a bias");
     let rank = runners_up.map(|runners_up| {
         let exact = inputs.rank_gradient(runners_up, grad_out, grad_lse);
         (
@@ -336,21 +336,15 @@ pub fn expected_of_runners_up(
             inputs.naive_rank_gradient(runners_up, grad_out, grad_lse),
         )
     });
-    if let (Some((exact, naive)), false) = (&rank, apart) {
-        add(&mut bias.values, &exact.values);
-        add(&mut bias.magnitude, &exact.magnitude);
-        add(&mut naive_bias, naive);
+    if let (Some(rank), false) = (&rank, apart) {
+        bias = sum(bias, rank);
     }
     let (shape, words) = (&kv[..3], ElementType::F32);
-    expected.gradient("dscores", shape, words, bias, &naive_bias);
+    expected.gradient("dscores", shape, words, bias.0, &bias.1);
     if let (Some((exact, naive)), true) = (rank, apart) {
         expected.gradient("rank", shape, words, exact, &naive);
     }
     expected
-}
-
-fn add(to: &mut [f64], more: &[f64]) {
-    to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
 }
 
 /// A magnitude, unless no pair contributes to its element: such an element is exact.

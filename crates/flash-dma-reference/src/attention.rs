@@ -278,8 +278,7 @@ impl Inputs {
         grad_lse: Option<&[f64]>,
     ) -> Exact {
         let selected = &self.selected();
-        let besides = f64::from(how.besides());
-        let kept = (&KeptByRank { selected, from }, Change::LeftOut { besides });
+        let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
         self.exact_rank(selected, kept, grad_out, grad_lse)
     }
 
@@ -296,8 +295,7 @@ impl Inputs {
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
         let selected = &self.selected();
-        let besides = f64::from(how.besides());
-        let kept = (&KeptByRank { selected, from }, Change::LeftOut { besides });
+        let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
         self.naive_rank(selected, kept, grad_out, grad_lse)
     }
 

@@ -74,6 +74,21 @@ impl Exact {
     }
 }
 
+/// Adds two gradients of one tensor, each exact and naive.
+#[must_use]
+pub fn sum(
+    (mut exact, mut naive): (Exact, Vec<f64>),
+    more: &(Exact, Vec<f64>),
+) -> (Exact, Vec<f64>) {
+    let add = |to: &mut [f64], more: &[f64]| {
+        to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
+    };
+    add(&mut exact.values, &more.0.values);
+    add(&mut exact.magnitude, &more.0.magnitude);
+    add(&mut naive, &more.1);
+    (exact, naive)
+}
+
 /// The worst element of a tensor that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {

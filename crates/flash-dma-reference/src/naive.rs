@@ -290,8 +290,8 @@ pub(crate) fn rank(
                         positive + (-x.abs()).exp().ln_1p(),
                     )
                 }
-                Change::LeftOut { besides } => {
-                    let (p, all) = (x.exp(), 1.0 + besides as f32);
+                Change::LeftOut(how) => {
+                    let (p, all) = (x.exp(), 1.0 + how.besides());
                     (p / (all - p), -(-p / all).ln_1p())
                 }
             };

@@ -1,7 +1,7 @@
 //! Attention over explicit pairs: the only implementation of a row's softmax and its gradients.
 
 use crate::compare::{CUT_OFF, Exact};
-use flash_dma_problem::{ElementType, Problem};
+use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
 
 /// The keys that a query attends to, and their biases.
 pub(crate) trait Pairs {
@@ -245,8 +245,8 @@ pub(crate) fn backward(
 pub(crate) enum Change {
     /// A runner-up is attended as well.
     Added,
-    /// A kept key is not, and the output itself has the weight `besides`.
-    LeftOut { besides: f64 },
+    /// A kept key is not.
+    LeftOut(LeaveOneOut),
 }
 
 /// What a key has of a row whose logit is `x` above the LSE.
@@ -273,8 +273,8 @@ impl Change {
                     slope: weight,
                 }
             }
-            Self::LeftOut { besides } => {
-                let (p, all) = (x.exp(), 1.0 + besides);
+            Self::LeftOut(how) => {
+                let (p, all) = (x.exp(), 1.0 + f64::from(how.besides()));
                 let weight = p / (all - p);
                 Part {
                     weight,

@@ -4,7 +4,6 @@
 //! ([`processes`]).
 
 pub mod arm;
-mod attention;
 pub mod cli;
 pub mod estimate;
 pub mod evaluate;

@@ -8,9 +8,8 @@
 //! the first layer: the arms then differ in what they keep, not in whether a layer has learned to bind pairs.
 
 use crate::arm::Scores;
-use crate::attention::attend_to;
 use crate::keys::{Place, without_scores};
-use crate::settings::Settings;
+use crate::settings::{Settings, Sizes};
 use crate::task::{Batch, Text};
 use burn::module::{Initializer, Module, ModuleVisitor, Param};
 use burn::nn::{
@@ -19,7 +18,9 @@ use burn::nn::{
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::embed;
-use burn_flash_dma::{AttentionError, Intervals, ScoreRole, linear, rms_norm, swiglu};
+use burn_flash_dma::{
+    Attention, AttentionError, HeadEncoding, Intervals, ScoreRole, linear, rms_norm, swiglu,
+};
 use train_text::model::CastTo;
 use train_text::turns;
 
@@ -288,6 +289,54 @@ fn centred(scores: Tensor<3>, kept: &Intervals) -> Tensor<3> {
     let positions = (side(1) - side(0)).float().cast(scores.dtype());
     let all = positions.clone().sum_dim(2);
     scores.clone() - (scores * positions).sum_dim(2) / all * CENTRED
+}
+
+/// A layer's output with these keys, and this added to their logits: what the layer computes otherwise, with its own
+/// parameters.
+fn attend_to(
+    layer: &DynamicMaskAttention,
+    sizes: Sizes,
+    (keys, bias): (Option<Intervals>, Option<Tensor<3>>),
+    x: Tensor<3>,
+) -> Result<Tensor<3>, AttentionError> {
+    let [batch, len, width] = x.dims();
+    let split = |projection: &Linear, heads: usize| {
+        let rows = linear(projection, x.clone());
+        rows.reshape([batch, len, heads, width / sizes.heads])
+    };
+    let place = |heads: Tensor<4>, norm: &Option<RmsNorm>| {
+        let mut encoding = HeadEncoding::new(heads);
+        if let Some(norm) = norm {
+            encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
+        }
+        if let Some(rope) = &layer.rope {
+            encoding = encoding.rotary(rope.freq_complex.clone(), 0);
+        }
+        encoding.try_forward()
+    };
+    let q = place(split(&layer.q_proj, sizes.heads), &layer.q_norm)?;
+    let k = place(split(&layer.k_proj, sizes.kv_heads), &layer.k_norm)?;
+    let v = split(&layer.v_proj, sizes.kv_heads).swap_dims(1, 2);
+    let attention = Attention::new(q, k, v);
+    let sink = layer.sink_logits.as_ref().map(Param::val);
+    let out = match (keys, bias) {
+        (Some(keys), Some(bias)) => beside(sink, attention.scores(bias).intervals(&keys))?,
+        (Some(keys), None) => beside(sink, attention.intervals(&keys))?,
+        (None, _) => beside(sink, attention)?,
+    };
+    let out = out.swap_dims(1, 2).reshape([batch, len, width]);
+    Ok(linear(&layer.o_proj, out))
+}
+
+/// The output of an attention, beside a logit per head without a key if there are any.
+fn beside<S>(
+    sink: Option<Tensor<1>>,
+    attention: Attention<S>,
+) -> Result<Tensor<4>, AttentionError> {
+    match sink {
+        None => attention.try_forward(),
+        Some(logits) => Ok(attention.try_forward_with_sink(logits)?.0),
+    }
 }
 
 fn normalised(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {

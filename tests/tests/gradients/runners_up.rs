@@ -3,7 +3,7 @@
 
 use flash_dma_problem::AlibiSlopes;
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_reference::compare::Exact;
+use flash_dma_reference::compare::{Exact, sum};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Inputs, select};
 use flash_dma_tests::Layout::{self, Padded, Transposed};
@@ -71,30 +71,20 @@ pub(super) fn check_rank<E: Engine>(
     let grad_lse = grad_lse.as_deref();
     let bias = inputs.backward(&grad_out, grad_lse).scores;
     let naive_bias = inputs.naive_backward(&grad_out, grad_lse).scores;
-    let (bias, naive_bias) = bias.zip(naive_bias).expect("there are scores");
-    let (rank, naive_rank) = rank(&inputs, &grad_out, grad_lse);
+    let bias = bias.zip(naive_bias).expect("there are scores");
+    let rank = rank(&inputs, &grad_out, grad_lse);
     let (p, scores) = (&inputs.problem, grads.scores.expect("there are scores"));
     let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let shape = p.scores_shape();
     if let Some(of_rank) = grads.rank {
-        wanted.gradient("dscores", &shape, F32, bias, &naive_bias);
-        wanted.gradient("rank", &shape, F32, rank, &naive_rank);
+        wanted.gradient("dscores", &shape, F32, bias.0, &bias.1);
+        wanted.gradient("rank", &shape, F32, rank.0, &rank.1);
         wanted.check_one("dscores", &scores, &what);
         return wanted.check_one("rank", &of_rank, &what);
     }
-    let (both, naive_both) = sum((bias, naive_bias), (rank, naive_rank));
+    let (both, naive_both) = sum(bias, &rank);
     wanted.gradient("both", &shape, F32, both, &naive_both);
     wanted.check_one("both", &scores, &what);
-}
-
-/// Sums of exact and of naive gradients.
-pub(super) fn sum(a: (Exact, Vec<f64>), b: (Exact, Vec<f64>)) -> (Exact, Vec<f64>) {
-    let sum = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
-    let exact = Exact {
-        values: sum(&a.0.values, &b.0.values),
-        magnitude: sum(&a.0.magnitude, &b.0.magnitude),
-    };
-    (exact, sum(&a.1, &b.1))
 }
 
 pub(super) fn case(q_len: usize, k_len: usize, window: usize) -> Case {
@@ -283,6 +273,28 @@ fn without_a_gradient_of_the_lse<E: Engine>(engine: &E) {
     }
 }
 
+/// Every bit of two results, but of the gradients of scores and rank.
+pub(super) fn assert_all_but_scores_same(
+    (outputs, grads): &(Outputs, Gradients),
+    (other, others): &(Outputs, Gradients),
+    what: &str,
+) {
+    for (name, a, b) in [
+        ("out", &outputs.out, &other.out),
+        ("lse", &outputs.lse, &other.lse),
+        ("dq", &grads.q, &others.q),
+        ("dk", &grads.k, &others.k),
+        ("dv", &grads.v, &others.v),
+    ] {
+        assert_same(a, b, name, what);
+    }
+}
+
+pub(super) fn assert_same(a: &[f64], b: &[f64], name: &str, what: &str) {
+    let same = a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+    assert!(same && a.len() == b.len(), "{name} on {what}");
+}
+
 /// The elements that an engine may compute by the runners-up at all: with a fixed order everything else keeps its bits.
 fn nothing_else_changes<E: Engine>(engine: &E) {
     let elements: &[(usize, ElementType)] = &[(32, F32), (64, Bf16)];
@@ -304,28 +316,20 @@ fn nothing_else_changes<E: Engine>(engine: &E) {
             continue;
         }
         let call = call(engine, &runners, &case.inputs());
-        let (outputs, with) = run(engine, &call);
-        let (again, repeated) = run(engine, &call);
-        let (plain, without) = run(engine, &Call { far: None, ..call });
+        let [with, repeated] = [(); 2].map(|()| run(engine, &call));
+        let without = run(engine, &Call { far: None, ..call });
         let what = format!("{} at {case:?}", E::NAME);
-        let same = |a: &[f64], b: &[f64], name| {
-            let same = a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same && a.len() == b.len(), "{name} on {what}");
-        };
-        for (other, grads) in [(&again, &repeated), (&plain, &without)] {
-            same(&outputs.out, &other.out, "out");
-            same(&outputs.lse, &other.lse, "lse");
-            same(&with.q, &grads.q, "dq");
-            same(&with.k, &grads.k, "dk");
-            same(&with.v, &grads.v, "dv");
+        for other in [&repeated, &without] {
+            assert_all_but_scores_same(&with, other, &what);
         }
+        let [(_, with), (_, repeated), (_, without)] = [with, repeated, without];
         let scores = |grads: &Gradients| grads.scores.clone().expect("there are scores");
-        same(&scores(&with), &scores(&repeated), "dscores");
+        assert_same(&scores(&with), &scores(&repeated), "dscores", &what);
         assert!(without.rank.is_none());
         match (&with.rank, &repeated.rank) {
             (Some(rank), Some(repeated)) => {
-                same(rank, repeated, "rank");
-                same(&scores(&with), &scores(&without), "dscores");
+                assert_same(rank, repeated, "rank", &what);
+                assert_same(&scores(&with), &scores(&without), "dscores", &what);
                 assert!(rank.iter().any(|&x| x != 0.0), "a rank on {what}");
             }
             _ => assert_ne!(scores(&with), scores(&without), "dscores on {what}"),
