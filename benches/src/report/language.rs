@@ -2,7 +2,7 @@
 
 use super::learning::{by_setting, percent, sources, tables};
 use super::markdown::distinct;
-use super::options::{LeaveOneOut, Narrowing, RoundRobin};
+use super::options::{LeaveOneOut, Narrowing, RankSoftmax, RoundRobin};
 use super::steps::mean;
 use serde::Deserialize;
 use std::fmt::{self, Write};
@@ -29,6 +29,7 @@ struct Run {
     narrowing: Narrowing,
     round_robin: Option<RoundRobin>,
     leave_one_out: Option<LeaveOneOut>,
+    rank_softmax: Option<RankSoftmax>,
     /// Layers that attended to all keys.
     #[serde(default)]
     dense_layers: Vec<usize>,
@@ -164,6 +165,9 @@ impl Run {
         }
         if let Some(LeaveOneOut { besides }) = self.leave_one_out {
             let _ = write!(text, ", leave one out {besides}");
+        }
+        if let Some(softmax) = self.rank_softmax {
+            let _ = write!(text, ", rank softmax {}", softmax.inverse_temperature);
         }
         if !self.dense_layers.is_empty() {
             let numbers: Vec<String> = self.dense_layers.iter().map(usize::to_string).collect();

@@ -1,7 +1,7 @@
 //! What models with each kind of selection learn: the rows of the example `recall`.
 
 use super::files::json;
-use super::options::{LeaveOneOut, Narrowing, RoundRobin};
+use super::options::{LeaveOneOut, Narrowing, RankSoftmax, RoundRobin};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +23,7 @@ pub(super) struct RecallRow {
     narrowing: Narrowing,
     round_robin: Option<RoundRobin>,
     leave_one_out: Option<LeaveOneOut>,
+    rank_softmax: Option<RankSoftmax>,
     /// The share of the steps in which texts were shorter.
     #[serde(default)]
     lengthening: f64,
@@ -95,6 +96,9 @@ impl RecallRow {
         }
         if let Some(LeaveOneOut { besides }) = self.leave_one_out {
             let _ = write!(text, ", leave one out {besides}");
+        }
+        if let Some(softmax) = self.rank_softmax {
+            let _ = write!(text, ", rank softmax {}", softmax.inverse_temperature);
         }
         let _ = write!(text, "{}", self.narrowing);
         if self.lengthening > 0.0 {

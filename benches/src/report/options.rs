@@ -36,6 +36,13 @@ pub(super) struct LeaveOneOut {
     pub(super) besides: f64,
 }
 
+/// What the scores of a head competed for.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct RankSoftmax {
+    /// The factor on the scores.
+    pub(super) inverse_temperature: f64,
+}
+
 /// A penalty of more than this no score makes up for.
 const STRICT: f64 = 100.0;
 

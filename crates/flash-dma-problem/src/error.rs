@@ -386,6 +386,14 @@ pub enum AttentionError {
         /// The weight that was given.
         besides: f64,
     },
+    /// The factor by which ranks are the logits of a softmax is negative, NaN or infinite.
+    #[error(
+        "the inverse temperature of a softmax of ranks must be finite and at least 0, but is {inverse_temperature}"
+    )]
+    RankSoftmax {
+        /// The factor that was given.
+        inverse_temperature: f64,
+    },
     /// A factor on a gradient is negative, NaN or infinite.
     #[error("the factor on a gradient must be finite and at least 0, but is {scale}")]
     GradientScale {
@@ -606,7 +614,7 @@ kinds! {
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope RoundRobin LeaveOneOut
-    GradientScale AlibiSlope AlibiHeads
+    RankSoftmax GradientScale AlibiSlope AlibiHeads
     Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder

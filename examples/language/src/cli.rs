@@ -2,8 +2,8 @@
 
 use crate::arm::Arm;
 use crate::settings::{Settings, Size, Sizes, Task};
-use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
+use burn_flash_dma::{LeaveOneOut, RankSoftmax};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -90,6 +90,10 @@ pub struct Options {
     /// [without a number: 0.05].
     #[arg(long, value_name = "BESIDES", num_args = 0..=1, default_missing_value = "0.05", value_parser = factor::leave_one_out)]
     pub leave_one_out: Option<LeaveOneOut>,
+    /// Charges what scores of a head gain to all of them, in the shares of a softmax of so many times the scores, in ours
+    /// [without a number: 3].
+    #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "3", value_parser = factor::rank_softmax)]
+    pub rank_softmax: Option<RankSoftmax>,
     /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -215,6 +219,7 @@ impl Options {
                     },
                     token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
                     leave_one_out: self.leave_one_out.filter(|_| arm == Arm::Ours),
+                    rank_softmax: self.rank_softmax.filter(|_| arm == Arm::Ours),
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),

@@ -1,8 +1,8 @@
 //! What decides the outcome of a run.
 
 use crate::arm::Arm;
-use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
+use burn_flash_dma::{LeaveOneOut, RankSoftmax};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ops::Not;
@@ -57,6 +57,9 @@ pub struct Settings {
     /// What the scores of kept keys learn with [`Arm::Ours`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leave_one_out: Option<LeaveOneOut>,
+    /// What the scores of a head compete for with [`Arm::Ours`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_softmax: Option<RankSoftmax>,
     /// The keys ranked next whose scores learn with [`Arm::Ours`]; `None` is the layer's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -165,6 +168,7 @@ impl Task {
             dense_layers: Vec::new(),
             token_gradient_scale: None,
             leave_one_out: None,
+            rank_softmax: None,
             runners_up: None,
             narrowing: Narrowing::default(),
             sink: false,
@@ -215,6 +219,7 @@ impl Settings {
             .with_dense_layers(self.dense_layers.clone())
             .with_token_gradient_scale(self.token_gradient_scale)
             .with_leave_one_out(self.leave_one_out)
+            .with_rank_softmax(self.rank_softmax)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
@@ -293,6 +298,7 @@ impl Settings {
             dense_layers: other.dense_layers.clone(),
             token_gradient_scale: other.token_gradient_scale,
             leave_one_out: other.leave_one_out,
+            rank_softmax: other.rank_softmax,
             runners_up: other.runners_up,
             narrowing: other.narrowing,
             ..self.clone()

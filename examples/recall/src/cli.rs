@@ -4,8 +4,8 @@ use crate::arm::Arm;
 use crate::rates;
 use crate::settings::{Settings, Size};
 use crate::task::Layout;
-use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
+use burn_flash_dma::{LeaveOneOut, RankSoftmax};
 use clap::Parser;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -73,6 +73,11 @@ pub struct Cli {
     /// [without a number: 0.05].
     #[arg(long, value_name = "BESIDES", num_args = 0..=1, default_missing_value = "0.05", value_parser = factor::leave_one_out)]
     pub leave_one_out: Option<LeaveOneOut>,
+    /// Charges what scores of a head gain to all of them, in the shares of a softmax of so many times the scores, in arms
+    /// whose scores only rank
+    /// [without a number: 3].
+    #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "3", value_parser = factor::rank_softmax)]
+    pub rank_softmax: Option<RankSoftmax>,
     /// Where the pairs stand.
     #[arg(long, value_enum, default_value = "scattered")]
     pub layout: Layout,
@@ -199,6 +204,7 @@ impl Cli {
             round_robin: self.round_robin.filter(|_| arm.deals()),
             token_gradient_scale: self.token_gradient_scale.filter(|_| arm.has_runners_up()),
             leave_one_out: self.leave_one_out.filter(|_| arm.learns_by_rank()),
+            rank_softmax: self.rank_softmax.filter(|_| arm.learns_by_rank()),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
             rate,

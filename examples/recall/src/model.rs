@@ -256,6 +256,7 @@ impl Block {
             .with_round_robin((settings.round_robin).map(|dealt| turns::of_layer(dealt, number)))
             .with_token_gradient_scale(settings.token_gradient_scale)
             .with_leave_one_out(settings.leave_one_out)
+            .with_rank_softmax(settings.rank_softmax)
             .with_learnable_sink(Some(settings.sink));
         Self {
             attention_norm: RmsNormConfig::new(sizes.width).init(device),

@@ -3,8 +3,8 @@
 use crate::arm::Arm;
 use crate::lengthening::divisor;
 use crate::task::{Layout, Task};
-use burn_flash_dma::LeaveOneOut;
 use burn_flash_dma::nn::RoundRobin;
+use burn_flash_dma::{LeaveOneOut, RankSoftmax};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ops::Not;
@@ -52,6 +52,9 @@ pub struct Settings {
     /// What the scores of kept keys learn, of an arm whose scores only rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leave_one_out: Option<LeaveOneOut>,
+    /// What the scores of a head compete for, of an arm whose scores only rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_softmax: Option<RankSoftmax>,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
@@ -118,6 +121,7 @@ impl Settings {
             round_robin: None,
             token_gradient_scale: None,
             leave_one_out: None,
+            rank_softmax: None,
             sizes: size.sizes(),
             steps: size.steps(),
             batch: size.batch(),

@@ -1,6 +1,6 @@
 //! Numbers on the command line that the layers compute with in f32.
 
-use burn_flash_dma::LeaveOneOut;
+use burn_flash_dma::{LeaveOneOut, RankSoftmax};
 
 /// Whether a number is at least 0 and, as f32, finite.
 pub(crate) fn is_factor(number: f64) -> bool {
@@ -13,8 +13,20 @@ pub(crate) fn is_factor(number: f64) -> bool {
 ///
 /// Why not, in a line.
 pub fn leave_one_out(besides: &str) -> Result<LeaveOneOut, String> {
-    let besides: f64 = besides.parse().map_err(|_| "not a number".to_owned())?;
-    LeaveOneOut::new(besides).map_err(|error| error.to_string())
+    LeaveOneOut::new(number(besides)?).map_err(|error| error.to_string())
+}
+
+/// What an option says that the ranks of a head compete for, by the factor on them.
+///
+/// # Errors
+///
+/// Why not, in a line.
+pub fn rank_softmax(inverse_temperature: &str) -> Result<RankSoftmax, String> {
+    RankSoftmax::new(number(inverse_temperature)?).map_err(|error| error.to_string())
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "not a number".to_owned())
 }
 
 /// Refuses what an option was given if it is negative or, as f32, not finite.

@@ -23,7 +23,8 @@ use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
 use burn_flash_dma::train::{Checkpointed, SelectionInput, Selections, embed, token_losses};
 use burn_flash_dma::{
-    AttentionError, Intervals, LeaveOneOut, ScoreRole, linear, product, rms_norm, swiglu,
+    AttentionError, Intervals, LeaveOneOut, RankSoftmax, ScoreRole, linear, product, rms_norm,
+    swiglu,
 };
 use serde::{Deserialize, Serialize};
 
@@ -103,6 +104,9 @@ pub struct TextModelConfig {
     /// What the scores of kept keys learn with [`Keys::Learned`], see [`DynamicMaskAttentionConfig::leave_one_out`].
     /// Default: nothing.
     pub leave_one_out: Option<LeaveOneOut>,
+    /// What the scores of a head compete for with [`Keys::Learned`], see [`DynamicMaskAttentionConfig::rank_softmax`].
+    /// Default: nothing.
+    pub rank_softmax: Option<RankSoftmax>,
     /// How the tokens are dealt to the heads of the first layer that has the model's keys, with [`Keys::Learned`]; those
     /// behind it have longer runs, see [`turns::of_layer`]. Default: they are not.
     pub round_robin: Option<RoundRobin>,
@@ -204,6 +208,7 @@ impl TextModelConfig {
                 .with_round_robin(self.round_robin.map(|dealt| turns::of_layer(dealt, index)))
                 .with_token_gradient_scale(self.token_gradient_scale)
                 .with_leave_one_out(self.leave_one_out)
+                .with_rank_softmax(self.rank_softmax)
                 .with_runners_up(self.runners_up),
             Keys::Sliding => sliding(ranking(layer), window),
         }

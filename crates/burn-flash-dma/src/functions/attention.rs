@@ -1,6 +1,7 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
 use super::masked::MaskedAttention;
+use super::rank_softmax::charged;
 use super::selection::{Intervals, try_select};
 use super::sink::{checked_logits, try_learnable_sink};
 use super::state::{AllKeys, Masked, ScoredKeys, SelectedKeys};
@@ -361,7 +362,7 @@ impl Call {
                         Some(next) => RunnersUp::Some {
                             far: next.far.into_dispatch(),
                             max_live: next.max_live,
-                            rank: next.rank.into_dispatch(),
+                            rank: charged(next.rank, next.shares).into_dispatch(),
                             left_out: LeftOut::from_option(
                                 (next.left_out).map(|(from, how)| (from.into_dispatch(), how)),
                             ),

@@ -2,10 +2,11 @@
 
 use super::composition::{compose, ints, kept_by_rank_from};
 use super::documents::Documents;
+use super::rank_softmax::shares;
 use super::selection::{Intervals, Origin, RankedNext};
 use crate::validate::{expect, scores_as_f32};
 use burn::tensor::{DType, Int, Tensor};
-use flash_dma_problem::{AttentionError, LeaveOneOut, SelectionRule};
+use flash_dma_problem::{AttentionError, LeaveOneOut, RankSoftmax, SelectionRule};
 
 /// How many keys a query keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +58,7 @@ pub struct Selector {
     documents: Option<Documents>,
     runners_up: usize,
     leave_one_out: Option<LeaveOneOut>,
+    rank_softmax: Option<RankSoftmax>,
 }
 
 impl Selector {
@@ -69,6 +71,7 @@ impl Selector {
             documents: None,
             runners_up: 0,
             leave_one_out: None,
+            rank_softmax: None,
         }
     }
 
@@ -105,6 +108,14 @@ impl Selector {
     /// five times; nothing else changes. As with runners-up, autodiff must track the scores.
     pub fn leave_one_out(mut self, how: impl Into<Option<LeaveOneOut>>) -> Self {
         self.leave_one_out = how.into();
+        self
+    }
+
+    /// Charges what some keys gain by their ranks to all of their head, see [`RankSoftmax`]; the documents of a sequence are
+    /// charged together. Nothing without [`runners_up`](Self::runners_up) or [`leave_one_out`](Self::leave_one_out). It
+    /// costs a few operations per score.
+    pub fn rank_softmax(mut self, softmax: impl Into<Option<RankSoftmax>>) -> Self {
+        self.rank_softmax = softmax.into();
         self
     }
 
@@ -154,10 +165,14 @@ impl Selector {
             };
             let parts = [self.recent, self.sinks];
             let from = || kept_by_rank_from(&scores, parts, documents);
+            let far = both.narrow(3, 1, 1).reshape(scores.dims());
+            let shares =
+                (self.rank_softmax).map(|softmax| shares(&scores, far.clone() - from(), softmax));
             RankedNext {
-                far: both.narrow(3, 1, 1).reshape(scores.dims()),
+                far,
                 max_live: max_live.saturating_add(self.runners_up),
                 rank,
+                shares,
                 left_out: self.leave_one_out.map(|how| (from(), how)),
             }
         });

@@ -24,7 +24,7 @@ use burn::nn::{
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, LeaveOneOut, Problem,
-    ScoreRole, SelectionRule, TensorName,
+    RankSoftmax, ScoreRole, SelectionRule, TensorName,
 };
 
 /// Configuration of [`DynamicMaskAttention`].
@@ -77,6 +77,9 @@ pub struct DynamicMaskAttentionConfig {
     /// output; with them scores learn even where nothing is evicted. Without a window there are none, and with a mask that
     /// says for each query which keys it sees the layer refuses them.
     pub leave_one_out: Option<LeaveOneOut>,
+    /// What the scores of a head compete for in training, see [`Selector::rank_softmax`]: what some of them gain is charged
+    /// to all. Default: nothing. It changes no output.
+    pub rank_softmax: Option<RankSoftmax>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
     pub causal: bool,
@@ -172,6 +175,8 @@ pub struct DynamicMaskAttention {
     runners_up: Option<usize>,
     #[module(skip)]
     leave_one_out: Option<LeaveOneOut>,
+    #[module(skip)]
+    rank_softmax: Option<RankSoftmax>,
     #[module(skip)]
     score_role: ScoreRole,
     #[module(skip)]
@@ -285,6 +290,7 @@ impl DynamicMaskAttentionConfig {
             token_gradient,
             runners_up: self.runners_up,
             leave_one_out: self.leave_one_out,
+            rank_softmax: self.rank_softmax,
             score_role,
             options,
         })
@@ -684,7 +690,8 @@ impl DynamicMaskAttention {
                 .recent(self.recent)
                 .sinks(self.sinks)
                 .runners_up(self.runners_up(window))
-                .leave_one_out(self.leave_one_out),
+                .leave_one_out(self.leave_one_out)
+                .rank_softmax(self.rank_softmax),
             None => Selector::top(usize::MAX),
         };
         match documents {

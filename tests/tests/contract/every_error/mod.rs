@@ -14,8 +14,8 @@ use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, RoundRobin};
 use burn_flash_dma::{
     AlibiSlopes, AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals,
-    KeyRanges, LeaveOneOut, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
-    try_sliding_window,
+    KeyRanges, LeaveOneOut, Problem, RankSoftmax, Selector, try_merge_attention, try_rms_norm,
+    try_select, try_sliding_window,
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
@@ -166,6 +166,7 @@ const TABLE: &[Row] = &[
         none.try_init(&here()).map(drop)
     }),
     (Dynamic, "LeaveOneOut", || LeaveOneOut::new(0.0).map(drop)),
+    (Dynamic, "RankSoftmax", || RankSoftmax::new(-1.0).map(drop)),
     (Dynamic, "GradientScale", || {
         let config = DynamicMaskAttentionConfig::new(16, 2).with_token_gradient_scale(Some(-1.0));
         config.try_init(&here()).map(drop)
