@@ -9,7 +9,9 @@ use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
 use burn_flash_dma::train::{Checkpointed, Selections, cross_entropy, embed};
-use burn_flash_dma::{AttentionError, AttentionMask, Intervals, LeaveOneOut, ScoreRole};
+use burn_flash_dma::{
+    AttentionError, AttentionMask, Intervals, LeaveOneOut, RankSoftmax, ScoreRole,
+};
 
 const VOCABULARY: usize = 13;
 const WINDOW: usize = 6;
@@ -109,7 +111,7 @@ fn ends(intervals: &Intervals) -> Vec<i64> {
 
 #[test]
 fn loss_gradients_and_selections_are_those_of_one_pass() {
-    // Linear scores have runners-up, which the second pass ranks, and perhaps learn by what is kept.
+    // Linear scores have runners-up, which the second pass ranks, and perhaps learn by what is kept, and compete.
     let how = Some(LeaveOneOut::default());
     for (form, role, leave_one_out) in [
         (ScoreForm::Linear, ScoreRole::Rank, None),
@@ -118,7 +120,9 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
         (ScoreForm::Zoh, ScoreRole::RankAndBias, None),
     ] {
         let layer = layer(form).with_score_role(Some(role));
+        let softmax = leave_one_out.map(|_| RankSoftmax::default());
         let layer = layer.with_leave_one_out(leave_one_out);
+        let layer = layer.with_rank_softmax(softmax);
         for blocks in [0, 1, 3] {
             let model = Model::of(&layer, blocks);
             let mut selections = Vec::new();

@@ -42,6 +42,7 @@ mod ndarray;
 mod norm;
 mod product;
 mod ranges;
+mod rank_softmax;
 mod recomputed;
 mod second_order;
 mod spans;

@@ -1,0 +1,181 @@
+//! Ranks that compete: what some keys of a head gain is charged to all of them.
+
+use crate::case::values;
+use crate::layer::{of_linear_scores, saved_before};
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::{Attention, AttentionError, Documents, LeaveOneOut, RankSoftmax, Selector};
+
+const LEN: usize = 13;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 8;
+
+fn softmax(inverse_temperature: f64) -> RankSoftmax {
+    RankSoftmax::new(inverse_temperature).expect("a factor")
+}
+
+/// Random q, k and v, and scores of which the fourth of each head is hidden.
+fn inputs(device: &Device) -> ([Tensor<4>; 3], Tensor<3>) {
+    device.seed(51);
+    let normal = Distribution::Normal(0.0, 1.0);
+    let rows = [HEADS, KV_HEADS, KV_HEADS]
+        .map(|heads| Tensor::<4>::random([2, heads, LEN, DIM], normal, device));
+    let scores = Tensor::<3>::random([2, KV_HEADS, LEN], normal, device);
+    let hidden = TensorData::from([[std::array::from_fn::<_, LEN, _>(|key| key == 3)]]);
+    let hidden = Tensor::<3, burn::tensor::Bool>::from_data(hidden, device);
+    let hidden = hidden.expand([2, KV_HEADS, LEN]);
+    (rows, scores.mask_fill(hidden, f32::NEG_INFINITY))
+}
+
+/// The gradient of the scores under a rule, and for how many positions its rank keeps each key, or nearly.
+fn learned(
+    selector: &Selector,
+    [q, k, v]: &[Tensor<4>; 3],
+    scores: &Tensor<3>,
+    recent: usize,
+) -> (Vec<f64>, Vec<f64>) {
+    let scores = scores.clone().detach().require_grad();
+    let keys = selector.select(scores.clone());
+    let out = Attention::new(q.clone(), k.clone(), v.clone())
+        .intervals(&keys)
+        .forward();
+    let gradients = out.square().sum().backward();
+    let far = keys.far().expect("scores learn").clone().into_data();
+    let positions = far.iter::<i64>().enumerate().map(|(at, far)| {
+        let from = at % LEN + recent;
+        (far as usize).saturating_sub(from) as f64
+    });
+    let learned = values(scores.grad(&gradients).expect("it is tracked"));
+    (learned, positions.collect())
+}
+
+/// By the definition, in f64, from the gradient of ranks that do not compete.
+fn charged(gradient: &[f64], scores: &[f64], positions: &[f64], factor: f64) -> Vec<f64> {
+    let heads = gradient.chunks(LEN).zip(scores.chunks(LEN));
+    let heads = heads.zip(positions.chunks(LEN));
+    let of_head = |((gradient, scores), positions): ((&[f64], &[f64]), &[f64])| {
+        let weight = |key: usize| match scores[key].is_finite() {
+            true => positions[key] * (factor * scores[key]).exp(),
+            false => 0.0,
+        };
+        let all: f64 = (0..LEN).map(weight).sum();
+        let sum: f64 = gradient.iter().sum();
+        let charged = (0..LEN).map(|key| gradient[key] - weight(key) / all * sum);
+        charged.collect::<Vec<f64>>()
+    };
+    heads.flat_map(of_head).collect()
+}
+
+#[test]
+fn what_the_keys_of_a_head_gain_is_charged_to_all_of_them() {
+    let (rows, scores) = inputs(&Device::flex().autodiff());
+    let parts = |recent| {
+        let selector = Selector::top(5).recent(recent);
+        [
+            selector.clone().runners_up(3),
+            selector.clone().leave_one_out(LeaveOneOut::default()),
+            selector.runners_up(3).leave_one_out(LeaveOneOut::default()),
+        ]
+    };
+    for (recent, selector) in [0, 2].into_iter().flat_map(|r| parts(r).map(|s| (r, s))) {
+        let (gradient, positions) = learned(&selector, &rows, &scores, recent);
+        for factor in [0.0, 1.0, 3.0] {
+            let selector = selector.clone().rank_softmax(softmax(factor));
+            let (ours, _) = learned(&selector, &rows, &scores, recent);
+            let expected = charged(&gradient, &values(scores.clone()), &positions, factor);
+            let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            assert!(largest > 1e-2, "{largest}");
+            for (at, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+                let error = (ours - expected).abs();
+                assert!(error < 1e-5 * (1.0 + largest), "{at}: {ours} {expected}");
+            }
+            for (head, gradient) in ours.chunks(LEN).zip(gradient.chunks(LEN)) {
+                let [ours, others] = [head, gradient].map(|of| of.iter().sum::<f64>());
+                assert!(ours.abs() < 1e-4 * (1.0 + others.abs()), "{ours} {others}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sinks_and_documents_have_the_positions_at_which_their_rank_counts() {
+    let (rows, scores) = inputs(&Device::flex().autodiff());
+    let documents = Documents::from_lengths([vec![8, 5], vec![LEN]]);
+    let selector = Selector::top(4).sinks(1).documents(documents);
+    let selector = selector.leave_one_out(LeaveOneOut::default());
+    let (gradient, _) = learned(&selector, &rows, &scores, 0);
+    let (ours, _) = learned(&selector.rank_softmax(softmax(1.0)), &rows, &scores, 0);
+    // A sink is kept whatever its rank: it neither gains nor pays.
+    for sink in [0, 8, LEN, 2 * LEN, 3 * LEN] {
+        let head = sink / LEN;
+        let is_sink = head < KV_HEADS || sink % LEN == 0;
+        assert!(!is_sink || ours[sink] == 0.0, "{sink}: {}", ours[sink]);
+    }
+    assert_eq!(gradient[8], 0.0);
+    for (head, ours) in ours.chunks(LEN).enumerate() {
+        assert!(ours.iter().any(|x| x.abs() > 1e-3), "head {head}");
+        assert!(ours.iter().sum::<f64>().abs() < 1e-4, "head {head}");
+    }
+}
+
+/// Where all are hidden there is nobody to pay.
+#[test]
+fn a_head_without_a_visible_key_learns_nothing() {
+    let device = Device::flex().autodiff();
+    let (rows, scores) = inputs(&device);
+    let scores = scores.zeros_like().add_scalar(f32::NEG_INFINITY);
+    let selector = Selector::top(4).runners_up(2).rank_softmax(softmax(3.0));
+    let (ours, _) = learned(&selector, &rows, &scores, 0);
+    assert_eq!(ours, vec![0.0; ours.len()]);
+}
+
+fn config(softmax: Option<RankSoftmax>) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(5))
+        .with_runners_up(Some(4))
+        .with_rank_softmax(softmax)
+}
+
+#[test]
+fn a_layers_scores_compete_and_its_output_stays() {
+    let device = Device::flex().autodiff();
+    let plain = config(None).init(&device);
+    let layer = config(Some(RankSoftmax::default())).init(&device);
+    let layer = layer.load_record(plain.clone().into_record());
+    let x = Tensor::<3>::random([2, 20, 32], Distribution::Normal(0.0, 1.0), &device);
+    let [(ours, learned), (theirs, other)] = [&layer, &plain].map(|layer| {
+        let out = layer.forward(x.clone());
+        let learned = of_linear_scores(layer, &out.clone().square().sum().backward());
+        (values(out), learned)
+    });
+    assert_eq!(ours, theirs);
+    assert!(learned.iter().all(|x| x.is_finite()));
+    assert_ne!(learned, other);
+}
+
+#[test]
+fn a_factor_that_is_none_is_refused() {
+    for factor in [-1.0, f64::NAN, f64::INFINITY, 1e39] {
+        let error = RankSoftmax::new(factor).unwrap_err();
+        assert!(
+            matches!(error, AttentionError::RankSoftmax { .. }),
+            "{factor}"
+        );
+        assert!(error.to_string().contains("at least 0"), "{error}");
+    }
+    // A file is read by the same rule, and one from before has none.
+    let config = config(Some(RankSoftmax::default()));
+    let saved = serde_json::to_string(&config).expect("it is JSON");
+    let loaded: DynamicMaskAttentionConfig = serde_json::from_str(&saved).expect("it loads");
+    assert_eq!(loaded.rank_softmax, Some(RankSoftmax::default()));
+    let broken = saved.replace(
+        "\"inverse_temperature\":3.0",
+        "\"inverse_temperature\":-3.0",
+    );
+    assert_ne!(saved, broken);
+    assert!(serde_json::from_str::<DynamicMaskAttentionConfig>(&broken).is_err());
+    assert_eq!(saved_before(&config, &["rank_softmax"]).rank_softmax, None);
+}
