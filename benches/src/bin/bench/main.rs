@@ -33,8 +33,7 @@ struct Args {
     /// Workloads by name; all of them by default.
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Phases by name (cold, select, lists, forward, end-to-end, backward, backward-deterministic); all of them by
-    /// default.
+    /// Phases by the names that the rows have, as select, forward or backward-runners-up; all of them by default.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
     /// Timed calls per phase.

@@ -12,10 +12,9 @@ pub(crate) fn shares(
 ) -> Tensor<3> {
     let logits = scores.clone() * softmax.inverse_temperature();
     let without = logits.clone().is_finite().bool_not();
-    let logits = logits.mask_fill(without.clone(), f32::MIN);
+    let logits = logits.mask_fill(without, f32::MIN);
     let above = logits.clone().max_dim(2);
     let weights = positions.clamp_min(0).cast(FloatDType::F32) * (logits - above).exp();
-    let weights = weights.mask_fill(without, 0);
     let all = weights.clone().sum_dim(2);
     // Of a head none of whose keys is a candidate there is nothing to charge.
     let none = all.clone().equal_elem(0);

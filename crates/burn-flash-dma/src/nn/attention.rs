@@ -801,9 +801,11 @@ impl DynamicMaskAttention {
         self.runners_up.unwrap_or(default)
     }
 
-    /// Whether its configuration asks for keys that learn by their ranks.
-    pub(super) fn asks_for_ranked_keys(&self) -> bool {
-        self.leave_one_out.is_some() || self.runners_up.is_some_and(|runners_up| runners_up > 0)
+    /// The keys that its configuration asks for to learn by their ranks, in words.
+    pub(super) fn ranked_keys(&self) -> Option<&'static str> {
+        let runners_up = self.runners_up.filter(|&runners_up| runners_up > 0);
+        let kept = || self.leave_one_out.map(|_| "kept keys that learn");
+        runners_up.map(|_| "runners-up").or_else(kept)
     }
 
     /// The recent keys and the sinks of its window.

@@ -32,8 +32,7 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let rule = (options.keep_window.take()).map(|window| self.rule(window));
-        if rule.is_some() && self.asks_for_ranked_keys() && is_tracked(&scores) {
-            let what = "runners-up";
+        if let (Some(what), Some(_), true) = (self.ranked_keys(), &rule, is_tracked(&scores)) {
             return Err(AttentionError::MaskedSelection { what });
         }
         let documents = tokens.documents.as_ref();
