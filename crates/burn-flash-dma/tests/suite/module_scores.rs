@@ -99,7 +99,9 @@ fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
         let scores = formula(&layer, &x, &v);
         assert_eq!(layer.scorer().form(), form);
         assert_eq!(layer.scores(tokens.clone()).dims(), [BATCH, KV_HEADS, LEN]);
-        close(&values(layer.scores(tokens.clone())), &scores, 1e-6);
+        // The selection is by the layer's own: rounding may decide between two that are nearly equal.
+        let own = values(layer.scores(tokens.clone()));
+        close(&own, &scores, 1e-6);
 
         let (q, kv) = ([BATCH, Q_HEADS, LEN, DIM], [BATCH, KV_HEADS, LEN, DIM]);
         let options = AttentionOptions::new().with_keep_window(5);
@@ -111,7 +113,7 @@ fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
             q: by_heads(&rows(&layer.q_proj, Q_HEADS * DIM), Q_HEADS, DIM),
             k: by_heads(&rows(&layer.k_proj, KV_HEADS * DIM), KV_HEADS, DIM),
             v: by_heads(&v, KV_HEADS, DIM),
-            scores: Some(scores),
+            scores: Some(own),
         };
         let out = tensor::<4>(&exact.forward().out.values, q, ElementType::F32, &device);
         let out = values(out.swap_dims(1, 2));
