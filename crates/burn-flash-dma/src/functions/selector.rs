@@ -164,16 +164,17 @@ impl Selector {
                 }),
             };
             let parts = [self.recent, self.sinks];
-            let from = || kept_by_rank_from(&scores, parts, documents);
+            let reads_from = self.leave_one_out.is_some() || self.rank_softmax.is_some();
+            let from = reads_from.then(|| kept_by_rank_from(&scores, parts, documents));
             let far = both.narrow(3, 1, 1).reshape(scores.dims());
-            let shares =
-                (self.rank_softmax).map(|softmax| shares(&scores, far.clone() - from(), softmax));
+            let shares = (self.rank_softmax.zip(from.clone()))
+                .map(|(softmax, from)| shares(&scores, far.clone() - from, softmax));
             RankedNext {
                 far,
                 max_live: max_live.saturating_add(self.runners_up),
                 rank,
                 shares,
-                left_out: self.leave_one_out.map(|how| (from(), how)),
+                left_out: from.zip(self.leave_one_out),
             }
         });
         Ok(Intervals::new(
