@@ -94,6 +94,18 @@ pub struct Options {
     /// [without a number: 3].
     #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "3", value_parser = factor::rank_softmax)]
     pub rank_softmax: Option<RankSoftmax>,
+    /// Prototype: pull towards mass.
+    #[arg(long)]
+    pub pull: Option<f64>,
+    /// Prototype: network of the scores.
+    #[arg(long)]
+    pub score_hidden: Option<usize>,
+    /// Prototype: first projection of the scores.
+    #[arg(long)]
+    pub score_std: Option<f64>,
+    /// Of text: also evaluates ours with windows of so many keys.
+    #[arg(long, value_delimiter = ',')]
+    pub other_windows: Vec<usize>,
     /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -220,6 +232,13 @@ impl Options {
                     token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
                     leave_one_out: self.leave_one_out.filter(|_| arm == Arm::Ours),
                     rank_softmax: self.rank_softmax.filter(|_| arm == Arm::Ours),
+                    pull: self.pull.filter(|_| arm == Arm::Ours),
+                    score_hidden: self.score_hidden.filter(|_| arm == Arm::Ours),
+                    score_std: self.score_std.filter(|_| arm == Arm::Ours),
+                    other_windows: match arm {
+                        Arm::Ours => self.other_windows.clone(),
+                        _ => Vec::new(),
+                    },
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
                     narrowing: match arm {
                         Arm::Dense => Narrowing::default(),

@@ -7,7 +7,7 @@ use language::answers::FACTORS;
 use language::arm::Arm;
 use language::cli::{Cli, Options};
 use language::needles::Kind;
-use language::rows::{Row, differences, expected_seconds, peer};
+use language::rows::{Row, WindowLosses, differences, expected_seconds, peer};
 use language::run::Material;
 use language::settings::Settings;
 use language::train::Point;
@@ -177,6 +177,9 @@ fn summarise(row: &Row, rows: &[Row]) {
             "    {:6} bytes: loss {:.4}{difference}",
             losses.length, losses.loss
         );
+    }
+    for WindowLosses { window, losses } in &row.outcome.losses_by_window {
+        println!("    with {window} keys: loss {:.4}", losses.loss);
     }
     let Some(answers) = &row.outcome.answers else {
         return;

@@ -36,9 +36,22 @@ pub struct Outcome {
     /// Of text: the losses at the training length, and at four times it, on the same bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub losses: Vec<Losses>,
+    /// Of text: the losses at the training length with other windows than the training's, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub losses_by_window: Vec<WindowLosses>,
     /// Of needles: the answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers: Option<Answers>,
+}
+
+/// The losses with another window than that of the training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WindowLosses {
+    /// Keys per query and kv head.
+    pub window: usize,
+    /// The losses.
+    #[serde(flatten)]
+    pub losses: Losses,
 }
 
 /// The row of other settings that differ in the arm alone.
@@ -108,6 +121,7 @@ mod tests {
                 },
                 by_layer: vec![None],
                 losses: vec![losses],
+                losses_by_window: Vec::new(),
                 answers: None,
             },
         }

@@ -1,12 +1,12 @@
 //! One run: the training, then the evaluation of what it has made.
 
 use crate::answers::ask;
-use crate::losses::evaluate;
+use crate::losses::{evaluate, evaluate_by};
 use crate::needles::Needles;
-use crate::rows::Outcome;
+use crate::rows::{Outcome, WindowLosses};
 use crate::selection::statistics;
 use crate::settings::{Settings, Task};
-use crate::train::{Lessons, Point, train};
+use crate::train::{Lessons, Point, train, with_window};
 use crate::windows::Windows;
 use burn::tensor::Device;
 use train_text::data::Corpus;
@@ -59,10 +59,23 @@ impl Material {
                     evaluate(&model, &short, settings.batch, device)?,
                     evaluate(&model, &long, fewer, device)?,
                 ];
+                let by_layer = selected(&model, windows, device)?;
+                let by_window = settings.other_windows.iter().map(|&window| {
+                    if window == 0 {
+                        let losses = evaluate_by(&short, settings.batch, device, |inputs, targets| {
+                            model.oracle_losses(inputs, targets)
+                        })?;
+                        return Ok(WindowLosses { window, losses });
+                    }
+                    let model = with_window(model.clone(), settings, Some(window), device);
+                    let losses = evaluate(&model, &short, settings.batch, device)?;
+                    Ok(WindowLosses { window, losses })
+                });
                 let outcome = Outcome {
-                    by_layer: selected(&model, windows, device)?,
+                    by_layer,
                     training,
                     losses,
+                    losses_by_window: by_window.collect::<Result<_, Error>>()?,
                     answers: None,
                 };
                 Ok((model, outcome))
@@ -73,6 +86,7 @@ impl Material {
                     by_layer: selected(&model, needles, device)?,
                     training,
                     losses: Vec::new(),
+                    losses_by_window: Vec::new(),
                     answers: Some(ask(&model, needles, settings, device)?),
                 };
                 Ok((model, outcome))

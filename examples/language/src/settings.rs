@@ -60,6 +60,15 @@ pub struct Settings {
     /// What the scores of a head compete for with [`Arm::Ours`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank_softmax: Option<RankSoftmax>,
+    /// Prototype.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<f64>,
+    /// Prototype.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score_hidden: Option<usize>,
+    /// Prototype.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score_std: Option<f64>,
     /// The keys ranked next whose scores learn with [`Arm::Ours`]; `None` is the layer's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -84,6 +93,9 @@ pub struct Settings {
     pub corpus: String,
     /// Of text: the most validation windows. Of needles: texts per length, kind and depth.
     pub texts: usize,
+    /// Windows besides the training's that a text is evaluated with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_windows: Vec<usize>,
     /// The weight of the loss of an answer's byte, where that of any other byte is 1.
     pub answer_weight: f64,
 }
@@ -169,6 +181,9 @@ impl Task {
             token_gradient_scale: None,
             leave_one_out: None,
             rank_softmax: None,
+            pull: None,
+            score_hidden: None,
+            score_std: None,
             runners_up: None,
             narrowing: Narrowing::default(),
             sink: false,
@@ -179,6 +194,7 @@ impl Task {
             seed: 0,
             corpus: String::new(),
             texts,
+            other_windows: Vec::new(),
             answer_weight: match self {
                 Self::Text => 1.0,
                 Self::Needles => 10.0,
@@ -220,6 +236,9 @@ impl Settings {
             .with_token_gradient_scale(self.token_gradient_scale)
             .with_leave_one_out(self.leave_one_out)
             .with_rank_softmax(self.rank_softmax)
+            .with_pull(self.pull)
+            .with_score_hidden(self.score_hidden)
+            .with_score_std(self.score_std)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
@@ -299,8 +318,12 @@ impl Settings {
             token_gradient_scale: other.token_gradient_scale,
             leave_one_out: other.leave_one_out,
             rank_softmax: other.rank_softmax,
+            pull: other.pull,
+            score_hidden: other.score_hidden,
+            score_std: other.score_std,
             runners_up: other.runners_up,
             narrowing: other.narrowing,
+            other_windows: other.other_windows.clone(),
             ..self.clone()
         };
         self.arm != other.arm && same == *other
