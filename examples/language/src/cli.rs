@@ -94,18 +94,6 @@ pub struct Options {
     /// [without a number: 3].
     #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "3", value_parser = factor::rank_softmax)]
     pub rank_softmax: Option<RankSoftmax>,
-    /// Prototype: pull towards mass.
-    #[arg(long)]
-    pub pull: Option<f64>,
-    /// Prototype: network of the scores.
-    #[arg(long)]
-    pub score_hidden: Option<usize>,
-    /// Prototype: first projection of the scores.
-    #[arg(long)]
-    pub score_std: Option<f64>,
-    /// Of text: also evaluates ours with windows of so many keys.
-    #[arg(long, value_delimiter = ',')]
-    pub other_windows: Vec<usize>,
     /// The keys ranked next whose scores learn in ours [default: a quarter of the window].
     #[arg(long)]
     pub runners_up: Option<usize>,
@@ -146,6 +134,9 @@ pub struct Options {
     /// Of text: the most validation windows, at most 256. Of needles: texts per length, kind and depth.
     #[arg(long)]
     pub texts: Option<usize>,
+    /// Of text: evaluates ours with windows of so many keys as well, at the training length.
+    #[arg(long, value_name = "KEYS", value_delimiter = ',')]
+    pub other_windows: Vec<usize>,
     /// Of needles: the weight of the loss of an answer's byte in training, where that of any other byte is 1.
     #[arg(long)]
     pub answer_weight: Option<f64>,
@@ -232,11 +223,8 @@ impl Options {
                     token_gradient_scale: (self.token_gradient_scale).filter(|_| arm == Arm::Ours),
                     leave_one_out: self.leave_one_out.filter(|_| arm == Arm::Ours),
                     rank_softmax: self.rank_softmax.filter(|_| arm == Arm::Ours),
-                    pull: self.pull.filter(|_| arm == Arm::Ours),
-                    score_hidden: self.score_hidden.filter(|_| arm == Arm::Ours),
-                    score_std: self.score_std.filter(|_| arm == Arm::Ours),
-                    other_windows: match arm {
-                        Arm::Ours => self.other_windows.clone(),
+                    other_windows: match (task, arm) {
+                        (Task::Text, Arm::Ours) => self.other_windows.clone(),
                         _ => Vec::new(),
                     },
                     runners_up: self.runners_up.filter(|_| arm == Arm::Ours),
@@ -353,6 +341,10 @@ mod tests {
             (
                 "text --arms ours --token-gradient-scale -1",
                 "--token-gradient-scale -1",
+            ),
+            (
+                "text --arms ours --recent 8 --other-windows 16,7",
+                "--other-windows 7: at least 8",
             ),
             ("text --rate 0", "--rate 0"),
             ("text --width 60", "--width 60"),

@@ -1,7 +1,7 @@
 //! The loss by the position in the context, and by window.
 
 use crate::train::{Batch, batch_of, finite};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use train_text::error::Error;
 use train_text::model::TextModel;
@@ -48,27 +48,13 @@ pub fn evaluate(
     batch: usize,
     device: &Device,
 ) -> Result<Losses, Error> {
-    evaluate_by(windows, batch, device, |inputs, targets| model.token_losses(inputs, targets))
-}
-
-/// As [`evaluate`], by any losses `[batch, tokens]` of a batch.
-///
-/// # Errors
-///
-/// Those of [`evaluate`].
-pub fn evaluate_by(
-    windows: &[&[u8]],
-    batch: usize,
-    device: &Device,
-    token_losses: impl Fn(Tensor<2, Int>, Tensor<2, Int>) -> Tensor<2>,
-) -> Result<Losses, Error> {
     let length = windows[0].len() - 1;
     let (mut by_window, mut by_position): (Vec<Tensor<1>>, Option<Tensor<1>>) = (Vec::new(), None);
     for windows in windows.chunks(batch.max(1)) {
         let Batch {
             inputs, targets, ..
         } = batch_of(windows, device);
-        let losses = token_losses(inputs, targets);
+        let losses = model.token_losses(inputs, targets);
         by_window.push(losses.clone().mean_dim(1).flatten(0, 1));
         let sum = losses.sum_dim(0).flatten(0, 1);
         by_position = Some(match by_position {

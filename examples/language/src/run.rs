@@ -1,7 +1,7 @@
 //! One run: the training, then the evaluation of what it has made.
 
 use crate::answers::ask;
-use crate::losses::{evaluate, evaluate_by};
+use crate::losses::evaluate;
 use crate::needles::Needles;
 use crate::rows::{Outcome, WindowLosses};
 use crate::selection::statistics;
@@ -61,12 +61,6 @@ impl Material {
                 ];
                 let by_layer = selected(&model, windows, device)?;
                 let by_window = settings.other_windows.iter().map(|&window| {
-                    if window == 0 {
-                        let losses = evaluate_by(&short, settings.batch, device, |inputs, targets| {
-                            model.oracle_losses(inputs, targets)
-                        })?;
-                        return Ok(WindowLosses { window, losses });
-                    }
                     let model = with_window(model.clone(), settings, Some(window), device);
                     let losses = evaluate(&model, &short, settings.batch, device)?;
                     Ok(WindowLosses { window, losses })

@@ -60,15 +60,6 @@ pub struct Settings {
     /// What the scores of a head compete for with [`Arm::Ours`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank_softmax: Option<RankSoftmax>,
-    /// Prototype.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pull: Option<f64>,
-    /// Prototype.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub score_hidden: Option<usize>,
-    /// Prototype.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub score_std: Option<f64>,
     /// The keys ranked next whose scores learn with [`Arm::Ours`]; `None` is the layer's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners_up: Option<usize>,
@@ -93,7 +84,7 @@ pub struct Settings {
     pub corpus: String,
     /// Of text: the most validation windows. Of needles: texts per length, kind and depth.
     pub texts: usize,
-    /// Windows besides the training's that a text is evaluated with.
+    /// Of text: windows besides that of the training to evaluate [`Arm::Ours`] with.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_windows: Vec<usize>,
     /// The weight of the loss of an answer's byte, where that of any other byte is 1.
@@ -181,9 +172,6 @@ impl Task {
             token_gradient_scale: None,
             leave_one_out: None,
             rank_softmax: None,
-            pull: None,
-            score_hidden: None,
-            score_std: None,
             runners_up: None,
             narrowing: Narrowing::default(),
             sink: false,
@@ -236,9 +224,6 @@ impl Settings {
             .with_token_gradient_scale(self.token_gradient_scale)
             .with_leave_one_out(self.leave_one_out)
             .with_rank_softmax(self.rank_softmax)
-            .with_pull(self.pull)
-            .with_score_hidden(self.score_hidden)
-            .with_score_std(self.score_std)
             .with_runners_up(self.runners_up)
             .with_learnable_sink(Some(self.sink))
             .with_positions(self.positions)
@@ -273,6 +258,12 @@ impl Settings {
             && recent > window
         {
             return Err(format!("--recent {recent}: the window has {window}"));
+        }
+        let least = self.recent.unwrap_or_default().max(4);
+        if let Some(window) = self.other_windows.iter().find(|&&window| window < least) {
+            return Err(format!(
+                "--other-windows {window}: at least {least} are needed"
+            ));
         }
         factor::check("--recency-slope", self.recency_slope)?;
         factor::check("--token-gradient-scale", self.token_gradient_scale)?;
@@ -318,9 +309,6 @@ impl Settings {
             token_gradient_scale: other.token_gradient_scale,
             leave_one_out: other.leave_one_out,
             rank_softmax: other.rank_softmax,
-            pull: other.pull,
-            score_hidden: other.score_hidden,
-            score_std: other.score_std,
             runners_up: other.runners_up,
             narrowing: other.narrowing,
             other_windows: other.other_windows.clone(),

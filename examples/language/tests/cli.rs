@@ -98,6 +98,31 @@ fn rows_of_text_are_added_once_and_compared() {
 }
 
 #[test]
+fn a_model_is_evaluated_with_other_windows_than_that_of_its_training() {
+    let dir = scratch("windows");
+    let options = "text --tokens 64 --steps 2 --batch 2 --width 32 --heads 2 --share 4 --texts 8";
+    let arguments = format!("{options} --arms dense,ours --other-windows 16,64");
+    let (printed, all) = rows(&dir, &arguments);
+    assert!(all[0]["losses_by_window"].is_null(), "dense has no window");
+    let [same, wider] = &all[1]["losses_by_window"].as_array().unwrap()[..] else {
+        panic!("two windows: {printed}");
+    };
+    assert_eq!(
+        (&same["window"], &wider["window"]),
+        (&16.into(), &64.into())
+    );
+    let trained = &all[1]["losses"][0];
+    assert_eq!(same["windows"], trained["windows"]);
+    assert_ne!(wider["windows"], trained["windows"]);
+    // Nothing is evicted before.
+    let first = |losses: &Value| losses["bins"][0]["loss"].clone();
+    assert_eq!(wider["length"], trained["length"]);
+    assert_eq!(first(same), first(trained));
+    assert!(printed.contains("with 64 keys: loss"), "{printed}");
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
 fn rows_of_needles_say_what_the_caches_hold() {
     let dir = scratch("needles");
     let options = "needles --steps 1 --batch 1 --texts 1 --width 32 --heads 2 --kv-heads 1";

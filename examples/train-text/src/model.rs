@@ -107,12 +107,6 @@ pub struct TextModelConfig {
     /// What the scores of a head compete for with [`Keys::Learned`], see [`DynamicMaskAttentionConfig::rank_softmax`].
     /// Default: nothing.
     pub rank_softmax: Option<RankSoftmax>,
-    /// Prototype: a pull of the scores towards mass.
-    pub pull: Option<f64>,
-    /// Prototype: a network beside the scores.
-    pub score_hidden: Option<usize>,
-    /// Prototype: standard deviation of the first projection of the scores.
-    pub score_std: Option<f64>,
     /// How the tokens are dealt to the heads of the first layer that has the model's keys, with [`Keys::Learned`]; those
     /// behind it have longer runs, see [`turns::of_layer`]. Default: they are not.
     pub round_robin: Option<RoundRobin>,
@@ -139,8 +133,6 @@ pub struct TextModel {
     dtype: FloatDType,
     #[module(skip)]
     activations: Activations,
-    #[module(skip)]
-    pull: Option<f64>,
 }
 
 /// One pre-norm block: attention, then a feed-forward network, each added to the residual stream.
@@ -172,7 +164,6 @@ impl TextModelConfig {
             norm: RmsNormConfig::new(self.d_model).init(device),
             dtype: self.dtype,
             activations: self.activations,
-            pull: self.pull,
         }
     }
 
@@ -218,11 +209,6 @@ impl TextModelConfig {
                 .with_token_gradient_scale(self.token_gradient_scale)
                 .with_leave_one_out(self.leave_one_out)
                 .with_rank_softmax(self.rank_softmax)
-                .with_score_hidden(self.score_hidden)
-                .with_score_initializer(
-                    self.score_std
-                        .map(|std| burn::module::Initializer::Normal { mean: 0.0, std }),
-                )
                 .with_runners_up(self.runners_up),
             Keys::Sliding => sliding(ranking(layer), window),
         }
@@ -314,27 +300,6 @@ impl TextModel {
         token_losses(logits, targets.flatten(0, 1)).reshape(shape)
     }
 
-    /// As [`token_losses`](Self::token_losses), with keys ranked by their future mass.
-    pub fn oracle_losses(&self, inputs: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<2> {
-        let shape = targets.dims();
-        let mut x = embed(&self.embedding, inputs, self.dtype);
-        for block in &self.blocks {
-            let block = self.computing(block);
-            let normal = normalised(&block.attention_norm, x.clone());
-            let layer = &block.attention;
-            let out = match layer.learns_by_rank() {
-                true => {
-                    let mass = layer.try_future_mass(normal.clone()).expect("it fits");
-                    layer.forward_with_scores(normal, mass)
-                }
-                false => layer.forward(normal),
-            };
-            x = block.feed_forward(x + out);
-        }
-        let logits = self.unembed(x).flatten(0, 1);
-        token_losses(logits, targets.flatten(0, 1)).reshape(shape)
-    }
-
     /// The [`loss`](Self::loss), and what computes the gradients of all parameters once it is called.
     pub fn loss_and_backward(
         &self,
@@ -353,17 +318,8 @@ impl TextModel {
         weights: Option<Tensor<2>>,
     ) -> (Tensor<1>, Backward<'_>) {
         if self.activations == Activations::Kept {
-            let mut masses: Vec<Tensor<1>> = Vec::new();
-            let logits = self.logits(inputs, |layer, x| {
-                if self.pull.is_some() && layer.learns_by_rank() {
-                    masses.push(layer.try_mass(x.clone()).expect("it fits"));
-                }
-            });
-            let loss = mean_loss(logits, targets, weights);
-            let weight = self.pull.unwrap_or_default();
-            let kept = masses
-                .into_iter()
-                .fold(loss.clone(), |sum, mass| sum - mass * weight);
+            let loss = mean_loss(self.logits(inputs, |_, _| {}), targets, weights);
+            let kept = loss.clone();
             let backward = move || GradientsParams::from_grads(kept.backward(), self);
             return (loss, Box::new(backward));
         }

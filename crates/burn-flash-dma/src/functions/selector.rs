@@ -49,7 +49,7 @@ impl From<Vec<usize>> for Window {
 /// the `w − r` keys that rank highest among the older ones; the first `s` keys rank above all others. Recency goes by
 /// position: a hidden key (a score of −∞) is not attended to, but uses up its place among the recent ones. A hidden
 /// sink stays hidden. With documents all of it holds inside each document.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "nothing is selected before `select`"]
 pub struct Selector {
     window: Window,
@@ -59,7 +59,6 @@ pub struct Selector {
     runners_up: usize,
     leave_one_out: Option<LeaveOneOut>,
     rank_softmax: Option<RankSoftmax>,
-    by_position: Option<Tensor<3>>,
 }
 
 impl Selector {
@@ -73,7 +72,6 @@ impl Selector {
             runners_up: 0,
             leave_one_out: None,
             rank_softmax: None,
-            by_position: None,
         }
     }
 
@@ -118,12 +116,6 @@ impl Selector {
     /// costs a few operations per score.
     pub fn rank_softmax(mut self, softmax: impl Into<Option<RankSoftmax>>) -> Self {
         self.rank_softmax = softmax.into();
-        self
-    }
-
-    /// What positions add to the scores, which is no part of what they compete by.
-    pub(crate) fn by_position(mut self, added: Option<Tensor<3>>) -> Self {
-        self.by_position = added;
         self
     }
 
@@ -176,13 +168,7 @@ impl Selector {
             let from = reads_from.then(|| kept_by_rank_from(&scores, parts, documents));
             let far = both.narrow(3, 1, 1).reshape(scores.dims());
             let shares = (self.rank_softmax.zip(from.clone()))
-                .map(|(softmax, from)| {
-                    let content = match &self.by_position {
-                        Some(added) => scores.clone() - added.clone(),
-                        None => scores.clone(),
-                    };
-                    shares(&content, far.clone() - from, softmax)
-                });
+                .map(|(softmax, from)| shares(&scores, far.clone() - from, softmax));
             RankedNext {
                 far,
                 max_live: max_live.saturating_add(self.runners_up),

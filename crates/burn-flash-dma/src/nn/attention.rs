@@ -127,8 +127,6 @@ pub struct DynamicMaskAttentionConfig {
     /// Initialiser of the projection that makes the scores, `dt_proj` or `score_proj`. Default: normal, mean 0,
     /// standard deviation 0.02. Linear scores of a narrow model with few training steps learn more reliably from less.
     pub score_initializer: Option<Initializer>,
-    /// Width of a network beside linear scores that only rank.
-    pub score_hidden: Option<usize>,
 }
 
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
@@ -261,7 +259,6 @@ impl DynamicMaskAttentionConfig {
             self.score_form,
             self.score_initializer.as_ref().unwrap_or(&INITIAL),
             [self.d_model, kv_heads, head_dim],
-            self.score_hidden,
             device,
         );
         Ok(DynamicMaskAttention {
@@ -483,8 +480,7 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let scores = self.scores_of(&tokens)?;
-        let (len, device) = (tokens.x.dims()[1], tokens.x.device());
-        self.selector(tokens.documents, len, &device).try_select(scores)
+        self.selector(tokens.documents).try_select(scores)
     }
 
     /// The layer with another number of keys per query, `None` for all of them.
@@ -615,7 +611,7 @@ impl DynamicMaskAttention {
             let attention = Attention::new(q, k, v).scores(scores).options(options);
             return Ok(tokens.zeroed(self.merge_heads(self.beside_sink(attention)?)));
         }
-        let selector = self.selector(tokens.documents.clone(), tokens.x.dims()[1], &tokens.x.device());
+        let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
         self.attend_to(&intervals, [q, k, v], scores, tokens, options)
     }
@@ -651,7 +647,7 @@ impl DynamicMaskAttention {
                     true => scores.clone().detach().set_require_grad(true),
                     false => scores.clone(),
                 };
-                let selector = self.selector(tokens.documents.clone(), tokens.x.dims()[1], &tokens.x.device());
+                let selector = self.selector(tokens.documents.clone());
                 selector.try_select(tracked)?.ranked_by(&scores)
             }
         };
@@ -687,77 +683,15 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// The mean logarithm of the mass of the keys, whose gradient reaches the parameters of the scores alone.
-    pub fn try_mass(&self, x: Tensor<3>) -> Result<Tensor<1>, AttentionError> {
-        let tokens = self.tokens(x.detach().into())?;
-        let rows = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let [q, k, v] = rows.map(Tensor::detach);
-        let scores = self.scores_from(&tokens.x, First::At(0), || v.clone())?;
-        let selector = self.selector(None, tokens.x.dims()[1], &tokens.x.device());
-        let intervals = selector.try_select(scores)?;
-        let attention = Attention::new(q, k, v).options(self.options).intervals(&intervals);
-        let (_, lse) = match &self.sink_logits {
-            None => attention.try_forward_with_lse()?,
-            Some(logits) => attention.try_forward_with_sink(logits.val().detach())?,
-        };
-        Ok(lse.mean())
-    }
-
-    /// The attention that queries behind the recent keys would pay to each key if all were kept, `[batch, kv_heads, len]`.
-    pub fn try_future_mass(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
-        use burn::tensor::FloatDType;
-        let tokens = self.tokens(x.into())?;
-        let [q, k, _] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let [batch, heads, len, dim] = q.dims();
-        let kv_heads = k.dims()[1];
-        let scale = self.options.scale.unwrap_or(1.0 / (dim as f32).sqrt());
-        let group = heads / kv_heads;
-        let device = q.device();
-        let keys = k.swap_dims(2, 3);
-        let mut sum: Option<Tensor<3>> = None;
-        let step = 1024.min(len);
-        for begin in (0..len).step_by(step) {
-            let rows = step.min(len - begin);
-            let seen = begin + rows;
-            let part = q.clone().narrow(2, begin, rows).reshape([batch, kv_heads, group * rows, dim]);
-            let logits = part.matmul(keys.clone().narrow(3, 0, seen)).cast(FloatDType::F32) * scale;
-            let logits = logits.reshape([batch, kv_heads * group, rows, seen]);
-            let row = Tensor::<1, burn::tensor::Int>::arange(begin as i64..seen as i64, &device).reshape([1, 1, rows, 1]);
-            let key = Tensor::<1, burn::tensor::Int>::arange(0..seen as i64, &device).reshape([1, 1, 1, seen]);
-            let ahead = key.clone().expand([1, 1, rows, seen]).greater(row.clone().expand([1, 1, rows, seen]));
-            let recent = (key + self.recent as i64).expand([1, 1, rows, seen]).greater(row.expand([1, 1, rows, seen]));
-            let shape = logits.dims();
-            let p = burn::tensor::activation::softmax(logits.mask_fill(ahead.expand(shape), -1e30), 3);
-            let p = p.mask_fill(recent.expand(shape), 0.0);
-            let mass = p.sum_dim(2).reshape([batch, kv_heads, group, seen]).sum_dim(2).reshape([batch, kv_heads, seen]);
-            let mass = match len - seen {
-                0 => mass,
-                rest => Tensor::cat(vec![mass, Tensor::zeros([batch, kv_heads, rest], (&device, burn::tensor::DType::F32))], 2),
-            };
-            sum = Some(match sum {
-                Some(sum) => sum + mass,
-                None => mass,
-            });
-        }
-        Ok(sum.expect("there are tokens"))
-    }
-
-    /// Whether the scores of the layer learn by rank.
-    pub fn learns_by_rank(&self) -> bool {
-        self.options.keep_window.is_some_and(|window| self.recent < window)
-    }
-
     /// What selects the keys, in every pass over whole sequences.
-    fn selector(&self, documents: Option<Documents>, len: usize, device: &Device) -> Selector {
-        let slope = (self.by_position).and_then(|by| by.of_slope(len, device));
+    fn selector(&self, documents: Option<Documents>) -> Selector {
         let selector = match self.options.keep_window {
             Some(window) => Selector::top(window)
                 .recent(self.recent)
                 .sinks(self.sinks)
                 .runners_up(self.runners_up(window))
                 .leave_one_out(self.leave_one_out)
-                .rank_softmax(self.rank_softmax)
-                .by_position(slope),
+                .rank_softmax(self.rank_softmax),
             None => Selector::top(usize::MAX),
         };
         match documents {

@@ -75,11 +75,6 @@ impl ByPosition {
         Ok((slope != 0.0 || dealt.is_some()).then_some(by_position))
     }
 
-    /// What the slope adds, `[1, 1, len]`.
-    pub(super) fn of_slope(self, len: usize, device: &Device) -> Option<Tensor<3>> {
-        (self.slope != 0.0).then(|| in_a_row(0, len, device).cast(FloatDType::F32) * self.slope)
-    }
-
     /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add.
     pub(super) fn added(self, scores: Tensor<3>, first: First<'_>) -> Tensor<3> {
         let [batch, heads, len] = scores.dims();

@@ -112,7 +112,7 @@ impl DynamicMaskCrossAttentionConfig {
         let norm = || self.qk_norm.then(|| norm.init(device));
         let initializer = self.score_initializer.as_ref().unwrap_or(&INITIAL);
         let widths = [d_context, kv_heads, head_dim];
-        let scorer = Scorer::new(self.score_form, initializer, widths, None, device);
+        let scorer = Scorer::new(self.score_form, initializer, widths, device);
         Ok(DynamicMaskCrossAttention {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(d_context, kv_width),

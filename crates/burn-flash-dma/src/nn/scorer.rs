@@ -119,10 +119,6 @@ pub struct LinearScorer {
     /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. It starts normal with standard
     /// deviation 0.02, unless the configuration has a `score_initializer`.
     pub score_proj: Param<Tensor<2>>,
-    /// First matrix of a network beside it.
-    pub hidden: Option<Param<Tensor<2>>>,
-    /// Second one.
-    pub hidden_out: Option<Param<Tensor<2>>>,
 }
 
 impl Scorer {
@@ -131,7 +127,6 @@ impl Scorer {
         form: ScoreForm,
         initializer: &Initializer,
         [d_model, kv_heads, head_dim]: [usize; 3],
-        hidden: Option<usize>,
         device: &Device,
     ) -> Self {
         match form {
@@ -147,16 +142,6 @@ impl Scorer {
             }
             ScoreForm::Linear => Self::Linear(LinearScorer {
                 score_proj: initializer.init([d_model, kv_heads], device),
-                hidden: hidden.map(|m| {
-                    let numbers: Vec<f32> = (0..d_model * m)
-                        .map(|i| {
-                            let x = (i as f64 * 12.9898 + 0.5).sin() * 43758.5453;
-                            ((x - x.floor()) as f32 - 0.5) * 0.12
-                        })
-                        .collect();
-                    Param::from_tensor(Tensor::<1>::from_floats(numbers.as_slice(), device).reshape([d_model, m]))
-                }),
-                hidden_out: hidden.map(|m| Initializer::Zeros.init([m, kv_heads], device)),
             }),
         }
     }
@@ -195,19 +180,7 @@ impl Scorer {
                 let projection = linear.score_proj.val();
                 match role {
                     ScoreRole::RankAndBias => try_linear_scores(tokens(), projection),
-                    ScoreRole::Rank => {
-                        let tokens = tokens();
-                        let scores = try_products(tokens.clone(), directions(projection))?;
-                        Ok(match (&linear.hidden, &linear.hidden_out) {
-                            (Some(first), Some(second)) => {
-                                let product = crate::product(tokens, first.val());
-                                let hidden = burn::tensor::activation::silu(product);
-                                let out = crate::product(hidden, second.val());
-                                scores + out.swap_dims(1, 2).cast(burn::tensor::FloatDType::F32)
-                            }
-                            _ => scores,
-                        })
-                    }
+                    ScoreRole::Rank => try_products(tokens(), directions(projection)),
                 }
             }
         }
