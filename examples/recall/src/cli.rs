@@ -75,8 +75,8 @@ pub struct Cli {
     pub leave_one_out: Option<LeaveOneOut>,
     /// Charges what scores of a head gain to all of them, in the shares of a softmax of so many times the scores, in arms
     /// whose scores only rank
-    /// [without a number: 3].
-    #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "3", value_parser = factor::rank_softmax)]
+    /// [without a number: 0, so that each pays by its time].
+    #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "0", value_parser = factor::rank_softmax)]
     pub rank_softmax: Option<RankSoftmax>,
     /// Where the pairs stand.
     #[arg(long, value_enum, default_value = "scattered")]

@@ -120,7 +120,7 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
         (ScoreForm::Zoh, ScoreRole::RankAndBias, None),
     ] {
         let layer = layer(form).with_score_role(Some(role));
-        let softmax = leave_one_out.map(|_| RankSoftmax::default());
+        let softmax = leave_one_out.map(|_| RankSoftmax::new(3.0).expect("a factor"));
         let layer = layer.with_leave_one_out(leave_one_out);
         let layer = layer.with_rank_softmax(softmax);
         for blocks in [0, 1, 3] {

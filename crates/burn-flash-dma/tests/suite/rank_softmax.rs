@@ -143,7 +143,7 @@ fn config(softmax: Option<RankSoftmax>) -> DynamicMaskAttentionConfig {
 fn a_layers_scores_compete_and_its_output_stays() {
     let device = Device::flex().autodiff();
     let plain = config(None).init(&device);
-    let layer = config(Some(RankSoftmax::default())).init(&device);
+    let layer = config(Some(softmax(3.0))).init(&device);
     let layer = layer.load_record(plain.clone().into_record());
     let x = Tensor::<3>::random([2, 20, 32], Distribution::Normal(0.0, 1.0), &device);
     let [(ours, learned), (theirs, other)] = [&layer, &plain].map(|layer| {
@@ -167,10 +167,11 @@ fn a_factor_that_is_none_is_refused() {
         assert!(error.to_string().contains("at least 0"), "{error}");
     }
     // A file is read by the same rule, and one from before has none.
-    let config = config(Some(RankSoftmax::default()));
+    assert_eq!(RankSoftmax::default(), softmax(0.0));
+    let config = config(Some(softmax(3.0)));
     let saved = serde_json::to_string(&config).expect("it is JSON");
     let loaded: DynamicMaskAttentionConfig = serde_json::from_str(&saved).expect("it loads");
-    assert_eq!(loaded.rank_softmax, Some(RankSoftmax::default()));
+    assert_eq!(loaded.rank_softmax, Some(softmax(3.0)));
     let broken = saved.replace(
         "\"inverse_temperature\":3.0",
         "\"inverse_temperature\":-3.0",
