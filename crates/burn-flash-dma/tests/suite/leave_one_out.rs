@@ -73,7 +73,7 @@ fn check(rule: &Rule) {
         loss(&keys).into_scalar::<f32>()
     };
     let all = of_ends(&ends);
-    let mut learned = 0;
+    let (mut kept, mut learned) = (0, 0);
     for (at, ours) in ours.iter().enumerate() {
         let key = at % LEN;
         let start = *rule
@@ -86,11 +86,14 @@ fn check(rule: &Rule) {
             without[at] = ends[at].min((key + rule.recent) as i32);
         }
         let worth = f64::from(all - of_ends(&without));
+        kept += usize::from(without != ends);
         learned += usize::from(worth.abs() > 1e-2);
         let error = (ours - worth).abs();
         assert!(error < 1e-3 * (1.0 + worth.abs()), "{at}: {ours} {worth}");
     }
-    assert!(learned > KV_HEADS * LEN / 3, "{learned} keys learn");
+    // Whatever is drawn, with the most recent keys and sinks of the rules four keys of a head are kept by their rank.
+    assert!(kept >= 4 * KV_HEADS, "{kept} keys are kept");
+    assert!(2 * learned > kept, "{learned} of {kept} keys learn");
 }
 
 #[test]
