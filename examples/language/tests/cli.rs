@@ -114,10 +114,7 @@ fn a_model_is_evaluated_with_other_windows_than_that_of_its_training() {
     let trained = &all[1]["losses"][0];
     assert_eq!(same["windows"], trained["windows"]);
     assert_ne!(wider["windows"], trained["windows"]);
-    // Nothing is evicted before.
-    let first = |losses: &Value| losses["bins"][0]["loss"].clone();
     assert_eq!(wider["length"], trained["length"]);
-    assert_eq!(first(same), first(trained));
     assert!(printed.contains("with 64 keys: loss"), "{printed}");
     fs::remove_dir_all(dir).unwrap();
 }
