@@ -11,6 +11,9 @@ use train_text::factor;
 use train_text::model::{Positions, TextModelConfig};
 use train_text::narrowing::Narrowing;
 
+/// The fewest keys of a window.
+const LEAST_WINDOW: usize = 4;
+
 /// What a model is trained on and asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -248,9 +251,9 @@ impl Settings {
         if self.tokens < least {
             return Err(format!("--tokens {}: at least {least}", self.tokens));
         }
-        if let Some(window) = self.window.filter(|&window| window < 4) {
+        if let Some(window) = self.window.filter(|&window| window < LEAST_WINDOW) {
             return Err(format!(
-                "--share of {} tokens is a window of {window}: at least 4 are needed",
+                "--share of {} tokens is a window of {window}: at least {LEAST_WINDOW} are needed",
                 self.tokens
             ));
         }
@@ -259,7 +262,7 @@ impl Settings {
         {
             return Err(format!("--recent {recent}: the window has {window}"));
         }
-        let least = self.recent.unwrap_or_default().max(4);
+        let least = self.recent.unwrap_or_default().max(LEAST_WINDOW);
         if let Some(window) = self.other_windows.iter().find(|&&window| window < least) {
             return Err(format!(
                 "--other-windows {window}: at least {least} are needed"

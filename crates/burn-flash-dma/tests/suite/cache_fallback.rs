@@ -1,6 +1,6 @@
 //! The default bodies of a cache, as an engine of their own, against Flex's engine.
 
-use crate::case::values;
+use crate::case::{normal, values};
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::fallback::cache as fallback;
@@ -40,10 +40,7 @@ fn words<const D: usize>(tensor: &burn_flex::FlexTensor) -> Vec<i32> {
 }
 
 fn random(rng: &mut Rng, shape: [usize; 4]) -> Rows {
-    let values: Vec<f32> = (0..shape.iter().product())
-        .map(|_| rng.normal() as f32)
-        .collect();
-    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    normal(rng, shape, &Device::flex())
 }
 
 fn close(left: &[f64], right: &[f64]) {

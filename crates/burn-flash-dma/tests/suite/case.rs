@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_dma::{AlibiSlopes, Attention, AttentionOptions, Dropout, ElementType, Problem};
 use flash_dma_reference::compare::{compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Backward, Forward, Inputs};
+use flash_dma_reference::{Backward, Forward, Inputs, Rng};
 
 /// `[batch, q_heads, kv_heads, q_len, k_len, head_dim]`.
 pub type Sizes = [usize; 6];
@@ -193,6 +193,14 @@ pub fn dtype(element: ElementType) -> DType {
         ElementType::F16 => DType::F16,
         ElementType::Bf16 => DType::BF16,
     }
+}
+
+/// Standard normal f32 of a generator of the test's own: those of a device are drawn for all threads in turn.
+pub fn normal<const D: usize>(rng: &mut Rng, shape: [usize; D], device: &Device) -> Tensor<D> {
+    let numbers: Vec<f32> = (0..shape.iter().product())
+        .map(|_| rng.normal() as f32)
+        .collect();
+    Tensor::from_data(TensorData::new(numbers, shape), device)
 }
 
 /// The values are of the element type already, so the cast is exact.

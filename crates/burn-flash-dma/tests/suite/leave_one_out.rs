@@ -1,10 +1,11 @@
 //! Kept keys that learn what they are worth, by the definition: the loss with each key and without it.
 
-use crate::case::values;
+use crate::case::{normal, values};
 use crate::layer::of_linear_scores;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::{Attention, AttentionError, Documents, Intervals, LeaveOneOut, Selector};
+use flash_dma_reference::Rng;
 
 const LEN: usize = 13;
 const HEADS: usize = 4;
@@ -29,14 +30,8 @@ struct Rule {
 /// A loss that is linear in the output changes by a key's worth if the rank does not keep the key.
 fn check(rule: &Rule) {
     let device = Device::flex().autodiff();
-    device.seed(31);
-    let random = |heads: usize| {
-        Tensor::<4>::random(
-            [1, heads, LEN, DIM],
-            Distribution::Normal(0.0, 1.0),
-            &device,
-        )
-    };
+    let mut rng = Rng::new(31);
+    let mut random = |heads: usize| normal(&mut rng, [1, heads, LEN, DIM], &device);
     // Small logits: no key has nearly all of a query's weight.
     let (q, k, v) = (random(HEADS) * 0.3, random(KV_HEADS), random(KV_HEADS));
     let loss_of = random(HEADS);
@@ -47,7 +42,7 @@ fn check(rule: &Rule) {
     let zeros = Tensor::zeros([1, HEADS, rule.starts.len(), DIM], &device);
     let old = loss_of.clone().select(2, alone.clone());
     let loss_of = loss_of.select_assign(2, alone, zeros - old, burn::tensor::IndexingUpdateOp::Add);
-    let sink = Tensor::<1>::random([HEADS], Distribution::Normal(0.0, 1.0), &device);
+    let sink = normal(&mut rng, [HEADS], &device);
     let loss = |keys: &Intervals| {
         let attention = Attention::new(q.clone(), k.clone(), v.clone()).intervals(keys);
         let out = match rule.sink_logits {
@@ -59,8 +54,7 @@ fn check(rule: &Rule) {
         (out.expect("it fits") * loss_of.clone()).sum()
     };
 
-    let rank = Tensor::<3>::random([1, KV_HEADS, LEN], Distribution::Normal(0.0, 1.0), &device);
-    let rank = rank.require_grad();
+    let rank = normal(&mut rng, [1, KV_HEADS, LEN], &device).require_grad();
     let keys = rule.selector.select(rank.clone());
     let gradients = loss(&keys).backward();
     let ours = values(rank.grad(&gradients).expect("it is tracked"));
@@ -73,7 +67,7 @@ fn check(rule: &Rule) {
         loss(&keys).into_scalar::<f32>()
     };
     let all = of_ends(&ends);
-    let (mut kept, mut learned) = (0, 0);
+    let mut learned = 0;
     for (at, ours) in ours.iter().enumerate() {
         let key = at % LEN;
         let start = *rule
@@ -86,14 +80,11 @@ fn check(rule: &Rule) {
             without[at] = ends[at].min((key + rule.recent) as i32);
         }
         let worth = f64::from(all - of_ends(&without));
-        kept += usize::from(without != ends);
         learned += usize::from(worth.abs() > 1e-2);
         let error = (ours - worth).abs();
         assert!(error < 1e-3 * (1.0 + worth.abs()), "{at}: {ours} {worth}");
     }
-    // Whatever is drawn, with the most recent keys and sinks of the rules four keys of a head are kept by their rank.
-    assert!(kept >= 4 * KV_HEADS, "{kept} keys are kept");
-    assert!(2 * learned > kept, "{learned} of {kept} keys learn");
+    assert!(learned > KV_HEADS * LEN / 3, "{learned} keys learn");
 }
 
 #[test]
