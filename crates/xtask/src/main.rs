@@ -17,6 +17,7 @@ mod test;
 mod tidy;
 mod tools;
 mod vulkan;
+mod wheels;
 
 use std::process::ExitCode;
 

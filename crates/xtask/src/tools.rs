@@ -1,6 +1,7 @@
-//! Checkers that are Rust programs of others, in one version each: built once, below the target directory.
+//! Checkers that are programs of others, in one version each: built or installed once, below the target directory.
 
 use crate::process::{Result, cargo, root, run as run_command, target_dir};
+use crate::wheels::Wheels;
 use std::path::Path;
 use std::process::Command;
 
@@ -17,12 +18,11 @@ pub struct Tool {
     options: &'static [&'static str],
 }
 
-/// Spelling.
-pub const TYPOS: Tool = Tool {
-    package: "typos-cli",
-    program: "typos",
-    version: "1.52.0",
-    options: &[],
+/// Spelling. The wheel has the program that would take two minutes to build.
+const TYPOS: Wheels = Wheels {
+    folder: "tools/typos-1.52.0",
+    what: "typos",
+    packages: &["typos==1.52.0"],
 };
 
 /// Licences, duplicates and sources of the dependencies.
@@ -41,6 +41,16 @@ pub const MDBOOK: Tool = Tool {
     // No web server, no search index.
     options: &["--no-default-features"],
 };
+
+/// The spelling checker, to be run in the repository's root; it is installed first if it is not there yet.
+///
+/// # Errors
+/// When it cannot be installed.
+pub fn typos() -> Result<Command> {
+    let mut command = Command::new(TYPOS.provide("typos")?);
+    command.current_dir(root());
+    Ok(command)
+}
 
 impl Tool {
     /// The program, to be run in the repository's root; it is built first if it is not there yet.

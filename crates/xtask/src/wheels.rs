@@ -1,50 +1,44 @@
-//! NVIDIA's compilers as Python wheels, in a virtual environment below the target directory.
+//! Programs that are published as Python wheels, in virtual environments below the target directory.
 
-use crate::process::{Result, run as run_command, write_file};
-use std::path::{Path, PathBuf};
+use crate::process::{Result, run as run_command, target_dir, write_file};
+use std::path::PathBuf;
 use std::process::Command;
 
-/// One toolkit release, 12.9: NVRTC and its headers, and ptxas.
-const PACKAGES: [&str; 4] = [
-    "nvidia-cuda-nvrtc-cu12==12.9.86",
-    "nvidia-cuda-runtime-cu12==12.9.79",
-    "nvidia-cuda-cccl-cu12==12.9.27",
-    "nvidia-cuda-nvcc-cu12==12.9.86",
-];
+/// A virtual environment.
+#[derive(Clone, Copy, Debug)]
+pub struct Wheels {
+    /// Its folder below the target directory.
+    pub folder: &'static str,
+    /// What is installed, for the user who waits for it.
+    pub what: &'static str,
+    /// The packages, each in one version, without what they depend on.
+    pub packages: &'static [&'static str],
+}
 
-/// The environment's Python; creates the environment and installs the wheels unless both are there.
-///
-/// # Errors
-/// When Python 3 or its `venv` is missing, or the wheels cannot be installed.
-pub fn provide(target: &Path) -> Result<PathBuf> {
-    let venv = target.join("cuda-venv");
-    let python = venv.join("bin/python");
-    let stamp = venv.join("packages");
-    let wanted = PACKAGES.join("\n");
-    if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return Ok(python);
+impl Wheels {
+    /// A program of the environment by its name, as `python`; creates the environment and installs the wheels unless
+    /// both are there.
+    ///
+    /// # Errors
+    /// When Python 3 or its `venv` is missing, or the wheels cannot be installed.
+    pub fn provide(&self, program: &str) -> Result<PathBuf> {
+        let venv = target_dir().join(self.folder);
+        let stamp = venv.join("packages");
+        let wanted = self.packages.join("\n");
+        if !std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+            println!("installing {} into {}", self.what, venv.display());
+            let create = ["-m", "venv", "--clear"];
+            run_command(Command::new("python3").args(create).arg(&venv)).map_err(|e| {
+                format!(
+                    "{e}\nPython 3 with venv is needed: `sudo apt-get install python3-venv`, or your distribution's"
+                )
+            })?;
+            let mut pip = Command::new(venv.join("bin/python"));
+            pip.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
+            pip.arg("--disable-pip-version-check");
+            run_command(pip.args(self.packages))?;
+            write_file(&stamp, wanted)?;
+        }
+        Ok(venv.join("bin").join(program))
     }
-
-    println!(
-        "codegen: installing NVIDIA's compilers (wheels, some 130 MB) into {}",
-        venv.display()
-    );
-    run_command(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).map_err(|e| {
-        format!(
-            "{e}\nThe code-generation gate needs Python 3 with venv: `sudo apt-get install python3-venv`, or \
-             your distribution's. No other step does."
-        )
-    })?;
-    let mut pip = Command::new(&python);
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-    ]);
-    run_command(pip.args(PACKAGES))?;
-    write_file(&stamp, wanted)?;
-    Ok(python)
 }

@@ -8,16 +8,28 @@
 
 mod spills;
 mod table;
-mod wheels;
 
 use crate::process::{
     Result, cargo, read, read_file, root, run as run_command, target_dir, write_file,
 };
 use crate::setup;
+use crate::wheels::Wheels;
 use spills::Spills;
 use std::path::Path;
 use std::process::Command;
 use table::{Manifest, Table};
+
+/// NVIDIA's compilers, of one toolkit release, 12.9: NVRTC and its headers, and ptxas.
+const COMPILERS: Wheels = Wheels {
+    folder: "cuda-venv",
+    what: "NVIDIA's compilers (some 130 MB)",
+    packages: &[
+        "nvidia-cuda-nvrtc-cu12==12.9.86",
+        "nvidia-cuda-runtime-cu12==12.9.79",
+        "nvidia-cuda-cccl-cu12==12.9.27",
+        "nvidia-cuda-nvcc-cu12==12.9.86",
+    ],
+};
 
 /// Compiles CUDA C++ by NVRTC through ctypes.
 const DRIVER: &str = include_str!("nvrtc.py");
@@ -67,7 +79,7 @@ pub fn run(options: &[String]) -> Result {
 
     let out = target_dir().join("codegen");
     generate(&out, &prefixes)?;
-    let python = wheels::provide(&target_dir())?;
+    let python = COMPILERS.provide("python")?;
     let manifest = Manifest::parse(&read_file(&out.join("manifest.tsv"))?)?;
     let script = out.join("nvrtc.py");
     write_file(&script, DRIVER)?;

@@ -17,7 +17,7 @@ use std::process::Command;
 /// The prerequisites of the command to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
-    /// Whether Python is needed: it installs and drives NVIDIA's compilers in the codegen step.
+    /// Whether Python is needed: it installs the spelling checker, and installs and drives NVIDIA's compilers.
     pub python: bool,
 }
 

@@ -43,7 +43,7 @@ const STEPS: [Step; 12] = [
     },
     Step {
         name: "spelling",
-        run: || run_command(&mut tools::TYPOS.command()?),
+        run: || run_command(&mut tools::typos()?),
         builds: false,
         slow: false,
     },
