@@ -277,10 +277,7 @@ fn boundary_keys_spill_where_many_die_at_once() {
                 for tile_size in [1, 16, 50, 64] {
                     check(&problem, &rows, tile_size, 1);
                 }
-                // Units that wait for one another take seconds where they are more than the processors.
-                if causal == (q_len == n) {
-                    check_team(&problem, &rows, 32, 2, several);
-                }
+                check_team(&problem, &rows, 32, 2, several);
             }
         }
     }
