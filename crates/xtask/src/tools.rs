@@ -20,7 +20,7 @@ pub struct Tool {
 
 /// Spelling. The wheel has the program that would take two minutes to build.
 const TYPOS: Wheels = Wheels {
-    folder: "tools/typos-1.52.0",
+    folder: "tools/typos",
     what: "typos",
     packages: &["typos==1.52.0"],
 };

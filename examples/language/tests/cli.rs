@@ -113,6 +113,7 @@ fn a_model_is_evaluated_with_other_windows_than_that_of_its_training() {
     );
     let trained = &all[1]["losses"][0];
     assert_eq!(same["windows"], trained["windows"]);
+    assert_eq!(same["bins"], trained["bins"]);
     assert_ne!(wider["windows"], trained["windows"]);
     assert_eq!(wider["length"], trained["length"]);
     assert!(printed.contains("with 64 keys: loss"), "{printed}");
