@@ -33,6 +33,8 @@ pub struct Buffers {
     pub(crate) out: Tensor,
     /// Given exactly if the problem has one.
     residual: Option<Tensor>,
+    /// Zero before the first forward pass for a backward pass.
+    lse_rest: Tensor,
     pub(crate) lse: Tensor,
     grad_out: Tensor,
     pub(crate) grads: [Tensor; 3],
@@ -112,6 +114,12 @@ impl Tensor {
         Self::new(client.empty(bytes), shape, element_size)
     }
 
+    /// Of f32.
+    fn zeros(client: &Client, shape: &[usize]) -> Self {
+        let zeros = vec![0u8; shape.iter().product::<usize>() * 4];
+        Self::new(client.create_from_slice(&zeros), shape, 4)
+    }
+
     fn binding(&self) -> TensorBinding {
         TensorBinding {
             handle: self.handle.clone().binding(),
@@ -174,6 +182,7 @@ impl Buffers {
             scores,
             out: Tensor::empty(client, &problem.q_shape(), size),
             residual: (problem.residual_shape()).map(|shape| Tensor::empty(client, &shape, size)),
+            lse_rest: Tensor::zeros(client, &problem.lse_shape()),
             lse: Tensor::empty(client, &problem.lse_shape(), 4),
             grad_out,
             grads: [
@@ -222,6 +231,7 @@ impl Buffers {
             &self.v,
             &self.out,
             &self.lse,
+            &self.lse_rest,
             &self.grad_out,
         ]
         .into_iter()
@@ -288,7 +298,7 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn forward(&self, client: &Client) {
-        self.launch_forward(client, None);
+        self.launch_forward(client, false);
     }
 
     /// Launches the forward pass as autodiff does, with the residual of the output if there is one.
@@ -297,15 +307,15 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn forward_with_residual(&self, client: &Client) {
-        self.launch_forward(client, self.residual.as_ref());
+        self.launch_forward(client, true);
     }
 
-    fn launch_forward(&self, client: &Client, residual: Option<&Tensor>) {
-        let outputs = Outputs {
-            out: self.out.binding(),
-            residual: residual.map(Tensor::binding),
-            lse: self.lse.binding(),
-        };
+    fn launch_forward(&self, client: &Client, for_backward: bool) {
+        let mut outputs = Outputs::new(self.out.binding(), self.lse.binding());
+        if for_backward {
+            outputs.residual = self.residual.as_ref().map(Tensor::binding);
+            outputs.lse_rest = Some(self.lse_rest.binding());
+        }
         forward_tuned(
             self.engine,
             self.tuning,
@@ -332,6 +342,7 @@ impl Buffers {
             out: self.out.binding(),
             residual: None,
             lse: self.lse.binding(),
+            lse_rest: Some(self.lse_rest.binding()),
             grad_out: self.grad_out.binding(),
             grad_lse: None,
         }

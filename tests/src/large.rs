@@ -182,12 +182,13 @@ impl<T: Target> Kernels<T> {
 
         let out = self.unwritten(&rows, p.element);
         let residual = (p.residual_shape()).map(|shape| self.unwritten(&shape, p.element));
-        let lse = self.unwritten(&p.lse_shape(), ElementType::F32);
+        let [lse, lse_rest] = [(); 2].map(|()| self.unwritten(&p.lse_shape(), ElementType::F32));
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
         let outputs = engine::Outputs {
             out: out.binding(),
             residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
+            lse_rest: Some(lse_rest.binding()),
         };
         engine::forward::plan_on(kind, client, p, &inputs)
             .and_then(|plan| plan.run(outputs))
@@ -196,6 +197,7 @@ impl<T: Target> Kernels<T> {
             out: out.binding(),
             residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
+            lse_rest: Some(lse_rest.binding()),
             grad_out,
             grad_lse: None,
         };

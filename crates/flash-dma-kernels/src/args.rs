@@ -65,23 +65,28 @@ pub struct Outputs {
     pub residual: Option<TensorBinding>,
     /// `[batch, q_heads, q_len]`, f32: the natural logarithm of the sum of the exponentials of a query's logits.
     pub lse: TensorBinding,
+    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` does not compute
+    /// it.
+    pub lse_rest: Option<TensorBinding>,
 }
 
 impl Outputs {
-    /// Without a residual.
+    /// Without what a backward pass needs.
     #[must_use]
     pub fn new(out: TensorBinding, lse: TensorBinding) -> Self {
         Self {
             out,
             residual: None,
             lse,
+            lse_rest: None,
         }
     }
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<&TensorBinding> {
         let tensors = [&self.out, &self.lse];
-        tensors.into_iter().chain(&self.residual).collect()
+        let optional = self.residual.iter().chain(&self.lse_rest);
+        tensors.into_iter().chain(optional).collect()
     }
 }
 
@@ -95,6 +100,9 @@ pub struct Saved {
     pub residual: Option<TensorBinding>,
     /// Contiguous `[batch, q_heads, q_len]`, f32.
     pub lse: TensorBinding,
+    /// As `lse`: what the forward pass left beside it. `None` is zero: then the probabilities of a row have a factor of
+    /// up to `exp(ulp(lse) / 2)`, 6e-5 off at an LSE of 1000 and e³² at 1e9.
+    pub lse_rest: Option<TensorBinding>,
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
     pub grad_out: TensorBinding,
     /// Contiguous `[batch, q_heads, q_len]`, f32; `None` is zero.

@@ -49,6 +49,12 @@ pub(crate) fn softplus_of(x: f32, s: f32) -> f32 {
     fma(2.0f32 * s, series, positive)
 }
 
+/// What the rounding of an LSE, `reference + log_sum`, loses; 0 unless the LSE is finite.
+#[cube]
+pub(crate) fn log_sum_rest(reference: f32, log_sum: f32, lse: f32) -> f32 {
+    select(is_finite(lse), log_sum - (lse - reference), 0.0f32)
+}
+
 /// What rounding `x` to `E` loses; 0 beside NaN and infinities, which f16 has for numbers that f32 still holds.
 #[cube]
 pub(crate) fn rounding_loss<E: Float>(x: f32) -> f32 {

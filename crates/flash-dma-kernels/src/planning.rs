@@ -121,6 +121,7 @@ impl Rows {
             out: self.tensor(&problem.q_shape()),
             residual: problem.residual_shape().map(|shape| self.tensor(&shape)),
             lse: self.tensor(&problem.lse_shape()),
+            lse_rest: Some(self.tensor(&problem.lse_shape())),
             grad_out: self.tensor(&problem.q_shape()),
             grad_lse: None,
         }

@@ -87,22 +87,25 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
         }),
     };
     let out = empty(client, &problem.q_shape(), typed);
-    let lse = empty(client, &problem.lse_shape(), Kind::F32);
+    let [lse, lse_rest] = [(); 2].map(|()| empty(client, &problem.lse_shape(), Kind::F32));
     timed(client, "forward", || {
-        let (out, lse) = (out.clone(), lse.clone());
-        forward::plan(client, &problem, &inputs)?.run(Outputs::new(out, lse))
+        forward::plan(client, &problem, &inputs)?.run(Outputs {
+            lse_rest: Some(lse_rest.clone()),
+            ..Outputs::new(out.clone(), lse.clone())
+        })
     })?;
     oracle.check_forward(
         &download(client, out.clone(), typed),
         &download(client, lse.clone(), Kind::F32),
     )?;
 
-    // 3. Backward: probabilities are recomputed from the LSE, never stored. Every gradient is
+    // 3. Backward: probabilities are recomputed from the LSE and what its rounding lost, never stored. Every gradient is
     // overwritten, so none needs to be zeroed.
     let saved = Saved {
         out,
         residual: None,
         lse,
+        lse_rest: Some(lse_rest),
         grad_out: upload(client, &oracle.grad_out, &problem.q_shape(), typed),
         grad_lse: None,
     };

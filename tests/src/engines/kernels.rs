@@ -62,6 +62,15 @@ pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
     super::note(pass, name);
 }
 
+/// What a forward pass wrote.
+pub(crate) struct Ran {
+    pub out: Output,
+    pub lse: Output,
+    /// What the rounding of `out` and of `lse` lost, if a backward pass is to read it; f32 has no residual.
+    pub residual: Option<Output>,
+    pub lse_rest: Option<Output>,
+}
+
 impl<T: Target> Kernels<T> {
     /// The client of its device.
     #[must_use]
@@ -183,17 +192,14 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Out, LSE and, if there is one and it is wanted, the residual.
-    fn run_forward(
-        &self,
-        call: &Call,
-        with_residual: bool,
-    ) -> Result<(Output, Output, Option<Output>), Refused> {
+    /// The forward pass, `for_backward` with what a backward pass reads.
+    fn run_forward(&self, call: &Call, for_backward: bool) -> Result<Ran, Refused> {
         let p = &call.problem;
         let out = self.result(call, &p.q_shape(), p.element);
         let lse = self.result(call, &p.lse_shape(), ElementType::F32);
-        let residual = p.residual_shape().filter(|_| with_residual);
+        let residual = p.residual_shape().filter(|_| for_backward);
         let residual = residual.map(|shape| self.result(call, &shape, p.element));
+        let lse_rest = for_backward.then(|| self.result(call, &p.lse_shape(), ElementType::F32));
         let inputs = self.inputs(call);
         let plan = engine::forward::plan(&self.client, p, &inputs);
         let choice = planned(&plan);
@@ -207,9 +213,15 @@ impl<T: Target> Kernels<T> {
             out: out.binding(),
             residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
+            lse_rest: lse_rest.as_ref().map(Output::binding),
         };
         match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => Ok((out, lse, residual)),
+            Ok(()) => Ok(Ran {
+                out,
+                residual,
+                lse,
+                lse_rest,
+            }),
             Err(error) => Err(Refused {
                 error,
                 written: !self.is_untouched(&[&out, &lse]),
@@ -349,7 +361,7 @@ impl<T: Target> Engine for Kernels<T> {
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
-        let (out, lse, _) = self.run_forward(call, false)?;
+        let Ran { out, lse, .. } = self.run_forward(call, false)?;
         Ok(Outputs {
             out: self.read(&out),
             lse: self.read(&lse),
@@ -362,7 +374,12 @@ impl<T: Target> Engine for Kernels<T> {
             missing: 0,
             ..call.clone()
         };
-        let (out, lse, residual) = self.run_forward(&whole, true)?;
+        let Ran {
+            out,
+            residual,
+            lse,
+            lse_rest,
+        } = self.run_forward(&whole, true)?;
         let outputs = Outputs {
             out: self.read(&out),
             lse: self.read(&lse),
@@ -385,6 +402,7 @@ impl<T: Target> Engine for Kernels<T> {
             out: self.upload(&placed),
             residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
+            lse_rest: lse_rest.as_ref().map(Output::binding),
             grad_out: self.upload(&call.grad_out),
             grad_lse,
         };

@@ -51,10 +51,8 @@ impl<T: Target> Kernels<T> {
         let [k, v, grad_k, grad_v] = [(); 4].map(|()| output(&p.kv_shape(), p.element));
         let f32 = flash_dma_problem::ElementType::F32;
         let [scores, grad_scores] = [(); 2].map(|()| output(&p.scores_shape(), f32));
-        let (intervals, lse) = (
-            output(&p.intervals_shape(), f32),
-            output(&p.lse_shape(), f32),
-        );
+        let intervals = output(&p.intervals_shape(), f32);
+        let [lse, lse_rest] = [(); 2].map(|()| output(&p.lse_shape(), f32));
         let mut all = Vec::new();
         let mut watch = |called, said, run: &dyn Fn()| {
             let peak = peak_of(client, run);
@@ -78,6 +76,7 @@ impl<T: Target> Kernels<T> {
             out: out.clone(),
             residual: residual.clone(),
             lse: lse.clone(),
+            lse_rest: Some(lse_rest.clone()),
             grad_out,
             grad_lse: None,
         };
@@ -92,7 +91,12 @@ impl<T: Target> Kernels<T> {
         let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");
         watch(Called::Forward, plan().workspace_bytes(), &|| {
             let (out, residual, lse) = (out.clone(), residual.clone(), lse.clone());
-            let result = plan().run(engine::Outputs { out, residual, lse });
+            let result = plan().run(engine::Outputs {
+                out,
+                residual,
+                lse,
+                lse_rest: Some(lse_rest.clone()),
+            });
             result.expect("a forward pass");
         });
         let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));

@@ -132,24 +132,31 @@ impl<T: Target> Kernels<T> {
         call: &MaskedCall,
         inputs: engine::MaskedInputs,
         missing: usize,
-        with_residual: bool,
-    ) -> Result<([Output; 2], Option<Output>), Refused> {
+        for_backward: bool,
+    ) -> Result<Ran, Refused> {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let out = self.output(&p.q_shape(), p.element, missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
-        let residual = p.residual_shape().filter(|_| with_residual);
+        let residual = p.residual_shape().filter(|_| for_backward);
         let residual = residual.map(|shape| self.output(&shape, p.element, missing));
+        let lse_rest = for_backward.then(|| self.output(&p.lse_shape(), ElementType::F32, missing));
         let outputs = engine::Outputs {
             out: out.binding(),
             residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
+            lse_rest: lse_rest.as_ref().map(Output::binding),
         };
         let must_serve = self.must_serve(call, false);
         let plan = Self::on_engine(Pass::MaskedForward, must_serve, |forced| {
             problem.plan_forward(&self.client, &inputs, forced)
         });
         match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => Ok(([out, lse], residual)),
+            Ok(()) => Ok(Ran {
+                out,
+                lse,
+                residual,
+                lse_rest,
+            }),
             Err(error) => Err(Refused {
                 error,
                 written: !self.is_untouched(&[&out, &lse]),
@@ -157,10 +164,10 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    fn outputs(&self, [out, lse]: &[Output; 2]) -> Outputs {
+    fn outputs(&self, ran: &Ran) -> Outputs {
         Outputs {
-            out: self.read(out),
-            lse: self.read(lse),
+            out: self.read(&ran.out),
+            lse: self.read(&ran.lse),
         }
     }
 }
@@ -173,23 +180,23 @@ impl<T: Target> MaskedEngine for Kernels<T> {
     }
 
     fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
-        let (outputs, _) = self.run_masked(call, self.masked_inputs(call), call.missing, false)?;
-        Ok(self.outputs(&outputs))
+        let ran = self.run_masked(call, self.masked_inputs(call), call.missing, false)?;
+        Ok(self.outputs(&ran))
     }
 
     fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let inputs = self.masked_inputs(call);
-        let (outputs, residual) = self.run_masked(call, inputs.clone(), 0, true)?;
-        let [out, lse] = &outputs;
+        let ran = self.run_masked(call, inputs.clone(), 0, true)?;
         let q = self.output(&p.q_shape(), p.element, call.missing);
         let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, call.missing));
         let bias = call.grad_bias;
         let bias = bias.map(|shape| self.output(&shape, ElementType::F32, call.missing));
         let saved = engine::Saved {
-            out: out.binding(),
-            residual: residual.as_ref().map(Output::binding),
-            lse: lse.binding(),
+            out: ran.out.binding(),
+            residual: ran.residual.as_ref().map(Output::binding),
+            lse: ran.lse.binding(),
+            lse_rest: ran.lse_rest.as_ref().map(Output::binding),
             grad_out: self.upload(&call.grad_out),
             grad_lse: call.grad_lse.as_ref().map(|grad| {
                 let handle = self.buffer(&bytes_of(grad, ElementType::F32));
@@ -214,7 +221,7 @@ impl<T: Target> MaskedEngine for Kernels<T> {
             });
         }
         Ok((
-            self.outputs(&outputs),
+            self.outputs(&ran),
             MaskedGradients {
                 q: self.read(&q),
                 k: self.read(&k),

@@ -34,6 +34,7 @@ pub struct Calls {
     saved: Saved,
     /// What the rounding of `out` loses, which a training step keeps.
     residual: TensorBinding,
+    lse_rest: TensorBinding,
     grads: MaskedGradients,
 }
 
@@ -120,10 +121,14 @@ impl Calls {
         let (out, lse) = (empty(&q, 2), empty(&q[..3], 4));
         let residual = problem.attention.residual_shape().expect("bf16 has one");
         let residual = binding(&empty(&residual, 2), &residual);
+        // Zero before the first forward pass for a backward pass.
+        let zeros = vec![0u8; q[..3].iter().product::<usize>() * 4];
+        let lse_rest = binding(&client.create_from_slice(&zeros), &q[..3]);
         let saved = Saved {
             out: binding(&out, &q),
             residual: None,
             lse: binding(&lse, &q[..3]),
+            lse_rest: Some(lse_rest.clone()),
             grad_out: binding(&upload(&grad_out), &q),
             grad_lse: None,
         };
@@ -150,6 +155,7 @@ impl Calls {
             lse,
             saved,
             residual,
+            lse_rest,
             grads,
         }
     }
@@ -217,20 +223,21 @@ impl Calls {
     }
 
     fn forward(&self, client: &Client) {
-        self.launch_forward(client, None);
+        self.launch_forward(client, false);
     }
 
     /// As a training step calls it.
     fn forward_with_residual(&self, client: &Client) {
-        self.launch_forward(client, Some(self.residual.clone()));
+        self.launch_forward(client, true);
     }
 
-    fn launch_forward(&self, client: &Client, residual: Option<TensorBinding>) {
+    fn launch_forward(&self, client: &Client, for_backward: bool) {
         let p = &self.problem.attention;
         let outputs = Outputs {
             out: binding(&self.out, &p.q_shape()),
-            residual,
+            residual: for_backward.then(|| self.residual.clone()),
             lse: binding(&self.lse, &p.lse_shape()),
+            lse_rest: for_backward.then(|| self.lse_rest.clone()),
         };
         forward::plan(client, &self.problem, &self.inputs)
             .and_then(|plan| plan.run(outputs))

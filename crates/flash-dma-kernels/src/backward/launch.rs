@@ -26,7 +26,7 @@ use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, Obstacle, PassKind, Problem};
 
 /// The most buffers of any kernel.
-pub(crate) const BINDINGS: u32 = 13;
+pub(crate) const BINDINGS: u32 = 14;
 
 /// Comptime configurations of the two large kernels.
 #[derive(Clone, Copy, Debug)]
@@ -141,10 +141,11 @@ impl Pass for ScoredBackward<'_> {
 
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
         let selection = self.inputs.selection.as_ref();
-        match config {
+        let of_engine = match config {
             Config::Portable(blueprints) => blueprints.workspace(self.problem, selection),
             Config::Matrix(blueprints) => blueprints.workspace(self.problem, selection),
-        }
+        };
+        of_engine + self.saved.rest_bytes(self.problem)
     }
 
     fn check(&self, grads: &Gradients) -> Result<(), AttentionError> {
@@ -184,6 +185,7 @@ fn launch_portable(
         zero(client, problem, grads);
     }
     let delta = launch_delta(client, problem, saved);
+    let lse_rest = saved.rest_or_zeros(client, problem);
     let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
     let pass = BackwardPass {
         client,
@@ -191,6 +193,7 @@ fn launch_portable(
         inputs,
         saved,
         delta: &delta,
+        lse_rest: &lse_rest,
         live: live.as_ref(),
     };
     let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
@@ -223,6 +226,25 @@ impl Saved {
         match instruction == Instruction::Mma || boxed {
             true => Ok(()),
             false => Err(Obstacle::RepeatedRows),
+        }
+    }
+}
+
+impl Saved {
+    /// What the rounding of the LSEs lost; zeros in a new buffer if it was not kept.
+    pub(crate) fn rest_or_zeros(&self, client: &Client, problem: &Problem) -> TensorBinding {
+        self.lse_rest.clone().unwrap_or_else(|| {
+            let zeros = scratch(client, problem.lse_shape());
+            fill(client, &zeros, 0.0, f32::elem_type_native());
+            zeros
+        })
+    }
+
+    /// The bytes of the buffer that [`rest_or_zeros`](Self::rest_or_zeros) makes.
+    pub(crate) fn rest_bytes(&self, problem: &Problem) -> usize {
+        match self.lse_rest {
+            Some(_) => 0,
+            None => bytes(problem.lse_shape()),
         }
     }
 }
@@ -264,6 +286,7 @@ struct BackwardPass<'a> {
     inputs: &'a Inputs,
     saved: &'a Saved,
     delta: &'a TensorBinding,
+    lse_rest: &'a TensorBinding,
     live: Option<&'a LiveKeys>,
 }
 
@@ -339,6 +362,7 @@ impl<'a> BackwardPass<'a> {
         SavedTensors {
             grad_out: &self.saved.grad_out,
             lse: &self.saved.lse,
+            lse_rest: self.lse_rest,
             delta: self.delta,
         }
     }

@@ -7,7 +7,7 @@ use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
 use crate::backward::launch::{BINDINGS, Blueprints, launch_delta};
 use crate::backward::matrix::masked::{MaskLists, launch_masked};
-use crate::backward::matrix::pass::row_sums_bytes;
+use crate::backward::matrix::pass::{RowSums, row_sums_bytes};
 use crate::host::check::elem_type;
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
@@ -132,8 +132,9 @@ impl Pass for MaskedBackward<'_> {
 
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
         let (problem, p) = (self.problem, &self.problem.attention);
+        let rest = self.saved.rest_bytes(p);
         let Config::Matrix((blueprints, _)) = config else {
-            return bytes(p.lse_shape());
+            return bytes(p.lse_shape()) + rest;
         };
         let steps = match problem.plan {
             Some(_) => QueryLists::bytes(problem, blueprints.dkdv.step_shape()),
@@ -141,7 +142,7 @@ impl Pass for MaskedBackward<'_> {
         };
         let [lists, making] = listed_bytes(problem, blueprints.dq.tile.queries());
         let parts = bias_parts(p, blueprints.dkdv).map_or(0, bytes);
-        let sums = parts + row_sums_bytes(p, *blueprints);
+        let sums = parts + row_sums_bytes(p, *blueprints) + rest;
         steps + lists + making.max(sums)
     }
 
@@ -167,19 +168,22 @@ impl Pass for MaskedBackward<'_> {
             inputs,
             saved,
         } = self;
-        let portable = |delta: TensorBinding, blueprints| PortablePass {
+        let portable = |sums: RowSums, blueprints| PortablePass {
             client,
             problem,
             inputs,
             saved,
             grads: &grads,
-            delta,
+            sums,
             blueprints,
         };
         match config {
             Config::Portable(blueprints) => {
-                let delta = launch_delta(client, &problem.attention, saved);
-                let pass = portable(delta, blueprints);
+                let sums = RowSums {
+                    delta: launch_delta(client, &problem.attention, saved),
+                    lse_rest: saved.rest_or_zeros(client, &problem.attention),
+                };
+                let pass = portable(sums, blueprints);
                 pass.launch_rows();
                 pass.launch_bias();
             }
@@ -188,10 +192,9 @@ impl Pass for MaskedBackward<'_> {
                     Some(BiasPlan::Wgmma(blueprint)) => Some(*blueprint),
                     _ => None,
                 };
-                let delta =
-                    launch_mma(client, problem, inputs, saved, &grads, blueprints, of_pairs);
+                let sums = launch_mma(client, problem, inputs, saved, &grads, blueprints, of_pairs);
                 if let Some(BiasPlan::Portable(blueprints)) = bias {
-                    portable(delta, blueprints).launch_bias();
+                    portable(sums, blueprints).launch_bias();
                 }
             }
         }
@@ -207,7 +210,7 @@ fn launch_mma(
     grads: &MaskedGradients,
     blueprints: MmaBlueprints,
     bias: Option<BiasBlueprint>,
-) -> TensorBinding {
+) -> RowSums {
     let p = &problem.attention;
     let (steps, capacity) = match &inputs.plan {
         Some(plan) => {
@@ -230,7 +233,7 @@ fn launch_mma(
         let plan = inputs.plan.as_ref();
         (BiasGradient { bias, plan, grad }, blueprint)
     });
-    let delta = launch_masked(
+    let sums = launch_masked(
         client,
         problem,
         [&inputs.q, &inputs.k, &inputs.v],
@@ -244,7 +247,7 @@ fn launch_mma(
     if let Some((parts, bias)) = parts.as_ref().zip(grads.bias.as_ref()) {
         sum_heads(client, parts, bias);
     }
-    delta
+    sums
 }
 
 /// The shape of the gradients of a bias per key before summing over the sequences and heads that share one. The kernel
@@ -264,8 +267,7 @@ struct PortablePass<'a> {
     inputs: &'a MaskedInputs,
     saved: &'a Saved,
     grads: &'a MaskedGradients,
-    /// The row sums.
-    delta: TensorBinding,
+    sums: RowSums,
     blueprints: Blueprints,
 }
 
@@ -306,7 +308,8 @@ impl<'a> PortablePass<'a> {
         SavedTensors {
             grad_out: &self.saved.grad_out,
             lse: &self.saved.lse,
-            delta: &self.delta,
+            lse_rest: &self.sums.lse_rest,
+            delta: &self.sums.delta,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::dropout::{column_word, head_word, row_word};
 use crate::finite::is_finite;
-use crate::matrix::logit_scale::exp_of;
+use crate::matrix::logit_scale::ExactLse;
 use crate::matrix::stages::RowAddress;
 use crate::vectors::pick;
 use cubecl::prelude::*;
@@ -156,7 +156,12 @@ fn add_not_finite<E: Float, O: Float>(
             }
         }
         let x = (pairs.logit_scale).apply(product, pair.score, comptime!(bp.softcap));
-        let p = exp_of(x, -pair.lse * comptime!(core::f32::consts::LOG2_E));
+        // Of a factor of what is not finite only the sign matters, so the LSE as it was rounded serves.
+        let lse = ExactLse {
+            lse: pair.lse,
+            rest: 0.0f32,
+        };
+        let p = lse.probability(x);
         weight = weighed(p, inputs.k.shape(2), own, pair, pairs);
     }
     for c in 0..segments {

@@ -80,6 +80,15 @@ impl Incoming {
                 rows(&lost.collect::<Vec<_>>())
             }),
             lse: row(&self.lse),
+            lse_rest: Some(row(&(self.lse.iter())
+                .map(|x| {
+                    if x.is_finite() {
+                        x - f64::from(*x as f32)
+                    } else {
+                        0.0
+                    }
+                })
+                .collect::<Vec<_>>())),
             grad_out: rows(&self.grad_out),
             grad_lse: self.grad_lse.as_deref().map(row),
         }

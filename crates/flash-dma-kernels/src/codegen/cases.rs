@@ -353,6 +353,7 @@ impl Attention {
             out: q(),
             residual: self.residual.then(q),
             lse: lse.clone(),
+            lse_rest: Some(lse.clone()),
             grad_out: q(),
             grad_lse: self.grad_lse.then(|| lse.clone()),
         };
@@ -368,6 +369,7 @@ impl Attention {
                 out: saved.out.clone(),
                 residual: saved.residual.clone(),
                 lse: lse.clone(),
+                lse_rest: self.residual.then(|| lse.clone()),
             };
             forward::plan_on(engine, client, &problem, &inputs)?.run(outputs)
         };

@@ -39,6 +39,7 @@ fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
         out: q(),
         residual: p.residual_shape().map(|_| q()),
         lse: lse.clone(),
+        lse_rest: Some(lse.clone()),
         grad_out: q(),
         grad_lse: None,
     };

@@ -97,12 +97,13 @@ fn units(client: &Client, parts: usize, pairs: usize) -> usize {
     wanted.clamp(LEAST_UNITS, MOST_UNITS).min(most)
 }
 
-/// The data that both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and `[parts, rows]` in f32,
-/// and the outputs, all contiguous.
+/// The data that both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and twice `[parts, rows]` in
+/// f32, and the outputs, all contiguous.
 pub(crate) struct Outputs {
     pub parts: usize,
     pub part_out: TensorBinding,
     pub part_lse: TensorBinding,
+    pub part_rest: TensorBinding,
     pub out: TensorBinding,
     pub lse: TensorBinding,
 }
@@ -148,6 +149,7 @@ pub(crate) fn finish_slots(
             MergedPartsLaunch::new(
                 outputs.part_out.into_buffer_arg(),
                 outputs.part_lse.into_buffer_arg(),
+                outputs.part_rest.into_buffer_arg(),
                 outputs.out.into_buffer_arg(),
                 outputs.lse.into_buffer_arg(),
             ),
@@ -195,6 +197,7 @@ pub(crate) fn finish_pages(
             MergedPartsLaunch::new(
                 outputs.part_out.into_buffer_arg(),
                 outputs.part_lse.into_buffer_arg(),
+                outputs.part_rest.into_buffer_arg(),
                 outputs.out.into_buffer_arg(),
                 outputs.lse.into_buffer_arg(),
             ),

@@ -16,13 +16,14 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, any strides with a contiguous last axis |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
-/// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
+/// | `lse`, `lse_rest` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,
     tensors: &StepTensors<F, N>,
     out: &mut Tensor<Vector<f32, N>>,
     lse: &mut [f32],
+    lse_rest: &mut [f32],
     scaling: &Scaling,
     #[comptime] bp: DecodeBlueprint,
     #[define(F)] _element: ElemType,
@@ -115,6 +116,7 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
             }
             if x == 0 {
                 lse[to] = softmax.row_max[o];
+                lse_rest[to] = softmax.row_rest[o];
             }
         }
     }

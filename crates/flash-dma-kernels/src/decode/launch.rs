@@ -35,7 +35,7 @@ use flash_dma_problem::{
 ///
 /// It takes three asynchronous launches, over pages two; nothing waits for the host and the launches depend on the
 /// problem alone, so that a step may be captured in a graph and replayed. Scratch comes from the client's pool: the
-/// outputs of the parts of the keys in f32, `4 * parts * (head_dim + 1)` bytes per row, and the moves of the slots. It
+/// outputs of the parts of the keys in f32, `4 * parts * (head_dim + 2)` bytes per row, and the moves of the slots. It
 /// depends on the capacity of the cache, not on its content.
 ///
 /// # Errors
@@ -135,7 +135,7 @@ impl Pass for DecodeStep<'_> {
     type Matrix = (DecodeMmaBlueprint, PartGrid);
 
     /// Those of [`finish_slots`].
-    const BINDINGS: u32 = 13;
+    const BINDINGS: u32 = 14;
     const KIND: PassKind = PassKind::Decode;
 
     fn rows(&self) -> Rows {
@@ -210,7 +210,7 @@ impl Pass for DecodeStep<'_> {
             Storage::Slots { .. } => bytes(moves_shape(append)),
             _ => 0,
         };
-        bytes(out) + bytes(lse) + moves
+        bytes(out) + 2 * bytes(lse) + moves
     }
 
     fn check(&self, outputs: &StepOutputs) -> Result<(), AttentionError> {
@@ -245,14 +245,17 @@ impl Pass for DecodeStep<'_> {
         let (out_shape, lse_shape) = part_shapes(problem, parts);
         let part_out = scratch(client, out_shape);
         let part_lse = scratch(client, lse_shape);
+        let part_rest = scratch(client, lse_shape);
         let step = Step { q, cache, tokens };
         let moved = moves.as_ref();
-        step.launch(client, problem, config, cubes, moved, &part_out, &part_lse);
+        let to = [&part_out, &part_lse, &part_rest];
+        step.launch(client, problem, config, cubes, moved, to);
         let Step { cache, tokens, .. } = step;
         let outputs = Outputs {
             parts,
             part_out,
             part_lse,
+            part_rest,
             out,
             lse,
         };
@@ -282,8 +285,7 @@ impl Step {
         config: ConfigOf<DecodeStep<'_>>,
         cubes: [usize; 3],
         moves: Option<&TensorBinding>,
-        part_out: &TensorBinding,
-        part_lse: &TensorBinding,
+        [part_out, part_lse, part_rest]: [&TensorBinding; 3],
     ) {
         let append = &problem.append;
         let element = append.cache.element;
@@ -339,6 +341,7 @@ impl Step {
                 ),
                 part_out.clone().$out(),
                 part_lse.clone().into_buffer_arg(),
+                part_rest.clone().into_buffer_arg(),
                 scaling(problem.scale, problem.softcap),
                 $blueprint,
                 elem_type(element),

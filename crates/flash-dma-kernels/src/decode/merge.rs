@@ -58,17 +58,19 @@ pub(crate) fn merge_row<E: Float>(
         while part < parts {
             // Several parts are read before the first one is used, so that the reads overlap.
             let mut lses = Array::<f32>::new(READS);
+            let mut rests = Array::<f32>::new(READS);
             let mut outs = Array::<Vector<f32, Const<2>>>::new(READS);
             #[unroll]
             for r in 0..READS {
                 let at = min(part + comptime!(r * groups), parts - 1) * rows + row;
                 lses[r] = merged.part_lse[at];
+                rests[r] = merged.part_rest[at];
                 outs[r] = merged.part_out[at * pairs + column];
             }
             #[unroll]
             for r in 0..READS {
                 let there = part + comptime!(r * groups) < parts;
-                let weight = select(there, (lses[r] - reference).exp(), 0.0f32);
+                let weight = select(there, ((lses[r] - reference) + rests[r]).exp(), 0.0f32);
                 let term = Vector::new(weight) * outs[r];
                 sum += weight;
                 value += select(there, term, Vector::new(0.0f32));

@@ -157,6 +157,8 @@ pub(crate) struct MergedParts<E: Float> {
     pub part_out: Box<[Vector<f32, Const<2>>]>,
     /// Contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys.
     pub part_lse: Box<[f32]>,
+    /// As `part_lse`: what its rounding lost.
+    pub part_rest: Box<[f32]>,
     /// Contiguous `[rows, head_dim]`, overwritten.
     pub out: Box<[Vector<E, Const<2>>]>,
     /// Contiguous `[rows]`, overwritten.

@@ -19,7 +19,7 @@ use flash_dma_problem::{AttentionError, PassKind, Problem};
 
 /// The most buffers of any kernel. A residual is one more, but only calls before a backward pass, which has 13, have
 /// it.
-pub(crate) const BINDINGS: u32 = 9;
+pub(crate) const BINDINGS: u32 = 11;
 
 /// The choices on tensor cores that tests and benchmarks may fix.
 #[derive(Clone, Copy, Debug, Default)]
@@ -189,12 +189,11 @@ pub(crate) fn select_nothing(client: &Client, problem: &Problem, outputs: &Outpu
     for rows in [&outputs.out].into_iter().chain(&outputs.residual) {
         fill(client, rows, 0.0, elem_type(problem.element));
     }
-    fill(
-        client,
-        &outputs.lse,
-        f32::NEG_INFINITY,
-        f32::elem_type_native(),
-    );
+    let word = f32::elem_type_native();
+    fill(client, &outputs.lse, f32::NEG_INFINITY, word);
+    if let Some(rest) = &outputs.lse_rest {
+        fill(client, rest, 0.0, word);
+    }
 }
 
 fn launch_portable(

@@ -119,6 +119,7 @@ impl Pass for MaskedForward<'_> {
                 let rows = [&inputs.q, &inputs.k, &inputs.v].map(Clone::clone);
                 let blueprint = MmaBlueprint {
                     residual: outputs.residual.is_some(),
+                    rest: outputs.lse_rest.is_some(),
                     ..blueprint
                 };
                 matrix::launch_slice(client, p, rows, tiles, &outputs, blueprint, 1);

@@ -2,7 +2,7 @@
 
 use crate::alibi::slopes;
 use crate::args::{Inputs, Outputs, scaling_and_dropout};
-use crate::forward::merge::merge;
+use crate::forward::merge::{PartOutputs, merge};
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
@@ -23,7 +23,7 @@ use flash_dma_problem::Problem;
 /// to merge if the blueprint is split into `parts`.
 /// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
 ///
-/// Splitting takes `4 * parts * (head_dim + 1)` bytes of the client's pool per row of the output. As
+/// Splitting takes `4 * parts * (head_dim + 2)` bytes of the client's pool per row of the output. As
 /// [`MmaBlueprint::split`] counts the parts, that is at most the rows of the tiles that the device holds at once: 35 MB
 /// on 132 multiprocessors.
 pub(crate) fn launch(
@@ -38,6 +38,7 @@ pub(crate) fn launch(
 ) {
     let blueprint = MmaBlueprint {
         residual: outputs.residual.is_some(),
+        rest: outputs.lse_rest.is_some() || blueprint.split,
         ..blueprint
     };
     let run = |outputs: &Outputs| {
@@ -49,8 +50,18 @@ pub(crate) fn launch(
         let (out_shape, lse_shape) = part_shapes(problem, parts);
         let part_out = scratch(client, out_shape);
         let part_lse = scratch(client, lse_shape);
-        run(&Outputs::new(part_out.clone(), part_lse.clone()));
-        merge(client, problem, parts, [part_out, part_lse], outputs);
+        let part_rest = scratch(client, lse_shape);
+        run(&Outputs {
+            lse_rest: Some(part_rest.clone()),
+            ..Outputs::new(part_out.clone(), part_lse.clone())
+        });
+        let parts_of = PartOutputs {
+            count: parts,
+            out: part_out,
+            lse: part_lse,
+            lse_rest: part_rest,
+        };
+        merge(client, problem, parts_of, outputs);
     } else {
         run(outputs);
     }
@@ -66,7 +77,7 @@ fn part_shapes(problem: &Problem, parts: usize) -> ([usize; 5], [usize; 4]) {
 pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize) -> usize {
     let (out, lse) = part_shapes(problem, parts);
     let of_parts = if blueprint.split {
-        bytes(out) + bytes(lse)
+        bytes(out) + 2 * bytes(lse)
     } else {
         0
     };
@@ -110,7 +121,12 @@ pub(crate) fn launch_slice(
     blueprint: MmaBlueprint,
     parts: usize,
 ) {
-    let Outputs { out, residual, lse } = outputs.clone();
+    let Outputs {
+        out,
+        residual,
+        lse,
+        lse_rest,
+    } = outputs.clone();
     let order = RowOrder::of(&out);
     let blueprint = blueprint.writing([&out].into_iter().chain(&residual));
     let output = if blueprint.split {
@@ -119,7 +135,7 @@ pub(crate) fn launch_slice(
         elem_type(problem.element)
     };
     let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
-    let words: Vec<_> = tiles.source.all().chain([&lse]).collect();
+    let words: Vec<_> = tiles.source.all().chain([&lse]).chain(&lse_rest).collect();
     let address = address_type(&[&q, &k, &v], problem.element.size())
         .max(address_type(&words, 4))
         .max(address_type(&[&out], output.size()));
@@ -144,6 +160,7 @@ pub(crate) fn launch_slice(
                         out.into_buffer_arg(),
                         residual.map(TensorBinding::into_buffer_arg).into(),
                         lse.into_buffer_arg(),
+                        lse_rest.map(TensorBinding::into_buffer_arg).into(),
                         order,
                     ),
                     scaling_and_dropout(problem),

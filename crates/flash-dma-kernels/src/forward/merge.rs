@@ -3,7 +3,7 @@
 use crate::args::Outputs;
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::one_unit_each;
-use crate::math::rounding_loss;
+use crate::math::{log_sum_rest, rounding_loss};
 use crate::matrix::query_tile::RowOrder;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -23,26 +23,38 @@ struct MergedSizes {
     pairs: usize,
 }
 
+/// The outputs of parts of the keys, and of each what the rounding of its LSE lost.
+#[derive(CubeType, CubeLaunch)]
+struct Parts {
+    /// Contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum.
+    pub out: Box<[Vector<f32, Const<2>>]>,
+    /// Contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys.
+    pub lse: Box<[f32]>,
+    /// As `lse`.
+    pub lse_rest: Box<[f32]>,
+}
+
 /// A unit owns two neighbouring elements of a row of `out`, and the first unit of a row the row's `lse`:
 ///
 /// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, in the order of the parts.
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `part_out` | contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum |
-/// | `part_lse` | contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys |
+/// | `of_parts` | see [`Parts`] |
 /// | `out` | `[sequences, heads, queries, 2 * pairs]` in the given order of rows, overwritten |
 /// | `residual` | as `out`: what its rounding loses |
-/// | `lse` | contiguous `[rows]`, overwritten |
+/// | `lse`, `lse_rest` | contiguous `[rows]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn merge_kernel<E: Float>(
-    part_out: &[Vector<f32, Const<2>>],
-    part_lse: &[f32],
+    of_parts: &Parts,
     out: &mut [Vector<E, Const<2>>],
     residual: &mut ComptimeOption<Box<[Vector<E, Const<2>>]>>,
     lse: &mut [f32],
+    lse_rest: &mut ComptimeOption<Box<[f32]>>,
     order: &RowOrder,
     sizes: &MergedSizes,
+    // To CubeCL's disk cache, the optional arguments do not tell kernels apart.
+    #[comptime] _written: [bool; 2],
     #[define(E)] _element: ElemType,
 ) {
     let at = ABSOLUTE_POS;
@@ -54,16 +66,17 @@ fn merge_kernel<E: Float>(
     let none = f32::new(f32::NEG_INFINITY);
     let mut greatest = none;
     for part in 0..parts {
-        greatest = max(greatest, part_lse[part * rows + row]);
+        greatest = max(greatest, of_parts.lse[part * rows + row]);
     }
     // All values are -inf, or NaN besides: any finite reference works.
     let reference = select(greatest == none, 0.0f32, greatest);
     let mut sum = 0.0f32;
     let mut value = Vector::<f32, Const<2>>::new(0.0f32);
     for part in 0..parts {
-        let weight = (part_lse[part * rows + row] - reference).exp();
+        let of_row = part * rows + row;
+        let weight = ((of_parts.lse[of_row] - reference) + of_parts.lse_rest[of_row]).exp();
         sum += weight;
-        value += Vector::new(weight) * part_out[part * rows * pairs + at];
+        value += Vector::new(weight) * of_parts.out[part * rows * pairs + at];
     }
     // No key in any part: zeros and an LSE of -inf. NaN stays NaN.
     let empty = sum == 0.0f32;
@@ -88,21 +101,40 @@ fn merge_kernel<E: Float>(
         ComptimeOption::None => {}
     }
     if column == 0 {
-        lse[row] = select(empty, none, reference + sum.ln());
+        let row_lse = select(empty, none, reference + sum.ln());
+        lse[row] = row_lse;
+        #[comptime]
+        match lse_rest {
+            ComptimeOption::Some(rest) => {
+                rest[row] = log_sum_rest(reference, sum.ln(), row_lse);
+            }
+            ComptimeOption::None => {}
+        }
     }
 }
 
-/// Combines `parts` outputs of the queries of `problem`, `part_out` (`[parts, batch, q_heads, q_len, head_dim]`)
-/// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `outputs`. The head dimension must be even; the first two are
-/// contiguous and f32.
-pub(crate) fn merge(
-    client: &Client,
-    problem: &Problem,
-    parts: usize,
-    [part_out, part_lse]: [TensorBinding; 2],
-    outputs: &Outputs,
-) {
-    let Outputs { out, residual, lse } = outputs.clone();
+/// The outputs of parts of the keys, all contiguous and f32.
+pub(crate) struct PartOutputs {
+    /// The number of parts.
+    pub count: usize,
+    /// `[parts, batch, q_heads, q_len, head_dim]`.
+    pub out: TensorBinding,
+    /// `[parts, batch, q_heads, q_len]`.
+    pub lse: TensorBinding,
+    /// As `lse`.
+    pub lse_rest: TensorBinding,
+}
+
+/// Combines the outputs of parts of the keys of the queries of `problem` into `outputs`. The head dimension must be
+/// even.
+pub(crate) fn merge(client: &Client, problem: &Problem, of_parts: PartOutputs, outputs: &Outputs) {
+    let Outputs {
+        out,
+        residual,
+        lse,
+        lse_rest,
+    } = outputs.clone();
+    let written = [residual.is_some(), lse_rest.is_some()];
     let rows = problem.batch * problem.q_heads * problem.q_len;
     let pairs = problem.head_dim / 2;
     let (cubes, cube_dim) = one_unit_each(client, rows * pairs);
@@ -115,16 +147,21 @@ pub(crate) fn merge(
             cubes,
             cube_dim,
             address.max(address_type(
-                &[&part_out, &part_lse, &lse],
+                &[&of_parts.out, &of_parts.lse, &lse],
                 size_of::<f32>(),
             )),
-            part_out.into_buffer_arg(),
-            part_lse.into_buffer_arg(),
+            PartsLaunch::new(
+                of_parts.out.into_buffer_arg(),
+                of_parts.lse.into_buffer_arg(),
+                of_parts.lse_rest.into_buffer_arg(),
+            ),
             out.into_buffer_arg(),
             residual.map(TensorBinding::into_buffer_arg).into(),
             lse.into_buffer_arg(),
+            lse_rest.map(TensorBinding::into_buffer_arg).into(),
             order,
-            MergedSizesLaunch::new(parts, problem.q_heads, problem.q_len, rows, pairs),
+            MergedSizesLaunch::new(of_parts.count, problem.q_heads, problem.q_len, rows, pairs),
+            written,
             elem_type(problem.element),
         );
     }

@@ -34,11 +34,11 @@ use cubecl::prelude::*;
 /// | `source` | which keys, and what is added to their logits: [`KeySource`] |
 /// | `outputs.out` | `[batch, q_heads, q_len, head_dim]` in the order of `outputs.order`, overwritten |
 /// | `outputs.residual` | as `out`; absent unless `bp.residual`, and if `bp.split` |
-/// | `outputs.lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
+/// | `outputs.lse`, `outputs.lse_rest` | contiguous `[batch, q_heads, q_len]`, overwritten; the second absent unless `bp.rest` |
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
-/// and LSE of that part to `out[CUBE_POS_Z]` and `lse[CUBE_POS_Z]`, outputs as above with parts as a first
-/// axis, for [`merge`](crate::forward::merge) to combine.
+/// and LSE of that part to `out[CUBE_POS_Z]`, `lse[CUBE_POS_Z]` and `lse_rest[CUBE_POS_Z]`, outputs as above with parts as
+/// a first axis, for [`merge`](crate::forward::merge) to combine.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     operands: &Operands<E, Const<2>>,
@@ -132,8 +132,9 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
                 scale_rows(&mut acc, factors.upper, factors.lower, segments);
             }
             // O += P V, 16 keys at a time.
+            softmax.rebase(&mut s, comptime!(bp.key_tile));
             let references = softmax.references();
-            softmax.note_tops(&maxima, &references);
+            softmax.note_tops::<E>(&maxima, &references);
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
                 let first = comptime!(2 * n);
@@ -144,7 +145,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         }
     }
 
-    let mut sums = softmax.finish::<E>();
+    let mut sums = softmax.finish();
     sums.with_dropout(&scaling.dropout);
     scale_rows(
         &mut acc,
@@ -154,10 +155,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     );
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     // First: then the places of these rows and of those of the output are not in registers at once.
-    sums.write_lse(
-        &OutputRows::of_pair(&rows, first_head, own.q_len),
-        &mut outputs.lse,
-    );
+    outputs.write_lse(&sums, &OutputRows::of_pair(&rows, first_head, own.q_len));
     let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);
     #[unroll]
     for c in 0..segments {

@@ -36,7 +36,15 @@ impl MmaBlueprint {
     /// The configuration for `parts` parts of every tile's keys.
     pub(crate) fn in_parts(self, parts: usize) -> (Self, usize) {
         let split = parts > 1;
-        (Self { split, ..self }, parts)
+        let rest = self.rest || split;
+        (
+            Self {
+                split,
+                rest,
+                ..self
+            },
+            parts,
+        )
     }
 
     /// Possible numbers of warps per cube, the largest first.
@@ -155,6 +163,7 @@ mod tests {
             alibi: false,
             split: false,
             residual: false,
+            rest: false,
             stores: RowStores::Pairs,
         };
         let (blueprint, parts) = smallest.split(&problem, PROCESSORS, SHARED);

@@ -2,7 +2,7 @@
 
 use crate::args::{Inputs, Outputs};
 use crate::forward::launch::ScoredForward;
-use crate::forward::merge::merge;
+use crate::forward::merge::{PartOutputs, merge};
 use crate::forward::plan;
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
@@ -241,35 +241,48 @@ fn merged_parts_are_weighted_by_their_lse() {
                 out[(part * rows + row) * dim..][..dim].fill(0.0);
             }
         }
+        // Logits of -1e9: the LSEs of all parts are the same number, and only what they lost tells the parts apart.
+        for part in 0..parts {
+            lse[part * rows + 17] = -1e9;
+        }
+        let mut rest: Vec<f64> = random(parts * rows);
         lse[12] = f64::NAN;
+        rest[12] = 0.0;
         out[12 * dim..][..dim].fill(f64::NAN);
         out[15 * dim + 3] = f64::NAN;
         let upload = |values: &[f64], shape: &[usize]| {
             crate::testing::placement::upload(&client, values, shape, F32, Placement::Contiguous)
         };
-        let given = [
-            upload(&out, &[parts * 2, 3, 5, 8]),
-            upload(&lse, &[parts * 2, 3, 5]),
-        ];
+        let given = || PartOutputs {
+            count: parts,
+            out: upload(&out, &[parts * 2, 3, 5, 8]),
+            lse: upload(&lse, &[parts * 2, 3, 5]),
+            lse_rest: upload(&rest, &[parts * 2, 3, 5]),
+        };
         let merged = Output::new(&client, &p.q_shape(), element);
         let merged_lse = Output::new(&client, &p.lse_shape(), F32);
         let residual = (p.residual_shape()).map(|shape| Output::new(&client, &shape, element));
+        let merged_rest = Output::new(&client, &p.lse_shape(), F32);
         let outputs = Outputs {
             residual: residual.as_ref().map(Output::binding),
+            lse_rest: Some(merged_rest.binding()),
             ..Outputs::new(merged.binding(), merged_lse.binding())
         };
-        merge(&client, &p, parts, given.clone(), &outputs);
+        merge(&client, &p, given(), &outputs);
         let turned = Output::new(&client, &p.q_shape(), element);
         let in_tokens = Outputs::new(turned.token_major(), merged_lse.binding());
-        merge(&client, &p, parts, given, &in_tokens);
+        merge(&client, &p, given(), &in_tokens);
         let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
         let (merged, merged_lse) = (merged.read(&client), merged_lse.read(&client));
         let turned = turned.read_token_major(&client);
         assert!(merged.iter().zip(&turned).all(same), "{parts} parts");
+        let merged_rest = merged_rest.read(&client);
         let residual = residual.map(|residual| residual.read(&client));
         for row in 0..rows {
+            let offset = if row == 17 { -1e9 } else { 0.0 };
             let weights: Vec<f64> = (0..parts)
-                .map(|part| lse[part * rows + row].exp())
+                .map(|part| part * rows + row)
+                .map(|at| (lse[at] - offset + rest[at]).exp())
                 .collect();
             let sum: f64 = weights.iter().sum();
             let close = |got: f64, want: f64, error: f64| {
@@ -278,7 +291,10 @@ fn merged_parts_are_weighted_by_their_lse() {
                     "row {row} of {parts} parts: {got} instead of {want}"
                 );
             };
-            close(merged_lse[row], sum.ln(), 1e-5);
+            match sum {
+                0.0 => assert!(merged_lse[row] == none && merged_rest[row] == 0.0),
+                _ => close(merged_lse[row] - offset + merged_rest[row], sum.ln(), 1e-5),
+            }
             for d in 0..dim {
                 let value = |part: usize| weights[part] * out[(part * rows + row) * dim + d];
                 let want = match sum {

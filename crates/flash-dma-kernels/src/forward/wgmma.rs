@@ -131,8 +131,9 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
             let factors = softmax.rescale(&maxima);
             scale_output::<NO>(&mut acc, &factors, bp);
         }
+        let s = softmax.rebased::<NS>(s, key_tile);
         let references = softmax.references();
-        softmax.note_tops(&maxima, &references);
+        softmax.note_tops::<E>(&maxima, &references);
         let p = softmax.probabilities::<NS, NP>(
             &s,
             &references,
@@ -153,7 +154,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         acc = finish::<NO>(acc, comptime!(bp.output_elements()));
     }
 
-    let mut sums = softmax.finish::<E>();
+    let mut sums = softmax.finish();
     sums.with_dropout(&scaling.dropout);
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);
@@ -162,7 +163,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     write_output::<O, NO>(outputs, &acc, &upper, 0usize, bp);
     write_output::<O, NO>(outputs, &acc, &lower, 1usize, bp);
     let to = OutputRows::of_pair(&rows, first_head, own.q_len);
-    sums.write_lse(&to, &mut outputs.lse);
+    outputs.write_lse(&sums, &to);
     sync_cube();
     if not_finite[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         add_not_finite::<E, O, Const<8>>(

@@ -146,6 +146,13 @@ fn check_residual(
     check_tensor(TensorName::Residual, residual, &shape, size, layout)
 }
 
+/// Checks what the rounding of LSEs of this shape lost, if it is given.
+fn check_rest(rest: Option<&TensorBinding>, shape: &[usize]) -> Result<(), AttentionError> {
+    rest.map_or(Ok(()), |rest| {
+        check_tensor(TensorName::LseRest, rest, shape, 4, Layout::Contiguous)
+    })
+}
+
 impl Outputs {
     /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
@@ -165,7 +172,8 @@ impl Outputs {
                 strides: residual.strides.to_vec(),
             });
         }
-        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)
+        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
+        check_rest(self.lse_rest.as_ref(), &lse)
     }
 }
 
@@ -180,6 +188,7 @@ impl Saved {
         check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Strided)?;
         check_residual(problem, self.residual.as_ref(), Layout::Strided)?;
         check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
+        check_rest(self.lse_rest.as_ref(), &lse)?;
         check_tensor(
             TensorName::GradOut,
             &self.grad_out,

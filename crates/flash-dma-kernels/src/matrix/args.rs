@@ -1,7 +1,8 @@
 //! What the query-outer kernels of tensor cores are launched with.
 
 use crate::alibi::AlibiArg;
-use crate::matrix::query_tile::RowOrder;
+use crate::matrix::query_tile::{OutputRows, RowOrder};
+use crate::matrix::softmax::SoftmaxSums;
 use crate::pattern::intervals::slices::Slice;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;
@@ -66,8 +67,23 @@ pub(crate) struct Outputs<O: Float> {
     pub residual: ComptimeOption<Box<[Vector<O, Const<2>>]>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
+    /// As `lse`: what its rounding lost.
+    pub lse_rest: ComptimeOption<Box<[f32]>>,
     /// The order of the rows of `out` and `residual`.
     pub order: RowOrder,
+}
+
+#[cube]
+impl<O: Float> Outputs<O> {
+    /// Writes the LSEs of a lane's two rows, and what their rounding lost if that is wanted.
+    pub(crate) fn write_lse(&mut self, sums: &SoftmaxSums, to: &OutputRows) {
+        sums.write_lse(to, &mut self.lse);
+        #[comptime]
+        match &mut self.lse_rest {
+            ComptimeOption::Some(rest) => sums.write_lse_rest(to, rest),
+            ComptimeOption::None => {}
+        }
+    }
 }
 
 /// What the forward pass left per query row, and the row sums of the backward pass.
@@ -75,6 +91,8 @@ pub(crate) struct Outputs<O: Float> {
 pub(crate) struct SavedRows {
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
+    /// Contiguous `[batch, q_heads, q_len]`: what the rounding of the LSEs lost.
+    pub lse_rest: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub delta: Box<[f32]>,
 }

@@ -41,6 +41,8 @@ pub(crate) struct MmaBlueprint {
     /// the sum that divides the output has the greatest probabilities as the product with V rounds them: their rounding
     /// would lose as much as that of the output.
     pub residual: bool,
+    /// What the rounding of the LSE loses is wanted, as it is of every part if `split`.
+    pub rest: bool,
     /// How `wgmma` writes rows of 16-bit elements.
     pub stores: RowStores,
 }
@@ -175,6 +177,7 @@ impl MmaBlueprint {
             alibi: problem.alibi.is_some(),
             split: false,
             residual: false,
+            rest: false,
             stores: RowStores::Pairs,
         };
         let full = with(8);
@@ -232,6 +235,7 @@ impl MmaBlueprint {
             alibi: problem.alibi.is_some(),
             split: false,
             residual: false,
+            rest: false,
             stores: RowStores::Pairs,
         };
         let processors = properties

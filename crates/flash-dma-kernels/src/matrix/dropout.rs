@@ -276,6 +276,7 @@ mod tests {
                 alibi: false,
                 split: false,
                 residual: false,
+                rest: false,
                 stores: crate::matrix::blueprint::RowStores::Pairs,
             };
             let words = zeros(&client, &[2, 2 * group, q_len]);

@@ -2,8 +2,59 @@
 
 use crate::args::Scaling;
 use crate::math::{TANH_SERIES_BELOW, softplus_of, tanh_near_zero};
-use crate::matrix::ptx::{ex2, reciprocal};
+use crate::matrix::ptx::{at_most_zero, ex2, reciprocal};
 use cubecl::prelude::*;
+
+/// The greatest magnitude of a reference from which [`exp_of`] may subtract it after the factor `log2(e)`: the rounding
+/// of that product then moves a probability by 6e-6 at most. A greater one is subtracted first, which is exact for
+/// logits near it.
+const LARGE: f32 = 128.0;
+
+/// Whether a reference is [`LARGE`]; -inf, the reference of a row without keys, is not.
+#[cube]
+pub(crate) fn is_large(reference: f32) -> bool {
+    reference.abs() > LARGE && reference != f32::new(f32::NEG_INFINITY)
+}
+
+/// [`is_large`] of the LSE that a pass scaled for [`exp_of`]; +inf is the scaled LSE of a row without keys.
+#[cube]
+pub(crate) fn is_large_scaled(scaled: f32) -> bool {
+    scaled.abs() > comptime!(LARGE * core::f32::consts::LOG2_E) && scaled != f32::new(f32::INFINITY)
+}
+
+/// The LSE of a row and what its rounding lost, for probabilities whatever the size of the logits.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct ExactLse {
+    pub lse: f32,
+    /// `-log2(e)` times what the rounding lost.
+    pub rest: f32,
+}
+
+#[cube]
+impl ExactLse {
+    /// That of the row at index `at`.
+    pub(crate) fn read(lse: &[f32], lse_rest: &[f32], at: usize) -> ExactLse {
+        ExactLse {
+            lse: lse[at],
+            rest: -lse_rest[at] * comptime!(core::f32::consts::LOG2_E),
+        }
+    }
+
+    /// `log2` of the probability of a logit, also of one above the LSE, which no kept key has.
+    pub(crate) fn exponent(&self, logit: f32) -> f32 {
+        fma(
+            logit - self.lse,
+            comptime!(core::f32::consts::LOG2_E),
+            self.rest,
+        )
+    }
+
+    /// The probability of a kept key's logit: at most 1, though a logit of 1e9 may be recomputed 64 higher than the
+    /// forward pass had it. NaN stays NaN.
+    pub(crate) fn probability(&self, logit: f32) -> f32 {
+        ex2(at_most_zero(self.exponent(logit)))
+    }
+}
 
 /// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
@@ -40,8 +91,8 @@ impl LogitScale {
         }
     }
 
-    /// `exp(logit - reference)` of a product and a score, `scaled` as in [`exp_of`]; without a score in one
-    /// multiply-add less.
+    /// `exp(logit - reference)` of a product and a score, `scaled` as in [`exp_of`], of a reference that is not large;
+    /// without a score in one multiply-add less.
     pub(crate) fn weight(
         &self,
         product: f32,
@@ -85,8 +136,8 @@ impl LogitScale {
     }
 }
 
-/// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is
-/// `-log2(e) * reference`.
+/// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is `-log2(e) * reference`, of
+/// a reference that is not [`LARGE`].
 #[cube]
 pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
@@ -105,14 +156,11 @@ pub(crate) fn softplus(x: f32) -> f32 {
     softplus_of(x, e * reciprocal(2.0f32 + e))
 }
 
-/// The factor that rescales sums of `exp(x - old)` to the reference `new`, which is not less than `old`. Exactly 1
-/// where both are the same number: the exponential of a number against its own rounded product is off by that rounding,
-/// 1e-4 at logits of 2000, and sums are rescaled again and again.
+/// The factor that rescales sums of `exp(x - old)` to the reference `new`, which is not less than `old`; 1 where both
+/// are infinite.
 #[cube]
 pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
-    let none = f32::new(f32::NEG_INFINITY);
-    let reference = -new * comptime!(core::f32::consts::LOG2_E);
-    let factor = exp_of(old, select(new == none, 0.0f32, reference));
+    let factor = ex2((old - new) * comptime!(core::f32::consts::LOG2_E));
     select(old == new, 1.0f32, factor)
 }
 

@@ -102,7 +102,7 @@ impl MaskRows {
         seen
     }
 
-    /// [`words`](Self::words) of the two rows of a lane; zeros for a full tile, whose bits are not copied, and without
+    /// [`words`](Self::words) of the two rows of a lane; all ones for a full tile, whose bits are not copied, and without
     /// a plan.
     pub(crate) fn words_of_pair<E: Float>(
         &self,
@@ -112,8 +112,8 @@ impl MaskRows {
         boundary: bool,
         #[comptime] bp: MmaBlueprint,
     ) -> SeenPair {
-        let mut upper = Vector::<u32, Const<2>>::new(0u32);
-        let mut lower = Vector::<u32, Const<2>>::new(0u32);
+        let mut upper = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
+        let mut lower = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
         if comptime!(bp.pattern.is_planned()) {
             // The bits of a full tile were not copied.
             if boundary {

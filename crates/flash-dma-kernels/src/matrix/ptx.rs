@@ -20,6 +20,14 @@ pub(crate) fn ex2(x: f32) -> f32 {
     out
 }
 
+/// `min(x, 0)`; NaN stays NaN, which CubeCL's `min` drops.
+#[cube]
+pub(crate) fn at_most_zero(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("min.NaN.f32 {}, {}, 0f00000000;", out(_) out, in(_) value::<f32>(x), options(pure, nomem));
+    out
+}
+
 /// `1 / x` to one unit in the last place by one special-function instruction; a division would branch
 /// into a routine for its special cases.
 #[cube]

@@ -14,7 +14,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_segment;
 use crate::matrix::dropout::word_of;
-use crate::matrix::logit_scale::exp_of;
+use crate::matrix::logit_scale::ExactLse;
 use crate::matrix::query_tile::TileRow;
 use crate::matrix::stages::{RowAddress, place_of};
 use crate::matrix::tile_keys::listed_key;
@@ -95,9 +95,12 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
             let key = listed.key;
             if !key_is_finite::<E>(&operands.v, &attended.v_rows, key, bp) {
                 let x = logit::<E, NQ>(operands, source, attended, &row, key, q_row, q_width);
-                let log2e = comptime!(core::f32::consts::LOG2_E);
-                let p = exp_of(x, -outputs.lse[lse_row] * log2e);
-                let p = weighed(p, key, &row, attended);
+                // Of a factor of what is not finite only the sign matters, so the LSE as it was rounded serves.
+                let row_lse = ExactLse {
+                    lse: outputs.lse[lse_row],
+                    rest: 0.0f32,
+                };
+                let p = weighed(row_lse.probability(x), key, &row, attended);
                 add_value::<E, O>(&operands.v, &attended.v_rows, key, p, outputs, out_row, bp);
             }
         }

@@ -1,11 +1,11 @@
 //! Online softmax: probabilities of one key tile after the other, against a reference that seldom moves.
 
 use crate::dropout::DropoutArg;
-use crate::math::rounding_loss;
+use crate::math::{log_sum_rest, rounding_loss};
 use crate::matrix::dropout::{LaneMask, kept, kept_by_product, pair_mask};
-use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
-use crate::matrix::logit_scale::{exp_of, rescale_to};
-use crate::matrix::ptx::{any_lane, ex2};
+use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum, set};
+use crate::matrix::logit_scale::{exp_of, is_large, rescale_to};
+use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::OutputRows;
 use crate::matrix::wgmma::rows::RowToWrite;
 use cubecl::prelude::*;
@@ -67,9 +67,9 @@ impl PerRow {
 /// the reference, and each sums the probabilities that it computes.
 ///
 /// A key tile takes these turns: [`maxima`](Self::maxima), raised to its logits; if they are
-/// [`outgrown`](Self::outgrown), the accumulators times the factors of [`rescale`](Self::rescale); the probabilities
-/// against the [`references`](Self::references), and if `exact` a [note](Self::note_tops) of the
-/// maxima.
+/// [`outgrown`](Self::outgrown), the accumulators times the factors of [`rescale`](Self::rescale); the logits
+/// [rebased](Self::rebased); the probabilities against the [`references`](Self::references), and if `exact` a
+/// [note](Self::note_tops) of the maxima.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OnlineSoftmax {
     /// The references of the probabilities; -inf before the first key.
@@ -78,11 +78,14 @@ pub(crate) struct OnlineSoftmax {
     /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
-    /// The greatest logits, and what [`exp_of`] subtracted from them; if `exact`.
+    /// Whether a reference of the warp's rows is large: it is then subtracted from the logits before their
+    /// exponentials.
+    large: bool,
+    /// The greatest logits, and what the rounding of their probabilities loses, relative to the references; if `exact`.
     top0: f32,
     top1: f32,
-    scaled0: f32,
-    scaled1: f32,
+    lost0: f32,
+    lost1: f32,
     /// Whether the sums shall have the greatest probabilities as they were rounded, see [`finish`](Self::finish).
     #[cube(comptime)]
     exact: bool,
@@ -97,10 +100,11 @@ impl OnlineSoftmax {
             max1: f32::new(f32::NEG_INFINITY),
             sum0: 0.0f32,
             sum1: 0.0f32,
+            large: false,
             top0: f32::new(f32::NEG_INFINITY),
             top1: f32::new(f32::NEG_INFINITY),
-            scaled0: 0.0f32,
-            scaled1: 0.0f32,
+            lost0: 0.0f32,
+            lost1: 0.0f32,
             exact,
         }
     }
@@ -126,13 +130,20 @@ impl OnlineSoftmax {
         any_lane(maxima.upper > self.max0 + SLACK || maxima.lower > self.max1 + SLACK)
     }
 
-    /// Notes the maxima of a tile whose probabilities are computed against `references`, if `exact`.
-    pub(crate) fn note_tops(&mut self, maxima: &PerRow, references: &PerRow) {
+    /// Notes the maxima of a tile whose probabilities are computed against `references`, and what rounding these to `E`
+    /// loses, if `exact`.
+    pub(crate) fn note_tops<E: Float>(&mut self, maxima: &PerRow, references: &PerRow) {
         if comptime!(self.exact) {
-            self.scaled0 = select(maxima.upper > self.top0, references.upper, self.scaled0);
-            self.scaled1 = select(maxima.lower > self.top1, references.lower, self.scaled1);
-            self.top0 = maxima.upper;
-            self.top1 = maxima.lower;
+            let (higher0, higher1) = (maxima.upper > self.top0, maxima.lower > self.top1);
+            if any_lane(higher0 || higher1) {
+                let bases = self.bases();
+                let p0 = exp_of(maxima.upper - bases.upper, references.upper);
+                let p1 = exp_of(maxima.lower - bases.lower, references.lower);
+                self.lost0 = select(higher0, rounding_loss::<E>(p0), self.lost0);
+                self.lost1 = select(higher1, rounding_loss::<E>(p1), self.lost1);
+                self.top0 = maxima.upper;
+                self.top1 = maxima.lower;
+            }
         }
     }
 
@@ -145,21 +156,75 @@ impl OnlineSoftmax {
         self.max1 = maxima.lower;
         self.sum0 *= upper;
         self.sum1 *= lower;
+        if comptime!(self.exact) {
+            self.lost0 *= upper;
+            self.lost1 *= lower;
+        }
+        self.large = any_lane(is_large(self.max0) || is_large(self.max1));
         PerRow { upper, lower }
     }
 
-    /// What [`exp_of`] subtracts. A row that has seen no key yet: against any finite reference its probabilities are 0.
+    /// What [`exp_of`] subtracts from the rebased logits. A row that has seen no key yet: against any finite reference
+    /// its probabilities are 0.
     pub(crate) fn references(&self) -> PerRow {
         let none = f32::new(f32::NEG_INFINITY);
         let log2e = comptime!(core::f32::consts::LOG2_E);
         PerRow {
-            upper: select(self.max0 == none, 0.0f32, -self.max0 * log2e),
-            lower: select(self.max1 == none, 0.0f32, -self.max1 * log2e),
+            upper: select(self.large || self.max0 == none, 0.0f32, -self.max0 * log2e),
+            lower: select(self.large || self.max1 == none, 0.0f32, -self.max1 * log2e),
         }
     }
 
-    /// Adds the probabilities of some columns of the logits of key tile `tile`, and returns them rounded, as an A
-    /// operand, without those that `mask` drops; `words` are those of all stages' keys. The sums have no dropout.
+    /// What is subtracted from the logits before their exponentials: nothing, unless a reference is large.
+    fn bases(&self) -> PerRow {
+        let none = f32::new(f32::NEG_INFINITY);
+        PerRow {
+            upper: select(self.large && self.max0 != none, self.max0, 0.0f32),
+            lower: select(self.large && self.max1 != none, self.max1, 0.0f32),
+        }
+    }
+
+    /// The logits of an accumulator of `columns` columns, minus large references.
+    pub(crate) fn rebased<N: Size>(
+        &self,
+        logits: Vector<f32, N>,
+        #[comptime] columns: usize,
+    ) -> Vector<f32, N> {
+        let mut rebased = logits;
+        if self.large {
+            let bases = self.bases();
+            #[unroll]
+            for n in 0..comptime!(columns / 8) {
+                #[unroll]
+                for e in 0..2usize {
+                    let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+                    rebased.insert(at0, rebased.extract(at0) - bases.upper);
+                    rebased.insert(at1, rebased.extract(at1) - bases.lower);
+                }
+            }
+        }
+        rebased
+    }
+
+    /// [`rebased`](Self::rebased) for the compiler's own products.
+    pub(crate) fn rebase<NC: Size>(
+        &self,
+        logits: &mut Accumulators<NC>,
+        #[comptime] columns: usize,
+    ) {
+        if self.large {
+            let bases = self.bases();
+            #[unroll]
+            for n in 0..comptime!(columns / 8) {
+                let (upper, lower) = (logits[n][0], logits[n][1]);
+                set(&mut logits[n], 0usize, upper - Vector::new(bases.upper));
+                set(&mut logits[n], 1usize, lower - Vector::new(bases.lower));
+            }
+        }
+    }
+
+    /// Adds the probabilities of some columns of the rebased logits of key tile `tile`, and returns them rounded, as an
+    /// A operand, without those that `mask` drops; `words` are those of all stages' keys. The sums have no dropout.
     pub(crate) fn probabilities<N: Size, NP: Size>(
         &mut self,
         logits: &Vector<f32, N>,
@@ -228,14 +293,13 @@ impl OnlineSoftmax {
     /// the same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities
     /// moves the output by no more than it moves the gradients of those probabilities. If dropout takes that key, the
     /// rest of the output has an error of at most half a unit in its last place for it.
-    pub(crate) fn finish<E: Float>(&mut self) -> SoftmaxSums {
+    pub(crate) fn finish(&mut self) -> SoftmaxSums {
         self.sum0 = quad_sum(self.sum0);
         self.sum1 = quad_sum(self.sum1);
         let (mut rounded0, mut rounded1) = (self.sum0, self.sum1);
         if comptime!(self.exact) {
-            let now = self.references();
-            rounded0 -= lost_by_rounding::<E>(self.top0, self.scaled0, now.upper);
-            rounded1 -= lost_by_rounding::<E>(self.top1, self.scaled1, now.lower);
+            rounded0 -= self.lost0;
+            rounded1 -= self.lost1;
         }
         SoftmaxSums {
             upper: RowSum {
@@ -252,13 +316,6 @@ impl OnlineSoftmax {
             },
         }
     }
-}
-
-/// What the probability of logit `x` lost by rounding to `E` when it was computed against `scaled`, in terms of the
-/// reference of `now`.
-#[cube]
-fn lost_by_rounding<E: Float>(x: f32, scaled: f32, now: f32) -> f32 {
-    rounding_loss::<E>(exp_of(x, scaled)) * ex2(now - scaled)
 }
 
 /// The sum of the probabilities of a row over all its keys.
@@ -294,6 +351,11 @@ impl RowSum {
         let none = f32::new(f32::NEG_INFINITY);
         select(self.empty, none, self.reference + self.sum.ln())
     }
+
+    /// What the rounding of the LSE lost.
+    pub(crate) fn lse_rest(&self) -> f32 {
+        log_sum_rest(self.reference, self.sum.ln(), self.lse())
+    }
 }
 
 /// The sums of the two rows of a lane.
@@ -326,6 +388,19 @@ impl SoftmaxSums {
             }
             if to.has_lower {
                 lse[to.lower] = self.lower.lse();
+            }
+        }
+    }
+
+    /// Writes what the rounding of the LSEs lost, as [`write_lse`](Self::write_lse) writes these.
+    pub(crate) fn write_lse_rest(&self, to: &OutputRows, rest: &mut [f32]) {
+        let quad = UNIT_POS_X as usize % 4;
+        if quad == 0 {
+            if to.has_upper {
+                rest[to.upper] = self.upper.lse_rest();
+            }
+            if to.has_lower {
+                rest[to.lower] = self.lower.lse_rest();
             }
         }
     }

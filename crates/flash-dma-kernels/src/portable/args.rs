@@ -17,6 +17,8 @@ pub(crate) struct SavedRows<F: Float, N: Size> {
     pub grad_out: OwnedTensor<Vector<F, N>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: OwnedTensor<f32>,
+    /// As `lse`: what its rounding lost.
+    pub lse_rest: OwnedTensor<f32>,
     /// The row sums, contiguous `[batch, q_heads, q_len]`.
     pub delta: OwnedTensor<f32>,
 }

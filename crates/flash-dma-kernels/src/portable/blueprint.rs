@@ -84,6 +84,8 @@ pub struct Blueprint {
     pub alibi: bool,
     /// Whether pairs are dropped.
     pub dropout: bool,
+    /// What the rounding of the LSE loses is wanted, from the forward kernel.
+    pub(crate) rest: bool,
 }
 
 impl Blueprint {
@@ -138,6 +140,7 @@ impl Blueprint {
             softcap,
             alibi: false,
             dropout: false,
+            rest: false,
         };
         let fit = || {
             (candidates.iter().map(with)).filter(|blueprint| {
@@ -161,6 +164,7 @@ impl Blueprint {
             softcap: problem.softcap.is_some(),
             alibi: problem.alibi.is_some(),
             dropout: problem.dropout.is_some(),
+            rest: false,
         }
     }
 
@@ -241,7 +245,7 @@ impl Blueprint {
         let vectors = rows + outer * weights * self.weight_stride();
         let mask = if self.dropout { outer + inner } else { 0 };
         let places = if self.alibi { outer + inner + 1 } else { 0 };
-        let words = outer * self.micro.units_x + 4 * (outer + inner) + mask + places + 3;
+        let words = outer * self.micro.units_x + 5 * (outer + inner) + mask + places + 3;
         16 * vectors + 4 * words
     }
 }

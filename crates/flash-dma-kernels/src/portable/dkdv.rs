@@ -21,7 +21,7 @@ use cubecl::prelude::*;
 /// | buffer | layout |
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
-/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `lse`, `lse_rest`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `keys` | nothing, [`OrderedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
 /// | `bias`, `alibi`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grads` | [`KeyGradients`], overwritten; with intervals, only the listed keys |
@@ -192,7 +192,7 @@ impl KeySums {
                     if visibility.selected(outer, inner) {
                         let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                         let biased = visibility.biased(value, outer, inner);
-                        let p = (biased - queries.lse[inner]).exp();
+                        let p = queries.probability(biased, inner);
                         let dp = visibility.dropped(self.dp[n], outer, inner);
                         let ds = p * (dp - queries.delta[inner]);
                         if comptime!(bp.pattern.has_intervals()) {

@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 /// | buffer | layout |
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
-/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `lse`, `lse_rest`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `keys`, `bias`, `alibi`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -135,7 +135,7 @@ impl QueryGradient {
                     if visibility.selected(outer, inner) {
                         let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                         let biased = visibility.biased(value, outer, inner);
-                        let p = (biased - queries.lse[outer]).exp();
+                        let p = queries.probability(biased, outer);
                         let dp = visibility.dropped(self.dp[n], outer, inner);
                         let ds = p * (dp - queries.delta[outer]);
                         let slope = logit_slope(value, scaling.scale, scaling.softcap, bp);

@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 /// | `dropout` | the seed and the rate of the mask, if there is dropout |
 /// | `out` | `[batch, q_heads, q_len, head_dim]` without gaps, in either order of heads and queries; overwritten |
 /// | `residual` | as `out`: what its rounding loses |
-/// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
+/// | `lse`, `lse_rest` | contiguous `[batch, q_heads, q_len]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
@@ -34,6 +34,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     out: &mut Tensor<Vector<F, N>>,
     residual: &mut ComptimeOption<OwnedTensor<Vector<F, N>>>,
     lse: &mut Tensor<f32>,
+    lse_rest: &mut ComptimeOption<OwnedTensor<f32>>,
     scaling: &Scaling,
     first_tile: usize,
     #[comptime] bp: Blueprint,
@@ -86,6 +87,11 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     }
     softmax.finish(bp);
     softmax.store::<F, N>(out, lse, &queries, bp);
+    #[comptime]
+    match lse_rest {
+        ComptimeOption::Some(rest) => softmax.store_lse_rest(rest, &queries, sizes.q_heads, bp),
+        ComptimeOption::None => {}
+    }
     #[comptime]
     match residual {
         ComptimeOption::Some(residual) => {

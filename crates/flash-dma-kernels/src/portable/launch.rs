@@ -49,6 +49,8 @@ pub(crate) struct PortableLaunch<'a> {
 pub(crate) struct SavedTensors<'a> {
     pub grad_out: &'a TensorBinding,
     pub lse: &'a TensorBinding,
+    /// What the rounding of the LSEs lost.
+    pub lse_rest: &'a TensorBinding,
     /// The row sums.
     pub delta: &'a TensorBinding,
 }
@@ -116,14 +118,23 @@ impl PortableLaunch<'_> {
     /// Launches [`forward_kernel`] for `tiles` query tiles from `first_tile` on.
     pub(crate) fn forward(&self, first_tile: usize, tiles: usize, outputs: &Outputs) {
         let p = self.problem;
-        let Outputs { out, residual, lse } = outputs.clone();
+        let Outputs {
+            out,
+            residual,
+            lse,
+            lse_rest,
+        } = outputs.clone();
+        let blueprint = Blueprint {
+            rest: lse_rest.is_some(),
+            ..self.blueprint
+        };
         let typed: Vec<_> = [&out].into_iter().chain(&residual).collect();
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             forward_kernel::launch_unchecked(
                 self.client,
                 cubes([tiles, p.q_heads, p.batch]),
-                self.blueprint.cube_dim(),
+                blueprint.cube_dim(),
                 self.address_type(&typed, &[&lse]),
                 self.vector_size(&typed),
                 self.operands(),
@@ -136,9 +147,10 @@ impl PortableLaunch<'_> {
                 out.into_tensor_arg(),
                 residual.map(TensorBinding::into_tensor_arg).into(),
                 lse.into_tensor_arg(),
+                lse_rest.map(TensorBinding::into_tensor_arg).into(),
                 scaling(p.scale, p.softcap),
                 first_tile,
-                self.blueprint,
+                blueprint,
                 elem_type(p.element),
             );
         }
@@ -333,6 +345,7 @@ impl SavedTensors<'_> {
         SavedRowsLaunch::new(
             self.grad_out.clone().into_tensor_arg(),
             self.lse.clone().into_tensor_arg(),
+            self.lse_rest.clone().into_tensor_arg(),
             self.delta.clone().into_tensor_arg(),
         )
     }

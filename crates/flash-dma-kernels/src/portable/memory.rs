@@ -158,6 +158,8 @@ impl KeyRows {
 pub(crate) struct QueryRows {
     /// −∞ past the last query.
     pub lse: Shared<[f32]>,
+    /// What the rounding of the LSEs lost.
+    pub lse_rest: Shared<[f32]>,
     pub delta: Shared<[f32]>,
     pub q: Shared<[Row4]>,
     pub grad_out: Shared<[Row4]>,
@@ -172,6 +174,7 @@ impl QueryRows {
         let rows = comptime!(bp.rows(outer));
         QueryRows {
             lse: Shared::<[f32]>::new_slice(rows),
+            lse_rest: Shared::<[f32]>::new_slice(rows),
             delta: Shared::<[f32]>::new_slice(rows),
             q: shared_rows(rows, bp),
             grad_out: shared_rows(rows, bp),
@@ -195,10 +198,24 @@ impl QueryRows {
             self.lse[row] = negative_infinity();
             if query < from.end {
                 self.lse[row] = saved.lse[base + query];
+                self.lse_rest[row] = saved.lse_rest[base + query];
                 self.delta[row] = saved.delta[base + query];
             }
             row += comptime!(bp.units());
         }
+    }
+
+    /// By how much a logit lies above the LSE of row `row`. The LSE is subtracted before what it lost is, so that nothing
+    /// of the size of the logits is rounded.
+    pub(crate) fn above_lse(&self, logit: f32, row: usize) -> f32 {
+        (logit - self.lse[row]) - self.lse_rest[row]
+    }
+
+    /// The probability of a kept key's logit in row `row`: at most 1, though a logit of 1e9 may be recomputed 64 higher
+    /// than the forward pass had it. NaN stays NaN.
+    pub(crate) fn probability(&self, logit: f32, row: usize) -> f32 {
+        let above = self.above_lse(logit, row);
+        select(above > 0.0f32, 0.0f32, above).exp()
     }
 
     /// Loads the rows of a tile, as [`load_tile`] does.

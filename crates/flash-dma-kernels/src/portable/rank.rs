@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 /// | buffer | layout |
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
-/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `lse`, `lse_rest`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `terms` | see [`RankTerms`] |
 /// | `ranked` | [`RankedList`] |
 /// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
@@ -178,7 +178,7 @@ fn weight(change: &Change, x: f32) -> f32 {
     match comptime!(change.kind) {
         ChangeKind::Added => sigmoid(x),
         ChangeKind::LeftOut => {
-            let p = x.exp();
+            let p = select(x > 0.0f32, 0.0f32, x).exp();
             p / (change.all - p)
         }
     }
@@ -246,7 +246,8 @@ impl RankSums {
                 let n = o * comptime!(bp.micro.inner) + i;
                 if spans.intervals.selected(outer, inner) {
                     let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
-                    let above = spans.biased(value, outer, inner) - queries.lse[inner];
+                    let biased = spans.biased(value, outer, inner);
+                    let above = queries.above_lse(biased, inner);
                     let mut mean = queries.delta[inner];
                     if comptime!(with_lse) {
                         mean += of_lse[inner];

@@ -2,7 +2,7 @@
 
 use crate::args::Scaling;
 use crate::finite::negative_infinity;
-use crate::math::rounding_loss;
+use crate::math::{log_sum_rest, rounding_loss};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{NotFinite, Row4, TileRows, shared_weights, store_strided};
 use crate::portable::product::{accumulate, accumulate_selected, products};
@@ -18,6 +18,8 @@ pub(crate) struct OnlineSoftmax {
     pub acc: Array<Row4>,
     /// The running maximum of each outer row; finished, its LSE.
     pub row_max: Array<f32>,
+    /// Finished, what the rounding of each LSE lost.
+    pub row_rest: Array<f32>,
     /// This unit's part of each row's sum.
     row_sum: Array<f32>,
     /// In shared memory: partial results of the units along x for each outer row, `[outer_rows, units_x]`.
@@ -46,6 +48,7 @@ impl OnlineSoftmax {
             s: Array::<f32>::new(comptime!(bp.micro.outer * bp.micro.inner)),
             acc,
             row_max,
+            row_rest: Array::<f32>::new(comptime!(bp.micro.outer)),
             row_sum,
             partial: Shared::<[f32]>::new_slice(comptime!(bp.outer_rows() * bp.micro.units_x)),
             weights: shared_weights(bp),
@@ -165,12 +168,15 @@ impl OnlineSoftmax {
                 sum += self.partial[outer * units_x + unit];
             }
             let mut inverse = 1.0f32 / sum;
-            let mut row_lse = self.row_max[o] + sum.ln();
+            let log_sum = sum.ln();
+            let reference = self.row_max[o];
+            let mut row_lse = reference + log_sum;
             if sum == 0.0f32 {
                 inverse = 0.0f32;
                 row_lse = negative_infinity();
             }
             self.row_max[o] = row_lse;
+            self.row_rest[o] = log_sum_rest(reference, log_sum, row_lse);
             #[unroll(bp.unroll())]
             for c in 0..comptime!(bp.unit_vectors()) {
                 let n = o * comptime!(bp.unit_vectors()) + c;
@@ -201,6 +207,25 @@ impl OnlineSoftmax {
                 let row = to.first + UNIT_POS_Y as usize + o * comptime!(bp.micro.units_y);
                 if row < to.end {
                     lse[(to.batch * heads + to.head) * to.end + row] = self.row_max[o];
+                }
+            }
+        }
+    }
+
+    /// Writes what the rounding of the LSEs lost, as [`store`](Self::store) writes these; there are `heads` of them.
+    pub(crate) fn store_lse_rest(
+        &self,
+        lse_rest: &mut Tensor<f32>,
+        to: &TileRows,
+        heads: usize,
+        #[comptime] bp: Blueprint,
+    ) {
+        if UNIT_POS_X == 0 {
+            #[unroll(bp.unroll())]
+            for o in 0..comptime!(bp.micro.outer) {
+                let row = to.first + UNIT_POS_Y as usize + o * comptime!(bp.micro.units_y);
+                if row < to.end {
+                    lse_rest[(to.batch * heads + to.head) * to.end + row] = self.row_rest[o];
                 }
             }
         }

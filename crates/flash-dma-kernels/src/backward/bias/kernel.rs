@@ -4,8 +4,8 @@ use crate::args::Scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::steps::{BiasStep, BiasSteps, PlanTensors, Sizes};
 use crate::backward::bias::tiles::{BiasCopies, BiasTiles, row_stage};
-use crate::backward::dq::rows::LaneRow;
-use crate::matrix::logit_scale::LogitScale;
+use crate::backward::dq::rows::{ExactRows, LaneRow};
+use crate::matrix::logit_scale::{ExactLse, LogitScale, is_large_scaled};
 use crate::matrix::mask::is_set;
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::any_lane;
@@ -15,6 +15,13 @@ use crate::matrix::wgmma::product::{finish, finish_but, start_nt};
 use crate::matrix::wgmma::ring::Turns;
 use crate::pattern::position::last_key;
 use cubecl::prelude::*;
+
+/// The LSEs of all rows, contiguous `[batch, q_heads, q_len]`, and what their rounding lost.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SavedLses {
+    pub lse: Box<[f32]>,
+    pub lse_rest: Box<[f32]>,
+}
 
 /// The boxes in which tiles are copied.
 #[derive(CubeType, CubeLaunch)]
@@ -55,6 +62,7 @@ pub(crate) struct BiasSizes {
 pub(crate) fn bias_wgmma_kernel<E: Float>(
     bias: &Tensor<f32>,
     plan: &ComptimeOption<PlanTensors>,
+    lses: &SavedLses,
     grad_bias: &mut [f32],
     scaling: &Scaling,
     boxes: &BiasBoxes<E>,
@@ -178,6 +186,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     &products,
                     z0,
                     plan,
+                    lses,
                     &steps,
                     &step,
                     first_key,
@@ -204,6 +213,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     &products,
                     z1,
                     plan,
+                    lses,
                     &steps,
                     &step,
                     first_key + half,
@@ -321,6 +331,7 @@ fn add_half<N: Size>(
     products: &Products<N>,
     z: Vector<f32, N>,
     plan: &ComptimeOption<PlanTensors>,
+    lses: &SavedLses,
     steps: &BiasSteps,
     step: &BiasStep,
     first: usize,
@@ -331,13 +342,30 @@ fn add_half<N: Size>(
     // A row without any logit above -inf has no gradient, whatever its logits are.
     let none = f32::new(f32::INFINITY);
     let (empty0, empty1) = (lanes.upper.reference == none, lanes.lower.reference == none);
-    let mut boundary = !step.full || any_lane(empty0 || empty1);
+    let large =
+        any_lane(is_large_scaled(lanes.upper.reference) || is_large_scaled(lanes.lower.reference));
+    let mut boundary = !step.full || large || any_lane(empty0 || empty1);
     if comptime!(steps.bp.causal && !steps.bp.pattern.is_planned()) {
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > rows.upper.position);
     }
     // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
+    let capped = comptime!(steps.bp.softcap);
     if boundary {
+        let p = if large {
+            let of_head = (step.batch * steps.sizes.bias_heads * steps.sizes.heads_each
+                + step.head)
+                * steps.sizes.q_len;
+            let last = steps.sizes.q_len - 1;
+            let exact = ExactRows {
+                upper: lses.row(of_head + min(rows.upper.query, last)),
+                lower: lses.row(of_head + min(rows.lower.query, last)),
+            };
+            probabilities::<N>(&products.s, &z, lanes, &exact, logit_scale, true, capped)
+        } else {
+            let none = ExactRows::none();
+            probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped)
+        };
         let block = first / comptime!(BiasBlueprint::HALF);
         let nothing = Vector::<u32, Const<2>>::new(0u32);
         let mut upper = nothing;
@@ -349,32 +377,16 @@ fn add_half<N: Size>(
             lower = steps.seen(plan, step, &rows.lower, block);
         }
         let seen = SeenKeys { upper, lower };
-        sums::<N>(
-            &sum,
-            products,
-            &z,
-            &seen,
-            lanes,
-            logit_scale,
-            true,
-            comptime!(steps.bp.softcap),
-        )
+        sums::<N>(&sum, products, &p, &seen, lanes, true)
     } else {
         let all = Vector::<u32, Const<2>>::new(0u32);
         let seen = SeenKeys {
             upper: all,
             lower: all,
         };
-        sums::<N>(
-            &sum,
-            products,
-            &z,
-            &seen,
-            lanes,
-            logit_scale,
-            false,
-            comptime!(steps.bp.softcap),
-        )
+        let none = ExactRows::none();
+        let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped);
+        sums::<N>(&sum, products, &p, &seen, lanes, false)
     }
 }
 
@@ -383,32 +395,12 @@ fn add_half<N: Size>(
 fn sums<N: Size>(
     sum: &Vector<f32, N>,
     products: &Products<N>,
-    z: &Vector<f32, N>,
+    p: &Vector<f32, N>,
     seen: &SeenKeys,
     lanes: &StepRows,
-    logit_scale: &LogitScale,
     #[comptime] boundary: bool,
-    #[comptime] capped: bool,
 ) -> Vector<f32, N> {
     let (upper, lower) = (&lanes.upper, &lanes.lower);
-    let mut p = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for n in 0..comptime!(BiasBlueprint::HALF / 8) {
-        #[unroll]
-        for e in 0..2usize {
-            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (z0, z1) = (z.extract(at0), z.extract(at1));
-            let (x0, x1) = (products.s.extract(at0), products.s.extract(at1));
-            p.insert(
-                at0,
-                logit_scale.weight(x0, z0, upper.reference, capped, true),
-            );
-            p.insert(
-                at1,
-                logit_scale.weight(x1, z1, lower.reference, capped, true),
-            );
-        }
-    }
     let dp = finish::<N>(products.dp, comptime!(BiasBlueprint::HALF / 2));
     let mut to = Vector::<f32, N>::new(0.0f32);
     #[unroll]
@@ -428,6 +420,50 @@ fn sums<N: Size>(
         }
     }
     to
+}
+
+#[cube]
+impl SavedLses {
+    /// The LSE of the row at index `at`.
+    fn row(&self, at: usize) -> ExactLse {
+        ExactLse::read(&self.lse, &self.lse_rest, at)
+    }
+}
+
+/// P of the products `s` with biases `z`; `is_exact` by the LSEs `exact`, which may be large.
+#[cube]
+fn probabilities<N: Size>(
+    s: &Vector<f32, N>,
+    z: &Vector<f32, N>,
+    lanes: &StepRows,
+    exact: &ExactRows,
+    logit_scale: &LogitScale,
+    #[comptime] is_exact: bool,
+    #[comptime] capped: bool,
+) -> Vector<f32, N> {
+    let mut p = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(BiasBlueprint::HALF / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let (z0, z1) = (z.extract(at0), z.extract(at1));
+            let (x0, x1) = (s.extract(at0), s.extract(at1));
+            let p0 = if comptime!(is_exact) {
+                (exact.upper).probability(logit_scale.apply(x0, z0, capped))
+            } else {
+                logit_scale.weight(x0, z0, lanes.upper.reference, capped, true)
+            };
+            let p1 = if comptime!(is_exact) {
+                (exact.lower).probability(logit_scale.apply(x1, z1, capped))
+            } else {
+                logit_scale.weight(x1, z1, lanes.lower.reference, capped, true)
+            };
+            p.insert(at0, p0);
+            p.insert(at1, p1);
+        }
+    }
+    p
 }
 
 /// Writes this lane's part of the gradients of 64 keys from `first` on, of row `bias_row` of the bias.

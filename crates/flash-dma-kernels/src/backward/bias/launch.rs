@@ -2,7 +2,9 @@
 
 use crate::args::scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
-use crate::backward::bias::kernel::{BiasBoxesLaunch, BiasSizesLaunch, bias_wgmma_kernel};
+use crate::backward::bias::kernel::{
+    BiasBoxesLaunch, BiasSizesLaunch, SavedLsesLaunch, bias_wgmma_kernel,
+};
 use crate::backward::bias::steps::PlanTensorsLaunch;
 use crate::backward::matrix::pass::MmaPass;
 use crate::host::check::{address_type, elem_type};
@@ -59,6 +61,10 @@ impl MmaPass<'_> {
                 address_type(&words, 4),
                 bias.clone().into_tensor_arg(),
                 plan.into(),
+                SavedLsesLaunch::new(
+                    self.saved.lse.clone().into_buffer_arg(),
+                    self.lse_rest().clone().into_buffer_arg(),
+                ),
                 grad.clone().into_buffer_arg(),
                 scaling(p.scale, p.softcap),
                 BiasBoxesLaunch::new(

@@ -140,7 +140,15 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 ring.arrive_empty((turn - 1) % stages);
             }
             let products = StepProducts::<NS> { s, dp };
-            step_weights::<E, NS, NP>(&mut weights, &products, &keys, &tiles, &step, &pairs);
+            step_weights::<E, NS, NP>(
+                &mut weights,
+                &products,
+                inputs,
+                &keys,
+                &tiles,
+                &step,
+                &pairs,
+            );
             if step.at.not_finite {
                 // All warps have their logits: only the products with P and dS remain for this tile.
                 not_finite = true;

@@ -129,11 +129,12 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         if turn >= ahead {
             let tile = turn - ahead;
             // Two loop bodies: without a branch inside, the body of nearly all tiles is scheduled as a whole.
-            if tile < full_tiles {
+            if tile < full_tiles && !rows.large() {
                 let _all = add_tile::<E, N, NA>(
                     &stages,
                     tile,
                     &rows,
+                    saved,
                     &attended,
                     &tile_operands,
                     &mut acc,
@@ -145,6 +146,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
                     &stages,
                     tile,
                     &rows,
+                    saved,
                     &attended,
                     &tile_operands,
                     &mut acc,
@@ -184,7 +186,8 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         }
     }
     if !all_finite {
-        mark_pair::<E>(operands, source, grad_q, &rows, &attended, full_tiles);
+        let from = select(rows.large(), 0usize, full_tiles);
+        mark_pair::<E>(operands, source, grad_q, &rows, &attended, from);
     }
 }
 

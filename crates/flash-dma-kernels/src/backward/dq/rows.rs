@@ -4,14 +4,16 @@ use crate::alibi::AlibiArg;
 use crate::dropout::DropoutArg;
 use crate::matrix::args::SavedRows;
 use crate::matrix::dropout::{LaneMask, lane_mask};
+use crate::matrix::logit_scale::{ExactLse, is_large_scaled};
+use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::PerRow;
 use cubecl::prelude::*;
 
-/// What a row's weights are computed with.
+/// A row's numbers for the weights of its pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LaneRow {
-    /// `-log2(e) * lse`.
+    /// `-log2(e)` times the LSE; +inf if the row attends to nothing.
     pub reference: f32,
     /// Its row sum.
     pub delta: f32,
@@ -45,17 +47,21 @@ impl LaneRows {
         let to = OutputRows::of_pair(&pair, own.batch * own.q_heads, own.q_len);
         let mut lse0 = 0.0f32;
         let mut lse1 = 0.0f32;
+        let mut rest0 = 0.0f32;
+        let mut rest1 = 0.0f32;
         let mut delta0 = 0.0f32;
         let mut delta1 = 0.0f32;
+        let log2e = comptime!(core::f32::consts::LOG2_E);
         if to.has_upper {
             lse0 = saved.lse[to.upper];
+            rest0 = -saved.lse_rest[to.upper] * log2e;
             delta0 = saved.delta[to.upper];
         }
         if to.has_lower {
             lse1 = saved.lse[to.lower];
+            rest1 = -saved.lse_rest[to.lower] * log2e;
             delta1 = saved.delta[to.lower];
         }
-        let log2e = comptime!(core::f32::consts::LOG2_E);
         let mask = lane_mask(dropout, words, own, &pair);
         LaneRows {
             pair,
@@ -65,14 +71,58 @@ impl LaneRows {
                 lower: lse1,
             },
             upper: LaneRow {
-                reference: -lse0 * log2e,
+                reference: fma(-lse0, log2e, rest0),
                 delta: delta0,
             },
             lower: LaneRow {
-                reference: -lse1 * log2e,
+                reference: fma(-lse1, log2e, rest1),
                 delta: delta1,
             },
             mask,
+        }
+    }
+}
+
+#[cube]
+impl LaneRows {
+    /// Whether the LSE of a row of the warp is large: all its tiles are then treated as boundary tiles, which compute
+    /// probabilities by [`exact`](Self::exact) LSEs. To be called by all lanes; kept, it would take a register.
+    pub(crate) fn large(&self) -> bool {
+        any_lane(is_large_scaled(self.upper.reference) || is_large_scaled(self.lower.reference))
+    }
+
+    /// The LSEs of the rows, read again: seldom needed, they would take registers from all tiles.
+    pub(crate) fn exact(&self, saved: &SavedRows) -> ExactRows {
+        // A row that does not exist has that of another.
+        let upper = select(self.to.has_upper, self.to.upper, 0usize);
+        let lower = select(self.to.has_lower, self.to.lower, 0usize);
+        ExactRows {
+            upper: ExactLse::read(&saved.lse, &saved.lse_rest, upper),
+            lower: ExactLse::read(&saved.lse, &saved.lse_rest, lower),
+        }
+    }
+}
+
+/// The LSEs of a lane's two rows.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct ExactRows {
+    pub upper: ExactLse,
+    pub lower: ExactLse,
+}
+
+#[cube]
+impl ExactRows {
+    /// Those of probabilities that are not exact.
+    pub(crate) fn none() -> ExactRows {
+        ExactRows {
+            upper: ExactLse {
+                lse: 0.0f32,
+                rest: 0.0f32,
+            },
+            lower: ExactLse {
+                lse: 0.0f32,
+                rest: 0.0f32,
+            },
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The contribution of one key tile to dQ.
 
 use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
-use crate::backward::dq::rows::LaneRows;
+use crate::backward::dq::rows::{ExactRows, LaneRows};
 use crate::finite::{NO_NUMBER, exponent_bits};
+use crate::matrix::args::SavedRows;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{PairMask, pair_mask, without_delta};
 use crate::matrix::fragment::pack;
@@ -33,7 +34,8 @@ pub(crate) struct TileOperands<NA: Size> {
 }
 
 /// Adds the contribution of the keys of tile `tile` to dQ (`head_dim / 32` accumulators of 32 columns). Without
-/// `boundary` every row selects every key; with it, the mask, if there is one, says which keys a row selects. Returns
+/// `boundary` every row selects every key, and no LSE is large; with it, the mask, if there is one, says which keys a
+/// row selects. Returns
 /// whether all keys are finite, as far as this warp can tell: non-finite elements of a key add nothing here, which is
 /// left to [`mark_pair`](crate::backward::dq::repair::mark_pair).
 #[cube]
@@ -41,6 +43,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     stages: &Stages<E>,
     tile: usize,
     rows: &LaneRows,
+    saved: &SavedRows,
     attended: &AttendedKeys,
     operands: &TileOperands<NA>,
     acc: &mut Array<Vector<f32, N>>,
@@ -62,12 +65,15 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     });
     let stage = (tile % comptime!(tile_bp.stages) * key_tile) as u32 * row_bytes;
     let mut all_finite = true;
+    let large = rows.large();
     // The words of the two rows.
     let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
     let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
     if comptime!(boundary && tile_bp.pattern.is_planned()) {
-        seen0 = mask.words::<E>(stages, &rows.pair.upper, tile, tile_bp);
-        seen1 = mask.words::<E>(stages, &rows.pair.lower, tile, tile_bp);
+        let hides = tile >= attended.keys.full_tiles(tile_bp);
+        let seen = mask.words_of_pair::<E>(stages, &rows.pair, tile, hides, tile_bp);
+        seen0 = seen.upper;
+        seen1 = seen.lower;
     }
     // Not unrolled at boundaries: that code is long and rarely runs.
     #[unroll(!boundary)]
@@ -103,8 +109,24 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         // dS, 16 keys at a time, and dQ += dS K.
         #[unroll]
         for n in 0..comptime!(DQ_BLOCK / 16) {
-            let ds =
-                gradients::<E, N, NA>(&products, stages, &columns, rows, attended, n, boundary);
+            let none = ExactRows::none();
+            let ds = if comptime!(boundary) {
+                if large {
+                    let lses = rows.exact(saved);
+                    let how = comptime!(TileKind::Large);
+                    gradients::<E, N, NA>(
+                        &products, stages, &columns, rows, &lses, attended, n, how,
+                    )
+                } else {
+                    let how = comptime!(TileKind::Boundary);
+                    gradients::<E, N, NA>(
+                        &products, stages, &columns, rows, &none, attended, n, how,
+                    )
+                }
+            } else {
+                let how = comptime!(TileKind::Full);
+                gradients::<E, N, NA>(&products, stages, &columns, rows, &none, attended, n, how)
+            };
             let keys = k_keys + comptime!(n as u32 * 16 * row_bytes);
             if comptime!(boundary) {
                 if finite {
@@ -165,17 +187,29 @@ struct Columns {
     seen: SeenPair,
 }
 
-/// dS of the `n`-th 16 of the columns, rounded, as an A operand. On a `boundary` tile it is zero where a row does not
-/// see a key.
+/// What the pairs of a tile need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum TileKind {
+    /// Every row sees every key, and no LSE is large.
+    Full,
+    /// Some row may not see some key.
+    Boundary,
+    /// As `Boundary`, and some LSE is large.
+    Large,
+}
+
+/// dS of the `n`-th 16 of the columns, rounded, as an A operand: zero where a row does not see a key. The LSEs `lses` are
+/// read if some are large.
 #[cube]
 fn gradients<E: Float, N: Size, NA: Size>(
     products: &BlockProducts<N>,
     stages: &Stages<E>,
     columns: &Columns,
     rows: &LaneRows,
+    lses: &ExactRows,
     attended: &AttendedKeys,
     #[comptime] n: usize,
-    #[comptime] boundary: bool,
+    #[comptime] kind: TileKind,
 ) -> Vector<u32, NA> {
     let bp = comptime!(attended.own.bp);
     let mut ds = Vector::<u32, NA>::new(0u32);
@@ -195,7 +229,7 @@ fn gradients<E: Float, N: Size, NA: Size>(
         for e in 0..2usize {
             let column = comptime!(n * 16 + half * 8 + e);
             let pair = gradient::<E, N>(
-                products, stages, columns, rows, &mask, attended, column, boundary,
+                products, stages, columns, rows, lses, &mask, attended, column, kind,
             );
             upper.insert(e, pair.upper);
             lower.insert(e, pair.lower);
@@ -215,11 +249,13 @@ fn gradient<E: Float, N: Size>(
     stages: &Stages<E>,
     columns: &Columns,
     rows: &LaneRows,
+    lses: &ExactRows,
     mask: &ComptimeOption<PairMask>,
     attended: &AttendedKeys,
     #[comptime] column: usize,
-    #[comptime] boundary: bool,
+    #[comptime] kind: TileKind,
 ) -> PerRow {
+    let boundary = comptime!(kind != TileKind::Full);
     let bp = comptime!(attended.own.bp);
     let logit_scale = &attended.scale;
     // The two elements of an accumulator that lie in this column, see `tile_logits`.
@@ -234,17 +270,24 @@ fn gradient<E: Float, N: Size>(
     let e = comptime!(column % 2);
     let of_pair0 = without_delta(mask, dp0, rows.upper.delta, e, false);
     let of_pair1 = without_delta(mask, dp1, rows.lower.delta, e, true);
-    let mut ds0 = exp_of(x0, rows.upper.reference) * of_pair0;
-    let mut ds1 = exp_of(x1, rows.lower.reference) * of_pair1;
-    if comptime!(bp.softcap && bp.pattern.has_key_bias()) {
-        // A bias may be infinite.
+    let p0 = if comptime!(kind == TileKind::Large) {
+        lses.upper.probability(x0)
+    } else {
+        exp_of(x0, rows.upper.reference)
+    };
+    let p1 = if comptime!(kind == TileKind::Large) {
+        lses.lower.probability(x1)
+    } else {
+        exp_of(x1, rows.lower.reference)
+    };
+    let mut ds0 = p0 * of_pair0;
+    let mut ds1 = p1 * of_pair1;
+    if comptime!(bp.softcap) {
+        // From the product alone: what is added may be infinite, or so large that the logit has lost it.
         let capped0 = logit_scale.apply(s0, 0.0f32, bp.softcap);
         let capped1 = logit_scale.apply(s1, 0.0f32, bp.softcap);
         ds0 *= logit_scale.slope(capped0, bp.softcap);
         ds1 *= logit_scale.slope(capped1, bp.softcap);
-    } else if comptime!(bp.softcap) {
-        ds0 *= logit_scale.slope(x0 - z.upper, bp.softcap);
-        ds1 *= logit_scale.slope(x1 - z.lower, bp.softcap);
     }
     if comptime!(boundary && bp.pattern.is_planned()) {
         ds0 = select(is_set(columns.seen.upper, column), ds0, 0.0f32);

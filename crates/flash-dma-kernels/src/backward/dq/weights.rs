@@ -1,8 +1,8 @@
 //! dS of a key tile of the dq kernel.
 
-use crate::backward::dq::rows::LaneRows;
+use crate::backward::dq::rows::{ExactRows, LaneRows};
 use crate::matrix::alibi::with_alibi;
-use crate::matrix::args::KeySource;
+use crate::matrix::args::{KeySource, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{pair_mask, without_delta};
 use crate::matrix::fragment::pack;
@@ -55,70 +55,34 @@ impl<N: Size> TilePairs<N> {
 }
 
 /// dS of key tile `tile`, rounded, as an A operand, from S and from dP, which is in flight while P is computed. On a
-/// `boundary` tile, dS is zero where a row does not see a key.
+/// `boundary` tile, dS is zero where a row does not see a key, and LSEs may be large.
 #[cube]
 pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
     dp: Vector<f32, NS>,
     rows: &LaneRows,
+    saved: &SavedRows,
     pairs: &TilePairs<NS>,
     stages: &Stages<E>,
     attended: &AttendedKeys,
     tile: usize,
+    large: bool,
     #[comptime] boundary: bool,
 ) -> Vector<u32, NP> {
     let bp = comptime!(attended.own.bp);
-    let logit_scale = &attended.scale;
     let k_len = attended.own.k_len;
     let quad = UNIT_POS_X as usize % 4;
-    // P, times the softcap's slope.
-    let mut p = Vector::<f32, NS>::new(0.0f32);
-    #[unroll]
-    for n in 0..comptime!(bp.key_tile / 8) {
-        #[unroll]
-        for e in 0..2usize {
-            let col = comptime!(n * 8 + e) + quad * 2;
-            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let z = if comptime!(bp.pattern.has_pair_bias()) {
-                let z = PerRow {
-                    upper: pairs.bias.extract(at0),
-                    lower: pairs.bias.extract(at1),
-                };
-                with_alibi::<E>(z, &rows.pair, stages, tile, col, bp)
-            } else {
-                scores::<E>(&rows.pair, stages, tile, col, bp)
-            };
-            let (capped, scored) = comptime!((
-                bp.softcap,
-                bp.pattern.has_intervals()
-                    || bp.pattern.has_key_bias()
-                    || bp.pattern.has_pair_bias()
-                    || bp.alibi
-            ));
-            let mut p0 = logit_scale.weight(
-                s.extract(at0),
-                z.upper,
-                rows.upper.reference,
-                capped,
-                scored,
-            );
-            let mut p1 = logit_scale.weight(
-                s.extract(at1),
-                z.lower,
-                rows.lower.reference,
-                capped,
-                scored,
-            );
-            if comptime!(bp.softcap) {
-                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
-                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
-                p0 *= logit_scale.slope(x0, bp.softcap);
-                p1 *= logit_scale.slope(x1, bp.softcap);
-            }
-            p.insert(at0, p0);
-            p.insert(at1, p1);
+    let none = ExactRows::none();
+    let p = if comptime!(boundary) {
+        if large {
+            let lses = rows.exact(saved);
+            probabilities::<E, NS>(s, rows, &lses, pairs, stages, attended, tile, true)
+        } else {
+            probabilities::<E, NS>(s, rows, &none, pairs, stages, attended, tile, false)
         }
-    }
+    } else {
+        probabilities::<E, NS>(s, rows, &none, pairs, stages, attended, tile, false)
+    };
     let dp = finish::<NS>(dp, comptime!(bp.key_tile / 2));
     let mut packed = Vector::<u32, NP>::new(0u32);
     #[unroll]
@@ -160,4 +124,66 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
         }
     }
     packed
+}
+
+/// P, times the softcap's slope; if `exact`, by the LSEs `lses`, which may be large.
+#[cube]
+fn probabilities<E: Float, NS: Size>(
+    s: &Vector<f32, NS>,
+    rows: &LaneRows,
+    lses: &ExactRows,
+    pairs: &TilePairs<NS>,
+    stages: &Stages<E>,
+    attended: &AttendedKeys,
+    tile: usize,
+    #[comptime] exact: bool,
+) -> Vector<f32, NS> {
+    let bp = comptime!(attended.own.bp);
+    let logit_scale = &attended.scale;
+    let quad = UNIT_POS_X as usize % 4;
+    let mut p = Vector::<f32, NS>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let col = comptime!(n * 8 + e) + quad * 2;
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let z = if comptime!(bp.pattern.has_pair_bias()) {
+                let z = PerRow {
+                    upper: pairs.bias.extract(at0),
+                    lower: pairs.bias.extract(at1),
+                };
+                with_alibi::<E>(z, &rows.pair, stages, tile, col, bp)
+            } else {
+                scores::<E>(&rows.pair, stages, tile, col, bp)
+            };
+            let (capped, scored) = comptime!((
+                bp.softcap,
+                bp.pattern.has_intervals()
+                    || bp.pattern.has_key_bias()
+                    || bp.pattern.has_pair_bias()
+                    || bp.alibi
+            ));
+            let (s0, s1) = (s.extract(at0), s.extract(at1));
+            let mut p0 = if comptime!(exact) {
+                (lses.upper).probability(logit_scale.apply(s0, z.upper, capped))
+            } else {
+                logit_scale.weight(s0, z.upper, rows.upper.reference, capped, scored)
+            };
+            let mut p1 = if comptime!(exact) {
+                (lses.lower).probability(logit_scale.apply(s1, z.lower, capped))
+            } else {
+                logit_scale.weight(s1, z.lower, rows.lower.reference, capped, scored)
+            };
+            if comptime!(bp.softcap) {
+                let x0 = logit_scale.apply(s0, 0.0f32, bp.softcap);
+                let x1 = logit_scale.apply(s1, 0.0f32, bp.softcap);
+                p0 *= logit_scale.slope(x0, bp.softcap);
+                p1 *= logit_scale.slope(x1, bp.softcap);
+            }
+            p.insert(at0, p0);
+            p.insert(at1, p1);
+        }
+    }
+    p
 }

@@ -133,10 +133,15 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, boundary);
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
-        let ds = if boundary {
-            gradients::<E, NS, NP>(&s, dp, &rows, &pairs, &stages, &attended, tile, true)
+        let large = rows.large();
+        let ds = if boundary || large {
+            gradients::<E, NS, NP>(
+                &s, dp, &rows, saved, &pairs, &stages, &attended, tile, large, true,
+            )
         } else {
-            gradients::<E, NS, NP>(&s, dp, &rows, &pairs, &stages, &attended, tile, false)
+            gradients::<E, NS, NP>(
+                &s, dp, &rows, saved, &pairs, &stages, &attended, tile, false, false,
+            )
         };
         if may_hide && not_finite[stage] == 1u32 {
             // All warps have their logits: only the product with dS remains for this tile.

@@ -5,7 +5,7 @@ use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::args::GradientTensors;
-use crate::backward::matrix::pass::{KeyLists, MmaPass};
+use crate::backward::matrix::pass::{KeyLists, MmaPass, RowSums};
 use crate::host::check::elem_type;
 use crate::matrix::args::TileLaunch;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
@@ -29,7 +29,7 @@ pub(crate) struct MaskLists {
 ///
 /// `rows` are q, k and v, `grads` their gradients. `grad_bias` is given if the blueprints have a bias per key:
 /// contiguous `[batch, kv_heads, k_len]`, f32, overwritten, or, if every query head has its own,
-/// `[batch, q_heads, k_len]`, added to. Returns the row sums, `[batch, q_heads, q_len]`, f32.
+/// `[batch, q_heads, k_len]`, added to. Returns the row sums.
 pub(crate) fn launch_masked(
     client: &Client,
     problem: &MaskedProblem,
@@ -40,7 +40,7 @@ pub(crate) fn launch_masked(
     grad_bias: Option<TensorBinding>,
     of_pairs: Option<(BiasGradient, BiasBlueprint)>,
     blueprints: MmaBlueprints,
-) -> TensorBinding {
+) -> RowSums {
     let p = &problem.attention;
     let pass = MmaPass::new(client, p, rows, saved, blueprints);
     let bias = lists.blocks.bias.clone();
@@ -68,5 +68,5 @@ pub(crate) fn launch_masked(
     if let Some((bias, blueprint)) = of_pairs {
         pass.launch_bias(problem, bias, blueprint);
     }
-    pass.delta()
+    pass.into_sums()
 }

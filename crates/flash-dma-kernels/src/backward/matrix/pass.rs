@@ -36,7 +36,7 @@ pub(crate) struct MmaPass<'a> {
     /// q, k and v.
     pub rows: [&'a TensorBinding; 3],
     pub saved: &'a Saved,
-    sums: RowSums,
+    data: QueryData,
     /// The slopes of ALiBi.
     slopes: Option<TensorBinding>,
 }
@@ -50,10 +50,15 @@ pub(crate) struct KeyLists {
     pub tiles: usize,
 }
 
+/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
+pub(crate) struct RowSums {
+    pub delta: TensorBinding,
+    pub lse_rest: TensorBinding,
+}
+
 /// The preprocessed data of every query row.
-struct RowSums {
-    /// `[batch, q_heads, q_len]`, f32.
-    delta: TensorBinding,
+struct QueryData {
+    sums: RowSums,
     /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
     /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
@@ -61,13 +66,13 @@ struct RowSums {
     words: Option<TensorBinding>,
 }
 
-/// The shape of the buffer of [`RowSums::rows`].
+/// The shape of the buffer of [`QueryData::rows`].
 fn boxed_shape(problem: &Problem) -> [usize; 3] {
     let [batch, heads, len] = problem.lse_shape();
     [batch, heads, 2 * len.next_multiple_of(2)]
 }
 
-/// The shape of the buffer of [`RowSums::words`]: heads begin at multiples of 16 bytes if the words are copied as boxes.
+/// The shape of the buffer of [`QueryData::words`]: heads begin at multiples of 16 bytes if the words are copied as boxes.
 fn words_shape(problem: &Problem, for_boxes: bool) -> [usize; 3] {
     let [batch, heads, len] = problem.lse_shape();
     [
@@ -95,8 +100,9 @@ pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> us
     bytes(problem.lse_shape()) + boxed + words
 }
 
-/// The row sums in new buffers.
-fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bool) -> RowSums {
+/// The data of the query rows in new buffers.
+fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bool) -> QueryData {
+    let lse_rest = saved.rest_or_zeros(client, problem);
     let delta = scratch(client, problem.lse_shape());
     let all: usize = problem.lse_shape().iter().product();
     let rows = for_boxes.then(|| scratch(client, boxed_shape(problem)));
@@ -142,7 +148,11 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
         words.shape[2] = problem.q_len;
         words
     });
-    RowSums { delta, rows, words }
+    QueryData {
+        sums: RowSums { delta, lse_rest },
+        rows,
+        words,
+    }
 }
 
 impl<'a> MmaPass<'a> {
@@ -160,19 +170,24 @@ impl<'a> MmaPass<'a> {
             problem,
             rows,
             saved,
-            sums: launch_delta(client, problem, saved, for_boxes),
+            data: launch_delta(client, problem, saved, for_boxes),
             slopes: slopes(client, problem),
         }
     }
 
     /// The preprocessed data of every query row, for copies as boxes; `wgmma` only.
     pub(crate) fn boxed_rows(&self) -> &TensorBinding {
-        self.sums.rows.as_ref().expect("wgmma asked for them")
+        self.data.rows.as_ref().expect("wgmma asked for them")
     }
 
-    /// The row sums, `[batch, q_heads, q_len]`, f32.
-    pub(crate) fn delta(&self) -> TensorBinding {
-        self.sums.delta.clone()
+    /// What the rounding of the LSEs lost, `[batch, q_heads, q_len]`.
+    pub(crate) fn lse_rest(&self) -> &TensorBinding {
+        &self.data.sums.lse_rest
+    }
+
+    /// The row sums.
+    pub(crate) fn into_sums(self) -> RowSums {
+        self.data.sums
     }
 
     /// One launch of the dq kernel.
@@ -188,7 +203,7 @@ impl<'a> MmaPass<'a> {
         let head_groups = (problem.batch * problem.q_heads / tile.heads) as u32;
         let [q, k, v] = self.rows.map(Clone::clone);
         let typed = [&q, &k, &v, &self.saved.grad_out, grad_q];
-        let words: Vec<_> = tiles.source.all().chain([&self.sums.delta]).collect();
+        let words: Vec<_> = tiles.source.all().chain([&self.data.sums.delta]).collect();
         let address = address_type(&typed, size).max(address_type(&words, 4));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
@@ -210,7 +225,8 @@ impl<'a> MmaPass<'a> {
                         tiles.source.into_query_tiles(self.slopes.clone()),
                         SavedRowsLaunch::new(
                             self.saved.lse.clone().into_buffer_arg(),
-                            self.sums.delta.clone().into_buffer_arg(),
+                            self.data.sums.lse_rest.clone().into_buffer_arg(),
+                            self.data.sums.delta.clone().into_buffer_arg(),
                         ),
                         grad_q.clone().into_buffer_arg(),
                         scaling_and_dropout(problem),
@@ -258,7 +274,7 @@ impl<'a> MmaPass<'a> {
         let [q, k, v] = self.rows.map(Clone::clone);
         let rows = problem.batch * problem.kv_heads;
         let typed = [&q, &k, &v, &self.saved.grad_out];
-        let mut words = vec![&self.sums.delta, rank];
+        let mut words = vec![&self.data.sums.delta, rank];
         words.extend(keys.source.all());
         let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
         let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
@@ -280,7 +296,8 @@ impl<'a> MmaPass<'a> {
                         v.into_tensor_arg(),
                         self.saved.grad_out.clone().into_tensor_arg(),
                         self.saved.lse.clone().into_buffer_arg(),
-                        self.sums.delta.clone().into_buffer_arg(),
+                        self.data.sums.lse_rest.clone().into_buffer_arg(),
+                        self.data.sums.delta.clone().into_buffer_arg(),
                         None.into(),
                         slopes.into(),
                     ),
@@ -317,7 +334,7 @@ impl<'a> MmaPass<'a> {
         let [q_boxes, o_boxes] = [q, &self.saved.grad_out]
             .map(|tensor| boxes_of(tensor, self.problem.element, heads, queries));
         let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
-        let words = (self.sums.words.as_ref()).filter(|_| blueprint.dropout);
+        let words = (self.data.words.as_ref()).filter(|_| blueprint.dropout);
         let word_boxes = words.map(|words| word_boxes_of(words, heads, queries));
         QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
@@ -336,10 +353,10 @@ impl<'a> MmaPass<'a> {
         let [q, k, v] = self.rows.map(Clone::clone);
         let rows = problem.batch * problem.kv_heads;
         let typed = [&q, &k, &v, &self.saved.grad_out];
-        let mut words = vec![&self.sums.delta];
+        let mut words = vec![&self.data.sums.delta];
         words.extend(keys.source.all());
         // `wgmma` copies them as boxes.
-        let row_words = (self.sums.words.clone())
+        let row_words = (self.data.words.clone())
             .filter(|_| blueprint.instruction == Instruction::Mma)
             .map(TensorBinding::into_buffer_arg);
         let address = address_type(&typed, problem.element.size())
@@ -364,7 +381,8 @@ impl<'a> MmaPass<'a> {
                         v.into_tensor_arg(),
                         self.saved.grad_out.clone().into_tensor_arg(),
                         self.saved.lse.clone().into_buffer_arg(),
-                        self.sums.delta.clone().into_buffer_arg(),
+                        self.data.sums.lse_rest.clone().into_buffer_arg(),
+                        self.data.sums.delta.clone().into_buffer_arg(),
                         row_words.into(),
                         slopes.into(),
                     ),

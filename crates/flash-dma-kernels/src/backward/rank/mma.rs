@@ -8,7 +8,7 @@ use crate::alibi::biased;
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
-use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi, query_of};
+use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi, lse_of, query_of};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
@@ -20,7 +20,7 @@ use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::rank::terms::{RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::LogitScale;
+use crate::matrix::logit_scale::{LogitScale, is_large};
 use crate::matrix::mma::product::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
 use cubecl::prelude::*;
@@ -174,11 +174,9 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     let mut next = order.first(bp);
     for turn in 0..order.count {
         let query = next.tile * comptime!(bp.queries());
+        // Copied, because the cursor moves on.
         let mut head = 0usize;
-        if comptime!(bp.slopes > 0) {
-            // Copied, because the cursor moves on.
-            head = next.head;
-        }
+        head += next.head;
         // This unit's part of the tile has landed; after the barrier, every unit's has, and no warp needs the stage
         // that is filled next.
         wait_copies(0u32);
@@ -202,10 +200,12 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         let of_lse = &*of_lse;
         // Two loop bodies, as in the dk/dv kernel.
         if at.boundary {
-            add_changes::<E, NS>(&s, &dp, turn, &at, &*tiles, of_lse, keys, sums, terms, true);
+            add_changes::<E, NS>(
+                &s, &dp, inputs, rows, turn, &at, &*tiles, of_lse, keys, sums, terms, true,
+            );
         } else {
             add_changes::<E, NS>(
-                &s, &dp, turn, &at, &*tiles, of_lse, keys, sums, terms, false,
+                &s, &dp, inputs, rows, turn, &at, &*tiles, of_lse, keys, sums, terms, false,
             );
         }
     }
@@ -225,14 +225,18 @@ fn step_at<E: Float>(
     let base = turn % comptime!(bp.stages) * comptime!(bp.rows);
     let mut row = UNIT_POS_X as usize;
     let mut empty = false;
+    let mut large = false;
     while row < comptime!(bp.rows) {
         empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
+        large = large || is_large(tiles.lse[base + row]);
         row += 32;
     }
+    let large = plane_any(large);
     Step {
         query,
         head,
-        boundary: !order.is_full(turn, query, bp) || plane_any(empty),
+        boundary: !order.is_full(turn, query, bp) || plane_any(empty) || large,
+        large,
         not_finite: false,
     }
 }
@@ -242,6 +246,8 @@ fn step_at<E: Float>(
 fn add_changes<E: Float, NS: Size>(
     s: &Vector<f32, NS>,
     dp: &Vector<f32, NS>,
+    inputs: &BackwardInputs<E>,
+    rows: &QueryRows,
     turn: usize,
     at: &Step,
     tiles: &Tiles<E>,
@@ -271,7 +277,7 @@ fn add_changes<E: Float, NS: Size>(
         for e in 0..2usize {
             let row = first_row + comptime!(n * 8 + e);
             let here = stage * comptime!(bp.rows) + row;
-            let lse = tiles.lse[here];
+            let lse = lse_of::<E>(inputs, rows, tiles, row, stage, at, boundary, bp);
             let mut mean = tiles.delta[here];
             let mut grad = 0.0f32;
             if comptime!(with_lse) {
@@ -289,11 +295,12 @@ fn add_changes<E: Float, NS: Size>(
                 let value = comptime!(first + key % 2 * 2 + e);
                 let place = local_place(&tiles.places, local_key(key, bp));
                 let z = biased(&alibi, keys.score(key), place);
-                let above = keys.logit(s.extract(value), z) - lse;
-                let power = above * comptime!(core::f32::consts::LOG2_E);
+                let power = lse.exponent(keys.logit(s.extract(value), z));
+                let power = terms.change.above(power);
                 let weight = terms.change.weight_of_power(power);
                 let mut change = weight * (dp.extract(value) - mean);
                 if comptime!(with_lse) {
+                    let above = power * comptime!(core::f32::consts::LN_2);
                     change = fma(grad, terms.change.part_of_lse(above, weight), change);
                 }
                 if comptime!(boundary) {

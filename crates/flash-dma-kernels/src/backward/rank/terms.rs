@@ -3,7 +3,7 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::sums::write_score;
 use crate::matrix::logit_scale::{sigmoid_of_power, softplus};
-use crate::matrix::ptx::{ex2, reciprocal};
+use crate::matrix::ptx::{at_most_zero, ex2, reciprocal};
 use cubecl::prelude::*;
 use flash_dma_problem::LeaveOneOut;
 
@@ -49,6 +49,16 @@ pub(crate) struct Change {
 
 #[cube]
 impl Change {
+    /// `log2` of what a key's weight is computed from, of [`ExactLse::exponent`](crate::matrix::logit_scale::ExactLse):
+    /// a kept key's is that of a probability, at most 0, though its logit may be recomputed higher than the forward pass
+    /// had it.
+    pub(crate) fn above(&self, exponent: f32) -> f32 {
+        match comptime!(self.kind) {
+            ChangeKind::Added => exponent,
+            ChangeKind::LeftOut => at_most_zero(exponent),
+        }
+    }
+
     /// The factor of `v - out` of a key whose logit is `x log(2)` above the LSE, by two special-function instructions;
     /// NaN stays NaN.
     pub(crate) fn weight_of_power(&self, x: f32) -> f32 {

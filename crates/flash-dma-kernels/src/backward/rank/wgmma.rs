@@ -97,11 +97,9 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let dp = start_products::<NS>(&v_panels, &copies.grad_out(stage, bp), bp);
             steps.refill(turn, &ring, &copies, bp);
             let query = steps.present(bp).tile * comptime!(bp.queries());
+            // Copied, because the cursor moves on.
             let mut head = 0usize;
-            if comptime!(bp.slopes > 0) {
-                // Copied, because the cursor moves on.
-                head = steps.present(bp).head;
-            }
+            head += steps.present(bp).head;
             let at = step_at::<E>(stage, query, head, span.fills(query, bp), &tiles, bp);
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.
@@ -114,6 +112,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             } else if at.boundary {
                 sums.add::<E, NS>(
                     &products,
+                    inputs,
                     &lse_gradients,
                     &keys,
                     tiles,
@@ -125,6 +124,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             } else {
                 sums.add::<E, NS>(
                     &products,
+                    inputs,
                     &lse_gradients,
                     &keys,
                     tiles,
@@ -194,6 +194,7 @@ impl KeySums {
     fn add<E: Float, NS: Size>(
         &mut self,
         products: &StepProducts<NS>,
+        inputs: &BackwardInputs<E>,
         lse_gradients: &LseGradients,
         keys: &LaneKeys,
         tiles: &Tiles<E>,
@@ -206,33 +207,26 @@ impl KeySums {
         let with_lse = comptime!(lse_gradients.given);
         let quad = UNIT_POS_X as usize % 4;
         let rows = stage * comptime!(bp.rows / 2) + quad;
+        let s = &products.s;
+        let exponents = if comptime!(boundary) {
+            if at.large {
+                self.exponents::<E, NS>(s, inputs, keys, tiles, stage, at, pairs, true)
+            } else {
+                self.exponents::<E, NS>(s, inputs, keys, tiles, stage, at, pairs, false)
+            }
+        } else {
+            self.exponents::<E, NS>(s, inputs, keys, tiles, stage, at, pairs, false)
+        };
         let mut changes = Vector::<f32, NS>::new(0.0f32);
         let mut weights = Vector::<f32, NS>::new(0.0f32);
         #[unroll]
         for n in 0..comptime!(bp.rows / 8) {
-            let pair = tiles.rows[rows + comptime!(n * 4)];
             #[unroll]
             for e in 0..2usize {
-                let reference = pair.extract(comptime!(2 * e));
-                let row = comptime!(n * 8 + e) + quad * 2;
-                let alibi = row_alibi(&tiles.slopes, at, row, bp);
                 #[unroll]
                 for half in 0..2usize {
                     let value = comptime!(n * 4 + half * 2 + e);
-                    let mut score = keys.upper.score;
-                    let mut place = keys.upper_place;
-                    if comptime!(half == 1) {
-                        score = keys.lower.score;
-                        place = keys.lower_place;
-                    }
-                    let score = biased(&alibi, score, place);
-                    let above = pairs.logit_scale.exponent(
-                        products.s.extract(value),
-                        score,
-                        reference,
-                        bp.softcap,
-                        true,
-                    );
+                    let above = exponents.extract(value);
                     let weight = self.change.weight_of_power(above);
                     weights.insert(value, weight);
                     if comptime!(with_lse) {
@@ -272,6 +266,55 @@ impl KeySums {
                 self.lower += change1;
             }
         }
+    }
+
+    /// `log2` of the probabilities that the pairs of a step have or would have; if `exact`, by LSEs that may be large.
+    fn exponents<E: Float, NS: Size>(
+        &self,
+        s: &Vector<f32, NS>,
+        inputs: &BackwardInputs<E>,
+        keys: &LaneKeys,
+        tiles: &Tiles<E>,
+        stage: usize,
+        at: &Step,
+        pairs: &Pairs,
+        #[comptime] exact: bool,
+    ) -> Vector<f32, NS> {
+        let bp = comptime!(pairs.bp);
+        let quad = UNIT_POS_X as usize % 4;
+        let rows = stage * comptime!(bp.rows / 2) + quad;
+        let mut exponents = Vector::<f32, NS>::new(0.0f32);
+        #[unroll]
+        for n in 0..comptime!(bp.rows / 8) {
+            let pair = tiles.rows[rows + comptime!(n * 4)];
+            #[unroll]
+            for e in 0..2usize {
+                let reference = pair.extract(comptime!(2 * e));
+                let row = comptime!(n * 8 + e) + quad * 2;
+                let alibi = row_alibi(&tiles.slopes, at, row, bp);
+                #[unroll]
+                for half in 0..2usize {
+                    let value = comptime!(n * 4 + half * 2 + e);
+                    let mut score = keys.upper.score;
+                    let mut place = keys.upper_place;
+                    if comptime!(half == 1) {
+                        score = keys.lower.score;
+                        place = keys.lower_place;
+                    }
+                    let score = biased(&alibi, score, place);
+                    let product = s.extract(value);
+                    let exponent = if comptime!(exact) {
+                        let lse = at.exact::<E>(inputs, &pairs.rows, row, bp);
+                        let logit = pairs.logit_scale.apply(product, score, bp.softcap);
+                        self.change.above(lse.exponent(logit))
+                    } else {
+                        (pairs.logit_scale).exponent(product, score, reference, bp.softcap, true)
+                    };
+                    exponents.insert(value, exponent);
+                }
+            }
+        }
+        exponents
     }
 
     /// Writes or adds the sums over the lanes of a quad.

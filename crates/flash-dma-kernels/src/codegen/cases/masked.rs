@@ -202,6 +202,7 @@ fn run(
         out: out.clone(),
         residual: residual.then(|| out.clone()),
         lse: lse.clone(),
+        lse_rest: Some(lse.clone()),
         grad_out: out,
         grad_lse: Some(lse),
     };
@@ -217,6 +218,7 @@ fn run(
             out: saved.out.clone(),
             residual: saved.residual.clone(),
             lse: saved.lse.clone(),
+            lse_rest: saved.residual.is_some().then(|| saved.lse.clone()),
         };
         let _ =
             forward::plan_on(engine, client, &problem, &inputs).and_then(|plan| plan.run(outputs));

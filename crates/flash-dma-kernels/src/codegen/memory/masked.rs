@@ -53,6 +53,7 @@ fn masked_passes(
         out: out.clone(),
         residual: Some(out.clone()),
         lse: lse.clone(),
+        lse_rest: None,
         grad_out,
         grad_lse: None,
     };

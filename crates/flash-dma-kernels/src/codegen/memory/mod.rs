@@ -73,6 +73,7 @@ impl Tensors {
                 residual: p.residual_shape().map(|_| out.clone()),
                 out,
                 lse: lse.clone(),
+                lse_rest: Some(lse.clone()),
                 grad_out,
                 grad_lse: Some(lse),
             },
@@ -131,6 +132,7 @@ fn outputs_of(saved: &Saved) -> Outputs {
         out: saved.out.clone(),
         residual: saved.residual.clone(),
         lse: saved.lse.clone(),
+        lse_rest: saved.lse_rest.clone(),
     }
 }
 

@@ -21,13 +21,14 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, strides at multiples of 2 elements |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, overwritten |
-/// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
+/// | `lse`, `lse_rest` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_mma_kernel<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
     tensors: &StepTensors<E, Const<8>>,
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
+    lse_rest: &mut [f32],
     scaling: &Scaling,
     #[comptime] bp: DecodeMmaBlueprint,
     #[define(E)] _element: ElemType,
@@ -36,9 +37,29 @@ pub(crate) fn decode_mma_kernel<E: Float>(
     let group = q.shape(1) / tensors.new_k.shape(1);
     let logit_scale = LogitScale::new(scaling, bp.softcap);
     if CUBE_POS_Y == 0 {
-        attend_newcomers::<E>(q, tensors, &held, group, &logit_scale, out, lse, bp);
+        attend_newcomers::<E>(
+            q,
+            tensors,
+            &held,
+            group,
+            &logit_scale,
+            out,
+            lse,
+            lse_rest,
+            bp,
+        );
     } else {
-        attend_held::<E>(q, tensors, &held, group, &logit_scale, out, lse, bp);
+        attend_held::<E>(
+            q,
+            tensors,
+            &held,
+            group,
+            &logit_scale,
+            out,
+            lse,
+            lse_rest,
+            bp,
+        );
     }
 }
 
@@ -52,6 +73,7 @@ fn attend_held<E: Float>(
     logit_scale: &LogitScale,
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
+    lse_rest: &mut [f32],
     #[comptime] bp: DecodeMmaBlueprint,
 ) {
     let key_tile = comptime!(bp.key_tile);
@@ -169,6 +191,7 @@ fn attend_held<E: Float>(
                     acc[c] = scaled::<NO>(acc[c], factors.upper, factors.lower);
                 }
             }
+            let s = softmax.rebased::<NS>(s, key_tile);
             let references = softmax.references();
             // O += P V, 16 keys at a time.
             #[unroll]
@@ -195,7 +218,7 @@ fn attend_held<E: Float>(
         }
     }
 
-    let sums = softmax.finish::<E>();
+    let sums = softmax.finish();
     let inverse0 = select(sums.upper.empty, 0.0f32, sums.upper.inverse());
     let inverse1 = select(sums.lower.empty, 0.0f32, sums.lower.inverse());
     let to = OutputRows {
@@ -225,6 +248,7 @@ fn attend_held<E: Float>(
         }
     }
     sums.write_lse(&to, lse);
+    sums.write_lse_rest(&to, lse_rest);
 }
 
 /// Multiplies each of the two rows of an accumulator by its factor.

@@ -5,7 +5,8 @@ use crate::decode::mma::blueprint::{DecodeMmaBlueprint, ROWS, SEGMENT};
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::Held;
 use crate::decode::tensors::StepTensors;
-use crate::matrix::logit_scale::{LogitScale, exp_of, rescale_to};
+use crate::math::log_sum_rest;
+use crate::matrix::logit_scale::{LogitScale, rescale_to};
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -23,6 +24,7 @@ pub(crate) fn attend_newcomers<E: Float>(
     logit_scale: &LogitScale,
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
+    lse_rest: &mut [f32],
     #[comptime] bp: DecodeMmaBlueprint,
 ) {
     let lanes = comptime!(2 * bp.warps);
@@ -55,7 +57,6 @@ pub(crate) fn attend_newcomers<E: Float>(
     }
 
     let none = f32::new(f32::NEG_INFINITY);
-    let log2e = comptime!(core::f32::consts::LOG2_E);
     let mut greatest = none;
     let mut sum = 0.0f32;
     // The new tokens and, with slots, the keys that they evict.
@@ -142,9 +143,8 @@ pub(crate) fn attend_newcomers<E: Float>(
             let sees = first <= query && query < end;
             let x = select(sees, logit_scale.apply(dot, z, bp.softcap), none);
             let new = max(greatest, x);
-            let reference = select(new == none, 0.0f32, -new * log2e);
             let rescale = rescale_to(greatest, new);
-            let p = select(sees, exp_of(x, reference), 0.0f32);
+            let p = select(sees, rescale_to(x, new), 0.0f32);
             greatest = new;
             sum = sum * rescale + p;
             #[unroll]
@@ -176,7 +176,9 @@ pub(crate) fn attend_newcomers<E: Float>(
             }
         }
         if lane == 0 {
-            lse[to] = select(empty, none, greatest + sum.ln());
+            let row_lse = select(empty, none, greatest + sum.ln());
+            lse[to] = row_lse;
+            lse_rest[to] = log_sum_rest(greatest, sum.ln(), row_lse);
         }
     }
 }

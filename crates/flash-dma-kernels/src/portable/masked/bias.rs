@@ -142,7 +142,7 @@ impl PairSums {
                 if visibility.selected(outer, inner) {
                     let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                     let biased = visibility.biased(value, outer, inner);
-                    let p = (biased - queries.lse[inner]).exp();
+                    let p = queries.probability(biased, inner);
                     let dp = visibility.dropped(self.dp[n], outer, inner);
                     self.acc[n] += p * (dp - queries.delta[inner]);
                 }

@@ -11,6 +11,13 @@ use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;
 use cubecl::prelude::*;
 
+/// A logit, and the scaled and capped product in it; without a softcap the second is not used.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct CappedLogit {
+    pub logit: f32,
+    pub capped: f32,
+}
+
 /// Two keys of every fragment of the warp.
 #[derive(CubeType)]
 pub(crate) struct LaneKeys {
@@ -86,8 +93,8 @@ impl LaneKeys {
         }
     }
 
-    /// [`load_biases`](Self::load_biases) for the second role, which needs them for the slopes of capped logits.
-    pub(crate) fn load_biases_of_slopes(&self, mask: &KeyMask, head: usize) {
+    /// [`load_biases`](Self::load_biases) for the second role, which makes logits of capped products.
+    pub(crate) fn load_biases_of_capped(&self, mask: &KeyMask, head: usize) {
         if comptime!(self.bp.softcap) {
             self.load_biases(mask, head);
         }
@@ -123,17 +130,31 @@ impl LaneKeys {
         }
     }
 
-    /// The logit of a product of a key with score `z`.
-    pub(crate) fn logit(&self, product: f32, z: f32) -> f32 {
-        (self.logit_scale).apply(product, z, comptime!(self.bp.softcap))
+    /// The logit of a product of a key with score `z`, and with a softcap the capped product, of which the second role
+    /// makes the logit again by the same sum.
+    pub(crate) fn logit_of(&self, product: f32, z: f32) -> CappedLogit {
+        if comptime!(self.bp.softcap) {
+            let capped = (self.logit_scale).apply(product, 0.0f32, true);
+            CappedLogit {
+                logit: capped + z,
+                capped,
+            }
+        } else {
+            let logit = (self.logit_scale).apply(product, z, false);
+            CappedLogit {
+                logit,
+                capped: product,
+            }
+        }
     }
 
-    /// The slope of a logit of the key of the `n`-th eight rows, see [`LogitScale::slope`].
-    pub(crate) fn slope(&self, logit: f32, #[comptime] n: usize) -> f32 {
-        let mut x = logit;
-        if comptime!(self.bp.pattern.has_intervals() || self.bp.pattern.has_key_bias()) {
-            x -= self.scores[n];
-        }
-        (self.logit_scale).slope(x, comptime!(self.bp.softcap))
+    /// The logit of a product of a key with score `z`.
+    pub(crate) fn logit(&self, product: f32, z: f32) -> f32 {
+        self.logit_of(product, z).logit
+    }
+
+    /// The slope of a [capped](Self::logit_of) product, see [`LogitScale::slope`].
+    pub(crate) fn slope(&self, capped: f32) -> f32 {
+        (self.logit_scale).slope(capped, true)
     }
 }

@@ -10,6 +10,7 @@ use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
 use crate::matrix::copies::copied_segment;
 use crate::matrix::fragment::swizzle;
+use crate::matrix::logit_scale::{ExactLse, is_large};
 use crate::matrix::ptx::copy_or_zero;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -38,7 +39,8 @@ pub(crate) struct Tiles<E: Float> {
     /// `[keys]`: the places of the keys for ALiBi.
     pub places: ComptimeOption<Shared<[f32]>>,
     /// `[2, role_warps, fragments, rows / 8, 32]`: the elements that a lane holds of each accumulator of 16 keys by 8
-    /// rows. A pair that is not selected is -1; with dropout it is −∞, and one that is dropped is negative.
+    /// rows. A pair that is not selected is -1; with dropout it is −∞, and one that is dropped is negative. With a softcap
+    /// they are not probabilities but capped products, and a pair that is not selected is +∞.
     pub weights: Shared<[Vector<f32, Const<4>>]>,
     pub bounds: KeyBounds,
 }
@@ -118,15 +120,18 @@ pub(crate) fn step_at<E: Float>(
     let mut row = UNIT_POS_X as usize;
     let mut empty = false;
     let mut not_finite = false;
+    let mut large = false;
     while row < comptime!(bp.rows) {
         // Non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
         empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
+        large = large || is_large(tiles.lse[base + row]);
         not_finite = not_finite || !is_finite(tiles.delta[base + row]);
         row += 32;
     }
     let empty = plane_any(empty);
     let full = order.is_full(step, query, bp);
-    let boundary = !full || empty;
+    let large = plane_any(large);
+    let boundary = !full || empty || large;
     let mut unknown = empty;
     if comptime!(bp.pattern.is_planned()) {
         // Queries that see nothing are common there; non-finite queries are not.
@@ -144,6 +149,7 @@ pub(crate) fn step_at<E: Float>(
         query,
         head,
         boundary,
+        large,
         not_finite: boundary && (unknown || plane_any(not_finite)),
     }
 }
@@ -163,6 +169,35 @@ pub(crate) fn query_of<E: Float>(
     }
     let query = (step.query + row % comptime!(bp.queries())) as i32;
     select(is_query, query, i32::new(-1))
+}
+
+/// The LSE of row `row` of the tile of `step` in `stage`, in the form that serves the step: a large one as it is, any
+/// other as the rest of an LSE of zero, which [`exp_of`](crate::matrix::logit_scale::exp_of) subtracts.
+#[cube]
+pub(crate) fn lse_of<E: Float>(
+    inputs: &BackwardInputs<E>,
+    rows: &QueryRows,
+    tiles: &Tiles<E>,
+    row: usize,
+    stage: usize,
+    step: &Step,
+    #[comptime] boundary: bool,
+    #[comptime] bp: DkdvBlueprint,
+) -> ExactLse {
+    let lse = tiles.lse[stage * comptime!(bp.rows) + row];
+    let mut split = ExactLse {
+        lse: 0.0f32,
+        rest: -lse * comptime!(core::f32::consts::LOG2_E),
+    };
+    if comptime!(boundary) {
+        // Other LSEs of the step may be -inf, of rows that attend to nothing.
+        if step.large && is_large(lse) {
+            let exact = step.exact::<E>(inputs, rows, row, bp);
+            split.lse = exact.lse;
+            split.rest = exact.rest;
+        }
+    }
+    split
 }
 
 /// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.

@@ -14,7 +14,7 @@ use crate::backward::dkdv::mma::weights::{probabilities, score_gradients};
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::Step;
+use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
@@ -134,9 +134,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         let query = next.at.tile * comptime!(bp.queries());
         // Copied, because the cursor moves on.
         let mut head = 0usize;
-        if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias() || bp.slopes > 0) {
-            head = next.at.head;
-        }
+        head += next.at.head;
         // The keys' bits are loaded while the products are computed.
         let words = step_words(turn, query, head, order, pairs, first_role);
         // This unit's part of the tile has landed; after the barrier, every unit's has, the first role's probabilities
@@ -162,7 +160,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                     }
                 }
                 let step = WarpStep::new(turn, at, seen);
-                accumulate::<E, NS, NO, NA>(&step, &operands, tiles, keys, sums);
+                accumulate::<E, NS, NO, NA>(inputs, rows, &step, &operands, tiles, keys, sums);
             }
         } else {
             if turn > 0 {
@@ -172,13 +170,13 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                     // The sums belong to one head.
                     if last_head != biased_head {
                         keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
-                        keys.load_biases_of_slopes(&pairs.mask, last_head);
+                        keys.load_biases_of_capped(&pairs.mask, last_head);
                         biased_head = last_head;
                     }
                 }
                 let seen = Array::<u32>::new(comptime!(bp.fragments));
                 let step = WarpStep::new(turn - 1, at, seen);
-                accumulate::<E, NS, NO, NA>(&step, &operands, tiles, keys, sums);
+                accumulate::<E, NS, NO, NA>(inputs, rows, &step, &operands, tiles, keys, sums);
             }
             if turn < order.count {
                 products::<NS, NA>(turn, &operands, &mut sums.products, bp);
@@ -267,6 +265,8 @@ pub(crate) fn products<NS: Size, NA: Size>(
 /// Computes the weights of a step from its products, and adds `weights * rows` to the gradients.
 #[cube]
 fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
+    inputs: &BackwardInputs<E>,
+    rows: &QueryRows,
     step: &WarpStep,
     operands: &Operands,
     tiles: &mut Tiles<E>,
@@ -275,14 +275,16 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
 ) {
     // Two loop bodies: without a branch inside, the body that nearly all steps take is scheduled as a whole.
     if step.at.boundary {
-        accumulate_step::<E, NS, NO, NA>(step, operands, tiles, keys, sums, true);
+        accumulate_step::<E, NS, NO, NA>(inputs, rows, step, operands, tiles, keys, sums, true);
     } else {
-        accumulate_step::<E, NS, NO, NA>(step, operands, tiles, keys, sums, false);
+        accumulate_step::<E, NS, NO, NA>(inputs, rows, step, operands, tiles, keys, sums, false);
     }
 }
 
 #[cube]
 fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
+    inputs: &BackwardInputs<E>,
+    query_rows: &QueryRows,
     step: &WarpStep,
     operands: &Operands,
     tiles: &mut Tiles<E>,
@@ -317,10 +319,12 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
             let column = comptime!(n * 2 + half);
             if comptime!(first_role) {
                 let s = &sums.products;
-                a = probabilities::<E, NS, NA>(a, step, &bounds, tiles, s, keys, column, boundary);
+                a = probabilities::<E, NS, NA>(
+                    a, inputs, query_rows, step, &bounds, tiles, s, keys, column, boundary,
+                );
             } else {
                 a = score_gradients::<E, NS, NO, NA>(
-                    a, step, &*tiles, sums, keys, column, boundary,
+                    a, inputs, query_rows, step, &*tiles, sums, keys, column, boundary,
                 );
             }
         }

@@ -3,27 +3,32 @@
 use crate::alibi::biased;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
-use crate::backward::dkdv::mma::queries::{Tiles, query_of};
+use crate::backward::dkdv::mma::queries::{Tiles, lse_of, query_of};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::dropout::words_of_rows;
+use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::dropout::DropoutArg;
-use crate::matrix::dropout::{PairMask, weighed};
+use crate::matrix::dropout::{PairMask, weighed, without_delta};
 use crate::matrix::fragment::pack;
-use crate::matrix::logit_scale::exp_of;
+use crate::matrix::logit_scale::{ExactLse, exp_of};
 use cubecl::prelude::*;
 
 /// The weight that marks a pair as not selected.
 const NOT_SELECTED: f32 = -1.0;
 /// The same with dropout, whose dropped pairs are negative probabilities.
 const NOT_SELECTED_OR_DROPPED: f32 = f32::NEG_INFINITY;
+/// The same among capped products.
+const NOT_SELECTED_CAPPED: f32 = f32::INFINITY;
 
 /// What marks a pair as not selected.
 fn not_selected(bp: DkdvBlueprint) -> f32 {
-    match bp.dropout {
-        false => NOT_SELECTED,
-        true => NOT_SELECTED_OR_DROPPED,
+    match (bp.softcap, bp.dropout) {
+        (true, _) => NOT_SELECTED_CAPPED,
+        (_, false) => NOT_SELECTED,
+        (_, true) => NOT_SELECTED_OR_DROPPED,
     }
 }
 
@@ -116,11 +121,24 @@ fn weight_place(
     (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8) + n)) * 32 + lane
 }
 
-/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a
-/// `boundary` step `bounds` says which pairs are selected, or if `bp.pattern.is_planned()` the step's own words.
+/// The probability of a logit by the result of [`lse_of`].
+#[cube]
+fn probability(logit: f32, lse: &ExactLse, #[comptime] boundary: bool) -> f32 {
+    if comptime!(boundary) {
+        lse.probability(logit)
+    } else {
+        exp_of(logit, lse.rest)
+    }
+}
+
+/// The probabilities of the query rows `8 n ..`, as one half of the A fragments `a`, and to shared memory what the second
+/// role makes them of again, see [`Tiles::weights`]. On a `boundary` step `bounds` says which pairs are selected, or if
+/// `bp.pattern.is_planned()` the step's own words.
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
+    inputs: &BackwardInputs<E>,
+    query_rows: &QueryRows,
     step: &WarpStep,
     bounds: &Array<i32>,
     tiles: &mut Tiles<E>,
@@ -133,9 +151,19 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     let mut a = a;
     let stage = step.turn % comptime!(bp.stages);
     let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
-    let log2e = comptime!(core::f32::consts::LOG2_E);
-    let reference0 = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
-    let reference1 = -tiles.lse[stage * comptime!(bp.rows) + row + 1] * log2e;
+    let lse0 = lse_of::<E>(
+        inputs, query_rows, &*tiles, row, stage, &step.at, boundary, bp,
+    );
+    let lse1 = lse_of::<E>(
+        inputs,
+        query_rows,
+        &*tiles,
+        row + 1,
+        stage,
+        &step.at,
+        boundary,
+        bp,
+    );
     let mut query0 = 0i32;
     let mut query1 = 0i32;
     if comptime!(boundary && !bp.pattern.is_planned()) {
@@ -163,8 +191,19 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
             let s1: f32 = s[index].extract(comptime!(first + at1));
             let place = local_place(&tiles.places, local_key(key, bp));
             let (z0, z1) = (biased(&alibi0, z, place), biased(&alibi1, z, place));
-            let mut p0 = exp_of(keys.logit(s0, z0), reference0);
-            let mut p1 = exp_of(keys.logit(s1, z1), reference1);
+            let (first, second) = (keys.logit_of(s0, z0), keys.logit_of(s1, z1));
+            let mut p0 = probability(first.logit, &lse0, boundary);
+            let mut p1 = probability(second.logit, &lse1, boundary);
+            let w0 = if comptime!(bp.softcap) {
+                first.capped
+            } else {
+                marked(&mask, p0, 0usize, lower == 1)
+            };
+            let w1 = if comptime!(bp.softcap) {
+                second.capped
+            } else {
+                marked(&mask, p1, 1usize, lower == 1)
+            };
             if comptime!(boundary) {
                 let none = f32::new(comptime!(not_selected(bp)));
                 let keep = if comptime!(bp.pattern.is_planned()) {
@@ -172,8 +211,8 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                     let infinite = f32::new(f32::INFINITY);
                     let own = comptime!(1u32 << (8 * lower));
                     Keep {
-                        first: reference0 != infinite && seen_here & own != 0u32,
-                        second: reference1 != infinite && seen_here & comptime!(own << 16) != 0u32,
+                        first: lse0.rest != infinite && seen_here & own != 0u32,
+                        second: lse1.rest != infinite && seen_here & comptime!(own << 16) != 0u32,
                     }
                 } else {
                     let (first, end) = (bounds[key * 2], bounds[key * 2 + 1]);
@@ -182,17 +221,13 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                         second: first <= query1 && query1 < end,
                     }
                 };
-                let (w0, w1) = (
-                    marked(&mask, p0, 0usize, lower == 1),
-                    marked(&mask, p1, 1usize, lower == 1),
-                );
                 weights.insert(at0, select(keep.first, w0, none));
                 weights.insert(at1, select(keep.second, w1, none));
                 p0 = select(keep.first, p0, 0.0f32);
                 p1 = select(keep.second, p1, 0.0f32);
             } else {
-                weights.insert(at0, marked(&mask, p0, 0usize, lower == 1));
-                weights.insert(at1, marked(&mask, p1, 1usize, lower == 1));
+                weights.insert(at0, w0);
+                weights.insert(at1, w1);
             }
             let (p0, p1) = (
                 weighed(&mask, p0, 0usize, lower == 1),
@@ -213,6 +248,8 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
 #[cube]
 pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
     a: Vector<u32, NA>,
+    inputs: &BackwardInputs<E>,
+    query_rows: &QueryRows,
     step: &WarpStep,
     tiles: &Tiles<E>,
     sums: &mut WarpSums<NS, NO>,
@@ -224,11 +261,14 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
     let mut a = a;
     let turn = step.turn;
     let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
-    let first_row = turn % comptime!(bp.stages) * comptime!(bp.rows) + row;
+    let stage = turn % comptime!(bp.stages);
+    let first_row = stage * comptime!(bp.rows) + row;
+    let words = words_of_rows(&tiles.words, stage, row, bp);
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));
         let weights = tiles.weights[weight_place(turn, n, m, bp)];
+        let mask = fragment_mask(&keys.dropout, &tiles.columns, &words, m, bp);
         #[unroll]
         for lower in 0..2usize {
             let key = comptime!(m * 2 + lower);
@@ -236,26 +276,37 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
             #[unroll]
             for e in 0..2usize {
                 let weight = weights.extract(comptime!(lower * 2 + e));
-                let p = unmarked(&keys.dropout, weight, boundary);
                 let dp: f32 = sums.products[index].extract(comptime!(first + lower * 2 + e));
-                let of_pair = of_marked(&keys.dropout, weight, dp, tiles.delta[first_row + e]);
-                let mut ds = p * of_pair;
-                if comptime!(boundary && bp.dropout) {
-                    ds = select(weight == f32::new(NOT_SELECTED_OR_DROPPED), 0.0f32, ds);
-                } else if comptime!(boundary) {
-                    ds = select(p < 0.0f32, 0.0f32, ds);
-                }
-                sums.scores[key] += ds;
+                let delta = tiles.delta[first_row + e];
                 if comptime!(bp.softcap) {
-                    // The logit, recovered from the logarithm of the probability.
-                    let x = p.ln() + tiles.lse[first_row + e];
+                    // Neither the slope nor, if what is added is large, the product can be told from a probability.
+                    let at = &step.at;
+                    let lse =
+                        lse_of::<E>(inputs, query_rows, tiles, row + e, stage, at, boundary, bp);
                     let alibi = row_alibi(&tiles.slopes, &step.at, row + e, bp);
                     let place = local_place(&tiles.places, local_key(key, bp));
-                    let slope = keys.slope(x - biased(&alibi, 0.0f32, place), key);
-                    // A probability that underflows to 0 has no gradient.
-                    ds *= select(p <= 0.0f32, 1.0f32, slope);
+                    let x = weight + biased(&alibi, keys.score(key), place);
+                    let p = probability(x, &lse, boundary);
+                    let mut ds = p * without_delta(&mask, dp, delta, e, lower == 1);
+                    let mut slope = keys.slope(weight);
+                    if comptime!(boundary) {
+                        let none = f32::new(NOT_SELECTED_CAPPED);
+                        ds = select(weight == none, 0.0f32, ds);
+                        slope = select(weight == none, 0.0f32, slope);
+                    }
+                    sums.scores[key] += ds;
+                    values.insert(e, ds * slope);
+                } else {
+                    let p = unmarked(&keys.dropout, weight, boundary);
+                    let mut ds = p * of_marked(&keys.dropout, weight, dp, delta);
+                    if comptime!(boundary && bp.dropout) {
+                        ds = select(weight == f32::new(NOT_SELECTED_OR_DROPPED), 0.0f32, ds);
+                    } else if comptime!(boundary) {
+                        ds = select(p < 0.0f32, 0.0f32, ds);
+                    }
+                    sums.scores[key] += ds;
+                    values.insert(e, ds);
                 }
-                values.insert(e, ds);
             }
             a.insert(
                 comptime!(m * 4 + n % 2 * 2 + lower),

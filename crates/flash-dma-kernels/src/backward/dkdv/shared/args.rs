@@ -20,6 +20,8 @@ pub(crate) struct BackwardInputs<E: Float> {
     pub grad_out: OwnedTensor<Segment<E>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
+    /// Contiguous `[batch, q_heads, q_len]`: what the rounding of the LSEs lost.
+    pub lse_rest: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub delta: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`: the rows' words of the mask of dropout, for `mma`.
@@ -145,7 +147,7 @@ pub(crate) struct KeyGrid {
 pub(crate) struct QueryBoxes<E: Float> {
     pub q: TensorMap<E, Tiled>,
     pub grad_out: TensorMap<E, Tiled>,
-    /// LSE and row sums.
+    /// `-log2(e)` times the LSEs, and row sums.
     pub rows: TensorMap<f32, Tiled>,
     /// The rows' words of the mask of dropout.
     pub words: ComptimeOption<TensorMap<f32, Tiled>>,

@@ -1,7 +1,9 @@
 //! The queries that stream past a key tile: where they are, and how the pairs of a step must be treated.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::finite::is_finite;
+use crate::matrix::logit_scale::ExactLse;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
@@ -53,12 +55,37 @@ impl QueryRows {
 pub(crate) struct Step {
     /// The first query of the tile.
     pub query: usize,
-    /// The first head of the tile, within the group; only with biases of pairs and with ALiBi.
+    /// The first head of the tile, within the group.
     pub head: usize,
-    /// Whether some pair may not be selected.
+    /// Whether some pair may not be selected, or some LSE is large.
     pub boundary: bool,
+    /// Whether some LSE is large: probabilities are then computed by [`exact`](Step::exact) LSEs.
+    pub large: bool,
     /// Whether, in addition, some row of Q or dO may not be finite.
     pub not_finite: bool,
+}
+
+#[cube]
+impl Step {
+    /// The LSE of row `row` of the tile, read from memory: seldom needed, it would take shared memory from all steps. A
+    /// row of no query has that of another.
+    pub(crate) fn exact<E: Float>(
+        &self,
+        inputs: &BackwardInputs<E>,
+        rows: &QueryRows,
+        row: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> ExactLse {
+        let queries = comptime!(bp.queries());
+        let query = min(self.query + row % queries, rows.len - 1);
+        let behind = select(
+            row < comptime!(bp.queries() * bp.heads),
+            row / queries,
+            0usize,
+        );
+        let at = rows.row + (self.head + behind) * rows.len + query;
+        ExactLse::read(&inputs.lse, &inputs.lse_rest, at)
+    }
 }
 
 /// Whether this lane's share of the rows of `stage` is finite.

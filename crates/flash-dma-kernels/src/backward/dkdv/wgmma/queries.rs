@@ -7,6 +7,7 @@ use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
+use crate::matrix::logit_scale::is_large_scaled;
 use crate::matrix::ptx::{any_lane, shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::{Panels, publish};
@@ -217,7 +218,9 @@ pub(crate) fn step_at<E: Float>(
             exponent_bits(rows.extract(3usize)),
         ),
     );
-    let mut boundary = !full;
+    let large =
+        any_lane(is_large_scaled(rows.extract(0usize)) || is_large_scaled(rows.extract(2usize)));
+    let mut boundary = !full || large;
     let mut not_finite = false;
     // Rare: non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
     if any_lane(bits == NO_NUMBER) {
@@ -243,6 +246,7 @@ pub(crate) fn step_at<E: Float>(
         query,
         head,
         boundary,
+        large,
         not_finite,
     }
 }

@@ -169,11 +169,9 @@ pub(crate) fn staged_step<E: Float>(
     let stage = turn % comptime!(bp.stages);
     let present = steps.present(bp);
     let query = present.tile * comptime!(bp.queries());
+    // Copied, because `present` aliases the cursor's variables, which advance before the head is read.
     let mut head = 0usize;
-    if comptime!(bp.pattern.has_pair_bias() || bp.slopes > 0) {
-        // Copied, because `present` aliases the cursor's variables, which advance before the head is read.
-        head = present.head;
-    }
+    head += present.head;
     let at = step_at::<E>(stage, query, head, steps.is_full(turn, bp), tiles, bp);
     let mut seen = 0u32;
     if comptime!(bp.pattern.is_planned()) {

@@ -3,6 +3,7 @@
 use crate::alibi::biased;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::row_alibi;
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::Step;
@@ -11,6 +12,7 @@ use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
 use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
+use crate::matrix::logit_scale::{ExactLse, is_large_scaled};
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
@@ -47,6 +49,7 @@ pub(crate) struct StagedStep {
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
     products: &StepProducts<NS>,
+    inputs: &BackwardInputs<E>,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
     step: &StagedStep,
@@ -54,17 +57,18 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
 ) {
     // Separate code for boundary steps: a branch per element would prevent the other instructions from overlapping.
     if step.at.boundary {
-        set_weights::<E, NS, NP>(weights, products, keys, tiles, step, pairs, true);
+        set_weights::<E, NS, NP>(weights, products, inputs, keys, tiles, step, pairs, true);
     } else {
-        set_weights::<E, NS, NP>(weights, products, keys, tiles, step, pairs, false);
+        set_weights::<E, NS, NP>(weights, products, inputs, keys, tiles, step, pairs, false);
     }
 }
 
-/// See [`step_weights`]. On a `boundary` step the weights of pairs that are not selected are zero.
+/// See [`step_weights`]. On a `boundary` step the weights of pairs that are not selected are zero, and LSEs may be large.
 #[cube]
 fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
     products: &StepProducts<NS>,
+    inputs: &BackwardInputs<E>,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
     step: &StagedStep,
@@ -74,8 +78,108 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
     let (s, logit_scale, bp) = (&products.s, &pairs.logit_scale, comptime!(pairs.bp));
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
+    // With a softcap the boundary step's own code serves large LSEs: another copy would not fit the registers.
+    let unrounded = if comptime!(boundary && !bp.softcap) {
+        if step.at.large {
+            probabilities::<E, NS>(s, inputs, keys, tiles, step, pairs, StepKind::Large)
+        } else {
+            probabilities::<E, NS>(s, inputs, keys, tiles, step, pairs, StepKind::Boundary)
+        }
+    } else {
+        let kind = comptime!(if boundary {
+            StepKind::Boundary
+        } else {
+            StepKind::Full
+        });
+        probabilities::<E, NS>(s, inputs, keys, tiles, step, pairs, kind)
+    };
+    let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
+    let mut p = Vector::<u32, NP>::new(0u32);
+    let mut ds = Vector::<u32, NP>::new(0u32);
+    let mut dz0 = 0.0f32;
+    let mut dz1 = 0.0f32;
+    #[unroll]
+    for n in 0..comptime!(bp.rows / 8) {
+        let pair = tiles.rows[rows + comptime!(n * 4)];
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.pattern.is_planned()) {
+            seen_here = seen_pair(step.seen, n, bp);
+        }
+        let mask = keys.pair_mask(&tiles.words, step.stage, n);
+        let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let row = comptime!(n * 8 + e) + quad * 2;
+            let row_delta = pair.extract(comptime!(2 * e + 1));
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let of_pair0 = without_delta(&mask, dp.extract(at0), row_delta, e, false);
+            let of_pair1 = without_delta(&mask, dp.extract(at1), row_delta, e, true);
+            let mut ds0 = unrounded.extract(at0) * of_pair0;
+            let mut ds1 = unrounded.extract(at1) * of_pair1;
+            if comptime!(boundary) {
+                // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
+                let reference = pair.extract(comptime!(2 * e));
+                let keep = selected(keys, reference, row, &step.at, seen_here, e);
+                ds0 = select(keep.first, ds0, 0.0f32);
+                ds1 = select(keep.second, ds1, 0.0f32);
+            }
+            dz0 += ds0;
+            dz1 += ds1;
+            if comptime!(bp.softcap) {
+                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
+                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
+                ds0 *= logit_scale.slope(x0, bp.softcap);
+                ds1 *= logit_scale.slope(x1, bp.softcap);
+            }
+            dss.insert(e, ds0);
+            dss.insert(comptime!(2 + e), ds1);
+        }
+        #[unroll]
+        for half in 0..2usize {
+            let (x, y) = comptime!((half * 2, half * 2 + 1));
+            let (px, py) = comptime!((n * 4 + half * 2, n * 4 + half * 2 + 1));
+            let x0 = weighed(&mask, unrounded.extract(px), 0usize, half == 1);
+            let x1 = weighed(&mask, unrounded.extract(py), 1usize, half == 1);
+            let pair = pack(x0, x1, comptime!(bp.element));
+            p.insert(comptime!(n * 2 + half), pair);
+            let pair = pack(dss.extract(x), dss.extract(y), comptime!(bp.element));
+            ds.insert(comptime!(n * 2 + half), pair);
+        }
+    }
+    weights.p = p;
+    weights.ds = ds;
+    weights.dz0 += dz0;
+    weights.dz1 += dz1;
+}
+
+/// What the pairs of a step need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum StepKind {
+    /// All are selected, and no LSE is large.
+    Full,
+    /// Some may not be selected.
+    Boundary,
+    /// As `Boundary`, and some LSE is large.
+    Large,
+}
+
+/// The probabilities of a step's pairs, in f32; 0 where a pair is not selected.
+#[cube]
+fn probabilities<E: Float, NS: Size>(
+    s: &Vector<f32, NS>,
+    inputs: &BackwardInputs<E>,
+    keys: &LaneKeys,
+    tiles: &Tiles<E>,
+    step: &StagedStep,
+    pairs: &Pairs,
+    #[comptime] kind: StepKind,
+) -> Vector<f32, NS> {
+    let (logit_scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
+    let boundary = comptime!(kind != StepKind::Full);
+    let quad = UNIT_POS_X as usize % 4;
+    let rows = step.stage * comptime!(bp.rows / 2) + quad;
     let bias = PairBiases::read(pairs, keys, step);
-    let mut exact = Vector::<f32, NS>::new(0.0f32);
+    let mut unrounded = Vector::<f32, NS>::new(0.0f32);
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
         let pair = tiles.rows[rows + comptime!(n * 4)];
@@ -108,74 +212,41 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
                     keys.lower_place,
                 ),
             );
-            let mut p0 = logit_scale.weight(s.extract(at0), z0, reference, capped, scored);
-            let mut p1 = logit_scale.weight(s.extract(at1), z1, reference, capped, scored);
+            let (s0, s1) = (s.extract(at0), s.extract(at1));
+            if comptime!(kind == StepKind::Large) {
+                let lse = step.at.exact::<E>(inputs, &pairs.rows, row, bp);
+                let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
+                let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
+                unrounded.insert(at0, p0);
+                unrounded.insert(at1, p1);
+            } else if comptime!(boundary && bp.softcap) {
+                let mut lse = ExactLse {
+                    lse: 0.0f32,
+                    rest: reference,
+                };
+                if step.at.large && is_large_scaled(reference) {
+                    let exact = step.at.exact::<E>(inputs, &pairs.rows, row, bp);
+                    lse.lse = exact.lse;
+                    lse.rest = exact.rest;
+                }
+                let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
+                let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
+                unrounded.insert(at0, p0);
+                unrounded.insert(at1, p1);
+            } else {
+                let p0 = logit_scale.weight(s0, z0, reference, capped, scored);
+                let p1 = logit_scale.weight(s1, z1, reference, capped, scored);
+                unrounded.insert(at0, p0);
+                unrounded.insert(at1, p1);
+            }
             if comptime!(boundary) {
                 let keep = selected(keys, reference, row, &step.at, seen_here, e);
-                p0 = select(keep.first, p0, 0.0f32);
-                p1 = select(keep.second, p1, 0.0f32);
+                unrounded.insert(at0, select(keep.first, unrounded.extract(at0), 0.0f32));
+                unrounded.insert(at1, select(keep.second, unrounded.extract(at1), 0.0f32));
             }
-            exact.insert(at0, p0);
-            exact.insert(at1, p1);
         }
     }
-    let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
-    let mut p = Vector::<u32, NP>::new(0u32);
-    let mut ds = Vector::<u32, NP>::new(0u32);
-    let mut dz0 = 0.0f32;
-    let mut dz1 = 0.0f32;
-    #[unroll]
-    for n in 0..comptime!(bp.rows / 8) {
-        let pair = tiles.rows[rows + comptime!(n * 4)];
-        let mut seen_here = 0u32;
-        if comptime!(boundary && bp.pattern.is_planned()) {
-            seen_here = seen_pair(step.seen, n, bp);
-        }
-        let mask = keys.pair_mask(&tiles.words, step.stage, n);
-        let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
-        #[unroll]
-        for e in 0..2usize {
-            let row = comptime!(n * 8 + e) + quad * 2;
-            let row_delta = pair.extract(comptime!(2 * e + 1));
-            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let of_pair0 = without_delta(&mask, dp.extract(at0), row_delta, e, false);
-            let of_pair1 = without_delta(&mask, dp.extract(at1), row_delta, e, true);
-            let mut ds0 = exact.extract(at0) * of_pair0;
-            let mut ds1 = exact.extract(at1) * of_pair1;
-            if comptime!(boundary) {
-                // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
-                let reference = pair.extract(comptime!(2 * e));
-                let keep = selected(keys, reference, row, &step.at, seen_here, e);
-                ds0 = select(keep.first, ds0, 0.0f32);
-                ds1 = select(keep.second, ds1, 0.0f32);
-            }
-            dz0 += ds0;
-            dz1 += ds1;
-            if comptime!(bp.softcap) {
-                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
-                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
-                ds0 *= logit_scale.slope(x0, bp.softcap);
-                ds1 *= logit_scale.slope(x1, bp.softcap);
-            }
-            dss.insert(e, ds0);
-            dss.insert(comptime!(2 + e), ds1);
-        }
-        #[unroll]
-        for half in 0..2usize {
-            let (x, y) = comptime!((half * 2, half * 2 + 1));
-            let (px, py) = comptime!((n * 4 + half * 2, n * 4 + half * 2 + 1));
-            let x0 = weighed(&mask, exact.extract(px), 0usize, half == 1);
-            let x1 = weighed(&mask, exact.extract(py), 1usize, half == 1);
-            let pair = pack(x0, x1, comptime!(bp.element));
-            p.insert(comptime!(n * 2 + half), pair);
-            let pair = pack(dss.extract(x), dss.extract(y), comptime!(bp.element));
-            ds.insert(comptime!(n * 2 + half), pair);
-        }
-    }
-    weights.p = p;
-    weights.ds = ds;
-    weights.dz0 += dz0;
-    weights.dz1 += dz1;
+    unrounded
 }
 
 /// Whether this lane's two keys are selected by a query.
