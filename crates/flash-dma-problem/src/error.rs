@@ -19,6 +19,8 @@ pub enum TensorName {
     PackedKeyValue,
     Out,
     Lse,
+    /// What the rounding of the LSE lost.
+    LseRest,
     GradOut,
     GradLse,
     GradQuery,
@@ -74,6 +76,7 @@ impl fmt::Display for TensorName {
             Self::Out => "out",
             Self::Residual => "the residual of out",
             Self::Lse => "lse",
+            Self::LseRest => "lse_rest",
             Self::GradOut => "the gradient of out",
             Self::GradLse => "the gradient of lse",
             Self::GradQuery => "the gradient of q",
