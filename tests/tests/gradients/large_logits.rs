@@ -293,25 +293,29 @@ fn scores_times_a_thousand_have_the_gradients_of_a_naive_pass<E: Engine>(engine:
 }
 
 fn logits_may_be_large_by_their_products_alone<E: Engine>(engine: &E) {
-    let p = problem_of([1, 2, 1, 48, 48, 64], false, F16, AttentionOptions::new());
-    let mut rng = Rng::new(12);
-    let mut inputs = scored(p, Vec::new(), &mut rng);
-    // Integers of about 100, so that f32 has their products; keys come in pairs of neighbours.
-    let integers = |len| -> Vec<f64> {
-        let normal = normal(len, 100.0, F32, &mut Rng::new(13));
-        normal.into_iter().map(f64::round).collect()
-    };
-    inputs.q = integers(inputs.q.len());
-    let keys = integers(inputs.k.len() / 2);
-    inputs.k = (keys.chunks(64))
-        .flat_map(|row| [row, row])
-        .flatten()
-        .copied()
-        .collect();
-    for second in inputs.k.chunks_mut(128) {
-        second[64] += 1.0;
+    for element in [F16, F32] {
+        let p = problem_of(
+            [1, 2, 1, 48, 48, 64],
+            false,
+            element,
+            AttentionOptions::new(),
+        );
+        let mut rng = Rng::new(12);
+        let mut inputs = scored(p, Vec::new(), &mut rng);
+        // Integers of about 100, so that f32 has their products; keys come in pairs of neighbours.
+        let mut integers = |len| -> Vec<f64> {
+            let normal = normal(len, 100.0, F32, &mut rng);
+            normal.into_iter().map(f64::round).collect()
+        };
+        inputs.q = integers(inputs.q.len());
+        let keys = integers(inputs.k.len() / 2);
+        let pairs = keys.chunks(64).flat_map(|row| [row, row]);
+        inputs.k = pairs.flatten().copied().collect();
+        for second in inputs.k.chunks_mut(128) {
+            second[64] += 1.0;
+        }
+        check_scored(engine, &inputs, "entries of about 100");
     }
-    check_scored(engine, &inputs, "entries of about 100");
 }
 
 fn ranks_learn_under_an_offset<E: Engine>(engine: &E) {
