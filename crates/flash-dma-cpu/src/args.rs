@@ -58,16 +58,19 @@ pub struct Outputs<'a, E> {
     pub residual: Option<&'a mut [E]>,
     /// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
     pub lse: &'a mut [f32],
+    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` does not write it.
+    pub lse_rest: Option<&'a mut [f32]>,
 }
 
 impl<'a, E> Outputs<'a, E> {
-    /// Without a residual.
+    /// Without a residual and the rest of the LSE.
     #[must_use]
     pub fn new(out: &'a mut [E], lse: &'a mut [f32]) -> Self {
         Self {
             out,
             residual: None,
             lse,
+            lse_rest: None,
         }
     }
 }
@@ -82,6 +85,9 @@ pub struct Saved<'a, E> {
     pub residual: Option<View<'a, E, 4>>,
     /// Contiguous `[batch, q_heads, q_len]`, as the forward pass wrote it.
     pub lse: &'a [f32],
+    /// As `lse`: what the forward pass left beside it. `None` is zero: then every probability has the rounding of `lse`
+    /// in it, a factor of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
+    pub lse_rest: Option<&'a [f32]>,
     /// `[batch, q_heads, q_len, head_dim]`.
     pub grad_out: View<'a, E, 4>,
     /// Contiguous `[batch, q_heads, q_len]`; `None` is zero.

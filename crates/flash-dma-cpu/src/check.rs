@@ -179,7 +179,11 @@ pub(crate) fn outputs<E>(problem: &Problem, outputs: &Outputs<'_, E>) -> Checked
         (Some(_), None) => return Err(AttentionError::Residual),
         (None, _) => {}
     }
-    buffer(TensorName::Lse, outputs.lse, &problem.lse_shape())
+    buffer(TensorName::Lse, outputs.lse, &problem.lse_shape())?;
+    match &outputs.lse_rest {
+        Some(rest) => buffer(TensorName::LseRest, rest, &problem.lse_shape()),
+        None => Ok(()),
+    }
 }
 
 /// Checks what the forward pass left and the incoming gradients.
@@ -191,6 +195,9 @@ pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Chec
         (None, _) => {}
     }
     buffer(TensorName::Lse, saved.lse, &problem.lse_shape())?;
+    if let Some(rest) = saved.lse_rest {
+        buffer(TensorName::LseRest, rest, &problem.lse_shape())?;
+    }
     view(TensorName::GradOut, &saved.grad_out, &problem.q_shape())?;
     match saved.grad_lse {
         Some(grad_lse) => buffer(TensorName::GradLse, grad_lse, &problem.lse_shape()),

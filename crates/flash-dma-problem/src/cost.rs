@@ -51,7 +51,8 @@ pub fn forward_bytes(problem: &Problem) -> u128 {
     } else {
         0
     };
-    problem.element.size() as u128 * (2 * q + 2 * kv) + 4 * lse + selection
+    // The LSE is in two parts.
+    problem.element.size() as u128 * (2 * q + 2 * kv) + 8 * lse + selection
 }
 
 /// Bytes of the backward pass if every input is read once and every output written once.
@@ -63,7 +64,7 @@ pub fn backward_bytes(problem: &Problem) -> u128 {
     } else {
         0
     };
-    problem.element.size() as u128 * (4 * q + 4 * kv) + 4 * lse + selection
+    problem.element.size() as u128 * (4 * q + 4 * kv) + 8 * lse + selection
 }
 
 /// Elements of `q`, of `k`, of the scores and of the LSE.

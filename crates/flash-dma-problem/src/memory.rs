@@ -20,8 +20,9 @@ pub enum Passes {
 /// The greatest size that a search looks at.
 const MOST: usize = i32::MAX as usize;
 
-/// The bytes of the tensors of a problem: inputs, scores, intervals, `out` and `lse`, and with a backward pass the
-/// gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of `out`.
+/// The bytes of the tensors of a problem: inputs, scores, intervals, `out`, `lse` and what its rounding loses, and with a
+/// backward pass the gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of
+/// `out`.
 ///
 /// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`], the residual, and with runners-up
 /// one word per key.
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn the_tensors_of_both_passes_are_what_their_shapes_say() {
         let (q, kv, keys, rows) = (2 * 4 * 100 * 64, 2 * 2 * 300 * 64, 2 * 2 * 300, 2 * 4 * 100);
-        let forward = 2 * (2 * q + 2 * kv) + 4 * keys + 8 * keys + 4 * rows;
+        let forward = 2 * (2 * q + 2 * kv) + 4 * keys + 8 * keys + 8 * rows;
         let problem = problem();
         assert_eq!(tensor_bytes(&problem, Passes::Forward), forward);
         let gradients = 2 * (2 * q + 2 * kv) + 4 * keys;

@@ -2,7 +2,7 @@
 
 use crate::compare::Exact;
 use crate::naive;
-use crate::rows::{self, Change, Pairs, Tensors};
+use crate::rows::{self, Change, Logits, Pairs, Tensors};
 use crate::{compose, select};
 use flash_dma_problem::{LeaveOneOut, Problem, ScoreRole, SelectionRule};
 
@@ -205,10 +205,19 @@ impl Inputs {
     /// If a tensor does not have the problem's shape.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Backward {
+        self.backward_of(&self.tensors(), grad_out, grad_lse)
+    }
+
+    pub(crate) fn backward_of(
+        &self,
+        tensors: &Tensors<'_>,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Backward {
         let p = &self.problem;
         let mut scores = self.scores.as_ref().map(|s| Exact::zeros(s.len()));
         let [q, k, v] = rows::backward(
-            &self.tensors(),
+            tensors,
             &self.selected(),
             grad_out,
             grad_lse,
@@ -235,12 +244,21 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
+        self.rank_gradient_of(&self.tensors(), runners_up, (grad_out, grad_lse))
+    }
+
+    pub(crate) fn rank_gradient_of(
+        &self,
+        tensors: &Tensors<'_>,
+        runners_up: usize,
+        grads: (&[f64], Option<&[f64]>),
+    ) -> Exact {
         let selected = self.selected();
         let runners = RunnersUp {
             selected: &selected,
             more: runners_up,
         };
-        self.exact_rank(&selected, (&runners, Change::Added), grad_out, grad_lse)
+        exact_rank(tensors, &selected, (&runners, Change::Added), grads)
     }
 
     /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
@@ -277,9 +295,18 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
+        self.left_out_gradient_of(&self.tensors(), (from, how), (grad_out, grad_lse))
+    }
+
+    pub(crate) fn left_out_gradient_of(
+        &self,
+        tensors: &Tensors<'_>,
+        (from, how): (&[u32], LeaveOneOut),
+        grads: (&[f64], Option<&[f64]>),
+    ) -> Exact {
         let selected = &self.selected();
         let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
-        self.exact_rank(selected, kept, grad_out, grad_lse)
+        exact_rank(tensors, selected, kept, grads)
     }
 
     /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
@@ -297,20 +324,6 @@ impl Inputs {
         let selected = &self.selected();
         let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
         self.naive_rank(selected, kept, grad_out, grad_lse)
-    }
-
-    fn exact_rank(
-        &self,
-        selected: &Selected,
-        asked: (&impl Pairs, Change),
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Exact {
-        let mut rank = Exact::zeros(self.problem.scores_shape().iter().product());
-        let t = self.tensors();
-        let sink = |b, h, j, gradient, size| rank.add(t.k_row(b, h, j), gradient, size);
-        rows::rank(&t, selected, asked, grad_out, grad_lse, sink);
-        rank
     }
 
     fn naive_rank(
@@ -337,6 +350,7 @@ impl Inputs {
             q: &self.q,
             k: &self.k,
             v: &self.v,
+            logits: Logits::Exact,
         }
     }
 
@@ -377,4 +391,16 @@ impl Inputs {
             ranked: ranked.collect(),
         }
     }
+}
+
+fn exact_rank(
+    t: &Tensors<'_>,
+    selected: &Selected,
+    asked: (&impl Pairs, Change),
+    (grad_out, grad_lse): (&[f64], Option<&[f64]>),
+) -> Exact {
+    let mut rank = Exact::zeros(t.problem.scores_shape().iter().product());
+    let sink = |b, h, j, gradient, size| rank.add(t.k_row(b, h, j), gradient, size);
+    rows::rank(t, selected, asked, grad_out, grad_lse, sink);
+    rank
 }

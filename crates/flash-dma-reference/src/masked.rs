@@ -2,7 +2,7 @@
 
 use crate::compare::Exact;
 use crate::naive::Mean;
-use crate::rows::{self, Change, Pairs, Tensors};
+use crate::rows::{self, Change, Logits, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
 use flash_dma_problem::Problem;
 
@@ -122,18 +122,22 @@ impl MaskedInputs {
     /// If a shape does not fit the problem.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> MaskedBackward {
+        self.backward_of(&self.tensors(), grad_out, grad_lse)
+    }
+
+    pub(crate) fn backward_of(
+        &self,
+        tensors: &Tensors<'_>,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> MaskedBackward {
         let mut dbias = self.bias.as_ref().map(|b| Exact::zeros(b.values.len()));
-        let [q, k, v] = rows::backward(
-            &self.tensors(),
-            self,
-            grad_out,
-            grad_lse,
-            |b, h, i, j, ds, size| {
+        let [q, k, v] =
+            rows::backward(tensors, self, grad_out, grad_lse, |b, h, i, j, ds, size| {
                 if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
                     grad.add(bias.index(&self.problem, b, h, i, j), ds, size);
                 }
-            },
-        );
+            });
         MaskedBackward {
             q,
             k,
@@ -273,7 +277,7 @@ impl MaskedInputs {
         (grads, dbias.map(|g| g.into_iter().map(f64::from).collect()))
     }
 
-    fn tensors(&self) -> Tensors<'_> {
+    pub(crate) fn tensors(&self) -> Tensors<'_> {
         let p = &self.problem;
         assert!(!p.has_scores, "scores go through `Inputs`");
         assert_eq!(self.q.len(), p.q_shape().iter().product::<usize>(), "q");
@@ -284,6 +288,7 @@ impl MaskedInputs {
             q: &self.q,
             k: &self.k,
             v: &self.v,
+            logits: Logits::Exact,
         }
     }
 }

@@ -130,14 +130,15 @@ pub(crate) fn soft_cap(x: f32, cap: Option<f32>) -> (f32, f32) {
     (cap * tanh, 1.0 - tanh * tanh)
 }
 
-/// Probabilities (f32), softcap slopes and LSE of one row; `None` if nothing is attended.
+/// Probabilities (f32), softcap slopes, and the greatest logit and the logarithm of the sum of exponentials relative to it,
+/// of one row; `None` if nothing is attended.
 fn softmax(
     t: &Tensors,
     q: &[f64],
     b: usize,
     h: usize,
     keys: &[(usize, f64)],
-) -> Option<(Vec<f32>, Vec<f32>, f32)> {
+) -> Option<(Vec<f32>, Vec<f32>, [f32; 2])> {
     let mut slopes = Vec::new();
     let mut p: Vec<f32> = Vec::new();
     let products = dots(q, keys, |j| t.row(t.k, t.k_row(b, h, j)));
@@ -153,7 +154,7 @@ fn softmax(
     p.iter_mut().for_each(|a| *a = (*a - max).exp());
     let sum: f32 = p.iter().sum();
     p.iter_mut().for_each(|a| *a /= sum);
-    Some((p, slopes, max + sum.ln()))
+    Some((p, slopes, [max, sum.ln()]))
 }
 
 fn widen(x: Vec<f32>, t: &Tensors) -> Vec<f64> {
@@ -170,10 +171,10 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         pairs.biased_row(t.problem, [b, h, i], &mut keys);
-        let Some((p, _, row_lse)) = softmax(t, t.row(t.q, row), b, h, &keys) else {
+        let Some((p, _, [max, ln_sum])) = softmax(t, t.row(t.q, row), b, h, &keys) else {
             continue;
         };
-        lse[row] = f64::from(row_lse);
+        lse[row] = f64::from(max + ln_sum);
         let out = &mut out[row * dim..(row + 1) * dim];
         let weights = pairs.weights(t.problem, [b, h, i]);
         for (&(j, _), &p) in keys.iter().zip(&p) {
@@ -273,7 +274,7 @@ pub(crate) fn rank(
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
         pairs.biased_row(t.problem, [b, h, i], &mut keys);
         asked.biased_row(t.problem, [b, h, i], &mut outside);
-        let Some((_, _, lse)) = softmax(t, q, b, h, &keys) else {
+        let Some((_, _, [max, ln_sum])) = softmax(t, q, b, h, &keys) else {
             continue;
         };
         let mean = dot(dout, &out[row * dim..(row + 1) * dim]);
@@ -281,7 +282,7 @@ pub(crate) fn rank(
         let dp = dots(dout, &outside, |j| t.row(t.v, t.k_row(b, h, j)));
         for ((&(j, bias), product), dp) in outside.iter().zip(products).zip(dp) {
             let (capped, _) = soft_cap(t.problem.scale * product, t.problem.softcap);
-            let x = capped + bias as f32 - lse;
+            let x = (capped + bias as f32 - max) - ln_sum;
             let (weight, of_lse) = match change {
                 Change::Added => {
                     let positive = if x < 0.0 { 0.0 } else { x };

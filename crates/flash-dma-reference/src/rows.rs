@@ -42,7 +42,20 @@ pub(crate) struct Tensors<'a> {
     pub q: &'a [f64],
     pub k: &'a [f64],
     pub v: &'a [f64],
+    pub logits: Logits,
 }
+
+/// What a logit is before the softmax sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Logits {
+    /// Itself, so that the error of f32 arithmetic grows with its terms.
+    Exact,
+    /// As f32 rounds it: the capped product, and that with the bias.
+    Rounded,
+}
+
+/// Differences of logits at which an exponential is 0 in f32.
+const VANISHES: f64 = 104.0;
 
 impl<'a> Tensors<'a> {
     /// Offset of query row `i` in units of rows, so the offset in the LSE as well.
@@ -99,7 +112,9 @@ struct Softmax {
     /// Probability and softcap derivative of each attended key, in the order of the pairs.
     p: Vec<f64>,
     cap_slope: Vec<f64>,
-    lse: f64,
+    /// The greatest logit, and the logarithm of the sum of exponentials relative to it: the LSE in two parts.
+    max: f64,
+    ln_sum: f64,
     /// 1 + the greatest sum of absolute terms of a logit, the terms of a product counted as often as [`CUT_OFF`] says:
     /// f32 arithmetic gets a probability wrong by about this many epsilons. Infinite terms do not count, because their
     /// results are not rounded (a logit of −∞ has probability exactly 0, a capped one is the cap, and +∞ makes the row
@@ -117,8 +132,13 @@ fn logit(t: &Tensors, q: &[f64], k: &[f64], bias: f64) -> (f64, f64, f64) {
     };
     let (product, product_abs) = dot(q, k);
     let (capped, slope) = soft_cap(scale * product, t.problem.softcap);
-    let size = 1.0 + parts * scale.abs() * product_abs + bias.abs();
-    (capped + bias, slope, size)
+    match t.logits {
+        Logits::Exact => {
+            let size = 1.0 + parts * scale.abs() * product_abs + bias.abs();
+            (capped + bias, slope, size)
+        }
+        Logits::Rounded => (f64::from(capped as f32 + bias as f32), slope, 1.0),
+    }
 }
 
 /// `None` if nothing is attended or every logit is −∞.
@@ -138,12 +158,17 @@ fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) ->
     }
     // `f64::max` ignores NaN; the sum brings it back. A logit of +∞ makes ∞ − ∞, so NaN.
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let lse = max + logits.iter().map(|a| (a - max).exp()).sum::<f64>().ln();
-    let p = logits.iter().map(|a| (a - lse).exp()).collect();
+    let sum: f64 = logits.iter().map(|a| (a - max).exp()).sum();
+    let p = logits.iter().map(|a| (a - max).exp() / sum).collect();
+    if t.logits == Logits::Rounded {
+        let differences = logits.iter().map(|a| max - a);
+        spread += differences.filter(|&a| a < VANISHES).fold(0.0, f64::max);
+    }
     Some(Softmax {
         p,
         cap_slope,
-        lse,
+        max,
+        ln_sum: sum.ln(),
         spread,
     })
 }
@@ -161,7 +186,7 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
             lse.values[row] = f64::NEG_INFINITY;
             continue;
         };
-        lse.add(row, s.lse, s.spread + (keys.len() as f64).ln());
+        lse.add(row, s.max + s.ln_sum, s.spread + (keys.len() as f64).ln());
         let weights = pairs.weights(p, [b, h, i]);
         for (&(j, _), &prob) in keys.iter().zip(&s.p) {
             let prob = prob * weights(j);
@@ -318,7 +343,12 @@ pub(crate) fn rank(
         let dlse = grad_lse.map(|g| g[row]);
         for &(j, bias) in &outside {
             let (logit, _, size) = logit(t, q, t.row(t.k, t.k_row(b, h, j)), bias);
-            let Part { weight, lse, slope } = change.part(logit - s.lse);
+            let above = (logit - s.max) - s.ln_sum;
+            let size = match t.logits {
+                Logits::Exact => size,
+                Logits::Rounded => size + above.abs().min(VANISHES),
+            };
+            let Part { weight, lse, slope } = change.part(above);
             let (dp, dp_abs) = dp(j);
             let mut gradient = weight * (dp - mean);
             let spread = if size.is_finite() {

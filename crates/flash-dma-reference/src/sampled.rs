@@ -24,7 +24,7 @@ pub use choose::{attended_keys, spread};
 pub use keys::SampledKeys;
 
 use crate::compare::{self, Exact, Failure, Report};
-use crate::rows::{self, Pairs, Tensors};
+use crate::rows::{self, Logits, Pairs, Tensors};
 use crate::{naive, select};
 use flash_dma_problem::{ElementType, Problem};
 use std::collections::BTreeMap;
@@ -374,6 +374,7 @@ impl Part {
             q: &self.q,
             k: &self.k,
             v: &self.v,
+            logits: Logits::Exact,
         };
         let grad_lse = self.grad_lse.as_deref();
         let (out, lse) = rows::forward(&tensors, self);

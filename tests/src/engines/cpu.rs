@@ -56,31 +56,43 @@ impl<E: Host> Buffers<E> {
     }
 }
 
-/// Out, LSE and residual.
-pub(crate) type Forwarded<E> = (Vec<E>, Vec<f32>, Option<Vec<E>>);
+/// The results of a forward pass.
+pub(crate) struct Forwarded<E> {
+    pub(crate) out: Vec<E>,
+    pub(crate) lse: Vec<f32>,
+    pub(crate) lse_rest: Option<Vec<f32>>,
+    pub(crate) residual: Option<Vec<E>>,
+}
 
-/// The forward pass, with a residual if there is one and it is wanted.
+/// The forward pass, with what a backward pass gets besides if it is wanted.
 fn forward<E: Host + engine::Element>(
     call: &Call,
-    with_residual: bool,
+    for_backward: bool,
 ) -> Result<Forwarded<E>, Refused> {
     let p = &call.problem;
     let len = |shape: &[usize]| shape.iter().product::<usize>() - call.missing;
     let mut out: Vec<E> = sentinels(len(&p.q_shape()));
     let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
-    let residual = p.residual_shape().filter(|_| with_residual);
+    let residual = p.residual_shape().filter(|_| for_backward);
     let mut residual: Option<Vec<E>> = residual.map(|shape| sentinels(len(&shape)));
+    let mut lse_rest: Option<Vec<f32>> = for_backward.then(|| sentinels(lse.len()));
     let buffers = Buffers::new(call);
     let outputs = engine::Outputs {
         out: &mut out,
         residual: residual.as_deref_mut(),
         lse: &mut lse,
+        lse_rest: lse_rest.as_deref_mut(),
     };
     engine::forward(p, buffers.inputs(call), outputs).map_err(|error| Refused {
         error,
         written: !(is_untouched(&out) && is_untouched(&lse)),
     })?;
-    Ok((out, lse, residual))
+    Ok(Forwarded {
+        out,
+        lse,
+        lse_rest,
+        residual,
+    })
 }
 
 fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradients), Refused> {
@@ -89,7 +101,12 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
         missing: 0,
         ..call.clone()
     };
-    let (out, lse, residual) = forward::<E>(&whole, true)?;
+    let Forwarded {
+        out,
+        lse,
+        lse_rest,
+        residual,
+    } = forward::<E>(&whole, true)?;
     let outputs = Outputs {
         out: widen(&out),
         lse: widen(&lse),
@@ -110,6 +127,7 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
             out: view(&placed, &out),
             residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
             lse: &lse,
+            lse_rest: lse_rest.as_deref(),
             grad_out: view(&call.grad_out, &grad_out),
             grad_lse: grad_lse.as_deref(),
         },
@@ -169,7 +187,7 @@ impl Engine for Cpu {
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
         fn run<E: Host + engine::Element>(call: &Call) -> Result<Outputs, Refused> {
-            let (out, lse, _) = forward::<E>(call, false)?;
+            let Forwarded { out, lse, .. } = forward::<E>(call, false)?;
             Ok(Outputs {
                 out: widen(&out),
                 lse: widen(&lse),

@@ -64,27 +64,34 @@ impl<E: Host + Element> Buffers<E> {
         }
     }
 
-    /// Out and LSE, and the residual if there is one and it is wanted.
+    /// The results, with what a backward pass gets besides if it is wanted.
     fn forward(
         &self,
         call: &MaskedCall,
         missing: usize,
-        with_residual: bool,
+        for_backward: bool,
     ) -> Result<Forwarded<E>, Refused> {
         let p = &call.problem.attention;
         let len = |shape: &[usize]| shape.iter().product::<usize>() - missing;
         let mut out: Vec<E> = sentinels(len(&p.q_shape()));
         let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
-        let residual = p.residual_shape().filter(|_| with_residual);
+        let residual = p.residual_shape().filter(|_| for_backward);
         let mut residual: Option<Vec<E>> = residual.map(|shape| sentinels(len(&shape)));
+        let mut lse_rest: Option<Vec<f32>> = for_backward.then(|| sentinels(lse.len()));
         let outputs = engine::Outputs {
             out: &mut out,
             residual: residual.as_deref_mut(),
             lse: &mut lse,
+            lse_rest: lse_rest.as_deref_mut(),
         };
         let result = engine::masked_forward(&call.problem, self.inputs(call), outputs);
         result.map_err(|error| refused(error, is_untouched(&out) && is_untouched(&lse)))?;
-        Ok((out, lse, residual))
+        Ok(Forwarded {
+            out,
+            lse,
+            lse_rest,
+            residual,
+        })
     }
 }
 
@@ -96,7 +103,7 @@ fn refused(error: AttentionError, untouched: bool) -> Refused {
 }
 
 fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
-    let (out, lse, _) = Buffers::<E>::new(call).forward(call, call.missing, false)?;
+    let Forwarded { out, lse, .. } = Buffers::<E>::new(call).forward(call, call.missing, false)?;
     Ok(Outputs {
         out: widen(&out),
         lse: widen(&lse),
@@ -106,7 +113,12 @@ fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
 fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
     let p = &call.problem.attention;
     let buffers = Buffers::<E>::new(call);
-    let (out, lse, residual) = buffers.forward(call, 0, true)?;
+    let Forwarded {
+        out,
+        lse,
+        lse_rest,
+        residual,
+    } = buffers.forward(call, 0, true)?;
     let placed = View::contiguous(&out, p.q_shape());
     let grad_out: Vec<E> = narrow(&call.grad_out.values);
     let grad_lse: Option<Vec<f32>> = call.grad_lse.as_ref().map(|g| narrow(g));
@@ -121,6 +133,7 @@ fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradient
             out: placed,
             residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
             lse: &lse,
+            lse_rest: lse_rest.as_deref(),
             grad_out: view(&call.grad_out, &grad_out),
             grad_lse: grad_lse.as_deref(),
         },

@@ -3,6 +3,7 @@
 mod alibi;
 mod dropout;
 mod hidden;
+mod large_logits;
 mod leave_one_out;
 mod long_rows;
 mod masks;

@@ -19,6 +19,7 @@ fast_burn!(
     rows_without_keys_leave_no_trace,
     one_part_is_itself,
     nothing_at_all,
+    weights_have_the_rounding_of_the_lse,
     refusals,
 );
 on_burn_cpu!(two_parts);
@@ -248,6 +249,34 @@ fn nothing_at_all<B: Backend>(burn: &Burn<B>) {
     };
     let (out, lse) = merge_attention([part(0), part(0)]);
     assert_eq!((out.dims(), lse.dims()), ([2, 2, 0, 8], [2, 2, 0]));
+}
+
+/// The documentation states these errors.
+fn weights_have_the_rounding_of_the_lse<B: Backend>(burn: &Burn<B>) {
+    for (size, documented) in [(1e3, 6.2e-5), (1e6, 6.5e-2)] {
+        let device = burn.device();
+        let parts: Vec<[f64; 2]> = (0..64u32)
+            .map(|n| f64::from(n) * 0.0137)
+            .map(|x| [size + x, size + 0.3 - x])
+            .collect();
+        let lse = |part: usize| {
+            let values: Vec<f64> = parts.iter().map(|lse| lse[part]).collect();
+            load::<3>(&values, [1, 1, 64], ElementType::F32, device)
+        };
+        let ones = Tensor::<4>::ones([1, 1, 64, 8], device);
+        let nothing = ones.zeros_like();
+        let (out, _) = merge_attention([(ones, lse(0)), (nothing, lse(1))]);
+        let weights: Vec<f64> = out.into_data_as::<f32>().iter::<f64>().step_by(8).collect();
+        let errors = (weights.iter().zip(&parts)).map(|(weight, [first, second])| {
+            let exact = 1.0 / (1.0 + (second - first).exp());
+            (weight / exact - 1.0).abs()
+        });
+        let worst = errors.fold(0.0, f64::max);
+        assert!(
+            worst < documented && worst > documented / 20.0,
+            "{worst:e} at {size:e}"
+        );
+    }
 }
 
 fn refusals<B: Backend>(burn: &Burn<B>) {

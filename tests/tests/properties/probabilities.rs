@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, Documents, ElementType, MaskedAttention,
-    PackedAttention, Selector, TensorName, TilePlan, select,
+    PackedAttention, Selector, TilePlan, select,
 };
 use flash_dma_problem::{AlibiSlopes, AttentionOptions, SelectionRule};
 use flash_dma_reference::compare::compare_probabilities;
@@ -91,17 +91,13 @@ fn check_case<B: Backend>(case: &Case, rows: &[usize], burn: &Burn<B>) {
     let what = format!("{} at {case:?}", Burn::<B>::NAME);
     let (attention, scores) = call(case, &device);
     let p = match scores {
-        None => {
-            let (_, lse) = attention.clone().forward_with_lse();
-            attention.probabilities(lse, rows)
-        }
+        None => attention.probabilities(rows),
         Some(scores) => {
             let attention = attention.scores(scores.clone());
-            let (_, lse) = attention.clone().forward_with_lse();
             let intervals = select(scores, case.problem().window);
             let given = attention.clone().intervals(&intervals);
-            let given = given.probabilities(lse.clone(), rows);
-            let p = attention.probabilities(lse, rows);
+            let given = given.probabilities(rows);
+            let p = attention.probabilities(rows);
             let same = given.not_equal(p.clone()).any().into_scalar::<bool>();
             assert!(!same || case.scores == Some(Scores::Nan), "{what}");
             p
@@ -219,14 +215,13 @@ fn masks_biases_and_plans<B: Backend>(burn: &Burn<B>) {
             });
             let exact = inputs.probabilities(&rows);
             let masked = attention.clone().mask(mask.clone());
-            let (_, lse) = masked.clone().forward_with_lse();
             let what = format!("{} at {case:?}", Burn::<B>::NAME);
-            check(masked.probabilities(lse.clone(), &rows), &exact, &what);
+            check(masked.probabilities(&rows), &exact, &what);
             if let Some(mask) = mask {
                 let plan = TilePlan::new(mask, [p.q_len, p.k_len], causal);
                 let planned = attention.plan(&plan);
                 check(
-                    planned.probabilities(lse, &rows),
+                    planned.probabilities(&rows),
                     &exact,
                     &format!("a plan, {what}"),
                 );
@@ -247,9 +242,8 @@ fn a_rule_selects_the_keys<B: Backend>(burn: &Burn<B>) {
     };
     let intervals = Selector::top(12).recent(4).sinks(2).select(scores.clone());
     let attention = attention.scores(scores).intervals(&intervals);
-    let (_, lse) = attention.clone().forward_with_lse();
     let rows = [59, 30, 5];
-    let p = attention.probabilities(lse, &rows).into_data_as::<f32>();
+    let p = attention.probabilities(&rows).into_data_as::<f32>();
     let p: Vec<f32> = p.iter().collect();
     let all = case.inputs().scores.expect("a case with scores");
     for (at, row) in p.chunks(60).enumerate() {
@@ -291,11 +285,9 @@ fn documents<B: Backend>(burn: &Burn<B>) {
         let p = if scored {
             let z = scores.clone().narrow(0, start, len).swap_dims(0, 1);
             let attention = attention.scores(z.unsqueeze_dim(0));
-            let (_, lse) = attention.clone().forward_with_lse();
-            attention.probabilities(lse, &[at - start])
+            attention.probabilities(&[at - start])
         } else {
-            let (_, lse) = attention.clone().forward_with_lse();
-            attention.probabilities(lse, &[at - start])
+            attention.probabilities(&[at - start])
         };
         let p: Vec<f32> = p.into_data_as::<f32>().iter().collect();
         (start, len, p)
@@ -316,62 +308,35 @@ fn documents<B: Backend>(burn: &Burn<B>) {
         }
     };
     let causal = AttentionOptions::new();
-    let (_, lse) = call.clone().forward_with_lse();
-    check(call.clone().probabilities(lse, &rows), causal, false);
+    check(call.clone().probabilities(&rows), causal, false);
     let window = causal.with_keep_window(7);
     let scored = call.clone().scores(scores.clone()).options(window);
-    let (_, lse) = scored.clone().forward_with_lse();
-    check(scored.probabilities(lse, &rows), window, true);
+    check(scored.probabilities(&rows), window, true);
     let full = causal.with_causal(false);
     let both_ways = call.options(full);
-    let (_, lse) = both_ways.clone().forward_with_lse();
-    check(both_ways.probabilities(lse, &rows), full, false);
+    check(both_ways.probabilities(&rows), full, false);
 }
 
 fn nothing_to_compute<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let zeros = |len| Tensor::<4>::zeros([2, 2, len, 8], device);
     let call = Attention::new(zeros(5), zeros(0), zeros(0));
-    let (_, lse) = call.clone().forward_with_lse();
-    assert_eq!(call.probabilities(lse, &[1, 4]).dims(), [2, 2, 2, 0]);
+    assert_eq!(call.probabilities(&[1, 4]).dims(), [2, 2, 2, 0]);
     let call = Attention::new(zeros(5), zeros(6), zeros(6));
-    let (_, lse) = call.clone().forward_with_lse();
-    assert_eq!(call.probabilities(lse, &[]).dims(), [2, 2, 0, 6]);
+    assert_eq!(call.probabilities(&[]).dims(), [2, 2, 0, 6]);
 }
 
 fn refusals<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let zeros = |len| Tensor::<4>::zeros([2, 2, len, 8], device);
     let call = Attention::new(zeros(5), zeros(6), zeros(6));
-    let (_, lse) = call.clone().forward_with_lse();
     let masked = MaskedAttention::new(zeros(5), zeros(6), zeros(6));
     let past = AttentionError::TooLarge {
         what: "the index of a query",
         size: 5,
         limit: 4,
     };
-    let refused = call.clone().try_probabilities(lse.clone(), &[0, 5]);
+    let refused = call.try_probabilities(&[0, 5]);
     assert_eq!(refused.unwrap_err(), past);
-    assert_eq!(
-        masked.try_probabilities(lse.clone(), &[5]).unwrap_err(),
-        past
-    );
-    let refused = call
-        .clone()
-        .try_probabilities(lse.clone().narrow(2, 0, 4), &[0]);
-    assert_eq!(
-        refused.unwrap_err(),
-        AttentionError::Shape {
-            tensor: TensorName::Lse,
-            axis: 2,
-            expected: 5,
-            actual: 4
-        }
-    );
-    let narrow = lse.cast(DType::BF16);
-    let refused = call.try_probabilities(narrow, &[0]).unwrap_err();
-    assert_eq!(
-        refused,
-        AttentionError::element_type(TensorName::Lse, ElementType::F32, ElementType::Bf16)
-    );
+    assert_eq!(masked.try_probabilities(&[5]).unwrap_err(), past);
 }

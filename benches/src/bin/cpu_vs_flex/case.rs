@@ -134,6 +134,7 @@ impl Case {
             out: View::contiguous(&b.out, self.q_shape),
             residual: None,
             lse: &b.lse,
+            lse_rest: None,
             grad_out: View::contiguous(&self.grad_out, self.q_shape),
             grad_lse: None,
         };

@@ -1,7 +1,7 @@
 //! Dynamic-mask attention: [`DynamicMaskOps`](crate::ops::DynamicMaskOps).
 
 use super::logits::{
-    Change, Logits, attend, attend_nothing, changes, gradients, is_empty, products, rounded,
+    Change, Exact, Logits, attend, attend_nothing, changes, gradients, is_empty, products, rounded,
     with_residual,
 };
 use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
@@ -103,12 +103,12 @@ pub fn forward_with_residual<B: Backend>(
     with_residual::<B>(exact::<B>([q, k, v], selection, &problem), element)
 }
 
-/// The output in f32, and the LSE.
+/// The results before the output is rounded.
 fn exact<B: Backend>(
     [q, k, v]: [FloatTensor<B>; 3],
     selection: Selection<B>,
     problem: &Problem,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> Exact<B> {
     if is_empty(problem) {
         return attend_nothing::<B>(&q.device(), problem);
     }

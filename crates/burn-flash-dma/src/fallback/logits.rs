@@ -9,12 +9,75 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 use flash_dma_problem::{LeaveOneOut, Problem};
 
+/// The results of attention before the output is rounded.
+pub(crate) struct Exact<B: Backend> {
+    /// `[batch, q_heads, q_len, head_dim]`, f32.
+    pub(crate) out: FloatTensor<B>,
+    pub(crate) lse: Lse<B>,
+}
+
+/// An LSE in two parts.
+pub(crate) struct Lse<B: Backend> {
+    pub(crate) lse: FloatTensor<B>,
+    /// What the rounding of the LSE lost; 0 where it is not finite.
+    pub(crate) rest: FloatTensor<B>,
+}
+
+impl<B: Backend> Lse<B> {
+    /// The sum of a large and a small number.
+    pub(crate) fn of_sum(large: FloatTensor<B>, small: FloatTensor<B>) -> Self {
+        let lse = B::float_add(large.clone(), small.clone());
+        let rest = B::float_sub(small, B::float_sub(lse.clone(), large));
+        let rest = B::float_mask_fill(rest, no_number::<B>(lse.clone()), 0.0f32.into());
+        Self { lse, rest }
+    }
+
+    /// As a backward pass gets it, in the shape of rows of pairs.
+    pub(crate) fn saved(saved: &Saved<B>, rows: &Shape) -> Self {
+        let rest = match &saved.lse_rest {
+            OptionalFloat::Some(rest) => rest.clone(),
+            OptionalFloat::None => {
+                B::float_zeros(rows.clone(), &saved.lse.device(), FloatDType::F32)
+            }
+        };
+        Self {
+            lse: B::float_reshape(saved.lse.clone(), rows.clone()),
+            rest: B::float_reshape(rest, rows.clone()),
+        }
+    }
+
+    /// How far logits are above the LSE. Large numbers cancel before anything small is subtracted.
+    fn distance(self, logits: FloatTensor<B>) -> FloatTensor<B> {
+        B::float_sub(B::float_sub(logits, self.lse), self.rest)
+    }
+
+    /// The weights of logits whose exponentials its sum has: none exceeds 1, whatever the rounding of both is.
+    pub(crate) fn weights(self, logits: FloatTensor<B>) -> FloatTensor<B> {
+        weights::<B>(self.distance(logits))
+    }
+}
+
+/// The exponential of what is at most 0 but for its rounding. NaN stays.
+fn weights<B: Backend>(above: FloatTensor<B>) -> FloatTensor<B> {
+    let bools = bool_dtype::<B>(&above.device());
+    let positive = B::float_greater_elem(above.clone(), 0.0f32.into(), bools);
+    B::float_exp(B::float_mask_fill(above, positive, 0.0f32.into()))
+}
+
+/// Where a tensor is NaN or infinite.
+fn no_number<B: Backend>(tensor: FloatTensor<B>) -> BoolTensor<B> {
+    let bools = bool_dtype::<B>(&tensor.device());
+    let size = B::float_abs(tensor.clone());
+    let infinite = B::float_equal_elem(size, f32::INFINITY.into(), bools);
+    B::bool_or(infinite, B::float_is_nan(tensor, bools))
+}
+
 /// The output in f32 and the LSE of logits.
 pub(crate) fn attend<B: Backend>(
     logits: Logits<B>,
     v: FloatTensor<B>,
     problem: &Problem,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> Exact<B> {
     let bools = bool_dtype::<B>(&v.device());
     let rows = logits.row_shape();
     let masked = B::float_mask_fill(
@@ -30,7 +93,7 @@ pub(crate) fn attend<B: Backend>(
     // A NaN maximum makes every exponential NaN, those of unselected keys included.
     let p = B::float_mask_fill(p, B::bool_not(logits.selected.clone()), 0.0f32.into());
     let l = B::float_sum_dim(p.clone(), 3);
-    let lse = B::float_add(max, B::float_log(l.clone()));
+    let lse = Lse::<B>::of_sum(max, B::float_log(l.clone()));
 
     let v = to_f32::<B>(v);
     let p = dropped::<B>(p, problem, &v.device());
@@ -39,41 +102,45 @@ pub(crate) fn attend<B: Backend>(
     let out = B::float_div(sum, l);
     let empty = B::bool_expand(empty, out.shape());
     let out = B::float_mask_fill(out, empty, 0.0f32.into());
-    debug_assert_eq!(lse.shape(), rows);
-    (
-        B::float_reshape(out, Shape::new(problem.q_shape())),
-        B::float_reshape(lse, Shape::new(problem.lse_shape())),
-    )
+    debug_assert_eq!(lse.lse.shape(), rows);
+    let of_rows = |t| B::float_reshape(t, Shape::new(problem.lse_shape()));
+    Exact {
+        out: B::float_reshape(out, Shape::new(problem.q_shape())),
+        lse: Lse {
+            lse: of_rows(lse.lse),
+            rest: of_rows(lse.rest),
+        },
+    }
 }
 
 /// An output of f32, rounded to `element`, and the LSE.
 pub(crate) fn rounded<B: Backend>(
-    (out, lse): (FloatTensor<B>, FloatTensor<B>),
+    exact: Exact<B>,
     element: FloatDType,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    (B::float_cast(out, element), lse)
+    (B::float_cast(exact.out, element), exact.lse.lse)
 }
 
-/// The same, and what rounding lost, unless `element` is f32.
-pub(crate) fn with_residual<B: Backend>(
-    (exact, lse): (FloatTensor<B>, FloatTensor<B>),
-    element: FloatDType,
-) -> Forwarded<B> {
+/// The same, and what rounding lost: that of the output unless `element` is f32.
+pub(crate) fn with_residual<B: Backend>(exact: Exact<B>, element: FloatDType) -> Forwarded<B> {
+    let Exact { out: exact, lse } = exact;
     let out = B::float_cast(exact.clone(), element);
     let residual = match element {
         FloatDType::F32 => OptionalFloat::None,
         _ => {
-            let bools = bool_dtype::<B>(&exact.device());
             let rounded = B::float_cast(out.clone(), FloatDType::F32);
             // Beside NaN and infinity, which f16 may round to, there is nothing to add.
-            let size = B::float_abs(rounded.clone());
-            let infinite = B::float_equal_elem(size, f32::INFINITY.into(), bools);
-            let no_number = B::bool_or(infinite, B::float_is_nan(rounded.clone(), bools));
+            let no_number = no_number::<B>(rounded.clone());
             let loss = B::float_mask_fill(B::float_sub(exact, rounded), no_number, 0.0f32.into());
             OptionalFloat::Some(B::float_cast(loss, element))
         }
     };
-    Forwarded { out, residual, lse }
+    Forwarded {
+        out,
+        residual,
+        lse: lse.lse,
+        lse_rest: lse.rest,
+    }
 }
 
 /// The output in f32, with what its rounding lost.
@@ -100,19 +167,19 @@ pub(crate) fn gradients<B: Backend>(
     let rows = logits.row_shape();
     let pairs = logits.logits.shape();
     let grouped = |t| grouped::<B>(to_f32::<B>(t), problem);
+    let lse = Lse::saved(&saved, &rows);
     let (q, grad_out) = (grouped(q), grouped(saved.grad_out));
     let out = grouped(unrounded::<B>(saved.out, saved.residual));
     let (k, v) = (to_f32::<B>(k), to_f32::<B>(v));
-    let lse = B::float_reshape(saved.lse, rows.clone());
 
     // A row whose weights are all zero has no gradient.
-    let empty = B::float_equal_elem(lse.clone(), f32::NEG_INFINITY.into(), bools);
+    let empty = B::float_equal_elem(lse.lse.clone(), f32::NEG_INFINITY.into(), bools);
     let alive = B::bool_expand(B::bool_not(empty), pairs);
     let selected = B::bool_and(logits.selected, alive);
     let unselected = B::bool_not(selected.clone());
     let keep = |t| B::float_mask_fill(t, unselected.clone(), 0.0f32.into());
 
-    let p = keep(B::float_exp(B::float_sub(logits.logits, lse)));
+    let p = keep(lse.weights(logits.logits));
     let device = v.device();
     let dp = B::float_matmul(grad_out.clone(), B::float_transpose(v));
     let dp = dropped::<B>(dp, problem, &device);
@@ -172,7 +239,7 @@ impl Change {
                 [sigmoid, B::float_add(positive, B::float_log1p(e))]
             }
             Self::LeftOut(how) => {
-                let p = B::float_exp(x);
+                let p = weights::<B>(x);
                 let rest =
                     B::float_add_scalar(B::float_neg(p.clone()), (1.0 + how.besides()).into());
                 let weight = B::float_div(p, rest);
@@ -195,12 +262,12 @@ pub(crate) fn changes<B: Backend>(
     let out = unrounded::<B>(saved.out.clone(), saved.residual.cloned());
     let out = grouped::<B>(out, problem);
     let grad_out = grouped::<B>(to_f32::<B>(saved.grad_out.clone()), problem);
-    let lse = B::float_reshape(saved.lse.clone(), rows.clone());
-    let empty = B::float_equal_elem(lse.clone(), f32::NEG_INFINITY.into(), bools);
+    let lse = Lse::saved(saved, &rows);
+    let empty = B::float_equal_elem(lse.lse.clone(), f32::NEG_INFINITY.into(), bools);
     let alive = B::bool_expand(B::bool_not(empty), pairs);
     let selected = B::bool_and(logits.selected, alive);
 
-    let x = B::float_sub(logits.logits, lse);
+    let x = lse.distance(logits.logits);
     let [weight, of_lse] = change.parts::<B>(x);
     let dp = B::float_matmul(grad_out.clone(), B::float_transpose(to_f32::<B>(v)));
     let mean = B::float_sum_dim(B::float_mul(grad_out, out), 3);
@@ -313,12 +380,18 @@ pub(crate) fn is_empty(problem: &Problem) -> bool {
 }
 
 /// The output in f32 and the LSE of a problem without pairs.
-pub(crate) fn attend_nothing<B: Backend>(
-    device: &B::Device,
-    problem: &Problem,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+pub(crate) fn attend_nothing<B: Backend>(device: &B::Device, problem: &Problem) -> Exact<B> {
     let shape = Shape::new(problem.lse_shape());
-    let lse = B::float_full(shape, f32::NEG_INFINITY.into(), device, FloatDType::F32);
-    let out = zeros::<B>(problem.q_shape(), device, FloatDType::F32);
-    (out, lse)
+    Exact {
+        out: zeros::<B>(problem.q_shape(), device, FloatDType::F32),
+        lse: Lse {
+            lse: B::float_full(
+                shape.clone(),
+                f32::NEG_INFINITY.into(),
+                device,
+                FloatDType::F32,
+            ),
+            rest: B::float_zeros(shape, device, FloatDType::F32),
+        },
+    }
 }

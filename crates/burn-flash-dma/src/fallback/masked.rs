@@ -1,7 +1,7 @@
 //! Attention under masks and biases: [`MaskedAttentionOps`](crate::ops::MaskedAttentionOps).
 
 use super::logits::{
-    Logits, attend, attend_nothing, gradients, is_empty, products, rounded, with_residual,
+    Exact, Logits, attend, attend_nothing, gradients, is_empty, products, rounded, with_residual,
 };
 use super::tensors::{bool_dtype, positions_and_keys, zeros};
 use crate::ops::types::{
@@ -131,12 +131,12 @@ pub fn forward_with_residual<B: Backend>(
     with_residual::<B>(exact::<B>([q, k, v], masking, &problem), element)
 }
 
-/// The output in f32, and the LSE.
+/// The results before the output is rounded.
 fn exact<B: Backend>(
     [q, k, v]: [FloatTensor<B>; 3],
     masking: Masking<B>,
     problem: &MaskedProblem,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> Exact<B> {
     let p = &problem.attention;
     if is_empty(p) {
         return attend_nothing::<B>(&q.device(), p);

@@ -1,18 +1,18 @@
-//! The probabilities with which chosen queries attend to their keys, from the LSE.
+//! The probabilities with which chosen queries attend to their keys.
 
 use super::attention::Attention;
 use super::composition::ints;
 use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention, unless_empty};
 use super::selection::try_select;
-use crate::validate::{check_f32, check_shape, expect, same_device};
+use crate::validate::expect;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
-use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName};
+use flash_dma_problem::{AttentionError, ElementType, Problem};
 
 impl<S> Attention<S> {
-    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, from
-    /// the `lse` of the same call, `[batch, q_heads, q_len]`: to look at, and never in the graph. A key that is not
-    /// attended to has exactly 0; the others of a query add up to 1, but for rounding.
+    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: to
+    /// look at, and never in the graph. A key that is not attended to has exactly 0; the others of a query add up to 1,
+    /// but for rounding.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -24,10 +24,9 @@ impl<S> Attention<S> {
     /// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &device);
     /// let call = Attention::new(random(4), random(2), random(2)).scores(scores);
     /// let call = call.options(AttentionOptions::new().with_keep_window(8));
-    /// let (_, lse) = call.clone().forward_with_lse();
     ///
     /// // What the last two queries look at: 8 of the keys.
-    /// let p = call.probabilities(lse, &[98, 99]);
+    /// let p = call.probabilities(&[98, 99]);
     /// assert_eq!(p.dims(), [1, 4, 2, 100]);
     /// let attended = p.clone().greater_elem(0.0).int().sum_dim(3);
     /// assert!(attended.equal_elem(8).all().into_scalar::<bool>());
@@ -42,26 +41,21 @@ impl<S> Attention<S> {
     ///
     /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
     #[must_use]
-    pub fn probabilities(self, lse: Tensor<3>, rows: &[usize]) -> Tensor<4> {
-        expect(self.try_probabilities(lse, rows))
+    pub fn probabilities(self, rows: &[usize]) -> Tensor<4> {
+        expect(self.try_probabilities(rows))
     }
 
     /// Like [`probabilities`](Self::probabilities), but returns the error.
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward); [`AttentionError::Shape`], [`AttentionError::ElementType`] or
-    /// [`AttentionError::Device`] if the LSE does not fit, and [`AttentionError::TooLarge`] if there is no such query;
-    /// nothing is computed then.
-    pub fn try_probabilities(
-        self,
-        lse: Tensor<3>,
-        rows: &[usize],
-    ) -> Result<Tensor<4>, AttentionError> {
+    /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if there is no such query; nothing is
+    /// computed then.
+    pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
         let (call, intervals) = self.call()?;
         let [q, k, _] = call.rows;
         let device = q.device();
-        let Some(chosen) = ChosenRows::try_new([q, k], lse, rows, &call.problem)? else {
+        let Some(chosen) = ChosenRows::try_new([q, k], rows, &call.problem)? else {
             return Ok(none(rows.len(), &call.problem, &device));
         };
         let intervals = match (&call.scores, intervals) {
@@ -75,15 +69,15 @@ impl<S> Attention<S> {
 }
 
 impl<M> MaskedAttention<M> {
-    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, from
-    /// the `lse` of the same call: as [`Attention::probabilities`].
+    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: as
+    /// [`Attention::probabilities`].
     ///
     /// # Panics
     ///
     /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
     #[must_use]
-    pub fn probabilities(self, lse: Tensor<3>, rows: &[usize]) -> Tensor<4> {
-        expect(self.try_probabilities(lse, rows))
+    pub fn probabilities(self, rows: &[usize]) -> Tensor<4> {
+        expect(self.try_probabilities(rows))
     }
 
     /// Like [`probabilities`](Self::probabilities), but returns the error.
@@ -91,15 +85,11 @@ impl<M> MaskedAttention<M> {
     /// # Errors
     ///
     /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
-    pub fn try_probabilities(
-        self,
-        lse: Tensor<3>,
-        rows: &[usize],
-    ) -> Result<Tensor<4>, AttentionError> {
+    pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
         let call = self.call()?;
         let ([q, k, _], problem) = (call.rows, &call.problem.attention);
         let device = q.device();
-        let Some(chosen) = ChosenRows::try_new([q, k], lse, rows, problem)? else {
+        let Some(chosen) = ChosenRows::try_new([q, k], rows, problem)? else {
             return Ok(none(rows.len(), problem, &device));
         };
         let shown = call.mask.map(|mask| match mask {
@@ -116,14 +106,14 @@ impl<M> MaskedAttention<M> {
 
 impl<S> PackedAttention<S> {
     /// The probabilities with which the queries `rows` of all documents attend to each key, `[q_heads, rows, total_k]`
-    /// in f32, from the `lse` of the same call, `[q_heads, total_q]`: as [`Attention::probabilities`].
+    /// in f32: as [`Attention::probabilities`].
     ///
     /// # Panics
     ///
     /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
     #[must_use]
-    pub fn probabilities(self, lse: Tensor<2>, rows: &[usize]) -> Tensor<3> {
-        expect(self.try_probabilities(lse, rows))
+    pub fn probabilities(self, rows: &[usize]) -> Tensor<3> {
+        expect(self.try_probabilities(rows))
     }
 
     /// Like [`probabilities`](Self::probabilities), but returns the error.
@@ -131,18 +121,12 @@ impl<S> PackedAttention<S> {
     /// # Errors
     ///
     /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
-    pub fn try_probabilities(
-        self,
-        lse: Tensor<2>,
-        rows: &[usize],
-    ) -> Result<Tensor<3>, AttentionError> {
-        let [heads, queries] = lse.dims();
-        let lse = unless_empty(lse, [1, heads, queries], |lse| lse.unsqueeze_dim(0));
+    pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<3>, AttentionError> {
         let p = match self.call()? {
-            Call::Alone(attention) => attention.try_probabilities(lse, rows)?,
-            Call::Scored(attention) => attention.try_probabilities(lse, rows)?,
-            Call::Dense(attention) => attention.try_probabilities(lse, rows)?,
-            Call::Masked(attention) => attention.try_probabilities(lse, rows)?,
+            Call::Alone(attention) => attention.try_probabilities(rows)?,
+            Call::Scored(attention) => attention.try_probabilities(rows)?,
+            Call::Dense(attention) => attention.try_probabilities(rows)?,
+            Call::Masked(attention) => attention.try_probabilities(rows)?,
         };
         let [_, heads, queries, keys] = p.dims();
         Ok(unless_empty(p, [heads, queries, keys], |p| {
@@ -157,8 +141,6 @@ struct ChosenRows {
     q: Tensor<4>,
     /// `[batch, kv_heads, k_len, head_dim]`.
     k: Tensor<4>,
-    /// `[batch, q_heads, rows]`.
-    lse: Tensor<3>,
     /// `[rows]`, i32.
     indices: Tensor<1, Int>,
     problem: Problem,
@@ -168,14 +150,10 @@ impl ChosenRows {
     /// `None` if there is nothing to compute.
     fn try_new(
         [q, k]: [Tensor<4>; 2],
-        lse: Tensor<3>,
         rows: &[usize],
         problem: &Problem,
     ) -> Result<Option<Self>, AttentionError> {
         let device = q.device();
-        check_shape(TensorName::Lse, &lse.dims(), &problem.lse_shape())?;
-        check_f32(TensorName::Lse, &lse)?;
-        same_device(&device, TensorName::Lse, lse.device())?;
         if let Some(&row) = rows.iter().find(|&&row| row >= problem.q_len) {
             return Err(AttentionError::TooLarge {
                 what: "the index of a query",
@@ -191,7 +169,6 @@ impl ChosenRows {
         Ok(Some(Self {
             q: constant(q).select(2, indices.clone()),
             k: constant(k),
-            lse: constant(lse).select(2, indices.clone()),
             indices,
             problem: *problem,
         }))
@@ -220,11 +197,6 @@ impl ChosenRows {
             let axes = grouped(shown.dims(), &p);
             hidden = hidden.bool_or(shown.bool_not().reshape(axes).expand(pairs));
         }
-        let lse = self
-            .lse
-            .clone()
-            .reshape([p.batch, p.kv_heads, p.group(), rows, 1]);
-        let nothing = lse.clone().equal_elem(f32::NEG_INFINITY).expand(pairs);
         let alibi = self.alibi();
         let mut logits = self.products() * p.scale;
         if let Some(cap) = p.softcap {
@@ -237,7 +209,16 @@ impl ChosenRows {
             let axes = grouped(bias.dims(), &p);
             logits = logits + bias.cast(DType::F32).reshape(axes);
         }
-        let probabilities = (logits - lse).exp().mask_fill(hidden.bool_or(nothing), 0.0);
+        let logits = logits.mask_fill(hidden.clone(), f32::NEG_INFINITY);
+        // Subtracting an LSE would put its rounding into every probability.
+        let max = logits.clone().max_dim(4);
+        let max = max
+            .clone()
+            .mask_fill(max.equal_elem(f32::NEG_INFINITY), 0.0);
+        let weights = (logits - max).exp().mask_fill(hidden.clone(), 0.0);
+        let sum = weights.clone().sum_dim(4);
+        let nothing = sum.clone().equal_elem(0.0).expand(pairs);
+        let probabilities = (weights / sum).mask_fill(hidden.bool_or(nothing), 0.0);
         probabilities.reshape([p.batch, p.q_heads, rows, k_len])
     }
 

@@ -22,7 +22,8 @@ use flash_dma_problem::{AttentionError, TensorName};
 /// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
 ///
 /// `out` and `lse` may come from any call that gives an LSE. Plain Burn operations, differentiable in all three; the factor
-/// is computed in f32 and rounded to the type of `out`. A row that attends to nothing (an LSE of −∞) stays zero. The
+/// is computed in f32 and rounded to the type of `out`. It has the rounding of the LSE, which is one f32: a relative error
+/// of up to 3e-5 at an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays zero. The
 /// call knows nothing of the logit, so its runners-up are weighed among the keys alone:
 /// [`Attention::forward_with_sink`](crate::Attention::forward_with_sink) weighs them beside it.
 ///

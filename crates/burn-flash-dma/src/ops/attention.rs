@@ -51,8 +51,8 @@ pub trait DynamicMaskOps: Backend {
         fallback::forward::<Self>(q, k, v, selection, problem)
     }
 
-    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), and the residual of `out`: what a backward
-    /// pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), the residual of `out` and the rest of `lse`: what
+    /// a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
     #[fusion(meta = forward_with_residual_meta)]
     fn dynamic_mask_forward_with_residual(
         q: FloatTensor<Self>,
@@ -89,8 +89,9 @@ pub trait DynamicMaskOps: Backend {
         #[extension_type] selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let results = Self::dynamic_mask_forward(q, k, v, selection, problem);
-        sink::beside::<Self>(results, logits)
+        let results = Self::dynamic_mask_forward_with_residual(q, k, v, selection, problem);
+        let Forwarded { out, lse, .. } = sink::beside::<Self>(results, logits);
+        (out, lse)
     }
 
     /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would
@@ -149,6 +150,7 @@ fn forward_with_residual_meta(
             Some(_) => OptionalFloatMetadata::Some(out.clone()),
         },
         out,
+        lse_rest: lse.clone(),
         lse,
     }
 }

@@ -60,8 +60,8 @@ pub trait MaskedAttentionOps: Backend {
         fallback::forward::<Self>(q, k, v, masking, problem)
     }
 
-    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), and the residual of `out`: what a
-    /// backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), the residual of `out` and the rest of
+    /// `lse`: what a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
     #[fusion(meta = forward_with_residual_meta)]
     fn masked_attention_forward_with_residual(
         q: FloatTensor<Self>,
@@ -154,6 +154,7 @@ fn forward_with_residual_meta(
             Some(_) => OptionalFloatMetadata::Some(out.clone()),
         },
         out,
+        lse_rest: lse.clone(),
         lse,
     }
 }

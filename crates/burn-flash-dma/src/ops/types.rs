@@ -168,6 +168,8 @@ pub struct Forwarded<B: Backend> {
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
+    /// As `lse`: what its rounding lost; 0 where it is not finite.
+    pub lse_rest: FloatTensor<B>,
 }
 
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
@@ -182,6 +184,10 @@ pub struct Saved<B: Backend> {
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
+    /// As [`Forwarded::lse_rest`]; absent means zero. Then every probability has the rounding of `lse` in it, a factor
+    /// of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
+    #[extension_type]
+    pub lse_rest: OptionalFloat<B>,
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
     pub grad_out: FloatTensor<B>,
     /// `[batch, q_heads, q_len]`, f32; absent means zero.

@@ -57,11 +57,17 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
         }
     };
     let rows = [&q, &k, &v].map(Clone::clone);
-    let Forwarded { out, residual, lse } = forward_with_residual(rows, selection(), p, engine);
+    let Forwarded {
+        out,
+        residual,
+        lse,
+        lse_rest,
+    } = forward_with_residual(rows, selection(), p, engine);
     let saved = Saved {
         out: out.clone(),
         residual,
         lse: lse.clone(),
+        lse_rest: OptionalFloat::Some(lse_rest),
         grad_out: primitive(case.grad_out(&device)),
         grad_lse: if with_lse {
             OptionalFloat::Some(case.grad_lse(&device).try_into_primitive::<Flex>().unwrap())
@@ -168,12 +174,17 @@ fn rank(
     };
     let rows = || (q.clone(), k.clone(), v.clone());
     let (a, b, c) = rows();
-    let Forwarded { out, residual, lse } =
-        fallback::forward_with_residual::<Flex>(a, b, c, selection(RunnersUp::None), p);
+    let Forwarded {
+        out,
+        residual,
+        lse,
+        lse_rest,
+    } = fallback::forward_with_residual::<Flex>(a, b, c, selection(RunnersUp::None), p);
     let saved = Saved {
         out,
         residual,
         lse,
+        lse_rest: OptionalFloat::Some(lse_rest),
         grad_out: primitive(case.grad_out(&device)),
         grad_lse: match with_lse {
             true => {

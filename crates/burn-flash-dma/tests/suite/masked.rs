@@ -118,6 +118,7 @@ fn the_default_bodies_match_the_oracle_and_plan_as_the_engine_does() {
             out: out.clone(),
             residual: OptionalFloat::None,
             lse: lse.clone(),
+            lse_rest: OptionalFloat::None,
             grad_out: primitive(&grad_out, p.q_shape()),
             grad_lse: OptionalFloat::Some(grad_lse_tensor.try_into_primitive::<Flex>().unwrap()),
         };

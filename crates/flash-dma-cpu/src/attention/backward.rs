@@ -11,7 +11,7 @@ use super::dropout::DropoutWords;
 use super::key_gradient::{KeyGradients, KeyOutputs, reduce};
 use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
-use super::softmax::GradientBlock;
+use super::softmax::{GradientBlock, RowLse};
 use crate::args::Saved;
 use crate::element::Element;
 use crate::gemm::{Matrix, Product};
@@ -188,8 +188,7 @@ pub(super) struct GradientTile {
     dq: Buffer,
     /// `[rows, head_dim]`: the residual of the output, if there is one.
     residual: Buffer,
-    /// `[rows]`.
-    pub(super) lse: Buffer,
+    pub(super) lse: LseBuffers,
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
     pub(super) delta: Buffer,
     /// Rows of q or of the gradient of the output that hold NaN or infinity.
@@ -222,12 +221,14 @@ impl GradientTile {
             rows.widen(residual, &mut self.residual);
             add_scaled(out, 1.0, self.residual.read(rows.len() * dim));
         }
-        let (lse, delta) = (self.lse.get(rows.len()), self.delta.get(rows.len()));
+        let (lse, rest) = (self.lse.lse.get(rows.len()), self.lse.rest.get(rows.len()));
+        let delta = self.delta.get(rows.len());
         for r in 0..rows.len() {
             let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);
             let at = head * problem.q_len + rows.query(r);
             let row = r * dim..(r + 1) * dim;
             lse[r] = saved.lse[at];
+            rest[r] = saved.lse_rest.map_or(0.0, |rest| rest[at]);
             if lse[r] == f32::NEG_INFINITY {
                 q[row.clone()].fill(0.0);
                 grad_out[row].fill(0.0);
@@ -275,11 +276,27 @@ impl GradientTile {
         let lse = self.lse.read(rows.len());
         let dq = self.dq.get(rows.len() * dim);
         for (r, row) in dq.chunks_exact_mut(dim).enumerate() {
-            if lse[r] == f32::NEG_INFINITY {
+            if lse.attends_to_nothing(r) {
                 row.fill(0.0);
             }
             let (h, i) = rows.place_in(chunk, r);
             E::round(row, &mut target[h][i * dim..(i + 1) * dim]);
+        }
+    }
+}
+
+/// The LSE of a tile's rows.
+#[derive(Default)]
+pub(super) struct LseBuffers {
+    lse: Buffer,
+    rest: Buffer,
+}
+
+impl LseBuffers {
+    pub(super) fn read(&self, rows: usize) -> RowLse<'_> {
+        RowLse {
+            lse: self.lse.read(rows),
+            rest: self.rest.read(rows),
         }
     }
 }

@@ -31,13 +31,23 @@ pub(crate) fn forward<E: Element, R: KeyRows<E>>(
             .collect(),
         None => outs.iter().map(|_| None).collect(),
     };
+    let rests: Vec<_> = match outputs.lse_rest {
+        Some(rest) => chunks.split(rest, 1).into_iter().map(Some).collect(),
+        None => outs.iter().map(|_| None).collect(),
+    };
     (outs.into_par_iter())
         .zip(residuals)
         .zip(chunks.split(outputs.lse, 1))
+        .zip(rests)
         .enumerate()
         .with_max_len(1)
-        .for_each(|(task, ((out, residual), lse))| {
-            let outputs = ChunkOutputs { out, residual, lse };
+        .for_each(|(task, (((out, residual), lse), lse_rest))| {
+            let outputs = ChunkOutputs {
+                out,
+                residual,
+                lse,
+                lse_rest,
+            };
             attend_chunk(operands, &chunks.rows(task), outputs);
         });
 }
@@ -47,6 +57,7 @@ struct ChunkOutputs<'a, E> {
     out: Vec<&'a mut [E]>,
     residual: Option<Vec<&'a mut [E]>>,
     lse: Vec<&'a mut [f32]>,
+    lse_rest: Option<Vec<&'a mut [f32]>>,
 }
 
 fn attend_chunk<E: Element, R: KeyRows<E>>(
@@ -132,20 +143,29 @@ impl OutputTile {
         dim: usize,
         outputs: &mut ChunkOutputs<'_, E>,
     ) {
-        let ChunkOutputs { out, residual, lse } = outputs;
+        let ChunkOutputs {
+            out,
+            residual,
+            lse,
+            lse_rest,
+        } = outputs;
         let acc = self.acc.get(rows.len() * dim);
         let (max, sum) = (self.max.read(rows.len()), self.sum.read(rows.len()));
         for (r, acc) in acc.chunks_exact_mut(dim).enumerate() {
             let (h, i) = rows.place_in(chunk, r);
             // A sum of exactly 0: nothing selected, or every selected logit is -inf.
+            let rest;
             if sum[r] == 0.0 {
                 acc.fill(0.0);
-                lse[h][i] = f32::NEG_INFINITY;
+                (lse[h][i], rest) = (f32::NEG_INFINITY, 0.0);
             } else {
                 for x in acc.iter_mut() {
                     *x /= sum[r];
                 }
-                lse[h][i] = max[r] + sum[r].ln();
+                (lse[h][i], rest) = rounded_sum(max[r], sum[r].ln());
+            }
+            if let Some(lse_rest) = lse_rest {
+                lse_rest[h][i] = rest;
             }
             let out = &mut out[h][i * dim..(i + 1) * dim];
             E::round(acc, out);
@@ -164,6 +184,13 @@ impl OutputTile {
             }
         }
     }
+}
+
+/// The sum of a row's greatest logit and the logarithm of its sum of exponentials, and what the rounding of that loses.
+fn rounded_sum(max: f32, ln_sum: f32) -> (f32, f32) {
+    let lse = max + ln_sum;
+    let rest = ln_sum - (lse - max);
+    (lse, if lse.is_finite() { rest } else { 0.0 })
 }
 
 /// Takes the value rows with NaN or infinity out of the boundary columns: in the matrix product they

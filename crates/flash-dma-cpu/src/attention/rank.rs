@@ -7,6 +7,7 @@
 use super::backward::{GradientTile, PairGradients};
 use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
+use super::softmax::{RowLse, at_most_0};
 use crate::args::Saved;
 use crate::element::Element;
 use crate::keys::block::{BlockBuffers, KeyBlock};
@@ -45,7 +46,7 @@ pub(crate) struct LeftOut {
 impl Change for LeftOut {
     #[inline(always)]
     fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32) {
-        let p = exp::<FUSED>(above);
+        let p = exp::<FUSED>(at_most_0(above));
         let weight = p / (1.0 + self.besides - p);
         // A call per pair.
         let lse = if LSE { weight.ln_1p() } else { 0.0 };
@@ -135,8 +136,7 @@ struct RankBlock<'a, C> {
     block: &'a KeyBlock<'a>,
     change: C,
     softcap: Option<f32>,
-    /// `[rows]`: -inf for a row that attends to nothing.
-    lse: &'a [f32],
+    lse: RowLse<'a>,
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
     delta: &'a [f32],
     /// `[rows]`; `None` is zero.
@@ -166,8 +166,7 @@ impl<C: Change> RankBlock<'_, C> {
         let tested = self.block.tested / LANES;
         let blocks = (self.products.chunks_exact(columns)).zip(self.dp.chunks_exact(columns));
         for (r, (products, dp)) in blocks.enumerate() {
-            let lse = self.lse[r];
-            if lse == f32::NEG_INFINITY {
+            if self.lse.attends_to_nothing(r) {
                 continue;
             }
             let of_lse = self.grad_lse.map_or(0.0, |grad| grad[r]);
@@ -182,7 +181,7 @@ impl<C: Change> RankBlock<'_, C> {
                         Some(cap) => cap * tanh::<FUSED>(products[t] / cap),
                         None => products[t],
                     };
-                    let above = logit + bias[c][t] - lse;
+                    let above = self.lse.above(r, logit + bias[c][t]);
                     let (weight, part) = self.change.part::<FUSED, LSE>(above);
                     change[t] = weight * (dp[t] - mean);
                     if LSE {

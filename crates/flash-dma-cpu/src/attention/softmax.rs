@@ -98,6 +98,34 @@ impl SoftmaxBlock<'_> {
     }
 }
 
+/// The LSE of rows in two parts.
+#[derive(Clone, Copy)]
+pub(crate) struct RowLse<'a> {
+    /// `[rows]`: -inf for a row that attends to nothing.
+    pub(crate) lse: &'a [f32],
+    /// `[rows]`: what the rounding of the LSE loses.
+    pub(crate) rest: &'a [f32],
+}
+
+impl RowLse<'_> {
+    #[inline(always)]
+    pub(crate) fn attends_to_nothing(&self, row: usize) -> bool {
+        self.lse[row] == f32::NEG_INFINITY
+    }
+
+    /// By how much a logit is above the LSE of its row. Large numbers cancel before anything small is subtracted.
+    #[inline(always)]
+    pub(crate) fn above(&self, row: usize, logit: f32) -> f32 {
+        (logit - self.lse[row]) - self.rest[row]
+    }
+}
+
+/// `x`, but 0 if it is greater. NaN stays: no comparison with it is true.
+#[inline(always)]
+pub(crate) fn at_most_0(x: f32) -> f32 {
+    if x > 0.0 { 0.0 } else { x }
+}
+
 /// One block of the softmax gradient.
 pub(crate) struct GradientBlock<'a, L> {
     /// `[rows, columns]`: scaled products in, probabilities with dropout out, 0 where not attended.
@@ -107,8 +135,7 @@ pub(crate) struct GradientBlock<'a, L> {
     pub(crate) block: &'a KeyBlock<'a>,
     pub(crate) softcap: Option<f32>,
     pub(super) dropout: Option<BlockMask<'a>>,
-    /// `[rows]`: -inf for a row that attends to nothing.
-    pub(crate) lse: &'a [f32],
+    pub(crate) lse: RowLse<'a>,
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
     pub(crate) delta: &'a [f32],
     /// Takes the gradients of the logits.
@@ -143,8 +170,8 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
             .chunks_exact_mut(columns)
             .zip(self.ds.chunks_exact_mut(columns));
         for (r, (p, ds)) in blocks.enumerate() {
-            let (lse, delta) = (self.lse[r], self.delta[r]);
-            if lse == f32::NEG_INFINITY {
+            let delta = self.delta[r];
+            if self.lse.attends_to_nothing(r) {
                 p.fill(0.0);
                 ds.fill(0.0);
                 self.logits.clear_row(r, columns / LANES);
@@ -168,7 +195,8 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
                     } else {
                         (p[t], 1.0)
                     };
-                    p[t] = exp::<FUSED>(product + bias[t] - lse);
+                    // Its sum had this term, whatever the rounding of both is: no probability exceeds 1.
+                    p[t] = exp::<FUSED>(at_most_0(self.lse.above(r, product + bias[t])));
                     logit_gradient[t] = p[t] * (ds[t] - delta);
                     ds[t] = if CAPPED {
                         logit_gradient[t] * slope

@@ -76,16 +76,30 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
     assert_eq!(error.to_string(), "q must be f32, but is f16");
 
     let (lse, short) = ([0.0f32; 8], [0.0f32; 7]);
-    for (saved_lse, grad_lse, dz_len, text) in [
-        (&short[..], None, Some(4), "lse needs 8"),
+    for (saved_lse, lse_rest, grad_lse, dz_len, text) in [
+        (&short[..], None, None, Some(4), "lse needs 8"),
         (
             &lse[..],
+            Some(&short[..]),
+            None,
+            Some(4),
+            "lse_rest needs 8",
+        ),
+        (
+            &lse,
+            None,
             Some(&short[..]),
             Some(4),
             "the gradient of lse needs 8",
         ),
-        (&lse, None, Some(5), "the gradient of scores needs 4"),
-        (&lse, None, None, "the gradient of scores needs a buffer"),
+        (&lse, None, None, Some(5), "the gradient of scores needs 4"),
+        (
+            &lse,
+            None,
+            None,
+            None,
+            "the gradient of scores needs a buffer",
+        ),
     ] {
         let (mut dq, mut dk, mut dv) = (vec![7.0; 64], vec![7.0; 32], vec![7.0; 32]);
         let mut dz = vec![7.0; dz_len.unwrap_or(0)];
@@ -93,6 +107,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
             out: good.q,
             residual: None,
             lse: saved_lse,
+            lse_rest,
             grad_out: good.q,
             grad_lse,
         };

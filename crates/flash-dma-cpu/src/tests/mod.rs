@@ -119,12 +119,14 @@ fn engine<E: From32>(
     let nan = E::from32(f32::NAN);
     let mut out = vec![nan; case.q.len()];
     let mut lse = vec![f32::NAN; case.q.len() / p.head_dim];
+    let mut lse_rest = lse.clone();
     // Autodiff keeps the residual.
     let mut residual = p.residual_shape().map(|_| out.clone());
     let outputs = Outputs {
         out: &mut out,
         residual: residual.as_deref_mut(),
         lse: &mut lse,
+        lse_rest: Some(&mut lse_rest),
     };
     forward(p, inputs, outputs).unwrap();
 
@@ -141,6 +143,7 @@ fn engine<E: From32>(
         out: View::contiguous(&out, p.q_shape()),
         residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
         lse: &lse,
+        lse_rest: Some(&lse_rest),
         grad_out: view(&grad_out, p.q_shape()),
         grad_lse: grad_lse.as_deref(),
     };

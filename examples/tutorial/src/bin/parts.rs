@@ -14,7 +14,7 @@ fn main() {
     let call = Attention::from_qkv(qkv.clone())
         .scores(scores)
         .options(AttentionOptions::new().with_keep_window(16));
-    let (out, lse) = call.clone().forward_with_lse();
+    let out = call.clone().forward();
     // A token's heads lie together in memory: this copies nothing, either.
     let out = out.swap_dims(1, 2).reshape([2, 100, 256]);
     let gradients = out.sum().backward();
@@ -23,7 +23,7 @@ fn main() {
 
     // ANCHOR: probabilities
     // What the last token attends to in each head, [2, 4, 1, 100].
-    let last = call.probabilities(lse, &[99]);
+    let last = call.probabilities(&[99]);
     let attended = last.clone().greater_elem(0.0).int().sum_dim(3);
     assert!(attended.equal_elem(16).all().into_scalar::<bool>());
     let (most, key) = last.max_dim_with_indices(3);

@@ -90,6 +90,7 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
             out: saved.out.into_primitive(),
             residual: saved.residual.map(|t| t.into_primitive()),
             lse: saved.lse.into_primitive(),
+            lse_rest: saved.lse_rest.map(|t| t.into_primitive()),
             grad_out: saved.grad_out.into_primitive(),
             grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
         };
@@ -251,7 +252,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         let results = B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem);
         match logits {
             None => results,
-            Some(logits) => sink::forwarded_beside::<B>(results, logits),
+            Some(logits) => sink::beside::<B>(results, logits),
         }
     }
 

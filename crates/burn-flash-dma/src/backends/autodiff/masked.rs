@@ -89,6 +89,7 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
             out: saved.out.into_primitive(),
             residual: saved.residual.map(|t| t.into_primitive()),
             lse: saved.lse.into_primitive(),
+            lse_rest: saved.lse_rest.map(|t| t.into_primitive()),
             grad_out: saved.grad_out.into_primitive(),
             grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
         };

@@ -19,7 +19,7 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
     /// The output and the LSE.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>);
 
-    /// The same, and the residual of the output, for a backward pass.
+    /// The same, the residual of the output and the rest of the LSE, for a backward pass.
     fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B>;
 
     /// The gradients of the inputs; `tracked` says whose are wanted.
@@ -52,8 +52,12 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
         }
         OpsKind::Tracked(mut prep) => {
             let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
-            let Forwarded { out, residual, lse } =
-                pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
+            let Forwarded {
+                out,
+                residual,
+                lse,
+                lse_rest,
+            } = pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
             let shared = differentiable_lse.then(HandedGradient::<B>::new);
             let state = State {
                 inputs: checkpoints,
@@ -61,6 +65,7 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
                 out: out.clone(),
                 residual: residual.into_option(),
                 lse: lse.clone(),
+                lse_rest,
                 grad_out: shared.clone(),
             };
             let Some(shared) = shared else {
@@ -86,6 +91,7 @@ struct State<B: Backend, P, const N: usize> {
     out: FloatTensor<B>,
     residual: Option<FloatTensor<B>>,
     lse: FloatTensor<B>,
+    lse_rest: FloatTensor<B>,
     /// Present if the node's own gradient is that of `lse`, and not that of `out`.
     grad_out: Option<HandedGradient<B>>,
 }
@@ -121,6 +127,7 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
             out: state.out,
             residual: OptionalFloat::from_option(state.residual),
             lse: state.lse,
+            lse_rest: OptionalFloat::Some(state.lse_rest),
             grad_out,
             grad_lse,
         };
@@ -172,6 +179,7 @@ pub(crate) fn constants<B: Backend, C: CheckpointStrategy>(
         out: constant(results.out),
         residual: results.residual.map(constant),
         lse: constant(results.lse),
+        lse_rest: constant(results.lse_rest),
     }
 }
 

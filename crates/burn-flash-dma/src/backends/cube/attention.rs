@@ -136,6 +136,7 @@ pub(super) fn empty_results(q: &CubeTensor, problem: &Problem) -> Forwarded<Cube
         out: rows(problem.q_shape()),
         residual: OptionalFloat::from_option(residual),
         lse: empty(q, problem.lse_shape(), DType::F32),
+        lse_rest: empty(q, problem.lse_shape(), DType::F32),
     }
 }
 
@@ -148,12 +149,13 @@ pub(super) fn result_bindings(results: &Forwarded<CubeBackend>) -> Outputs {
             OptionalFloat::Some(residual) => Some(residual.clone().binding()),
         },
         lse: results.lse.clone().binding(),
+        lse_rest: Some(results.lse_rest.clone().binding()),
     }
 }
 
 /// All tensors of the results.
 pub(super) fn all(results: &Forwarded<CubeBackend>) -> Vec<&CubeTensor> {
-    let mut all = vec![&results.out, &results.lse];
+    let mut all = vec![&results.out, &results.lse, &results.lse_rest];
     if let OptionalFloat::Some(residual) = &results.residual {
         all.push(residual);
     }
@@ -169,6 +171,7 @@ pub(super) fn saved_bindings(
         out: rows(choice, saved.out),
         residual: (saved.residual.into_option()).map(|residual| rows(choice, residual)),
         lse: into_contiguous(saved.lse).binding(),
+        lse_rest: (saved.lse_rest.into_option()).map(|t| into_contiguous(t).binding()),
         grad_out: rows(choice, saved.grad_out),
         grad_lse: (saved.grad_lse.into_option()).map(|t| into_contiguous(t).binding()),
     }

@@ -97,6 +97,7 @@ pub(super) struct Results<E> {
     out: Vec<E>,
     residual: Option<Vec<E>>,
     lse: Vec<f32>,
+    lse_rest: Vec<f32>,
 }
 
 impl<E: Element + Stored> Results<E> {
@@ -107,6 +108,7 @@ impl<E: Element + Stored> Results<E> {
             out: buffer(problem.q_shape()),
             residual: shape.map(buffer),
             lse: buffer(problem.lse_shape()),
+            lse_rest: buffer(problem.lse_shape()),
         }
     }
 
@@ -120,12 +122,14 @@ impl<E: Element + Stored> Results<E> {
             out: &mut self.out,
             residual: self.residual.as_deref_mut(),
             lse: &mut self.lse,
+            lse_rest: Some(&mut self.lse_rest),
         }));
         let residual = self.residual.map(|t| tensor(t, problem.q_shape()));
         Forwarded {
             out: tensor(self.out, problem.q_shape()),
             residual: OptionalFloat::from_option(residual),
             lse: tensor(self.lse, problem.lse_shape()),
+            lse_rest: tensor(self.lse_rest, problem.lse_shape()),
         }
     }
 }
@@ -241,6 +245,7 @@ impl Call {
         let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
         let residual = saved.residual.into_option().map(addressable);
         let lse = saved.lse.to_contiguous();
+        let lse_rest = saved.lse_rest.into_option().map(|t| t.to_contiguous());
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut rows = RowGradients::<E>::new(&self.rows, problem);
         let [q, k, v] = rows.slices();
@@ -256,6 +261,7 @@ impl Call {
                 out: view(&out),
                 residual: residual.as_ref().map(view),
                 lse: contiguous(&lse),
+                lse_rest: lse_rest.as_ref().map(contiguous),
                 grad_out: view(&grad_out),
                 grad_lse: grad_lse.as_ref().map(contiguous),
             },

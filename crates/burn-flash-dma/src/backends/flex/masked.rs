@@ -191,6 +191,7 @@ impl Call {
         let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
         let residual = saved.residual.into_option().map(addressable);
         let lse = saved.lse.to_contiguous();
+        let lse_rest = saved.lse_rest.into_option().map(|t| t.to_contiguous());
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut rows = RowGradients::<E>::new(&self.rows, p);
         let [q, k, v] = rows.slices();
@@ -203,6 +204,7 @@ impl Call {
                 out: view(&out),
                 residual: residual.as_ref().map(view),
                 lse: contiguous(&lse),
+                lse_rest: lse_rest.as_ref().map(contiguous),
                 grad_out: view(&grad_out),
                 grad_lse: grad_lse.as_ref().map(contiguous),
             },

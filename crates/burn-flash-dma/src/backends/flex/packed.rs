@@ -182,6 +182,7 @@ mod tests {
             out,
             residual: OptionalFloat::None,
             lse,
+            lse_rest: OptionalFloat::None,
             grad_lse: OptionalFloat::None,
         };
         let [q, k, v] = rows;

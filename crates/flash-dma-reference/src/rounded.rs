@@ -1,0 +1,119 @@
+//! Attention over the logits as f32 rounds them.
+//!
+//! An additive mask of -1e9 moves logits to where f32 has one number in 64, and differences between keys are lost before
+//! any softmax. What an engine can be held to there is the attention over the logits that are left, whose error does not
+//! grow with their size.
+
+use crate::masked::{MaskedBackward, MaskedInputs};
+use crate::rows::{self, Logits, Tensors};
+use crate::{Backward, Exact, Forward, Inputs};
+use flash_dma_problem::LeaveOneOut;
+
+/// Inputs whose logits are `f32(f32(softcap(scale · q·k)) + bias)`, and everything behind them f64.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounded<'a, T>(&'a T);
+
+impl Inputs {
+    /// The same inputs, over the logits as f32 rounds them.
+    #[must_use]
+    pub fn rounded(&self) -> Rounded<'_, Self> {
+        Rounded(self)
+    }
+}
+
+impl MaskedInputs {
+    /// The same inputs, over the logits as f32 rounds them.
+    #[must_use]
+    pub fn rounded(&self) -> Rounded<'_, Self> {
+        Rounded(self)
+    }
+}
+
+fn rounded(tensors: Tensors<'_>) -> Tensors<'_> {
+    Tensors {
+        logits: Logits::Rounded,
+        ..tensors
+    }
+}
+
+impl Rounded<'_, Inputs> {
+    /// As [`Inputs::forward`].
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn forward(&self) -> Forward {
+        let (out, lse) = rows::forward(&rounded(self.0.tensors()), &self.0.selected());
+        Forward { out, lse }
+    }
+
+    /// As [`Inputs::backward`].
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Backward {
+        let tensors = rounded(self.0.tensors());
+        self.0.backward_of(&tensors, grad_out, grad_lse)
+    }
+
+    /// As [`Inputs::rank_gradient`].
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn rank_gradient(
+        &self,
+        runners_up: usize,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let tensors = rounded(self.0.tensors());
+        self.0
+            .rank_gradient_of(&tensors, runners_up, (grad_out, grad_lse))
+    }
+
+    /// As [`Inputs::left_out_gradient`].
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn left_out_gradient(
+        &self,
+        kept: (&[u32], LeaveOneOut),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let tensors = rounded(self.0.tensors());
+        self.0
+            .left_out_gradient_of(&tensors, kept, (grad_out, grad_lse))
+    }
+}
+
+impl Rounded<'_, MaskedInputs> {
+    /// As [`MaskedInputs::forward`].
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn forward(&self) -> Forward {
+        let (out, lse) = rows::forward(&rounded(self.0.tensors()), self.0);
+        Forward { out, lse }
+    }
+
+    /// As [`MaskedInputs::backward`].
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> MaskedBackward {
+        let tensors = rounded(self.0.tensors());
+        self.0.backward_of(&tensors, grad_out, grad_lse)
+    }
+}

@@ -1,0 +1,380 @@
+//! Logits of any size: what an offset leaves of them has the outputs and the gradients of a softmax that subtracts its
+//! greatest logit. An additive mask of −1e9 on padding is enough to have them.
+//!
+//! Products of q and k are multiples of a small power of two here: f32 has them exactly, in any order of their terms, so
+//! that every engine has the logits of the oracle, bit by bit.
+
+use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_problem::{AttentionOptions, LeaveOneOut, Problem};
+use flash_dma_reference::generate::{gradients, normal};
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+use flash_dma_reference::{Inputs, Rng};
+use flash_dma_tests::Layout::Contiguous;
+use flash_dma_tests::engine::skip;
+use flash_dma_tests::expected::Expected;
+use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
+use flash_dma_tests::{Engine, Size, every_engine, problem};
+
+/// Every offset that masks and scores have in practice, and the least numbers of f32 and bf16.
+const OFFSETS: [f64; 12] = [
+    -1e4,
+    1e4,
+    -1e5,
+    1e5,
+    -1e6,
+    1e7,
+    -1e8,
+    1e8,
+    -1e9,
+    1e9,
+    f32::MIN as f64,
+    -3.389_531_4e38,
+];
+
+/// Batch, query heads, kv heads, queries, keys, elements per row.
+type Sizes = [usize; 6];
+
+fn problem_of(
+    sizes: Sizes,
+    scores: bool,
+    element: ElementType,
+    options: AttentionOptions,
+) -> Problem {
+    let [batch, q_heads, kv_heads, q_len, k_len, dim] = sizes;
+    let (q, kv) = ([batch, q_heads, q_len, dim], [batch, kv_heads, k_len, dim]);
+    problem(q, kv, scores, element, &options)
+}
+
+/// Rows of halves between −1 and 1.
+fn halves(shape: [usize; 4], rng: &mut Rng) -> Vec<f64> {
+    let len: usize = shape.iter().product();
+    (0..len).map(|_| rng.below(5) as f64 / 2.0 - 1.0).collect()
+}
+
+/// Normal numbers around `offset`, at those of which `at` holds and around 0 elsewhere, as f32 has them.
+fn around(offset: f64, len: usize, rng: &mut Rng, at: impl Fn(usize) -> bool) -> Vec<f64> {
+    let normal = normal(len, 1.0, F32, rng);
+    let moved = |(n, x): (usize, f64)| {
+        if at(n) {
+            f64::from((x + offset) as f32)
+        } else {
+            x
+        }
+    };
+    normal.into_iter().enumerate().map(moved).collect()
+}
+
+/// Inputs without a mask, whose bias is given.
+fn biased(problem: Problem, shape: [usize; 4], values: Vec<f64>, rng: &mut Rng) -> MaskedInputs {
+    let (q, kv) = (problem.q_shape(), problem.kv_shape());
+    MaskedInputs {
+        problem,
+        q: halves(q, rng),
+        k: halves(kv, rng),
+        v: normal(kv.iter().product(), 1.0, problem.element, rng),
+        visible: None,
+        bias: Some(Broadcast { shape, values }),
+    }
+}
+
+/// Compares outputs and gradients with attention in f64 over the logits as f32 rounds them, and the sum of the gradients
+/// of v for a gradient of ones with the number of rows: each row's probabilities add up to 1.
+fn check_masked<E: MaskedEngine>(engine: &E, inputs: &MaskedInputs, what: &str) {
+    let p = &inputs.problem;
+    if !engine.supports(p.element) {
+        return skip::<E>(&format!("{}", p.element));
+    }
+    let what = format!("{}: {what}, {p:?}", E::NAME);
+    let run = |grads| {
+        let call = MaskedCall::new(inputs, Contiguous, false, grads);
+        let result = engine.masked(&call);
+        result.unwrap_or_else(|refused| panic!("{what}: {}", refused.error))
+    };
+    let (grad_out, grad_lse) = gradients(p, 5);
+    let grads = (&grad_out[..], Some(&grad_lse[..]));
+    let (outputs, actual) = run(grads);
+
+    let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
+    let exact = inputs.rounded().backward(grads.0, grads.1);
+    let (naive, naive_bias) = inputs.naive_backward(grads.0, grads.1);
+    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
+    expected.gradient("dq", &q, e, exact.q, &naive.q);
+    expected.gradient("dk", &kv, e, exact.k, &naive.k);
+    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let bias = inputs.bias.as_ref().expect("there is a bias");
+    let (exact, naive) = exact.bias.zip(naive_bias).expect("there is a bias");
+    expected.gradient("dbias", &bias.shape, F32, exact, &naive);
+    let bias = actual.bias.as_ref().expect("there is a bias");
+    let gradients = [&actual.q[..], &actual.k, &actual.v, bias];
+    expected.check(Vec::new, &outputs, &gradients, &what);
+
+    let (_, ones) = run((&vec![1.0; grad_out.len()], None));
+    assert_rows_add_up(&ones.v, p, &what);
+}
+
+/// Of 16 bits the gradient of v itself is rounded, by at most 2⁻⁸ of each element, half of them up.
+fn assert_rows_add_up(dv: &[f64], p: &Problem, what: &str) {
+    let heads = p.batch * p.kv_heads;
+    let bound = if p.element == F32 { 1e-4 } else { 4e-3 };
+    for head in 0..heads {
+        let keys = dv[head * p.k_len * p.head_dim..]
+            .chunks(p.head_dim)
+            .take(p.k_len);
+        let sum: f64 = keys.map(|row| row[0]).sum();
+        let rows = (p.group() * p.q_len) as f64;
+        assert!(
+            (sum / rows - 1.0).abs() <= bound,
+            "{what}: the probabilities of {rows} rows add up to {sum}"
+        );
+    }
+}
+
+/// The element types, of which a device that compiles its kernels slowly gets one in 16 bits.
+fn elements<E: Engine>() -> &'static [ElementType] {
+    match E::SIZE {
+        Size::Small => &[F32, F16],
+        Size::Medium | Size::Large => &[F32, F16, Bf16],
+    }
+}
+
+/// A few rows of several heads, and one query with many keys, whose keys some engines share out.
+fn sizes<E: Engine>() -> [Sizes; 2] {
+    let keys = if E::SIZE == Size::Small { 96 } else { 600 };
+    [[1, 2, 1, 24, 40, 64], [2, 2, 1, 1, keys, 64]]
+}
+
+fn offsets_that_leave_logits_on_the_grid_of_f32_change_nothing<E: MaskedEngine>(engine: &E) {
+    let keys = E::cases([2, 64], [1000], []);
+    for keys in keys {
+        let options = AttentionOptions::new().with_causal(false);
+        let p = problem_of([1, 2, 1, 3, keys, 64], false, F32, options);
+        let shape = [1, 1, 1, keys];
+        let mut rng = Rng::new(keys as u64);
+        for offset in [-1e9, 1e9, f64::from(f32::MIN)] {
+            let mut inputs = biased(p, shape, vec![offset; keys], &mut rng);
+            // Equal keys, and queries of 0: equal logits.
+            let row = inputs.k[..64].to_vec();
+            inputs.k = row.repeat(keys);
+            check_masked(engine, &inputs, &format!("equal keys at {offset:e}"));
+            inputs.q.fill(0.0);
+            check_masked(engine, &inputs, &format!("queries of 0 at {offset:e}"));
+        }
+        // One number in 128 is an f32 there: logits of 1024 apart, so that one key has all the weight, or equal ones.
+        let whole = |_| 1024.0 * rng.below(3) as f64 + f64::from(1 << 30);
+        let values = (0..keys).map(whole).collect();
+        let mut inputs = biased(p, shape, values, &mut Rng::new(3));
+        inputs.q.fill(0.0);
+        check_masked(engine, &inputs, "integers times 1024");
+    }
+}
+
+fn a_bias_of_keys_may_have_any_offset<E: MaskedEngine>(engine: &E) {
+    for element in elements::<E>() {
+        for sizes @ [_, _, _, _, keys, _] in sizes::<E>() {
+            let p = problem_of(sizes, false, *element, AttentionOptions::new());
+            for offset in OFFSETS {
+                let mut rng = Rng::new(7);
+                let values = around(offset, keys, &mut rng, |_| true);
+                let inputs = biased(p, [1, 1, 1, keys], values, &mut rng);
+                check_masked(engine, &inputs, &format!("{offset:e} on all keys"));
+                // Causal: the first rows see padding alone.
+                let padded = |key| key < keys / 2;
+                let values = around(offset, keys, &mut rng, padded);
+                let inputs = biased(p, [1, 1, 1, keys], values, &mut rng);
+                check_masked(engine, &inputs, &format!("{offset:e} on padding"));
+            }
+        }
+    }
+}
+
+fn a_bias_of_pairs_may_have_any_offset<E: MaskedEngine>(engine: &E) {
+    for element in elements::<E>() {
+        for sizes @ [_, _, _, queries, keys, _] in sizes::<E>() {
+            let options = AttentionOptions::new().with_causal(false);
+            let p = problem_of(sizes, false, *element, options);
+            for offset in OFFSETS {
+                let mut rng = Rng::new(8);
+                let shape = [1, 1, queries, keys];
+                let values = around(offset, queries * keys, &mut rng, |_| true);
+                let inputs = biased(p, shape, values, &mut rng);
+                check_masked(engine, &inputs, &format!("{offset:e} on all pairs"));
+                // Every third row sees padding alone, the others some.
+                let padded = |pair: usize| pair / keys % 3 == 0 || pair % 2 == 0;
+                let values = around(offset, queries * keys, &mut rng, padded);
+                let inputs = biased(p, shape, values, &mut rng);
+                check_masked(engine, &inputs, &format!("{offset:e} on padded pairs"));
+            }
+        }
+    }
+}
+
+fn a_softcap_bounds_what_the_offset_leaves<E: MaskedEngine>(engine: &E) {
+    let [sizes @ [_, _, _, _, keys, _], _] = sizes::<E>();
+    let options = AttentionOptions::new().with_softcap(5.0);
+    let p = problem_of(sizes, false, F32, options);
+    let inputs = biased(p, [1, 1, 1, keys], vec![-1e9; keys], &mut Rng::new(9));
+    check_masked(engine, &inputs, "a softcap at -1e9");
+}
+
+/// The inputs of keys with these scores.
+fn scored(problem: Problem, scores: Vec<f64>, rng: &mut Rng) -> Inputs {
+    let (q, kv) = (problem.q_shape(), problem.kv_shape());
+    Inputs {
+        problem,
+        q: halves(q, rng),
+        k: halves(kv, rng),
+        v: normal(kv.iter().product(), 1.0, problem.element, rng),
+        scores: problem.has_scores.then_some(scores),
+    }
+}
+
+/// Compares outputs and gradients as [`check_masked`] does.
+fn check_scored<E: Engine>(engine: &E, inputs: &Inputs, what: &str) {
+    let p = &inputs.problem;
+    if !engine.supports(p.element) {
+        return skip::<E>(&format!("{}", p.element));
+    }
+    let what = format!("{}: {what}, {p:?}", E::NAME);
+    let (grad_out, grad_lse) = gradients(p, 6);
+    let grads = (&grad_out[..], Some(&grad_lse[..]));
+    let run = |grads| {
+        let result = engine.backward(&engine.call(inputs, Contiguous, grads));
+        result.unwrap_or_else(|refused| panic!("{what}: {}", refused.error))
+    };
+    let (outputs, actual) = run(grads);
+    let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
+    let exact = inputs.rounded().backward(grads.0, grads.1);
+    let naive = inputs.naive_backward(grads.0, grads.1);
+    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
+    expected.gradient("dq", &q, e, exact.q, &naive.q);
+    expected.gradient("dk", &kv, e, exact.k, &naive.k);
+    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let mut gradients = vec![&actual.q[..], &actual.k, &actual.v];
+    if let (Some(exact), Some(naive)) = (exact.scores, naive.scores) {
+        expected.gradient("dscores", &kv[..3], F32, exact, &naive);
+        gradients.push(actual.scores.as_ref().expect("there are scores"));
+    }
+    expected.check(Vec::new, &outputs, &gradients, &what);
+    let (_, ones) = run((&vec![1.0; grad_out.len()], None));
+    assert_rows_add_up(&ones.v, p, &what);
+}
+
+fn scores_may_have_any_offset<E: Engine>(engine: &E) {
+    for element in elements::<E>() {
+        for sizes @ [batch, _, heads, _, keys, _] in sizes::<E>() {
+            let options = AttentionOptions::new().with_keep_window(keys / 3);
+            let p = problem_of(sizes, true, *element, options);
+            for offset in OFFSETS {
+                let mut rng = Rng::new(10);
+                let len = batch * heads * keys;
+                let scores = around(offset, len, &mut rng, |_| true);
+                let inputs = scored(p, scores, &mut rng);
+                check_scored(engine, &inputs, &format!("{offset:e} on all keys"));
+                let scores = around(offset, len, &mut rng, |key| key % keys < keys / 2);
+                let inputs = scored(p, scores, &mut rng);
+                check_scored(engine, &inputs, &format!("{offset:e} on padding"));
+            }
+        }
+    }
+}
+
+fn scores_times_a_thousand_have_the_gradients_of_a_naive_pass<E: Engine>(engine: &E) {
+    for factor in [1e3, 1e5, 1e7] {
+        let options = AttentionOptions::new().with_keep_window(24);
+        let p = problem_of([1, 2, 1, 64, 64, 64], true, F32, options);
+        let mut rng = Rng::new(11);
+        // Near each other in pairs, so that more than one key has a weight.
+        let size: Vec<f64> = normal(32, factor, F32, &mut rng);
+        let scores = (0..64).map(|key| f64::from((size[key / 2] + (key % 2) as f64) as f32));
+        let scores = scores.collect();
+        let inputs = scored(p, scores, &mut rng);
+        check_scored(engine, &inputs, &format!("scores times {factor:e}"));
+    }
+}
+
+fn logits_may_be_large_by_their_products_alone<E: Engine>(engine: &E) {
+    for element in [F16, F32] {
+        let p = problem_of(
+            [1, 2, 1, 48, 48, 64],
+            false,
+            element,
+            AttentionOptions::new(),
+        );
+        let mut rng = Rng::new(12);
+        let mut inputs = scored(p, Vec::new(), &mut rng);
+        // Integers of about 100, so that f32 has their products; keys come in pairs of neighbours.
+        let mut integers = |len| -> Vec<f64> {
+            let normal = normal(len, 100.0, F32, &mut rng);
+            normal.into_iter().map(f64::round).collect()
+        };
+        inputs.q = integers(inputs.q.len());
+        let keys = integers(inputs.k.len() / 2);
+        let pairs = keys.chunks(64).flat_map(|row| [row, row]);
+        inputs.k = pairs.flatten().copied().collect();
+        for second in inputs.k.chunks_mut(128) {
+            second[64] += 1.0;
+        }
+        check_scored(engine, &inputs, "entries of about 100");
+    }
+}
+
+fn ranks_learn_under_an_offset<E: Engine>(engine: &E) {
+    let more = 6;
+    for offset in [-1e9, 1e6, -1e4] {
+        let options = AttentionOptions::new().with_keep_window(10);
+        let p = problem_of([1, 2, 1, 40, 40, 64], true, F32, options);
+        let mut rng = Rng::new(14);
+        let scores = around(offset, 40, &mut rng, |_| true);
+        let inputs = scored(p, scores, &mut rng);
+        let (grad_out, grad_lse) = gradients(&p, 6);
+        let grads = (&grad_out[..], Some(&grad_lse[..]));
+        let mut call = engine.call(&inputs, Contiguous, grads);
+        let scores = call.scores.as_ref().expect("there are scores");
+        let wider = engine.select(scores, p.window + more).expect("select");
+        call.far = Some(wider.iter().map(|interval| interval.end).collect());
+        let from: Vec<u32> = (0..40).collect();
+        let how = LeaveOneOut::default();
+        call.left_out = Some((from.clone(), how));
+        let what = format!("{}: ranks at {offset:e}", E::NAME);
+        let (_, actual) =
+            (engine.backward(&call)).unwrap_or_else(|refused| panic!("{what}: {}", refused.error));
+
+        let kept = (&from[..], how);
+        let rounded = inputs.rounded();
+        let mut rank = flash_dma_reference::compare::sum(
+            (
+                rounded.rank_gradient(more, grads.0, grads.1),
+                inputs.naive_rank_gradient(more, grads.0, grads.1),
+            ),
+            &(
+                rounded.left_out_gradient(kept, grads.0, grads.1),
+                inputs.naive_left_out_gradient(kept, grads.0, grads.1),
+            ),
+        );
+        let mut expected = Expected::new(&p, rounded.forward(), &inputs.naive_forward());
+        let actual = match actual.rank {
+            Some(actual) => actual,
+            // Under autodiff it is in that of the scores.
+            None => {
+                let exact = rounded.backward(grads.0, grads.1).scores;
+                let naive = inputs.naive_backward(grads.0, grads.1).scores;
+                let of_scores = exact.zip(naive).expect("there are scores");
+                rank = flash_dma_reference::compare::sum(rank, &of_scores);
+                actual.scores.expect("there are scores")
+            }
+        };
+        expected.gradient("rank", &p.scores_shape(), F32, rank.0, &rank.1);
+        expected.check_one("rank", &actual, &what);
+    }
+}
+
+every_engine!(
+    offsets_that_leave_logits_on_the_grid_of_f32_change_nothing,
+    a_bias_of_keys_may_have_any_offset,
+    a_bias_of_pairs_may_have_any_offset,
+    a_softcap_bounds_what_the_offset_leaves,
+    scores_may_have_any_offset,
+    scores_times_a_thousand_have_the_gradients_of_a_naive_pass,
+    logits_may_be_large_by_their_products_alone,
+    ranks_learn_under_an_offset,
+);
