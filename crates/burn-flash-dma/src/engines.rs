@@ -87,17 +87,26 @@ pub(crate) fn has_kernels(device: &Device) -> bool {
     }
 }
 
-/// Refuses an engine that a call asks for and that does not serve it: the forward pass, and the backward pass if
-/// `gradients`.
+/// Refuses an engine that a call asks for and that does not serve it, and a call that is too large for the device's grid:
+/// the forward pass, and the backward pass if `gradients`. Without this an operation would fail when it is run, which may
+/// be later.
 pub(crate) fn check<P: EngineProblem>(
     problem: &P,
     device: &Device,
     gradients: bool,
 ) -> Result<(), AttentionError> {
-    match (problem.attention().engine, Kind::of(device)) {
-        (EngineChoice::Fastest | EngineChoice::Only(Engine::DefaultBodies), _) => Ok(()),
+    let attention = problem.attention();
+    match (attention.engine, Kind::of(device)) {
+        (EngineChoice::Only(Engine::DefaultBodies), _) => Ok(()),
+        #[cfg(feature = "cube")]
+        (EngineChoice::Fastest, Kind::Cube(client))
+            if flash_dma_kernels::fits_grid(&client, attention) =>
+        {
+            Ok(())
+        }
         #[cfg(feature = "cube")]
         (_, Kind::Cube(client)) => flash_dma_kernels::check_engine(&client, problem, gradients),
+        (EngineChoice::Fastest, _) => Ok(()),
         #[cfg(feature = "flex")]
         (EngineChoice::Only(Engine::Cpu), Kind::Flex) => Ok(()),
         (EngineChoice::Only(engine), _) => {

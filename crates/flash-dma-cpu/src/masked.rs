@@ -78,7 +78,8 @@ pub fn masked_forward<E: Element>(
 }
 
 /// The gradients of [`masked_forward`] for q, k, v and the bias, that of the bias in its own shape: f32 sums
-/// over every axis it broadcasts, in a fixed order.
+/// over every axis it broadcasts, in a fixed order. That of a bias that all keys share is a sum of `grad_lse`, see
+/// [`MaskedProblem::has_row_bias`].
 ///
 /// Beside the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries per head, and of
 /// the bias once more (without its query axis: once per chunk).
@@ -100,6 +101,7 @@ pub fn masked_backward<E: Element>(
             grad,
             shape,
             heads_each: problem.heads_each(shape[1]),
+            of_rows: problem.has_row_bias(),
         },
         _ => BiasGradient::Ignored,
     };

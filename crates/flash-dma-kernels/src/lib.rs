@@ -48,6 +48,6 @@ pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
 pub use pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 pub use pattern::mask::plan::{plan, plan_ranges};
 pub use planning::{largest_batch, longest, required_bytes};
-pub use report::{Reported, check_engine, engine_for, engines};
+pub use report::{Reported, check_engine, engine_for, engines, fits_grid};
 pub use select::{select, select_workspace};
 pub use zoh::{ZohParameters, zoh_scores};

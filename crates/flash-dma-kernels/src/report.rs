@@ -1,6 +1,7 @@
 //! Which engines a device has, and which of them would run a problem: said by the plans that launch.
 
 use crate::backward::Backward;
+use crate::host::check::limits;
 use crate::host::engine::{Engine, allowed};
 use crate::host::pass::Plan;
 use crate::matrix::blueprint::{has_mma, has_wgmma};
@@ -64,6 +65,13 @@ pub fn check_engine<P: Reported>(
     }
     let inputs = problem.inputs(&Rows::new(client));
     problem.plan_forward(client, &inputs, None).map(drop)
+}
+
+/// Whether a problem is small enough for the device's grid, whatever engine it takes. If not, [`check_engine`] says
+/// whether its engines fit.
+pub fn fits_grid(client: &Client, problem: &Problem) -> bool {
+    let [x, y, z] = limits(client);
+    problem.batch * problem.q_heads <= y.min(z) && problem.q_len.max(problem.k_len) <= x
 }
 
 fn choice<O>(plan: &Plan<'_, O>) -> (Engine, Vec<PassedOver>) {

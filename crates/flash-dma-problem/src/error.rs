@@ -556,6 +556,18 @@ pub enum AttentionError {
         /// The greatest value that is supported.
         limit: usize,
     },
+    /// A launch would need more cubes along an axis of its grid than the device has.
+    #[error(
+        "{what} is {size}, and the device launches {limit} at once: split the batch over several calls"
+    )]
+    Grid {
+        /// What is counted along the axis.
+        what: &'static str,
+        /// Their number.
+        size: usize,
+        /// The greatest number that the device launches.
+        limit: usize,
+    },
     /// An engine that was asked for does not serve the call.
     #[error("{engine} cannot run {pass}: {obstacle}")]
     Engine {
@@ -620,7 +632,7 @@ kinds! {
     RankSoftmax GradientScale AlibiSlope AlibiHeads
     Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
-    JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder
+    JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

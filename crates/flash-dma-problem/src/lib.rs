@@ -29,6 +29,7 @@ pub mod cost;
 pub mod dropout;
 mod engine;
 mod error;
+mod grid;
 mod interval;
 mod leave_one_out;
 mod masked;
@@ -44,6 +45,7 @@ pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_
 pub use dropout::Dropout;
 pub use engine::{Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
 pub use error::{AttentionError, TensorName};
+pub use grid::check_grid;
 pub use interval::Interval;
 pub use leave_one_out::LeaveOneOut;
 pub use masked::{MaskedProblem, PlanGeometry};

@@ -95,6 +95,14 @@ impl MaskedProblem {
         (self.bias).is_some_and(|shape| shape[2] == 1 && shape[3] == self.attention.k_len)
     }
 
+    /// Whether all keys share the bias, as of a number per query. It adds the same to all logits of a row, which changes
+    /// the row's LSE and nothing else: its gradient is the sum of the LSE's gradients over the rows that share it and
+    /// see some key.
+    #[must_use]
+    pub fn has_row_bias(&self) -> bool {
+        self.bias.is_some_and(|shape| shape[3] == 1)
+    }
+
     /// Query heads that read one entry of axis 1 of a mask or bias of this many heads: all heads, the heads of a group,
     /// or one.
     #[must_use]

@@ -3,7 +3,7 @@
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
 use crate::engines::Pass;
 use crate::engines::buffers::{Output, binding, bytes_of, contiguous};
-use crate::engines::kernels::{Kernels, Target, planned, ran};
+use crate::engines::kernels::{Kernels, Ran, Target, planned, ran};
 use crate::{Outputs, Refused};
 use flash_dma_kernels::backward::Backward;
 use flash_dma_kernels::forward::Forward;

@@ -5,6 +5,8 @@ mod empty;
 #[cfg(all(feature = "flex", feature = "cpu"))]
 mod every_error;
 mod given;
+#[cfg(all(feature = "flex", feature = "wgpu"))]
+mod layer_on_wgpu;
 mod nan;
 mod results;
 mod selection;

@@ -147,7 +147,7 @@ fn assert_ran_out(
     results: &[&Handle],
 ) {
     if client.properties().hardware.max_cube_count.0 == 65535 {
-        let refused = matches!(result, Err(AttentionError::TooLarge { limit: 65535, .. }));
+        let refused = matches!(result, Err(AttentionError::Grid { limit: 65535, .. }));
         return assert!(refused, "{result:?}");
     }
     assert_eq!(*result, Ok(()), "what is launched fails, not the launching");

@@ -11,6 +11,7 @@ mod pair_terms;
 mod pairs;
 #[cfg(feature = "burn")]
 mod rank_and_bias;
+mod row_biases;
 mod runners_up;
 mod selections;
 #[cfg(feature = "burn")]

@@ -11,7 +11,7 @@ use crate::spans::span;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
-use flash_dma_problem::{MaskedProblem, PlanGeometry};
+use flash_dma_problem::{MaskedProblem, PlanGeometry, Problem};
 
 /// Bits of a word.
 const WORD: usize = 32;
@@ -168,9 +168,15 @@ pub fn backward<B: Backend>(
         )
     } else {
         let logits = logits::<B>(q.clone(), k.clone(), masking, &problem);
+        let of_rows = problem.has_row_bias();
+        let rows = of_rows.then(|| lse_gradients::<B>(&saved, p));
         let (grads, dlogits) = gradients::<B>(logits, [q, k, v], saved, p);
-        let sum = bias.map(|shape| sum_to_bias::<B>(dlogits, shape, &problem));
-        (grads, sum)
+        let terms = |rows| row_gradients::<B>(rows, &dlogits);
+        let terms = rows.map_or_else(|| dlogits.clone(), terms);
+        (
+            grads,
+            bias.map(|shape| sum_to_bias::<B>(terms, shape, &problem)),
+        )
     };
     MaskedGrads {
         q,
@@ -261,14 +267,37 @@ fn head_shapes(problem: &MaskedProblem, [b, h, q, k]: [usize; 4]) -> [Shape; 3] 
     ]
 }
 
-/// The gradients of the logits, summed over the axes that the bias broadcasts.
+/// The gradients of the rows' LSE, `[batch, kv_heads, group * q_len, 1]`; 0 for a row that sees nothing.
+fn lse_gradients<B: Backend>(saved: &Saved<B>, p: &Problem) -> FloatTensor<B> {
+    let device = saved.lse.device();
+    let shape = [p.batch, p.kv_heads, p.group() * p.q_len, 1];
+    let OptionalFloat::Some(grad_lse) = &saved.grad_lse else {
+        return zeros::<B>(shape, &device, FloatDType::F32);
+    };
+    let bools = bool_dtype::<B>(&device);
+    let empty = B::float_equal_elem(saved.lse.clone(), f32::NEG_INFINITY.into(), bools);
+    let rows = B::float_mask_fill(grad_lse.clone(), empty, 0.0f32.into());
+    B::float_reshape(rows, Shape::new(shape))
+}
+
+/// The gradients of a bias of rows, from those of their LSE, which they equal, and NaN where a pair's is: see
+/// [`MaskedProblem::has_row_bias`].
+fn row_gradients<B: Backend>(rows: FloatTensor<B>, dlogits: &FloatTensor<B>) -> FloatTensor<B> {
+    let bools = bool_dtype::<B>(&rows.device());
+    let sums = B::float_sum_dim(dlogits.clone(), 3);
+    let nan = B::float_is_nan(sums.clone(), bools);
+    B::float_mask_where(rows, nan, sums)
+}
+
+/// Gradients of the logits of all pairs, or of rows if the bias has one key, summed over the axes that it broadcasts.
 fn sum_to_bias<B: Backend>(
-    dlogits: FloatTensor<B>,
+    gradients: FloatTensor<B>,
     shape: [usize; 4],
     problem: &MaskedProblem,
 ) -> FloatTensor<B> {
-    let [split, whole, _] = head_shapes(problem, shape);
-    let mut sum = B::float_reshape(dlogits, whole.clone());
+    let [split, mut whole, _] = head_shapes(problem, shape);
+    whole[4] = split[4];
+    let mut sum = B::float_reshape(gradients, whole.clone());
     for axis in (0..5).filter(|&axis| split[axis] == 1 && whole[axis] != 1) {
         sum = B::float_sum_dim(sum, axis);
     }

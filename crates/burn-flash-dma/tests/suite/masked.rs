@@ -170,6 +170,35 @@ fn the_default_bodies_match_the_oracle_and_plan_as_the_engine_does() {
     }
 }
 
+#[test]
+fn in_the_default_bodies_a_bias_that_all_keys_share_has_no_gradient_without_one_of_the_lse() {
+    let device = Device::flex();
+    let [b, hq, hkv, nq, nk, d] = SIZES;
+    let (q, kv, bias) = ([b, hq, nq, d], [b, hkv, nk, d], [b, hq, nq, 1]);
+    let (element, options) = (ElementType::F32, AttentionOptions::new());
+    let problem = MaskedProblem::new(&q, &kv, &kv, None, Some(&bias), element, &options).unwrap();
+    let primitive = |t: Tensor<4>| t.try_into_primitive::<Flex>().unwrap();
+    let [q, k, v] = rows(&device).map(primitive);
+    let masking = || Masking::<Flex> {
+        plan: OptionalPlan::None,
+        bias: OptionalFloat::Some(primitive(random(bias, &device))),
+    };
+    let (out, lse) = fallback::forward::<Flex>(q.clone(), k.clone(), v.clone(), masking(), problem);
+    let saved = Saved {
+        grad_out: out.clone(),
+        out,
+        residual: OptionalFloat::None,
+        lse,
+        grad_lse: OptionalFloat::None,
+    };
+    let grads = fallback::backward::<Flex>(q, k, v, masking(), saved, problem, true);
+    let OptionalFloat::Some(dbias) = grads.bias else {
+        panic!("it was asked for")
+    };
+    let dbias = values(Tensor::<4>::from_primitive::<Flex>(dbias));
+    assert_eq!(dbias, vec![0.0; b * hq * nq]);
+}
+
 fn random(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }

@@ -123,6 +123,9 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
         for rows in chunk.tiles(query_tile(problem)) {
             self.keys.advance(&rows);
             self.tile.load(self.operands, self.saved, &rows);
+            if let BiasSums::Rows(sums) = &mut self.dbias {
+                sums.add_rows(&rows, self.tile.lse_gradients(self.saved, &rows, problem));
+            }
             if self.keys.is_full() {
                 self.tile.non_finite.clear();
             } else {
@@ -149,7 +152,9 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
         let (tile, pairs) = (&mut self.tile, &mut self.pairs);
         pairs.multiply(problem, tile, &block);
         match &mut self.dbias {
-            BiasSums::Ignored => pairs.differentiate(problem, tile, &block, NoLogits),
+            BiasSums::Ignored | BiasSums::Rows(_) => {
+                pairs.differentiate(problem, tile, &block, NoLogits)
+            }
             BiasSums::PerKey(sums) => {
                 let dz = self.logits.get(block.columns);
                 pairs.differentiate(problem, tile, &block, ColumnSums::new(dz));
@@ -174,6 +179,12 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
         }
         pairs.add_query_gradients(problem, &mut block, tile);
     }
+}
+
+/// Where a row of a tile lies in the LSE.
+fn row_of(rows: &QueryRows, r: usize, problem: &Problem) -> usize {
+    let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);
+    head * problem.q_len + rows.query(r)
 }
 
 /// The rows of one tile of queries.
@@ -224,8 +235,7 @@ impl GradientTile {
         let (lse, rest) = (self.lse.lse.get(rows.len()), self.lse.rest.get(rows.len()));
         let delta = self.delta.get(rows.len());
         for r in 0..rows.len() {
-            let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);
-            let at = head * problem.q_len + rows.query(r);
+            let at = row_of(rows, r, problem);
             let row = r * dim..(r + 1) * dim;
             lse[r] = saved.lse[at];
             rest[r] = saved.lse_rest.map_or(0.0, |rest| rest[at]);
@@ -241,6 +251,25 @@ impl GradientTile {
             delta[r] = dot - saved.grad_lse.map_or(0.0, |grad| grad[at]);
         }
         out.fill(0.0);
+    }
+
+    /// The sums of the gradients of each row's logits: that of its LSE, zero if it attends to nothing, and NaN if it has
+    /// numbers that are not finite, as its pairs have.
+    fn lse_gradients<'a, E>(
+        &'a self,
+        saved: &'a Saved<'_, E>,
+        rows: &'a QueryRows,
+        problem: &'a Problem,
+    ) -> impl Iterator<Item = f32> + 'a {
+        let (lse, delta) = (self.lse.read(self.rows), self.delta.read(self.rows));
+        (lse.iter().zip(delta).enumerate()).map(|(r, (lse, delta))| {
+            let own = (saved.grad_lse).map_or(0.0, |grad| grad[row_of(rows, r, problem)]);
+            match lse.is_finite() && (delta.is_finite() || !own.is_finite()) {
+                _ if *lse == f32::NEG_INFINITY => 0.0,
+                true => own,
+                false => f32::NAN,
+            }
+        })
     }
 
     /// Makes the copies without NaN and infinity. In a product over rows, rows with them would reach the boundary keys

@@ -14,11 +14,13 @@ pub(crate) enum BiasGradient<'a> {
     Ignored,
     /// `[batch, kv_heads, k_len]`.
     Scores(&'a mut [f32]),
-    /// In the bias's own shape; `heads_each` query heads share an entry of its head axis.
+    /// In the bias's own shape; `heads_each` query heads share an entry of its head axis. If all keys share an entry
+    /// (`of_rows`), it has the gradients of the rows' LSE, and no pair is looked at.
     Bias {
         grad: &'a mut [f32],
         shape: [usize; 4],
         heads_each: usize,
+        of_rows: bool,
     },
 }
 
@@ -48,8 +50,17 @@ impl BiasGradient<'_> {
             Self::Ignored => BiasSums::Ignored,
             Self::Scores(_) => BiasSums::PerKey(vec![0.0; keys]),
             Self::Bias {
-                shape, heads_each, ..
-            } => BiasSums::Broadcast(BroadcastSums::new(*shape, *heads_each, chunk)),
+                shape,
+                heads_each,
+                of_rows,
+                ..
+            } => {
+                let sums = BroadcastSums::new(*shape, *heads_each, chunk);
+                match of_rows {
+                    true => BiasSums::Rows(sums),
+                    false => BiasSums::Broadcast(sums),
+                }
+            }
         }
     }
 
@@ -62,7 +73,9 @@ impl BiasGradient<'_> {
                     grad[key as usize] += x;
                 }
             }
-            (Self::Bias { grad, .. }, BiasSums::Broadcast(sums)) => sums.add_to(grad),
+            (Self::Bias { grad, .. }, BiasSums::Broadcast(sums) | BiasSums::Rows(sums)) => {
+                sums.add_to(grad);
+            }
             _ => {}
         }
     }
@@ -74,6 +87,8 @@ pub(crate) enum BiasSums {
     /// A number for each entry of the chunk's keys.
     PerKey(Vec<f32>),
     Broadcast(BroadcastSums),
+    /// Of a bias that all keys share.
+    Rows(BroadcastSums),
 }
 
 /// The gradient of the biases that one chunk of queries reads.
@@ -124,17 +139,7 @@ impl BroadcastSums {
         }
         let runs: Vec<&[u32]> = block.keys.chunk_by(|a, b| a + 1 == *b).collect();
         for (r, logits) in logits.chunks_exact(block.columns).enumerate() {
-            let head = if self.heads == 1 { 0 } else { tile.member(r) };
-            let row = if self.rows == 1 {
-                0
-            } else {
-                tile.query(r) - self.first
-            };
-            let sums = &mut self.sums[(head * self.rows + row) * self.keys..][..self.keys];
-            if self.keys == 1 {
-                sums[0] += logits.iter().sum::<f32>();
-                continue;
-            }
+            let sums = self.of_row(tile, r);
             let mut column = 0;
             for run in &runs {
                 let first = run[0] as usize;
@@ -142,6 +147,24 @@ impl BroadcastSums {
                 column += run.len();
             }
         }
+    }
+
+    /// Adds the gradients of the LSE of a tile's rows.
+    pub(crate) fn add_rows(&mut self, tile: &QueryRows, gradients: impl Iterator<Item = f32>) {
+        for (r, gradient) in gradients.enumerate() {
+            self.of_row(tile, r)[0] += gradient;
+        }
+    }
+
+    /// The sums of the biases of a row.
+    fn of_row(&mut self, tile: &QueryRows, r: usize) -> &mut [f32] {
+        let head = if self.heads == 1 { 0 } else { tile.member(r) };
+        let row = if self.rows == 1 {
+            0
+        } else {
+            tile.query(r) - self.first
+        };
+        &mut self.sums[(head * self.rows + row) * self.keys..][..self.keys]
     }
 
     fn add_to(&self, dbias: &mut [f32]) {

@@ -4,6 +4,7 @@ use crate::args::Saved;
 use crate::backward::Backward;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
+use crate::backward::bias::rows::{row_bias_bytes, row_bias_gradient};
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
 use crate::backward::launch::{BINDINGS, Blueprints, launch_delta};
 use crate::backward::matrix::masked::{MaskLists, launch_masked};
@@ -83,7 +84,7 @@ impl BiasPlan {
 impl Pass for MaskedBackward<'_> {
     type Outputs = MaskedGradients;
     type Portable = Blueprints;
-    /// The second computes the gradient of a bias that is not one of keys.
+    /// The second computes the gradient of a bias that is not one of keys and differs from key to key.
     type Matrix = (MmaBlueprints, Option<BiasPlan>);
 
     const BINDINGS: u32 = BINDINGS;
@@ -109,7 +110,7 @@ impl Pass for MaskedBackward<'_> {
         if !lists_fit(problem, blueprints.dkdv.step_shape()) {
             return Err(Obstacle::Lists.into());
         }
-        let of_pairs = blueprints.dkdv.pattern.has_pair_bias();
+        let of_pairs = blueprints.dkdv.pattern.has_pair_bias() && !problem.has_row_bias();
         let bias = of_pairs.then(|| BiasPlan::choose(properties, problem, inputs));
         Ok((blueprints, bias.transpose()?))
     }
@@ -122,7 +123,8 @@ impl Pass for MaskedBackward<'_> {
                 (blueprints.cubes(p), of_bias)
             }
             Config::Portable(blueprints) => {
-                let of_bias = (self.problem.bias).map(|bias| bias_cubes(bias, blueprints.dkdv));
+                let bias = (self.problem.bias).filter(|_| !self.problem.has_row_bias());
+                let of_bias = bias.map(|bias| bias_cubes(bias, blueprints.dkdv));
                 (blueprints.cubes(p), of_bias)
             }
         };
@@ -133,8 +135,10 @@ impl Pass for MaskedBackward<'_> {
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
         let (problem, p) = (self.problem, &self.problem.attention);
         let rest = self.saved.rest_bytes(p);
+        let rows = (problem.bias).filter(|_| problem.has_row_bias());
+        let with_rows = bytes(p.lse_shape()) + rows.map_or(0, |shape| row_bias_bytes(p, shape));
         let Config::Matrix((blueprints, _)) = config else {
-            return bytes(p.lse_shape()) + rest;
+            return with_rows.max(bytes(p.lse_shape()) + rest);
         };
         let steps = match problem.plan {
             Some(_) => QueryLists::bytes(problem, blueprints.dkdv.step_shape()),
@@ -143,7 +147,7 @@ impl Pass for MaskedBackward<'_> {
         let [lists, making] = listed_bytes(problem, blueprints.dq.tile.queries());
         let parts = bias_parts(p, blueprints.dkdv).map_or(0, bytes);
         let sums = parts + row_sums_bytes(p, *blueprints) + rest;
-        steps + lists + making.max(sums)
+        (steps + lists + making.max(sums)).max(with_rows)
     }
 
     fn check(&self, grads: &MaskedGradients) -> Result<(), AttentionError> {
@@ -162,12 +166,13 @@ impl Pass for MaskedBackward<'_> {
         }
     }
 
-    fn launch(&self, client: &Client, config: ConfigOf<Self>, grads: MaskedGradients) {
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, mut grads: MaskedGradients) {
         let &Self {
             problem,
             inputs,
             saved,
         } = self;
+        let of_rows = grads.bias.take_if(|_| problem.has_row_bias());
         let portable = |sums: RowSums, blueprints| PortablePass {
             client,
             problem,
@@ -177,15 +182,17 @@ impl Pass for MaskedBackward<'_> {
             sums,
             blueprints,
         };
-        match config {
+        let delta = match config {
             Config::Portable(blueprints) => {
+                let delta = launch_delta(client, &problem.attention, saved);
                 let sums = RowSums {
-                    delta: launch_delta(client, &problem.attention, saved),
+                    delta: delta.clone(),
                     lse_rest: saved.rest_or_zeros(client, &problem.attention),
                 };
                 let pass = portable(sums, blueprints);
                 pass.launch_rows();
                 pass.launch_bias();
+                delta
             }
             Config::Matrix((blueprints, bias)) => {
                 let of_pairs = match &bias {
@@ -193,10 +200,15 @@ impl Pass for MaskedBackward<'_> {
                     _ => None,
                 };
                 let sums = launch_mma(client, problem, inputs, saved, &grads, blueprints, of_pairs);
+                let delta = sums.delta.clone();
                 if let Some(BiasPlan::Portable(blueprints)) = bias {
                     portable(sums, blueprints).launch_bias();
                 }
+                delta
             }
+        };
+        if let Some(bias) = &of_rows {
+            row_bias_gradient(client, &problem.attention, saved, &delta, bias);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{LeaveOneOut, contiguous_strides};
+use flash_dma_problem::{AttentionError, LeaveOneOut, contiguous_strides};
 
 /// A call of the library.
 pub(crate) struct Case {
@@ -245,7 +245,28 @@ fn attention() -> Vec<Case> {
     let mut call = left_out(128, Bf16, sparse);
     (call.q_len, call.k_len) = (1 << 15, 1 << 15);
     cases.push(call.case("bf16-d128-left-out-long".into()));
+    cases.extend(on_mma(sparse));
     cases
+}
+
+/// Attention on `mma`, on each kind of device with different limits: the head dimensions of most models.
+fn on_mma(sparse: AttentionOptions) -> impl Iterator<Item = Case> {
+    [
+        ("mma-d64", 64, Some(sparse)),
+        ("mma-d128", 128, Some(sparse)),
+        ("mma-d256", 256, Some(sparse)),
+        ("mma-d64-dense", 64, None),
+        ("mma-d128-dense", 128, None),
+    ]
+    .map(|(name, head_dim, options)| {
+        let mut call = Attention::new(head_dim, ElementType::Bf16, options);
+        call.engines = &[Engine::Mma];
+        Case {
+            gpus: &Gpu::ALL,
+            ..call.case(name.into())
+        }
+    })
+    .into_iter()
 }
 
 fn slopes() -> AlibiSlopes {
@@ -276,6 +297,8 @@ struct Attention {
     /// Whether the selection has runners-up.
     runners_up: bool,
     left_out: bool,
+    /// Those to launch, if they support the problem; the portable one supports all.
+    engines: &'static [Engine],
 }
 
 impl Attention {
@@ -294,6 +317,7 @@ impl Attention {
             grad_lse: true,
             runners_up: false,
             left_out: false,
+            engines: &[Engine::Portable, Engine::Mma, Engine::Wgmma],
         }
     }
 
@@ -373,19 +397,21 @@ impl Attention {
             };
             forward::plan_on(engine, client, &problem, &inputs)?.run(outputs)
         };
-        call(Engine::Portable).expect("a valid call");
-        // Refused if the engine does not support the problem.
-        let _ = call(Engine::Mma);
-        let _ = call(Engine::Wgmma);
+        self.on_each(call);
         if !self.backward {
             return;
         }
         let call = |engine| {
             backward::plan_on(engine, client, &problem, &inputs, &saved)?.run(grads.clone())
         };
-        call(Engine::Portable).expect("a valid call");
-        let _ = call(Engine::Mma);
-        let _ = call(Engine::Wgmma);
+        self.on_each(call);
+    }
+
+    fn on_each(self, call: impl Fn(Engine) -> Result<(), AttentionError>) {
+        for &engine in self.engines {
+            let called = call(engine);
+            assert!(called.is_ok() || engine != Engine::Portable, "{called:?}");
+        }
     }
 }
 

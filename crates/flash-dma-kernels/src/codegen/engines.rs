@@ -5,7 +5,7 @@ use crate::codegen::cases::tensor;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::{kernel_name, recorder};
 use crate::host::engine::Engine;
-use crate::report::{check_engine, engine_for, engines};
+use crate::report::{check_engine, engine_for, engines, fits_grid};
 use crate::{AttentionOptions, ElementType, MaskedProblem, Problem, backward, forward};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, EngineChoice, Obstacle, PassKind, PassedOver};
@@ -67,6 +67,40 @@ fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
         plan.run(grads.clone()).expect("a valid call");
     });
     [forward, backward]
+}
+
+/// CUDA's grid has 65535 cubes along its second and third axis.
+#[test]
+fn more_heads_or_sequences_than_the_grid_has_are_refused_before_anything_is_launched() {
+    let client = recorder::client(Gpu::H200);
+    let of = |batch, heads, element| {
+        let shape = [batch, heads, 8, 64];
+        let options = AttentionOptions::new();
+        Problem::new(&shape, &shape, &shape, None, element, &options).expect("a valid problem")
+    };
+    let (f32, bf16) = (ElementType::F32, ElementType::Bf16);
+    for (problem, fits, refused) in [
+        (of(65535, 1, bf16), true, None),
+        (of(65536, 1, bf16), false, Some(65536)),
+        (of(1, 65536, f32), false, Some(65536)),
+        (of(70_000, 1, f32), false, Some(70_000)),
+        // The portable kernels have an axis for each.
+        (of(40_000, 2, f32), false, None),
+    ] {
+        let kernels = recorder::record(&client, |client| {
+            assert_eq!(fits_grid(client, &problem), fits, "{problem:?}");
+            let size = match check_engine(client, &problem, true) {
+                Ok(()) => None,
+                Err(AttentionError::Grid { size, limit, .. }) => {
+                    assert_eq!(limit, 65535);
+                    Some(size)
+                }
+                Err(other) => panic!("{other}"),
+            };
+            assert_eq!(size, refused, "{problem:?}");
+        });
+        assert!(kernels.is_empty());
+    }
 }
 
 /// The kernel that a pass on an engine launches, and no pass on another one does.

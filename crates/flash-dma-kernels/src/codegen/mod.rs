@@ -173,17 +173,28 @@ mod tests {
         assert_eq!(launches("lists"), 2 + 1 + 1);
     }
 
-    /// Without `wgmma`, masks run on `mma`, whatever shared memory the device has.
+    /// Without `wgmma`, attention runs on `mma`, with or without masks, whatever shared memory the device has.
     #[test]
-    fn every_device_takes_tensor_cores_under_masks() {
+    fn every_device_takes_tensor_cores() {
+        let attention = ["forward_mma", "dq_mma", "dkdv_mma"].as_slice();
         for gpu in Gpu::ALL {
-            for name in ["masked-mma-d64", "masked-mma-d128"] {
+            for (name, kernels) in [
+                ("masked-mma-d64", attention),
+                ("masked-mma-d128", attention),
+                ("mma-d64", attention),
+                ("mma-d128", attention),
+                ("mma-d64-dense", attention),
+                ("mma-d128-dense", attention),
+                ("decode-mma-d64-slots", &["decode_mma"]),
+                ("decode-mma-d128-slots", &["decode_mma"]),
+                ("decode-mma-d128-pages", &["decode_mma"]),
+            ] {
                 let case = cases::all().into_iter().find(|case| case.name == name);
                 let run = case.expect("a case").run;
-                let kernels = recorder::record(&recorder::client(gpu), |client| run(client));
-                for kernel in ["forward_mma", "dq_mma", "dkdv_mma"] {
-                    let mut names = kernels.iter().map(|k| kernel_name(k.id().type_name()));
-                    assert!(names.any(|name| name == kernel), "{gpu:?} {name} {kernel}");
+                let launched = recorder::record(&recorder::client(gpu), |client| run(client));
+                for kernel in kernels {
+                    let mut names = launched.iter().map(|k| kernel_name(k.id().type_name()));
+                    assert!(names.any(|name| name == *kernel), "{gpu:?} {name} {kernel}");
                 }
             }
         }

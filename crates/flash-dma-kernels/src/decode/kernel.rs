@@ -8,7 +8,7 @@ use crate::portable::memory::{KeyRows, NotFinite, Row4, load_vector, shared_rows
 use crate::portable::softmax::OnlineSoftmax;
 use cubecl::prelude::*;
 
-/// Part `CUBE_POS_X` of `CUBE_COUNT_X` of the keys of kv head `CUBE_POS_Y`, counted over all sequences, for the
+/// Part `CUBE_POS_Y` of `CUBE_COUNT_Y` of the keys of kv head `CUBE_POS_X`, counted over all sequences, for the
 /// query rows from `CUBE_POS_Z * outer_rows` on. A row is a query head of the group and a token: row `r` is head
 /// `r % group` of token `r / group`. One cube owns them and writes their output and LSE over these keys.
 ///
@@ -68,7 +68,7 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
 
     let total = keys.held + keys.tokens;
     let tiles = total.div_ceil(inner_rows);
-    let (part, parts) = (CUBE_POS_X as usize, CUBE_COUNT_X as usize);
+    let (part, parts) = (CUBE_POS_Y as usize, CUBE_COUNT_Y as usize);
     let (from, to) = (tiles * part / parts, tiles * (part + 1) / parts);
     for turn in from..to {
         sync_cube();

@@ -42,11 +42,11 @@ pub(crate) struct StepKeys {
 
 #[cube]
 impl StepKeys {
-    /// The keys of kv head `CUBE_POS_Y`, counted over all sequences.
+    /// The keys of kv head `CUBE_POS_X`, counted over all sequences.
     pub(crate) fn of_cube<F: Float, N: Size>(tensors: &StepTensors<F, N>) -> StepKeys {
         let (k, new_k) = (&tensors.k, &tensors.new_k);
         let heads = new_k.shape(1);
-        let row = CUBE_POS_Y as usize;
+        let row = CUBE_POS_X as usize;
         let (batch, head) = (row / heads, row % heads);
         let tokens = new_k.shape(2);
         let mut held = k.shape(2);

@@ -197,7 +197,7 @@ impl Pass for DecodeStep<'_> {
             Config::Portable((blueprint, parts)) => {
                 let cache = self.problem.append.cache;
                 let tiles = self.group_rows().div_ceil(blueprint.tile.outer_rows());
-                [*parts, cache.batch * cache.kv_heads, tiles]
+                [cache.batch * cache.kv_heads, *parts, tiles]
             }
             Config::Matrix((_, grid)) => grid.cube_count(),
         }

@@ -264,21 +264,13 @@ pub(crate) fn check_grid(
             what: format!("{} buffers a kernel: its limit is {limit}", bindings + 1),
         });
     }
-    let (x, y, z) = properties.hardware.max_cube_count;
-    for (what, size, limit) in [
-        ("the number of tiles", cubes[0], x),
-        ("the number of heads", cubes[1], y),
-        ("the number of sequences", cubes[2], z),
-    ] {
-        if size > limit as usize {
-            return Err(AttentionError::TooLarge {
-                what,
-                size,
-                limit: limit as usize,
-            });
-        }
-    }
-    Ok(())
+    flash_dma_problem::check_grid(cubes, limits(client))
+}
+
+/// The most cubes of a launch along each axis.
+pub(crate) fn limits(client: &Client) -> [usize; 3] {
+    let (x, y, z) = client.properties().hardware.max_cube_count;
+    [x, y, z].map(|limit| limit as usize)
 }
 
 /// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must start at a multiple of

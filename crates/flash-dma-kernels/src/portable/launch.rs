@@ -15,7 +15,7 @@ use crate::portable::blueprint::Blueprint;
 use crate::portable::dkdv::dkdv_kernel;
 use crate::portable::dq::dq_kernel;
 use crate::portable::forward::forward_kernel;
-use crate::portable::masked::bias::{Broadcast, bias_kernel};
+use crate::portable::masked::bias::bias_kernel;
 use crate::portable::rank::rank_kernel;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
@@ -274,7 +274,7 @@ impl PortableLaunch<'_> {
         }
     }
 
-    /// Launches [`bias_kernel`] for a bias of a given shape.
+    /// Launches [`bias_kernel`] for a bias of a given shape with all keys.
     pub(crate) fn bias_gradient(
         &self,
         saved: SavedTensors,
@@ -283,10 +283,6 @@ impl PortableLaunch<'_> {
     ) {
         let p = self.problem;
         let typed = [saved.grad_out];
-        let broadcast = Broadcast {
-            queries: shape[2] == 1,
-            keys: shape[3] == 1,
-        };
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             bias_kernel::launch_unchecked(
@@ -305,7 +301,7 @@ impl PortableLaunch<'_> {
                 dropout(p).into(),
                 grad_bias.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
-                broadcast,
+                shape[2] == 1,
                 self.blueprint,
                 elem_type(p.element),
             );

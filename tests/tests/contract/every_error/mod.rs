@@ -23,6 +23,7 @@ use calls::{
     second_norm, second_order, select_by, shows, slots, slots_that_keep, step, tracking, waiting,
     with_intervals, with_plan, zeros,
 };
+use flash_dma_problem::check_grid;
 use std::collections::BTreeSet;
 
 /// The operation, the expected error, and the call.
@@ -382,6 +383,7 @@ const TABLE: &[Row] = &[
         required_bytes(&problem, Passes::Forward, &here()).map(drop)
     }),
     (Buffers, "DeviceFailed", failed_launch),
+    (Buffers, "Grid", || check_grid([1, 70_000, 1], [65535; 3])),
 ];
 
 #[test]

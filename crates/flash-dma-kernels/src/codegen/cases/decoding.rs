@@ -1,6 +1,7 @@
 //! Appending to caches and decode steps.
 
 use crate::codegen::cases::{Case, HEADS, case, tensor};
+use crate::codegen::cuda::Gpu;
 use crate::decode::append::{append, append_pages};
 use crate::decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 use crate::decode::chunk::chunk_keys;
@@ -68,7 +69,26 @@ pub(crate) fn all() -> Vec<Case> {
         call.append(client);
         call.step(client, 1, AttentionOptions::new());
     }));
+    cases.extend(on_mma());
     cases
+}
+
+/// Steps on `mma`, on each kind of device.
+fn on_mma() -> impl Iterator<Item = Case> {
+    [(64, false), (128, false), (128, true), (256, false)]
+        .map(|(head_dim, paged)| {
+            let kind = if paged { "pages" } else { "slots" };
+            let name = format!("decode-mma-d{head_dim}-{kind}");
+            let mut call = Decoding::new(ElementType::Bf16, head_dim, paged);
+            call.engines = &[Engine::Mma];
+            Case {
+                gpus: &Gpu::ALL,
+                ..case(name, move |client| {
+                    call.step(client, 1, AttentionOptions::new());
+                })
+            }
+        })
+        .into_iter()
 }
 
 #[derive(Clone, Copy)]
@@ -84,6 +104,8 @@ struct Decoding {
     sinks: usize,
     /// What the scores of slots are for.
     role: ScoreRole,
+    /// Those to launch, if they support the problem; the portable one supports all.
+    engines: &'static [Engine],
 }
 
 impl Decoding {
@@ -97,6 +119,7 @@ impl Decoding {
             recent: 0,
             sinks: 0,
             role: ScoreRole::default(),
+            engines: &[Engine::Portable, Engine::Mma],
         }
     }
 
@@ -200,7 +223,7 @@ impl Decoding {
         let problem = shape
             .decode(&q, &new, &new, scores, self.element, 0, &options)
             .expect("a valid step");
-        for engine in [Engine::Portable, Engine::Mma] {
+        for &engine in self.engines {
             let rows = || tensor(client, q, self.element.size());
             let inputs = StepInputs {
                 q: rows(),

@@ -10,7 +10,7 @@
 
 use crate::args::Selection;
 use crate::finite::negative_infinity;
-use crate::host::scratch::{bytes, scratch};
+use crate::host::scratch::{bytes, cubes, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -19,6 +19,8 @@ use flash_dma_problem::Problem;
 const CLASSES: usize = 256;
 /// Classes that a cube sorts; it counts the keys of the classes before them.
 const OWN_CLASSES: usize = 16;
+/// Cubes per row.
+const PARTS: usize = CLASSES / OWN_CLASSES;
 
 /// Which keys' ranks learn, and by what, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.
 #[derive(Clone, Copy, Debug)]
@@ -93,10 +95,12 @@ pub(crate) struct RankedSizes {
     pub to: u32,
     /// Positions that a class spans.
     pub width: u32,
+    /// The batch times the kv heads.
+    pub rows: u32,
 }
 
 /// A counting sort, by class of first position, of the keys of a row: one cube for each [`OWN_CLASSES`] classes
-/// (x) and row (y), every `units`-th key per unit. The keys of a class are in order of their units, then ascending.
+/// and row, the classes of a row side by side, every `units`-th key per unit. Cubes past the last return. The keys of a class are in order of their units, then ascending.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -117,7 +121,10 @@ fn ranked_keys_kernel(
     #[comptime] kept: bool,
     #[comptime] units: usize,
 ) {
-    let row = CUBE_POS_Y as usize;
+    let row = CUBE_POS / PARTS;
+    if row >= sizes.rows as usize {
+        terminate!();
+    }
     let unit = UNIT_POS as usize;
     let base = row * sizes.k_len as usize;
     let heads = sizes.heads as usize;
@@ -127,7 +134,7 @@ fn ranked_keys_kernel(
         step: scores.stride(2),
         kept,
     };
-    let first_class = CUBE_POS_X as usize * OWN_CLASSES;
+    let first_class = CUBE_POS % PARTS * OWN_CLASSES;
 
     // For each own class and unit: the number of keys, then the destination of its next key. Last come the keys of the
     // classes before.
@@ -394,12 +401,13 @@ fn ranked_keys_with(
     // Positions before key 0 see nothing.
     let from = problem.position(0).max(0) as u32;
     let words = [&selection.intervals, &selection.scores, &out.spans];
+    let dim = CubeDim::new_1d(units as u32);
     // SAFETY: the tensors were checked to hold `k_len` keys per row, and a key is listed once.
     unsafe {
         ranked_keys_kernel::launch_unchecked(
             client,
-            CubeCount::Static((CLASSES / OWN_CLASSES) as u32, rows as u32, 1),
-            CubeDim::new_1d(units as u32),
+            cubes(client, rows * PARTS, dim),
+            dim,
             crate::host::scratch::address_type(words),
             selection.intervals.clone().into_buffer_arg(),
             bounds.clone().into_buffer_arg(),
@@ -414,6 +422,7 @@ fn ranked_keys_with(
                 from,
                 problem.k_len as u32,
                 problem.k_len.div_ceil(CLASSES).max(1) as u32,
+                rows as u32,
             ),
             kept,
             units,

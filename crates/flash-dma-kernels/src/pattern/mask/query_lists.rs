@@ -297,8 +297,9 @@ fn step(size: u32, each: u32) -> u32 {
     select(size == 1, 0u32, each)
 }
 
-/// Sums the gradients of the biases of all heads, contiguous `[batch, heads, k_len]`, over the sequences and heads that
-/// share a bias, in a fixed order, into `grad`, contiguous `[batch | 1, heads | 1, 1, k_len]`.
+/// Sums the gradients of the biases of all heads, contiguous `[batch, heads, len]`, over the sequences and heads that
+/// share a bias, in a fixed order, into `grad`, contiguous `[batch | 1, own heads, 1, len]` or `[.., len, 1]`. The own
+/// heads divide the heads.
 pub(crate) fn sum_heads(client: &Client, parts: &TensorBinding, grad: &TensorBinding) {
     let items = grad.shape.iter().product();
     let (count, dim) = one_unit_each(client, items);
@@ -323,17 +324,20 @@ fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
     if at >= items {
         terminate!();
     }
-    let (batches, heads, k_len) = (parts.shape(0), parts.shape(1), parts.shape(2));
+    let (batches, heads, len) = (parts.shape(0), parts.shape(1), parts.shape(2));
     let (own_batches, own_heads) = (grad.shape(0), grad.shape(1));
-    let (key, row) = (at % k_len, at / k_len);
+    let (column, row) = (at % len, at / len);
     let (own_head, own_batch) = (row % own_heads, row / own_heads);
     let mut sum = 0.0f32;
-    for batch in 0..batches / own_batches {
-        for head in 0..heads / own_heads {
-            // On each axis, one of the two indices is 0.
-            let from = (own_batch + batch) * heads + own_head + head;
-            sum += parts[from * k_len + key];
+    let (batches_each, heads_each) = (batches / own_batches, heads / own_heads);
+    for batch in 0..batches_each {
+        // A sum of its own, so that long sums round less.
+        let mut of_batch = 0.0f32;
+        for head in 0..heads_each {
+            let from = (own_batch * batches_each + batch) * heads + own_head * heads_each + head;
+            of_batch += parts[from * len + column];
         }
+        sum += of_batch;
     }
     grad[at] = sum;
 }

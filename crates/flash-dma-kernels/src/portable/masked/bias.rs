@@ -11,18 +11,12 @@ use crate::portable::tile_visibility::TileVisibility;
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
 
-/// The axes along which a bias has one element for all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Broadcast {
-    pub queries: bool,
-    pub keys: bool,
-}
-
 /// One cube owns the tile of keys `CUBE_POS_X` and of queries `CUBE_POS_Y` of the bias's head `CUBE_POS_Z`, counted
-/// over its sequences: every pair that reads one of its elements, in all the heads, sequences, queries and keys that
-/// the bias broadcasts to, is summed in f32 in the registers of this cube, in a fixed order. It writes its elements of
-/// the contiguous `grad_bias`, which has the shape of `bias` and is overwritten. Inputs as in
-/// [`dkdv_kernel`](crate::portable::dkdv::dkdv_kernel), but keys without intervals.
+/// over its sequences: every pair that reads one of its elements, in all the heads, sequences and queries that the bias
+/// broadcasts to, is summed in f32 in the registers of this cube, in a fixed order. It writes its elements of the
+/// contiguous `grad_bias`, which has the shape of `bias` and is overwritten. Inputs as in
+/// [`dkdv_kernel`](crate::portable::dkdv::dkdv_kernel), but keys without intervals. If the queries are `shared`, the bias
+/// has one element for all of them; it has all keys.
 ///
 /// It costs two matrix products per pair more than the gradients of k and v, and needs neither atomics nor memory.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -35,7 +29,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     dropout: &DropoutArg,
     grad_bias: &mut Tensor<f32>,
     scaling: &Scaling,
-    #[comptime] broadcast: Broadcast,
+    #[comptime] shared: bool,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -54,23 +48,16 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     let mut query_rows = QueryRows::new(false, bp);
     let mut sums = PairSums::new(bp);
 
-    // All tiles along an axis that the bias broadcasts, otherwise the cube's own.
-    let mut first_key_tile = CUBE_POS_X as usize;
-    let mut key_tiles = 1usize;
-    if comptime!(broadcast.keys) {
-        first_key_tile = 0usize;
-        key_tiles = sizes.k_len.div_ceil(outer_rows);
-    }
+    let first_key = CUBE_POS_X as usize * outer_rows;
     let mut first_query_tile = CUBE_POS_Y as usize;
     let mut query_tiles = 1usize;
-    if comptime!(broadcast.queries) {
+    if comptime!(shared) {
         first_query_tile = 0usize;
         query_tiles = sizes.q_len.div_ceil(inner_rows);
     }
-    for step in 0..batches_each * heads_each * key_tiles {
-        let batch = own_batch + step / key_tiles / heads_each;
-        let head = own_head * heads_each + step / key_tiles % heads_each;
-        let first_key = (first_key_tile + step % key_tiles) * outer_rows;
+    for step in 0..batches_each * heads_each {
+        let batch = own_batch + step / heads_each;
+        let head = own_head * heads_each + step % heads_each;
         let tile = TileRows::new(batch, sizes.kv_head(head), first_key, sizes.k_len);
         sync_cube();
         visibility.own_keys(keys, &tile, bp);
@@ -87,9 +74,8 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
             }
         }
     }
-    let first_key = first_key_tile * outer_rows;
     let first_query = first_query_tile * inner_rows;
-    sums.store(grad_bias, first_query, first_key, broadcast, bp);
+    sums.store(grad_bias, first_query, first_key, shared, bp);
 }
 
 /// The gradients of the biases of a tile of pairs.
@@ -150,13 +136,13 @@ impl PairSums {
         }
     }
 
-    /// Sums along the axes that the bias broadcasts and writes the tile that begins at a pair.
+    /// Writes the tile that begins at a pair, summed over the queries if they are `shared`.
     fn store(
         &mut self,
         grad_bias: &mut Tensor<f32>,
         first_query: usize,
         first_key: usize,
-        #[comptime] broadcast: Broadcast,
+        #[comptime] shared: bool,
         #[comptime] bp: Blueprint,
     ) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -171,23 +157,15 @@ impl PairSums {
             }
         }
         sync_cube();
-        // One unit per element sums along the axes that the bias broadcasts.
-        let keys_added = comptime!(if broadcast.keys { outer_rows } else { 1usize });
-        let queries_added = comptime!(if broadcast.queries {
-            inner_rows
-        } else {
-            1usize
-        });
+        // One unit per element.
+        let queries_added = comptime!(if shared { inner_rows } else { 1usize });
         let mut item = UNIT_POS as usize;
-        while item < comptime!(outer_rows * inner_rows / keys_added / queries_added) {
+        while item < comptime!(outer_rows * inner_rows / queries_added) {
             // Neighbouring units write neighbouring keys.
-            let key = item % comptime!(outer_rows / keys_added);
-            let query = item / comptime!(outer_rows / keys_added);
+            let (key, query) = (item % outer_rows, item / outer_rows);
             let mut sum = 0.0f32;
             for i in 0..queries_added {
-                for o in 0..keys_added {
-                    sum += self.pairs[(key + o) * inner_rows + query + i];
-                }
+                sum += self.pairs[key * inner_rows + query + i];
             }
             let to_key = first_key + key;
             let to_query = first_query + query;
