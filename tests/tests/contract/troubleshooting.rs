@@ -75,7 +75,7 @@ fn errors() -> Vec<E> {
             options: false,
         },
         E::MaskedSelection {
-            what: "selections to look at",
+            what: "a selection to look at",
         },
         E::PagesFull {
             held: 60,

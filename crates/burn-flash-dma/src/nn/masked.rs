@@ -1,6 +1,8 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
-use super::heads::{Encoding, check_positions, encode, merge, norm_epsilon, split};
+use super::heads::{
+    Encoding, check_positions, check_type, encode, merge, norm_epsilon, rotary, split,
+};
 use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::mask::plan::TilePlan;
@@ -8,9 +10,7 @@ use crate::mask::polarity::AttentionMask;
 use crate::validate::{check_shape, expect};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
-use burn::nn::{
-    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
-};
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, ElementType, Problem, TensorName,
@@ -176,8 +176,8 @@ impl MaskedAttentionLayerConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the slopes of ALiBi or the
-    /// epsilon of the norms are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the slopes of ALiBi, the epsilon of
+    /// the norms or the rotary encoding are refused.
     pub fn try_init(&self, device: &Device) -> Result<MaskedAttentionLayer, AttentionError> {
         let head_dim = self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1));
         let kv_heads = self.n_kv_heads.unwrap_or(self.n_heads);
@@ -192,6 +192,7 @@ impl MaskedAttentionLayerConfig {
         let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
         Problem::new(&q, &kv, &kv, None, ElementType::F32, &options)?;
         let epsilon = norm_epsilon(self.norm_epsilon)?;
+        let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
 
         let linear = |from, to| {
             LinearConfig::new(from, to)
@@ -209,11 +210,7 @@ impl MaskedAttentionLayerConfig {
             o_proj: linear(q_width, self.d_model),
             q_norm: norm(),
             k_norm: norm(),
-            rope: self.max_seq_len.map(|len| {
-                RotaryEncodingConfig::new(len, head_dim)
-                    .with_theta(self.rope_theta)
-                    .init(device)
-            }),
+            rope,
             d_model: self.d_model,
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
@@ -244,6 +241,7 @@ impl MaskedAttentionLayer {
         let MaskedInput { x, seen, bias } = input.into();
         let shape @ [batch, len, _] = x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        check_type(&x, &self.q_norm)?;
         check_positions(self.rope.as_ref(), len)?;
         let rows = |layer, heads| {
             let rows = try_linear(layer, x.clone())?;
@@ -267,7 +265,7 @@ impl MaskedAttentionLayer {
             Seen::Mask(mask) => call.mask(mask).try_forward()?,
             Seen::Plan(plan) => call.plan(&plan).try_forward()?,
         };
-        Ok(merge(out, &self.o_proj))
+        merge(out, &self.o_proj)
     }
 
     /// The options of its attention.

@@ -39,11 +39,13 @@ mod module_sink;
 mod module_token_gradient;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+mod no_tokens;
 mod norm;
 mod product;
 mod ranges;
 mod rank_softmax;
 mod recomputed;
+mod refused;
 mod second_order;
 mod spans;
 mod training;

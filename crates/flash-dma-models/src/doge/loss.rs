@@ -12,7 +12,7 @@ use burn_flash_dma::train::token_losses;
 
 impl Doge {
     /// The mean cross-entropy, `[1]` in nats per token, of the tokens `targets` `[batch, len]` that follow those of the
-    /// input. Padding does not count.
+    /// input. Padding does not count; of no tokens it is 0.
     ///
     /// # Panics
     ///
@@ -99,12 +99,15 @@ impl Doge {
     }
 }
 
-/// The mean over all tokens but padding.
+/// The mean over all tokens but padding; 0 if there are none.
 fn mean(losses: Tensor<2>, lengths: Option<Vec<usize>>) -> Tensor<1> {
+    let [batch, len] = losses.dims();
+    if batch * len == 0 {
+        return losses.sum();
+    }
     let Some(lengths) = lengths else {
         return losses.mean();
     };
-    let [batch, len] = losses.dims();
     let padding = lengths
         .iter()
         .flat_map(|&length| (0..len).map(move |place| place >= length));

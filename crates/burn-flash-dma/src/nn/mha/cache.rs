@@ -99,11 +99,11 @@ impl MultiHeadAttention {
                 }
             }
         };
-        let query = input.query.narrow(1, seen, q_len - seen);
+        let query = rows_from(&input.query, seen);
         let q = self.heads(try_linear(&self.query, query)?);
         let [k, v] = rows.clone();
         let (out, logits) = self.attend([q, k, v], input.hidden.rows_from(seen))?;
-        let context = merge(out, &self.output);
+        let context = merge(out, &self.output)?;
         let context = match cache.output.take() {
             Some(output) => Tensor::cat(vec![output, context], 1),
             None => context,
@@ -120,9 +120,7 @@ impl MultiHeadAttention {
         first: usize,
     ) -> Result<[Tensor<4>; 2], AttentionError> {
         let rows = |layer, tokens: &Tensor<3>| {
-            let [_, len, _] = tokens.dims();
-            let new = tokens.clone().narrow(1, first, len - first);
-            Ok(self.heads(try_linear(layer, new)?))
+            Ok(self.heads(try_linear(layer, rows_from(tokens, first))?))
         };
         Ok([
             rows(&self.key, &input.key)?,
@@ -131,14 +129,24 @@ impl MultiHeadAttention {
     }
 }
 
+/// The tokens from `first` on.
+fn rows_from(tokens: &Tensor<3>, first: usize) -> Tensor<3> {
+    let [_, len, _] = tokens.dims();
+    match first {
+        // Burn narrows to no empty axis.
+        0 => tokens.clone(),
+        _ => tokens.clone().narrow(1, first, len - first),
+    }
+}
+
 /// How many tokens of `len` a cache of `held` lacks, at least `least`.
 fn new_tokens(held: usize, len: usize, least: usize) -> Result<usize, AttentionError> {
     if held + least <= len {
         return Ok(len - held);
     }
-    Err(AttentionError::TooLarge {
-        what: "the number of tokens in the cache",
-        size: held,
-        limit: len.saturating_sub(least),
+    Err(AttentionError::WholeSequence {
+        held,
+        expected: held + least,
+        tokens: len,
     })
 }
