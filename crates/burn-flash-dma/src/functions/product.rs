@@ -40,7 +40,7 @@ pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     expect(try_linear(layer, x))
 }
 
-/// Like [`linear`], but returns the error.
+/// Like [`linear`], but returns the error. An empty product in f64 is a constant to autodiff.
 ///
 /// # Errors
 ///
@@ -55,9 +55,18 @@ pub fn try_linear<const D: usize>(
         && element_type(TensorName::Weight, &weight).is_ok();
     if !ours {
         check_for_burn(&x, &weight)?;
-        return Ok(layer.forward(x));
     }
-    let y = try_product(x, weight)?;
+    let is_empty = x.dims().contains(&0) || weight.dims().contains(&0);
+    let y = match (ours, is_empty) {
+        (true, _) => try_product(x, weight)?,
+        (false, false) => return Ok(layer.forward(x)),
+        // Not every backend's product takes empty matrices, and Flex's reads what is not there.
+        (false, true) => {
+            let mut shape = x.dims();
+            shape[D - 1] = weight.dims()[1];
+            Tensor::zeros(shape, (&x.device(), x.dtype()))
+        }
+    };
     Ok(match &layer.bias {
         None => y,
         Some(bias) => {

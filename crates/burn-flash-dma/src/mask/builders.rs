@@ -39,7 +39,8 @@ impl AttentionMask {
         if shape.contains(&0) {
             return Self::visible(Tensor::empty(shape, &device));
         }
-        let keys = Tensor::<1, Int>::arange(0..k_len as i64, &device);
+        let options = (&device, lengths.dtype());
+        let keys = Tensor::<1, Int>::arange(0..k_len as i64, options);
         let keys = keys.reshape([1, 1, 1, k_len]).expand(shape);
         Self::visible(keys.lower(lengths.reshape([batch, 1, 1, 1]).expand(shape)))
     }

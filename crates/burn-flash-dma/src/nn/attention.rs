@@ -4,8 +4,8 @@ use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
 use super::gradient_scale::GradientScale;
 use super::heads::{
-    Encoding, Starts, check_positions, check_type, encode, encode_by, merge, norm_epsilon, rotary,
-    split,
+    Encoding, Starts, check_positions, check_type, check_weights, encode, encode_by, merge,
+    norm_epsilon, rotary, split,
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
@@ -233,6 +233,7 @@ impl DynamicMaskAttentionConfig {
         let kv = [1, kv_heads, 1, head_dim];
         let q = [1, self.n_heads, 1, head_dim];
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        check_weights([self.d_model.max(kv_heads), self.n_heads * head_dim])?;
         let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
         if self.keep_window.is_none() && (recent > 0 || sinks > 0) {
             return Err(AttentionError::PartsWithoutWindow { recent, sinks });

@@ -87,6 +87,22 @@ pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), At
     }
 }
 
+/// Refuses a layer whose weights, of so many features in and out, could not be addressed: they are made when they are
+/// first used, where it is too late for an error.
+pub(super) fn check_weights(features: [usize; 2]) -> Result<(), AttentionError> {
+    let [from, to] = features;
+    let bytes = from.saturating_mul(to).saturating_mul(size_of::<f32>());
+    let limit = isize::MAX as usize;
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(AttentionError::TooLarge {
+        what: "the size of a weight in bytes",
+        size: bytes,
+        limit,
+    })
+}
+
 /// The rotary encoding of a configuration for sequences of up to `len` tokens, if it has one.
 ///
 /// # Errors

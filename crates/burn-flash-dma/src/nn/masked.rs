@@ -1,7 +1,8 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
 use super::heads::{
-    Encoding, check_positions, check_type, encode, merge, norm_epsilon, rotary, split,
+    Encoding, check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary,
+    split,
 };
 use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
@@ -191,6 +192,7 @@ impl MaskedAttentionLayerConfig {
         // The rules for one token are those for any sequence.
         let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
         Problem::new(&q, &kv, &kv, None, ElementType::F32, &options)?;
+        check_weights([self.d_model, self.n_heads * head_dim])?;
         let epsilon = norm_epsilon(self.norm_epsilon)?;
         let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
 

@@ -1,14 +1,18 @@
 //! Calls without tokens, keys or sequences: empty results with gradients, never a panic.
 
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::nn::LinearConfig;
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn_flash_dma::cache::PagedCacheConfig;
+use burn_flash_dma::engines::Dense;
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{
-    DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, MaskedAttentionLayerConfig,
-    RoundRobin, ScoreForm,
+    DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
+    MaskedAttentionLayerConfig, RoundRobin, ScoreForm,
 };
 use burn_flash_dma::train::{cross_entropy, token_losses};
 use burn_flash_dma::{
-    AttentionMask, BlockRule, KeyRanges, RankSoftmax, Selector, TilePlan, linear, product,
+    AttentionMask, AttentionOptions, BlockRule, KeyRanges, RankSoftmax, Selector, TilePlan,
+    dynamic_mask_attention, linear, product, sliding_window, zoh_scores,
 };
 
 const WIDTH: usize = 16;
@@ -197,4 +201,82 @@ fn the_loss_of_no_tokens_is_zero_and_has_gradients() {
     let grads = loss.backward();
     assert_eq!(logits.grad(&grads).map(|grad| grad.dims()), Some([0, 7]));
     assert_eq!(loss.into_scalar::<f32>(), 0.0);
+}
+
+#[test]
+fn a_linear_layer_in_f64_takes_no_tokens() {
+    let device = Device::flex();
+    let mut layer = LinearConfig::new(2, 3).init(&device);
+    layer.weight = layer.weight.map(|weight| weight.cast(DType::F64));
+    layer.bias = layer
+        .bias
+        .map(|bias| bias.map(|bias| bias.cast(DType::F64)));
+    let x = Tensor::<3>::zeros([0, 2, 2], (&device, DType::F64));
+    assert_eq!(linear(&layer, x).dims(), [0, 2, 3]);
+}
+
+#[test]
+fn attention_that_is_computed_as_dense_takes_no_keys() {
+    for device in devices() {
+        let rows = |len| Tensor::<4>::ones([1, 2, len, 8], &device);
+        let scores = Tensor::<3>::zeros([1, 2, 0], &device);
+        let options = AttentionOptions::new().with_dense(Dense::WhereEqual);
+        let out = dynamic_mask_attention(rows(3), rows(0), rows(0), scores, options);
+        let numbers: Vec<f32> = out.into_data().iter().collect();
+        assert_eq!(numbers, [0.0; 2 * 3 * 8]);
+    }
+}
+
+#[test]
+fn scores_of_no_heads_or_features_are_made() {
+    let device = Device::flex();
+    for [heads, dim] in [[0, 8], [2, 0]] {
+        let values = Tensor::<4>::zeros([1, heads, 3, dim], &device);
+        let dt_proj = Tensor::<2>::zeros([heads, heads * dim], &device);
+        let scores = zoh_scores(values, dt_proj, Tensor::zeros([heads], &device));
+        let numbers: Vec<f32> = scores.into_data().iter().collect();
+        assert_eq!(numbers, vec![1.0; 3 * heads]);
+    }
+}
+
+#[test]
+fn a_cache_of_pages_without_sequences_takes_a_long_step() {
+    let device = Device::flex();
+    let mut cache = PagedCacheConfig::new(0, 2, 8, 64).init(&device);
+    let rows = |heads| Tensor::<4>::zeros([0, heads, 20, 8], &device);
+    let out = cache.step(rows(4), rows(2), rows(2), None);
+    assert_eq!(out.dims(), [0, 4, 20, 8]);
+    assert_eq!(cache.sequences(), 0);
+}
+
+#[test]
+fn a_context_of_no_features_may_have_padding() {
+    let device = Device::flex();
+    let layer = DynamicMaskCrossAttentionConfig::new(WIDTH, 2)
+        .with_d_context(Some(0))
+        .init(&device);
+    let context = DynamicMaskInput::new(Tensor::zeros([1, 5, 0], &device)).lengths([3]);
+    let out = layer.forward(tokens(1, 2, &device), context);
+    assert_eq!(out.dims(), [1, 2, WIDTH]);
+}
+
+#[test]
+fn lengths_of_padding_are_of_any_integer_type() {
+    let device = Device::flex();
+    for dtype in [DType::I32, DType::I64] {
+        let lengths = Tensor::<1, Int>::from_data([1, 3], (&device, dtype));
+        let shown: Vec<bool> = (AttentionMask::padding(lengths, 3).into_visible())
+            .into_data()
+            .iter()
+            .collect();
+        assert_eq!(shown, [true, false, false, true, true, true]);
+    }
+}
+
+#[test]
+fn a_window_of_all_positions_has_a_rate_of_ties() {
+    let shape = [1, 1, 4];
+    let intervals = sliding_window(shape, usize::MAX - 1, &Device::flex());
+    let scores = Tensor::<3>::zeros(shape, &Device::flex());
+    assert_eq!(intervals.tie_rate(&scores), 0.0);
 }

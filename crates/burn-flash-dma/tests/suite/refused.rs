@@ -1,12 +1,20 @@
 //! What layers and functions refuse with an error that says what is wrong.
 
 use burn::nn::LinearConfig;
-use burn::tensor::{DType, Device, Tensor};
-use burn_flash_dma::nn::mha::{MhaInput, MultiHeadAttentionConfig};
-use burn_flash_dma::nn::{
-    DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, MaskedAttentionLayerConfig,
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn_flash_dma::cache::{
+    DynamicMaskCache, DynamicMaskCacheConfig, DynamicMaskCacheRecord, PagedCacheConfig,
+    try_overwrite,
 };
-use burn_flash_dma::{Attention, AttentionError, AttentionOptions, TensorName, select, try_linear};
+use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig,
+    MaskedAttentionLayerConfig, Scorer,
+};
+use burn_flash_dma::{
+    Attention, AttentionError, AttentionOptions, RankSoftmax, TensorName, select, try_linear,
+    try_split_heads,
+};
 
 const WIDTH: usize = 16;
 
@@ -219,4 +227,118 @@ fn no_error_prints_a_number_that_stands_for_all() {
         error.to_string(),
         "the size of q in bytes is more than can be counted, past the limit of 7"
     );
+}
+
+#[test]
+fn layers_whose_weights_cannot_be_addressed_are_refused() {
+    let device = Device::flex();
+    let refused = |error: AttentionError| {
+        let text = error.to_string();
+        assert!(
+            text.starts_with("the size of a weight in bytes is"),
+            "{text}"
+        );
+    };
+    let width = usize::MAX / 64;
+    let own = DynamicMaskAttentionConfig::new(width, 2).with_head_dim(Some(8));
+    refused(own.try_init(&device).unwrap_err());
+    let masked = MaskedAttentionLayerConfig::new(width, 2).with_head_dim(Some(8));
+    refused(masked.try_init(&device).unwrap_err());
+    let cross = DynamicMaskCrossAttentionConfig::new(16, 2).with_d_context(Some(width));
+    refused(cross.try_init(&device).unwrap_err());
+    let mha = MultiHeadAttentionConfig::new(1 << 40, 1 << 37);
+    refused(mha.try_init(&device).unwrap_err());
+}
+
+#[test]
+fn parts_that_add_up_to_more_than_can_be_counted_are_refused() {
+    let x = Tensor::<4>::zeros([1, 2, 0, 8], &Device::flex());
+    let error = try_split_heads(x, [usize::MAX, 1]).unwrap_err();
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn a_step_of_multi_head_attention_in_another_type_is_refused_and_leaves_the_cache() {
+    let layer = MultiHeadAttentionConfig::new(WIDTH, 2).init(&Device::flex());
+    let mut cache = MhaCache::autoregressive();
+    let first = MhaInput::self_attn(x(WIDTH));
+    let _ = layer.forward_cache(first, &mut cache);
+    let more = Tensor::<3>::ones([2, 4, WIDTH], &Device::flex());
+    let half = more.clone().cast(DType::F16);
+    let error = layer.try_forward_cache(
+        MhaInput::new(more.clone(), more.clone(), half.clone()),
+        &mut cache,
+    );
+    assert_eq!(error.unwrap_err().to_string(), "v must be f32, but is f16");
+    let error = layer.try_forward_cache(MhaInput::self_attn(half), &mut cache);
+    assert_eq!(error.unwrap_err().to_string(), "q must be f32, but is f16");
+    let output = layer.forward_cache(MhaInput::self_attn(more), &mut cache);
+    assert_eq!(output.context.dims(), [2, 4, WIDTH]);
+}
+
+#[test]
+fn caches_that_cannot_be_addressed_are_refused_before_memory_is_taken() {
+    let device = Device::flex();
+    let pages = |batch| PagedCacheConfig::new(batch, 2, 8, 64).with_page_len(16);
+    for batch in [usize::MAX, i32::MAX as usize] {
+        let error = pages(batch).try_init(&device).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("the size of the page table is"), "{text}");
+    }
+    let options = AttentionOptions::new().with_keep_window(4);
+    let slots = DynamicMaskCacheConfig::new(0, usize::MAX, 8, options);
+    let error = slots.try_init(&device).unwrap_err();
+    assert!(matches!(error, AttentionError::TooLarge { .. }), "{error}");
+
+    // A pool that is to grow by more pages than can be counted.
+    let mut cache = pages(1).with_grow_by(usize::MAX).init(&device);
+    let kv = || Tensor::<4>::ones([1, 2, 20, 8], &device);
+    let error = cache.try_append(kv(), kv(), None).unwrap_err();
+    assert!(matches!(error, AttentionError::TooLarge { .. }), "{error}");
+    assert_eq!(cache.lengths(), [0]);
+
+    // A record whose configuration is damaged.
+    let cache = DynamicMaskCacheConfig::new(1, 2, 8, options).init(&device);
+    let mut saved = serde_json::to_value(cache.to_record_sync()).unwrap();
+    saved["config"]["batch"] = (1u64 << 40).into();
+    let record: DynamicMaskCacheRecord = serde_json::from_value(saved).unwrap();
+    let error = DynamicMaskCache::try_from_record(record, &device).unwrap_err();
+    assert!(matches!(error, AttentionError::Record { .. }), "{error}");
+}
+
+#[test]
+fn tokens_on_a_device_with_autodiff_are_overwritten() {
+    let device = Device::flex().autodiff();
+    let tokens = Tensor::<1, Int>::zeros([3], (&device, DType::I32));
+    let tokens = try_overwrite(tokens, &[4, 5, 6]).unwrap();
+    assert_eq!(tokens.device(), device);
+    assert_eq!(
+        tokens.into_data().iter::<i32>().collect::<Vec<_>>(),
+        [4, 5, 6]
+    );
+}
+
+#[test]
+fn a_selection_with_a_softmax_of_ranks_serves_a_pass_behind_a_backward_pass() {
+    let device = Device::flex().autodiff();
+    let layer = DynamicMaskAttentionConfig::new(WIDTH, 2)
+        .with_keep_window(Some(4))
+        .with_runners_up(Some(2))
+        .with_rank_softmax(RankSoftmax::new(1.0).ok())
+        .init(&device);
+    let x = Tensor::<3>::random([1, 12, WIDTH], Distribution::Default, &device);
+    let (out, intervals) = layer.forward_and_intervals(x.clone());
+    let first = scorer_gradient(&layer, out);
+    let again = layer.forward_with_intervals(x, &intervals);
+    assert_eq!(scorer_gradient(&layer, again), first);
+}
+
+/// The gradient of the projection that makes a layer's scores.
+fn scorer_gradient(layer: &DynamicMaskAttention, out: Tensor<3>) -> Vec<f32> {
+    let Scorer::Linear(linear) = layer.scorer() else {
+        panic!("scores are linear by default");
+    };
+    let grads = out.powi_scalar(2).sum().backward();
+    let grad = linear.score_proj.val().grad(&grads).expect("it learns");
+    grad.into_data().iter().collect()
 }

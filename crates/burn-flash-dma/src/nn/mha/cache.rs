@@ -6,7 +6,7 @@ use super::output::MhaOutput;
 use crate::functions::product::try_linear;
 use crate::nn::heads::merge;
 use crate::validate::{check_shape, expect};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The keys, values and outputs of the tokens so far, for decoding; as Burn's, but queries are not kept.
@@ -37,6 +37,28 @@ impl MhaCache {
         Self {
             context: true,
             ..Self::autoregressive()
+        }
+    }
+
+    /// Refuses tokens in other types than those before them.
+    fn check(&self, input: &MhaInput) -> Result<(), AttentionError> {
+        let fits = |name, tokens: &Tensor<3>, expected: DType| match tokens.dtype() == expected {
+            true => Ok(()),
+            false => Err(AttentionError::ElementType {
+                tensor: name,
+                expected: expected.name().into(),
+                actual: tokens.dtype().name().into(),
+            }),
+        };
+        if let Some(output) = &self.output {
+            fits(TensorName::Query, &input.query, output.dtype())?;
+        }
+        match &self.rows {
+            Some([k, v]) if !self.context => {
+                fits(TensorName::Key, &input.key, k.dtype())?;
+                fits(TensorName::Value, &input.value, v.dtype())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -73,6 +95,7 @@ impl MultiHeadAttention {
         cache: &mut MhaCache,
     ) -> Result<MhaOutput, AttentionError> {
         self.check(&input)?;
+        cache.check(&input)?;
         let [batch, q_len, d_model] = input.query.dims();
         let seen = cache.queries();
         if let Some(output) = &cache.output {

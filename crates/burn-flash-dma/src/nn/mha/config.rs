@@ -2,6 +2,7 @@
 
 use super::module::MultiHeadAttention;
 use crate::nn::dropout::Seeds;
+use crate::nn::heads::check_weights;
 use crate::validate::{check_shape, expect};
 use burn::config::Config;
 use burn::module::Initializer;
@@ -95,5 +96,6 @@ pub(super) fn check_heads(d_model: usize, n_heads: usize) -> Result<(), Attentio
     let options = AttentionOptions::new();
     Problem::new(&rows, &rows, &rows, None, ElementType::F32, &options)?;
     let weight = [d_model, d_model];
-    check_shape(TensorName::Weight, &weight, &[d_model, n_heads * d_k])
+    check_shape(TensorName::Weight, &weight, &[d_model, n_heads * d_k])?;
+    check_weights(weight)
 }
