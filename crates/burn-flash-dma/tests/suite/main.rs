@@ -1,6 +1,8 @@
 //! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
+#[cfg(all(feature = "testing", feature = "train"))]
+mod api_fuzz;
 mod builders;
 mod cache;
 mod cache_fallback;
