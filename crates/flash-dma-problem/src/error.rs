@@ -56,6 +56,7 @@ pub enum TensorName {
     LeftFactor,
     RightFactor,
     Product,
+    Targets,
 }
 
 impl fmt::Display for TensorName {
@@ -109,6 +110,7 @@ impl fmt::Display for TensorName {
             Self::LeftFactor => "the left factor",
             Self::RightFactor => "the right factor",
             Self::Product => "the product",
+            Self::Targets => "the targets",
         })
     }
 }

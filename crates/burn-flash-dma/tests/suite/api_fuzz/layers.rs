@@ -5,6 +5,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MhaOutput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::*;
+use burn_flash_dma::train::Selections;
 use burn_flash_dma::{AlibiSlopes, KeyRanges, LeaveOneOut, RankSoftmax, ScoreRole, TilePlan};
 
 /// A width of tokens, mostly that of the heads.
@@ -218,6 +219,13 @@ pub fn sparse(draw: &mut Draw) {
             };
             let out = draw.call("DynamicMaskAttention::try_forward_with_intervals", || {
                 layer.try_forward_with_intervals(input, &intervals)
+            });
+            draw.finish(out);
+        }
+        4 if draw.one_in(3) => {
+            let mut selections = Selections::new();
+            let out = draw.call("Selections::try_attend", || {
+                selections.try_attend(&layer, input)
             });
             draw.finish(out);
         }
