@@ -40,6 +40,7 @@ fn errors() -> Vec<E> {
             actual: 2048,
         },
         E::element_type(N::Key, T::F16, T::F32),
+        E::element_type(N::Tokens, T::F32, T::F16),
         E::ElementType {
             tensor: N::Query,
             expected: "f32, f16 or bf16".into(),
@@ -57,6 +58,10 @@ fn errors() -> Vec<E> {
             recent: 3,
             sinks: 2,
             window: 4,
+        },
+        E::PartsWithoutWindow {
+            recent: 2,
+            sinks: 4,
         },
         E::HeadWindows {
             windows: 3,

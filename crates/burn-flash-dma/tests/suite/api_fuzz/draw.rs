@@ -34,7 +34,7 @@ pub struct Draw {
     log: Vec<String>,
     /// How often each function was called, and how often it refused.
     pub counts: BTreeMap<&'static str, [usize; 2]>,
-    pub panics: Vec<String>,
+    pub findings: Vec<String>,
 }
 
 /// The sizes of an attention.
@@ -79,7 +79,7 @@ impl Draw {
             dtype,
             log: vec![format!("case {case}, autodiff {autodiff}")],
             counts: BTreeMap::new(),
-            panics: Vec::new(),
+            findings: Vec::new(),
         }
     }
 
@@ -354,7 +354,12 @@ impl Draw {
             Ok(value) => Some(value),
             Err(error) => {
                 self.counts.entry(name).or_default()[1] += 1;
-                self.log.push(format!("refused: {error}"));
+                let (text, all) = (error.to_string(), usize::MAX.to_string());
+                // It stands for something else, unless the case has given it.
+                if text.contains(&all) && !self.log.iter().any(|drawn| drawn.contains(&all)) {
+                    self.found(name, &text);
+                }
+                self.log.push(format!("refused: {text}"));
                 None
             }
         }
@@ -372,11 +377,16 @@ impl Draw {
                 let text = (panic.downcast_ref::<String>().cloned())
                     .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()))
                     .unwrap_or_default();
-                let log = self.log.join("; ");
-                self.panics.push(format!("{name}: {text}\n    {log}"));
+                self.found(name, &text);
                 None
             }
         }
+    }
+
+    /// Notes a fault of a call, and what led to it.
+    fn found(&mut self, name: &str, text: &str) {
+        let log = self.log.join("; ");
+        self.findings.push(format!("{name}: {text}\n    {log}"));
     }
 
     /// Reads what a call returned, and computes its gradients if it has any: the sum of all of it is differentiated, as a

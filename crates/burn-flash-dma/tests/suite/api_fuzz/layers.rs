@@ -190,8 +190,8 @@ pub fn sparse(draw: &mut Draw) {
         });
     }
     let input = input(draw, width, kv_heads);
-    match draw.below(7) {
-        0 => {
+    match draw.below(9) {
+        0 | 7 => {
             let out = draw.call("DynamicMaskAttention::try_forward", || {
                 layer.try_forward(input)
             });
@@ -222,7 +222,7 @@ pub fn sparse(draw: &mut Draw) {
             });
             draw.finish(out);
         }
-        4 if draw.one_in(3) => {
+        6 => {
             let mut selections = Selections::new();
             let out = draw.call("Selections::try_attend", || {
                 selections.try_attend(&layer, input)
