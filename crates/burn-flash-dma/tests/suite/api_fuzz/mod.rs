@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Calls of an ordinary run.
-const CALLS: usize = 20_000;
+const CALLS: usize = 10_000;
 
 /// The fewest calls of every function in a run of 100 000 calls or more.
 const LEAST: usize = 200;
