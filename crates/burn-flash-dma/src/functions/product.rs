@@ -68,11 +68,12 @@ pub fn try_linear<const D: usize>(
         }
     };
     Ok(match &layer.bias {
-        None => y,
-        Some(bias) => {
+        // Burn reshapes no bias of no features.
+        Some(bias) if y.dims()[D - 1] > 0 => {
             let bias = bias.val().cast(y.dtype());
             y + bias.unsqueeze()
         }
+        _ => y,
     })
 }
 

@@ -280,3 +280,15 @@ fn a_window_of_all_positions_has_a_rate_of_ties() {
     let scores = Tensor::<3>::zeros(shape, &Device::flex());
     assert_eq!(intervals.tie_rate(&scores), 0.0);
 }
+
+#[test]
+fn a_layer_of_tokens_without_features_has_biases() {
+    for device in devices() {
+        let layer = MaskedAttentionLayerConfig::new(0, 1)
+            .with_head_dim(Some(8))
+            .with_bias(true)
+            .init(&device);
+        let x = Tensor::<3>::zeros([1, 5, 0], &device);
+        assert_eq!(layer.forward(x).dims(), [1, 5, 0]);
+    }
+}
