@@ -30,7 +30,7 @@
 //!
 //! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
 //!   [`nn::DynamicMaskCrossAttention`]: the same over another sequence;
-//! - [`nn::mha`]: Burn's multi-head attention, for a model that has it; [`nn::MaskedAttention`]: a layer under any mask;
+//! - [`nn::mha`]: Burn's multi-head attention, for a model that has it; [`nn::MaskedAttentionLayer`]: a layer under any mask;
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
 //! - [`dynamic_mask_attention`]: attention with any scores; [`attention`]: without scores;
 //! - [`masked_attention`]: attention under any mask and bias;

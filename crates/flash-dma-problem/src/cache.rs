@@ -237,10 +237,16 @@ impl CacheShape {
             ),
         };
         check_limit(what, rows, MAX_POSITIONS)?;
-        if let Storage::Pages { pages, .. } = storage {
+        if let Storage::Pages {
+            pages, max_pages, ..
+        } = storage
+        {
             check_limit("the number of pages", pages, MAX_POSITIONS)?;
+            let entries = batch.saturating_mul(max_pages);
+            check_limit("the size of the page table", entries, MAX_POSITIONS)?;
         }
-        let bytes = size_in_bytes(element, shape.kv_shape());
+        // No sequences are none of a cache that could not have one either.
+        let bytes = size_in_bytes(element, shape.kv_shape().map(|n| n.max(1)));
         check_limit(
             "the size of the cached k in bytes",
             bytes,

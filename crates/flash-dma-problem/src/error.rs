@@ -58,6 +58,7 @@ pub enum TensorName {
     LeftFactor,
     RightFactor,
     Product,
+    Targets,
 }
 
 impl fmt::Display for TensorName {
@@ -112,6 +113,7 @@ impl fmt::Display for TensorName {
             Self::LeftFactor => "the left factor",
             Self::RightFactor => "the right factor",
             Self::Product => "the product",
+            Self::Targets => "the targets",
         })
     }
 }
@@ -226,11 +228,16 @@ pub enum AttentionError {
     #[error("a keep window needs scores to rank the keys by")]
     WindowWithoutScores,
     /// The options request a different window than the intervals were made with.
-    #[error("the options keep {options} keys, but the intervals were selected for {intervals}")]
+    #[error(
+        "the options keep {} keys, but the intervals were selected for {}",
+        kept(*options),
+        kept(*intervals)
+    )]
     IntervalsWindow {
-        /// The most keys of the intervals that are alive at one position: the window that they were selected for.
+        /// The most keys of the intervals that are alive at one position: the window that they were selected for,
+        /// `usize::MAX` for all keys.
         intervals: usize,
-        /// The keep window of the options.
+        /// The keep window of the options, `usize::MAX` for all keys.
         options: usize,
     },
     /// Recent keys and sinks that take more places than the window has.
@@ -295,10 +302,32 @@ pub enum AttentionError {
         keys: usize,
     },
     /// A mask that differs between queries where a selection by intervals is needed.
-    #[error("a mask that differs between queries makes no intervals, which {what} need")]
+    #[error(
+        "a mask that differs between queries rules out {what}: it leaves keys on no interval of queries"
+    )]
     MaskedSelection {
-        /// What needs them.
+        /// What needs intervals.
         what: &'static str,
+    },
+    /// Recent keys or sinks, which are counted in a keep window, without one.
+    #[error(
+        "{recent} recent keys and {sinks} sinks are counted in a keep window, but there is none: every key is kept"
+    )]
+    PartsWithoutWindow {
+        /// Recent keys.
+        recent: usize,
+        /// Sinks.
+        sinks: usize,
+    },
+    /// A rotary encoding for no positions, or with a base that is not positive and finite.
+    #[error(
+        "a rotary encoding needs at least 1 position and a positive, finite base, but has {positions} and {base}"
+    )]
+    Rotary {
+        /// Positions that it is for.
+        positions: usize,
+        /// The base of its frequencies.
+        base: f32,
     },
     /// Cumulative lengths that do not begin with 0 or that fall.
     #[error("cumulative lengths must begin with 0 and never fall, which entry {index} breaks")]
@@ -498,6 +527,18 @@ pub enum AttentionError {
         /// Tokens per sequence that wait.
         waiting: usize,
     },
+    /// An input that is not the whole sequence, of which a cache holds the first tokens.
+    #[error(
+        "the input is to be the whole sequence, {expected} tokens or more: the cache holds {held}, but it has {tokens}"
+    )]
+    WholeSequence {
+        /// Tokens that the cache holds.
+        held: usize,
+        /// The fewest that the input may have.
+        expected: usize,
+        /// Tokens that it has.
+        tokens: usize,
+    },
     /// Nothing to merge.
     #[error("there are no parts of an attention to merge")]
     NoParts,
@@ -547,11 +588,11 @@ pub enum AttentionError {
         reason: String,
     },
     /// A size exceeds what the engine can index.
-    #[error("{what} is {size}, past the limit of {limit}")]
+    #[error("{what} is {}, past the limit of {limit}", counted(*size))]
     TooLarge {
         /// Which size.
         what: &'static str,
-        /// Its value, saturated at `usize::MAX`.
+        /// Its value, `usize::MAX` for more than that.
         size: usize,
         /// The greatest value that is supported.
         limit: usize,
@@ -626,12 +667,12 @@ macro_rules! kinds {
 
 kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
-    ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
+    ZeroWindow WindowWithoutScores IntervalsWindow WindowParts PartsWithoutWindow HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope RoundRobin LeaveOneOut
     RankSoftmax GradientScale AlibiSlope AlibiHeads
-    Epsilon NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
-    CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
+    Epsilon Rotary NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
+    CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted WholeSequence NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine Unsupported DeviceFailed SecondOrder
 }
 
@@ -644,6 +685,22 @@ impl AttentionError {
             expected: expected.to_string(),
             actual: actual.to_string(),
         }
+    }
+}
+
+/// A number of keys, of which `usize::MAX` are all.
+fn kept(keys: usize) -> String {
+    match keys {
+        usize::MAX => "all".into(),
+        keys => keys.to_string(),
+    }
+}
+
+/// A size, of which `usize::MAX` stands for any that are greater, too.
+fn counted(size: usize) -> String {
+    match size {
+        usize::MAX => "more than can be counted".into(),
+        size => size.to_string(),
     }
 }
 

@@ -40,6 +40,7 @@ fn errors() -> Vec<E> {
             actual: 2048,
         },
         E::element_type(N::Key, T::F16, T::F32),
+        E::element_type(N::Tokens, T::F32, T::F16),
         E::ElementType {
             tensor: N::Query,
             expected: "f32, f16 or bf16".into(),
@@ -58,6 +59,10 @@ fn errors() -> Vec<E> {
             sinks: 2,
             window: 4,
         },
+        E::PartsWithoutWindow {
+            recent: 2,
+            sinks: 4,
+        },
         E::HeadWindows {
             windows: 3,
             kv_heads: 2,
@@ -75,7 +80,7 @@ fn errors() -> Vec<E> {
             options: false,
         },
         E::MaskedSelection {
-            what: "selections to look at",
+            what: "a selection to look at",
         },
         E::PagesFull {
             held: 60,

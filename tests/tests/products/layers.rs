@@ -17,6 +17,7 @@ every_burn!(
     layers_of_f32_on_16_bits,
     heads_of_one_product,
     repeated_gradients_are_bit_equal,
+    empty_products_have_gradients,
 );
 
 /// Tokens, `d_in` and `d_out`.
@@ -221,5 +222,23 @@ fn repeated_gradients_are_bit_equal<B: Backend>(burn: &Burn<B>) {
             read(given.grad(&grads).expect("tracked"))
         });
         assert!(first == second, "{element}");
+    }
+}
+
+fn empty_products_have_gradients<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    for [tokens, d_in, d_out] in [[0, 4, 3], [2, 0, 3], [2, 4, 0]] {
+        let x = Tensor::<2>::ones([tokens, d_in], &device).require_grad();
+        let weight = Tensor::<2>::ones([d_in, d_out], &device).require_grad();
+        let y = product(x.clone(), weight.clone());
+        assert_eq!(read(y.clone()), vec![0.0; tokens * d_out]);
+        let grads = y.sum().backward();
+        let zeros = |tensor: &Tensor<2>| {
+            let grad = tensor.grad(&grads).expect("it is tracked");
+            assert_eq!(grad.dims(), tensor.dims());
+            assert!(read(grad).iter().all(|&x| x == 0.0));
+        };
+        zeros(&x);
+        zeros(&weight);
     }
 }

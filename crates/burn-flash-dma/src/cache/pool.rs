@@ -118,7 +118,10 @@ impl PagePool {
             let free = free.len();
             return Err(AttentionError::PagesUsed { needed, free });
         }
-        Ok(missing.next_multiple_of(grow_by))
+        // More pages than can be counted are refused by their number.
+        Ok(missing
+            .checked_next_multiple_of(grow_by)
+            .unwrap_or(usize::MAX))
     }
 
     pub(crate) fn grow(&mut self, pages: usize) {

@@ -105,6 +105,9 @@ impl DynamicMaskCache {
         record: DynamicMaskCacheRecord,
         device: &Device,
     ) -> Result<Self, AttentionError> {
+        // Before memory is taken for what a damaged configuration says.
+        let kv = record.config.shape()?.kv_shape();
+        check("k", &record.k, &kv, record.config.dtype.into())?;
         let empty = Self::try_new(&record.config, device)?;
         let (dtype, place) = (DType::from(record.config.dtype), empty.device().clone());
         let slots = empty.state();

@@ -67,6 +67,12 @@ pub fn try_overwrite<const D: usize>(
             actual: format!("{:?}", tokens.dtype()),
         });
     }
-    let written = Dispatch::cache_overwrite(tokens.into_dispatch(), values.to_vec());
-    Ok(Tensor::from_dispatch(written))
+    // Integers have no gradients, and the operation knows nothing of autodiff.
+    let autodiff = tokens.device().is_autodiff();
+    let tokens = tokens.without_autodiff().into_dispatch();
+    let written = Tensor::from_dispatch(Dispatch::cache_overwrite(tokens, values.to_vec()));
+    Ok(match autodiff {
+        true => written.autodiff(),
+        false => written,
+    })
 }

@@ -258,6 +258,10 @@ pub(crate) fn attend_pages<B: DynamicMaskOps>(
     let device = q.device();
     let [_, q_heads, tokens, dim] = q.shape().dims();
     let [_, heads, page_len, _] = problem.cache.kv_shape();
+    if map.lengths.is_empty() {
+        let lse = Shape::new([0, q_heads, tokens]);
+        return (q, B::float_zeros(lse, &device, FloatDType::F32));
+    }
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     for (batch, &held) in map.lengths.iter().enumerate() {
         let len = held + problem.tokens;

@@ -1,6 +1,6 @@
 //! The products of linear layers: Burn's own, in f32.
 
-use super::tensors::to_f32;
+use super::tensors::{to_f32, zeros};
 use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -12,6 +12,9 @@ pub fn output<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTen
     let _span = span!("product", engine = "default-bodies");
     let (dtype, [_, d_out]) = (x.dtype().into(), weight.shape().dims());
     let shape = with_features(&x.shape(), d_out);
+    if is_empty::<B>(&x, &weight) {
+        return B::float_zeros(shape, &x.device(), dtype);
+    }
     let weight = B::float_cast(weight, dtype);
     let product = B::float_cast(multiply::<B>(rows::<B>(x), weight), dtype);
     B::float_reshape(product, shape)
@@ -30,8 +33,23 @@ pub fn weight_gradient<B: Backend>(
     element: ElementType,
 ) -> FloatTensor<B> {
     let _span = span!("product", engine = "default-bodies");
+    if is_empty::<B>(&x, &grad) {
+        let shape = [&x, &grad].map(features::<B>);
+        return zeros::<B>(shape, &x.device(), float_dtype(element));
+    }
     let product = multiply::<B>(B::float_transpose(rows::<B>(x)), rows::<B>(grad));
     B::float_cast(product, float_dtype(element))
+}
+
+/// Whether a product of two such tensors adds nothing up or makes nothing: not every backend multiplies them.
+pub(crate) fn is_empty<B: Backend>(a: &FloatTensor<B>, b: &FloatTensor<B>) -> bool {
+    a.shape().num_elements() * b.shape().num_elements() == 0
+}
+
+/// The size of the last axis.
+fn features<B: Backend>(tokens: &FloatTensor<B>) -> usize {
+    let shape = tokens.shape();
+    shape[shape.num_dims() - 1]
 }
 
 /// The tokens of `[.., features]` on one axis.

@@ -2,7 +2,8 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, get_or_init_device_settings};
-use burn::tensor::{BoolDType, FloatDType, IntDType, Shape};
+use burn::tensor::kind::Basic;
+use burn::tensor::{BoolDType, FloatDType, IntDType, Shape, Tensor};
 
 /// The position of each row and the index of each column, as tensors of a shape of four axes.
 pub(crate) fn positions_and_keys<B: Backend>(
@@ -52,6 +53,18 @@ pub(crate) fn zeros<B: Backend>(
     dtype: FloatDType,
 ) -> FloatTensor<B> {
     B::float_zeros(shape.into(), device, dtype)
+}
+
+/// The tensor in another shape. Burn's `reshape` reads a 0 as "keep the axis".
+pub(crate) fn reshaped<const D: usize, const E: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    shape: [usize; E],
+) -> Tensor<E, K> {
+    if shape.contains(&0) {
+        Tensor::empty(shape, (&tensor.device(), tensor.dtype()))
+    } else {
+        tensor.reshape(shape)
+    }
 }
 
 pub(crate) fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {

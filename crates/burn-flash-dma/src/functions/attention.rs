@@ -312,6 +312,9 @@ impl Call {
         let Some(scores) = &self.scores else {
             return Ok(false);
         };
+        if scores.dims().contains(&0) {
+            return Ok(false);
+        }
         let gradients = tracked(&self.rows) || is_tracked(scores);
         engines::runs_dense(&self.problem, dense, gradients, &self.rows[0].device())
     }

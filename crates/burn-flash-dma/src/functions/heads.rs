@@ -48,7 +48,8 @@ pub fn try_split_heads<const N: usize>(
 ) -> Result<[Tensor<4>; N], AttentionError> {
     let [batch, len, _, head_dim] = x.dims();
     let of_part = |heads| [batch, len, heads, head_dim];
-    check_shape(TensorName::Tokens, &x.dims(), &of_part(heads.iter().sum()))?;
+    let all = heads.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
+    check_shape(TensorName::Tokens, &x.dims(), &of_part(all))?;
     let options = (&x.device(), x.dtype());
     let is_empty = |heads: usize| of_part(heads).contains(&0);
     let sizes: Vec<_> = heads

@@ -160,7 +160,7 @@ impl Intervals {
             for (start, end) in origin.spans_of(sequence, k_len) {
                 let competes = |key: &usize| !is_sink[*key] && scores[*key] != f32::NEG_INFINITY;
                 let keys = (start..end).filter(competes).map(|key| Competitor {
-                    enters: key + origin.recent,
+                    enters: key.saturating_add(origin.recent),
                     leaves: key + lifetimes[key] as usize,
                     place: place(scores[key]),
                 });

@@ -183,7 +183,12 @@ fn check_operands<const D: usize>(
     let name = TensorName::NormWeight;
     let actual = element_type(name, gamma)?;
     if actual != element {
-        return Err(AttentionError::element_type(name, element, actual));
+        // A norm is part of a layer, which has one type: tokens of another one are to blame.
+        return Err(AttentionError::element_type(
+            TensorName::Tokens,
+            actual,
+            element,
+        ));
     }
     same_device(&x.device(), name, gamma.device())?;
     Ok(element)

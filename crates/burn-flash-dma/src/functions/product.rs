@@ -4,7 +4,7 @@ use crate::ops::ProductOps;
 use crate::validate::{check_shape, computes_in, element_type, expect, same_device};
 use burn::backend::Dispatch;
 use burn::nn::Linear;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// Applies a layer of Burn on the products of this crate: `[.., d_in]` to `[.., d_out]`.
@@ -14,7 +14,7 @@ use flash_dma_problem::{AttentionError, TensorName};
 /// are in f32. The layer, its parameters and its records stay what they are. A layer of f32 may be applied to f16 or
 /// bf16: it is rounded for the product, and its gradients arrive in f32, without the rounding of a cast in the graph.
 ///
-/// With element types other than f32, f16 and bf16 (f64, or quantised weights) it is Burn's own.
+/// With element types other than f32, f16 and bf16 (f64 throughout, or quantised weights) it is Burn's own.
 ///
 /// ```
 /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -40,11 +40,12 @@ pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     expect(try_linear(layer, x))
 }
 
-/// Like [`linear`], but returns the error.
+/// Like [`linear`], but returns the error. An empty product in f64 is a constant to autodiff.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the last axis of `x` is not the layer's input, or the layer is on another device.
+/// [`AttentionError`] if the last axis of `x` is not the layer's input, the layer is on another device, or one of them is
+/// of f64 and the other is not.
 pub fn try_linear<const D: usize>(
     layer: &Linear,
     x: Tensor<D>,
@@ -53,15 +54,26 @@ pub fn try_linear<const D: usize>(
     let ours = element_type(TensorName::Tokens, &x).is_ok()
         && element_type(TensorName::Weight, &weight).is_ok();
     if !ours {
-        return Ok(layer.forward(x));
+        check_for_burn(&x, &weight)?;
     }
-    let y = try_product(x, weight)?;
+    let is_empty = x.dims().contains(&0) || weight.dims().contains(&0);
+    let y = match (ours, is_empty) {
+        (true, _) => try_product(x, weight)?,
+        (false, false) => return Ok(layer.forward(x)),
+        // Not every backend's product takes empty matrices, and Flex's reads what is not there.
+        (false, true) => {
+            let mut shape = x.dims();
+            shape[D - 1] = weight.dims()[1];
+            Tensor::zeros(shape, (&x.device(), x.dtype()))
+        }
+    };
     Ok(match &layer.bias {
-        None => y,
-        Some(bias) => {
+        // Burn reshapes no bias of no features.
+        Some(bias) if y.dims()[D - 1] > 0 => {
             let bias = bias.val().cast(y.dtype());
             y + bias.unsqueeze()
         }
+        _ => y,
     })
 }
 
@@ -76,7 +88,7 @@ pub fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
     expect(try_product(x, weight))
 }
 
-/// Like [`product`], but returns the error. An empty product is a constant to autodiff.
+/// Like [`product`], but returns the error.
 ///
 /// # Errors
 ///
@@ -86,19 +98,31 @@ pub fn try_product<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
 ) -> Result<Tensor<D>, AttentionError> {
-    let (mut dims, [d_in, d_out]) = (x.dims(), weight.dims());
-    let tokens: usize = dims[..D - 1].iter().product();
-    check_shape(TensorName::Weight, &weight.dims(), &[dims[D - 1], d_out])?;
+    check_weight(&x, &weight)?;
     let element = element_type(TensorName::Tokens, &x)?;
     element_type(TensorName::Weight, &weight)?;
-    let device = x.device();
-    same_device(&device, TensorName::Weight, weight.device())?;
-    computes_in(&device, x.dtype(), element)?;
-    dims[D - 1] = d_out;
-    if tokens * d_in * d_out == 0 {
-        // An empty product is not every backend's.
-        return Ok(Tensor::zeros(dims, (&device, x.dtype())));
-    }
+    computes_in(&x.device(), x.dtype(), element)?;
     let out = Dispatch::linear_product(x.into_dispatch(), weight.into_dispatch());
     Ok(Tensor::from_dispatch(out))
+}
+
+/// Refuses a weight of other features than those of `x`, or on another device.
+fn check_weight<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>) -> Result<(), AttentionError> {
+    let (dims, [_, d_out]) = (x.dims(), weight.dims());
+    check_shape(TensorName::Weight, &weight.dims(), &[dims[D - 1], d_out])?;
+    same_device(&x.device(), TensorName::Weight, weight.device())
+}
+
+/// Refuses what Burn's own product does not take: only a quantised weight may have another type than `x`.
+fn check_for_burn<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>) -> Result<(), AttentionError> {
+    check_weight(x, weight)?;
+    let (actual, expected) = (x.dtype(), weight.dtype());
+    if actual == expected || matches!(expected, DType::QFloat(_)) {
+        return Ok(());
+    }
+    Err(AttentionError::ElementType {
+        tensor: TensorName::Tokens,
+        expected: expected.name().into(),
+        actual: actual.name().into(),
+    })
 }

@@ -10,6 +10,9 @@ pub(crate) fn shares(
     positions: Tensor<3, Int>,
     softmax: RankSoftmax,
 ) -> Tensor<3> {
+    if scores.dims().contains(&0) {
+        return scores.clone();
+    }
     let logits = scores.clone() * softmax.inverse_temperature();
     let without = logits.clone().is_finite().bool_not();
     let logits = logits.mask_fill(without, f32::MIN);

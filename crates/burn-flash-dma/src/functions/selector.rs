@@ -152,7 +152,8 @@ impl Selector {
         }
         let learns = self.runners_up > 0 || self.leave_one_out.is_some();
         let ranked = (learns && is_tracked(&scores)).then(|| scores.clone());
-        let scores = scores.detach();
+        // A detached leaf is a leaf, which autodiff would track again.
+        let scores = scores.detach().set_require_grad(false);
         let documents = self.documents.as_ref();
         let max_live = (heads.iter().map(|(rule, _)| rule.window).max()).unwrap_or(1);
         let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));

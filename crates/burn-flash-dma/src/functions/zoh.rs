@@ -1,7 +1,7 @@
 //! The scores of Dynamic Mask Attention, computed from the values.
 
 use crate::engines::has_kernels;
-use crate::fallback::tensors::greatest_divisor;
+use crate::fallback::tensors::{greatest_divisor, reshaped};
 use crate::functions::product::try_product;
 use crate::ops::ScoreOps;
 use crate::ops::scores::FEW_TOKENS;
@@ -66,7 +66,7 @@ pub(crate) fn try_biased_zoh_scores(
         element_type(TensorName::DtProjection, bias)?;
     }
 
-    if batch * len == 0 {
+    if batch * heads * len == 0 {
         // Burn's `reshape` reads a 0 as "keep the axis".
         return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
     }
@@ -87,7 +87,7 @@ pub(crate) fn try_biased_zoh_scores(
         Some(bias) => Some(as_f32(TensorName::DtProjection, bias)?),
     };
     // Cast last: what a cast tensor is reshaped to would be kept for the backward pass.
-    let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
+    let tokens = reshaped(values.swap_dims(1, 2), [batch * len, width]);
     let tokens = as_f32(TensorName::Value, tokens)?;
     let dt = try_product(tokens, dt_proj.transpose())?;
     let dt = match bias {

@@ -1,5 +1,7 @@
 //! Shapes that broadcast.
 
+use burn::tensor::{Tensor, kind::Basic};
+
 /// The shape that two shapes broadcast to.
 ///
 /// # Panics
@@ -20,4 +22,16 @@ pub(super) fn broadcast_shape<const D: usize>(
             n
         }
     })
+}
+
+/// The tensor in a shape that it broadcasts to. Burn expands to no axis of size 0.
+pub(super) fn expand<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    shape: [usize; D],
+) -> Tensor<D, K> {
+    if shape.contains(&0) {
+        Tensor::empty(shape, (&tensor.device(), tensor.dtype()))
+    } else {
+        tensor.expand(shape)
+    }
 }

@@ -1,6 +1,6 @@
 //! Masks made of lengths, windows, documents and biases.
 
-use super::broadcast::broadcast_shape;
+use super::broadcast::{broadcast_shape, expand};
 use super::polarity::AttentionMask;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
@@ -36,7 +36,11 @@ impl AttentionMask {
     pub fn padding(lengths: Tensor<1, Int>, k_len: usize) -> Self {
         let (batch, device) = (lengths.dims()[0], lengths.device());
         let shape = [batch, 1, 1, k_len];
-        let keys = Tensor::<1, Int>::arange(0..k_len as i64, &device);
+        if shape.contains(&0) {
+            return Self::visible(Tensor::empty(shape, &device));
+        }
+        let options = (&device, lengths.dtype());
+        let keys = Tensor::<1, Int>::arange(0..k_len as i64, options);
         let keys = keys.reshape([1, 1, 1, k_len]).expand(shape);
         Self::visible(keys.lower(lengths.reshape([batch, 1, 1, 1]).expand(shape)))
     }
@@ -47,6 +51,9 @@ impl AttentionMask {
     pub fn documents(documents: Tensor<2, Int>) -> Self {
         let [batch, len] = documents.dims();
         let shape = [batch, 1, len, len];
+        if shape.contains(&0) {
+            return Self::visible(Tensor::empty(shape, &documents.device()));
+        }
         let queries = documents.clone().reshape([batch, 1, len, 1]).expand(shape);
         let keys = documents.reshape([batch, 1, 1, len]).expand(shape);
         Self::visible(queries.equal(keys))
@@ -71,6 +78,9 @@ impl AttentionMask {
         assert!(window > 0, "the window must be at least 1");
         let [batch, heads, _, k_len] = bias.dims();
         let shape = [batch, heads, q_len, k_len];
+        if shape.contains(&0) {
+            return Self::visible(Tensor::empty(shape, &bias.device()));
+        }
         let none = f32::NEG_INFINITY;
         let mut bias = bias.expand(shape);
         bias = bias.clone().mask_fill(bias.is_nan(), none);
@@ -111,6 +121,7 @@ impl AttentionMask {
         if batch * heads * q_len * k_len == 0 {
             return Self::visible(visible);
         }
+        let block = block.min(k_len);
         let (blocks, rows) = (k_len.div_ceil(block), batch * heads * q_len);
         let mut ones: Tensor<2, Int> = visible.int().reshape([rows, k_len]);
         let rest = blocks * block - k_len;
@@ -165,13 +176,16 @@ impl AttentionMask {
 
     fn broadcast(a: Self, b: Self) -> [Tensor<4, Bool>; 2] {
         let shape = broadcast_shape(a.dims(), b.dims(), "masks");
-        [a, b].map(|mask| mask.into_visible().expand(shape))
+        [a, b].map(|mask| expand(mask.into_visible(), shape))
     }
 }
 
 /// The distance of each key from the last one that its query sees, `[1, 1, q_len, k_len]`: negative for later keys.
 fn distance([q_len, k_len]: [usize; 2], device: &Device) -> Tensor<4, Int> {
     let shape = [1, 1, q_len, k_len];
+    if shape.contains(&0) {
+        return Tensor::zeros(shape, device);
+    }
     let range = |len: usize| Tensor::<1, Int>::arange(0..len as i64, device);
     let positions = range(q_len).add_scalar(k_len as i32 - q_len as i32);
     let positions = positions.reshape([1, 1, q_len, 1]).expand(shape);

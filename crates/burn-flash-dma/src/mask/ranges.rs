@@ -1,6 +1,7 @@
 //! One range of keys per query: windows, documents and padding without a mask.
 
-use super::broadcast::broadcast_shape;
+use super::broadcast::{broadcast_shape, expand};
+use crate::fallback::tensors::reshaped;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry};
 
@@ -34,7 +35,8 @@ impl KeyRanges {
     #[must_use]
     pub fn sliding_window([q_len, k_len]: [usize; 2], window: usize, device: &Device) -> Self {
         let shift = k_len as i64 - q_len as i64;
-        let queries = Tensor::<1, Int>::arange(0..q_len as i64, device).reshape([1, 1, q_len]);
+        let queries = Tensor::<1, Int>::arange(0..q_len as i64, device);
+        let queries = reshaped(queries, [1, 1, q_len]);
         let end = queries.add_scalar(shift + 1);
         let window = i32::try_from(window).unwrap_or(i32::MAX);
         // A range that ends before the first key is empty wherever it begins; so nothing passes 32 bits.
@@ -46,7 +48,8 @@ impl KeyRanges {
     /// `j < lengths[b]`.
     #[must_use]
     pub fn padding(lengths: Tensor<1, Int>) -> Self {
-        let end = lengths.reshape([-1, 1, 1]);
+        let [batch] = lengths.dims();
+        let end = reshaped(lengths, [batch, 1, 1]);
         Self::new(Tensor::zeros([1, 1, 1], &end.device()), end)
     }
 
@@ -129,15 +132,6 @@ impl KeyRanges {
             let [b, h, q] = keys.dims();
             expand(keys.reshape([b, h, q, 1]), [batch, heads, queries, 1])
         })
-    }
-}
-
-/// Burn expands to no axis of size 0.
-fn expand<const D: usize>(keys: Tensor<D, Int>, shape: [usize; D]) -> Tensor<D, Int> {
-    if shape.contains(&0) {
-        Tensor::zeros(shape, (&keys.device(), keys.dtype()))
-    } else {
-        keys.expand(shape)
     }
 }
 

@@ -4,7 +4,8 @@ use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
 use super::gradient_scale::GradientScale;
 use super::heads::{
-    Encoding, Starts, check_positions, encode, encode_by, merge, norm_epsilon, split,
+    Encoding, Starts, check_positions, check_type, check_weights, encode, encode_by, merge,
+    norm_epsilon, rotary, split,
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
@@ -12,15 +13,13 @@ use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
-use crate::functions::product::{linear, try_product};
+use crate::functions::product::{try_linear, try_product};
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
 use crate::validate::{check_shape, element_type, expect, is_tracked, same_device, scores_as_f32};
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
-use burn::nn::{
-    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
-};
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, LeaveOneOut, Problem,
@@ -219,7 +218,7 @@ impl DynamicMaskAttentionConfig {
     ///
     /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the
     /// tokens that are dealt in turn, the scale of the tokens' gradient, the scale, the softcap, the slopes of ALiBi, the
-    /// rate of the dropout or the epsilon of the norms are refused.
+    /// rate of the dropout, the epsilon of the norms or the rotary encoding are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -234,7 +233,11 @@ impl DynamicMaskAttentionConfig {
         let kv = [1, kv_heads, 1, head_dim];
         let q = [1, self.n_heads, 1, head_dim];
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        check_weights([self.d_model.max(kv_heads), self.n_heads * head_dim])?;
         let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
+        if self.keep_window.is_none() && (recent > 0 || sinks > 0) {
+            return Err(AttentionError::PartsWithoutWindow { recent, sinks });
+        }
         check_rule(recent, sinks, &options)?;
         let score_role = self.resolved_score_role();
         let slope = self.recency_slope.unwrap_or_default();
@@ -242,6 +245,7 @@ impl DynamicMaskAttentionConfig {
         let token_gradient = GradientScale::try_new(self.token_gradient_scale.unwrap_or(1.0))?;
 
         let epsilon = norm_epsilon(self.norm_epsilon)?;
+        let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
         let dropout = (self.dropout.filter(|&rate| rate != 0.0))
             .map(|rate| CallDropout::try_new(rate, device))
             .transpose()?;
@@ -274,11 +278,7 @@ impl DynamicMaskAttentionConfig {
             }),
             q_norm: norm(),
             k_norm: norm(),
-            rope: self.max_seq_len.map(|len| {
-                RotaryEncodingConfig::new(len, head_dim)
-                    .with_theta(self.rope_theta)
-                    .init(device)
-            }),
+            rope,
             d_model: self.d_model,
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
@@ -322,7 +322,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = self.scores_from(&tokens.x, First::At(0), || v.clone())?;
+        let scores = self.scores_from(&tokens.x, First::At(0), || Ok(v.clone()))?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
     }
@@ -476,7 +476,7 @@ impl DynamicMaskAttention {
     ) -> Result<Intervals, AttentionError> {
         let tokens = self.tokens(input.into())?;
         if tokens.pairs.is_some() {
-            let what = "selections to look at";
+            let what = "a selection to look at";
             return Err(AttentionError::MaskedSelection { what });
         }
         let scores = self.scores_of(&tokens)?;
@@ -546,10 +546,17 @@ impl DynamicMaskAttention {
         &self.scorer.0
     }
 
+    /// Refuses tokens of another width or type.
+    pub(super) fn check_tokens(&self, x: &Tensor<3>) -> Result<(), AttentionError> {
+        let shape @ [batch, len, _] = x.dims();
+        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        check_type(x, &self.q_norm)
+    }
+
     /// The tokens of an input, if it fits this layer.
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
-        let shape @ [batch, len, _] = input.dims();
-        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        let [batch, len, _] = input.dims();
+        self.check_tokens(input.tokens())?;
         check_positions(self.rope.as_ref(), len)?;
         if let Some(documents) = input.its_documents() {
             documents.check([batch, self.n_kv_heads, len])?;
@@ -571,11 +578,11 @@ impl DynamicMaskAttention {
         &self,
         x: &Tensor<3>,
         first: First<'_>,
-        values: impl FnOnce() -> Tensor<4>,
+        values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
         let scale = self.token_gradient;
         let tokens = || scale.applied(x.clone());
-        let values = || scale.applied(values());
+        let values = || Ok(scale.applied(values()?));
         let scores = self.scorer.0.scores(self.score_role, tokens, values)?;
         Ok(match self.by_position {
             Some(by_position) => by_position.added(scores, first),
@@ -600,7 +607,7 @@ impl DynamicMaskAttention {
         let scores = tokens.hidden(scores);
         if let Some(mask) = tokens.pairs.clone() {
             let out = self.attend_pairs([q, k, v], scores, tokens, mask, options)?;
-            return Ok(tokens.zeroed(self.merge_heads(out)));
+            return Ok(tokens.zeroed(self.merge_heads(out)?));
         }
         if self.evicts_nothing(&scores, tokens) {
             // Then it may be that nothing is to be selected.
@@ -609,7 +616,7 @@ impl DynamicMaskAttention {
                 ScoreRole::Rank => hiding_alone(scores),
             };
             let attention = Attention::new(q, k, v).scores(scores).options(options);
-            return Ok(tokens.zeroed(self.merge_heads(self.beside_sink(attention)?)));
+            return Ok(tokens.zeroed(self.merge_heads(self.beside_sink(attention)?)?));
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
@@ -634,11 +641,11 @@ impl DynamicMaskAttention {
     ) -> Result<(Tensor<3>, Intervals), AttentionError> {
         let tokens = self.tokens(input)?;
         if tokens.pairs.is_some() {
-            let what = "selections to use again";
+            let what = "a selection to use again";
             return Err(AttentionError::MaskedSelection { what });
         }
         let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = tokens.hidden(self.scores_from(&tokens.x, First::At(0), || v.clone())?);
+        let scores = tokens.hidden(self.scores_from(&tokens.x, First::At(0), || Ok(v.clone()))?);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
             None => {
@@ -672,7 +679,7 @@ impl DynamicMaskAttention {
             }
             ScoreRole::Rank => self.beside_sink(attention.intervals(intervals))?,
         };
-        Ok(tokens.zeroed(self.merge_heads(out)))
+        Ok(tokens.zeroed(self.merge_heads(out)?))
     }
 
     /// The output of an attention, beside the layer's sink if it has one.
@@ -724,9 +731,9 @@ impl DynamicMaskAttention {
                 try_split_heads(all, heads)
             }
             None => {
-                let [q, k, v] = layers.map(|layer| linear(layer, x.clone()));
+                let [q, k, v] = layers.map(|layer| try_linear(layer, x.clone()));
                 let [of_q, of_k, of_v] = heads;
-                Ok([split(q, of_q), split(k, of_k), split(v, of_v)])
+                Ok([split(q?, of_q), split(k?, of_k), split(v?, of_v)])
             }
         }
     }
@@ -761,12 +768,13 @@ impl DynamicMaskAttention {
     }
 
     /// v of `[batch, len, d_model]`: `[batch, n_kv_heads, len, head_dim]`.
-    fn values(&self, x: Tensor<3>) -> Tensor<4> {
-        split(linear(&self.v_proj, x), self.n_kv_heads).swap_dims(1, 2)
+    fn values(&self, x: Tensor<3>) -> Result<Tensor<4>, AttentionError> {
+        let rows = try_linear(&self.v_proj, x)?;
+        Ok(split(rows, self.n_kv_heads).swap_dims(1, 2))
     }
 
     /// `[batch, n_heads, len, head_dim]` to `[batch, len, d_model]`.
-    pub(super) fn merge_heads(&self, out: Tensor<4>) -> Tensor<3> {
+    pub(super) fn merge_heads(&self, out: Tensor<4>) -> Result<Tensor<3>, AttentionError> {
         merge(out, &self.o_proj)
     }
 

@@ -78,6 +78,9 @@ impl ByPosition {
     /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add.
     pub(super) fn added(self, scores: Tensor<3>, first: First<'_>) -> Tensor<3> {
         let [batch, heads, len] = scores.dims();
+        if batch * heads * len == 0 {
+            return scores;
+        }
         let device = scores.device();
         let positions = match first {
             First::At(first) => in_a_row(first, len, &device),

@@ -61,8 +61,7 @@ impl DynamicMaskAttention {
     ///
     /// # Panics
     ///
-    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text, or if the last
-    /// axis is not `d_model`.
+    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text.
     #[must_use]
     pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3> {
         expect(self.try_forward_cached(x, cache))
@@ -72,13 +71,14 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is
-    /// unchanged then.
+    /// [`AttentionError`] if the last axis is not `d_model` or the tokens have another type than the layer, or those of
+    /// [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is unchanged then.
     pub fn try_forward_cached(
         &self,
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
+        self.check_tokens(&x)?;
         let [q, k, v] = match self.angles_of(&x, cache) {
             Some(angles) => self.project(x.clone(), Starts::Angles(&angles))?,
             None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
@@ -91,7 +91,7 @@ impl DynamicMaskAttention {
             None => cache.try_step(q, k, v, scores)?,
             Some(logits) => beside(cache.try_step_with_lse(q, k, v, scores)?, logits)?,
         };
-        Ok(self.merge_heads(out))
+        self.merge_heads(out)
     }
 
     /// The scores of the tokens behind those of a cache.
@@ -110,7 +110,7 @@ impl DynamicMaskAttention {
             Some(positions) => First::OnDevice(positions),
             None => First::At(cache.lengths().first().copied().unwrap_or(0)),
         };
-        self.scores_from(x, first, || v.clone())
+        self.scores_from(x, first, || Ok(v.clone()))
     }
 
     /// The angles of one new token per sequence, gathered on the device, where the cache

@@ -1,6 +1,6 @@
 //! Cross-attention that keeps the best tokens of its context.
 
-use super::heads::{Encoding, encode, merge, split};
+use super::heads::{Encoding, check_type, encode, merge, split};
 use super::input::DynamicMaskInput;
 use super::scorer::{ScoreForm, Scorer};
 use crate::functions::attention::Attention;
@@ -141,11 +141,12 @@ impl DynamicMaskCrossAttention {
         let context = context.into();
         let shape @ [batch, len, _] = context.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_context])?;
+        check_type(context.tokens(), &self.k_norm)?;
         if context.its_documents().is_some() {
             return Err(AttentionError::SelectionNotCausal);
         }
         if context.has_pairs() {
-            let what = "the keys of cross-attention";
+            let what = "cross-attention";
             return Err(AttentionError::MaskedSelection { what });
         }
         let tokens = context.try_into_tokens(self.n_kv_heads)?;
@@ -155,8 +156,11 @@ impl DynamicMaskCrossAttention {
         };
         let k = encode(heads(&self.k_proj)?, normed(&self.k_norm), 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
-        let scores =
-            (self.scorer).scores(ScoreRole::RankAndBias, || tokens.x.clone(), || v.clone())?;
+        let scores = (self.scorer).scores(
+            ScoreRole::RankAndBias,
+            || tokens.x.clone(),
+            || Ok(v.clone()),
+        )?;
         let scores = tokens.hidden(scores);
         let intervals = self.selector().try_select(scores.clone())?;
         Ok(CrossKeys {
@@ -188,7 +192,16 @@ impl DynamicMaskCrossAttention {
         x: Tensor<3>,
         keys: &CrossKeys,
     ) -> Result<Tensor<3>, AttentionError> {
-        self.check_queries(&x, keys.k.dims()[0])?;
+        let shape @ [batch, _, len, head_dim] = keys.k.dims();
+        self.check_queries(&x, batch)?;
+        // More heads would be shared by other queries, where their number divides that of q.
+        let own = [batch, self.n_kv_heads, len, head_dim];
+        check_shape(TensorName::Key, &shape, &own)?;
+        let intervals = keys.intervals.max_live();
+        let options = self.options.keep_window.unwrap_or(usize::MAX);
+        if intervals != options {
+            return Err(AttentionError::IntervalsWindow { intervals, options });
+        }
         let q = split(try_linear(&self.q_proj, x)?, self.n_heads);
         let q = encode(q, normed(&self.q_norm), 0)?;
         let out = Attention::new(q, keys.k.clone(), keys.v.clone())
@@ -196,7 +209,7 @@ impl DynamicMaskCrossAttention {
             .intervals(&keys.intervals)
             .options(self.options)
             .try_forward()?;
-        Ok(merge(out, &self.o_proj))
+        merge(out, &self.o_proj)
     }
 
     /// The options of its attention.
@@ -207,7 +220,8 @@ impl DynamicMaskCrossAttention {
 
     fn check_queries(&self, x: &Tensor<3>, batch: usize) -> Result<(), AttentionError> {
         let shape @ [_, len, _] = x.dims();
-        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])
+        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        check_type(x, &self.q_norm)
     }
 
     fn selector(&self) -> Selector {

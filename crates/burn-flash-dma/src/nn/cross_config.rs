@@ -1,7 +1,7 @@
 //! The configuration of cross-attention.
 
 use super::cross::DynamicMaskCrossAttention;
-use super::heads::norm_epsilon;
+use super::heads::{check_weights, norm_epsilon};
 use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::validate::expect;
 use burn::config::Config;
@@ -99,6 +99,8 @@ impl DynamicMaskCrossAttentionConfig {
         // The rules for one token are those for any sequence.
         let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        let widest = self.d_model.max(d_context).max(kv_heads);
+        check_weights([widest, self.n_heads * head_dim])?;
         let epsilon = norm_epsilon(self.norm_epsilon)?;
 
         let linear = |from, to| {

@@ -2,10 +2,11 @@
 
 use super::rope::angles;
 use crate::functions::norm::HeadEncoding;
-use crate::functions::product::linear;
-use burn::nn::{Linear, RmsNorm, RotaryEncoding};
-use burn::tensor::Tensor;
-use flash_dma_problem::AttentionError;
+use crate::functions::product::try_linear;
+use crate::validate::element_type;
+use burn::nn::{Linear, RmsNorm, RotaryEncoding, RotaryEncodingConfig};
+use burn::tensor::{Device, Tensor};
+use flash_dma_problem::{AttentionError, TensorName};
 
 /// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
 pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
@@ -67,12 +68,68 @@ pub(super) fn encode_by(
 }
 
 /// `[batch, heads, len, head_dim]` to `[batch, len, d_model]`, through the last projection.
-pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Tensor<3> {
+pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Result<Tensor<3>, AttentionError> {
     let [batch, heads, len, dim] = out.dims();
-    linear(
+    try_linear(
         projection,
         out.swap_dims(1, 2).reshape([batch, len, heads * dim]),
     )
+}
+
+/// Refuses tokens in a type that attention does not compute in, or another one than that of the norm of their heads.
+pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), AttentionError> {
+    let name = TensorName::Tokens;
+    let actual = element_type(name, x)?;
+    let Some(norm) = norm else { return Ok(()) };
+    match element_type(TensorName::NormWeight, &norm.gamma.val())? {
+        expected if expected == actual => Ok(()),
+        expected => Err(AttentionError::element_type(name, expected, actual)),
+    }
+}
+
+/// Refuses a layer whose weights, of so many features in and out, could not be addressed: they are made when they are
+/// first used, where it is too late for an error.
+pub(super) fn check_weights(features: [usize; 2]) -> Result<(), AttentionError> {
+    let [from, to] = features;
+    let bytes = from.saturating_mul(to).saturating_mul(size_of::<f32>());
+    let limit = isize::MAX as usize;
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(AttentionError::TooLarge {
+        what: "the size of a weight in bytes",
+        size: bytes,
+        limit,
+    })
+}
+
+/// The rotary encoding of a configuration for sequences of up to `len` tokens, if it has one.
+///
+/// # Errors
+///
+/// [`AttentionError::Rotary`] or [`AttentionError::TooLarge`].
+pub(super) fn rotary(
+    len: Option<usize>,
+    base: f32,
+    head_dim: usize,
+    device: &Device,
+) -> Result<Option<RotaryEncoding>, AttentionError> {
+    let Some(positions) = len else {
+        return Ok(None);
+    };
+    if positions == 0 || !(base.is_finite() && base > 0.0) {
+        return Err(AttentionError::Rotary { positions, base });
+    }
+    let limit = i32::MAX as usize;
+    if positions > limit {
+        return Err(AttentionError::TooLarge {
+            what: "the number of rotary positions",
+            size: positions,
+            limit,
+        });
+    }
+    let config = RotaryEncodingConfig::new(positions, head_dim).with_theta(base);
+    Ok(Some(config.init(device)))
 }
 
 /// Refuses a sequence that is longer than a table of rotary positions.

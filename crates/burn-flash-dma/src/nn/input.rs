@@ -189,12 +189,13 @@ impl Tokens {
     /// `[batch, len, features]` with zeros for padding. A fill, not a product: 0 times NaN is NaN.
     pub(super) fn zeroed(&self, tokens: Tensor<3>) -> Tensor<3> {
         match &self.padding {
-            None => tokens,
-            Some(padding) => {
+            // Burn expands to no empty axis.
+            Some(padding) if !tokens.dims().contains(&0) => {
                 let shape = tokens.dims();
                 let padding = padding.clone().unsqueeze_dim::<3>(2).expand(shape);
                 tokens.mask_fill(padding, 0.0)
             }
+            _ => tokens,
         }
     }
 

@@ -1,25 +1,26 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
-use super::heads::{Encoding, check_positions, encode, merge, norm_epsilon, split};
-use crate::functions::masked::MaskedAttention as Call;
+use super::heads::{
+    Encoding, check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary,
+    split,
+};
+use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::validate::{check_shape, expect};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
-use burn::nn::{
-    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
-};
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, ElementType, Problem, TensorName,
 };
 
-/// Configuration of [`MaskedAttention`]. Its fields mean what those of
+/// Configuration of [`MaskedAttentionLayer`]. Its fields mean what those of
 /// [`DynamicMaskAttentionConfig`](super::DynamicMaskAttentionConfig) mean.
 #[derive(Config, Debug)]
-pub struct MaskedAttentionConfig {
+pub struct MaskedAttentionLayerConfig {
     /// Features per token.
     pub d_model: usize,
     /// Number of query heads.
@@ -57,8 +58,8 @@ pub struct MaskedAttentionConfig {
     pub initializer: Initializer,
 }
 
-/// Self-attention under any mask and any bias: the layer of the function of this name,
-/// [`MaskedAttention`](crate::MaskedAttention), with projections. Blocks of keys that a mask hides are skipped.
+/// Self-attention under any mask and any bias: [`MaskedAttention`](crate::MaskedAttention) between projections. Blocks of
+/// keys that a mask hides are skipped.
 ///
 /// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; masked attention; output projection. The
 /// parameters have the names of those of [`DynamicMaskAttention`](super::DynamicMaskAttention).
@@ -66,11 +67,11 @@ pub struct MaskedAttentionConfig {
 /// ```
 /// # #[cfg(feature = "flex")] {
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::nn::{MaskedAttentionConfig, MaskedInput};
+/// use burn_flash_dma::nn::{MaskedAttentionLayerConfig, MaskedInput};
 /// use burn_flash_dma::{KeyRanges, TilePlan};
 ///
 /// let device = Device::flex();
-/// let layers = [0; 2].map(|_| MaskedAttentionConfig::new(32, 4).init(&device));
+/// let layers = [0; 2].map(|_| MaskedAttentionLayerConfig::new(32, 4).init(&device));
 /// // One plan of a sliding window for all layers.
 /// let window = KeyRanges::sliding_window([100, 100], 20, &device);
 /// let plan = TilePlan::from_ranges(window, [100, 100], true);
@@ -82,7 +83,7 @@ pub struct MaskedAttentionConfig {
 /// # }
 /// ```
 #[derive(Module, Debug)]
-pub struct MaskedAttention {
+pub struct MaskedAttentionLayer {
     /// `[d_model, n_heads * head_dim]`.
     pub q_proj: Linear,
     /// `[d_model, n_kv_heads * head_dim]`.
@@ -104,7 +105,7 @@ pub struct MaskedAttention {
     options: AttentionOptions,
 }
 
-/// The input of [`MaskedAttention`]: tokens, what each of them sees, and a bias of the pairs. A plain tensor is an
+/// The input of [`MaskedAttentionLayer`]: tokens, what each of them sees, and a bias of the pairs. A plain tensor is an
 /// input in which every token sees what causal masking leaves.
 #[derive(Clone, Debug)]
 #[must_use = "a layer takes it"]
@@ -161,14 +162,14 @@ impl From<Tensor<3>> for MaskedInput {
     }
 }
 
-impl MaskedAttentionConfig {
+impl MaskedAttentionLayerConfig {
     /// Makes the module on a device.
     ///
     /// # Panics
     ///
     /// If [`try_init`](Self::try_init) returns an error, with that error's text.
     #[must_use]
-    pub fn init(&self, device: &Device) -> MaskedAttention {
+    pub fn init(&self, device: &Device) -> MaskedAttentionLayer {
         expect(self.try_init(device))
     }
 
@@ -176,9 +177,9 @@ impl MaskedAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the slopes of ALiBi or the
-    /// epsilon of the norms are refused.
-    pub fn try_init(&self, device: &Device) -> Result<MaskedAttention, AttentionError> {
+    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the slopes of ALiBi, the epsilon of
+    /// the norms or the rotary encoding are refused.
+    pub fn try_init(&self, device: &Device) -> Result<MaskedAttentionLayer, AttentionError> {
         let head_dim = self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1));
         let kv_heads = self.n_kv_heads.unwrap_or(self.n_heads);
         let options = AttentionOptions {
@@ -191,7 +192,9 @@ impl MaskedAttentionConfig {
         // The rules for one token are those for any sequence.
         let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
         Problem::new(&q, &kv, &kv, None, ElementType::F32, &options)?;
+        check_weights([self.d_model, self.n_heads * head_dim])?;
         let epsilon = norm_epsilon(self.norm_epsilon)?;
+        let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
 
         let linear = |from, to| {
             LinearConfig::new(from, to)
@@ -202,18 +205,14 @@ impl MaskedAttentionConfig {
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
         let norm = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
         let norm = || self.qk_norm.then(|| norm.init(device));
-        Ok(MaskedAttention {
+        Ok(MaskedAttentionLayer {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
             q_norm: norm(),
             k_norm: norm(),
-            rope: self.max_seq_len.map(|len| {
-                RotaryEncodingConfig::new(len, head_dim)
-                    .with_theta(self.rope_theta)
-                    .init(device)
-            }),
+            rope,
             d_model: self.d_model,
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
@@ -222,7 +221,7 @@ impl MaskedAttentionConfig {
     }
 }
 
-impl MaskedAttention {
+impl MaskedAttentionLayer {
     /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`MaskedInput`]. A token
     /// that sees nothing gets zeros from attention.
     ///
@@ -244,6 +243,7 @@ impl MaskedAttention {
         let MaskedInput { x, seen, bias } = input.into();
         let shape @ [batch, len, _] = x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        check_type(&x, &self.q_norm)?;
         check_positions(self.rope.as_ref(), len)?;
         let rows = |layer, heads| {
             let rows = try_linear(layer, x.clone())?;
@@ -259,13 +259,15 @@ impl MaskedAttention {
         let q = placed(rows(&self.q_proj, self.n_heads)?, &self.q_norm)?;
         let k = placed(rows(&self.k_proj, self.n_kv_heads)?, &self.k_norm)?;
         let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
-        let call = Call::new(q, k, v).bias(bias).options(self.options);
+        let call = MaskedAttention::new(q, k, v)
+            .bias(bias)
+            .options(self.options);
         let out = match seen {
             Seen::All => call.try_forward()?,
             Seen::Mask(mask) => call.mask(mask).try_forward()?,
             Seen::Plan(plan) => call.plan(&plan).try_forward()?,
         };
-        Ok(merge(out, &self.o_proj))
+        merge(out, &self.o_proj)
     }
 
     /// The options of its attention.

@@ -22,5 +22,5 @@ pub use by_position::RoundRobin;
 pub use cross::{CrossKeys, DynamicMaskCrossAttention};
 pub use cross_config::DynamicMaskCrossAttentionConfig;
 pub use input::DynamicMaskInput;
-pub use masked::{MaskedAttention, MaskedAttentionConfig, MaskedInput};
+pub use masked::{MaskedAttentionLayer, MaskedAttentionLayerConfig, MaskedInput};
 pub use scorer::{DefaultRole, LinearScorer, ScoreForm, Scorer, ZohScorer};

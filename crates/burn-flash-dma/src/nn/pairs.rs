@@ -28,7 +28,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<4>, AttentionError> {
         let adds_scores = self.score_role() == ScoreRole::RankAndBias;
         if !adds_scores && is_tracked(&scores) {
-            let what = "scores that only rank, in training";
+            let what = "training scores that only rank";
             return Err(AttentionError::MaskedSelection { what });
         }
         let rule = (options.keep_window.take()).map(|window| self.rule(window));

@@ -169,12 +169,12 @@ impl Scorer {
         &self,
         role: ScoreRole,
         tokens: impl FnOnce() -> Tensor<3>,
-        values: impl FnOnce() -> Tensor<4>,
+        values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
         match self {
             Self::Zoh(zoh) => {
                 let bias = zoh.dt_bias.as_ref().map(Param::val);
-                try_biased_zoh_scores(values(), zoh.dt_proj.val(), bias, zoh.a.val())
+                try_biased_zoh_scores(values()?, zoh.dt_proj.val(), bias, zoh.a.val())
             }
             Self::Linear(linear) => {
                 let projection = linear.score_proj.val();

@@ -10,7 +10,7 @@ use flash_dma_problem::ElementType;
 /// The three products of a linear layer without bias: its output, and the gradients of its input and of its weight.
 ///
 /// Most users want [`linear`](crate::linear()) and [`product`](crate::product()), which validate. Operands are f32, f16
-/// or bf16, no size is 0, and sums are in f32 and rounded once. The tokens of `x` and of a gradient may be on any number
+/// or bf16, and sums are in f32 and rounded once; the sum of nothing is zero. The tokens of `x` and of a gradient may be on any number
 /// of axes: a reshape before the product would be a node of its own, which keeps what its parent need not keep.
 ///
 /// The default bodies are Burn's own matrix product in f32. That is enough where it is as fast as it gets: on Burn's

@@ -8,7 +8,7 @@ use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
-use flash_dma_problem::Dropout;
+use flash_dma_problem::{AttentionError, Dropout};
 
 /// The selections of a block's attention layers, in the order of its calls: made in a first pass, and used again when
 /// the block is computed a second time. Scores that differ in their last bit select other keys, so a second selection
@@ -32,27 +32,45 @@ impl Selections {
     ///
     /// # Panics
     ///
-    /// If [`DynamicMaskAttention::try_forward_and_intervals`] or [`DynamicMaskAttention::try_forward_with_intervals`]
-    /// returns an error, with that error's text, or there were fewer calls in the first pass.
+    /// If [`try_attend`](Self::try_attend) returns an error, with that error's text, or there were fewer calls in the
+    /// first pass.
     pub fn attend(
         &mut self,
         layer: &DynamicMaskAttention,
         input: impl Into<DynamicMaskInput>,
     ) -> Tensor<3> {
+        expect(self.try_attend(layer, input))
+    }
+
+    /// Like [`attend`](Self::attend), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskAttention::try_forward_and_intervals`] and
+    /// [`DynamicMaskAttention::try_forward_with_intervals`].
+    ///
+    /// # Panics
+    ///
+    /// If there were fewer calls in the first pass.
+    pub fn try_attend(
+        &mut self,
+        layer: &DynamicMaskAttention,
+        input: impl Into<DynamicMaskInput>,
+    ) -> Result<Tensor<3>, AttentionError> {
         let input = input.into();
         let Some(next) = &mut self.next else {
             let dropout = layer.draw_dropout(input.tokens());
-            let (out, intervals) = expect(layer.select_and_attend(input, None, dropout));
+            let (out, intervals) = layer.select_and_attend(input, None, dropout)?;
             self.made.push(intervals);
             self.dropout.push(dropout);
-            return out;
+            return Ok(out);
         };
         let intervals = self.made.get(*next);
         let intervals = intervals.expect("the first pass called attention as often");
         let dropout = self.dropout[*next];
         *next += 1;
-        let (out, _) = expect(layer.select_and_attend(input, Some(intervals), dropout));
-        out
+        let (out, _) = layer.select_and_attend(input, Some(intervals), dropout)?;
+        Ok(out)
     }
 
     /// Those made so far.

@@ -5,7 +5,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 /// The mean cross-entropy, `[1]` in f32 and nats, of `logits` `[tokens, classes]` of any float type and the classes
-/// `targets` `[tokens]`.
+/// `targets` `[tokens]`. Of no tokens it is 0, with gradients of zeros, where a mean would be NaN.
 ///
 /// That of Burn's `CrossEntropyLoss` without weights, smoothing or padding. Everything is computed in f32, and the
 /// backward pass keeps the logits as they are and two numbers per token, not their logarithms.
@@ -15,7 +15,11 @@ use burn::tensor::{Int, Tensor};
 /// If the targets are not as many as the logits' rows.
 #[must_use]
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    token_losses(logits, targets).mean()
+    let losses = token_losses(logits, targets);
+    match losses.dims() {
+        [0] => losses.sum(),
+        _ => losses.mean(),
+    }
 }
 
 /// The cross-entropy of each token, `[tokens]` in f32 and nats: to leave some of them out, or to weight them. See

@@ -1,6 +1,8 @@
 //! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
+#[cfg(all(feature = "testing", feature = "train"))]
+mod api_fuzz;
 mod builders;
 mod cache;
 mod cache_fallback;
@@ -39,11 +41,13 @@ mod module_sink;
 mod module_token_gradient;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+mod no_tokens;
 mod norm;
 mod product;
 mod ranges;
 mod rank_softmax;
 mod recomputed;
+mod refused;
 mod second_order;
 mod spans;
 mod training;

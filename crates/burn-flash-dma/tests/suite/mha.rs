@@ -1,10 +1,10 @@
 //! The module in the place of Burn's multi-head attention, beside Burn's own on the same weights.
 
 use crate::case::values;
-use burn::module::{Lora, Module};
+use burn::module::{Initializer, Lora, Module, Param};
 use burn::nn::Linear;
 use burn::nn::attention::{self as theirs, generate_autoregressive_mask};
-use burn::tensor::{Bool, Device, Distribution, Gradients, Tensor};
+use burn::tensor::{Bool, DType, Device, Distribution, Gradients, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
@@ -431,11 +431,29 @@ fn a_prompt_and_steps_are_the_causal_pass() {
     let error = ours.try_forward_cache(input(12), &mut cache).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the number of tokens in the cache is 12, past the limit of 11"
+        "the input is to be the whole sequence, 13 tokens or more: the cache holds 12, but it has 12"
     );
     let one = MhaInput::self_attn(x.clone().narrow(0, 0, 1).repeat_dim(1, 2));
     let error = ours.try_forward_cache(one, &mut cache).unwrap_err();
     assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn weights_in_f16_are_finite_where_the_products_of_q_and_k_are_not() {
+    let device = Device::flex();
+    let none = Initializer::Zeros;
+    let mut layer = MultiHeadAttentionConfig::new(8, 1)
+        .with_initializer(none)
+        .init(&device);
+    let eye = Tensor::<2>::eye(8, &device).cast(DType::F16);
+    for projection in [&mut layer.query, &mut layer.key, &mut layer.value] {
+        projection.weight = Param::from_tensor(eye.clone());
+    }
+    // Their product, 66248, is past the greatest number in f16.
+    let x = Tensor::<3>::full([1, 2, 8], 91.0, &device).cast(DType::F16);
+    let output = layer.forward(MhaInput::self_attn(x));
+    assert_eq!(output.weights().dtype(), DType::F16);
+    assert_eq!(values(output.weights().cast(DType::F32)), [0.5; 4]);
 }
 
 #[test]

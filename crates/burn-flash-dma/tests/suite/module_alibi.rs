@@ -4,7 +4,7 @@ use crate::case::values;
 use burn::config::Config;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::nn::{
-    DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionConfig, MaskedInput,
+    DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayerConfig, MaskedInput,
 };
 use burn_flash_dma::{AlibiSlopes, AttentionError, Documents};
 
@@ -38,7 +38,7 @@ fn close(actual: Tensor<3>, expected: Tensor<3>) {
 fn a_masked_layer_adds_it_as_a_bias_of_pairs() {
     let device = Device::flex().autodiff();
     for causal in [true, false] {
-        let config = MaskedAttentionConfig::new(WIDTH, 6).with_head_dim(Some(8));
+        let config = MaskedAttentionLayerConfig::new(WIDTH, 6).with_head_dim(Some(8));
         let config = config.with_causal(causal);
         let plain = config.init(&device);
         let mut layer = config
@@ -92,7 +92,7 @@ fn configurations_keep_it_and_refuse_slopes_of_other_heads() {
     let (slopes, q_heads) = (3, 4);
     let refused = AttentionError::AlibiHeads { slopes, q_heads };
     assert_eq!(loaded.try_init(&device).unwrap_err(), refused);
-    let masked = MaskedAttentionConfig::new(WIDTH, 4).with_alibi(saved.alibi);
+    let masked = MaskedAttentionLayerConfig::new(WIDTH, 4).with_alibi(saved.alibi);
     assert_eq!(masked.try_init(&device).unwrap_err(), refused);
     // JSON has no number that is not finite, but one that f32 does not hold.
     let text = saved.to_string().replace("0.0625", "1e39");

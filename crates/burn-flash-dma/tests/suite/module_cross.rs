@@ -355,7 +355,7 @@ fn what_does_not_fit_is_refused() {
         AttentionMask::visible(Tensor::<4>::ones([1, 1, 6, LEN], &device).greater_elem(0.5));
     assert_eq!(
         refused(input().mask(pairs)).to_string(),
-        "a mask that differs between queries makes no intervals, which the keys of cross-attention need"
+        "a mask that differs between queries rules out cross-attention: it leaves keys on no interval of queries"
     );
     let error = refused(DynamicMaskInput::new(random(LEN, WIDTH, &device)));
     assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
@@ -372,6 +372,43 @@ fn what_does_not_fit_is_refused() {
     assert!(
         matches!(error, AttentionError::IntervalsWindow { .. }),
         "{error}"
+    );
+}
+
+#[test]
+fn the_keys_of_another_layer_are_refused() {
+    let device = Device::flex();
+    let layer = |head_dim, kv_heads, window| {
+        DynamicMaskCrossAttentionConfig::new(32, 4)
+            .with_n_kv_heads(Some(kv_heads))
+            .with_head_dim(Some(head_dim))
+            .with_keep_window(window)
+            .init(&device)
+    };
+    let (x, context) = (random(6, 32, &device), random(LEN, 32, &device));
+    let refused = |layer: &DynamicMaskCrossAttention, keys: &CrossKeys| {
+        layer.try_forward_with_keys(x.clone(), keys).unwrap_err()
+    };
+    // Their heads divide, and would be shared by other queries.
+    let keys = layer(8, 4, None).keys(context.clone());
+    let error = refused(&layer(8, 2, None), &keys);
+    assert_eq!(error.to_string(), "k must have size 2 on axis 1, but has 4");
+    let error = refused(&layer(8, 1, None), &keys);
+    assert_eq!(error.to_string(), "k must have size 1 on axis 1, but has 4");
+    let error = refused(&layer(16, 4, None), &keys);
+    assert_eq!(
+        error.to_string(),
+        "k must have size 16 on axis 3, but has 8"
+    );
+    // And so is another window, whichever of the two layers has none.
+    let few = layer(8, 4, Some(8));
+    assert_eq!(
+        refused(&few, &keys).to_string(),
+        "the options keep 8 keys, but the intervals were selected for all"
+    );
+    assert_eq!(
+        refused(&layer(8, 4, None), &few.keys(context)).to_string(),
+        "the options keep all keys, but the intervals were selected for 8"
     );
 }
 

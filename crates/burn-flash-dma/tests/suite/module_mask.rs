@@ -223,7 +223,7 @@ fn bad_masks_are_refused() {
     let input = DynamicMaskInput::new(x(&device)).mask(AttentionMask::visible(shows));
     let error = layer.try_selection(input).unwrap_err();
     assert!(
-        error.to_string().contains("selections to look at"),
+        error.to_string().contains("a selection to look at"),
         "{error}"
     );
 }

@@ -4,16 +4,16 @@ use crate::case::values;
 use burn::module::{Initializer, Lora, Module};
 use burn::tensor::{Bool, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttention,
-    MaskedAttentionConfig, MaskedInput,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayer,
+    MaskedAttentionLayerConfig, MaskedInput,
 };
 use burn_flash_dma::{AttentionError, AttentionMask, KeyRanges, ScoreRole, TilePlan};
 
 const WIDTH: usize = 32;
 const LEN: usize = 21;
 
-fn config() -> MaskedAttentionConfig {
-    MaskedAttentionConfig::new(WIDTH, 4)
+fn config() -> MaskedAttentionLayerConfig {
+    MaskedAttentionLayerConfig::new(WIDTH, 4)
         .with_n_kv_heads(Some(2))
         .with_initializer(initializer())
 }
@@ -27,9 +27,9 @@ fn initializer() -> Initializer {
 
 /// The layer, and one of the other kind with its parameters.
 fn pair(
-    config: &MaskedAttentionConfig,
+    config: &MaskedAttentionLayerConfig,
     device: &Device,
-) -> (MaskedAttention, DynamicMaskAttention) {
+) -> (MaskedAttentionLayer, DynamicMaskAttention) {
     let mut layer = config.init(device);
     let dynamic = DynamicMaskAttentionConfig::new(WIDTH, 4)
         .with_n_kv_heads(Some(2))
@@ -49,7 +49,7 @@ fn pair(
     (layer, dynamic)
 }
 
-fn configs() -> Vec<MaskedAttentionConfig> {
+fn configs() -> Vec<MaskedAttentionLayerConfig> {
     vec![
         config(),
         config().with_max_seq_len(Some(64)).with_softcap(Some(4.0)),
@@ -85,7 +85,7 @@ fn passes(
     out: Tensor<3>,
     x: &Tensor<3>,
     bias: &Tensor<3>,
-    layer: &MaskedAttention,
+    layer: &MaskedAttentionLayer,
 ) -> Vec<Vec<f64>> {
     let grads = out.clone().square().sum().backward();
     let of = |weight: Tensor<2>| values(weight.grad(&grads).expect("tracked"));
@@ -149,7 +149,7 @@ fn a_plan_is_its_mask() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let device = Device::flex();
-    let refused = |config: MaskedAttentionConfig| config.try_init(&device).unwrap_err();
+    let refused = |config: MaskedAttentionLayerConfig| config.try_init(&device).unwrap_err();
     let (q_heads, kv_heads) = (4, 3);
     let error = refused(config().with_n_kv_heads(Some(3)));
     assert_eq!(error, AttentionError::HeadRatio { q_heads, kv_heads });

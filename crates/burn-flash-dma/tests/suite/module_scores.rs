@@ -413,7 +413,7 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
         assert_eq!(
             layer.try_forward(masked).unwrap_err(),
             AttentionError::MaskedSelection {
-                what: "scores that only rank, in training"
+                what: "training scores that only rank"
             }
         );
     }

@@ -202,7 +202,8 @@ impl Sampler {
             };
             *score = match *score < 0.0 {
                 true => *score * self.repetition_penalty,
-                false => *score / self.repetition_penalty,
+                // Finite, as all that is compared with it.
+                false => (*score / self.repetition_penalty).min(f64::MAX),
             };
         }
     }

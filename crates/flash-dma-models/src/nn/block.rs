@@ -112,11 +112,11 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the device or the element types of a norm or of a product do not fit.
+    /// Those of [`try_forward`](Self::try_forward).
     ///
     /// # Panics
     ///
-    /// As [`Selections::attend`] does.
+    /// If there were fewer blocks in the first pass.
     #[cfg(feature = "autodiff")]
     pub fn try_forward_selecting(
         &self,
@@ -125,7 +125,7 @@ impl DecoderBlock {
         selections: &mut Selections,
     ) -> Result<Tensor<3>, AttentionError> {
         let normal = normalised(&self.attention_norm, x.clone())?;
-        let out = selections.attend(&self.attention, sequences.input(normal));
+        let out = selections.try_attend(&self.attention, sequences.input(normal))?;
         self.feed(scaled(&self.attention_residual, x) + out)
     }
 

@@ -84,12 +84,20 @@ impl Experts {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model`, or the device or the element types do not fit.
+    /// [`AttentionError`] if the last axis is not `d_model`, the device or the element types do not fit, or a token is
+    /// to be sent to more experts than can be chosen.
     pub fn try_forward(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
         let shape @ [batch, len, d_model] = x.dims();
-        let tokens = batch * len;
-        if tokens == 0 {
-            return Ok(x);
+        let (tokens, limit) = (batch * len, self.keys * self.keys);
+        if self.per_token > limit {
+            return Err(AttentionError::TooLarge {
+                what: "the number of experts of a token",
+                size: self.per_token,
+                limit,
+            });
+        }
+        if tokens * self.per_token == 0 {
+            return Ok(x.zeros_like());
         }
         let logits = try_linear(&self.router, x.clone())?;
         let (scores, experts) = self.best(logits.reshape([tokens, 2 * self.keys]));

@@ -1,14 +1,23 @@
 //! Bad input is a typed error.
 
 use crate::fixture::{BIASED, CASES, Directory, Files, TIED, device, sequence};
-use burn::tensor::DType;
+use burn::module::Initializer;
+#[cfg(feature = "autodiff")]
+use burn::tensor::Int;
+use burn::tensor::{DType, Tensor};
 use burn_flash_dma::AttentionError;
 use flash_dma_models::Decoder;
 use flash_dma_models::doge::{Doge, DogeConfig, ModelError};
-use flash_dma_models::nn::ExpertsConfig;
+#[cfg(feature = "autodiff")]
+use flash_dma_models::nn::TokenInput;
+use flash_dma_models::nn::{ExpertsConfig, Sequences};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::io::ErrorKind;
+
+fn config() -> DogeConfig {
+    DogeConfig::new(32, 1, 4).with_vocab_size(50)
+}
 
 fn refused(directory: &Directory) -> ModelError {
     Doge::from_safetensors(directory.path(), &device()).expect_err("it is refused")
@@ -207,7 +216,6 @@ fn a_bad_index_is_refused() {
 
 #[test]
 fn configurations_that_contradict_themselves_are_refused() {
-    let config = || DogeConfig::new(32, 1, 4).with_vocab_size(50);
     let experts = |count, per_token| Some(ExpertsConfig::new(count, per_token));
     let wrong = [
         config().with_vocab_size(0),
@@ -291,4 +299,84 @@ fn more_rows_than_tokens_are_refused() {
         "{error}"
     );
     assert!(caches.iter().all(|cache| cache.lengths() == [0]));
+}
+
+#[test]
+fn a_rotary_encoding_without_a_base_is_refused() {
+    for theta in [0.0, -1.0, f32::NAN] {
+        let error = (config().with_rope_theta(theta).try_init(&device())).expect_err("refused");
+        let text = error.to_string();
+        assert!(text.contains("a positive, finite base"), "{text}");
+    }
+}
+
+#[test]
+fn a_block_in_another_type_than_its_tokens_blames_the_tokens() {
+    let block = config().block().try_init(&device()).expect("a block");
+    let x = Tensor::<3>::ones([1, 2, config().hidden_size], &device());
+    let refused = |dtype| {
+        let error = block.try_forward(x.clone().cast(dtype), &Sequences::new());
+        error.expect_err("it is refused").to_string()
+    };
+    assert_eq!(refused(DType::F16), "x must be f32, but is f16");
+    assert_eq!(
+        refused(DType::F64),
+        "x must be f32, f16 or bf16, but is f64"
+    );
+    let error = block.feed_forward.try_forward(x.clone().cast(DType::F64));
+    let text = error.expect_err("it is refused").to_string();
+    assert_eq!(text, "x must be f32, but is f64");
+    let error = block.feed_forward.try_forward(x.narrow(2, 0, 1));
+    assert!(matches!(error, Err(AttentionError::Shape { .. })));
+}
+
+#[test]
+fn more_experts_of_a_token_than_there_are_are_refused() {
+    let x = Tensor::<3>::ones([1, 2, 8], &device());
+    let of = |all, per_token| {
+        let experts = ExpertsConfig::new(all, per_token).init(8, &Initializer::Ones, &device());
+        experts.try_forward(x.clone())
+    };
+    let error = of(5, 5).expect_err("only four can be chosen");
+    assert!(
+        matches!(error, AttentionError::TooLarge { limit: 4, .. }),
+        "{error}"
+    );
+    let none = of(0, 0).expect("nothing is added");
+    assert_eq!(none.into_data().iter::<f32>().sum::<f32>(), 0.0);
+}
+
+#[cfg(feature = "autodiff")]
+#[test]
+fn targets_of_other_tokens_are_refused() {
+    let model = config().init(&device().autodiff());
+    let tokens = |len| Tensor::<2, Int>::zeros([2, len], &device().autodiff());
+    let error = model.try_loss(tokens(3), tokens(4)).expect_err("refused");
+    let text = error.to_string();
+    assert_eq!(text, "the targets must have size 3 on axis 1, but has 4");
+    assert!(model.try_token_losses(tokens(3), tokens(2)).is_err());
+}
+
+#[cfg(feature = "autodiff")]
+#[test]
+fn the_loss_of_no_tokens_is_zero_and_has_gradients() {
+    let device = device().autodiff();
+    let model = config().init(&device);
+    for shape in [[0, 3], [2, 0]] {
+        let tokens = || Tensor::<2, Int>::zeros(shape, &device);
+        let logits = model.forward(tokens());
+        assert_eq!(logits.dims()[..2], shape);
+        assert_eq!(
+            model.try_token_losses(tokens(), tokens()).unwrap().dims(),
+            shape
+        );
+        let loss = model.loss(
+            TokenInput::new(tokens()).lengths(vec![0; shape[0]]),
+            tokens(),
+        );
+        assert_eq!(loss.clone().into_scalar::<f32>(), 0.0);
+        let grads = loss.backward();
+        let grad = model.norm.gamma.val().grad(&grads).expect("it is tracked");
+        assert_eq!(grad.into_data().iter::<f32>().sum::<f32>(), 0.0);
+    }
 }

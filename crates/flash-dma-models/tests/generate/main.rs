@@ -1,6 +1,7 @@
 //! Generation over decoders that are small enough to know what they must write.
 #![cfg(feature = "flex")]
 
+mod api_fuzz;
 mod batches;
 mod beams;
 mod book;

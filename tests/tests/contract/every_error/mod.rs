@@ -11,6 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::{BlockTable, DynamicMaskCache, PagedCache, PagedCacheConfig};
 use burn_flash_dma::engines::{Engine, EngineChoice};
 use burn_flash_dma::memory::{Passes, required_bytes};
+use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, RoundRobin};
 use burn_flash_dma::{
     AlibiSlopes, AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals,
@@ -96,6 +97,10 @@ const TABLE: &[Row] = &[
     }),
     (Dynamic, "WindowParts", || {
         select_by(&Selector::top(vec![9, 4]).recent(5))
+    }),
+    (Dynamic, "PartsWithoutWindow", || {
+        let config = DynamicMaskAttentionConfig::new(16, 2).with_sinks(Some(1));
+        config.try_init(&here()).map(drop)
     }),
     (Dynamic, "ZeroWindow", || {
         select_by(&Selector::top(vec![3, 0]))
@@ -336,6 +341,10 @@ const TABLE: &[Row] = &[
         let heads = HeadEncoding::new(zeros([2, 3, 4, 8]));
         heads.norm(zeros([8]), f32::NAN).try_forward().map(drop)
     }),
+    (Norm, "Rotary", || {
+        let config = DynamicMaskAttentionConfig::new(16, 2).with_max_seq_len(Some(0));
+        config.try_init(&here()).map(drop)
+    }),
     (Norm, "HeadDim", || {
         HeadEncoding::new(zeros([2, 3, 4, 12]))
             .try_forward()
@@ -357,6 +366,16 @@ const TABLE: &[Row] = &[
             .map(drop)
     }),
     (Norm, "SecondOrder", second_norm),
+    (Dense, "WholeSequence", || {
+        let layer = MultiHeadAttentionConfig::new(16, 2).init(&here());
+        let mut cache = MhaCache::autoregressive();
+        let mut read = || {
+            let input = MhaInput::self_attn(zeros([1, 3, 16]));
+            layer.try_forward_cache(input, &mut cache).map(drop)
+        };
+        read()?;
+        read()
+    }),
     (Buffers, "Rank", || {
         Problem::new(&[2, 4, 8], &KV, &KV, None, ElementType::F32, &causal()).map(drop)
     }),

@@ -1,7 +1,9 @@
 //! Every CubeCL runtime, on the products of the kernels: strided operands in, contiguous results out.
 
 use super::tensors::{empty, run};
-use crate::fallback::product::{as_rows, float_dtype, with_features};
+use crate::fallback::product::{
+    as_rows, float_dtype, is_empty, output, weight_gradient, with_features,
+};
 use crate::ops::product::ProductOps;
 use crate::validate::checked_element;
 use burn::backend::tensor::FloatTensor;
@@ -16,6 +18,9 @@ use flash_dma_problem::ElementType;
 
 impl ProductOps for CubeBackend {
     fn linear_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        if is_empty::<Self>(&x, &weight) {
+            return output::<Self>(x, weight);
+        }
         let out = x.dtype;
         let weight = rounded(weight, out);
         multiply_tokens(x, weight, out)
@@ -25,6 +30,9 @@ impl ProductOps for CubeBackend {
         grad: FloatTensor<Self>,
         weight: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
+        if is_empty::<Self>(&grad, &weight) {
+            return output::<Self>(grad, transposed(weight));
+        }
         let out = grad.dtype;
         let weight = rounded(weight, out);
         multiply_tokens(grad, transposed(weight), out)
@@ -35,6 +43,9 @@ impl ProductOps for CubeBackend {
         grad: FloatTensor<Self>,
         element: ElementType,
     ) -> FloatTensor<Self> {
+        if is_empty::<Self>(&x, &grad) {
+            return weight_gradient::<Self>(x, grad, element);
+        }
         multiply(transposed(rows(x)), rows(grad), float_dtype(element).into())
     }
 }

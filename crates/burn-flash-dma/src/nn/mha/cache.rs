@@ -6,7 +6,7 @@ use super::output::MhaOutput;
 use crate::functions::product::try_linear;
 use crate::nn::heads::merge;
 use crate::validate::{check_shape, expect};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The keys, values and outputs of the tokens so far, for decoding; as Burn's, but queries are not kept.
@@ -37,6 +37,28 @@ impl MhaCache {
         Self {
             context: true,
             ..Self::autoregressive()
+        }
+    }
+
+    /// Refuses tokens in other types than those before them.
+    fn check(&self, input: &MhaInput) -> Result<(), AttentionError> {
+        let fits = |name, tokens: &Tensor<3>, expected: DType| match tokens.dtype() == expected {
+            true => Ok(()),
+            false => Err(AttentionError::ElementType {
+                tensor: name,
+                expected: expected.name().into(),
+                actual: tokens.dtype().name().into(),
+            }),
+        };
+        if let Some(output) = &self.output {
+            fits(TensorName::Query, &input.query, output.dtype())?;
+        }
+        match &self.rows {
+            Some([k, v]) if !self.context => {
+                fits(TensorName::Key, &input.key, k.dtype())?;
+                fits(TensorName::Value, &input.value, v.dtype())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -73,6 +95,7 @@ impl MultiHeadAttention {
         cache: &mut MhaCache,
     ) -> Result<MhaOutput, AttentionError> {
         self.check(&input)?;
+        cache.check(&input)?;
         let [batch, q_len, d_model] = input.query.dims();
         let seen = cache.queries();
         if let Some(output) = &cache.output {
@@ -99,11 +122,11 @@ impl MultiHeadAttention {
                 }
             }
         };
-        let query = input.query.narrow(1, seen, q_len - seen);
+        let query = rows_from(&input.query, seen);
         let q = self.heads(try_linear(&self.query, query)?);
         let [k, v] = rows.clone();
         let (out, logits) = self.attend([q, k, v], input.hidden.rows_from(seen))?;
-        let context = merge(out, &self.output);
+        let context = merge(out, &self.output)?;
         let context = match cache.output.take() {
             Some(output) => Tensor::cat(vec![output, context], 1),
             None => context,
@@ -120,9 +143,7 @@ impl MultiHeadAttention {
         first: usize,
     ) -> Result<[Tensor<4>; 2], AttentionError> {
         let rows = |layer, tokens: &Tensor<3>| {
-            let [_, len, _] = tokens.dims();
-            let new = tokens.clone().narrow(1, first, len - first);
-            Ok(self.heads(try_linear(layer, new)?))
+            Ok(self.heads(try_linear(layer, rows_from(tokens, first))?))
         };
         Ok([
             rows(&self.key, &input.key)?,
@@ -131,14 +152,24 @@ impl MultiHeadAttention {
     }
 }
 
+/// The tokens from `first` on.
+fn rows_from(tokens: &Tensor<3>, first: usize) -> Tensor<3> {
+    let [_, len, _] = tokens.dims();
+    match first {
+        // Burn narrows to no empty axis.
+        0 => tokens.clone(),
+        _ => tokens.clone().narrow(1, first, len - first),
+    }
+}
+
 /// How many tokens of `len` a cache of `held` lacks, at least `least`.
 fn new_tokens(held: usize, len: usize, least: usize) -> Result<usize, AttentionError> {
     if held + least <= len {
         return Ok(len - held);
     }
-    Err(AttentionError::TooLarge {
-        what: "the number of tokens in the cache",
-        size: held,
-        limit: len.saturating_sub(least),
+    Err(AttentionError::WholeSequence {
+        held,
+        expected: held + least,
+        tokens: len,
     })
 }

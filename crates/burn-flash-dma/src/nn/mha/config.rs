@@ -2,12 +2,15 @@
 
 use super::module::MultiHeadAttention;
 use crate::nn::dropout::Seeds;
+use crate::nn::heads::check_weights;
 use crate::validate::{check_shape, expect};
 use burn::config::Config;
 use burn::module::Initializer;
 use burn::nn::{DropoutConfig, LinearConfig};
 use burn::tensor::Device;
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, Dropout, ElementType, Problem, TensorName,
+};
 
 /// Configuration of [`MultiHeadAttention`]: the fields and defaults of Burn's, whose files it reads.
 #[derive(Config, Debug)]
@@ -47,7 +50,7 @@ impl MultiHeadAttentionConfig {
     ///
     /// # Panics
     ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text, or `dropout` is not in `0.0..1.0`.
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
     #[must_use]
     pub fn init(&self, device: &Device) -> MultiHeadAttention {
         expect(self.try_init(device))
@@ -57,14 +60,16 @@ impl MultiHeadAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::HeadRatio`] without heads, [`AttentionError::HeadDim`], or [`AttentionError::Shape`] if
-    /// `d_model` is not a multiple of `n_heads`.
-    ///
-    /// # Panics
-    ///
-    /// If `dropout` is not in `0.0..1.0`, by Burn.
+    /// [`AttentionError::HeadRatio`] without heads, [`AttentionError::HeadDim`], [`AttentionError::Shape`] if `d_model` is
+    /// not a multiple of `n_heads`, or [`AttentionError::DropoutRate`].
     pub fn try_init(&self, device: &Device) -> Result<MultiHeadAttention, AttentionError> {
         check_heads(self.d_model, self.n_heads)?;
+        let rate = self.dropout as f32;
+        Dropout::new(rate, 0)?;
+        // Burn's layer holds it in f64, where less than 0 may still be 0 in f32.
+        if self.dropout < 0.0 {
+            return Err(AttentionError::DropoutRate { rate });
+        }
         let linear = LinearConfig::new(self.d_model, self.d_model)
             .with_initializer(self.initializer.clone());
         let linear = |bias| linear.clone().with_bias(bias).init(device);
@@ -91,5 +96,6 @@ pub(super) fn check_heads(d_model: usize, n_heads: usize) -> Result<(), Attentio
     let options = AttentionOptions::new();
     Problem::new(&rows, &rows, &rows, None, ElementType::F32, &options)?;
     let weight = [d_model, d_model];
-    check_shape(TensorName::Weight, &weight, &[d_model, n_heads * d_k])
+    check_shape(TensorName::Weight, &weight, &[d_model, n_heads * d_k])?;
+    check_weights(weight)
 }

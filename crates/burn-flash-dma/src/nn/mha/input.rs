@@ -1,5 +1,6 @@
 //! The input, in the form of Burn's.
 
+use crate::fallback::tensors::reshaped;
 use crate::mask::polarity::AttentionMask;
 use burn::tensor::{Bool, Device, Tensor};
 
@@ -65,9 +66,12 @@ impl Hidden {
     pub(super) fn mask(&self) -> Option<AttentionMask> {
         let pad = self.pad.clone().map(|pad| {
             let [batch, k_len] = pad.dims();
-            pad.reshape([batch, 1, 1, k_len])
+            reshaped(pad, [batch, 1, 1, k_len])
         });
-        let attn = self.attn.clone().map(|attn| attn.unsqueeze_dim::<4>(1));
+        let attn = self.attn.clone().map(|attn| {
+            let [batch, q_len, k_len] = attn.dims();
+            reshaped(attn, [batch, 1, q_len, k_len])
+        });
         let masks = pad.into_iter().chain(attn).map(AttentionMask::hidden);
         masks.reduce(AttentionMask::and)
     }
@@ -84,7 +88,11 @@ impl Hidden {
     pub(super) fn rows_from(mut self, first: usize) -> Self {
         self.attn = self.attn.map(|attn| {
             let [_, q_len, _] = attn.dims();
-            attn.narrow(1, first, q_len - first)
+            match first {
+                // Burn narrows to no empty axis.
+                0 => attn,
+                _ => attn.narrow(1, first, q_len - first),
+            }
         });
         self
     }

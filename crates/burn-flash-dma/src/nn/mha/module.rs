@@ -8,7 +8,7 @@ use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::nn::dropout::Seeds;
 use crate::nn::heads::{merge, split};
-use crate::validate::{check_shape, expect, same_device};
+use crate::validate::{check_shape, element_type, expect, same_device};
 use burn::module::Module;
 use burn::nn::{self, Linear, attention as theirs};
 use burn::tensor::Tensor;
@@ -95,7 +95,7 @@ impl MultiHeadAttention {
         let [q, k, v] = inputs.map(|(layer, tokens)| try_linear(layer, tokens));
         let rows = [q?, k?, v?].map(|rows| self.heads(rows));
         let (out, logits) = self.attend(rows, input.hidden)?;
-        let context = merge(out, &self.output);
+        let context = merge(out, &self.output)?;
         Ok(MhaOutput { context, logits })
     }
 
@@ -111,6 +111,7 @@ impl MultiHeadAttention {
         ] {
             check_shape(name, &tensor.dims(), &[batch, len, self.d_model])?;
             same_device(&device, name, tensor.device())?;
+            element_type(name, tensor)?;
         }
         let of = |actual: usize| if actual == 1 { 1 } else { batch };
         if let Some(pad) = &input.hidden.pad {

@@ -48,12 +48,16 @@ impl MhaOutput {
 impl Logits {
     /// The weights, `[batch, n_heads, q_len, k_len]`, by Burn's operations.
     pub(super) fn weights(&self) -> Tensor<4> {
-        let ([_, _, q_len, d_k], [_, _, k_len, _]) = (self.q.dims(), self.k.dims());
-        let dtype = self.q.dtype();
-        let logits = self.q.clone().matmul(self.k.clone().transpose());
-        let logits = logits.cast(FloatDType::F32) / (d_k as f32).sqrt();
+        let ([batch, heads, q_len, d_k], [_, _, k_len, _]) = (self.q.dims(), self.k.dims());
+        let (dtype, device) = (self.q.dtype(), self.q.device());
+        if self.q.dims().contains(&0) || k_len == 0 {
+            return Tensor::zeros([batch, heads, q_len, k_len], (&device, dtype));
+        }
+        // Before the product, which may be infinite in 16 bits.
+        let [q, k] = [&self.q, &self.k].map(|rows| rows.clone().cast(FloatDType::F32));
+        let logits = q.matmul(k.transpose()) / (d_k as f32).sqrt();
         let shape = logits.dims();
-        let hidden = self.hidden.pairs([q_len, k_len], &self.q.device());
+        let hidden = self.hidden.pairs([q_len, k_len], &device);
         let hidden = hidden.map(|hidden| hidden.expand(shape));
         let logits = match hidden.clone() {
             Some(hidden) => logits.mask_fill(hidden, HIDDEN),

@@ -1,0 +1,482 @@
+//! Calls of the layers.
+
+use super::draw::Draw;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MhaOutput, MultiHeadAttentionConfig};
+use burn_flash_dma::nn::*;
+use burn_flash_dma::train::Selections;
+use burn_flash_dma::{AlibiSlopes, KeyRanges, LeaveOneOut, RankSoftmax, ScoreRole, TilePlan};
+
+/// A width of tokens, mostly that of the heads.
+struct Widths {
+    d_model: usize,
+    n_heads: usize,
+    kv_heads: Option<usize>,
+    head_dim: Option<usize>,
+}
+
+fn widths(draw: &mut Draw) -> Widths {
+    let n_heads = draw.pick(&[1, 2, 2, 4]);
+    let mut widths = Widths {
+        d_model: 8 * n_heads,
+        n_heads,
+        kv_heads: draw.pick(&[None, Some(1), Some(n_heads)]),
+        head_dim: draw.pick(&[None, None, Some(8), Some(16)]),
+    };
+    if draw.one_in(20) {
+        match draw.below(4) {
+            0 => widths.d_model = draw.end("d_model"),
+            1 => widths.n_heads = draw.end("n_heads"),
+            2 => widths.kv_heads = Some(draw.end("kv_heads")),
+            _ => widths.head_dim = Some(draw.end("head_dim")),
+        }
+    }
+    let Widths {
+        d_model,
+        n_heads,
+        kv_heads,
+        head_dim,
+    } = widths;
+    draw.note((d_model, n_heads, kv_heads, head_dim));
+    widths
+}
+
+/// Sequences of rotary positions: few of them, a size at an end that is refused, or none.
+fn positions(draw: &mut Draw) -> Option<usize> {
+    draw.choose(
+        "max_seq_len",
+        &[
+            None,
+            None,
+            None,
+            Some(40),
+            Some(40),
+            Some(40),
+            Some(4),
+            Some(1),
+            Some(0),
+            Some(usize::MAX),
+        ],
+    )
+}
+
+/// A layer in the type of the case, or in f32.
+fn typed<M: Module>(draw: &mut Draw, layer: M) -> M {
+    if draw.one_in(4) {
+        return layer;
+    }
+    let dtype: FloatDType = draw.dtype.into();
+    draw.note(("parameters", dtype));
+    layer.map(&mut Cast(dtype))
+}
+
+/// Parameters in an element type.
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let dtype = self.0;
+        param.map(|value| match value.device().is_autodiff() {
+            true => value.cast(dtype).detach().require_grad(),
+            false => value.cast(dtype),
+        })
+    }
+}
+
+fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
+    let widths = widths(draw);
+    let mut config = DynamicMaskAttentionConfig::new(widths.d_model, widths.n_heads)
+        .with_n_kv_heads(widths.kv_heads)
+        .with_head_dim(widths.head_dim)
+        .with_max_seq_len(positions(draw));
+    config.keep_window = draw.maybe(|draw| draw.count("window"));
+    if config.keep_window.is_some() || draw.one_in(20) {
+        config.recent = draw.maybe(|draw| draw.pick(&[0, 1, 1, 2]));
+        config.sinks = draw.maybe(|draw| draw.pick(&[0, 1, 1, 2]));
+    }
+    config.causal = !draw.one_in(5);
+    config.score_form = draw.pick(&[ScoreForm::Zoh, ScoreForm::Linear]);
+    config.score_role = draw.pick(&[None, Some(ScoreRole::Rank), Some(ScoreRole::RankAndBias)]);
+    let ranks = config.resolved_score_role() == ScoreRole::Rank || draw.one_in(10);
+    if ranks && draw.one_in(4) {
+        config.recency_slope = Some(draw.number("slope", &[0.5, 0.0]));
+    }
+    if ranks && draw.one_in(4) {
+        let run = draw.count("run");
+        let penalty = draw.number("penalty", &[1.0]);
+        config.round_robin = Some(RoundRobin::new(run, penalty));
+    }
+    if draw.one_in(4) {
+        config.token_gradient_scale = Some(draw.number("token gradient", &[0.0, 0.5]));
+    }
+    if draw.one_in(4) {
+        config.runners_up = Some(draw.count("runners-up"));
+    }
+    if draw.one_in(4) {
+        config.leave_one_out = LeaveOneOut::new(0.05).ok();
+    }
+    if draw.one_in(4) {
+        config.rank_softmax = RankSoftmax::new(1.0).ok();
+    }
+    if draw.one_in(4) {
+        config.rope_theta = draw.number("theta", &[1e4, 10.0]) as f32;
+    }
+    config.qk_norm = !draw.one_in(3);
+    if draw.one_in(6) {
+        config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
+    }
+    config.bias = draw.pick(&[None, Some(true)]);
+    if draw.one_in(6) {
+        config.scale = Some(draw.number("scale", &[0.5]) as f32);
+    }
+    if draw.one_in(6) {
+        config.softcap = Some(draw.number("softcap", &[5.0]) as f32);
+    }
+    if draw.one_in(6) {
+        config.alibi = Some(AlibiSlopes::standard(config.n_heads.min(9)));
+    }
+    config.learnable_sink = draw.pick(&[None, Some(true)]);
+    if draw.one_in(6) {
+        config.dropout = Some(draw.number("rate", &[0.1, 0.0]));
+    }
+    draw.note(&config);
+    config
+}
+
+fn sparse_layer(draw: &mut Draw) -> Option<(DynamicMaskAttention, usize, usize)> {
+    let config = sparse_config(draw);
+    let device = draw.device.clone();
+    let layer = draw.call("DynamicMaskAttentionConfig::try_init", || {
+        config.try_init(&device)
+    })?;
+    let kv_heads = config.resolved_kv_heads();
+    // Parameters are made when they are first used: too many of them are Burn's to refuse.
+    Some((typed(draw, layer), config.d_model, kv_heads)).filter(|_| config.d_model < 100)
+}
+
+fn input(draw: &mut Draw, width: usize, kv_heads: usize) -> DynamicMaskInput {
+    let (batch, len) = (draw.batch(), draw.len());
+    let x = draw.tensor("x", [batch, len, width]);
+    let mut input = DynamicMaskInput::new(x);
+    if draw.one_in(4) {
+        let lengths: Vec<usize> = (0..batch).map(|_| draw.below(len + 1)).collect();
+        draw.note(&lengths);
+        input = input.lengths(lengths);
+    }
+    if draw.one_in(4) {
+        input = input.documents(draw.documents(batch, len));
+    }
+    if draw.one_in(4) {
+        let shape = [
+            draw.pick(&[1, batch]),
+            draw.pick(&[1, kv_heads]),
+            draw.pick(&[1, len]),
+            draw.pick(&[1, len, len]),
+        ];
+        input = input.mask(draw.mask(shape));
+    }
+    input
+}
+
+pub fn sparse(draw: &mut Draw) {
+    let Some((mut layer, width, kv_heads)) = sparse_layer(draw) else {
+        return;
+    };
+    if draw.one_in(5) {
+        let window = draw.maybe(|draw| draw.end("window"));
+        draw.call("DynamicMaskAttention::try_set_keep_window", || {
+            layer.try_set_keep_window(window)
+        });
+    }
+    let input = input(draw, width, kv_heads);
+    match draw.below(9) {
+        0 | 7 => {
+            let out = draw.call("DynamicMaskAttention::try_forward", || {
+                layer.try_forward(input)
+            });
+            draw.finish(out);
+        }
+        1 => {
+            let [batch, len] = [draw.batch(), draw.len()];
+            let dtype = draw.pick(&[DType::F32, DType::F16]);
+            let x = draw.tensor("x", [batch, len, width]);
+            let scores = draw.tensor_in("scores", [batch, kv_heads, len], dtype);
+            let out = draw.call("DynamicMaskAttention::try_forward_with_scores", || {
+                layer.try_forward_with_scores(x, scores)
+            });
+            draw.finish(out);
+        }
+        2 | 3 => {
+            let made = draw.call("DynamicMaskAttention::try_forward_and_intervals", || {
+                layer.try_forward_and_intervals(input.clone())
+            });
+            let Some((out, intervals)) = made else { return };
+            draw.finish(out);
+            let input = match draw.one_in(8) {
+                true => self::input(draw, width, kv_heads),
+                false => input,
+            };
+            let out = draw.call("DynamicMaskAttention::try_forward_with_intervals", || {
+                layer.try_forward_with_intervals(input, &intervals)
+            });
+            draw.finish(out);
+        }
+        6 => {
+            let mut selections = Selections::new();
+            let out = draw.call("Selections::try_attend", || {
+                selections.try_attend(&layer, input)
+            });
+            draw.finish(out);
+        }
+        4 => {
+            let scores = draw.call("DynamicMaskAttention::try_scores", || {
+                layer.try_scores(input)
+            });
+            draw.finish(scores);
+        }
+        5 => {
+            draw.call("DynamicMaskAttention::try_selection", || {
+                layer.try_selection(input)
+            });
+        }
+        _ => cached(draw, &layer, width),
+    }
+}
+
+fn cached(draw: &mut Draw, layer: &DynamicMaskAttention, width: usize) {
+    let layer = match draw.one_in(4) {
+        true => layer.clone(),
+        false => layer.valid(),
+    };
+    let batch = draw.batch();
+    let cache = draw.call("DynamicMaskAttention::try_init_cache", || {
+        layer.try_init_cache(batch)
+    });
+    let Some(mut cache) = cache else { return };
+    for _ in 0..draw.below(4) {
+        let len = draw.pick(&[0, 1, 1, 2, 20]);
+        let device = std::mem::replace(&mut draw.device, burn::tensor::Device::flex());
+        let x = draw.tensor("x", [batch, len, width]);
+        draw.device = device;
+        if draw.one_in(4) {
+            let recorded = draw.one_in(2);
+            cache.set_recorded(recorded);
+        }
+        let out = draw.call("DynamicMaskAttention::try_forward_cached", || {
+            layer.try_forward_cached(x, &mut cache)
+        });
+        draw.finish(out);
+        if batch > 0 && draw.one_in(3) {
+            draw.call("AttentionCache::try_reset", || cache.try_reset(0));
+        }
+    }
+}
+
+pub fn masked(draw: &mut Draw) {
+    let widths = widths(draw);
+    let mut config = MaskedAttentionLayerConfig::new(widths.d_model, widths.n_heads)
+        .with_n_kv_heads(widths.kv_heads)
+        .with_head_dim(widths.head_dim)
+        .with_max_seq_len(positions(draw));
+    config.causal = !draw.one_in(3);
+    config.qk_norm = !draw.one_in(3);
+    config.bias = draw.one_in(3);
+    if draw.one_in(4) {
+        config.rope_theta = draw.number("theta", &[1e4, 10.0]) as f32;
+    }
+    if draw.one_in(6) {
+        config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
+    }
+    if draw.one_in(6) {
+        config.scale = Some(draw.number("scale", &[0.5]) as f32);
+    }
+    if draw.one_in(6) {
+        config.softcap = Some(draw.number("softcap", &[5.0]) as f32);
+    }
+    if draw.one_in(6) {
+        config.alibi = Some(AlibiSlopes::standard(widths.n_heads.min(9)));
+    }
+    draw.note(&config);
+    let device = draw.device.clone();
+    let layer = draw.call("MaskedAttentionLayerConfig::try_init", || {
+        config.try_init(&device)
+    });
+    let Some(layer) = layer.filter(|_| config.d_model < 100) else {
+        return;
+    };
+    let layer = typed(draw, layer);
+    let (batch, len) = (draw.batch(), draw.len());
+    let mut input = MaskedInput::new(draw.tensor("x", [batch, len, config.d_model]));
+    let heads = widths.n_heads;
+    let mut shape = || {
+        [
+            draw.pick(&[1, batch]),
+            draw.pick(&[1, heads]),
+            draw.pick(&[1, len]),
+            draw.pick(&[1, len]),
+        ]
+    };
+    let (of_mask, of_bias) = (shape(), shape());
+    match draw.below(3) {
+        0 => input = input.mask(draw.mask(of_mask)),
+        1 => {
+            let causal = config.causal != draw.one_in(10);
+            let window = draw.end("window");
+            let plan = draw.call("TilePlan::try_from_ranges", || {
+                let ranges = KeyRanges::sliding_window([len; 2], window, &device);
+                TilePlan::try_from_ranges(ranges, [len; 2], causal)
+            });
+            if let Some(plan) = plan {
+                input = input.plan(&plan);
+            }
+        }
+        _ => {}
+    }
+    if draw.one_in(3) {
+        input = input.bias(draw.tensor("bias", of_bias));
+    }
+    let out = draw.call("MaskedAttentionLayer::try_forward", || {
+        layer.try_forward(input)
+    });
+    draw.finish(out);
+}
+
+fn cross_layer(draw: &mut Draw) -> Option<(DynamicMaskCrossAttention, [usize; 3])> {
+    let widths = widths(draw);
+    let mut config = DynamicMaskCrossAttentionConfig::new(widths.d_model, widths.n_heads)
+        .with_n_kv_heads(widths.kv_heads)
+        .with_head_dim(widths.head_dim)
+        .with_d_context(draw.pick(&[None, None, Some(5), Some(0)]));
+    config.keep_window = draw.maybe(|draw| draw.count("window"));
+    config.runners_up = draw.maybe(|draw| draw.count("runners-up"));
+    config.qk_norm = !draw.one_in(3);
+    config.bias = draw.one_in(3);
+    config.score_form = draw.pick(&[ScoreForm::Zoh, ScoreForm::Linear]);
+    if draw.one_in(6) {
+        config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
+    }
+    if draw.one_in(6) {
+        config.scale = Some(draw.number("scale", &[0.5]) as f32);
+    }
+    if draw.one_in(6) {
+        config.softcap = Some(draw.number("softcap", &[5.0]) as f32);
+    }
+    draw.note(&config);
+    let device = draw.device.clone();
+    let layer = draw.call("DynamicMaskCrossAttentionConfig::try_init", || {
+        config.try_init(&device)
+    })?;
+    let context = config.d_context.unwrap_or(config.d_model);
+    let kv_heads = config.n_kv_heads.unwrap_or(config.n_heads);
+    let sizes = [config.d_model, context, kv_heads];
+    Some((typed(draw, layer), sizes)).filter(|_| config.d_model < 100)
+}
+
+pub fn cross(draw: &mut Draw) {
+    let Some((layer, [width, d_context, kv_heads])) = cross_layer(draw) else {
+        return;
+    };
+    let context = input(draw, d_context, kv_heads);
+    let (batch, len) = (draw.batch(), draw.len());
+    let x = draw.tensor("x", [batch, len, width]);
+    if draw.one_in(2) {
+        let out = draw.call("DynamicMaskCrossAttention::try_forward", || {
+            layer.try_forward(x, context)
+        });
+        return draw.finish(out);
+    }
+    let keys = draw.call("DynamicMaskCrossAttention::try_keys", || {
+        layer.try_keys(context)
+    });
+    let Some(keys) = keys else { return };
+    // Of the layer itself or of another one, whose keys mostly do not fit.
+    let layer = match draw.one_in(2) {
+        true => cross_layer(draw).map(|(layer, _)| layer),
+        false => Some(layer),
+    };
+    let Some(layer) = layer else { return };
+    let batch = match draw.one_in(8) {
+        true => batch,
+        false => keys.scores().dims()[0],
+    };
+    let width = layer.q_proj.weight.val().dims()[0];
+    let x = draw.tensor("x", [batch, len, width]);
+    let out = draw.call("DynamicMaskCrossAttention::try_forward_with_keys", || {
+        layer.try_forward_with_keys(x, &keys)
+    });
+    draw.finish(out);
+}
+
+pub fn multi_head(draw: &mut Draw) {
+    let n_heads = draw.pick(&[1, 2, 2, 4]);
+    let (mut d_model, mut heads) = (8 * n_heads, n_heads);
+    if draw.one_in(20) {
+        match draw.one_in(2) {
+            true => d_model = draw.end("d_model"),
+            false => heads = draw.end("n_heads"),
+        }
+    }
+    let mut config = MultiHeadAttentionConfig::new(d_model, heads);
+    config.dropout = draw.number("rate", &[0.0, 0.1]);
+    config.quiet_softmax = draw.one_in(3);
+    config.key_bias = draw.one_in(2);
+    draw.note(&config);
+    let device = draw.device.clone();
+    let layer = draw.call("MultiHeadAttentionConfig::try_init", || {
+        config.try_init(&device)
+    });
+    let Some(layer) = layer.filter(|_| d_model < 100) else {
+        return;
+    };
+    let layer = typed(draw, layer);
+    if draw.one_in(2) {
+        let (batch, q_len) = (draw.batch(), draw.len());
+        let k_len = if draw.one_in(2) { q_len } else { draw.len() };
+        let input = mha_input(draw, [batch, q_len, k_len, d_model]);
+        let output = draw.call("MultiHeadAttention::try_forward", || {
+            layer.try_forward(input)
+        });
+        return mha_output(draw, output, true);
+    }
+    let mut cache = match draw.one_in(2) {
+        true => MhaCache::autoregressive(),
+        false => MhaCache::autoregressive_cross_attention(),
+    };
+    let (batch, mut len) = (draw.batch(), 0);
+    for _ in 0..3 {
+        len += draw.pick(&[0, 1, 1, 3]);
+        let input = mha_input(draw, [batch, len, len, d_model]);
+        let output = draw.call("MultiHeadAttention::try_forward_cache", || {
+            layer.try_forward_cache(input, &mut cache)
+        });
+        mha_output(draw, output, false);
+    }
+}
+
+fn mha_input(draw: &mut Draw, [batch, q_len, k_len, width]: [usize; 4]) -> MhaInput {
+    let query = draw.tensor("query", [batch, q_len, width]);
+    let [key, value] = ["key", "value"].map(|name| draw.tensor(name, [batch, k_len, width]));
+    let mut input = MhaInput::new(query, key, value);
+    if draw.one_in(3) {
+        let sequences = draw.pick(&[1, batch]);
+        input = input.mask_pad(draw.bools("pad", [sequences, k_len]));
+    }
+    if draw.one_in(3) {
+        let sequences = draw.pick(&[1, batch]);
+        input = input.mask_attn(draw.bools("attn", [sequences, q_len, k_len]));
+    }
+    match draw.one_in(2) {
+        true => input.causal(),
+        false => input,
+    }
+}
+
+/// `graph`: whether no later output has the same graph, as those of a cache do.
+fn mha_output(draw: &mut Draw, output: Option<MhaOutput>, graph: bool) {
+    let Some(output) = output else { return };
+    let weights: Option<Tensor<4>> = draw.run("MhaOutput::weights", || output.weights());
+    if graph {
+        draw.finish((weights, output.context));
+    }
+}

@@ -1,0 +1,148 @@
+//! Random calls of the public interface, with sizes from 0 on, every float type, wrong shapes and options at their ends:
+//! whatever is refused is refused by an error, whose text prints no number that stands for another thing, and nothing
+//! panics.
+//!
+//! A case is a number, which is all that its calls depend on. `FLASH_DMA_API_FUZZ` sets the number of calls.
+
+mod caches;
+mod draw;
+mod functions;
+mod layers;
+
+use draw::Draw;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Calls of an ordinary run.
+const CALLS: usize = 10_000;
+
+/// The fewest calls of every function in a run of 100 000 calls or more.
+const LEAST: usize = 200;
+
+/// A case: what it calls follows from what it draws.
+type Case = fn(&mut Draw);
+
+const CASES: &[Case] = &[
+    functions::attention,
+    functions::scored_attention,
+    functions::scored_attention,
+    functions::zoh_attention,
+    functions::masked_attention,
+    functions::masks,
+    functions::packed_attention,
+    functions::given_intervals,
+    functions::documents,
+    functions::selections,
+    functions::packed_tensors,
+    functions::packed_tensors,
+    functions::heads,
+    functions::parts,
+    functions::products,
+    functions::gates_and_scores,
+    functions::norms,
+    functions::checks,
+    functions::overwritten,
+    functions::causality,
+    functions::gradients,
+    functions::losses,
+    layers::sparse,
+    layers::sparse,
+    layers::sparse,
+    layers::sparse,
+    layers::sparse,
+    layers::masked,
+    layers::cross,
+    layers::cross,
+    layers::multi_head,
+    caches::slots,
+    caches::slots,
+    caches::pages,
+    caches::pages,
+    caches::pages,
+    caches::either,
+    caches::either,
+];
+
+#[test]
+fn no_call_of_the_public_interface_panics() {
+    let calls = std::env::var("FLASH_DMA_API_FUZZ").ok();
+    let calls = calls.map_or(CALLS, |calls| calls.parse().expect("a number of calls"));
+    let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+    let (mut findings, mut case) = (Vec::new(), 0);
+    draw::print_no_findings();
+    // What is done with a result is no call of its own.
+    let made = |counts: &BTreeMap<&str, [usize; 2]>| {
+        let calls = counts.iter().filter(|(name, _)| !name.contains(' '));
+        calls.map(|(_, n)| n[0]).sum::<usize>()
+    };
+    while made(&counts) < calls && findings.len() < 20 {
+        let mut draw = Draw::new(case);
+        CASES[case as usize % CASES.len()](&mut draw);
+        for (name, [called, refused]) in draw.counts {
+            let all = counts.entry(name).or_default();
+            *all = [all[0] + called, all[1] + refused];
+        }
+        findings.extend(draw.findings);
+        case += 1;
+    }
+    for (name, [called, refused]) in &counts {
+        println!("{called:7} calls, {refused:7} refused: {name}");
+    }
+    println!("{} calls of {case} cases", made(&counts));
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+    let least = if calls < 100_000 { 1 } else { LEAST };
+    let rare: Vec<_> = public()
+        .into_iter()
+        .filter(|name| counts.get(name.as_str()).map_or(0, |n| n[0]) < least)
+        .collect();
+    assert!(rare.is_empty(), "called less than {least} times: {rare:?}");
+}
+
+/// Every public function `try_*` of the crate: `Type::try_name`, or the name alone.
+fn public() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    search(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut names,
+    );
+    assert!(names.len() > 100, "{names:?}");
+    names
+}
+
+fn search(dir: &Path, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(dir).expect("the sources are there") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            search(&path, names);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = std::fs::read_to_string(&path).expect("a source");
+            let mut owner = String::new();
+            for line in text.lines() {
+                if line.starts_with("impl") {
+                    owner = owner_of(line);
+                }
+                let Some((indent, rest)) = line.split_once("pub fn try_") else {
+                    continue;
+                };
+                let name = rest.split(['(', '<']).next().unwrap_or_default();
+                names.insert(match indent {
+                    "" => format!("try_{name}"),
+                    _ => format!("{owner}::try_{name}"),
+                });
+            }
+        }
+    }
+}
+
+/// The type of a line that begins an `impl`, without its parameters.
+fn owner_of(line: &str) -> String {
+    let line = line.trim_start_matches("impl");
+    // Behind the parameters of the `impl` itself.
+    let line = match line.strip_prefix('<') {
+        Some(rest) => rest.split_once("> ").map_or(rest, |(_, rest)| rest),
+        None => line,
+    };
+    let name = line.split(" for ").last().unwrap_or_default();
+    let name = name.split(['<', '{']).next().unwrap_or_default();
+    name.trim().to_string()
+}
