@@ -311,6 +311,9 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     }
     let mut seen = Seen::default();
     let expect = |inputs: &Inputs| {
+        if spec.large.is_some() {
+            return super::large::step(decoding, inputs);
+        }
         let (exact, naive) = match decoding.last() {
             Some(keys) => (inputs.forward_last(keys), inputs.naive_forward_last(keys)),
             None => (
