@@ -314,6 +314,9 @@ pub struct Learning {
     pub runners_up: Option<Broadcast<bool>>,
     /// Those of kept keys, all of which are attended, and what these learn.
     pub kept: Option<(Broadcast<bool>, LeaveOneOut)>,
+    /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`, and how many
+    /// epsilons of itself f32 gets it wrong by.
+    pub shares: Option<Vec<(f64, f64)>>,
 }
 
 impl Learning {
@@ -336,11 +339,38 @@ impl Learning {
                 inputs.naive_left_out_gradient((pairs, *how), grad_out, grad_lse),
             )
         });
-        match (gained, lost) {
+        let both = match (gained, lost) {
             (Some(gained), Some(lost)) => Some(sum(gained, &lost)),
             (gained, lost) => gained.or(lost),
+        };
+        match &self.shares {
+            None => both,
+            Some(shares) => both.map(|both| charged(both, shares, inputs.problem.k_len)),
         }
     }
+}
+
+/// A rank's gradient less the shares of its sum over a head.
+fn charged(
+    (mut exact, mut naive): (Exact, Vec<f64>),
+    shares: &[(f64, f64)],
+    k_len: usize,
+) -> (Exact, Vec<f64>) {
+    let charge = |gradient: &mut [f64]| {
+        for (head, shares) in gradient.chunks_mut(k_len).zip(shares.chunks(k_len)) {
+            let sum: f64 = head.iter().sum();
+            (head.iter_mut().zip(shares)).for_each(|(g, (share, _))| *g -= share * sum);
+        }
+    };
+    charge(&mut exact.values);
+    charge(&mut naive);
+    for (head, shares) in (exact.magnitude.chunks_mut(k_len)).zip(shares.chunks(k_len)) {
+        let sum: f64 = head.iter().sum();
+        for (size, (share, wrong)) in head.iter_mut().zip(shares) {
+            *size += share * (1.0 + wrong) * sum;
+        }
+    }
+    (exact, naive)
 }
 
 /// The expected results of keys that some pairs show, with a bias of keys, and the gradient of the rank: `apart`, or

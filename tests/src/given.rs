@@ -126,7 +126,7 @@ impl GivenCase {
         });
         let learning = Learning {
             runners_up,
-            kept: None,
+            ..Learning::default()
         };
         expected_of_rank(&masked, &learning, (grad_out, Some(grad_lse)), apart)
     }

@@ -23,6 +23,8 @@ pub struct Profile {
     pub variants: usize,
     /// Whether caches are among the problems.
     pub decodes: bool,
+    /// Whether ranks compete.
+    pub competes: bool,
     /// Whether there are logits that are great numbers.
     pub large: bool,
     /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
@@ -45,6 +47,7 @@ impl Profile {
                 Size::Large => 120,
             },
             decodes: engine.decodes(),
+            competes: E::COMPETES,
             large: false,
             effort: 1.0,
             size: E::SIZE,
@@ -158,7 +161,7 @@ impl Palette {
         problem(
             rng,
             &variant,
-            self.profile.large,
+            &self.profile,
             (self.profile.effort * times * most) as usize,
         )
     }
@@ -210,7 +213,7 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
     }
 }
 
-fn problem(rng: &mut Rng, variant: &Variant, large: bool, budget: usize) -> Spec {
+fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -> Spec {
     let mut k_len = keys(rng);
     let mut q_len = queries(rng, k_len);
     let mut batch = one(rng, &[1, 1, 2, 3]);
@@ -276,12 +279,34 @@ fn problem(rng: &mut Rng, variant: &Variant, large: bool, budget: usize) -> Spec
             place
         };
     }
-    if large && !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
+    if profile.large && !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
         make_large(rng, &mut spec);
     }
     let mut spec = spec.with_lengths();
     fit(rng, &mut spec, budget);
+    if profile.competes && rng.below(2) == 0 {
+        make_compete(rng, &mut spec);
+    }
     spec
+}
+
+/// Lets ranks compete that learn and are finite numbers or hidden, of a rule that a tensor of positions follows.
+fn make_compete(rng: &mut Rng, spec: &mut Spec) {
+    let same = spec.q_len == spec.k_len;
+    if spec.large.is_some() || spec.batch * spec.q_len * spec.k_len == 0 {
+        return;
+    }
+    if let What::Scored {
+        scores, selecting, ..
+    } = &mut spec.what
+        && let By::Rank(parts) = selecting.by
+        && (selecting.runners_up.unwrap_or(0) > 0 || selecting.left_out.is_some())
+        && !selecting.apart
+        && *scores != Scores::Nan
+        && (same || parts.documents.is_none())
+    {
+        selecting.softmax = Some(one(rng, &[0.0, 1.0, 3.0]));
+    }
 }
 
 /// Gives a problem great logits, if something is added to them or by its products.
@@ -404,6 +429,7 @@ fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
         by,
         runners_up,
         left_out,
+        softmax: None,
         apart: chance(rng, 3),
     }
 }

@@ -142,7 +142,9 @@ pub(super) struct Drawn {
     /// The intervals, unless they are those of a window alone.
     pub(super) selected: Option<Selected>,
     /// What kept keys learn.
-    left_out: Option<LeaveOneOut>,
+    pub(super) left_out: Option<LeaveOneOut>,
+    /// The factor of ranks that compete.
+    softmax: Option<f64>,
     /// Whether logits are great numbers.
     is_large: bool,
     grad_out: Vec<f64>,
@@ -208,6 +210,7 @@ impl Drawn {
             selected,
             left_out: (selecting.and_then(|selecting| selecting.left_out))
                 .map(|besides| LeaveOneOut::new(besides).expect("a weight of the fuzzer's")),
+            softmax: selecting.and_then(|selecting| selecting.softmax),
             is_large: spec.large.is_some(),
             grad_out,
             grad_lse,
@@ -271,7 +274,15 @@ impl Drawn {
             });
         let scores = self.inputs.scores.as_ref();
         let inputs = large::masked(&self.inputs, Some(attended), scores);
-        let learning = Learning { runners_up, kept };
+        let shares = self.softmax.map(|factor| {
+            let rank = self.ranks().expect("scores");
+            selected.shares(rank, p.k_len, factor)
+        });
+        let learning = Learning {
+            runners_up,
+            kept,
+            shares,
+        };
         if self.is_large {
             return large::expected(&inputs, "dscores", (&learning, apart), grads);
         }

@@ -74,6 +74,11 @@ pub const CHOICES: &[Choice] = &[
         is_by(s, |by| by.left_out.is_some())
     }),
     always("ranks apart", |s| is_by(s, |by| by.apart)),
+    Choice {
+        name: "ranks that compete",
+        is_in: |s| is_by(s, |by| by.softmax.is_some()),
+        is_drawn: |profile| profile.competes,
+    },
     always("given ends", |s| {
         is_by(s, |by| matches!(by.by, By::Ends(_)))
     }),

@@ -11,8 +11,46 @@ pub(super) struct Selected {
     pub(super) intervals: Vec<Interval>,
     /// One past the last position at which each key is a runner-up, if ranks learn; without runners-up the end.
     pub(super) far: Option<Vec<u32>>,
-    /// The first position at which its rank keeps each key, if kept keys learn.
+    /// The first position at which its rank keeps each key, if kept keys learn or ranks compete.
     pub(super) from: Option<Vec<u32>>,
+}
+
+impl Selected {
+    /// The shares of keys whose ranks compete, as [`Learning`](crate::expected::Learning) has them.
+    pub(super) fn shares(&self, rank: &[f64], k_len: usize, factor: f64) -> Vec<(f64, f64)> {
+        let (far, from) = self
+            .far
+            .as_ref()
+            .zip(self.from.as_ref())
+            .expect("ranks learn");
+        let positions = far
+            .iter()
+            .zip(from)
+            .map(|(far, from)| far.saturating_sub(*from));
+        let positions: Vec<f64> = positions.map(f64::from).collect();
+        let heads = rank.chunks(k_len).zip(positions.chunks(k_len));
+        let of_head = |(rank, positions): (&[f64], &[f64])| {
+            let finite = rank.iter().filter(|z| z.is_finite());
+            let most = finite.fold(f64::NEG_INFINITY, |most, &z| most.max(z));
+            let below = |z: f64| factor * (most - z);
+            let weights: Vec<f64> = (rank.iter().zip(positions))
+                .map(|(&z, positions)| {
+                    if z.is_finite() {
+                        positions * (-below(z)).exp()
+                    } else {
+                        0.0
+                    }
+                })
+                .collect();
+            let all: f64 = weights.iter().sum();
+            let share = |(weight, &z): (f64, &f64)| match weight > 0.0 {
+                true => (weight / all, factor * (most.abs() + z.abs())),
+                false => (0.0, 0.0),
+            };
+            weights.into_iter().zip(rank).map(share).collect::<Vec<_>>()
+        };
+        heads.flat_map(of_head).collect()
+    }
 }
 
 impl Spec {
@@ -57,7 +95,8 @@ impl Spec {
         };
         let none = selecting.left_out.map(|_| 0);
         let runners_up = selecting.runners_up.or(none);
-        let from = selecting.left_out.map(|_| self.kept_by_rank_from());
+        let reads_from = selecting.left_out.is_some() || selecting.softmax.is_some();
+        let from = reads_from.then(|| self.kept_by_rank_from());
         let heads = || rank.chunks_exact(self.k_len.max(1)).enumerate();
         match &selecting.by {
             By::Rank(parts) => {

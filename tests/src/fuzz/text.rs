@@ -124,6 +124,9 @@ impl fmt::Display for Selecting {
         if let Some(besides) = self.left_out {
             write!(f, " leave={besides}")?;
         }
+        if let Some(factor) = self.softmax {
+            write!(f, " compete={factor}")?;
+        }
         f.write_str(if self.apart { " apart" } else { "" })
     }
 }
@@ -233,6 +236,7 @@ impl<'a> Reader<'a> {
             },
             runners_up: self.maybe("runners")?,
             left_out: self.maybe("leave")?,
+            softmax: self.maybe("compete")?,
             apart: self.flag("apart"),
         })
     }
