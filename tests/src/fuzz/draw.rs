@@ -48,7 +48,7 @@ impl Profile {
             },
             decodes: engine.decodes(),
             competes: E::COMPETES,
-            large: false,
+            large: true,
             effort: 1.0,
             size: E::SIZE,
         }
