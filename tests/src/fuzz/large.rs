@@ -5,7 +5,7 @@
 //! order of its terms and there is one rounding.
 
 use super::inputs::visible;
-use super::spec::{Decoding, Spec};
+use super::spec::{Decoding, Place, Spec};
 use crate::expected::{Expected, Learning};
 use crate::problem;
 use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole};
@@ -79,7 +79,12 @@ impl Large {
             if lone {
                 row.fill(0.0);
             }
-            row[0] = match self.has(spec, n % spec.k_len) {
+            // Where all keys read one row, that is the first one's.
+            let key = match spec.places[Spec::K] {
+                Place::Tokens => 0,
+                _ => n % spec.k_len,
+            };
+            row[0] = match self.has(spec, key) {
                 true => parts[1].copysign(f64::from(self.size)),
                 false => 0.0,
             };
