@@ -1,7 +1,9 @@
 //! Implementations of dynamic-mask attention, as seen from the host.
 
 use crate::{Call, Layout, Raw};
-use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, SelectionRule};
+use flash_dma_problem::{
+    AttentionError, ElementType, Interval, KeptKeys, LeaveOneOut, RankSoftmax, SelectionRule,
+};
 use flash_dma_reference::Inputs;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -53,12 +55,29 @@ pub struct Refused {
     pub written: bool,
 }
 
+/// A rule that selects keys by scores, whose ranks compete.
+#[derive(Clone, Debug)]
+pub struct Competing {
+    /// The rule of each key/value head.
+    pub rules: Vec<SelectionRule>,
+    /// The lengths of the documents of every sequence, if there are some.
+    pub documents: Option<Vec<usize>>,
+    /// Keys of each query that just miss the window.
+    pub runners_up: usize,
+    /// What kept keys learn.
+    pub left_out: Option<LeaveOneOut>,
+    /// What the ranks compete for.
+    pub softmax: RankSoftmax,
+}
+
 /// An implementation under test.
 pub trait Engine: Send + Sync + 'static {
     /// Its name in the names of the tests.
     const NAME: &'static str;
     /// The size that its cases are limited to.
     const SIZE: Size;
+    /// Whether it has ranks that compete.
+    const COMPETES: bool = false;
 
     /// The engine on its device.
     fn new() -> Self;
@@ -97,6 +116,15 @@ pub trait Engine: Send + Sync + 'static {
     ///
     /// If the engine refuses.
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused>;
+
+    /// As [`backward`](Self::backward), of the keys that a rule selects by the call's scores; `None` if ranks do not compete.
+    fn compete(
+        &self,
+        _call: &Call,
+        _rule: &Competing,
+    ) -> Option<Result<(Outputs, Gradients), Refused>> {
+        None
+    }
 
     /// The cases that the device runs in reasonable time: as many of the lists as its size allows.
     fn cases<T>(

@@ -3,7 +3,7 @@
 
 use crate::Outputs;
 use core::fmt;
-use flash_dma_problem::{ElementType, Problem};
+use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
 use flash_dma_reference::compare::{
     ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
 };
@@ -307,16 +307,82 @@ impl Expected {
     }
 }
 
-/// The expected results of keys that some pairs show, with a bias of keys, and the gradient of the rank of those of
-/// which others are runners-up: `apart`, or added to that of the bias, which is called `dscores`.
+/// The pairs by which what ranks the keys learns.
+#[derive(Clone, Debug, Default)]
+pub struct Learning {
+    /// Those of runners-up, none of which is attended.
+    pub runners_up: Option<Broadcast<bool>>,
+    /// Those of kept keys, all of which are attended, and what these learn.
+    pub kept: Option<(Broadcast<bool>, LeaveOneOut)>,
+    /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`, and how many
+    /// epsilons of itself f32 gets it wrong by.
+    pub shares: Option<Vec<(f64, f64)>>,
+}
+
+impl Learning {
+    /// The exact gradient of the rank and the naive implementation's, `[batch, kv_heads, k_len]`.
+    pub(crate) fn gradient(
+        &self,
+        inputs: &MaskedInputs,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Option<(Exact, Vec<f64>)> {
+        let gained = self.runners_up.as_ref().map(|pairs| {
+            (
+                inputs.rank_gradient(pairs, grad_out, grad_lse),
+                inputs.naive_rank_gradient(pairs, grad_out, grad_lse),
+            )
+        });
+        let lost = self.kept.as_ref().map(|(pairs, how)| {
+            (
+                inputs.left_out_gradient((pairs, *how), grad_out, grad_lse),
+                inputs.naive_left_out_gradient((pairs, *how), grad_out, grad_lse),
+            )
+        });
+        let both = match (gained, lost) {
+            (Some(gained), Some(lost)) => Some(sum(gained, &lost)),
+            (gained, lost) => gained.or(lost),
+        };
+        match &self.shares {
+            None => both,
+            Some(shares) => both.map(|both| charged(both, shares, inputs.problem.k_len)),
+        }
+    }
+}
+
+/// A rank's gradient less the shares of its sum over a head.
+fn charged(
+    (mut exact, mut naive): (Exact, Vec<f64>),
+    shares: &[(f64, f64)],
+    k_len: usize,
+) -> (Exact, Vec<f64>) {
+    let charge = |gradient: &mut [f64]| {
+        for (head, shares) in gradient.chunks_mut(k_len).zip(shares.chunks(k_len)) {
+            let sum: f64 = head.iter().sum();
+            (head.iter_mut().zip(shares)).for_each(|(g, (share, _))| *g -= share * sum);
+        }
+    };
+    charge(&mut exact.values);
+    charge(&mut naive);
+    for (head, shares) in (exact.magnitude.chunks_mut(k_len)).zip(shares.chunks(k_len)) {
+        let sum: f64 = head.iter().sum();
+        for (size, (share, wrong)) in head.iter_mut().zip(shares) {
+            *size += share * (1.0 + wrong) * sum;
+        }
+    }
+    (exact, naive)
+}
+
+/// The expected results of keys that some pairs show, with a bias of keys, and the gradient of the rank: `apart`, or
+/// added to that of the bias, which is called `dscores`.
 ///
 /// # Panics
 ///
 /// If the inputs have no bias.
 #[must_use]
-pub fn expected_of_runners_up(
+pub fn expected_of_rank(
     inputs: &MaskedInputs,
-    runners_up: Option<&Broadcast<bool>>,
+    learning: &Learning,
     (grad_out, grad_lse): (&[f64], Option<&[f64]>),
     apart: bool,
 ) -> Expected {
@@ -329,13 +395,7 @@ pub fn expected_of_runners_up(
     expected.gradient("dk", &kv, e, exact.k, &naive.k);
     expected.gradient("dv", &kv, e, exact.v, &naive.v);
     let mut bias = exact.bias.zip(naive_bias).expect("a bias");
-    let rank = runners_up.map(|runners_up| {
-        let exact = inputs.rank_gradient(runners_up, grad_out, grad_lse);
-        (
-            exact,
-            inputs.naive_rank_gradient(runners_up, grad_out, grad_lse),
-        )
-    });
+    let rank = learning.gradient(inputs, grad_out, grad_lse);
     if let (Some(rank), false) = (&rank, apart) {
         bias = sum(bias, rank);
     }

@@ -1,7 +1,7 @@
 //! Attention over given intervals: no selection by scores could have made some of them.
 
 use crate::engine::skip;
-use crate::expected::{Expected, expected_of_runners_up};
+use crate::expected::{Expected, Learning, expected_of_rank};
 use crate::{Call, Engine, Layout, problem};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, Problem};
 use flash_dma_reference::generate::{self, Scores};
@@ -124,7 +124,10 @@ impl GivenCase {
                 (i64::from(end)..i64::from(far[head][key])).contains(&position)
             })
         });
-        let grads = (grad_out, Some(grad_lse));
-        expected_of_runners_up(&masked, runners_up.as_ref(), grads, apart)
+        let learning = Learning {
+            runners_up,
+            ..Learning::default()
+        };
+        expected_of_rank(&masked, &learning, (grad_out, Some(grad_lse)), apart)
     }
 }

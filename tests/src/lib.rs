@@ -25,7 +25,7 @@ pub mod norm;
 
 pub use call::{Call, Layout, Raw};
 pub use case::{Case, problem};
-pub use engine::{Engine, Gradients, Outputs, Refused, Size};
+pub use engine::{Competing, Engine, Gradients, Outputs, Refused, Size};
 
 /// Makes each named function `fn test<E: Engine>(engine: &E)` one test for every engine in the build:
 /// `contract::results::gqa::kernels_cpu`. Burn on CubeCL's CPU runtime compiles each of Burn's own operations for

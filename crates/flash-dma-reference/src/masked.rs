@@ -4,7 +4,7 @@ use crate::compare::Exact;
 use crate::naive::Mean;
 use crate::rows::{self, Change, Logits, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{LeaveOneOut, Problem};
 
 /// A tensor that broadcasts to `[batch, q_heads, q_len, k_len]`. Its shape is
 /// `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`; with `kv_heads` on the second axis a query head reads
@@ -81,13 +81,13 @@ impl Pairs for MaskedInputs {
     }
 }
 
-/// The pairs that a mask shows beside those that a query attends to.
-struct RunnersUp<'a> {
+/// The pairs of another mask than that of the inputs.
+struct Shown<'a> {
     inputs: &'a MaskedInputs,
     shown: &'a Broadcast<bool>,
 }
 
-impl Pairs for RunnersUp<'_> {
+impl Pairs for Shown<'_> {
     fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
         self.inputs.keys_of(Some(self.shown), [b, h, i], keys);
     }
@@ -186,20 +186,7 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        let p = &self.problem;
-        let mut rank = Exact::zeros(p.scores_shape().iter().product());
-        let (t, runners) = (self.tensors(), self.runners(runners_up));
-        rows::rank(
-            &t,
-            self,
-            (&runners, Change::Added),
-            grad_out,
-            grad_lse,
-            |b, h, j, gradient, size| {
-                rank.add(t.k_row(b, h, j), gradient, size);
-            },
-        );
-        rank
+        self.exact_rank((runners_up, Change::Added), grad_out, grad_lse)
     }
 
     /// As [`rank_gradient`](Self::rank_gradient), by the same-dtype naive implementation.
@@ -214,27 +201,66 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        let p = &self.problem;
-        let mut rank = vec![0.0f32; p.scores_shape().iter().product()];
-        let (t, runners) = (self.tensors(), self.runners(runners_up));
-        naive::rank(
-            &t,
-            self,
-            (&runners, Change::Added),
-            grad_out,
-            grad_lse,
-            |b, h, j, gradient| {
-                rank[t.k_row(b, h, j)] += gradient;
-            },
-        );
-        rank.into_iter().map(f64::from).collect()
+        self.naive_rank((runners_up, Change::Added), grad_out, grad_lse)
     }
 
-    fn runners<'a>(&'a self, shown: &'a Broadcast<bool>) -> RunnersUp<'a> {
-        RunnersUp {
-            inputs: self,
-            shown,
-        }
+    /// The gradient of what ranks the keys, `[batch, kv_heads, k_len]`, of the pairs that `kept` shows, all of which must
+    /// be attended: as [`Inputs::left_out_gradient`](crate::Inputs::left_out_gradient).
+    ///
+    /// # Panics
+    ///
+    /// If a shape does not fit the problem.
+    #[must_use]
+    pub fn left_out_gradient(
+        &self,
+        (kept, how): (&Broadcast<bool>, LeaveOneOut),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        self.exact_rank((kept, Change::LeftOut(how)), grad_out, grad_lse)
+    }
+
+    /// As [`left_out_gradient`](Self::left_out_gradient), by the same-dtype naive implementation.
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn naive_left_out_gradient(
+        &self,
+        (kept, how): (&Broadcast<bool>, LeaveOneOut),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        self.naive_rank((kept, Change::LeftOut(how)), grad_out, grad_lse)
+    }
+
+    fn exact_rank(
+        &self,
+        (shown, change): (&Broadcast<bool>, Change),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let mut rank = Exact::zeros(self.problem.scores_shape().iter().product());
+        let (t, inputs) = (self.tensors(), self);
+        let asked = (&Shown { inputs, shown }, change);
+        let sink = |b, h, j, gradient, size| rank.add(t.k_row(b, h, j), gradient, size);
+        rows::rank(&t, self, asked, grad_out, grad_lse, sink);
+        rank
+    }
+
+    fn naive_rank(
+        &self,
+        (shown, change): (&Broadcast<bool>, Change),
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let mut rank = vec![0.0f32; self.problem.scores_shape().iter().product()];
+        let (t, inputs) = (self.tensors(), self);
+        let asked = (&Shown { inputs, shown }, change);
+        let sink = |b, h, j, gradient| rank[t.k_row(b, h, j)] += gradient;
+        naive::rank(&t, self, asked, grad_out, grad_lse, sink);
+        rank.into_iter().map(f64::from).collect()
     }
 
     /// The keys that query `i` of head `h` of sequence `b` sees by `shown` and the causal masking, and their biases.

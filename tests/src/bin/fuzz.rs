@@ -3,8 +3,8 @@
 use flash_dma_tests::engine::shared;
 use flash_dma_tests::engines;
 use flash_dma_tests::fuzz::{
-    self, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Share, Spec, regression_test,
-    shrunk,
+    self, CHOICES, Choice, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Share, Spec,
+    regression_test, shrunk,
 };
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -23,10 +23,12 @@ Usage: fuzz --engine NAME [..]
   --variants N         Combinations that kernels are compiled for (default: by engine); 0 for no bound.
   --effort X           Factor on the size of the problems (default 1).
   --elements A,B       Element types, of f32, f16 and bf16 (default: all that the device has).
+  --only OPTION        Run the problems with this option alone, of the names in a record; --problems counts the others, too.
   --failures N         Failures that end a process (default 1).
   --no-shrink          Leave failures as they are.
   --record FILE        Write what was seen as JSON.
   --require-cells N    Fail if a pass has seen fewer problems in an element type.
+  --require-options N  Fail if an option that the engine has was in fewer problems.
   --problem LINE       Run this problem alone.
   --list N             Print the first N problems, and run none.
   --share K/P          Of P processes' problems those of number K, from 0: what --processes starts.
@@ -44,10 +46,12 @@ struct Options {
     variants: Option<usize>,
     effort: f64,
     elements: Option<Vec<String>>,
+    only: Option<Choice>,
     failures: usize,
     shrink: bool,
     record: Option<String>,
     require_cells: u64,
+    require_options: u64,
     problem: Option<String>,
     list: Option<u64>,
 }
@@ -117,10 +121,12 @@ impl Options {
             variants: None,
             effort: 1.0,
             elements: None,
+            only: None,
             failures: 1,
             shrink: true,
             record: None,
             require_cells: 0,
+            require_options: 0,
             problem: None,
             list: None,
         };
@@ -146,9 +152,14 @@ impl Options {
                 "--elements" => {
                     options.elements = Some(value.split(',').map(str::to_owned).collect());
                 }
+                "--only" => {
+                    let option = CHOICES.iter().find(|option| option.name == value);
+                    options.only = Some(*option.ok_or_else(|| format!("no option is `{value}`"))?);
+                }
                 "--failures" => options.failures = number(name, value)?,
                 "--record" => options.record = Some(value.clone()),
                 "--require-cells" => options.require_cells = number(name, value)?,
+                "--require-options" => options.require_options = number(name, value)?,
                 "--problem" => options.problem = Some(value.clone()),
                 "--list" => options.list = Some(number(name, value)?),
                 _ => return Err(format!("unknown option `{name}`\n\n{HELP}")),
@@ -191,6 +202,7 @@ fn in_processes(options: &Options) -> Result<Record, String> {
         // If an option is given twice, the last one counts.
         child.args(std::env::args().skip(1));
         child.args(["--processes", "1", "--require-cells", "0"]);
+        child.args(["--require-options", "0"]);
         child
             .args(["--share", &share])
             .arg("--record")
@@ -242,6 +254,7 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
         share: options.share,
         time: Duration::from_secs_f64(60.0 * options.minutes),
         failures: options.failures,
+        only: options.only,
         threads: options.threads,
         progress: if options.share.process == 0 { 10 } else { 0 },
     };
@@ -274,6 +287,15 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
             "fewer than {}: {}",
             options.require_cells,
             wanting.join("; ")
+        );
+        return Ok(false);
+    }
+    let rare = record.rare(options.require_options, &profile);
+    if !rare.is_empty() {
+        println!(
+            "fewer than {}: {}",
+            options.require_options,
+            rare.join("; ")
         );
         return Ok(false);
     }

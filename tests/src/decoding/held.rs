@@ -14,6 +14,11 @@ use flash_dma_kernels::{
 use flash_dma_problem::{Appending, AttentionError, MAX_DECODE_TOKENS, Problem, ScoreRole};
 use flash_dma_reference::{Inputs, compose::attended};
 
+/// The page at place `n` of the table `[batch, max_pages]`: the sequences take them in turn, from the last one on.
+fn page(batch: usize, max_pages: usize, n: usize) -> i32 {
+    (max_pages * batch - n % max_pages * batch - n / max_pages) as i32
+}
+
 /// A cache on the device and the number of tokens that it has been given.
 pub struct Held<'a, T> {
     kernels: &'a Kernels<T>,
@@ -66,8 +71,7 @@ impl<'a, T: Target> Held<'a, T> {
                 seen: words(&[batch], vec![0; batch]),
             })
         } else {
-            // Alternating, from the last page on.
-            let page = |n: usize| (pages - 1 - n % max_pages * batch - n / max_pages) as i32;
+            let page = |n: usize| page(batch, max_pages, n);
             Cache::Pages(Pages {
                 k: rows(),
                 v: rows(),
@@ -127,6 +131,20 @@ impl<'a, T: Target> Held<'a, T> {
         }
         .expect("a good case");
         self.held = to;
+    }
+
+    /// Replaces the first `count` pages of every sequence by those of the first one.
+    pub fn share(&mut self, count: usize) {
+        let (batch, kernels) = (self.sequence.batch, self.kernels);
+        if let Cache::Pages(pages) = &mut self.cache {
+            let max_pages = pages.table.shape[1];
+            let shared = |n: usize| match n % max_pages {
+                at if at < count => page(batch, max_pages, at),
+                _ => page(batch, max_pages, n),
+            };
+            let table: Vec<i32> = (0..batch * max_pages).map(shared).collect();
+            pages.table = kernels.words(&[batch, max_pages], &table);
+        }
     }
 
     /// A decode step of the tokens up to `to`: its output and LSE.

@@ -1,6 +1,6 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
-use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use crate::{Call, Competing, Engine, Gradients, Outputs, Raw, Refused, Size};
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
@@ -144,20 +144,10 @@ impl Tensors {
     }
 
     fn forward(&self, call: &Call) -> Result<(Tensor<4>, Tensor<3>), Refused> {
-        let p = &call.problem;
         if let Some(far) = &call.far {
             return Ok(self.forward_with_runners_up(call, far));
         }
-        let options = AttentionOptions {
-            keep_window: p.has_scores.then_some(p.window),
-            causal: p.causal,
-            scale: Some(p.scale),
-            softcap: p.softcap,
-            alibi: p.alibi,
-            deterministic: p.deterministic,
-            dropout: p.dropout,
-            ..AttentionOptions::new()
-        };
+        let options = options(call);
         let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
         let attention = Attention::new(q, k, v).options(options);
         match self.scores.clone() {
@@ -176,6 +166,28 @@ impl Tensors {
 }
 
 impl Tensors {
+    /// Of the keys that a rule selects.
+    fn compete(
+        &self,
+        call: &Call,
+        rule: &Competing,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let scores = self.scores.clone().expect("ranks are scores");
+        let selector = selector(&rule.rules, rule.documents.as_deref(), call.problem.batch);
+        let intervals = selector
+            .runners_up(rule.runners_up)
+            .leave_one_out(rule.left_out)
+            .rank_softmax(rule.softmax)
+            .try_select(scores.clone())?;
+        let options = AttentionOptions {
+            keep_window: None,
+            ..options(call)
+        };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        let attention = Attention::new(q, k, v).scores(scores);
+        (attention.intervals(&intervals).options(options)).try_forward_with_lse()
+    }
+
     /// By the operation below the `Tensor` API, which takes any `far`.
     fn forward_with_runners_up(&self, call: &Call, far: &[u32]) -> (Tensor<4>, Tensor<3>) {
         let p = &call.problem;
@@ -214,6 +226,33 @@ impl Tensors {
     }
 }
 
+/// The options of a call.
+fn options(call: &Call) -> AttentionOptions {
+    let p = &call.problem;
+    AttentionOptions {
+        keep_window: p.has_scores.then_some(p.window),
+        causal: p.causal,
+        scale: Some(p.scale),
+        softcap: p.softcap,
+        alibi: p.alibi,
+        deterministic: p.deterministic,
+        dropout: p.dropout,
+        ..AttentionOptions::new()
+    }
+}
+
+/// The selector of a rule for each head, inside documents of these lengths, which are those of every sequence.
+fn selector(rules: &[SelectionRule], documents: Option<&[usize]>, batch: usize) -> Selector {
+    let windows: Vec<usize> = rules.iter().map(|rule| rule.window).collect();
+    let selector = Selector::top(windows)
+        .recent(rules[0].recent)
+        .sinks(rules[0].sinks);
+    match documents {
+        None => selector,
+        Some(lengths) => selector.documents(Documents::from_lengths(vec![lengths.to_vec(); batch])),
+    }
+}
+
 /// The intervals on the host.
 fn read(intervals: Intervals) -> Vec<Interval> {
     let words = intervals.into_tensor().into_data_as::<i32>();
@@ -240,6 +279,7 @@ fn given(call: &Call, device: &Device) -> Result<Intervals, AttentionError> {
 impl<B: Backend> Engine for Burn<B> {
     const NAME: &'static str = B::NAME;
     const SIZE: Size = B::SIZE;
+    const COMPETES: bool = true;
 
     fn new() -> Self {
         Self {
@@ -273,15 +313,8 @@ impl<B: Backend> Engine for Burn<B> {
         rules: &[SelectionRule],
         documents: Option<&[usize]>,
     ) -> Option<Result<Vec<Interval>, Refused>> {
-        let first = rules.first()?;
-        let windows: Vec<usize> = rules.iter().map(|rule| rule.window).collect();
-        let mut selector = Selector::top(windows)
-            .recent(first.recent)
-            .sinks(first.sinks);
-        if let Some(lengths) = documents {
-            let sequences = vec![lengths.to_vec(); scores.shape[0]];
-            selector = selector.documents(Documents::from_lengths(sequences));
-        }
+        rules.first()?;
+        let selector = selector(rules, documents, scores.shape[0]);
         let intervals = selector.try_select(upload(scores, &self.device));
         Some(intervals.map(read).map_err(|error| Refused {
             error,
@@ -300,7 +333,28 @@ impl<B: Backend> Engine for Burn<B> {
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
         let device = self.device.clone().autodiff();
         let tensors = Tensors::new(call, &device).tracked();
-        let (out, lse) = tensors.forward(call)?;
+        let results = tensors.forward(call)?;
+        Ok(tensors.backward(call, results))
+    }
+
+    fn compete(
+        &self,
+        call: &Call,
+        rule: &Competing,
+    ) -> Option<Result<(Outputs, Gradients), Refused>> {
+        let tensors = Tensors::new(call, &self.device.clone().autodiff()).tracked();
+        let results = tensors.compete(call, rule).map_err(|error| Refused {
+            error,
+            written: false,
+        });
+        Some(results.map(|results| tensors.backward(call, results)))
+    }
+}
+
+impl Tensors {
+    /// The results, and the gradients of the tracked tensors.
+    fn backward(&self, call: &Call, (out, lse): (Tensor<4>, Tensor<3>)) -> (Outputs, Gradients) {
+        let device = self.q.device();
         // The gradients of this loss are the given ones, exactly: the upcast is lossless.
         let grad_out = upload::<4>(&call.grad_out, &device).cast(DType::F32);
         let mut loss = (out.clone().cast(DType::F32) * grad_out).sum();
@@ -316,16 +370,16 @@ impl<B: Backend> Engine for Burn<B> {
         };
         let grad = |x: &Tensor<4>| download(x.grad(&grads).expect("a tracked tensor"));
         let gradients = Gradients {
-            q: grad(&tensors.q),
-            k: grad(&tensors.k),
-            v: grad(&tensors.v),
-            scores: tensors
+            q: grad(&self.q),
+            k: grad(&self.k),
+            v: grad(&self.v),
+            scores: self
                 .scores
                 .as_ref()
                 .map(|z| download(z.grad(&grads).expect("a tracked tensor"))),
             rank: None,
         };
-        Ok((outputs, gradients))
+        (outputs, gradients)
     }
 }
 

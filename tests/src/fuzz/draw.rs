@@ -2,6 +2,7 @@
 //! sizes that the oracle computes in milliseconds.
 
 use super::fit::fit;
+use super::large::Large;
 use super::run::Fuzzed;
 use super::spec::{
     Axes, By, Decoding, Ends, Heads, MAX_STEP, Parts, Place, Selecting, Spec, Store, What,
@@ -22,6 +23,10 @@ pub struct Profile {
     pub variants: usize,
     /// Whether caches are among the problems.
     pub decodes: bool,
+    /// Whether ranks compete.
+    pub competes: bool,
+    /// Whether there are logits that are great numbers.
+    pub large: bool,
     /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
     pub effort: f64,
     /// The size of the engine.
@@ -42,6 +47,8 @@ impl Profile {
                 Size::Large => 120,
             },
             decodes: engine.decodes(),
+            competes: E::COMPETES,
+            large: true,
             effort: 1.0,
             size: E::SIZE,
         }
@@ -80,8 +87,8 @@ pub struct Palette {
     variants: Vec<Variant>,
 }
 
-/// The operations by their share, in tenths.
-const KINDS: [Kind; 10] = [
+/// The operations by their share, in twelfths.
+const KINDS: [Kind; 12] = [
     Kind::Scored,
     Kind::Masked,
     Kind::Scored,
@@ -92,6 +99,8 @@ const KINDS: [Kind; 10] = [
     Kind::Masked,
     Kind::Scored,
     Kind::Masked,
+    Kind::Scored,
+    Kind::Decoded,
 ];
 
 impl Palette {
@@ -149,7 +158,12 @@ impl Palette {
             1..=5 => 4.0,
             _ => 1.0,
         };
-        problem(rng, &variant, (self.profile.effort * times * most) as usize)
+        problem(
+            rng,
+            &variant,
+            &self.profile,
+            (self.profile.effort * times * most) as usize,
+        )
     }
 }
 
@@ -199,11 +213,12 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
     }
 }
 
-fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
+fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -> Spec {
     let mut k_len = keys(rng);
     let mut q_len = queries(rng, k_len);
-    if chance(rng, 100) {
-        *one_of(rng, [&mut q_len, &mut k_len]) = 0;
+    let mut batch = one(rng, &[1, 1, 2, 3]);
+    if !matches!(variant.kind, Kind::Decoded) && chance(rng, 8) {
+        *one_of(rng, [&mut q_len, &mut k_len, &mut batch]) = 0;
     }
     let deviations: &[f64] = match variant.element {
         // Greater deviations overflow more often than not.
@@ -213,7 +228,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
     let mut spec = Spec {
         what: What::Plain,
         element: variant.element,
-        batch: one(rng, &[1, 1, 2, 3]),
+        batch,
         kv_heads: one(rng, &[1, 1, 2, 3]),
         group: variant.group,
         q_len,
@@ -223,6 +238,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         scale: one(rng, &[None, None, None, Some(1.0), Some(0.3), Some(-0.2)]),
         softcap: variant.softcap,
         alibi: variant.alibi,
+        large: None,
         deterministic: variant.deterministic,
         dropout: variant.dropout,
         grad_lse: rng.below(2) == 0,
@@ -240,7 +256,18 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         Kind::Masked => masked(rng, &spec),
         Kind::Decoded => decoded(rng),
     };
-    if let What::Decoded(_) = spec.what {
+    if let Some(Selecting {
+        by: By::Rank(parts),
+        ..
+    }) = spec.selecting()
+        && parts.narrower > 0
+    {
+        spec.kv_heads = spec.kv_heads.max(2);
+    }
+    if let What::Decoded(decoding) = &spec.what {
+        if decoding.shared_pages() > 0 {
+            spec.batch = spec.batch.max(2);
+        }
         // Options that do not apply to a cache; its tokens have one layout.
         (spec.causal, spec.deterministic, spec.grad_lse) = (true, false, false);
         (spec.alibi, spec.dropout) = (false, None);
@@ -252,24 +279,75 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
             place
         };
     }
+    if profile.large && !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
+        make_large(rng, &mut spec);
+    }
     let mut spec = spec.with_lengths();
     fit(rng, &mut spec, budget);
+    if profile.competes && rng.below(2) == 0 {
+        make_compete(rng, &mut spec);
+    }
     spec
 }
 
-fn one_of<'a, T>(rng: &mut Rng, of: [&'a mut T; 2]) -> &'a mut T {
-    let [a, b] = of;
-    if rng.below(2) == 0 { a } else { b }
+/// Lets ranks compete that learn and are finite numbers or hidden, of a rule that a tensor of positions follows.
+fn make_compete(rng: &mut Rng, spec: &mut Spec) {
+    let same = spec.q_len == spec.k_len;
+    if spec.large.is_some() || spec.batch * spec.q_len * spec.k_len == 0 {
+        return;
+    }
+    if let What::Scored {
+        scores, selecting, ..
+    } = &mut spec.what
+        && let By::Rank(parts) = selecting.by
+        && (selecting.runners_up.unwrap_or(0) > 0 || selecting.left_out.is_some())
+        && !selecting.apart
+        && *scores != Scores::Nan
+        && (same || parts.documents.is_none())
+    {
+        selecting.softmax = Some(one(rng, &[0.0, 1.0, 3.0]));
+    }
 }
 
-/// Two of three problems have 1024 keys or more.
+/// Gives a problem great logits, if something is added to them or by its products.
+fn make_large(rng: &mut Rng, spec: &mut Spec) {
+    let adds = match &spec.what {
+        What::Plain => false,
+        What::Scored { .. } => true,
+        What::Masked { bias, .. } => bias.is_some_and(|(axes, _)| axes.keys),
+        What::Decoded(decoding) => decoding.scored() && decoding.role == ScoreRole::RankAndBias,
+    };
+    let products = !adds || chance(rng, 4);
+    let size = match products {
+        true => one(rng, &Large::PRODUCTS) * one(rng, &[1.0, -1.0]),
+        false => one(rng, &Large::ADDED),
+    };
+    spec.large = Some(Large {
+        size,
+        some: rng.below(2) == 0,
+        products,
+    });
+    // With these factors products are exact.
+    spec.scale = match products {
+        true => Some(1.0),
+        false => one(rng, &[Some(0.125), Some(0.25), Some(1.0)]),
+    };
+    spec.deviation = 1.0;
+}
+
+fn one_of<'a, T, const N: usize>(rng: &mut Rng, of: [&'a mut T; N]) -> &'a mut T {
+    let n = rng.below(N);
+    of.into_iter().nth(n).expect("one of them")
+}
+
+/// Seven of ten problems have 1024 keys or more.
 fn keys(rng: &mut Rng) -> usize {
     match rng.below(20) {
         0 => 1 + rng.below(20),
         1..=2 => 1 + rng.below(300),
-        3..=5 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
-        6 => 300 + rng.below(724),
-        7..=14 => 1024 + rng.below(600),
+        3..=4 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
+        5 => 300 + rng.below(724),
+        6..=14 => 1024 + rng.below(600),
         15..=18 => around(rng, &[1025, 1088, 1152, 1280, 1536, 1773, 2048, 2304]),
         _ => around(rng, &[3072, 4096]),
     }
@@ -337,18 +415,21 @@ fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
         // Recent keys, sinks and documents are those of a position, so there must be several.
         _ => By::Rank(Parts {
             recent: if spec.causal { part(rng) } else { 0 },
-            sinks: if spec.causal && rng.below(2) == 0 {
-                part(rng) / 4
+            sinks: if spec.causal && rng.below(3) > 0 {
+                part(rng).div_ceil(4)
             } else {
                 0
             },
             documents: (spec.causal && rng.below(2) == 0).then(|| 1 + rng.below(spec.k_len.max(1))),
-            narrower: one(rng, &[0, 0, 1, 40]),
+            narrower: one(rng, &[0, 1, 40]),
         }),
     };
+    let left_out = chance(rng, 3).then(|| one(rng, &[0.05, 0.01, 1.0, 10.0]));
     Selecting {
         by,
         runners_up,
+        left_out,
+        softmax: None,
         apart: chance(rng, 3),
     }
 }
@@ -433,15 +514,18 @@ fn decoded(rng: &mut Rng) -> What {
     let mut piece = || match rng.below(12) {
         0..=4 => 1,
         5..=6 => 2 + rng.below(4),
-        7..=8 => 1 + rng.below(MAX_STEP),
-        9 => MAX_STEP,
+        7 => 1 + rng.below(MAX_STEP),
+        8 => MAX_STEP,
         // A chunk, with slots; pages have no chunks.
         _ => match storage {
             Store::Slots(_) => MAX_STEP + 1 + rng.below(80),
             Store::Pages { .. } => MAX_STEP - 1,
         },
     };
-    let pieces: Vec<usize> = [(); 6].map(|()| piece()).into();
+    let mut pieces = [(); 6].map(|()| piece());
+    if matches!(storage, Store::Slots(_)) && chance(rng, 4) {
+        pieces[0] = MAX_STEP + 1 + rng.below(80);
+    }
     let count = 1 + rng.below(pieces.len());
     let scores = match storage {
         Store::Pages { scored: false, .. } => Scores::Normal,
@@ -453,8 +537,14 @@ fn decoded(rng: &mut Rng) -> What {
         prefill,
         pieces: pieces[..count].to_vec(),
         wrong: (rng.below(3) == 0).then(|| rng.below(MAX_STEP)),
+        shared: match storage {
+            Store::Pages { page_len, .. } if rng.below(4) > 0 => {
+                page_len * (1 + rng.below((prefill / page_len).max(1))) + rng.below(page_len)
+            }
+            _ => 0,
+        },
         role: match storage {
-            Store::Slots(_) if chance(rng, 3) => ScoreRole::Rank,
+            Store::Slots(_) if chance(rng, 2) => ScoreRole::Rank,
             _ => ScoreRole::RankAndBias,
         },
     };

@@ -1,6 +1,7 @@
 //! Many problems, on many threads.
 
 use super::draw::Palette;
+use super::options::Choice;
 use super::record::{Failure, Record};
 use super::run::{Fuzzed, Outcome, run};
 use super::shrink::shrink;
@@ -40,6 +41,8 @@ pub struct Limits {
     pub time: Duration,
     /// Failures that end the run.
     pub failures: usize,
+    /// The option without which problems are left out.
+    pub only: Option<Choice>,
     /// Threads.
     pub threads: usize,
     /// Seconds between two lines of progress; 0 for none.
@@ -69,6 +72,9 @@ pub fn fuzz<E: Fuzzed>(engine: &E, palette: &Palette, limits: &Limits) -> (Recor
                 continue;
             }
             let spec = palette.draw(number);
+            if limits.only.is_some_and(|option| !(option.is_in)(&spec)) {
+                continue;
+            }
             let outcome = run(engine, &spec);
             record.add(&spec, &outcome);
             if let Outcome::Failed(what) = outcome {

@@ -1,6 +1,6 @@
 //! How long a problem takes the oracle, and making it short enough.
 
-use super::spec::{Spec, What};
+use super::spec::{By, Spec, What};
 use crate::masked::Pattern;
 use flash_dma_reference::Rng;
 
@@ -15,6 +15,10 @@ pub fn work(spec: &Spec) -> usize {
         false => spec.k_len,
     };
     let rows = || (0..spec.q_len).map(visible);
+    if spec.large.is_some() && !matches!(spec.what, What::Decoded(_)) {
+        // The logits of all pairs are rounded first.
+        return heads * dim * 2 * spec.q_len * spec.k_len;
+    }
     match &spec.what {
         What::Plain => heads * dim * rows().sum::<usize>(),
         What::Scored {
@@ -55,6 +59,18 @@ pub fn work(spec: &Spec) -> usize {
     }
 }
 
+/// The fewest sequences and heads by which a problem still has its options.
+fn least(spec: &Spec) -> [usize; 2] {
+    match &spec.what {
+        What::Decoded(decoding) if decoding.shared_pages() > 0 => [2, 1],
+        What::Scored { selecting, .. } => match selecting.by {
+            By::Rank(parts) if parts.narrower > 0 => [1, 2],
+            _ => [1, 1],
+        },
+        _ => [1, 1],
+    }
+}
+
 /// Makes a problem smaller until it is within the budget.
 pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
     let same_lengths = spec.q_len == spec.k_len;
@@ -62,10 +78,14 @@ pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
     let (narrow, together) = (rng.below(4) > 0, rng.below(2) == 0);
     // The part that grows with the keys alone, which is negligible in a problem of few keys.
     let keys = 16 * spec.k_len * spec.head_dim;
-    while spec.batch * spec.kv_heads > 1 && spec.batch * spec.kv_heads * keys > 8 * budget {
-        match spec.batch {
-            1 => spec.kv_heads -= 1,
-            _ => spec.batch -= 1,
+    let [batch, heads] = least(spec);
+    while spec.batch * spec.kv_heads * keys > 8 * budget {
+        if spec.batch > batch {
+            spec.batch -= 1;
+        } else if spec.kv_heads > heads {
+            spec.kv_heads -= 1;
+        } else {
+            break;
         }
     }
     loop {
@@ -74,11 +94,11 @@ pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
             return;
         }
         let fewer = |n: usize| (n * budget / work).max(n / 3).max(1);
-        if spec.batch > 1 {
+        if spec.batch > batch {
             spec.batch -= 1;
             continue;
         }
-        if spec.kv_heads > 1 {
+        if spec.kv_heads > heads {
             spec.kv_heads -= 1;
             continue;
         }

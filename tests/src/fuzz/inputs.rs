@@ -3,13 +3,14 @@
 //! Rows are pieces of one table of normal numbers: a problem with thousands of keys would take longer to draw number by
 //! number than to compute.
 
+use super::large;
 use super::selection::{Selected, most_live};
-use super::spec::{Spec, What};
+use super::spec::{Place, Spec, What};
 use crate::case::expected;
-use crate::expected::{Expected, expected_of_runners_up};
+use crate::expected::{Expected, Learning, expected_of_rank};
 use crate::masked::{MaskedCall, MaskedCase};
 use crate::{Call, Layout, Raw, problem};
-use flash_dma_problem::{AttentionOptions, ElementType};
+use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::round;
@@ -48,8 +49,28 @@ fn rows(count: usize, width: usize, spread: f64, element: ElementType, rng: &mut
 }
 
 /// The seeds of the yardsticks.
-fn other_seeds(spec: &Spec) -> impl Iterator<Item = u64> {
-    (1..=YARDSTICKS).map(|n| spec.seed.wrapping_add(n << 32))
+fn other_seeds(spec: &Spec) -> impl Iterator<Item = u64> + use<> {
+    let seed = spec.seed;
+    (1..=YARDSTICKS).map(move |n| seed.wrapping_add(n << 32))
+}
+
+/// The problem at whose other seeds the naive implementation is measured: with a row of v for each key, where all keys of
+/// a head read one.
+///
+/// With one row for all, `dO . v` is the same for all keys of a query, and so is their mean δ under the probabilities p: all
+/// that a gradient p (dO . v - δ) has is the error of δ, which is a sum over the keys of p's roundings, each up to
+/// u |dO| . |v| for the rounding u of the element type. They are independent: of n keys of like weight the sum is about
+/// u |dO . v| / √n. The naive implementation rounds it away: it takes δ from the stored output, and an average of equal
+/// rows that is wrong by a part of u is stored as that row, so its error is 0 by luck, which is that of an engine that
+/// does not keep what the rounding of the output loses. With a row for each key its δ is wrong by the rounding of an output of the size
+/// |v| / √n, which is u |dO . v| / √n as well. So that measures what rounding probabilities costs, and the factor of the
+/// tolerance covers what is left of it.
+fn measured(spec: &Spec) -> Spec {
+    let mut spec = spec.clone();
+    if spec.places[Spec::V] == Place::Tokens {
+        spec.places[Spec::V] = Place::Contiguous;
+    }
+    spec
 }
 
 /// q, k, v and the gradients.
@@ -70,18 +91,46 @@ impl Rows {
             spec.places[place].repeat(&mut values, &shape);
             values
         };
-        let tensors = [
+        let mut tensors = [
             draw(Spec::Q, q, spec.deviation),
             draw(Spec::K, kv, spec.deviation),
             draw(Spec::V, kv, spec.deviation),
             draw(Spec::GRAD_OUT, q, 1.0),
         ];
+        if let (Some(large), [q, k, ..]) = (spec.large, &mut tensors) {
+            large.fit_rows([q, k], spec);
+        }
         let count = q[..3].iter().product();
         let grad_lse = rows(count, 1, 1.0, ElementType::F32, rng);
         Self {
             tensors,
             grad_lse: spec.grad_lse.then_some(grad_lse),
         }
+    }
+}
+
+/// Gives all sequences of `[batch, kv_heads, k_len, ..]` the first `tokens` of the first one.
+fn begin_alike(values: &mut [f64], spec: &Spec, tokens: usize) {
+    let heads = spec.batch * spec.kv_heads;
+    let Some(head) = values.len().checked_div(heads).filter(|_| spec.k_len > 0) else {
+        return;
+    };
+    let part = tokens * (head / spec.k_len);
+    for at in spec.kv_heads..heads {
+        let first = at % spec.kv_heads * head;
+        values.copy_within(first..first + part, at * head);
+    }
+}
+
+/// The pairs of kv heads, from those of the keys that a head, of all sequences, shows at a position.
+pub(super) fn visible(p: &Problem, shown: &dyn Fn(usize, i64) -> Vec<bool>) -> Broadcast<bool> {
+    let heads = 0..p.batch * p.kv_heads;
+    let rows = heads.flat_map(|head| (0..p.q_len).map(move |i| (head, p.position(i))));
+    Broadcast {
+        shape: [p.batch, p.kv_heads, p.q_len, p.k_len],
+        values: rows
+            .flat_map(|(head, position)| shown(head, position))
+            .collect(),
     }
 }
 
@@ -92,6 +141,12 @@ pub(super) struct Drawn {
     rank: Option<Vec<f64>>,
     /// The intervals, unless they are those of a window alone.
     pub(super) selected: Option<Selected>,
+    /// What kept keys learn.
+    pub(super) left_out: Option<LeaveOneOut>,
+    /// The factor of ranks that compete.
+    softmax: Option<f64>,
+    /// Whether logits are great numbers.
+    is_large: bool,
     grad_out: Vec<f64>,
     grad_lse: Option<Vec<f64>>,
 }
@@ -115,6 +170,11 @@ impl Drawn {
             spec.places[Spec::SCORES].repeat(&mut scores, &kv[..3]);
             scores
         };
+        let large = |scores: &mut Vec<f64>| {
+            if let Some(large) = spec.large {
+                large.add(scores, spec);
+            }
+        };
         let mut scores = scores.map(&mut draw);
         let selecting = spec.selecting();
         let apart = selecting.is_some_and(|selecting| selecting.apart);
@@ -122,6 +182,7 @@ impl Drawn {
         if rank.is_some() {
             scores = Some(draw(Scores::Normal));
         }
+        scores.iter_mut().for_each(large);
         let mut options = spec.options();
         let selected = selecting.zip(rank.as_ref().or(scores.as_ref()));
         let selected = selected.map(|(_, rank)| spec.selected(rank));
@@ -129,7 +190,13 @@ impl Drawn {
             options.keep_window = Some(most_live(spec, &selected.intervals).max(1));
         }
         let problem = problem(q, kv, scores.is_some(), spec.element, &options);
-        let [q, k, v, grad_out] = tensors;
+        let [q, mut k, mut v, grad_out] = tensors;
+        if let What::Decoded(decoding) = &spec.what {
+            let shared = decoding.shared.min(decoding.prefill);
+            for tensor in [&mut k, &mut v].into_iter().chain(&mut scores) {
+                begin_alike(tensor, spec, shared);
+            }
+        }
         let inputs = Inputs {
             problem,
             q,
@@ -141,6 +208,10 @@ impl Drawn {
             inputs,
             rank,
             selected,
+            left_out: (selecting.and_then(|selecting| selecting.left_out))
+                .map(|besides| LeaveOneOut::new(besides).expect("a weight of the fuzzer's")),
+            softmax: selecting.and_then(|selecting| selecting.softmax),
+            is_large: spec.large.is_some(),
             grad_out,
             grad_lse,
         }
@@ -149,12 +220,13 @@ impl Drawn {
     /// Problems of the same probabilities; without NaN, which leaves few elements to measure by.
     pub(super) fn others(spec: &Spec) -> impl Iterator<Item = Self> {
         let own = Self::new(spec);
+        let spec = measured(spec);
         let (scores, clean) = match spec.scores() {
             Some(Scores::Nan) => (Some(Scores::Normal), false),
             scores => (scores, true),
         };
-        other_seeds(spec).map(move |seed| {
-            let mut other = Self::at(spec, seed, scores);
+        other_seeds(&spec).map(move |seed| {
+            let mut other = Self::at(&spec, seed, scores);
             other.inputs.q.clone_from(&own.inputs.q);
             other.inputs.k.clone_from(&own.inputs.k);
             if clean {
@@ -169,58 +241,52 @@ impl Drawn {
     /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
     pub(super) fn expected(&self, apart: bool) -> Expected {
         let grad_lse = self.grad_lse.as_deref();
+        let grads = (&self.grad_out[..], grad_lse);
         let Some(selected) = &self.selected else {
-            return expected(&self.inputs, &self.grad_out, grad_lse);
+            if !self.is_large {
+                return expected(&self.inputs, &self.grad_out, grad_lse);
+            }
+            let inputs = large::masked(&self.inputs, None, None);
+            return large::expected(&inputs, "", (&Learning::default(), false), grads);
         };
         let p = &self.inputs.problem;
         let keys = |shown: &dyn Fn(usize, i64) -> bool| {
-            let heads = (0..p.batch * p.kv_heads).map(|head| head * p.k_len);
-            let rows = heads.flat_map(|key| (0..p.q_len).map(move |i| (key, p.position(i))));
-            let shown = rows.flat_map(|(key, position)| {
-                (key..key + p.k_len).map(move |key| shown(key, position))
-            });
-            Broadcast {
-                shape: [p.batch, p.kv_heads, p.q_len, p.k_len],
-                values: shown.collect(),
-            }
+            visible(p, &|head, position| {
+                let keys = head * p.k_len..(head + 1) * p.k_len;
+                keys.map(|key| shown(key, position)).collect()
+            })
         };
         let intervals = &selected.intervals;
-        let visible = keys(&|key, position| intervals[key].contains(position));
+        let attended = keys(&|key, position| intervals[key].contains(position));
         let runners_up = selected.far.as_ref().map(|far| {
             keys(&|key, position| {
                 (i64::from(intervals[key].end)..i64::from(far[key])).contains(&position)
             })
         });
-        let inputs = self.masked(visible);
-        let grads = (&self.grad_out[..], grad_lse);
-        expected_of_runners_up(&inputs, runners_up.as_ref(), grads, apart)
-    }
-
-    /// The same under a mask.
-    fn masked(&self, visible: Broadcast<bool>) -> MaskedInputs {
-        let (p, inputs) = (&self.inputs.problem, &self.inputs);
-        let options = AttentionOptions {
-            keep_window: None,
-            causal: p.causal,
-            scale: Some(p.scale),
-            softcap: p.softcap,
-            alibi: p.alibi,
-            deterministic: p.deterministic,
-            dropout: p.dropout,
-            ..AttentionOptions::new()
+        let kept = self
+            .left_out
+            .zip(selected.from.as_ref())
+            .map(|(how, from)| {
+                let kept = keys(&|key, position| {
+                    intervals[key].contains(position) && i64::from(from[key]) <= position
+                });
+                (kept, how)
+            });
+        let scores = self.inputs.scores.as_ref();
+        let inputs = large::masked(&self.inputs, Some(attended), scores);
+        let shares = self.softmax.map(|factor| {
+            let rank = self.ranks().expect("scores");
+            selected.shares(rank, p.k_len, factor)
+        });
+        let learning = Learning {
+            runners_up,
+            kept,
+            shares,
         };
-        let scores = inputs.scores.clone().expect("a selection has scores");
-        MaskedInputs {
-            problem: problem(p.q_shape(), p.kv_shape(), false, p.element, &options),
-            q: inputs.q.clone(),
-            k: inputs.k.clone(),
-            v: inputs.v.clone(),
-            visible: Some(visible),
-            bias: Some(Broadcast {
-                shape: [p.batch, p.kv_heads, 1, p.k_len],
-                values: scores,
-            }),
+        if self.is_large {
+            return large::expected(&inputs, "dscores", (&learning, apart), grads);
         }
+        expected_of_rank(&inputs, &learning, grads, apart)
     }
 
     /// What orders the keys, as an engine gets it.
@@ -256,6 +322,7 @@ impl Drawn {
         if let Some(selected) = &self.selected {
             call.intervals = Some(selected.intervals.clone());
             call.far.clone_from(&selected.far);
+            call.left_out = selected.from.clone().zip(self.left_out);
             call.given = true;
         }
         call
@@ -266,6 +333,7 @@ impl Drawn {
 pub(super) struct DrawnMasked {
     pub(super) inputs: MaskedInputs,
     case: MaskedCase,
+    is_large: bool,
     grad_out: Vec<f64>,
     grad_lse: Option<Vec<f64>>,
 }
@@ -301,6 +369,9 @@ impl DrawnMasked {
                 hidden.for_each(|x| *x = f64::NEG_INFINITY);
             }
             spec.places[Spec::SCORES].repeat(&mut values, &shape);
+            if let Some(large) = spec.large.filter(|_| shape[3] == spec.k_len) {
+                large.add(&mut values, spec);
+            }
             Broadcast { shape, values }
         });
         let [q, k, v, grad_out] = tensors;
@@ -315,6 +386,7 @@ impl DrawnMasked {
         Self {
             inputs,
             case,
+            is_large: spec.large.is_some(),
             grad_out,
             grad_lse,
         }
@@ -322,8 +394,9 @@ impl DrawnMasked {
 
     /// Problems of the same probabilities.
     pub(super) fn others(&self, spec: &Spec) -> Vec<Expected> {
+        let measured = measured(spec);
         let of = |seed| {
-            let mut other = Self::at(spec, seed, self.inputs.visible.as_ref());
+            let mut other = Self::at(&measured, seed, self.inputs.visible.as_ref());
             other.inputs.q.clone_from(&self.inputs.q);
             other.inputs.k.clone_from(&self.inputs.k);
             other.inputs.bias.clone_from(&self.inputs.bias);
@@ -334,6 +407,11 @@ impl DrawnMasked {
 
     pub(super) fn expected(&self) -> Expected {
         let grad_lse = self.grad_lse.as_deref();
+        if self.is_large {
+            let grads = (&self.grad_out[..], grad_lse);
+            let none = (&Learning::default(), false);
+            return large::expected(&self.inputs, "dbias", none, grads);
+        }
         self.case.expected(&self.inputs, &self.grad_out, grad_lse)
     }
 

@@ -1,5 +1,7 @@
 //! The record of a run, by engine, type and pass.
 
+use super::draw::Profile;
+use super::options::CHOICES;
 use super::run::{Outcome, Passed, passes};
 use super::spec::{Spec, What};
 use crate::engines::Pass;
@@ -22,6 +24,8 @@ pub struct Record {
     pub skipped: BTreeMap<String, u64>,
     /// Problems that passed, by pass, what ran it (empty if the engine has one implementation) and element type.
     pub cells: BTreeMap<Cell, u64>,
+    /// Problems that passed, by the name of each [option](CHOICES).
+    pub options: BTreeMap<String, u64>,
 }
 
 /// A pass, what ran it, and the name of the element type.
@@ -54,6 +58,9 @@ impl Record {
                     let cell = (pass, by.into(), spec.element.to_string());
                     *self.cells.entry(cell).or_default() += 1;
                 }
+                for option in CHOICES.iter().filter(|option| (option.is_in)(spec)) {
+                    *self.options.entry(option.name.into()).or_default() += 1;
+                }
             }
         }
     }
@@ -69,6 +76,9 @@ impl Record {
         }
         for (cell, count) in other.cells {
             *self.cells.entry(cell).or_default() += count;
+        }
+        for (option, count) in other.options {
+            *self.options.entry(option).or_default() += count;
         }
     }
 
@@ -110,12 +120,31 @@ impl Record {
         wanting
     }
 
+    /// The options that problems of the profile have, with fewer problems than asked for.
+    #[must_use]
+    pub fn rare(&self, least: u64, profile: &Profile) -> Vec<String> {
+        let drawn = CHOICES.iter().filter(|option| (option.is_drawn)(profile));
+        let counted = drawn.map(|option| {
+            let count = self.options.get(option.name).copied();
+            (option.name, count.unwrap_or(0))
+        });
+        let rare = counted.filter(|&(_, count)| count < least);
+        rare.map(|(name, count)| format!("{name}: {count}"))
+            .collect()
+    }
+
     /// The record that was written as [`json`](Self::json); `None` if it is malformed.
     #[must_use]
     pub fn of_json(json: &serde_json::Value) -> Option<Self> {
         let count = |name: &str| json[name].as_u64();
         let failed = count("wrong")?;
-        let skipped = json["not_counted"].as_object()?.iter();
+        let counts = |name: &str| -> Option<BTreeMap<String, u64>> {
+            let counts = json[name].as_object()?.iter();
+            let one = |(name, count): (&String, &serde_json::Value)| {
+                Some((name.clone(), count.as_u64()?))
+            };
+            counts.map(one).collect()
+        };
         let cells = json["cells"].as_array()?.iter().map(|cell| {
             let text = |name: &str| cell[name].as_str();
             let pass = Pass::ALL
@@ -129,10 +158,9 @@ impl Record {
             long: count("long")?,
             looked_twice: count("further_yardsticks")?,
             failed,
-            skipped: skipped
-                .map(|(why, count)| Some((why.clone(), count.as_u64()?)))
-                .collect::<Option<_>>()?,
+            skipped: counts("not_counted")?,
             cells: cells.collect::<Option<_>>()?,
+            options: counts("options")?,
         })
     }
 
@@ -155,6 +183,7 @@ impl Record {
             "further_yardsticks": self.looked_twice,
             "not_counted": self.skipped,
             "cells": self.cells.iter().map(cell).collect::<Vec<_>>(),
+            "options": self.options,
         });
         for (name, value) in run {
             json[*name] = value.clone();
@@ -176,6 +205,9 @@ impl fmt::Display for Record {
                 "{:<16} {by:<10} {element:<5} {count:>9}",
                 format!("{pass:?}")
             )?;
+        }
+        for (option, count) in &self.options {
+            writeln!(f, "{option:<34} {count:>9}")?;
         }
         writeln!(
             f,

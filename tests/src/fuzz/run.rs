@@ -7,8 +7,8 @@ use super::spec::{By, Decoding, Selecting, Spec, What};
 use crate::engines::{Pass, take_notes};
 use crate::expected::Expected;
 use crate::masked::MaskedEngine;
-use crate::{Engine, Raw, Refused};
-use flash_dma_problem::{Interval, Problem, SelectionRule};
+use crate::{Competing, Engine, Raw, Refused};
+use flash_dma_problem::{Interval, Problem, RankSoftmax, SelectionRule};
 use flash_dma_reference::masked::MaskedInputs;
 use flash_dma_reference::{Inputs, select};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,6 +60,9 @@ pub fn run<E: Fuzzed>(engine: &E, spec: &Spec) -> Outcome {
     }
     if matches!(spec.what, What::Decoded(_)) && !engine.decodes() {
         return Outcome::Skipped("the engine does not decode");
+    }
+    if !E::COMPETES && spec.selecting().is_some_and(|by| by.softmax.is_some()) {
+        return Outcome::Skipped("the engine has no ranks that compete");
     }
     drop(take_notes());
     let checked = catch_unwind(AssertUnwindSafe(|| match &spec.what {
@@ -138,7 +141,12 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
         }
         live = most_live(&p, call.intervals.as_ref().expect("a selection"));
     }
-    let (outputs, grads) = engine.backward(&call).map_err(refused)?;
+    let competing = spec.selecting().and_then(|by| competing(spec, by, &drawn));
+    let passes = match &competing {
+        None => engine.backward(&call),
+        Some(rule) => engine.compete(&call, rule).expect("ranks compete"),
+    };
+    let (outputs, grads) = passes.map_err(refused)?;
     let apart = grads.rank.is_some();
     let expected = drawn.expected(apart);
     if expected.exceeds_its_type() {
@@ -159,6 +167,20 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
         tiles: tiles(live),
         looked_twice,
     }))
+}
+
+/// The rule of a problem whose ranks compete.
+fn competing(spec: &Spec, selecting: &Selecting, drawn: &Drawn) -> Option<Competing> {
+    let By::Rank(parts) = &selecting.by else {
+        return None;
+    };
+    Some(Competing {
+        rules: spec.rules(parts),
+        documents: parts.documents.map(|_| spec.documents(parts)),
+        runners_up: selecting.runners_up.unwrap_or(0),
+        left_out: drawn.left_out,
+        softmax: RankSoftmax::new(selecting.softmax?).expect("a factor of the fuzzer's"),
+    })
 }
 
 /// The intervals must be those of the definition, exactly.
@@ -311,6 +333,9 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     }
     let mut seen = Seen::default();
     let expect = |inputs: &Inputs| {
+        if spec.large.is_some() {
+            return super::large::step(decoding, inputs);
+        }
         let (exact, naive) = match decoding.last() {
             Some(keys) => (inputs.forward_last(keys), inputs.naive_forward_last(keys)),
             None => (

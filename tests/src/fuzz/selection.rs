@@ -9,8 +9,48 @@ use flash_dma_reference::{Rng, compose};
 pub(super) struct Selected {
     /// `[batch, kv_heads, k_len]`.
     pub(super) intervals: Vec<Interval>,
-    /// One past the last position at which each key is a runner-up, if there are runners-up.
+    /// One past the last position at which each key is a runner-up, if ranks learn; without runners-up the end.
     pub(super) far: Option<Vec<u32>>,
+    /// The first position at which its rank keeps each key, if kept keys learn or ranks compete.
+    pub(super) from: Option<Vec<u32>>,
+}
+
+impl Selected {
+    /// The shares of keys whose ranks compete, as [`Learning`](crate::expected::Learning) has them.
+    pub(super) fn shares(&self, rank: &[f64], k_len: usize, factor: f64) -> Vec<(f64, f64)> {
+        let (far, from) = self
+            .far
+            .as_ref()
+            .zip(self.from.as_ref())
+            .expect("ranks learn");
+        let positions = far
+            .iter()
+            .zip(from)
+            .map(|(far, from)| far.saturating_sub(*from));
+        let positions: Vec<f64> = positions.map(f64::from).collect();
+        let heads = rank.chunks(k_len).zip(positions.chunks(k_len));
+        let of_head = |(rank, positions): (&[f64], &[f64])| {
+            let finite = rank.iter().filter(|z| z.is_finite());
+            let most = finite.fold(f64::NEG_INFINITY, |most, &z| most.max(z));
+            let below = |z: f64| factor * (most - z);
+            let weights: Vec<f64> = (rank.iter().zip(positions))
+                .map(|(&z, positions)| {
+                    if z.is_finite() {
+                        positions * (-below(z)).exp()
+                    } else {
+                        0.0
+                    }
+                })
+                .collect();
+            let all: f64 = weights.iter().sum();
+            let share = |(weight, &z): (f64, &f64)| match weight > 0.0 {
+                true => (weight / all, factor * (most.abs() + z.abs())),
+                false => (0.0, 0.0),
+            };
+            weights.into_iter().zip(rank).map(share).collect::<Vec<_>>()
+        };
+        heads.flat_map(of_head).collect()
+    }
 }
 
 impl Spec {
@@ -53,7 +93,10 @@ impl Spec {
         let What::Scored { selecting, .. } = &self.what else {
             panic!("{self} has no scores");
         };
-        let runners_up = selecting.runners_up;
+        let none = selecting.left_out.map(|_| 0);
+        let runners_up = selecting.runners_up.or(none);
+        let reads_from = selecting.left_out.is_some() || selecting.softmax.is_some();
+        let from = reads_from.then(|| self.kept_by_rank_from());
         let heads = || rank.chunks_exact(self.k_len.max(1)).enumerate();
         match &selecting.by {
             By::Rank(parts) => {
@@ -69,6 +112,7 @@ impl Spec {
                 Selected {
                     intervals: of(0),
                     far: runners_up.map(far),
+                    from,
                 }
             }
             By::Ends(ends) => {
@@ -92,9 +136,39 @@ impl Spec {
                 Selected {
                     far: runners_up.map(far),
                     intervals,
+                    from,
                 }
             }
         }
+    }
+
+    /// The first position at which its rank keeps each key: not as a recent one, and of a sink none. Ends that know
+    /// nothing of ranks have some of each.
+    fn kept_by_rank_from(&self) -> Vec<u32> {
+        let What::Scored { selecting, .. } = &self.what else {
+            panic!("{self} has no scores");
+        };
+        let head: Vec<usize> = match &selecting.by {
+            By::Rank(parts) => {
+                let rule = self.rules(parts)[0];
+                let of_document = |len: usize| 0..len;
+                let places = self.documents(parts).into_iter().flat_map(of_document);
+                let from = |(key, place): (usize, usize)| match place < rule.sinks {
+                    true => self.k_len,
+                    false => key + rule.recent.min(self.k_len),
+                };
+                places.enumerate().map(from).collect()
+            }
+            By::Ends(_) => (0..self.k_len)
+                .map(|key| match key % 7 {
+                    0..=3 => key,
+                    4 | 5 => key + 9,
+                    _ => self.k_len,
+                })
+                .collect(),
+        };
+        let heads = (0..self.batch * self.kv_heads).flat_map(|_| &head);
+        heads.map(|&from| from as u32).collect()
     }
 
     fn ends(&self, ends: Ends, rng: &mut Rng) -> Vec<Interval> {

@@ -1,5 +1,6 @@
 //! The smallest problem that still fails.
 
+use super::large::Large;
 use super::spec::{By, Decoding, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
 use flash_dma_problem::{ElementType, ScoreRole};
@@ -74,6 +75,13 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     with(&|s| s.scale = None);
     with(&|s| s.softcap = None);
     with(&|s| s.alibi = false);
+    with(&|s| s.large = None);
+    with(&|s| {
+        s.large = s.large.map(|large| Large {
+            some: false,
+            ..large
+        })
+    });
     with(&|s| s.deterministic = false);
     with(&|s| s.dropout = None);
     with(&|s| s.grad_lse = false);
@@ -166,6 +174,9 @@ fn simpler_selecting(selecting: &Selecting) -> Vec<Selecting> {
     for n in less(selecting.runners_up.unwrap_or(0)) {
         with(&|s| s.runners_up = Some(n));
     }
+    with(&|s| s.softmax = None);
+    with(&|s| s.left_out = None);
+    with(&|s| s.left_out = s.left_out.map(|_| 0.05));
     with(&|s| s.apart = false);
     match selecting.by {
         By::Ends(_) => with(&|s| s.by = By::default()),
@@ -214,6 +225,10 @@ fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
     with(&|d| d.pieces.truncate(1));
     with(&|d| d.pieces.truncate(d.pieces.len() - 1));
     with(&|d| d.wrong = None);
+    with(&|d| d.shared = 0);
+    for n in less(decoding.shared) {
+        with(&|d| d.shared = n);
+    }
     for n in decoding.wrong.into_iter().flat_map(less) {
         with(&|d| d.wrong = Some(n));
     }

@@ -1,5 +1,6 @@
 //! A problem as a value: everything that is needed to reproduce it, in one line of text.
 
+use super::large::Large;
 use crate::masked::{MaskedCase, Pattern};
 use crate::{Layout, Raw};
 use flash_dma_problem::{AlibiSlopes, AttentionOptions, Dropout, ElementType, ScoreRole};
@@ -32,6 +33,8 @@ pub struct Spec {
     pub softcap: Option<f32>,
     /// Whether there is ALiBi, of the standard slopes.
     pub alibi: bool,
+    /// What makes the logits great numbers, if something does.
+    pub large: Option<Large>,
     /// Whether bit-equal repeats are asked for.
     pub deterministic: bool,
     /// The rate of the dropout, whose seed is that of the random numbers.
@@ -74,12 +77,16 @@ pub enum What {
 }
 
 /// How scores select. The default is the best keys of a window, for which they are biases, too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Selecting {
     /// What the intervals follow from.
     pub by: By,
     /// Keys of each query that just miss the window.
     pub runners_up: Option<usize>,
+    /// If kept keys learn what they are worth, the weight of [`LeaveOneOut`](flash_dma_problem::LeaveOneOut).
+    pub left_out: Option<f64>,
+    /// If ranks compete, the factor of [`RankSoftmax`](flash_dma_problem::RankSoftmax).
+    pub softmax: Option<f64>,
     /// Whether another tensor than the one that ranks the keys is added to the logits: a normal one.
     pub apart: bool,
 }
@@ -138,6 +145,9 @@ pub struct Decoding {
     /// Tokens that each decode step attends with beyond its own, as far as it has room for them: a guess that went wrong
     /// there. The step appends nothing, and its own tokens are accepted then. Without, steps append their tokens.
     pub wrong: Option<usize>,
+    /// Tokens of the prefill with which every sequence begins as the first one does. Of pages that hold only such tokens
+    /// all sequences have the first one's.
+    pub shared: usize,
 }
 
 /// The most tokens of a decode step.
@@ -305,11 +315,15 @@ impl Spec {
         }
     }
 
-    /// How the scores select, if it is not by their window alone.
+    /// How the scores select, if it is not by their window alone, or what the logits are is not their sum in f64.
     #[must_use]
     pub fn selecting(&self) -> Option<&Selecting> {
         match &self.what {
-            What::Scored { selecting, .. } if *selecting != Selecting::default() => Some(selecting),
+            What::Scored { selecting, .. }
+                if *selecting != Selecting::default() || self.large.is_some() =>
+            {
+                Some(selecting)
+            }
             _ => None,
         }
     }
@@ -377,6 +391,15 @@ impl Decoding {
         match self.storage {
             Store::Slots(_) => None,
             Store::Pages { last, .. } => last,
+        }
+    }
+
+    /// The pages that every sequence begins with.
+    #[must_use]
+    pub fn shared_pages(&self) -> usize {
+        match self.storage {
+            Store::Slots(_) => 0,
+            Store::Pages { page_len, .. } => self.shared.min(self.prefill) / page_len,
         }
     }
 

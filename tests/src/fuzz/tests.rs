@@ -1,8 +1,8 @@
 //! Tests of the fuzzer's problems, of the defects that it finds, and of its reports.
 
 use super::{
-    Decoder, Decoding, Limits, Outcome, Palette, Profile, Record, Share, Spec, Step, What, fuzz,
-    regression_test, run, shrunk,
+    CHOICES, Decoder, Decoding, Limits, Outcome, Palette, Profile, Record, Share, Spec, Step, What,
+    fuzz, regression_test, run, shrunk,
 };
 use crate::engines::Cpu;
 use crate::masked::{MaskedCall, MaskedEngine, MaskedGradients};
@@ -10,6 +10,7 @@ use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::Scores;
+use flash_dma_reference::round::epsilon;
 use std::time::Duration;
 
 fn limits(problems: u64) -> Limits {
@@ -18,6 +19,7 @@ fn limits(problems: u64) -> Limits {
         share: Share::ALL,
         time: Duration::from_secs(3600),
         failures: 1,
+        only: None,
         threads: 2,
         progress: 0,
     }
@@ -33,7 +35,11 @@ fn palette(variants: usize, seed: u64) -> Palette {
 
 #[test]
 fn a_problem_is_the_line_that_it_prints() {
-    let palette = palette(0, 3);
+    let profile = Profile {
+        large: true,
+        ..Profile::of(&Cpu)
+    };
+    let palette = Palette::new(profile, 3);
     for number in 0..3000 {
         let spec = palette.draw(number);
         let line = spec.to_string();
@@ -134,6 +140,7 @@ fn problems_are_of_every_kind() {
         "documents=",
         "narrower=",
         "ends=",
+        "leave=",
         "apart",
     ] {
         share(word, 0.02, &|s| s.to_string().contains(word));
@@ -146,6 +153,45 @@ fn problems_are_of_every_kind() {
             0.01
         };
         share("scores", least, &|s| s.scores() == Some(kind));
+    }
+}
+
+/// So that 500 problems of 20 000 have it.
+#[test]
+fn every_option_is_in_one_of_forty_problems() {
+    let profile = Profile {
+        large: true,
+        ..Profile::of(&Cpu)
+    };
+    for variants in [0, 120] {
+        let profile = Profile {
+            variants,
+            ..profile.clone()
+        };
+        let palette = Palette::new(profile.clone(), 5);
+        let specs: Vec<Spec> = (0..8000).map(|number| palette.draw(number)).collect();
+        for option in CHOICES.iter().filter(|option| (option.is_drawn)(&profile)) {
+            let found = specs.iter().filter(|spec| (option.is_in)(spec)).count();
+            let name = option.name;
+            assert!(
+                found >= 200,
+                "{name} with {variants} variants: {found} of 8000"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_option_of_few_problems_is_named() {
+    let (profile, least) = (Profile::of(&Cpu), 3);
+    let (record, _) = fuzz(&Cpu, &palette(0, 1), &limits(5));
+    let rare = record.rare(least, &profile);
+    let record = Record::of_json(&record.json(&[])).expect("a record");
+    assert_eq!(rare, record.rare(least, &profile));
+    for option in CHOICES.iter().filter(|option| (option.is_drawn)(&profile)) {
+        let count = record.options.get(option.name).copied().unwrap_or(0);
+        let line = format!("{}: {count}", option.name);
+        assert_eq!(rare.contains(&line), count < least, "{line}");
     }
 }
 
@@ -178,6 +224,10 @@ enum Defect {
     KeyGradient,
     /// The gradients of runners-up after the first 64 keys.
     Rank,
+    /// Kept keys do not learn.
+    LeftOut,
+    /// δ, by so many standard deviations of what the roundings of probabilities make of it.
+    Delta(f64),
     /// The gradients of keys that are attended after the first 64.
     Tile,
     /// Causal masking.
@@ -220,6 +270,12 @@ impl Engine for Defective {
         if let Defect::Causal = self.0 {
             call.problem.causal = false;
         }
+        if let Defect::LeftOut = self.0 {
+            call.left_out = None;
+        }
+        if let Defect::Delta(times) = self.0 {
+            spoil_delta(&mut call, times);
+        }
         if let Defect::Panics = self.0 {
             assert!(call.problem.k_len < 100, "a panic of the engine");
         }
@@ -238,6 +294,25 @@ impl Engine for Defective {
             _ => {}
         }
         Ok((outputs, grads))
+    }
+}
+
+/// Makes δ wrong in every row. It is subtracted from `dO . v` as the gradient of the LSE is added.
+fn spoil_delta(call: &mut Call, times: f64) {
+    let p = call.problem;
+    let kept = |row: usize| (row % p.q_len + 1).min(p.window) as f64;
+    let (rows, dim) = (p.batch * p.q_heads * p.q_len, p.head_dim);
+    let grad_lse = call.grad_lse.get_or_insert_with(|| vec![0.0; rows]);
+    for (row, dlse) in grad_lse.iter_mut().enumerate() {
+        let v = &call.v.values[row / p.q_len / p.group() * dim..][..dim];
+        let grad_out = &call.grad_out.values[row * dim..][..dim];
+        let product: f64 = v.iter().zip(grad_out).map(|(v, g)| v * g).sum();
+        let sign = if row * 7 % 5 < 2 { 1.0 } else { -1.0 };
+        // A rounding is evenly distributed up to half of the distance of two numbers. 1 is not rounded.
+        let deviation = epsilon(p.element) / 2.0 / 3f64.sqrt();
+        if kept(row) > 1.0 {
+            *dlse += sign * times * deviation * product / kept(row).sqrt();
+        }
     }
 }
 
@@ -311,6 +386,31 @@ fn a_wrong_gradient_of_runners_up_is_found_and_shrunk() {
     assert!(record.counted() < 50, "{record}");
     let text = least.to_string();
     assert!(text.contains(" runners=1") && least.k_len <= 100, "{least}");
+}
+
+#[test]
+fn kept_keys_that_do_not_learn_are_found_and_shrunk() {
+    let (record, least) = found(Defect::LeftOut);
+    assert!(record.counted() < 50, "{record}");
+    assert!(least.to_string().contains(" leave=0.05"), "{least}");
+}
+
+/// All keys of a head read one row of v, so that the gradients are what δ is wrong by.
+const ONE_ROW: &str =
+    "scored bf16 b=1 kv=2 g=2 q=300 k=300 d=64 causal window=64 scores=Normal lay=ccnccc seed=5";
+
+#[test]
+fn probabilities_of_sixteen_bits_may_read_one_row_for_all_keys() {
+    let spec = ONE_ROW.parse().expect("a problem");
+    let outcome = run(&Defective(Defect::Delta(3.0)), &spec);
+    assert!(matches!(outcome, Outcome::Passed(_)), "{outcome:?}");
+}
+
+#[test]
+fn a_wrong_delta_is_found_where_all_keys_read_one_row() {
+    let spec = ONE_ROW.parse().expect("a problem");
+    let outcome = run(&Defective(Defect::Delta(60.0)), &spec);
+    assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
 }
 
 #[test]

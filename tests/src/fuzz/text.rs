@@ -1,5 +1,6 @@
 //! The text form of a problem: one line.
 
+use super::large::Large;
 use super::spec::{Axes, By, Decoding, Ends, Heads, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
 use core::fmt;
@@ -79,6 +80,11 @@ impl fmt::Display for Spec {
                 write!(f, " {flag}")?;
             }
         }
+        if let Some(large) = &self.large {
+            write!(f, " large={:e}", large.size)?;
+            f.write_str(if large.some { ":some" } else { "" })?;
+            f.write_str(if large.products { ":products" } else { "" })?;
+        }
         if self.deviation != 1.0 {
             write!(f, " dev={}", self.deviation)?;
         }
@@ -115,6 +121,12 @@ impl fmt::Display for Selecting {
         if let Some(runners_up) = self.runners_up {
             write!(f, " runners={runners_up}")?;
         }
+        if let Some(besides) = self.left_out {
+            write!(f, " leave={besides}")?;
+        }
+        if let Some(factor) = self.softmax {
+            write!(f, " compete={factor}")?;
+        }
         f.write_str(if self.apart { " apart" } else { "" })
     }
 }
@@ -136,9 +148,12 @@ impl fmt::Display for Decoding {
         }
         let pieces: Vec<String> = self.pieces.iter().map(ToString::to_string).collect();
         write!(f, " prefill={} pieces={}", self.prefill, pieces.join("+"))?;
-        match self.wrong {
-            Some(wrong) => write!(f, " wrong={wrong}"),
-            None => Ok(()),
+        if let Some(wrong) = self.wrong {
+            write!(f, " wrong={wrong}")?;
+        }
+        match self.shared {
+            0 => Ok(()),
+            shared => write!(f, " shared={shared}"),
         }
     }
 }
@@ -220,6 +235,8 @@ impl<'a> Reader<'a> {
                 }),
             },
             runners_up: self.maybe("runners")?,
+            left_out: self.maybe("leave")?,
+            softmax: self.maybe("compete")?,
             apart: self.flag("apart"),
         })
     }
@@ -247,6 +264,7 @@ impl<'a> Reader<'a> {
             prefill: self.number("prefill")?,
             pieces: pieces.collect::<Result<_, _>>()?,
             wrong: self.maybe("wrong")?,
+            shared: self.maybe("shared")?.unwrap_or(0),
         })
     }
 }
@@ -309,6 +327,7 @@ impl FromStr for Spec {
             scale: reader.maybe("scale")?,
             softcap: reader.maybe("cap")?,
             alibi: reader.flag("alibi"),
+            large: reader.text("large").map(large).transpose()?,
             deterministic: reader.flag("det"),
             dropout: reader.maybe("drop")?,
             grad_lse: reader.flag("lse"),
@@ -336,6 +355,24 @@ fn places(text: &str) -> Result<[Place; 6], String> {
     places
         .try_into()
         .map_err(|_| format!("six places, not `{text}`"))
+}
+
+fn large(text: &str) -> Result<Large, String> {
+    let mut words = text.split(':');
+    let size = words.next().and_then(|size| size.parse().ok());
+    let mut large = Large {
+        size: size.ok_or_else(|| format!("no size is `{text}`"))?,
+        some: false,
+        products: false,
+    };
+    for word in words {
+        match word {
+            "some" => large.some = true,
+            "products" => large.products = true,
+            _ => return Err(format!("logits are not large by `{word}`")),
+        }
+    }
+    Ok(large)
 }
 
 fn axes(text: &str) -> Result<Axes, String> {

@@ -20,6 +20,7 @@ fn a_fixed_seed_finds_nothing<E: Fuzzed>(engine: &E) {
         share: Share::ALL,
         time: Duration::from_secs(3600),
         failures: 1,
+        only: None,
         threads: 2,
         progress: 0,
     };

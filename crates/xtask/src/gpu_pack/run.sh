@@ -10,13 +10,14 @@
 # JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
 # Each runs up to TESTS_EACH tests of one file on one engine, 4 if unset. SECONDS_EACH
 # is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
-# keeps what the processes print, and times.tsv. Of steps and of generation, CASES are "tokens:sequences:window ..", where
+# keeps what the processes print, times.tsv, and compiled.tsv with the kernels that each process compiled. TIMES is the
+# times.tsv of an earlier run, $here/times.tsv if unset: the longest come first then. Of steps and of generation, CASES are "tokens:sequences:window ..", where
 # the tokens of generation are those of a prompt, ROWS is the file for the rows, PYTHON the interpreter that has PyTorch
 # (none: "PYTHON= ./run.sh step").
 set -uo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-usage() { sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 export CUDA_PATH="${CUDA_PATH:-/usr/local/cuda}"
 export LD_LIBRARY_PATH="$CUDA_PATH/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -105,7 +106,9 @@ logs="${LOGS:-$(mktemp -d)}"
 mkdir -p "$logs"
 logs="$(realpath "$logs")"
 cd "$here" || exit 2
-configure "$logs/compiled"
+configure
+times="${TIMES:-$here/times.tsv}"
+[ ! -f "$times" ] || times="$(realpath "$times")"
 
 echo "commit $(cat COMMIT), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
 list() { "$1" --list --format terse "${@:2}" | sed -n 's/: test$//p'; }
@@ -113,23 +116,31 @@ list bin/tests "$@" >"$logs/all" || exit 2
 # Those of the models are called so.
 [ ! -x bin/models ] || list bin/models "$@" | sed 's/^/models::/' >>"$logs/all"
 : >"$logs/times.tsv"
+: >"$logs/compiled.tsv"
 start="$(date +%s)"
 
 # A line a process: the tests of one file on one engine share most of their kernels, and a process waits seconds for
 # its context beside others. First come the engines whose kernels another one runs as well, so that it finds them
 # compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same.
-# Of these the file with the most tests comes first, so that the last processes end together. A test of faults or of
+# Of these the file that took longest before comes first, one that nobody timed before all of them, and of those the one
+# with the most tests: so the last processes end together. A test of faults or of
 # memory is alone in its process. Models have no engine in their names.
 units() {
-    awk -F:: -v OFS=:: '{
+    local before=/dev/null
+    [ ! -f "$times" ] || before="$times"
+    awk -F:: -v OFS=:: -v before="$before" 'BEGIN {
+        while ((getline line <before) > 0) { split(line, of, "\t"); took[of[3]] = of[2] }
+    }
+    {
         engine = $NF
         stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
         unit = alone ? $0 : $1 "::" $2 " " ($1 == "models" ? "" : engine)
         tests[unit]++
+        seconds[unit] += $0 in took ? took[$0] : 1000
         lines[NR] = stage "\t" unit "\t" $0
     }
-    END { for (n = 1; n <= NR; n++) { split(lines[n], of, "\t"); print lines[n] "\t" tests[of[2]] } }' |
+    END { for (n = 1; n <= NR; n++) { split(lines[n], of, "\t"); print lines[n] "\t" seconds[of[2]] } }' |
         sort -s -t "$(printf '\t')" -k1,1 -k4,4rn -k2,2 | awk -F'\t' -v each="${TESTS_EACH:-4}" '
         $2 != unit || tests == each { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
         { line = line (tests ? " " : "") $3; tests++ }
@@ -139,8 +150,11 @@ units() {
 # Runs tests in one process. Those of which it says nothing, as it was ended before, run again, alone. Models are compared
 # with numbers of f32, so their products are not TF32.
 unit() {
-    local log="$logs/${1//::/.}.log" begin="$EPOCHREALTIME" now line name tenths rest=() of="" program=(bin/tests)
-    case "$1" in models::*) of=models:: program=(env FLASH_DMA_ENGINE=portable bin/models) ;; esac
+    local log="$logs/${1//::/.}.log" begin="$EPOCHREALTIME" now line name tenths rest=() of=""
+    local program=("$here/bin/tests") at="$logs/${1//::/.}.at"
+    case "$1" in models::*) of=models:: program=(env FLASH_DMA_ENGINE=portable "$here/bin/models") ;; esac
+    # In a directory of its own, so that its compilations are counted by themselves.
+    mkdir -p "$at" && cd "$at" && configure "$at/compiled" || return
     export CUDA_VISIBLE_DEVICES="${devices[$((SLOT % ${#devices[@]}))]}"
     timeout "$((${SECONDS_EACH:-180} * $#))" "${program[@]}" --exact "${@#"$of"}" --include-ignored --test-threads 1 2>"${log%.log}.err" |
         while IFS= read -r line; do
@@ -155,6 +169,7 @@ unit() {
             printf '%s\t%d.%d\t%s\n' "$result" $((tenths / 10)) $((tenths % 10)) "${name% ... *}" >>"$logs/times.tsv"
             begin="$now"
         done
+    printf '%d\t%s\n' "$(grep -c 'Compiling kernel' compiled 2>/dev/null)" "$*" >>"$logs/compiled.tsv"
     for name in "$@"; do
         if grep -qxF "test ${name#"$of"} ... FAILED" "$log"; then
             echo "failed: $name"
@@ -173,8 +188,8 @@ unit() {
         tail -n 12 "${log%.log}.err" | cut -c 1-300
     fi
 }
-export -f unit
-export logs
+export -f unit configure
+export logs here
 # Problems with tensors past 2^31 elements fill most of a GPU's memory: they come last, one at a time on each GPU.
 large="^memory::large::"
 grep -v "$large" "$logs/all" | units >"$logs/units"
@@ -199,7 +214,9 @@ count() { grep -c "^$1" "$logs/times.tsv"; }
 grep -h '^skipped: ' "$logs"/*.err 2>/dev/null | sort | uniq -c
 echo "slowest:"
 sort -t"$(printf '\t')" -k2,2 -rn "$logs/times.tsv" | head -n 8
-compiled="$(grep -c 'Compiling kernel' "$logs/compiled" 2>/dev/null)"
-echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, $jobs processes at once, ${compiled:-0} kernels compiled"
+echo "most kernels:"
+sort -rn "$logs/compiled.tsv" | head -n 12 | cut -c 1-200
+compiled="$(awk '{ sum += $1 } END { print sum + 0 }' "$logs/compiled.tsv")"
+echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, $jobs processes at once, $compiled kernels compiled"
 echo "$(count passed) passed, $(count failed) failed, $(count unknown) unknown"
 [ "$(count passed)" -eq "$(wc -l <"$logs/all")" ]

@@ -33,6 +33,7 @@ fn run<E: Host + Element>(
     let mut held = Held::<E>::new(spec, decoding)?;
     if decoding.prefill > 0 {
         held.append(&Part::new(spec, all, 0..decoding.prefill, 0))?;
+        held.share(decoding.shared_pages());
     }
     let step = |tokens: Range<usize>| {
         let wrong = wrong_behind(decoding, tokens.len(), spec.k_len);
@@ -201,6 +202,25 @@ impl<'a, E: Host + Element> Held<'a, E> {
         let held = part.tokens.start;
         let problem = (self.shape).append(kv, kv, part.scores_shape(), element, held)?;
         cache::append(&problem, self.cache(), part.tokens())
+    }
+
+    /// Replaces the first pages of every sequence by those of the first one; its own are rows of NaN then.
+    fn share(&mut self, pages: usize) {
+        let (dim, max_pages) = (
+            self.spec.head_dim,
+            self.index.len() / self.spec.batch.max(1),
+        );
+        let rows = self.k.len() / dim / (max_pages * self.spec.batch + 1).max(1);
+        for sequence in 1..self.spec.batch {
+            for page in 0..pages {
+                let own = self.index[sequence * max_pages + page] as usize;
+                self.index[sequence * max_pages + page] = self.index[page];
+                for tensor in [&mut self.k, &mut self.v] {
+                    tensor[own * rows * dim..][..rows * dim].fill(E::from_f64(f64::NAN));
+                }
+                self.score[own * rows..][..rows].fill(f32::NAN);
+            }
+        }
     }
 
     fn problem(&self, part: &Part<E>) -> Result<DecodeProblem, AttentionError> {

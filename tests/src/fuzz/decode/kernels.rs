@@ -19,6 +19,7 @@ impl<T: Target> Decoder for Kernels<T> {
         let mut held = Held::new(self, &sequence);
         if decoding.prefill > 0 {
             held.append(all, decoding.prefill);
+            held.share(decoding.shared_pages());
         }
         let step = |tokens: core::ops::Range<usize>| {
             let wrong = wrong_behind(decoding, tokens.len(), spec.k_len);
