@@ -262,7 +262,7 @@ impl GradientTile {
         problem: &'a Problem,
     ) -> impl Iterator<Item = f32> + 'a {
         let (lse, delta) = (self.lse.read(self.rows), self.delta.read(self.rows));
-        (lse.iter().zip(delta).enumerate()).map(|(r, (lse, delta))| {
+        (lse.lse.iter().zip(delta).enumerate()).map(|(r, (lse, delta))| {
             let own = (saved.grad_lse).map_or(0.0, |grad| grad[row_of(rows, r, problem)]);
             match lse.is_finite() && (delta.is_finite() || !own.is_finite()) {
                 _ if *lse == f32::NEG_INFINITY => 0.0,
