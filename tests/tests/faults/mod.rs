@@ -186,6 +186,7 @@ fn memory_that_runs_out_in_a_backward_pass<T: Target>(kernels: &Kernels<T>) {
         out: broadcast(client, p.q_shape()),
         residual: None,
         lse: contiguous(&lse, &p.lse_shape()),
+        lse_rest: None,
         grad_out: broadcast(client, p.q_shape()),
         grad_lse: None,
     };

@@ -53,6 +53,7 @@ fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), Attenti
         out: rows,
         residual: None,
         lse: &one,
+        lse_rest: None,
         grad_out: rows,
         grad_lse: None,
     };
@@ -97,6 +98,7 @@ pub fn a_residual_of_f32() -> Result<(), AttentionError> {
         out: &mut out,
         residual: Some(&mut residual),
         lse: &mut lse,
+        lse_rest: None,
     };
     let refused = cpu::forward(&problem, inputs, outputs);
     assert_eq!((out, residual, lse), ([7.0; 8], [7.0; 8], [7.0]));
@@ -128,6 +130,7 @@ pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
         out: rows,
         residual: None,
         lse: &one,
+        lse_rest: None,
         grad_out: rows,
         grad_lse: None,
     };

@@ -171,6 +171,7 @@ pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
         out: constant(),
         residual: OptionalFloat::None,
         lse: Tensor::<3>::zeros([1, 1, 4], &tracking()).into_dispatch(),
+        lse_rest: OptionalFloat::None,
         grad_out: Tensor::<4>::zeros(shape, &tracking())
             .require_grad()
             .into_dispatch(),
