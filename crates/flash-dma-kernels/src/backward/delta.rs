@@ -2,6 +2,7 @@
 
 use crate::args::Saved;
 use crate::dropout::{DropoutSeed, head_word, row_word};
+use crate::matrix::logit_scale::scaled_lse;
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -138,8 +139,7 @@ pub(crate) fn delta_mma_kernel<E: Float>(
         match boxed {
             ComptimeOption::Some(boxed) => {
                 let mut pair = Vector::<f32, Const<2>>::new(sum);
-                let scale = comptime!(core::f32::consts::LOG2_E);
-                pair.insert(0usize, -boxed.lse[row] * scale);
+                pair.insert(0usize, scaled_lse(boxed.lse[row], 0.0f32));
                 boxed.rows[(batch * heads + head) * (q_len.div_ceil(2) * 2) + query] = pair;
             }
             ComptimeOption::None => {}

@@ -22,6 +22,15 @@ pub(crate) fn is_large_scaled(scaled: f32) -> bool {
     scaled.abs() > comptime!(LARGE * core::f32::consts::LOG2_E) && scaled != f32::new(f32::INFINITY)
 }
 
+/// `-log2(e)` times an LSE, plus `rest`, for [`exp_of`]. Only a row without keys has +inf: where the product of a finite
+/// LSE is beyond f32 it is the greatest number, as only [`is_large_scaled`] reads that.
+#[cube]
+pub(crate) fn scaled_lse(lse: f32, rest: f32) -> f32 {
+    let scaled = fma(-lse, comptime!(core::f32::consts::LOG2_E), rest);
+    let overflows = scaled == f32::new(f32::INFINITY) && lse != f32::new(f32::NEG_INFINITY);
+    select(overflows, f32::new(f32::MAX), scaled)
+}
+
 /// The LSE of a row and what its rounding lost, for probabilities whatever the size of the logits.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ExactLse {

@@ -4,7 +4,7 @@ use crate::alibi::AlibiArg;
 use crate::dropout::DropoutArg;
 use crate::matrix::args::SavedRows;
 use crate::matrix::dropout::{LaneMask, lane_mask};
-use crate::matrix::logit_scale::{ExactLse, is_large_scaled};
+use crate::matrix::logit_scale::{ExactLse, is_large_scaled, scaled_lse};
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::PerRow;
@@ -71,11 +71,11 @@ impl LaneRows {
                 lower: lse1,
             },
             upper: LaneRow {
-                reference: fma(-lse0, log2e, rest0),
+                reference: scaled_lse(lse0, rest0),
                 delta: delta0,
             },
             lower: LaneRow {
-                reference: fma(-lse1, log2e, rest1),
+                reference: scaled_lse(lse1, rest1),
                 delta: delta1,
             },
             mask,
