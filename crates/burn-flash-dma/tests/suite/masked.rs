@@ -189,6 +189,7 @@ fn in_the_default_bodies_a_bias_that_all_keys_share_has_no_gradient_without_one_
         out,
         residual: OptionalFloat::None,
         lse,
+        lse_rest: OptionalFloat::None,
         grad_lse: OptionalFloat::None,
     };
     let grads = fallback::backward::<Flex>(q, k, v, masking(), saved, problem, true);
