@@ -101,7 +101,7 @@ pub struct Saved {
     /// Contiguous `[batch, q_heads, q_len]`, f32.
     pub lse: TensorBinding,
     /// As `lse`: what the forward pass left beside it. `None` is zero: then the probabilities of a row have a factor of
-    /// up to `exp(ulp(lse) / 2)`, 6e-5 off at an LSE of 1000 and e³² at 1e9.
+    /// up to `exp(ulp(lse) / 2)`, 3e-5 off at an LSE of 1000 and e³² at 1e9.
     pub lse_rest: Option<TensorBinding>,
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
     pub grad_out: TensorBinding,

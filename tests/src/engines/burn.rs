@@ -231,13 +231,7 @@ fn options(call: &Call) -> AttentionOptions {
     let p = &call.problem;
     AttentionOptions {
         keep_window: p.has_scores.then_some(p.window),
-        causal: p.causal,
-        scale: Some(p.scale),
-        softcap: p.softcap,
-        alibi: p.alibi,
-        deterministic: p.deterministic,
-        dropout: p.dropout,
-        ..AttentionOptions::new()
+        ..crate::masked::options(p)
     }
 }
 

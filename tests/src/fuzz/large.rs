@@ -8,7 +8,7 @@ use super::inputs::visible;
 use super::spec::{Decoding, Place, Spec};
 use crate::expected::{Expected, Learning};
 use crate::problem;
-use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole};
+use flash_dma_problem::{ElementType, ScoreRole};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::{Exact, Inputs, select};
 
@@ -179,16 +179,7 @@ pub(super) fn masked(
     scores: Option<&Vec<f64>>,
 ) -> MaskedInputs {
     let p = &inputs.problem;
-    let options = AttentionOptions {
-        keep_window: None,
-        causal: p.causal,
-        scale: Some(p.scale),
-        softcap: p.softcap,
-        alibi: p.alibi,
-        deterministic: p.deterministic,
-        dropout: p.dropout,
-        ..AttentionOptions::new()
-    };
+    let options = crate::masked::options(p);
     MaskedInputs {
         problem: problem(p.q_shape(), p.kv_shape(), false, p.element, &options),
         q: inputs.q.clone(),

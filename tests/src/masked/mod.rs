@@ -123,7 +123,8 @@ pub fn masked_problem(inputs: &MaskedInputs) -> MaskedProblem {
     MaskedProblem::new(&q, &kv, &kv, mask, bias, p.element, &options(p)).expect("a good case")
 }
 
-fn options(p: &flash_dma_problem::Problem) -> AttentionOptions {
+/// The options of a problem, without a window.
+pub(crate) fn options(p: &flash_dma_problem::Problem) -> AttentionOptions {
     AttentionOptions {
         keep_window: None,
         causal: p.causal,

@@ -110,6 +110,27 @@ macro_rules! shared {
     };
 }
 
+/// The steps of those whose scores may be absent.
+macro_rules! steps {
+    () => {
+        fn step(
+            &mut self,
+            [q, k, v]: [Tensor<4>; 3],
+            scores: Option<Tensor<3>>,
+        ) -> Result<Tensor<4>, AttentionError> {
+            self.try_step(q, k, v, scores)
+        }
+
+        fn step_with_lse(
+            &mut self,
+            [q, k, v]: [Tensor<4>; 3],
+            scores: Option<Tensor<3>>,
+        ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+            self.try_step_with_lse(q, k, v, scores)
+        }
+    };
+}
+
 impl Cache for DynamicMaskCache {
     const NAMES: [&'static str; 9] = names!("DynamicMaskCache");
 
@@ -147,21 +168,7 @@ impl Cache for DynamicMaskCache {
 impl Cache for PagedCache {
     const NAMES: [&'static str; 9] = names!("PagedCache");
 
-    fn step(
-        &mut self,
-        [q, k, v]: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<Tensor<4>, AttentionError> {
-        self.try_step(q, k, v, scores)
-    }
-
-    fn step_with_lse(
-        &mut self,
-        [q, k, v]: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.try_step_with_lse(q, k, v, scores)
-    }
+    steps!();
 
     fn append(
         &mut self,
@@ -181,21 +188,7 @@ impl Cache for PagedCache {
 impl Cache for AttentionCache {
     const NAMES: [&'static str; 9] = names!("AttentionCache");
 
-    fn step(
-        &mut self,
-        [q, k, v]: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<Tensor<4>, AttentionError> {
-        self.try_step(q, k, v, scores)
-    }
-
-    fn step_with_lse(
-        &mut self,
-        [q, k, v]: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.try_step_with_lse(q, k, v, scores)
-    }
+    steps!();
 
     fn append(
         &mut self,

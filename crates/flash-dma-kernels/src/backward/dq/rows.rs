@@ -51,15 +51,16 @@ impl LaneRows {
         let mut rest1 = 0.0f32;
         let mut delta0 = 0.0f32;
         let mut delta1 = 0.0f32;
-        let log2e = comptime!(core::f32::consts::LOG2_E);
         if to.has_upper {
-            lse0 = saved.lse[to.upper];
-            rest0 = -saved.lse_rest[to.upper] * log2e;
+            let exact = ExactLse::read(&saved.lse, &saved.lse_rest, to.upper);
+            lse0 = exact.lse;
+            rest0 = exact.rest;
             delta0 = saved.delta[to.upper];
         }
         if to.has_lower {
-            lse1 = saved.lse[to.lower];
-            rest1 = -saved.lse_rest[to.lower] * log2e;
+            let exact = ExactLse::read(&saved.lse, &saved.lse_rest, to.lower);
+            lse1 = exact.lse;
+            rest1 = exact.rest;
             delta1 = saved.delta[to.lower];
         }
         let mask = lane_mask(dropout, words, own, &pair);
