@@ -36,7 +36,7 @@ impl Large {
         let part = match spec.seed % 3 {
             0 => last,
             1 => 3 * key < spec.k_len,
-            _ => key % 3 == 0,
+            _ => key.is_multiple_of(3),
         };
         !self.some || part
     }

@@ -199,7 +199,8 @@ fn a_bias_of_pairs_may_have_any_offset<E: MaskedEngine>(engine: &E) {
                 let inputs = biased(p, shape, values, &mut rng);
                 check_masked(engine, &inputs, &format!("{offset:e} on all pairs"));
                 // Every third row sees padding alone, the others some.
-                let padded = |pair: usize| pair / keys % 3 == 0 || pair % 2 == 0;
+                let padded =
+                    |pair: usize| (pair / keys).is_multiple_of(3) || pair.is_multiple_of(2);
                 let values = around(offset, queries * keys, &mut rng, padded);
                 let inputs = biased(p, shape, values, &mut rng);
                 check_masked(engine, &inputs, &format!("{offset:e} on padded pairs"));

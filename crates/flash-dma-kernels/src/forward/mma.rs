@@ -137,9 +137,8 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             softmax.note_tops::<E>(&maxima, &references);
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
-                let first = comptime!(2 * n);
                 let words = &stages.columns;
-                let p = softmax.fragment::<E, NA, NC>(&s, &references, &mask, words, tile, first);
+                let p = softmax.fragment::<E, NA, NC>(&s, &references, &mask, words, tile, n);
                 multiply_values::<E, NA, NB, NC>(&def, &p, &stages.v, base, &mut acc, n, bp);
             }
         }

@@ -256,8 +256,8 @@ impl OnlineSoftmax {
         packed
     }
 
-    /// [`probabilities`](Self::probabilities) of sixteen columns, whose logits are the accumulators `first` and
-    /// `first + 1`, as a fragment of the compiler's own products.
+    /// [`probabilities`](Self::probabilities) of the `n`-th sixteen columns, whose logits are two accumulators, as a
+    /// fragment of the compiler's own products.
     pub(crate) fn fragment<E: Float, NA: Size, NC: Size>(
         &mut self,
         logits: &Accumulators<NC>,
@@ -265,8 +265,9 @@ impl OnlineSoftmax {
         mask: &ComptimeOption<LaneMask>,
         words: &ComptimeOption<Shared<[u32]>>,
         tile: usize,
-        #[comptime] first: usize,
+        #[comptime] n: usize,
     ) -> Array<Vector<E, NA>> {
+        let first = comptime!(2 * n);
         let mut p = Array::<Vector<E, NA>>::new(4usize);
         #[unroll]
         for half in 0..2usize {
@@ -289,7 +290,7 @@ impl OnlineSoftmax {
     }
 
     /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output has the greatest
-    /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has
+    /// probability as the product with V rounded it. A key that has nearly all the weight of its row then has
     /// the same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities
     /// moves the output by no more than it moves the gradients of those probabilities. If dropout takes that key, the
     /// rest of the output has an error of at most half a unit in its last place for it.

@@ -79,6 +79,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         seen0 = seen.upper;
         seen1 = seen.lower;
     }
+    let none = ExactRows::none();
     // Not unrolled at boundaries: that code is long and rarely runs.
     #[unroll(!boundary)]
     for block in 0..comptime!(key_tile / DQ_BLOCK) {
@@ -113,23 +114,21 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         // dS, 16 keys at a time, and dQ += dS K.
         #[unroll]
         for n in 0..comptime!(DQ_BLOCK / 16) {
-            let none = ExactRows::none();
             let ds = if comptime!(boundary) {
                 if large {
-                    let lses = rows.exact(saved);
-                    let how = comptime!(TileKind::Large);
+                    let (lses, kind) = (rows.exact(saved), comptime!(TileKind::Large));
                     gradients::<E, N, NA>(
-                        &products, stages, &columns, rows, &lses, attended, n, how,
+                        &products, stages, &columns, rows, &lses, attended, n, kind,
                     )
                 } else {
-                    let how = comptime!(TileKind::Boundary);
+                    let kind = comptime!(TileKind::Boundary);
                     gradients::<E, N, NA>(
-                        &products, stages, &columns, rows, &none, attended, n, how,
+                        &products, stages, &columns, rows, &none, attended, n, kind,
                     )
                 }
             } else {
-                let how = comptime!(TileKind::Full);
-                gradients::<E, N, NA>(&products, stages, &columns, rows, &none, attended, n, how)
+                let kind = comptime!(TileKind::Full);
+                gradients::<E, N, NA>(&products, stages, &columns, rows, &none, attended, n, kind)
             };
             let keys = k_keys + comptime!(n as u32 * 16 * row_bytes);
             if comptime!(boundary) {

@@ -2,7 +2,7 @@
 
 use crate::alibi::biased;
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
+use crate::backward::dkdv::mma::keys::{CappedLogit, LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{Tiles, lse_of, query_of};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
@@ -68,6 +68,23 @@ fn marked(
     match mask {
         ComptimeOption::Some(mask) => select(mask.drops(e, lower), -p, p),
         ComptimeOption::None => p,
+    }
+}
+
+/// What the second role gets of a selected pair, see [`Tiles::weights`].
+#[cube]
+fn handed_on(
+    mask: &ComptimeOption<PairMask>,
+    logit: &CappedLogit,
+    p: f32,
+    #[comptime] e: usize,
+    #[comptime] lower: bool,
+    #[comptime] bp: DkdvBlueprint,
+) -> f32 {
+    if comptime!(bp.softcap) {
+        logit.capped
+    } else {
+        marked(mask, p, e, lower)
     }
 }
 
@@ -194,16 +211,8 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
             let (first, second) = (keys.logit_of(s0, z0), keys.logit_of(s1, z1));
             let mut p0 = probability(first.logit, &lse0, boundary);
             let mut p1 = probability(second.logit, &lse1, boundary);
-            let w0 = if comptime!(bp.softcap) {
-                first.capped
-            } else {
-                marked(&mask, p0, 0usize, lower == 1)
-            };
-            let w1 = if comptime!(bp.softcap) {
-                second.capped
-            } else {
-                marked(&mask, p1, 1usize, lower == 1)
-            };
+            let w0 = handed_on(&mask, &first, p0, 0usize, lower == 1, bp);
+            let w1 = handed_on(&mask, &second, p1, 1usize, lower == 1, bp);
             if comptime!(boundary) {
                 let none = f32::new(comptime!(not_selected(bp)));
                 let keep = if comptime!(bp.pattern.is_planned()) {

@@ -163,6 +163,34 @@ enum StepKind {
     Large,
 }
 
+/// The LSE of row `row` of a boundary step: in a `Large` one from memory; in another, which may have large LSEs, too, with
+/// a softcap, from memory if it is large, and else as the rest of an LSE of zero, `reference`.
+#[cube]
+fn lse_of<E: Float>(
+    reference: f32,
+    row: usize,
+    inputs: &BackwardInputs<E>,
+    step: &StagedStep,
+    pairs: &Pairs,
+    #[comptime] kind: StepKind,
+) -> ExactLse {
+    let bp = comptime!(pairs.bp);
+    if comptime!(kind == StepKind::Large) {
+        step.at.exact::<E>(inputs, &pairs.rows, row, bp)
+    } else {
+        let mut lse = ExactLse {
+            lse: 0.0f32,
+            rest: reference,
+        };
+        if step.at.large && is_large_scaled(reference) {
+            let exact = step.at.exact::<E>(inputs, &pairs.rows, row, bp);
+            lse.lse = exact.lse;
+            lse.rest = exact.rest;
+        }
+        lse
+    }
+}
+
 /// The probabilities of a step's pairs, in f32; 0 where a pair is not selected.
 #[cube]
 fn probabilities<E: Float, NS: Size>(
@@ -213,22 +241,8 @@ fn probabilities<E: Float, NS: Size>(
                 ),
             );
             let (s0, s1) = (s.extract(at0), s.extract(at1));
-            if comptime!(kind == StepKind::Large) {
-                let lse = step.at.exact::<E>(inputs, &pairs.rows, row, bp);
-                let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
-                let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
-                unrounded.insert(at0, p0);
-                unrounded.insert(at1, p1);
-            } else if comptime!(boundary && bp.softcap) {
-                let mut lse = ExactLse {
-                    lse: 0.0f32,
-                    rest: reference,
-                };
-                if step.at.large && is_large_scaled(reference) {
-                    let exact = step.at.exact::<E>(inputs, &pairs.rows, row, bp);
-                    lse.lse = exact.lse;
-                    lse.rest = exact.rest;
-                }
+            if comptime!(kind == StepKind::Large || (boundary && bp.softcap)) {
+                let lse = lse_of::<E>(reference, row, inputs, step, pairs, kind);
                 let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
                 let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
                 unrounded.insert(at0, p0);
