@@ -130,11 +130,11 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             if softmax.outgrown(&mut maxima) {
                 let factors = softmax.rescale(&maxima);
                 scale_rows(&mut acc, factors.upper, factors.lower, segments);
+                softmax.rebase_each(&mut s, comptime!(bp.key_tile));
             }
             // O += P V, 16 keys at a time.
-            softmax.rebase(&mut s, comptime!(bp.key_tile));
             let references = softmax.references();
-            softmax.note_tops::<E>(&maxima, &references);
+            softmax.note_tops(&maxima);
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
                 let words = &stages.columns;
@@ -144,7 +144,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         }
     }
 
-    let mut sums = softmax.finish();
+    let mut sums = softmax.finish::<E>();
     sums.with_dropout(&scaling.dropout);
     scale_rows(
         &mut acc,

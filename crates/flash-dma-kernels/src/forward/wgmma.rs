@@ -122,7 +122,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
                 ring.arrive_empty((tile - 1) % comptime!(bp.stages));
             }
         }
-        let s = visible_logits::<E, NS>(
+        let mut s = visible_logits::<E, NS>(
             &products, &stages, source, &attended, &rows, &seen, tile, boundary,
         );
         let mut maxima = softmax.maxima();
@@ -130,10 +130,10 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         if softmax.outgrown(&mut maxima) {
             let factors = softmax.rescale(&maxima);
             scale_output::<NO>(&mut acc, &factors, bp);
+            softmax.rebase::<NS>(&mut s, key_tile);
         }
-        let s = softmax.rebased::<NS>(s, key_tile);
         let references = softmax.references();
-        softmax.note_tops::<E>(&maxima, &references);
+        softmax.note_tops(&maxima);
         let p = softmax.probabilities::<NS, NP>(
             &s,
             &references,
@@ -154,7 +154,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         acc = finish::<NO>(acc, comptime!(bp.output_elements()));
     }
 
-    let mut sums = softmax.finish();
+    let mut sums = softmax.finish::<E>();
     sums.with_dropout(&scaling.dropout);
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);

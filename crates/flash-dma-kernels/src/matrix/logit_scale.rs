@@ -5,30 +5,105 @@ use crate::math::{TANH_SERIES_BELOW, softplus_of, tanh_near_zero};
 use crate::matrix::ptx::{at_most_zero, ex2, reciprocal};
 use cubecl::prelude::*;
 
-/// The greatest magnitude of a reference from which [`exp_of`] may subtract it after the factor `log2(e)`: the rounding
-/// of that product then moves a probability by 6e-6 at most. A greater one is subtracted first, which is exact for
-/// logits near it.
+/// The greatest magnitude of an LSE that [`exp_of`] may subtract after the factor `log2(e)`: the rounding of that product
+/// then moves a probability by 6e-6 at most. A greater one is subtracted first, which is exact for logits near it.
 const LARGE: f32 = 128.0;
 
-/// Whether a reference is [`LARGE`]; -inf, the reference of a row without keys, is not.
+/// Whether an LSE is [`LARGE`]; -inf, the LSE of a row without keys, is not.
 #[cube]
-pub(crate) fn is_large(reference: f32) -> bool {
-    reference.abs() > LARGE && reference != f32::new(f32::NEG_INFINITY)
+pub(crate) fn is_large(lse: f32) -> bool {
+    lse.abs() > LARGE && lse != f32::new(f32::NEG_INFINITY)
 }
 
-/// [`is_large`] of the LSE that a pass scaled for [`exp_of`]; +inf is the scaled LSE of a row without keys.
+/// Whether an LSE is large, or that of a row without keys.
 #[cube]
-pub(crate) fn is_large_scaled(scaled: f32) -> bool {
-    scaled.abs() > comptime!(LARGE * core::f32::consts::LOG2_E) && scaled != f32::new(f32::INFINITY)
+pub(crate) fn is_unusual(lse: f32) -> bool {
+    lse.abs() > LARGE
 }
 
-/// `-log2(e)` times an LSE, plus `rest`, for [`exp_of`]. Only a row without keys has +inf: where the product of a finite
-/// LSE is beyond f32 it is the greatest number, as only [`is_large_scaled`] reads that.
+/// `-log2(e)` times an LSE, plus `rest`, for [`exp_of`]: +inf of a row without keys, and -inf of one whose LSE is large,
+/// for which [`ExactLse`] serves. Both are no finite number, so that one test finds the rows that need care.
 #[cube]
 pub(crate) fn scaled_lse(lse: f32, rest: f32) -> f32 {
     let scaled = fma(-lse, comptime!(core::f32::consts::LOG2_E), rest);
-    let overflows = scaled == f32::new(f32::INFINITY) && lse != f32::new(f32::NEG_INFINITY);
-    select(overflows, f32::new(f32::MAX), scaled)
+    select(is_large(lse), f32::new(f32::NEG_INFINITY), scaled)
+}
+
+/// [`is_large`] of the LSE that [`scaled_lse`] scaled.
+#[cube]
+pub(crate) fn is_large_scaled(scaled: f32) -> bool {
+    scaled == f32::new(f32::NEG_INFINITY)
+}
+
+/// The greatest magnitude of a greatest logit from which a [`Reference`] is made by one product.
+const NEAR: f32 = 4_194_304.0;
+
+/// The number that the logits of a row are measured from, near its greatest logit so far: any number serves, if all of
+/// its keys and its LSE are measured from the same. A logit `x` is `(x - base) * log2(e) + scaled` above it, in powers of
+/// two.
+///
+/// Up to a magnitude of [`NEAR`] the base is zero, and the reference is what `scaled`, as it was rounded, stands for:
+/// within 0.2 of the greatest logit. A greater one is itself the base, which is exact for logits near it.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Reference {
+    pub base: f32,
+    pub scaled: f32,
+}
+
+#[cube]
+impl Reference {
+    /// Of the greatest logit; without one, -inf, any reference serves.
+    pub(crate) fn of(greatest: f32) -> Reference {
+        let far = is_far(greatest);
+        let none = greatest == f32::new(f32::NEG_INFINITY);
+        Reference {
+            base: select(far && !none, greatest, 0.0f32),
+            scaled: select(
+                far,
+                0.0f32,
+                -greatest * comptime!(core::f32::consts::LOG2_E),
+            ),
+        }
+    }
+
+    /// `exp` of a logit minus the reference.
+    pub(crate) fn exp(&self, x: f32) -> f32 {
+        exp_of(x - self.base, self.scaled)
+    }
+
+    /// The reference minus the greatest logit that it was made of.
+    pub(crate) fn above(&self, greatest: f32) -> f32 {
+        let log2 = fma(
+            greatest - self.base,
+            comptime!(core::f32::consts::LOG2_E),
+            self.scaled,
+        );
+        select(
+            is_far(greatest),
+            0.0f32,
+            -log2 * comptime!(core::f32::consts::LN_2),
+        )
+    }
+}
+
+/// Whether the [`Reference`] of a greatest logit has a base, or there is no logit yet, -inf.
+#[cube]
+pub(crate) fn is_far(greatest: f32) -> bool {
+    greatest.abs() > NEAR
+}
+
+/// The factor that turns sums measured from the [`Reference`] of the greatest logit `old` into those from that of `new`,
+/// which is not less; 1 if there was no logit before.
+#[cube]
+pub(crate) fn rescale_reference(old: f32, new: f32) -> f32 {
+    let (from, to) = (Reference::of(old), Reference::of(new));
+    let power = fma(
+        from.base - to.base,
+        comptime!(core::f32::consts::LOG2_E),
+        to.scaled - from.scaled,
+    );
+    let same = old == new || old == f32::new(f32::NEG_INFINITY);
+    select(same, 1.0f32, ex2(power))
 }
 
 /// The LSE of a row and what its rounding lost, for probabilities whatever the size of the logits.

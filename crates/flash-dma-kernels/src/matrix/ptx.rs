@@ -191,6 +191,20 @@ pub(crate) fn any_lane(x: bool) -> bool {
     out != 0u32
 }
 
+/// Whether `x` holds for any unit of the cube, all of which take part: a barrier.
+#[cube]
+pub(crate) fn any_unit(x: bool) -> bool {
+    let word = u32::cast_from(x);
+    let out: u32;
+    gpu_asm!(
+        "{{ .reg .pred p, q; setp.ne.u32 p, {}, 0; barrier.cta.red.or.pred q, 0, p; selp.u32 {}, 1, 0, q; }}",
+        in(_) value::<u32>(word),
+        out(_) out,
+        options(nomem)
+    );
+    out != 0u32
+}
+
 /// The address in shared memory of the first of `elements`, in bytes.
 #[cube]
 pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {

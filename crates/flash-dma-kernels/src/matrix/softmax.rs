@@ -4,7 +4,7 @@ use crate::dropout::DropoutArg;
 use crate::math::{log_sum_rest, rounding_loss};
 use crate::matrix::dropout::{LaneMask, kept, kept_by_product, pair_mask};
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum, set};
-use crate::matrix::logit_scale::{exp_of, is_large, rescale_to};
+use crate::matrix::logit_scale::{Reference, exp_of, is_far, rescale_reference};
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::OutputRows;
 use crate::matrix::wgmma::rows::RowToWrite;
@@ -67,25 +67,22 @@ impl PerRow {
 /// the reference, and each sums the probabilities that it computes.
 ///
 /// A key tile takes these turns: [`maxima`](Self::maxima), raised to its logits; if they are
-/// [`outgrown`](Self::outgrown), the accumulators times the factors of [`rescale`](Self::rescale); the logits
-/// [rebased](Self::rebased); the probabilities against the [`references`](Self::references), and if `exact` a
+/// [`outgrown`](Self::outgrown), the accumulators times the factors of [`rescale`](Self::rescale) and the logits
+/// [rebased](Self::rebase); the probabilities against the [`references`](Self::references), and if `exact` a
 /// [note](Self::note_tops) of the maxima.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OnlineSoftmax {
-    /// The references of the probabilities; -inf before the first key.
+    /// The logits whose [`Reference`]s the probabilities are measured from; -inf before the first key.
     max0: f32,
     max1: f32,
     /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
-    /// Whether a reference of the warp's rows is large: it is then subtracted from the logits before their
-    /// exponentials.
-    large: bool,
-    /// The greatest logits, and what the rounding of their probabilities loses, relative to the references; if `exact`.
+    /// The greatest logits, and those of whose references their probabilities were measured; if `exact`.
     top0: f32,
     top1: f32,
-    lost0: f32,
-    lost1: f32,
+    from0: f32,
+    from1: f32,
     /// Whether the sums shall have the greatest probabilities as they were rounded, see [`finish`](Self::finish).
     #[cube(comptime)]
     exact: bool,
@@ -100,11 +97,10 @@ impl OnlineSoftmax {
             max1: f32::new(f32::NEG_INFINITY),
             sum0: 0.0f32,
             sum1: 0.0f32,
-            large: false,
             top0: f32::new(f32::NEG_INFINITY),
             top1: f32::new(f32::NEG_INFINITY),
-            lost0: 0.0f32,
-            lost1: 0.0f32,
+            from0: f32::new(f32::NEG_INFINITY),
+            from1: f32::new(f32::NEG_INFINITY),
             exact,
         }
     }
@@ -122,97 +118,69 @@ impl OnlineSoftmax {
         maxima
     }
 
-    /// Shares the maxima of a tile among the lanes of a row, and returns whether those of any row of the warp rose so
-    /// far that all its rows are to be rescaled.
+    /// Shares the maxima of a tile among the lanes of a row, and returns whether all rows of the warp are to be rescaled:
+    /// those of one rose far, or a reference has a base, which only the rescaling path subtracts. Logits so large are rare,
+    /// and the path of all others has neither a branch nor a register for them.
     pub(crate) fn outgrown(&self, maxima: &mut PerRow) -> bool {
         maxima.upper = quad_max(maxima.upper);
         maxima.lower = quad_max(maxima.lower);
-        any_lane(maxima.upper > self.max0 + SLACK || maxima.lower > self.max1 + SLACK)
+        any_lane(maxima.upper > slack_above(self.max0) || maxima.lower > slack_above(self.max1))
     }
 
-    /// Notes the maxima of a tile whose probabilities are computed against `references`, and what rounding these to `E`
-    /// loses, if `exact`.
-    pub(crate) fn note_tops<E: Float>(&mut self, maxima: &PerRow, references: &PerRow) {
+    /// Notes the maxima of a tile and what their probabilities are measured from, if `exact`.
+    pub(crate) fn note_tops(&mut self, maxima: &PerRow) {
         if comptime!(self.exact) {
-            let (higher0, higher1) = (maxima.upper > self.top0, maxima.lower > self.top1);
-            if any_lane(higher0 || higher1) {
-                let bases = self.bases();
-                let p0 = exp_of(maxima.upper - bases.upper, references.upper);
-                let p1 = exp_of(maxima.lower - bases.lower, references.lower);
-                self.lost0 = select(higher0, rounding_loss::<E>(p0), self.lost0);
-                self.lost1 = select(higher1, rounding_loss::<E>(p1), self.lost1);
-                self.top0 = maxima.upper;
-                self.top1 = maxima.lower;
-            }
+            self.from0 = select(maxima.upper > self.top0, self.max0, self.from0);
+            self.from1 = select(maxima.lower > self.top1, self.max1, self.from1);
+            self.top0 = maxima.upper;
+            self.top1 = maxima.lower;
         }
     }
 
-    /// Makes the maxima of a tile the references, and returns the factors of the accumulators. A row that has seen no
+    /// Measures from the maxima of a tile from now on, and returns the factors of the accumulators. A row that has seen no
     /// key yet rescales zeros, by any finite factor.
     pub(crate) fn rescale(&mut self, maxima: &PerRow) -> PerRow {
-        let upper = rescale_to(self.max0, maxima.upper);
-        let lower = rescale_to(self.max1, maxima.lower);
+        let upper = rescale_reference(self.max0, maxima.upper);
+        let lower = rescale_reference(self.max1, maxima.lower);
         self.max0 = maxima.upper;
         self.max1 = maxima.lower;
         self.sum0 *= upper;
         self.sum1 *= lower;
-        if comptime!(self.exact) {
-            self.lost0 *= upper;
-            self.lost1 *= lower;
-        }
-        self.large = any_lane(is_large(self.max0) || is_large(self.max1));
         PerRow { upper, lower }
     }
 
     /// What [`exp_of`] subtracts from the rebased logits. A row that has seen no key yet: against any finite reference
     /// its probabilities are 0.
     pub(crate) fn references(&self) -> PerRow {
-        let none = f32::new(f32::NEG_INFINITY);
-        let log2e = comptime!(core::f32::consts::LOG2_E);
         PerRow {
-            upper: select(self.large || self.max0 == none, 0.0f32, -self.max0 * log2e),
-            lower: select(self.large || self.max1 == none, 0.0f32, -self.max1 * log2e),
+            upper: Reference::of(self.max0).scaled,
+            lower: Reference::of(self.max1).scaled,
         }
     }
 
-    /// What is subtracted from the logits before their exponentials: nothing, unless a reference is large.
-    fn bases(&self) -> PerRow {
-        let none = f32::new(f32::NEG_INFINITY);
-        PerRow {
-            upper: select(self.large && self.max0 != none, self.max0, 0.0f32),
-            lower: select(self.large && self.max1 != none, self.max1, 0.0f32),
-        }
-    }
-
-    /// The logits of an accumulator of `columns` columns, minus large references.
-    pub(crate) fn rebased<N: Size>(
-        &self,
-        logits: Vector<f32, N>,
-        #[comptime] columns: usize,
-    ) -> Vector<f32, N> {
-        let mut rebased = logits;
-        if self.large {
+    /// Subtracts the bases of the references from the logits of an accumulator of `columns` columns, if there are any.
+    pub(crate) fn rebase<N: Size>(&self, logits: &mut Vector<f32, N>, #[comptime] columns: usize) {
+        if self.has_bases() {
             let bases = self.bases();
             #[unroll]
             for n in 0..comptime!(columns / 8) {
                 #[unroll]
                 for e in 0..2usize {
                     let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-                    rebased.insert(at0, rebased.extract(at0) - bases.upper);
-                    rebased.insert(at1, rebased.extract(at1) - bases.lower);
+                    logits.insert(at0, logits.extract(at0) - bases.upper);
+                    logits.insert(at1, logits.extract(at1) - bases.lower);
                 }
             }
         }
-        rebased
     }
 
-    /// [`rebased`](Self::rebased) for the compiler's own products.
-    pub(crate) fn rebase<NC: Size>(
+    /// [`rebase`](Self::rebase) for the compiler's own products.
+    pub(crate) fn rebase_each<NC: Size>(
         &self,
         logits: &mut Accumulators<NC>,
         #[comptime] columns: usize,
     ) {
-        if self.large {
+        if self.has_bases() {
             let bases = self.bases();
             #[unroll]
             for n in 0..comptime!(columns / 8) {
@@ -221,6 +189,19 @@ impl OnlineSoftmax {
                 set(&mut logits[n], 1usize, lower - Vector::new(bases.lower));
             }
         }
+    }
+
+    fn bases(&self) -> PerRow {
+        PerRow {
+            upper: Reference::of(self.max0).base,
+            lower: Reference::of(self.max1).base,
+        }
+    }
+
+    /// Whether a row of the warp has a base.
+    fn has_bases(&self) -> bool {
+        let bases = self.bases();
+        any_lane(bases.upper != 0.0f32 || bases.lower != 0.0f32)
     }
 
     /// Adds the probabilities of some columns of the rebased logits of key tile `tile`, and returns them rounded, as an
@@ -290,27 +271,27 @@ impl OnlineSoftmax {
     }
 
     /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output has the greatest
-    /// probability as the product with V rounded it. A key that has nearly all the weight of its row then has
+    /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has
     /// the same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities
     /// moves the output by no more than it moves the gradients of those probabilities. If dropout takes that key, the
     /// rest of the output has an error of at most half a unit in its last place for it.
-    pub(crate) fn finish(&mut self) -> SoftmaxSums {
+    pub(crate) fn finish<E: Float>(&mut self) -> SoftmaxSums {
         self.sum0 = quad_sum(self.sum0);
         self.sum1 = quad_sum(self.sum1);
         let (mut rounded0, mut rounded1) = (self.sum0, self.sum1);
         if comptime!(self.exact) {
-            rounded0 -= self.lost0;
-            rounded1 -= self.lost1;
+            rounded0 -= lost_by_rounding::<E>(self.top0, self.from0, self.max0);
+            rounded1 -= lost_by_rounding::<E>(self.top1, self.from1, self.max1);
         }
         SoftmaxSums {
             upper: RowSum {
-                reference: self.max0,
+                greatest: self.max0,
                 sum: self.sum0,
                 rounded: rounded0,
                 empty: self.sum0 == 0.0f32,
             },
             lower: RowSum {
-                reference: self.max1,
+                greatest: self.max1,
                 sum: self.sum1,
                 rounded: rounded1,
                 empty: self.sum1 == 0.0f32,
@@ -319,10 +300,26 @@ impl OnlineSoftmax {
     }
 }
 
+/// The greatest number that a row's logits may reach before it is rescaled, of what they are measured from: less than all
+/// that are seen, if there is none yet, or it has a base.
+#[cube]
+fn slack_above(greatest: f32) -> f32 {
+    let none = f32::new(f32::NEG_INFINITY);
+    select(is_far(greatest), none, greatest + SLACK)
+}
+
+/// What the probability of logit `x`, measured from the reference of `from`, lost by rounding to `E`, measured from that of
+/// `now`.
+#[cube]
+fn lost_by_rounding<E: Float>(x: f32, from: f32, now: f32) -> f32 {
+    rounding_loss::<E>(Reference::of(from).exp(x)) * rescale_reference(from, now)
+}
+
 /// The sum of the probabilities of a row over all its keys.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowSum {
-    reference: f32,
+    /// The logit from whose [`Reference`] they are measured.
+    greatest: f32,
     sum: f32,
     /// The sum that divides the output, see [`OnlineSoftmax::finish`].
     rounded: f32,
@@ -347,15 +344,20 @@ impl RowSum {
         }
     }
 
+    /// The LSE minus the greatest logit.
+    fn log_sum(&self) -> f32 {
+        Reference::of(self.greatest).above(self.greatest) + self.sum.ln()
+    }
+
     /// The row's LSE.
     pub(crate) fn lse(&self) -> f32 {
         let none = f32::new(f32::NEG_INFINITY);
-        select(self.empty, none, self.reference + self.sum.ln())
+        select(self.empty, none, self.greatest + self.log_sum())
     }
 
     /// What the rounding of the LSE lost.
     pub(crate) fn lse_rest(&self) -> f32 {
-        log_sum_rest(self.reference, self.sum.ln(), self.lse())
+        log_sum_rest(self.greatest, self.log_sum(), self.lse())
     }
 }
 

@@ -342,30 +342,15 @@ fn add_half<N: Size>(
     // A row without any logit above -inf has no gradient, whatever its logits are.
     let none = f32::new(f32::INFINITY);
     let (empty0, empty1) = (lanes.upper.reference == none, lanes.lower.reference == none);
-    let large =
-        any_lane(is_large_scaled(lanes.upper.reference) || is_large_scaled(lanes.lower.reference));
-    let mut boundary = !step.full || large || any_lane(empty0 || empty1);
+    // As has one with a large LSE, for another reason.
+    let mut boundary = !step.full
+        || any_lane(lanes.upper.reference.abs() == none || lanes.lower.reference.abs() == none);
     if comptime!(steps.bp.causal && !steps.bp.pattern.is_planned()) {
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > rows.upper.position);
     }
-    // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
-    let capped = comptime!(steps.bp.softcap);
+    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
     if boundary {
-        let p = if large {
-            let of_head = (step.batch * steps.sizes.bias_heads * steps.sizes.heads_each
-                + step.head)
-                * steps.sizes.q_len;
-            let last = steps.sizes.q_len - 1;
-            let exact = ExactRows {
-                upper: lses.row(of_head + min(rows.upper.query, last)),
-                lower: lses.row(of_head + min(rows.lower.query, last)),
-            };
-            probabilities::<N>(&products.s, &z, lanes, &exact, logit_scale, true, capped)
-        } else {
-            let none = ExactRows::none();
-            probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped)
-        };
         let block = first / comptime!(BiasBlueprint::HALF);
         let nothing = Vector::<u32, Const<2>>::new(0u32);
         let mut upper = nothing;
@@ -377,15 +362,42 @@ fn add_half<N: Size>(
             lower = steps.seen(plan, step, &rows.lower, block);
         }
         let seen = SeenKeys { upper, lower };
-        sums::<N>(&sum, products, &p, &seen, lanes, true)
+        let large = any_lane(
+            is_large_scaled(lanes.upper.reference) || is_large_scaled(lanes.lower.reference),
+        );
+        if large {
+            let exact = lses.rows(steps, step, rows);
+            let p = exact_probabilities::<N>(
+                &products.s,
+                &z,
+                &exact,
+                logit_scale,
+                comptime!(steps.bp.softcap),
+            );
+            sums::<N>(&sum, products, &p, &seen, lanes, true)
+        } else {
+            let p = probabilities::<N>(
+                &products.s,
+                &z,
+                lanes,
+                logit_scale,
+                comptime!(steps.bp.softcap),
+            );
+            sums::<N>(&sum, products, &p, &seen, lanes, true)
+        }
     } else {
         let all = Vector::<u32, Const<2>>::new(0u32);
         let seen = SeenKeys {
             upper: all,
             lower: all,
         };
-        let none = ExactRows::none();
-        let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped);
+        let p = probabilities::<N>(
+            &products.s,
+            &z,
+            lanes,
+            logit_scale,
+            comptime!(steps.bp.softcap),
+        );
         sums::<N>(&sum, products, &p, &seen, lanes, false)
     }
 }
@@ -424,21 +436,27 @@ fn sums<N: Size>(
 
 #[cube]
 impl SavedLses {
-    /// The LSE of the row at index `at`.
-    fn row(&self, at: usize) -> ExactLse {
-        ExactLse::read(&self.lse, &self.lse_rest, at)
+    /// Those of a lane's two rows. A row of no query has that of another.
+    fn rows(&self, steps: &BiasSteps, step: &BiasStep, rows: &TileRows) -> ExactRows {
+        let sizes = &steps.sizes;
+        let of_head = (step.batch * sizes.bias_heads * sizes.heads_each + step.head) * sizes.q_len;
+        let last = sizes.q_len - 1;
+        let upper = of_head + min(rows.upper.query, last);
+        let lower = of_head + min(rows.lower.query, last);
+        ExactRows {
+            upper: ExactLse::read(&self.lse, &self.lse_rest, upper),
+            lower: ExactLse::read(&self.lse, &self.lse_rest, lower),
+        }
     }
 }
 
-/// P of the products `s` with biases `z`; `is_exact` by the LSEs `exact`, which may be large.
+/// P of the products `s` with biases `z`, of LSEs none of which is large.
 #[cube]
 fn probabilities<N: Size>(
     s: &Vector<f32, N>,
     z: &Vector<f32, N>,
     lanes: &StepRows,
-    exact: &ExactRows,
     logit_scale: &LogitScale,
-    #[comptime] is_exact: bool,
     #[comptime] capped: bool,
 ) -> Vector<f32, N> {
     let mut p = Vector::<f32, N>::new(0.0f32);
@@ -449,18 +467,33 @@ fn probabilities<N: Size>(
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let (z0, z1) = (z.extract(at0), z.extract(at1));
             let (x0, x1) = (s.extract(at0), s.extract(at1));
-            let p0 = if comptime!(is_exact) {
-                (exact.upper).probability(logit_scale.apply(x0, z0, capped))
-            } else {
-                logit_scale.weight(x0, z0, lanes.upper.reference, capped, true)
-            };
-            let p1 = if comptime!(is_exact) {
-                (exact.lower).probability(logit_scale.apply(x1, z1, capped))
-            } else {
-                logit_scale.weight(x1, z1, lanes.lower.reference, capped, true)
-            };
-            p.insert(at0, p0);
-            p.insert(at1, p1);
+            let (upper, lower) = (lanes.upper.reference, lanes.lower.reference);
+            p.insert(at0, logit_scale.weight(x0, z0, upper, capped, true));
+            p.insert(at1, logit_scale.weight(x1, z1, lower, capped, true));
+        }
+    }
+    p
+}
+
+/// P of the products `s` with biases `z`, whatever the LSEs.
+#[cube]
+fn exact_probabilities<N: Size>(
+    s: &Vector<f32, N>,
+    z: &Vector<f32, N>,
+    lses: &ExactRows,
+    logit_scale: &LogitScale,
+    #[comptime] capped: bool,
+) -> Vector<f32, N> {
+    let mut p = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(BiasBlueprint::HALF / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let x0 = logit_scale.apply(s.extract(at0), z.extract(at0), capped);
+            let x1 = logit_scale.apply(s.extract(at1), z.extract(at1), capped);
+            p.insert(at0, lses.upper.probability(x0));
+            p.insert(at1, lses.lower.probability(x1));
         }
     }
     p

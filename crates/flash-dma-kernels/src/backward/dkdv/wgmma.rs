@@ -146,6 +146,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 inputs,
                 &keys,
                 &tiles,
+                &steps,
                 &step,
                 &pairs,
             );

@@ -5,7 +5,7 @@ use crate::dropout::DropoutArg;
 use crate::matrix::args::SavedRows;
 use crate::matrix::dropout::{LaneMask, lane_mask};
 use crate::matrix::logit_scale::{ExactLse, is_large_scaled, scaled_lse};
-use crate::matrix::ptx::any_lane;
+use crate::matrix::ptx::{any_lane, any_unit};
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::PerRow;
 use cubecl::prelude::*;
@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 /// A row's numbers for the weights of its pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LaneRow {
-    /// `-log2(e)` times the LSE; +inf if the row attends to nothing.
+    /// Its [`scaled_lse`].
     pub reference: f32,
     /// Its row sum.
     pub delta: f32,
@@ -86,10 +86,20 @@ impl LaneRows {
 
 #[cube]
 impl LaneRows {
-    /// Whether the LSE of a row of the warp is large: all its tiles are then treated as boundary tiles, which compute
-    /// probabilities by [`exact`](Self::exact) LSEs. To be called by all lanes; kept, it would take a register.
+    /// How many tiles of a cube are treated as full, of `full` that are: none if an LSE of the cube's rows is large, as
+    /// boundary tiles alone compute probabilities by [`exact`](Self::exact) LSEs. To be called by all units, once: a vote in
+    /// each tile would take time from all.
+    pub(crate) fn full_tiles(&self, full: usize) -> usize {
+        select(any_unit(self.own_large()), 0usize, full)
+    }
+
+    /// Whether the LSE of a row of the warp is large. To be called by all lanes.
     pub(crate) fn large(&self) -> bool {
-        any_lane(is_large_scaled(self.upper.reference) || is_large_scaled(self.lower.reference))
+        any_lane(self.own_large())
+    }
+
+    fn own_large(&self) -> bool {
+        is_large_scaled(self.upper.reference) || is_large_scaled(self.lower.reference)
     }
 
     /// The LSEs of the rows, read again: seldom needed, they would take registers from all tiles.

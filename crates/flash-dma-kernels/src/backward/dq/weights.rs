@@ -66,7 +66,6 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     stages: &Stages<E>,
     attended: &AttendedKeys,
     tile: usize,
-    large: bool,
     #[comptime] boundary: bool,
 ) -> Vector<u32, NP> {
     let bp = comptime!(attended.own.bp);
@@ -74,7 +73,7 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     let quad = UNIT_POS_X as usize % 4;
     let none = ExactRows::none();
     let p = if comptime!(boundary) {
-        if large {
+        if rows.large() {
             let lses = rows.exact(saved);
             probabilities::<E, NS>(s, rows, &lses, pairs, stages, attended, tile, true)
         } else {

@@ -75,7 +75,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         own,
     );
 
-    let full_tiles = keys.full_tiles(bp);
+    let full_tiles = rows.full_tiles(keys.full_tiles(bp));
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
     let boxes = KeyBoxes::new::<E>(maps, &stages, &attended);
@@ -133,14 +133,11 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, boundary);
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
-        let large = rows.large();
-        let ds = if boundary || large {
-            gradients::<E, NS, NP>(
-                &s, dp, &rows, saved, &pairs, &stages, &attended, tile, large, true,
-            )
+        let ds = if boundary {
+            gradients::<E, NS, NP>(&s, dp, &rows, saved, &pairs, &stages, &attended, tile, true)
         } else {
             gradients::<E, NS, NP>(
-                &s, dp, &rows, saved, &pairs, &stages, &attended, tile, false, false,
+                &s, dp, &rows, saved, &pairs, &stages, &attended, tile, false,
             )
         };
         if may_hide && not_finite[stage] == 1u32 {

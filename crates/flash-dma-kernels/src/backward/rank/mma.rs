@@ -8,19 +8,21 @@ use crate::alibi::biased;
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
-use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi, lse_of, query_of};
+use crate::backward::dkdv::mma::queries::{
+    Tiles, UnusualLses, copy_step, enter_alibi, lse_of, query_of,
+};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::{QueryRows, Step};
+use crate::backward::dkdv::shared::queries::{QueryRows, Step, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::rank::terms::{RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::{LogitScale, is_large};
+use crate::matrix::logit_scale::{LogitScale, is_unusual};
 use crate::matrix::mma::product::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
 use cubecl::prelude::*;
@@ -174,9 +176,11 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     let mut next = order.first(bp);
     for turn in 0..order.count {
         let query = next.tile * comptime!(bp.queries());
-        // Copied, because the cursor moves on.
         let mut head = 0usize;
-        head += next.head;
+        if comptime!(bp.slopes > 0) {
+            // Copied, because the cursor moves on.
+            head = next.head;
+        }
         // This unit's part of the tile has landed; after the barrier, every unit's has, and no warp needs the stage
         // that is filled next.
         wait_copies(0u32);
@@ -200,12 +204,14 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         let of_lse = &*of_lse;
         // Two loop bodies, as in the dk/dv kernel.
         if at.boundary {
+            let lses = StepLses::of(&at, turn, order, rows, bp);
             add_changes::<E, NS>(
-                &s, &dp, inputs, rows, turn, &at, &*tiles, of_lse, keys, sums, terms, true,
+                &s, &dp, inputs, &lses, turn, &at, &*tiles, of_lse, keys, sums, terms, true,
             );
         } else {
+            let lses = StepLses::none();
             add_changes::<E, NS>(
-                &s, &dp, inputs, rows, turn, &at, &*tiles, of_lse, keys, sums, terms, false,
+                &s, &dp, inputs, &lses, turn, &at, &*tiles, of_lse, keys, sums, terms, false,
             );
         }
     }
@@ -224,18 +230,20 @@ fn step_at<E: Float>(
 ) -> Step {
     let base = turn % comptime!(bp.stages) * comptime!(bp.rows);
     let mut row = UNIT_POS_X as usize;
-    let mut empty = false;
-    let mut large = false;
+    let mut unusual = false;
     while row < comptime!(bp.rows) {
-        empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
-        large = large || is_large(tiles.lse[base + row]);
+        unusual = unusual || is_unusual(tiles.lse[base + row]);
         row += 32;
     }
-    let large = plane_any(large);
+    let unusual = plane_any(unusual);
+    let mut large = false;
+    if unusual {
+        large = UnusualLses::find::<E>(tiles, turn, bp).large;
+    }
     Step {
         query,
         head,
-        boundary: !order.is_full(turn, query, bp) || plane_any(empty) || large,
+        boundary: !order.is_full(turn, query, bp) || unusual,
         large,
         not_finite: false,
     }
@@ -247,7 +255,7 @@ fn add_changes<E: Float, NS: Size>(
     s: &Vector<f32, NS>,
     dp: &Vector<f32, NS>,
     inputs: &BackwardInputs<E>,
-    rows: &QueryRows,
+    lses: &StepLses,
     turn: usize,
     at: &Step,
     tiles: &Tiles<E>,
@@ -277,7 +285,7 @@ fn add_changes<E: Float, NS: Size>(
         for e in 0..2usize {
             let row = first_row + comptime!(n * 8 + e);
             let here = stage * comptime!(bp.rows) + row;
-            let lse = lse_of::<E>(inputs, rows, tiles, row, stage, at, boundary, bp);
+            let lse = lse_of::<E>(inputs, lses, tiles, row, stage, at, boundary, bp);
             let mut mean = tiles.delta[here];
             let mut grad = 0.0f32;
             if comptime!(with_lse) {

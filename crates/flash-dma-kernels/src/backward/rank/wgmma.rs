@@ -12,13 +12,13 @@ use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::{QueryRows, Step};
+use crate::backward::dkdv::shared::queries::{QueryRows, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
-use crate::backward::dkdv::wgmma::weights::{StepProducts, selected};
+use crate::backward::dkdv::wgmma::weights::{StagedStep, StepKind, StepProducts, selected};
 use crate::backward::rank::terms::{Change, RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
@@ -97,10 +97,18 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let dp = start_products::<NS>(&v_panels, &copies.grad_out(stage, bp), bp);
             steps.refill(turn, &ring, &copies, bp);
             let query = steps.present(bp).tile * comptime!(bp.queries());
-            // Copied, because the cursor moves on.
             let mut head = 0usize;
-            head += steps.present(bp).head;
+            if comptime!(bp.slopes > 0) {
+                // Copied, because the cursor moves on.
+                head = steps.present(bp).head;
+            }
             let at = step_at::<E>(stage, query, head, span.fills(query, bp), &tiles, bp);
+            let step = StagedStep {
+                at,
+                turn,
+                stage,
+                seen: 0u32,
+            };
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
@@ -109,29 +117,41 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             // Separate code for boundary steps, as in the dk/dv kernel.
             if span.misses(query, bp) {
                 finish::<NS>(products.dp, comptime!(bp.rows / 2));
-            } else if at.boundary {
+            } else if step.at.large {
                 sums.add::<E, NS>(
                     &products,
                     inputs,
+                    &steps.lses(&step, &pairs.rows, bp),
                     &lse_gradients,
                     &keys,
                     tiles,
-                    stage,
-                    &at,
+                    &step,
                     &pairs,
-                    true,
+                    StepKind::Large,
+                );
+            } else if step.at.boundary {
+                sums.add::<E, NS>(
+                    &products,
+                    inputs,
+                    &StepLses::none(),
+                    &lse_gradients,
+                    &keys,
+                    tiles,
+                    &step,
+                    &pairs,
+                    StepKind::Boundary,
                 );
             } else {
                 sums.add::<E, NS>(
                     &products,
                     inputs,
+                    &StepLses::none(),
                     &lse_gradients,
                     &keys,
                     tiles,
-                    stage,
-                    &at,
+                    &step,
                     &pairs,
-                    false,
+                    StepKind::Full,
                 );
             }
             ring.arrive_empty(stage);
@@ -190,33 +210,27 @@ struct KeySums {
 #[cube]
 impl KeySums {
     /// Adds the contributions of a step, whose rows are in `stage`; dP is in flight while the sigmoids are computed.
-    /// Pairs by which no rank learns, which only a `boundary` step has, add nothing.
+    /// Pairs by which no rank learns, which a full step has none of, add nothing.
     fn add<E: Float, NS: Size>(
         &mut self,
         products: &StepProducts<NS>,
         inputs: &BackwardInputs<E>,
+        lses: &StepLses,
         lse_gradients: &LseGradients,
         keys: &LaneKeys,
         tiles: &Tiles<E>,
-        stage: usize,
-        at: &Step,
+        step: &StagedStep,
         pairs: &Pairs,
-        #[comptime] boundary: bool,
+        #[comptime] kind: StepKind,
     ) {
         let bp = comptime!(pairs.bp);
+        let boundary = comptime!(kind != StepKind::Full);
         let with_lse = comptime!(lse_gradients.given);
         let quad = UNIT_POS_X as usize % 4;
-        let rows = stage * comptime!(bp.rows / 2) + quad;
+        let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let s = &products.s;
-        let exponents = if comptime!(boundary) {
-            if at.large {
-                self.exponents::<E, NS>(s, inputs, keys, tiles, stage, at, pairs, true)
-            } else {
-                self.exponents::<E, NS>(s, inputs, keys, tiles, stage, at, pairs, false)
-            }
-        } else {
-            self.exponents::<E, NS>(s, inputs, keys, tiles, stage, at, pairs, false)
-        };
+        let exact = comptime!(kind == StepKind::Large);
+        let exponents = self.exponents::<E, NS>(s, inputs, lses, keys, tiles, step, pairs, exact);
         let mut changes = Vector::<f32, NS>::new(0.0f32);
         let mut weights = Vector::<f32, NS>::new(0.0f32);
         #[unroll]
@@ -258,7 +272,7 @@ impl KeySums {
                 }
                 if comptime!(boundary) {
                     let reference = pair.extract(comptime!(2 * e));
-                    let runs = selected(keys, reference, row, at, 0u32, e);
+                    let runs = selected(keys, reference, row, &step.at, 0u32, e);
                     change0 = select(runs.first, change0, 0.0f32);
                     change1 = select(runs.second, change1, 0.0f32);
                 }
@@ -273,16 +287,16 @@ impl KeySums {
         &self,
         s: &Vector<f32, NS>,
         inputs: &BackwardInputs<E>,
+        lses: &StepLses,
         keys: &LaneKeys,
         tiles: &Tiles<E>,
-        stage: usize,
-        at: &Step,
+        step: &StagedStep,
         pairs: &Pairs,
         #[comptime] exact: bool,
     ) -> Vector<f32, NS> {
         let bp = comptime!(pairs.bp);
         let quad = UNIT_POS_X as usize % 4;
-        let rows = stage * comptime!(bp.rows / 2) + quad;
+        let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let mut exponents = Vector::<f32, NS>::new(0.0f32);
         #[unroll]
         for n in 0..comptime!(bp.rows / 8) {
@@ -291,7 +305,7 @@ impl KeySums {
             for e in 0..2usize {
                 let reference = pair.extract(comptime!(2 * e));
                 let row = comptime!(n * 8 + e) + quad * 2;
-                let alibi = row_alibi(&tiles.slopes, at, row, bp);
+                let alibi = row_alibi(&tiles.slopes, &step.at, row, bp);
                 #[unroll]
                 for half in 0..2usize {
                     let value = comptime!(n * 4 + half * 2 + e);
@@ -304,7 +318,7 @@ impl KeySums {
                     let score = biased(&alibi, score, place);
                     let product = s.extract(value);
                     let exponent = if comptime!(exact) {
-                        let lse = at.exact::<E>(inputs, &pairs.rows, row, bp);
+                        let lse = lses.exact::<E>(inputs, row, bp);
                         let logit = pairs.logit_scale.apply(product, score, bp.softcap);
                         self.change.above(lse.exponent(logit))
                     } else {

@@ -190,8 +190,8 @@ fn attend_held<E: Float>(
                 for c in 0..comptime!(bp.head_dim / 32) {
                     acc[c] = scaled::<NO>(acc[c], factors.upper, factors.lower);
                 }
+                softmax.rebase::<NS>(&mut s, key_tile);
             }
-            let s = softmax.rebased::<NS>(s, key_tile);
             let references = softmax.references();
             // O += P V, 16 keys at a time.
             #[unroll]
@@ -218,7 +218,7 @@ fn attend_held<E: Float>(
         }
     }
 
-    let sums = softmax.finish();
+    let sums = softmax.finish::<E>();
     let inverse0 = select(sums.upper.empty, 0.0f32, sums.upper.inverse());
     let inverse1 = select(sums.lower.empty, 0.0f32, sums.lower.inverse());
     let to = OutputRows {

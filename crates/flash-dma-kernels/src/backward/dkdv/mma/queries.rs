@@ -5,12 +5,12 @@ use crate::backward::dkdv::shared::alibi::{enter_slopes, key_place, numbers_of};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::dropout::words_of;
-use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
+use crate::backward::dkdv::shared::queries::{QueryRows, Step, StepLses, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
 use crate::matrix::copies::copied_segment;
 use crate::matrix::fragment::swizzle;
-use crate::matrix::logit_scale::{ExactLse, is_large};
+use crate::matrix::logit_scale::{ExactLse, is_large, is_unusual};
 use crate::matrix::ptx::copy_or_zero;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -118,20 +118,24 @@ pub(crate) fn step_at<E: Float>(
 ) -> Step {
     let base = step % comptime!(bp.stages) * comptime!(bp.rows);
     let mut row = UNIT_POS_X as usize;
-    let mut empty = false;
+    let mut unusual = false;
     let mut not_finite = false;
-    let mut large = false;
     while row < comptime!(bp.rows) {
         // Non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
-        empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
-        large = large || is_large(tiles.lse[base + row]);
+        unusual = unusual || is_unusual(tiles.lse[base + row]);
         not_finite = not_finite || !is_finite(tiles.delta[base + row]);
         row += 32;
     }
-    let empty = plane_any(empty);
+    let unusual = plane_any(unusual);
     let full = order.is_full(step, query, bp);
-    let large = plane_any(large);
-    let boundary = !full || empty || large;
+    let boundary = !full || unusual;
+    let mut empty = false;
+    let mut large = false;
+    if unusual {
+        let lses = UnusualLses::find::<E>(tiles, step, bp);
+        empty = lses.empty;
+        large = lses.large;
+    }
     let mut unknown = empty;
     if comptime!(bp.pattern.is_planned()) {
         // Queries that see nothing are common there; non-finite queries are not.
@@ -154,6 +158,38 @@ pub(crate) fn step_at<E: Float>(
     }
 }
 
+/// Whether the LSEs of a tile have some of two kinds.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct UnusualLses {
+    /// -inf, of a row that attends to nothing.
+    pub empty: bool,
+    pub large: bool,
+}
+
+#[cube]
+impl UnusualLses {
+    /// Those of step `step`, whose tile is in its stage.
+    pub(crate) fn find<E: Float>(
+        tiles: &Tiles<E>,
+        step: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> UnusualLses {
+        let base = step % comptime!(bp.stages) * comptime!(bp.rows);
+        let mut row = UNIT_POS_X as usize;
+        let mut empty = false;
+        let mut large = false;
+        while row < comptime!(bp.rows) {
+            empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
+            large = large || is_large(tiles.lse[base + row]);
+            row += 32;
+        }
+        UnusualLses {
+            empty: plane_any(empty),
+            large: plane_any(large),
+        }
+    }
+}
+
 /// The query of row `row` of the tile of `step` in `stage`; -1 if the row has no query, or attends to nothing.
 #[cube]
 pub(crate) fn query_of<E: Float>(
@@ -171,12 +207,12 @@ pub(crate) fn query_of<E: Float>(
     select(is_query, query, i32::new(-1))
 }
 
-/// The LSE of row `row` of the tile of `step` in `stage`, in the form that serves the step: a large one as it is, any
-/// other as the rest of an LSE of zero, which [`exp_of`](crate::matrix::logit_scale::exp_of) subtracts.
+/// The LSE of row `row` of the tile of `step` in `stage`, in the form that serves the step: a large one as it is, from
+/// memory, any other as the rest of an LSE of zero, which [`exp_of`](crate::matrix::logit_scale::exp_of) subtracts.
 #[cube]
 pub(crate) fn lse_of<E: Float>(
     inputs: &BackwardInputs<E>,
-    rows: &QueryRows,
+    lses: &StepLses,
     tiles: &Tiles<E>,
     row: usize,
     stage: usize,
@@ -192,7 +228,7 @@ pub(crate) fn lse_of<E: Float>(
     if comptime!(boundary) {
         // Other LSEs of the step may be -inf, of rows that attend to nothing.
         if step.large && is_large(lse) {
-            let exact = step.exact::<E>(inputs, rows, row, bp);
+            let exact = lses.exact::<E>(inputs, row, bp);
             split.lse = exact.lse;
             split.rest = exact.rest;
         }

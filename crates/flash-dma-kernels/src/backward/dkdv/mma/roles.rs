@@ -14,7 +14,7 @@ use crate::backward::dkdv::mma::weights::{probabilities, score_gradients};
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::{QueryRows, Step};
+use crate::backward::dkdv::shared::queries::{QueryRows, Step, StepLses};
 use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
@@ -132,9 +132,11 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     }
     for turn in 0..order.count + 1 {
         let query = next.at.tile * comptime!(bp.queries());
-        // Copied, because the cursor moves on.
         let mut head = 0usize;
-        head += next.at.head;
+        if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias() || bp.slopes > 0) {
+            // Copied, because the cursor moves on.
+            head = next.at.head;
+        }
         // The keys' bits are loaded while the products are computed.
         let words = step_words(turn, query, head, order, pairs, first_role);
         // This unit's part of the tile has landed; after the barrier, every unit's has, the first role's probabilities
@@ -160,7 +162,9 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                     }
                 }
                 let step = WarpStep::new(turn, at, seen);
-                accumulate::<E, NS, NO, NA>(inputs, rows, &step, &operands, tiles, keys, sums);
+                accumulate::<E, NS, NO, NA>(
+                    inputs, rows, order, &step, &operands, tiles, keys, sums,
+                );
             }
         } else {
             if turn > 0 {
@@ -174,9 +178,10 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         biased_head = last_head;
                     }
                 }
-                let seen = Array::<u32>::new(comptime!(bp.fragments));
-                let step = WarpStep::new(turn - 1, at, seen);
-                accumulate::<E, NS, NO, NA>(inputs, rows, &step, &operands, tiles, keys, sums);
+                let step = WarpStep::of_second_role(turn - 1, at, bp);
+                accumulate::<E, NS, NO, NA>(
+                    inputs, rows, order, &step, &operands, tiles, keys, sums,
+                );
             }
             if turn < order.count {
                 products::<NS, NA>(turn, &operands, &mut sums.products, bp);
@@ -267,6 +272,7 @@ pub(crate) fn products<NS: Size, NA: Size>(
 fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
     inputs: &BackwardInputs<E>,
     rows: &QueryRows,
+    order: &StepOrder,
     step: &WarpStep,
     operands: &Operands,
     tiles: &mut Tiles<E>,
@@ -275,16 +281,18 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
 ) {
     // Two loop bodies: without a branch inside, the body that nearly all steps take is scheduled as a whole.
     if step.at.boundary {
-        accumulate_step::<E, NS, NO, NA>(inputs, rows, step, operands, tiles, keys, sums, true);
+        let lses = StepLses::of(&step.at, step.turn, order, rows, comptime!(keys.bp));
+        accumulate_step::<E, NS, NO, NA>(inputs, &lses, step, operands, tiles, keys, sums, true);
     } else {
-        accumulate_step::<E, NS, NO, NA>(inputs, rows, step, operands, tiles, keys, sums, false);
+        let lses = StepLses::none();
+        accumulate_step::<E, NS, NO, NA>(inputs, &lses, step, operands, tiles, keys, sums, false);
     }
 }
 
 #[cube]
 fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
     inputs: &BackwardInputs<E>,
-    query_rows: &QueryRows,
+    lses: &StepLses,
     step: &WarpStep,
     operands: &Operands,
     tiles: &mut Tiles<E>,
@@ -320,11 +328,11 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
             if comptime!(first_role) {
                 let s = &sums.products;
                 a = probabilities::<E, NS, NA>(
-                    a, inputs, query_rows, step, &bounds, tiles, s, keys, column, boundary,
+                    a, inputs, lses, step, &bounds, tiles, s, keys, column, boundary,
                 );
             } else {
                 a = score_gradients::<E, NS, NO, NA>(
-                    a, inputs, query_rows, step, &*tiles, sums, keys, column, boundary,
+                    a, inputs, lses, step, &*tiles, sums, keys, column, boundary,
                 );
             }
         }

@@ -55,4 +55,10 @@ impl WarpStep {
     pub(crate) fn new(turn: usize, at: Step, seen: Array<u32>) -> WarpStep {
         WarpStep { turn, at, seen }
     }
+
+    /// Without `seen`.
+    pub(crate) fn of_second_role(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
+        let seen = Array::<u32>::new(comptime!(bp.fragments));
+        WarpStep { turn, at, seen }
+    }
 }

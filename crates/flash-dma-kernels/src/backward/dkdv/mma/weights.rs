@@ -8,7 +8,7 @@ use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::dropout::words_of_rows;
-use crate::backward::dkdv::shared::queries::QueryRows;
+use crate::backward::dkdv::shared::queries::StepLses;
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::dropout::DropoutArg;
 use crate::matrix::dropout::{PairMask, weighed, without_delta};
@@ -155,7 +155,7 @@ fn probability(logit: f32, lse: &ExactLse, #[comptime] boundary: bool) -> f32 {
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
     inputs: &BackwardInputs<E>,
-    query_rows: &QueryRows,
+    lses: &StepLses,
     step: &WarpStep,
     bounds: &Array<i32>,
     tiles: &mut Tiles<E>,
@@ -168,19 +168,9 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     let mut a = a;
     let stage = step.turn % comptime!(bp.stages);
     let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
-    let lse0 = lse_of::<E>(
-        inputs, query_rows, &*tiles, row, stage, &step.at, boundary, bp,
-    );
-    let lse1 = lse_of::<E>(
-        inputs,
-        query_rows,
-        &*tiles,
-        row + 1,
-        stage,
-        &step.at,
-        boundary,
-        bp,
-    );
+    let at = &step.at;
+    let lse0 = lse_of::<E>(inputs, lses, &*tiles, row, stage, at, boundary, bp);
+    let lse1 = lse_of::<E>(inputs, lses, &*tiles, row + 1, stage, at, boundary, bp);
     let mut query0 = 0i32;
     let mut query1 = 0i32;
     if comptime!(boundary && !bp.pattern.is_planned()) {
@@ -258,7 +248,7 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
 pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
     a: Vector<u32, NA>,
     inputs: &BackwardInputs<E>,
-    query_rows: &QueryRows,
+    lses: &StepLses,
     step: &WarpStep,
     tiles: &Tiles<E>,
     sums: &mut WarpSums<NS, NO>,
@@ -290,8 +280,7 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
                 if comptime!(bp.softcap) {
                     // Neither the slope nor, if what is added is large, the product can be told from a probability.
                     let at = &step.at;
-                    let lse =
-                        lse_of::<E>(inputs, query_rows, tiles, row + e, stage, at, boundary, bp);
+                    let lse = lse_of::<E>(inputs, lses, tiles, row + e, stage, at, boundary, bp);
                     let alibi = row_alibi(&tiles.slopes, &step.at, row + e, bp);
                     let place = local_place(&tiles.places, local_key(key, bp));
                     let x = weight + biased(&alibi, keys.score(key), place);

@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::finite::is_finite;
 use crate::matrix::logit_scale::ExactLse;
 use crate::vectors::Segment;
@@ -55,35 +56,73 @@ impl QueryRows {
 pub(crate) struct Step {
     /// The first query of the tile.
     pub query: usize,
-    /// The first head of the tile, within the group.
+    /// The first head of the tile, within the group; only with biases of pairs and with ALiBi.
     pub head: usize,
     /// Whether some pair may not be selected, or some LSE is large.
     pub boundary: bool,
-    /// Whether some LSE is large: probabilities are then computed by [`exact`](Step::exact) LSEs.
+    /// Whether some LSE is large: probabilities are then computed by [`StepLses`].
     pub large: bool,
     /// Whether, in addition, some row of Q or dO may not be finite.
     pub not_finite: bool,
 }
 
+/// Where the LSEs of a step's rows are in memory, of which they are read if some are large: that is rare, and they would
+/// take shared memory from all steps.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepLses {
+    /// The first row of `lse` of the step's first head.
+    row: usize,
+    /// The step's first query.
+    query: usize,
+    /// Queries per head.
+    len: usize,
+}
+
 #[cube]
-impl Step {
-    /// The LSE of row `row` of the tile, read from memory: seldom needed, it would take shared memory from all steps. A
-    /// row of no query has that of another.
+impl StepLses {
+    /// Those of step `step`, at turn `turn` of `order`, if some are large.
+    pub(crate) fn of(
+        step: &Step,
+        turn: usize,
+        order: &StepOrder,
+        rows: &QueryRows,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> StepLses {
+        let mut row = rows.row;
+        if step.large {
+            row += order.at(turn, bp).head * rows.len;
+        }
+        StepLses {
+            row,
+            query: step.query,
+            len: rows.len,
+        }
+    }
+
+    /// A placeholder that is never read.
+    pub(crate) fn none() -> StepLses {
+        StepLses {
+            row: 0usize,
+            query: 0usize,
+            len: 0usize,
+        }
+    }
+
+    /// The LSE of row `row` of the tile. A row of no query has that of another.
     pub(crate) fn exact<E: Float>(
         &self,
         inputs: &BackwardInputs<E>,
-        rows: &QueryRows,
         row: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> ExactLse {
         let queries = comptime!(bp.queries());
-        let query = min(self.query + row % queries, rows.len - 1);
+        let query = min(self.query + row % queries, self.len - 1);
         let behind = select(
             row < comptime!(bp.queries() * bp.heads),
             row / queries,
             0usize,
         );
-        let at = rows.row + (self.head + behind) * rows.len + query;
+        let at = self.row + behind * self.len + query;
         ExactLse::read(&inputs.lse, &inputs.lse_rest, at)
     }
 }

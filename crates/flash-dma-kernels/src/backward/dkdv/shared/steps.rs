@@ -56,6 +56,18 @@ impl StepOrder {
         }
     }
 
+    /// Step `turn`, for those that seldom need it: a [`Cursor`] that moves along takes no division.
+    pub(crate) fn at(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        if comptime!(bp.pattern.is_planned()) {
+            Cursor::listed(self.list.entry(turn), bp)
+        } else {
+            Cursor {
+                tile: self.range.first + turn % self.range.tiles,
+                head: turn / self.range.tiles * comptime!(bp.heads),
+            }
+        }
+    }
+
     /// Whether all rows of step `turn`, which begins at query `query`, see all keys.
     pub(crate) fn is_full(&self, turn: usize, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         if comptime!(bp.pattern.is_planned()) {

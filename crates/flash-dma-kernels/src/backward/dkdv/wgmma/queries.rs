@@ -218,15 +218,17 @@ pub(crate) fn step_at<E: Float>(
             exponent_bits(rows.extract(3usize)),
         ),
     );
-    let large =
-        any_lane(is_large_scaled(rows.extract(0usize)) || is_large_scaled(rows.extract(2usize)));
-    let mut boundary = !full || large;
+    let mut boundary = !full;
+    let mut large = false;
     let mut not_finite = false;
-    // Rare: non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
+    // Rare: non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf; a large LSE is scaled to -inf.
     if any_lane(bits == NO_NUMBER) {
+        large = any_lane(
+            is_large_scaled(rows.extract(0usize)) || is_large_scaled(rows.extract(2usize)),
+        );
         let none = f32::new(f32::INFINITY);
         let empty = any_lane(rows.extract(0usize) == none || rows.extract(2usize) == none);
-        boundary = boundary || empty;
+        boundary = boundary || empty || large;
         let mut unknown = empty;
         if comptime!(bp.pattern.is_planned()) {
             // Queries that see nothing are common there; non-finite queries are not.

@@ -3,6 +3,7 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::queries::{QueryRows, StepLses};
 use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
@@ -125,6 +126,16 @@ impl Steps {
         }
     }
 
+    /// Where the LSEs of a step are, see [`StepLses::of`].
+    pub(crate) fn lses(
+        &self,
+        step: &StagedStep,
+        rows: &QueryRows,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> StepLses {
+        StepLses::of(&step.at, step.turn, &self.order, rows, bp)
+    }
+
     /// Whether all queries of the step at turn `turn` see all keys.
     pub(crate) fn is_full(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         let query = self.present(bp).tile * comptime!(bp.queries());
@@ -169,9 +180,11 @@ pub(crate) fn staged_step<E: Float>(
     let stage = turn % comptime!(bp.stages);
     let present = steps.present(bp);
     let query = present.tile * comptime!(bp.queries());
-    // Copied, because `present` aliases the cursor's variables, which advance before the head is read.
     let mut head = 0usize;
-    head += present.head;
+    if comptime!(bp.pattern.has_pair_bias() || bp.slopes > 0) {
+        // Copied, because `present` aliases the cursor's variables, which advance before the head is read.
+        head = present.head;
+    }
     let at = step_at::<E>(stage, query, head, steps.is_full(turn, bp), tiles, bp);
     let mut seen = 0u32;
     if comptime!(bp.pattern.is_planned()) {
@@ -180,5 +193,10 @@ pub(crate) fn staged_step<E: Float>(
             seen = words.pack(query, mask, place.q_len, place.k_len, 0usize, bp);
         }
     }
-    StagedStep { at, stage, seen }
+    StagedStep {
+        at,
+        turn,
+        stage,
+        seen,
+    }
 }

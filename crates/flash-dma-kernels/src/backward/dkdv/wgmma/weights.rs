@@ -6,13 +6,13 @@ use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::Step;
+use crate::backward::dkdv::shared::queries::{Step, StepLses};
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
+use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
-use crate::matrix::logit_scale::{ExactLse, is_large_scaled};
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
@@ -38,6 +38,7 @@ pub(crate) struct StepProducts<NS: Size> {
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StagedStep {
     pub at: Step,
+    pub turn: usize,
     pub stage: usize,
     /// Which pairs of a boundary step are selected, in the format of
     /// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack); `bp.pattern.is_planned()` only.
@@ -52,47 +53,69 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     inputs: &BackwardInputs<E>,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
+    steps: &Steps,
     step: &StagedStep,
     pairs: &Pairs,
 ) {
-    // Separate code for boundary steps: a branch per element would prevent the other instructions from overlapping.
-    if step.at.boundary {
-        set_weights::<E, NS, NP>(weights, products, inputs, keys, tiles, step, pairs, true);
+    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    if step.at.large {
+        let lses = steps.lses(step, &pairs.rows, pairs.bp);
+        set_weights::<E, NS, NP>(
+            weights,
+            products,
+            inputs,
+            &lses,
+            keys,
+            tiles,
+            step,
+            pairs,
+            StepKind::Large,
+        );
+    } else if step.at.boundary {
+        set_weights::<E, NS, NP>(
+            weights,
+            products,
+            inputs,
+            &StepLses::none(),
+            keys,
+            tiles,
+            step,
+            pairs,
+            StepKind::Boundary,
+        );
     } else {
-        set_weights::<E, NS, NP>(weights, products, inputs, keys, tiles, step, pairs, false);
+        set_weights::<E, NS, NP>(
+            weights,
+            products,
+            inputs,
+            &StepLses::none(),
+            keys,
+            tiles,
+            step,
+            pairs,
+            StepKind::Full,
+        );
     }
 }
 
-/// See [`step_weights`]. On a `boundary` step the weights of pairs that are not selected are zero, and LSEs may be large.
+/// See [`step_weights`]. The weights of pairs that are not selected are zero.
 #[cube]
 fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
     products: &StepProducts<NS>,
     inputs: &BackwardInputs<E>,
+    lses: &StepLses,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
     step: &StagedStep,
     pairs: &Pairs,
-    #[comptime] boundary: bool,
+    #[comptime] kind: StepKind,
 ) {
     let (s, logit_scale, bp) = (&products.s, &pairs.logit_scale, comptime!(pairs.bp));
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
-    // With a softcap the boundary step's own code serves large LSEs: another copy would not fit the registers.
-    let unrounded = if comptime!(boundary && !bp.softcap) {
-        if step.at.large {
-            probabilities::<E, NS>(s, inputs, keys, tiles, step, pairs, StepKind::Large)
-        } else {
-            probabilities::<E, NS>(s, inputs, keys, tiles, step, pairs, StepKind::Boundary)
-        }
-    } else {
-        let kind = comptime!(if boundary {
-            StepKind::Boundary
-        } else {
-            StepKind::Full
-        });
-        probabilities::<E, NS>(s, inputs, keys, tiles, step, pairs, kind)
-    };
+    let boundary = comptime!(kind != StepKind::Full);
+    let unrounded = probabilities::<E, NS>(s, inputs, lses, keys, tiles, step, pairs, kind);
     let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
     let mut p = Vector::<u32, NP>::new(0u32);
     let mut ds = Vector::<u32, NP>::new(0u32);
@@ -154,7 +177,7 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
 
 /// What the pairs of a step need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum StepKind {
+pub(crate) enum StepKind {
     /// All are selected, and no LSE is large.
     Full,
     /// Some may not be selected.
@@ -163,39 +186,12 @@ enum StepKind {
     Large,
 }
 
-/// The LSE of row `row` of a boundary step: in a `Large` one from memory; in another, which may have large LSEs, too, with
-/// a softcap, from memory if it is large, and else as the rest of an LSE of zero, `reference`.
-#[cube]
-fn lse_of<E: Float>(
-    reference: f32,
-    row: usize,
-    inputs: &BackwardInputs<E>,
-    step: &StagedStep,
-    pairs: &Pairs,
-    #[comptime] kind: StepKind,
-) -> ExactLse {
-    let bp = comptime!(pairs.bp);
-    if comptime!(kind == StepKind::Large) {
-        step.at.exact::<E>(inputs, &pairs.rows, row, bp)
-    } else {
-        let mut lse = ExactLse {
-            lse: 0.0f32,
-            rest: reference,
-        };
-        if step.at.large && is_large_scaled(reference) {
-            let exact = step.at.exact::<E>(inputs, &pairs.rows, row, bp);
-            lse.lse = exact.lse;
-            lse.rest = exact.rest;
-        }
-        lse
-    }
-}
-
 /// The probabilities of a step's pairs, in f32; 0 where a pair is not selected.
 #[cube]
 fn probabilities<E: Float, NS: Size>(
     s: &Vector<f32, NS>,
     inputs: &BackwardInputs<E>,
+    lses: &StepLses,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
     step: &StagedStep,
@@ -241,8 +237,8 @@ fn probabilities<E: Float, NS: Size>(
                 ),
             );
             let (s0, s1) = (s.extract(at0), s.extract(at1));
-            if comptime!(kind == StepKind::Large || (boundary && bp.softcap)) {
-                let lse = lse_of::<E>(reference, row, inputs, step, pairs, kind);
+            if comptime!(kind == StepKind::Large) {
+                let lse = lses.exact::<E>(inputs, row, bp);
                 let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
                 let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
                 unrounded.insert(at0, p0);
