@@ -149,6 +149,7 @@ impl<B: Backend> LeftOut<B> {
         }
     }
 
+    #[cfg(any(feature = "cube", feature = "flex"))]
     pub(crate) fn into_option(self) -> Option<(IntTensor<B>, LeaveOneOut)> {
         match self {
             Self::None => None,

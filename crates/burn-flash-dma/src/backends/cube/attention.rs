@@ -36,10 +36,7 @@ impl DynamicMaskOps for CubeBackend {
         if default_bodies(&problem) {
             return attention::forward::<Self>(q, k, v, selection, problem);
         }
-        let results = Forwarded {
-            residual: OptionalFloat::None,
-            ..empty_results(&q, &problem)
-        };
+        let results = Results::alone(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
         (results.out, results.lse)
     }
@@ -54,9 +51,9 @@ impl DynamicMaskOps for CubeBackend {
         if default_bodies(&problem) {
             return attention::forward_with_residual::<Self>(q, k, v, selection, problem);
         }
-        let results = empty_results(&q, &problem);
+        let results = Results::for_backward(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
-        results
+        results.into_forwarded()
     }
 
     fn dynamic_mask_backward(
@@ -114,52 +111,83 @@ fn run_forward(
     rows: [CubeTensor; 3],
     selection: Selection<CubeBackend>,
     problem: Problem,
-    results: &Forwarded<CubeBackend>,
+    results: &Results,
 ) {
     let client = rows[0].client.clone();
     let inputs = inputs(problem.engine, rows, selection);
     let plan = forward::plan(&client, &problem, &inputs);
-    let result = plan.and_then(|plan| plan.run(result_bindings(results)));
-    run_checked("attention's forward pass", all(results), result);
+    let result = plan.and_then(|plan| plan.run(results.bindings()));
+    run_checked("attention's forward pass", results.all(), result);
 }
 
-/// The results of a forward pass before it, on the device of `q`: each token's heads together, as the product behind
-/// attention reads them.
-pub(super) fn empty_results(q: &CubeTensor, problem: &Problem) -> Forwarded<CubeBackend> {
-    let rows = |[batch, heads, len, head_dim]: [usize; 4]| {
-        let mut rows = empty(q, [batch, len, heads, head_dim], q.dtype);
-        rows.meta.swap(1, 2);
-        rows
-    };
-    let residual = problem.residual_shape().map(rows);
-    Forwarded {
-        out: rows(problem.q_shape()),
-        residual: OptionalFloat::from_option(residual),
-        lse: empty(q, problem.lse_shape(), DType::F32),
-        lse_rest: empty(q, problem.lse_shape(), DType::F32),
+/// What a forward pass writes.
+pub(super) struct Results {
+    pub(super) out: CubeTensor,
+    pub(super) lse: CubeTensor,
+    /// For the backward pass: what rounding `out`, if it is of 16 bits, and `lse` loses.
+    residual: Option<CubeTensor>,
+    lse_rest: Option<CubeTensor>,
+}
+
+impl Results {
+    /// Before a forward pass that no backward pass follows, on the device of `q`: each token's heads together, as the
+    /// product behind attention reads them.
+    pub(super) fn alone(q: &CubeTensor, problem: &Problem) -> Self {
+        Self {
+            out: empty_rows(q, problem.q_shape()),
+            lse: empty(q, problem.lse_shape(), DType::F32),
+            residual: None,
+            lse_rest: None,
+        }
+    }
+
+    /// As [`alone`](Self::alone), with what the backward pass needs.
+    pub(super) fn for_backward(q: &CubeTensor, problem: &Problem) -> Self {
+        Self {
+            residual: (problem.residual_shape()).map(|shape| empty_rows(q, shape)),
+            lse_rest: Some(empty(q, problem.lse_shape(), DType::F32)),
+            ..Self::alone(q, problem)
+        }
+    }
+
+    /// The bindings through which the kernels write them.
+    pub(super) fn bindings(&self) -> Outputs {
+        let optional = |tensor: &Option<CubeTensor>| tensor.clone().map(CubeTensor::binding);
+        Outputs {
+            out: self.out.clone().binding(),
+            residual: optional(&self.residual),
+            lse: self.lse.clone().binding(),
+            lse_rest: optional(&self.lse_rest),
+        }
+    }
+
+    /// All tensors.
+    pub(super) fn all(&self) -> impl Iterator<Item = &CubeTensor> {
+        let always = [&self.out, &self.lse].into_iter();
+        always.chain(&self.residual).chain(&self.lse_rest)
+    }
+
+    /// As the backward pass takes them.
+    ///
+    /// # Panics
+    ///
+    /// Unless they are [`for_backward`](Self::for_backward).
+    pub(super) fn into_forwarded(self) -> Forwarded<CubeBackend> {
+        Forwarded {
+            out: self.out,
+            residual: OptionalFloat::from_option(self.residual),
+            lse: self.lse,
+            lse_rest: self
+                .lse_rest
+                .expect("the rest of an LSE is written for a backward pass"),
+        }
     }
 }
 
-/// The bindings through which the kernels write them.
-pub(super) fn result_bindings(results: &Forwarded<CubeBackend>) -> Outputs {
-    Outputs {
-        out: results.out.clone().binding(),
-        residual: match &results.residual {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(residual) => Some(residual.clone().binding()),
-        },
-        lse: results.lse.clone().binding(),
-        lse_rest: Some(results.lse_rest.clone().binding()),
-    }
-}
-
-/// All tensors of the results.
-pub(super) fn all(results: &Forwarded<CubeBackend>) -> Vec<&CubeTensor> {
-    let mut all = vec![&results.out, &results.lse, &results.lse_rest];
-    if let OptionalFloat::Some(residual) = &results.residual {
-        all.push(residual);
-    }
-    all
+fn empty_rows(q: &CubeTensor, [batch, heads, len, head_dim]: [usize; 4]) -> CubeTensor {
+    let mut rows = empty(q, [batch, len, heads, head_dim], q.dtype);
+    rows.meta.swap(1, 2);
+    rows
 }
 
 /// What the forward pass saved, and the incoming gradients.

@@ -1,6 +1,6 @@
 //! Masks and biases on every CubeCL runtime.
 
-use super::attention::{all, empty_results, result_bindings, saved_bindings};
+use super::attention::{Results, saved_bindings};
 use super::packed::empty_gradients;
 use super::tensors::{empty, rows, run_checked};
 use crate::backends::bias::as_f32;
@@ -55,10 +55,7 @@ impl MaskedAttentionOps for CubeBackend {
         if default_bodies(&problem.attention) {
             return masked::forward::<Self>(q, k, v, masking, problem);
         }
-        let results = Forwarded {
-            residual: OptionalFloat::None,
-            ..empty_results(&q, &problem.attention)
-        };
+        let results = Results::alone(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
         (results.out, results.lse)
     }
@@ -73,9 +70,9 @@ impl MaskedAttentionOps for CubeBackend {
         if default_bodies(&problem.attention) {
             return masked::forward_with_residual::<Self>(q, k, v, masking, problem);
         }
-        let results = empty_results(&q, &problem.attention);
+        let results = Results::for_backward(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
-        results
+        results.into_forwarded()
     }
 
     fn masked_attention_backward(
@@ -122,13 +119,13 @@ fn run_forward(
     rows: [CubeTensor; 3],
     masking: Masking<CubeBackend>,
     problem: MaskedProblem,
-    results: &Forwarded<CubeBackend>,
+    results: &Results,
 ) {
     let client = rows[0].client.clone();
     let inputs = inputs(problem.attention.engine, rows, masking);
     let plan = forward::plan(&client, &problem, &inputs);
-    let result = plan.and_then(|plan| plan.run(result_bindings(results)));
-    run_checked("masked attention's forward pass", all(results), result);
+    let result = plan.and_then(|plan| plan.run(results.bindings()));
+    run_checked("masked attention's forward pass", results.all(), result);
 }
 
 /// The tensors of a plan on the device of `like`, and the bindings through which the kernels write them.

@@ -60,10 +60,9 @@ fn forward<S: Clone>(draw: &mut Draw, attention: Attention<S>, sizes: &Sizes) {
             draw.finish(out);
         }
         _ => {
-            let lse = draw.tensor_in("lse", sizes.lse(), DType::F32);
             let rows = chosen(draw, sizes.q_len);
             let out = draw.call("Attention::try_probabilities", || {
-                attention.try_probabilities(lse, &rows)
+                attention.try_probabilities(&rows)
             });
             draw.finish(out);
         }
@@ -240,10 +239,9 @@ pub fn masked_attention(draw: &mut Draw) {
             draw.finish(out);
         }
         _ => {
-            let lse = draw.tensor_in("lse", sizes.lse(), DType::F32);
             let rows = chosen(draw, sizes.q_len);
             let out = draw.call("MaskedAttention::try_probabilities", || {
-                attention.try_probabilities(lse, &rows)
+                attention.try_probabilities(&rows)
             });
             draw.finish(out);
         }
@@ -399,10 +397,9 @@ fn packed<S>(draw: &mut Draw, attention: PackedAttention<S>, sizes: &Sizes) {
             draw.finish(out);
         }
         _ => {
-            let lse = draw.tensor_in("lse", [sizes.q_heads, sizes.q_len], DType::F32);
             let rows = chosen(draw, sizes.q_len);
             let out = draw.call("PackedAttention::try_probabilities", || {
-                attention.try_probabilities(lse, &rows)
+                attention.try_probabilities(&rows)
             });
             draw.finish(out);
         }
