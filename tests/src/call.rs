@@ -13,6 +13,8 @@ pub enum Layout {
     Transposed,
     /// One element between two rows, so only the first row is aligned.
     Padded,
+    /// Token by token, each in a row that holds as many heads again, and as many once more: a part of packed q, k and v.
+    Packed,
     /// Contiguous, and the results lie behind two other elements, off the 16 bytes at which buffers begin.
     Behind,
     /// Contiguous, but an axis along which the values repeat has a stride of 0.
@@ -55,8 +57,8 @@ impl Raw {
         let rank = shape.len();
         // The axes from the outermost in memory to the innermost.
         let axes: Vec<usize> = match (layout, rank) {
-            (Layout::Transposed, 4) => vec![0, 2, 1, 3],
-            (Layout::Transposed, 3) => vec![1, 0, 2],
+            (Layout::Transposed | Layout::Packed, 4) => vec![0, 2, 1, 3],
+            (Layout::Transposed | Layout::Packed, 3) => vec![1, 0, 2],
             _ => (0..rank).collect(),
         };
         let repeats = match layout {
@@ -69,6 +71,9 @@ impl Raw {
             if repeats[axis] {
                 strides[axis] = 0;
                 continue;
+            }
+            if layout == Layout::Packed && rank == 4 && depth == 1 {
+                size *= 3;
             }
             strides[axis] = size;
             let gap = usize::from(layout == Layout::Padded && depth == rank - 1);
@@ -148,6 +153,8 @@ pub struct Call {
     pub grad_out: Raw,
     /// The gradient of the LSE, contiguous.
     pub grad_lse: Option<Vec<f64>>,
+    /// A logit of each query head that has no key, if the engine [has them](crate::Engine::SINKS).
+    pub sink: Option<Vec<f64>>,
     /// Elements that the buffers of the results lack at their end.
     pub missing: usize,
     /// The layout of the tensors passed from the forward to the backward pass.
@@ -175,6 +182,7 @@ impl Call {
             given: false,
             grad_out: place(grads.0, p.q_shape()),
             grad_lse: grads.1.map(<[f64]>::to_vec),
+            sink: None,
             missing: 0,
             layout,
         }

@@ -44,6 +44,8 @@ pub struct Gradients {
     /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the call has
     /// runners-up and the engine has it on its own (under autodiff it is in that of the scores).
     pub rank: Option<Vec<f64>>,
+    /// `[q_heads]`: the gradient of the logits that have no key; given exactly if the call has them.
+    pub sink: Option<Vec<f64>>,
 }
 
 /// A call that was refused.
@@ -78,6 +80,8 @@ pub trait Engine: Send + Sync + 'static {
     const SIZE: Size;
     /// Whether it has ranks that compete.
     const COMPETES: bool = false;
+    /// Whether a softmax may have logits without keys.
+    const SINKS: bool = false;
 
     /// The engine on its device.
     fn new() -> Self;

@@ -82,6 +82,30 @@ impl Expected {
         });
     }
 
+    /// The values of `out` and of the LSE.
+    pub(crate) fn rows(&self) -> (&[f64], &[f64]) {
+        (&self.tensors[0].exact.values, &self.lse.values)
+    }
+
+    /// Changes each row's output and LSE, and how much of the error of arithmetic the gradients are allowed.
+    pub(crate) fn change_rows(
+        &mut self,
+        out: impl Fn(usize, &mut [f64], &mut [f64]),
+        lse: impl Fn(usize, &mut f64, &mut f64),
+        gradients: f64,
+    ) {
+        let width = self.width("out").max(1);
+        let (first, others) = self.tensors.split_first_mut().expect("there is an output");
+        let exact = &mut first.exact;
+        let rows = (exact.values.chunks_mut(width)).zip(exact.magnitude.chunks_mut(width));
+        (rows.enumerate()).for_each(|(row, (values, magnitude))| out(row, values, magnitude));
+        let rows = (self.lse.values.iter_mut()).zip(&mut self.lse.magnitude);
+        (rows.enumerate()).for_each(|(row, (value, magnitude))| lse(row, value, magnitude));
+        for tensor in others {
+            (tensor.exact.magnitude.iter_mut()).for_each(|size| *size *= gradients);
+        }
+    }
+
     /// Compares outputs and gradients, the latter in the order in which they were added. NaN, or few pairs, leave few
     /// elements for measuring the naive implementation: before a failure is reported, its errors at `others`, inputs of
     /// the same kind, count, too. They take as long as the expected results, and most results are right without them.

@@ -30,11 +30,13 @@ pub enum Scores {
     Large,
     /// Blocks of 32 keys alternate between high and low, so whole key tiles are inactive.
     Blocks,
+    /// Normal; one run of keys in four is dealt to the head, and the others rank 12 lower.
+    Turns,
 }
 
 impl Scores {
     /// Every kind.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Normal,
         Self::Ties,
         Self::AllEqual,
@@ -47,6 +49,7 @@ impl Scores {
         Self::Fading,
         Self::Large,
         Self::Blocks,
+        Self::Turns,
     ];
 
     /// The scores of one head, each an f32.
@@ -97,6 +100,14 @@ impl Scores {
                         -6.0
                     };
                     *z = f64::from((0.1 * *z + level) as f32);
+                }
+            }
+            Self::Turns => {
+                let (run, own) = ([1, 4, 16][rng.below(3)], rng.below(4));
+                for (j, z) in z.iter_mut().enumerate() {
+                    if j / run % 4 != own {
+                        *z = f64::from((*z - 12.0) as f32);
+                    }
                 }
             }
         }

@@ -5,7 +5,7 @@ use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, RunnersUp, Selection};
-use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_select};
+use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_learnable_sink, try_select};
 use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule,
 };
@@ -87,18 +87,22 @@ fn place<const R: usize, K: Basic>(
         0 => 1,
         _ => shape[axis],
     });
-    let mut stored: [usize; R] = axes.map(|axis| sizes[axis]);
-    let row = stored[R - 1];
-    let gap = raw.strides[axes[R - 2]].saturating_sub(row);
-    stored[R - 1] += gap;
+    let used: [usize; R] = axes.map(|axis| sizes[axis]);
+    // With the gaps that an axis has behind its indices.
+    let mut stored = used;
+    for (depth, pair) in axes.windows(2).enumerate() {
+        if let [outer @ 1.., inner @ 1..] = [raw.strides[pair[0]], raw.strides[pair[1]]] {
+            stored[depth + 1] = outer / inner;
+        }
+    }
     let mut values: Vec<f32> = raw.values.iter().map(|&x| x as f32).collect();
     values.resize(stored.iter().product(), f32::NAN);
-    let tensor = store(values, stored);
-    let tensor = if gap > 0 {
-        tensor.narrow(R - 1, 0, row)
-    } else {
-        tensor
-    };
+    let tensor = (0..R).fold(store(values, stored), |tensor, depth| {
+        match stored[depth] > used[depth] {
+            true => tensor.narrow(depth, 0, used[depth]),
+            false => tensor,
+        }
+    });
     let mut order = [0isize; R];
     for (at, &axis) in axes.iter().enumerate() {
         order[axis] = at as isize;
@@ -122,6 +126,7 @@ struct Tensors {
     k: Tensor<4>,
     v: Tensor<4>,
     scores: Option<Tensor<3>>,
+    sink: Option<Tensor<1>>,
 }
 
 impl Tensors {
@@ -131,6 +136,10 @@ impl Tensors {
             k: upload(&call.k, device),
             v: upload(&call.v, device),
             scores: call.scores.as_ref().map(|z| upload(z, device)),
+            sink: call.sink.as_ref().map(|logits| {
+                let values = logits.iter().map(|&x| x as f32).collect();
+                tensor(values, [logits.len()], ElementType::F32, device)
+            }),
         }
     }
 
@@ -140,10 +149,22 @@ impl Tensors {
             k: self.k.require_grad(),
             v: self.v.require_grad(),
             scores: self.scores.map(Tensor::require_grad),
+            sink: self.sink.map(Tensor::require_grad),
         }
     }
 
     fn forward(&self, call: &Call) -> Result<(Tensor<4>, Tensor<3>), Refused> {
+        let (out, lse) = self.forward_of_keys(call)?;
+        match self.sink.clone() {
+            None => Ok((out, lse)),
+            Some(logits) => try_learnable_sink(out, lse, logits).map_err(|error| Refused {
+                error,
+                written: false,
+            }),
+        }
+    }
+
+    fn forward_of_keys(&self, call: &Call) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         if let Some(far) = &call.far {
             return Ok(self.forward_with_runners_up(call, far));
         }
@@ -274,6 +295,7 @@ impl<B: Backend> Engine for Burn<B> {
     const NAME: &'static str = B::NAME;
     const SIZE: Size = B::SIZE;
     const COMPETES: bool = true;
+    const SINKS: bool = true;
 
     fn new() -> Self {
         Self {
@@ -372,6 +394,8 @@ impl Tensors {
                 .as_ref()
                 .map(|z| download(z.grad(&grads).expect("a tracked tensor"))),
             rank: None,
+            sink: (self.sink.as_ref())
+                .map(|logits| download(logits.grad(&grads).expect("a tracked tensor"))),
         };
         (outputs, gradients)
     }

@@ -153,6 +153,7 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
         v: widen(&v),
         scores: scores.map(|z| widen(&z)),
         rank: rank.map(|z| widen(&z)),
+        sink: None,
     };
     Ok((outputs, grads))
 }

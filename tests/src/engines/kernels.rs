@@ -436,6 +436,7 @@ impl<T: Target> Engine for Kernels<T> {
             v: self.read(&v),
             scores: scores.as_ref().map(|z| self.read(z)),
             rank: rank.as_ref().map(|z| self.read(z)),
+            sink: None,
         };
         Ok((outputs, grads))
     }

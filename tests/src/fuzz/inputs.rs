@@ -5,6 +5,7 @@
 
 use super::large;
 use super::selection::{Selected, most_live};
+use super::sink::Sink;
 use super::spec::{Place, Spec, What};
 use crate::case::expected;
 use crate::expected::{Expected, Learning, expected_of_rank};
@@ -149,6 +150,8 @@ pub(super) struct Drawn {
     is_large: bool,
     grad_out: Vec<f64>,
     grad_lse: Option<Vec<f64>>,
+    /// The logits of the query heads that have no key.
+    sink: Option<Vec<f64>>,
 }
 
 impl Drawn {
@@ -204,7 +207,14 @@ impl Drawn {
             v,
             scores,
         };
+        let sink = spec.sink.then(|| {
+            let heads = 0..spec.q_heads();
+            heads
+                .map(|_| f64::from((3.0 * rng.normal()) as f32))
+                .collect()
+        });
         Self {
+            sink,
             inputs,
             rank,
             selected,
@@ -229,6 +239,7 @@ impl Drawn {
             let mut other = Self::at(&spec, seed, scores);
             other.inputs.q.clone_from(&own.inputs.q);
             other.inputs.k.clone_from(&own.inputs.k);
+            other.sink.clone_from(&own.sink);
             if clean {
                 other.inputs.scores.clone_from(&own.inputs.scores);
                 other.inputs.problem = own.inputs.problem;
@@ -240,11 +251,27 @@ impl Drawn {
 
     /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
     pub(super) fn expected(&self, apart: bool) -> Expected {
-        let grad_lse = self.grad_lse.as_deref();
-        let grads = (&self.grad_out[..], grad_lse);
+        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
+        let of_keys = self.expected_of_keys(grads, apart);
+        match &self.sink {
+            None => of_keys,
+            Some(logits) => {
+                let sink = Sink::new(&of_keys, &self.inputs.problem, logits, grads);
+                let of_keys = self.expected_of_keys(sink.gradients(), apart);
+                sink.beside(of_keys)
+            }
+        }
+    }
+
+    /// [`expected`](Self::expected) without a sink, of these gradients.
+    fn expected_of_keys(
+        &self,
+        grads @ (grad_out, grad_lse): (&[f64], Option<&[f64]>),
+        apart: bool,
+    ) -> Expected {
         let Some(selected) = &self.selected else {
             if !self.is_large {
-                return expected(&self.inputs, &self.grad_out, grad_lse);
+                return expected(&self.inputs, grad_out, grad_lse);
             }
             let inputs = large::masked(&self.inputs, None, None);
             return large::expected(&inputs, "", (&Learning::default(), false), grads);
@@ -319,6 +346,7 @@ impl Drawn {
             spec.places[Spec::SCORES].place(raw);
         }
         call.layout = spec.places[Spec::GRAD_OUT].layout();
+        call.sink.clone_from(&self.sink);
         if let Some(selected) = &self.selected {
             call.intervals = Some(selected.intervals.clone());
             call.far.clone_from(&selected.far);

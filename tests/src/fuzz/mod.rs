@@ -14,6 +14,7 @@ mod record;
 mod run;
 mod selection;
 mod shrink;
+mod sink;
 mod spec;
 #[cfg(test)]
 mod tests;

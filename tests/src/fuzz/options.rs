@@ -2,6 +2,7 @@
 
 use super::draw::Profile;
 use super::spec::{By, Decoding, MAX_STEP, Parts, Place, Selecting, Spec, Store, What};
+use flash_dma_reference::generate::Scores;
 
 /// An option of a problem.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +66,7 @@ pub const CHOICES: &[Choice] = &[
     always("one query", |s| s.q_len == 1),
     always("transposed", |s| s.places.contains(&Place::Transposed)),
     always("padded rows", |s| s.places.contains(&Place::Padded)),
+    always("packed", |s| s.places.contains(&Place::Packed)),
     always("read for all", |s| {
         let once = [Place::Batch, Place::Heads, Place::Tokens];
         once.iter().any(|place| s.places.contains(place))
@@ -73,7 +75,14 @@ pub const CHOICES: &[Choice] = &[
     always("kept keys that learn", |s| {
         is_by(s, |by| by.left_out.is_some())
     }),
+    always("turns", |s| s.scores() == Some(Scores::Turns)),
+    always("slopes", |s| s.scores() == Some(Scores::Recency)),
     always("ranks apart", |s| is_by(s, |by| by.apart)),
+    Choice {
+        name: "learned sinks",
+        is_in: |s| s.sink,
+        is_drawn: |profile| profile.sinks,
+    },
     Choice {
         name: "ranks that compete",
         is_in: |s| is_by(s, |by| by.softmax.is_some()),

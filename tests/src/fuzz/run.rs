@@ -64,6 +64,9 @@ pub fn run<E: Fuzzed>(engine: &E, spec: &Spec) -> Outcome {
     if !E::COMPETES && spec.selecting().is_some_and(|by| by.softmax.is_some()) {
         return Outcome::Skipped("the engine has no ranks that compete");
     }
+    if !E::SINKS && spec.sink {
+        return Outcome::Skipped("the engine has no logits without keys");
+    }
     drop(take_notes());
     let checked = catch_unwind(AssertUnwindSafe(|| match &spec.what {
         What::Plain | What::Scored { .. } => attention(engine, spec),
@@ -159,6 +162,7 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
         .into_iter()
         .chain(&grads.scores)
         .chain(&grads.rank)
+        .chain(&grads.sink)
         .map(|grad| &grad[..])
         .collect();
     let others = || (Drawn::others(spec).map(|other| other.expected(apart))).collect();

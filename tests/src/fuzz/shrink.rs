@@ -75,6 +75,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     with(&|s| s.scale = None);
     with(&|s| s.softcap = None);
     with(&|s| s.alibi = false);
+    with(&|s| s.sink = false);
     with(&|s| s.large = None);
     with(&|s| {
         s.large = s.large.map(|large| Large {

@@ -35,6 +35,8 @@ pub struct Spec {
     pub alibi: bool,
     /// What makes the logits great numbers, if something does.
     pub large: Option<Large>,
+    /// Whether each query head has a logit without a key.
+    pub sink: bool,
     /// Whether bit-equal repeats are asked for.
     pub deterministic: bool,
     /// The rate of the dropout, whose seed is that of the random numbers.
@@ -202,6 +204,8 @@ pub enum Place {
     Transposed,
     /// With a gap between rows.
     Padded,
+    /// As a part of a packed tensor.
+    Packed,
     /// One sequence is read for all.
     Batch,
     /// One head is read for all.
@@ -217,6 +221,7 @@ impl Place {
         match self {
             Self::Transposed => Layout::Transposed,
             Self::Padded => Layout::Padded,
+            Self::Packed => Layout::Packed,
             _ => Layout::Contiguous,
         }
     }

@@ -37,6 +37,7 @@ fn palette(variants: usize, seed: u64) -> Palette {
 fn a_problem_is_the_line_that_it_prints() {
     let profile = Profile {
         large: true,
+        sinks: true,
         ..Profile::of(&Cpu)
     };
     let palette = Palette::new(profile, 3);

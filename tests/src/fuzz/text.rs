@@ -12,6 +12,7 @@ const PLACES: [(char, Place); 6] = [
     ('c', Place::Contiguous),
     ('t', Place::Transposed),
     ('p', Place::Padded),
+    ('q', Place::Packed),
     ('b', Place::Batch),
     ('h', Place::Heads),
     ('n', Place::Tokens),
@@ -73,6 +74,7 @@ impl fmt::Display for Spec {
         }
         for (flag, is_set) in [
             ("alibi", self.alibi),
+            ("sink", self.sink),
             ("det", self.deterministic),
             ("lse", self.grad_lse),
         ] {
@@ -327,6 +329,7 @@ impl FromStr for Spec {
             scale: reader.maybe("scale")?,
             softcap: reader.maybe("cap")?,
             alibi: reader.flag("alibi"),
+            sink: reader.flag("sink"),
             large: reader.text("large").map(large).transpose()?,
             deterministic: reader.flag("det"),
             dropout: reader.maybe("drop")?,

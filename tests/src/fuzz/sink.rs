@@ -1,0 +1,101 @@
+//! A logit of each query head that has no key, and takes a share of every row's weight.
+//!
+//! What is left of a row is `w = sigmoid(lse - logit)` of its keys' output, and its LSE is `ln(e^lse + e^logit)`. The
+//! gradients follow from those of the keys by the chain rule.
+
+use crate::expected::Expected;
+use flash_dma_problem::{ElementType, Problem};
+use flash_dma_reference::Exact;
+
+/// The sink of a problem's rows, `[batch, q_heads, q_len]`.
+pub(super) struct Sink {
+    rows: Vec<Row>,
+    /// The gradients of the keys' outputs and of their LSEs.
+    grad_out: Vec<f64>,
+    grad_lse: Vec<f64>,
+    /// That of the logits, `[q_heads]`.
+    grad_logits: Exact,
+}
+
+struct Row {
+    logit: f64,
+    lse: f64,
+    /// What the keys keep.
+    share: f64,
+}
+
+impl Sink {
+    /// Beside keys whose results are `of_keys`.
+    pub(super) fn new(
+        of_keys: &Expected,
+        p: &Problem,
+        logits: &[f64],
+        (grad_out, grad_lse): (&[f64], Option<&[f64]>),
+    ) -> Self {
+        let (out, lse) = of_keys.rows();
+        let head_of = |row: usize| row / p.q_len % p.q_heads;
+        let row = |(row, &lse): (usize, &f64)| {
+            let logit = logits[head_of(row)];
+            let share = 1.0 / (1.0 + (logit - lse).exp());
+            Row { logit, lse, share }
+        };
+        let rows: Vec<Row> = lse.iter().enumerate().map(row).collect();
+        let zeros = || vec![0.0; p.q_heads];
+        let mut sink = Self {
+            grad_out: Vec::new(),
+            grad_lse: Vec::new(),
+            grad_logits: Exact {
+                values: zeros(),
+                magnitude: zeros(),
+            },
+            rows,
+        };
+        let width = p.head_dim;
+        for (n, row) in sink.rows.iter().enumerate() {
+            let (out, grad) = (&out[n * width..][..width], &grad_out[n * width..][..width]);
+            let of_lse = grad_lse.map_or(0.0, |grad| grad[n]);
+            let terms = out.iter().zip(grad).map(|(x, g)| x * g);
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+            let slope = row.share * (1.0 - row.share);
+            let all = 1.0 - row.share;
+            sink.grad_out.extend(grad.iter().map(|g| g * row.share));
+            sink.grad_lse.push(sum * slope + of_lse * row.share);
+            let sensitivity = 1.0 + row.lse.abs().min(1e30) + row.logit.abs();
+            sink.grad_logits.values[head_of(n)] += of_lse * all - sum * slope;
+            sink.grad_logits.magnitude[head_of(n)] +=
+                (of_lse.abs() * all + size * slope) * sensitivity;
+        }
+        sink
+    }
+
+    /// The gradients of the keys' results.
+    pub(super) fn gradients(&self) -> (&[f64], Option<&[f64]>) {
+        (&self.grad_out, Some(&self.grad_lse))
+    }
+
+    /// The results of both, from those of the keys for [these](Self::gradients) gradients.
+    pub(super) fn beside(self, mut of_keys: Expected) -> Expected {
+        let rows = &self.rows;
+        of_keys.change_rows(
+            |row, out, magnitude| {
+                let Row { logit, share, .. } = rows[row];
+                for (x, size) in out.iter_mut().zip(magnitude) {
+                    *size = share * (*size + x.abs() * (2.0 + logit.abs()));
+                    *x *= share;
+                }
+            },
+            |row, lse, magnitude| {
+                let Row { logit, .. } = rows[row];
+                let most = lse.max(logit);
+                *lse = most + ((*lse - most).exp() + (logit - most).exp()).ln();
+                *magnitude += 1.0 + logit.abs();
+            },
+            // The share is one more factor of a row's gradients, with an error of its own.
+            3.0,
+        );
+        let naive = self.grad_logits.values.clone();
+        let shape = [naive.len()];
+        of_keys.gradient("dsink", &shape, ElementType::F32, self.grad_logits, &naive);
+        of_keys
+    }
+}
