@@ -80,8 +80,9 @@ fn place<const R: usize, K: Basic>(
     // The axes from the outermost in memory to the innermost; those with a stride of 0 have one index there.
     let mut axes: [usize; R] = std::array::from_fn(|axis| axis);
     axes.sort_by_key(|&axis| match raw.strides[axis] {
-        0 => std::cmp::Reverse(usize::MAX),
-        stride => std::cmp::Reverse(stride),
+        0 => std::cmp::Reverse((usize::MAX, 0)),
+        // An axis of one index has the stride of the axis inside it or around it.
+        stride => std::cmp::Reverse((stride, shape[axis])),
     });
     let sizes: [usize; R] = std::array::from_fn(|axis| match raw.strides[axis] {
         0 => 1,
@@ -91,7 +92,8 @@ fn place<const R: usize, K: Basic>(
     // With the gaps that an axis has behind its indices.
     let mut stored = used;
     for (depth, pair) in axes.windows(2).enumerate() {
-        if let [outer @ 1.., inner @ 1..] = [raw.strides[pair[0]], raw.strides[pair[1]]] {
+        let (outer, inner) = (raw.strides[pair[0]], raw.strides[pair[1]]);
+        if outer > 0 && inner > 0 {
             stored[depth + 1] = outer / inner;
         }
     }

@@ -358,14 +358,14 @@ fn one_of<'a, T, const N: usize>(rng: &mut Rng, of: [&'a mut T; N]) -> &'a mut T
     of.into_iter().nth(n).expect("one of them")
 }
 
-/// Seven of ten problems have 1024 keys or more.
+/// Three of four problems have 1024 keys or more.
 fn keys(rng: &mut Rng) -> usize {
     match rng.below(20) {
         0 => 1 + rng.below(20),
         1..=2 => 1 + rng.below(300),
-        3..=4 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
-        5 => 300 + rng.below(724),
-        6..=14 => 1024 + rng.below(600),
+        3 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
+        4 => 300 + rng.below(724),
+        5..=14 => 1024 + rng.below(600),
         15..=18 => around(rng, &[1025, 1088, 1152, 1280, 1536, 1773, 2048, 2304]),
         _ => around(rng, &[3072, 4096]),
     }
@@ -402,8 +402,10 @@ fn window(rng: &mut Rng, spec: &Spec) -> Option<usize> {
 }
 
 fn scores(rng: &mut Rng) -> Scores {
-    match rng.below(3) {
-        0 => Scores::Normal,
+    match rng.below(6) {
+        0..=1 => Scores::Normal,
+        // What layers add to scores by their positions.
+        2 => one(rng, &[Scores::Turns, Scores::Recency]),
         // Nothing is attended with these scores, so a few problems suffice.
         _ => match one(rng, &Scores::ALL) {
             Scores::AllPadded if rng.below(3) > 0 => Scores::Padded,

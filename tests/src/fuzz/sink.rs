@@ -62,8 +62,10 @@ impl Sink {
             sink.grad_lse.push(sum * slope + of_lse * row.share);
             let sensitivity = 1.0 + row.lse.abs().min(1e30) + row.logit.abs();
             sink.grad_logits.values[head_of(n)] += of_lse * all - sum * slope;
+            // f32 has what a share lacks to 1 to an epsilon of 1.
+            let lost = size * row.share + of_lse.abs();
             sink.grad_logits.magnitude[head_of(n)] +=
-                (of_lse.abs() * all + size * slope) * sensitivity;
+                (of_lse.abs() * all + size * slope) * sensitivity + lost;
         }
         sink
     }

@@ -109,7 +109,7 @@ fn problems_are_of_every_kind() {
     for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
         share("a type", 0.3, &|s| s.element == element);
     }
-    for place in ['c', 't', 'p', 'b', 'h', 'n'] {
+    for place in ['c', 't', 'p', 'q', 'b', 'h', 'n'] {
         share("a place", 0.02, &|s| {
             let line = s.to_string();
             let layout = line.split(" lay=").nth(1).unwrap_or("c");

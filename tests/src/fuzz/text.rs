@@ -8,7 +8,7 @@ use core::str::FromStr;
 use flash_dma_problem::{ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
 
-const PLACES: [(char, Place); 6] = [
+const PLACES: [(char, Place); 7] = [
     ('c', Place::Contiguous),
     ('t', Place::Transposed),
     ('p', Place::Padded),

@@ -83,8 +83,10 @@ pub fn try_learnable_sink(
     same_device(&device, TensorName::Lse, lse.device())?;
     let logits = checked_logits(logits, heads, &device)?;
     if shape.contains(&0) {
-        // Burn reshapes no empty tensors.
-        return Ok((out, lse));
+        // Burn reshapes no empty tensors. The logits have a gradient nevertheless, of zeros.
+        let nothing = logits.sum() * 0.0;
+        let of_rows = nothing.clone().reshape([1; 4]).cast(out.dtype());
+        return Ok((out + of_rows, lse + nothing.reshape([1; 3])));
     }
     let (share, all) = sink::shares::<Dispatch>(lse.into_dispatch(), logits.into_dispatch());
     let share = Tensor::<4>::from_dispatch(share).cast(out.dtype());
