@@ -76,12 +76,17 @@ fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
         });
         // q, k and v as they are projected; the output, its residual, and its copy for the projection behind it.
         let mut tensors = 1.0 + 0.25 + 0.25 + 1.0 + 1.0 + 1.0;
+        // Of each of four heads the LSE and what its rounding lost, in f32.
+        tensors += 0.125 + 0.125;
         if matches!(form, ScoreForm::Zoh) {
             // v once more: a row of all heads for the product that makes steps of it, which one product of q, k and v
             // does not have.
             tensors += 0.25;
         }
-        assert!((tensors..tensors + 0.5).contains(&kept), "{form:?}: {kept}");
+        assert!(
+            (tensors..tensors + 0.375).contains(&kept),
+            "{form:?}: {kept}"
+        );
     }
 
     let hidden = 3 * WIDTH;

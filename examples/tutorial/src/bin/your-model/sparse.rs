@@ -1,6 +1,6 @@
 //! The same transformer with dynamic-mask attention, made of the one with dense attention.
 
-use super::dropped_in::model::{Block, Model};
+use super::dropped_in::model::{Block, LENGTH, Model};
 use burn::module::{Initializer, Module};
 use burn::nn::{Embedding, LayerNorm, Linear};
 use burn::tensor::activation::gelu;
@@ -28,12 +28,13 @@ pub struct SparseModel {
 }
 
 // ANCHOR: convert
-/// Dynamic-mask attention with the projections of multi-head attention. Its scores are 0 and nothing is dropped yet, so
-/// it computes what the dense layer computes under causal masking.
+/// Dynamic-mask attention with the projections of multi-head attention. Its scores are 0 and its window holds a whole text,
+/// so it computes what the dense layer computes under causal masking.
 fn sparse(dense: MultiHeadAttention, device: &Device) -> DynamicMaskAttention {
     let mut layer = DynamicMaskAttentionConfig::new(dense.d_model, dense.n_heads)
         .with_bias(Some(true))
         .with_qk_norm(false)
+        .with_keep_window(Some(LENGTH))
         .with_recent(Some(4))
         .with_score_form(ScoreForm::Linear)
         .with_score_role(Some(ScoreRole::RankAndBias))
