@@ -68,7 +68,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         &stages.columns,
         own,
     );
-    let full_tiles = rows.full_tiles(keys.full_tiles(tile_bp));
+    let plain_tiles = rows.plain_tiles(keys.full_tiles(tile_bp));
 
     // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
     let size!(N) = 16usize;
@@ -129,7 +129,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         if turn >= ahead {
             let tile = turn - ahead;
             // Two loop bodies: without a branch inside, the body of nearly all tiles is scheduled as a whole.
-            if tile < full_tiles {
+            if tile < plain_tiles {
                 let _all = add_tile::<E, N, NA>(
                     &stages,
                     tile,
@@ -186,7 +186,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         }
     }
     if !all_finite {
-        mark_pair::<E>(operands, source, grad_q, &rows, &attended, full_tiles);
+        mark_pair::<E>(operands, source, grad_q, &rows, &attended, plain_tiles);
     }
 }
 

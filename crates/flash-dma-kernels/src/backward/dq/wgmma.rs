@@ -75,7 +75,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         own,
     );
 
-    let full_tiles = rows.full_tiles(keys.full_tiles(bp));
+    let plain_tiles = rows.plain_tiles(keys.full_tiles(bp));
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
     let boxes = KeyBoxes::new::<E>(maps, &stages, &attended);
@@ -101,7 +101,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     }
     for tile in 0..tiles {
         let stage = tile % comptime!(bp.stages);
-        let boundary = tile >= full_tiles;
+        let boundary = tile >= plain_tiles;
         let begin = stage * comptime!(bp.key_tile * bp.segments());
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
@@ -129,8 +129,9 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             let next = tile + ahead;
             boxes.fill_or_gather::<E>(&mut copies, &ring, source, &attended, next, &mut stages);
         }
-        let pairs =
-            TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, boundary);
+        // The bits of a full tile were not copied, whatever it is computed as.
+        let hides = tile >= keys.full_tiles(bp);
+        let pairs = TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
         let ds = if boundary {
@@ -177,6 +178,6 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         any = any || not_finite[stage] == 1u32;
     }
     if any && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
-        mark_row::<E>(operands, source, saved, grad_q, &attended, full_tiles);
+        mark_row::<E>(operands, source, saved, grad_q, &attended, plain_tiles);
     }
 }
