@@ -1,5 +1,7 @@
 //! Through Burn: the read returns the error, which has the operation's name.
 
+#![cfg(any(feature = "cpu", feature = "cuda"))]
+
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::{AttentionOptions, attention};
 use flash_dma_tests::Case;

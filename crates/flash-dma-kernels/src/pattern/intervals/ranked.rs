@@ -12,6 +12,7 @@ use crate::args::Selection;
 use crate::finite::negative_infinity;
 use crate::host::scratch::{bytes, cubes, scratch};
 use cubecl::client::Client;
+use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
@@ -225,8 +226,7 @@ impl GivenSpans {
 /// of each class and unit begin, and returns the place behind them. All units of the cube take part.
 #[cube]
 fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> u32 {
-    // Each class is cut into parts, which are summed side by side.
-    let parts = comptime!((units / OWN_CLASSES).max(1));
+    let parts = comptime!(parts_of(units));
     let length = comptime!(units.div_ceil(parts));
     let classes = comptime!(OWN_CLASSES + 1);
     let mut sums = Shared::<[u32]>::new_slice(comptime!(classes * parts));
@@ -371,12 +371,30 @@ pub(crate) fn ranked_keys(
     selection: &Selection,
     source: RankedSource,
 ) -> RankedKeys {
-    let hardware = &client.properties().hardware;
-    let units = match hardware.plane_size_max {
-        0 | 1 => 1,
-        _ => (hardware.max_units_per_cube as usize).min(512),
-    };
+    let units = units_for(&client.properties().hardware);
     ranked_keys_with(client, problem, selection, source, units)
+}
+
+/// The units of a cube: as many as the device has, up to 512, halved until their counters fit its shared memory.
+fn units_for(hardware: &HardwareProperties) -> usize {
+    if hardware.plane_size_max <= 1 {
+        return 1;
+    }
+    let mut units = (hardware.max_units_per_cube as usize).min(512);
+    while units > 1 && shared_bytes(units) > hardware.max_shared_memory_size {
+        units /= 2;
+    }
+    units
+}
+
+/// The shared memory of [`ranked_keys_kernel`].
+fn shared_bytes(units: usize) -> usize {
+    (OWN_CLASSES + 1) * (units + parts_of(units) + 1) * size_of::<u32>()
+}
+
+/// The parts in which the units' counters of a class are summed, side by side.
+fn parts_of(units: usize) -> usize {
+    (units / OWN_CLASSES).max(1)
 }
 
 fn ranked_keys_with(
@@ -440,6 +458,24 @@ mod tests {
 
     /// Keys of a tile.
     const TILE: usize = 8;
+
+    /// 32 KiB is what Mesa's driver and Apple's GPUs have.
+    #[test]
+    fn the_counters_fit_the_device() {
+        let mut hardware = client().properties().hardware.clone();
+        hardware.plane_size_max = 32;
+        for (shared, most, units) in [
+            (16 << 10, 1024, 128),
+            (32 << 10, 1024, 256),
+            (48 << 10, 1024, 512),
+            (227 << 10, 256, 256),
+        ] {
+            hardware.max_shared_memory_size = shared;
+            hardware.max_units_per_cube = most;
+            assert_eq!(units_for(&hardware), units);
+            assert!(shared_bytes(units) <= shared);
+        }
+    }
 
     /// Two rows of keys with any ends, as documents or given ends may have them.
     fn check(q_len: usize, k_len: usize, causal: bool, unit_counts: &[usize]) {
