@@ -13,14 +13,14 @@ pub(super) struct Sink {
     /// The gradients of the keys' outputs and of their LSEs.
     grad_out: Vec<f64>,
     grad_lse: Vec<f64>,
-    /// That of the logits, `[q_heads]`.
+    /// The gradient of the logits, `[q_heads]`.
     grad_logits: Exact,
 }
 
 struct Row {
     logit: f64,
     lse: f64,
-    /// What the keys keep.
+    /// The part of the weight that the keys keep.
     share: f64,
 }
 

@@ -308,8 +308,8 @@ fn slack_above(greatest: f32) -> f32 {
     select(is_far(greatest), none, greatest + SLACK)
 }
 
-/// What the probability of logit `x`, measured from the reference of `from`, lost by rounding to `E`, measured from that of
-/// `now`.
+/// The loss of a probability by rounding to `E`: that of logit `x` measured from the reference of `from`, the loss from that
+/// of `now`.
 #[cube]
 fn lost_by_rounding<E: Float>(x: f32, from: f32, now: f32) -> f32 {
     rounding_loss::<E>(Reference::of(from).exp(x)) * rescale_reference(from, now)

@@ -120,7 +120,7 @@ fn run_forward(
     run_checked("attention's forward pass", results.all(), result);
 }
 
-/// What a forward pass writes.
+/// The results of a forward pass.
 pub(super) struct Results {
     pub(super) out: CubeTensor,
     pub(super) lse: CubeTensor,

@@ -340,15 +340,22 @@ fn add_half<N: Size>(
     logit_scale: &LogitScale,
 ) -> Vector<f32, N> {
     // A row without any logit above -inf has no gradient, whatever its logits are.
-    let none = f32::new(f32::INFINITY);
-    let (empty0, empty1) = (lanes.upper.reference == none, lanes.lower.reference == none);
+    let infinite = f32::new(f32::INFINITY);
+    let (empty0, empty1) = (
+        lanes.upper.reference == infinite,
+        lanes.lower.reference == infinite,
+    );
     // As has one with a large LSE, for another reason.
     let mut boundary = !step.full
-        || any_lane(lanes.upper.reference.abs() == none || lanes.lower.reference.abs() == none);
+        || any_lane(
+            lanes.upper.reference.abs() == infinite || lanes.lower.reference.abs() == infinite,
+        );
     if comptime!(steps.bp.causal && !steps.bp.pattern.is_planned()) {
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > rows.upper.position);
     }
+    let capped = comptime!(steps.bp.softcap);
+    let none = ExactRows::none();
     // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
     if boundary {
         let block = first / comptime!(BiasBlueprint::HALF);
@@ -367,22 +374,10 @@ fn add_half<N: Size>(
         );
         if large {
             let exact = lses.rows(steps, step, rows);
-            let p = exact_probabilities::<N>(
-                &products.s,
-                &z,
-                &exact,
-                logit_scale,
-                comptime!(steps.bp.softcap),
-            );
+            let p = probabilities::<N>(&products.s, &z, lanes, &exact, logit_scale, true, capped);
             sums::<N>(&sum, products, &p, &seen, lanes, true)
         } else {
-            let p = probabilities::<N>(
-                &products.s,
-                &z,
-                lanes,
-                logit_scale,
-                comptime!(steps.bp.softcap),
-            );
+            let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped);
             sums::<N>(&sum, products, &p, &seen, lanes, true)
         }
     } else {
@@ -391,13 +386,7 @@ fn add_half<N: Size>(
             upper: all,
             lower: all,
         };
-        let p = probabilities::<N>(
-            &products.s,
-            &z,
-            lanes,
-            logit_scale,
-            comptime!(steps.bp.softcap),
-        );
+        let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped);
         sums::<N>(&sum, products, &p, &seen, lanes, false)
     }
 }
@@ -436,7 +425,7 @@ fn sums<N: Size>(
 
 #[cube]
 impl SavedLses {
-    /// Those of a lane's two rows. A row of no query has that of another.
+    /// The LSEs of a lane's two rows. A row of no query has that of another.
     fn rows(&self, steps: &BiasSteps, step: &BiasStep, rows: &TileRows) -> ExactRows {
         let sizes = &steps.sizes;
         let of_head = (step.batch * sizes.bias_heads * sizes.heads_each + step.head) * sizes.q_len;
@@ -450,13 +439,15 @@ impl SavedLses {
     }
 }
 
-/// P of the products `s` with biases `z`, of LSEs none of which is large.
+/// P of the products `s` with biases `z`; `is_exact` by the LSEs `exact`, which may be large.
 #[cube]
 fn probabilities<N: Size>(
     s: &Vector<f32, N>,
     z: &Vector<f32, N>,
     lanes: &StepRows,
+    exact: &ExactRows,
     logit_scale: &LogitScale,
+    #[comptime] is_exact: bool,
     #[comptime] capped: bool,
 ) -> Vector<f32, N> {
     let mut p = Vector::<f32, N>::new(0.0f32);
@@ -467,33 +458,16 @@ fn probabilities<N: Size>(
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let (z0, z1) = (z.extract(at0), z.extract(at1));
             let (x0, x1) = (s.extract(at0), s.extract(at1));
-            let (upper, lower) = (lanes.upper.reference, lanes.lower.reference);
-            p.insert(at0, logit_scale.weight(x0, z0, upper, capped, true));
-            p.insert(at1, logit_scale.weight(x1, z1, lower, capped, true));
-        }
-    }
-    p
-}
-
-/// P of the products `s` with biases `z`, whatever the LSEs.
-#[cube]
-fn exact_probabilities<N: Size>(
-    s: &Vector<f32, N>,
-    z: &Vector<f32, N>,
-    lses: &ExactRows,
-    logit_scale: &LogitScale,
-    #[comptime] capped: bool,
-) -> Vector<f32, N> {
-    let mut p = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for n in 0..comptime!(BiasBlueprint::HALF / 8) {
-        #[unroll]
-        for e in 0..2usize {
-            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let x0 = logit_scale.apply(s.extract(at0), z.extract(at0), capped);
-            let x1 = logit_scale.apply(s.extract(at1), z.extract(at1), capped);
-            p.insert(at0, lses.upper.probability(x0));
-            p.insert(at1, lses.lower.probability(x1));
+            if comptime!(is_exact) {
+                let logit0 = logit_scale.apply(x0, z0, capped);
+                let logit1 = logit_scale.apply(x1, z1, capped);
+                p.insert(at0, exact.upper.probability(logit0));
+                p.insert(at1, exact.lower.probability(logit1));
+            } else {
+                let (upper, lower) = (lanes.upper.reference, lanes.lower.reference);
+                p.insert(at0, logit_scale.weight(x0, z0, upper, capped, true));
+                p.insert(at1, logit_scale.weight(x1, z1, lower, capped, true));
+            }
         }
     }
     p

@@ -114,44 +114,49 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
             let products = StepProducts::<NS> { s, dp };
             let tiles = &tiles;
-            // Separate code for boundary steps, as in the dk/dv kernel.
+            let none = StepLses::none();
+            // Code of its own for each kind, as in the dk/dv kernel.
             if span.misses(query, bp) {
                 finish::<NS>(products.dp, comptime!(bp.rows / 2));
             } else if step.at.large {
+                let lses = steps.lses(&step, &pairs.rows, bp);
+                let kind = comptime!(StepKind::Large);
                 sums.add::<E, NS>(
                     &products,
                     inputs,
-                    &steps.lses(&step, &pairs.rows, bp),
+                    &lses,
                     &lse_gradients,
                     &keys,
                     tiles,
                     &step,
                     &pairs,
-                    StepKind::Large,
+                    kind,
                 );
             } else if step.at.boundary {
+                let kind = comptime!(StepKind::Boundary);
                 sums.add::<E, NS>(
                     &products,
                     inputs,
-                    &StepLses::none(),
+                    &none,
                     &lse_gradients,
                     &keys,
                     tiles,
                     &step,
                     &pairs,
-                    StepKind::Boundary,
+                    kind,
                 );
             } else {
+                let kind = comptime!(StepKind::Full);
                 sums.add::<E, NS>(
                     &products,
                     inputs,
-                    &StepLses::none(),
+                    &none,
                     &lse_gradients,
                     &keys,
                     tiles,
                     &step,
                     &pairs,
-                    StepKind::Full,
+                    kind,
                 );
             }
             ring.arrive_empty(stage);
@@ -209,7 +214,7 @@ struct KeySums {
 
 #[cube]
 impl KeySums {
-    /// Adds the contributions of a step, whose rows are in `stage`; dP is in flight while the sigmoids are computed.
+    /// Adds the contributions of a step; dP is in flight while the sigmoids are computed.
     /// Pairs by which no rank learns, which a full step has none of, add nothing.
     fn add<E: Float, NS: Size>(
         &mut self,

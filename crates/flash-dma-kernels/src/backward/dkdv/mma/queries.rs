@@ -168,7 +168,7 @@ pub(crate) struct UnusualLses {
 
 #[cube]
 impl UnusualLses {
-    /// Those of step `step`, whose tile is in its stage.
+    /// Looks at the rows of step `step`, whose tile is in its stage.
     pub(crate) fn find<E: Float>(
         tiles: &Tiles<E>,
         step: usize,

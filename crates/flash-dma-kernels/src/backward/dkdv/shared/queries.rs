@@ -80,7 +80,7 @@ pub(crate) struct StepLses {
 
 #[cube]
 impl StepLses {
-    /// Those of step `step`, at turn `turn` of `order`, if some are large.
+    /// The places of step `step`, at turn `turn` of `order`, if some LSEs are large.
     pub(crate) fn of(
         step: &Step,
         turn: usize,

@@ -58,42 +58,22 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     pairs: &Pairs,
 ) {
     // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    let none = StepLses::none();
     if step.at.large {
         let lses = steps.lses(step, &pairs.rows, pairs.bp);
+        let kind = comptime!(StepKind::Large);
         set_weights::<E, NS, NP>(
-            weights,
-            products,
-            inputs,
-            &lses,
-            keys,
-            tiles,
-            step,
-            pairs,
-            StepKind::Large,
+            weights, products, inputs, &lses, keys, tiles, step, pairs, kind,
         );
     } else if step.at.boundary {
+        let kind = comptime!(StepKind::Boundary);
         set_weights::<E, NS, NP>(
-            weights,
-            products,
-            inputs,
-            &StepLses::none(),
-            keys,
-            tiles,
-            step,
-            pairs,
-            StepKind::Boundary,
+            weights, products, inputs, &none, keys, tiles, step, pairs, kind,
         );
     } else {
+        let kind = comptime!(StepKind::Full);
         set_weights::<E, NS, NP>(
-            weights,
-            products,
-            inputs,
-            &StepLses::none(),
-            keys,
-            tiles,
-            step,
-            pairs,
-            StepKind::Full,
+            weights, products, inputs, &none, keys, tiles, step, pairs, kind,
         );
     }
 }
