@@ -188,7 +188,7 @@ impl Expected {
     }
 
     /// Whether a finite element exceeds, within one per cent, the greatest f16 if it is of that type, or comes within
-    /// [`TERMS`] times of the greatest f32, so that a sum of its terms may be beyond that on the way: an engine's result for
+    /// 64 times of the greatest f32, so that a sum of its terms may be beyond that on the way: an engine's result for
     /// it proves nothing.
     #[must_use]
     pub fn exceeds_its_type(&self) -> bool {
