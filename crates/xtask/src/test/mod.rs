@@ -1,11 +1,14 @@
 //! `cargo xtask test`: everything that must hold before a change is merged.
 
+mod long;
 mod programs;
+mod times;
 
 pub use programs::run as run_programs;
 
 use crate::process::{Result, cargo, run as run_command, switch};
 use crate::{book, codegen, new_crate, release, setup, tidy, tools};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 struct Step {
@@ -13,40 +16,58 @@ struct Step {
     run: fn() -> Result,
     /// Whether it builds CubeCL, which needs the step [`SETUP`].
     builds: bool,
-    /// Whether `--fast` skips it.
-    slow: bool,
 }
 
-const SETUP: &str = "setup";
+const SETUP: Step = Step {
+    name: "setup",
+    run: || setup::run(setup::Needs::ALL),
+    builds: false,
+};
 
-/// Every step selects the whole workspace with its default features, so that the dependencies are resolved
-/// one way: clippy and the documentation share one set of their metadata, tests and code generation one
-/// set of their libraries.
-const STEPS: [Step; 12] = [
-    Step {
-        name: SETUP,
-        run: || setup::run(setup::Needs::ALL),
-        builds: false,
-        slow: false,
-    },
+/// What every change passes. Each step selects the whole workspace with its default features, so that the dependencies are
+/// resolved one way: tests and code generation share one set of their libraries.
+const STEPS: [Step; 8] = [
+    SETUP,
     Step {
         name: "format",
         run: || run_command(&mut cargo(["fmt", "--all", "--check"])),
         builds: false,
-        slow: false,
     },
     Step {
         name: "house rules",
         run: tidy::run,
         builds: false,
-        slow: false,
     },
     Step {
         name: "spelling",
         run: || run_command(&mut tools::typos()?),
         builds: false,
-        slow: false,
     },
+    Step {
+        name: "reports",
+        run: reports,
+        builds: false,
+    },
+    Step {
+        name: "clippy",
+        run: || clippy(&[]),
+        builds: true,
+    },
+    Step {
+        name: "tests",
+        run: || programs::run(long::without(&mut cargo(TESTS), &long::names()?)),
+        builds: true,
+    },
+    Step {
+        name: "generated code",
+        run: || codegen::run(&[]),
+        builds: true,
+    },
+];
+
+/// What is left to `--full`.
+const FULL_STEPS: [Step; 9] = [
+    SETUP,
     Step {
         name: "dependencies",
         run: || {
@@ -63,29 +84,6 @@ const STEPS: [Step; 12] = [
             run_command(deny.args(args))
         },
         builds: false,
-        slow: false,
-    },
-    Step {
-        name: "clippy",
-        run: || {
-            let args = [
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ];
-            run_command(&mut cargo(args))
-        },
-        builds: true,
-        slow: false,
-    },
-    Step {
-        name: "tests",
-        run: || programs::run(&mut cargo(["test", "--workspace", "--no-fail-fast"])),
-        builds: true,
-        slow: false,
     },
     Step {
         name: "documentation",
@@ -94,52 +92,95 @@ const STEPS: [Step; 12] = [
             run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
         },
         builds: true,
-        slow: true,
+    },
+    Step {
+        name: "long tests",
+        run: long_tests,
+        builds: true,
     },
     Step {
         name: "book",
         run: book::check,
         builds: true,
-        slow: true,
     },
     Step {
         name: "release",
         run: release::check,
         builds: false,
-        slow: true,
     },
     Step {
         name: "new crate",
         run: new_crate::check,
         builds: false,
-        slow: true,
     },
     Step {
-        name: "generated code",
-        run: || codegen::run(&[]),
+        name: "lab",
+        run: lab,
         builds: true,
-        slow: true,
+    },
+    Step {
+        name: "all generated code",
+        run: || codegen::run(&["--fresh".into()]),
+        builds: true,
     },
 ];
 
-/// Runs all steps, even after a failure, and prints the time of each.
+const TESTS: [&str; 3] = ["test", "--workspace", "--no-fail-fast"];
+
+fn long_tests() -> Result {
+    let names = long::names()?;
+    let ran = programs::run_counted(long::alone(&mut cargo(TESTS), &names))?;
+    match ran == names.len() {
+        true => Ok(()),
+        false => Err(format!(
+            "tests/long.txt names {} tests, of which {ran} exist",
+            names.len()
+        )),
+    }
+}
+
+fn clippy(options: &[&str]) -> Result {
+    let mut clippy = cargo(["clippy", "--workspace", "--all-targets"]);
+    run_command(clippy.args(options).args(["--", "-D", "warnings"]))
+}
+
+/// The tables, plots and sentences of README and book are what the rows say.
+fn reports() -> Result {
+    run_command(Command::new("python3").args(["bench-results/report.py", "--check"]))
+}
+
+/// The workspace of the research programs: it shares the libraries of the main one.
+fn lab() -> Result {
+    let manifest = [
+        "--manifest-path",
+        "lab/Cargo.toml",
+        "--target-dir",
+        "target",
+    ];
+    run_command(cargo(["fmt", "--all", "--check"]).args(&manifest[..2]))?;
+    clippy(&manifest)?;
+    programs::run(cargo(TESTS).args(manifest))
+}
+
+/// Runs all steps, or with `--full` those that it leaves out, even after a failure, and prints the time of each.
 ///
 /// # Errors
 /// The failures: every step, and every test by its name.
 pub fn run(options: &[String]) -> Result {
-    let fast = switch(options, "--fast")?;
-    let steps: Vec<&Step> = STEPS.iter().filter(|step| !(fast && step.slow)).collect();
-    run_steps(&steps)
+    match switch(options, "--full")? {
+        false => run_steps(&STEPS),
+        true => run_steps(&FULL_STEPS),
+    }
 }
 
-fn run_steps(steps: &[&Step]) -> Result {
+fn run_steps(steps: &[Step]) -> Result {
     let mut times: Vec<(&str, Duration)> = Vec::new();
     let mut failures: Vec<String> = Vec::new();
     let mut set_up = true;
     for step in steps {
         let name = step.name;
         if step.builds && !set_up {
-            failures.push(format!("step `{name}`: not run without `{SETUP}`"));
+            failures.push(format!("step `{name}`: not run without `{}`", SETUP.name));
             continue;
         }
         println!("\n==> {name}");
@@ -150,7 +191,7 @@ fn run_steps(steps: &[&Step]) -> Result {
             // Printed now as well as at the end: the steps in between may take long.
             eprintln!("error: step `{name}`: {e}");
             failures.push(format!("step `{name}`: {e}"));
-            set_up &= name != SETUP;
+            set_up &= name != SETUP.name;
         }
     }
 
@@ -177,36 +218,31 @@ mod tests {
     use super::*;
 
     fn step(name: &'static str, builds: bool, run: fn() -> Result) -> Step {
-        Step {
-            name,
-            run,
-            builds,
-            slow: false,
-        }
+        Step { name, run, builds }
     }
 
     #[test]
     fn steps_after_a_failure_run_and_every_failure_is_told() {
         let steps = [
-            step(SETUP, false, || Ok(())),
+            step(SETUP.name, false, || Ok(())),
             step("one", true, || Err("1 is wrong".into())),
             step("two", true, || Ok(())),
             step("three", true, || Err("3 is wrong".into())),
         ];
-        let error = run_steps(&steps.each_ref()).unwrap_err();
+        let error = run_steps(&steps).unwrap_err();
         let expected = "2 of 4 steps failed\n\nstep `one`: 1 is wrong\n\nstep `three`: 3 is wrong";
         assert_eq!(error, expected);
-        assert_eq!(run_steps(&[&steps[0], &steps[2]]), Ok(()));
+        assert_eq!(run_steps(&steps[2..3]), Ok(()));
     }
 
     #[test]
     fn what_builds_is_not_run_without_its_libraries() {
         let steps = [
-            step(SETUP, false, || Err("no network".into())),
+            step(SETUP.name, false, || Err("no network".into())),
             step("format", false, || Err("a line is too long".into())),
             step("clippy", true, || panic!("cannot be built")),
         ];
-        let error = run_steps(&steps.each_ref()).unwrap_err();
+        let error = run_steps(&steps).unwrap_err();
         let expected = "3 of 3 steps failed\n\nstep `setup`: no network\n\nstep `format`: a line is too long\n\n\
                         step `clippy`: not run without `setup`";
         assert_eq!(error, expected);

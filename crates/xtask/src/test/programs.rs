@@ -1,32 +1,48 @@
-//! Reads the output of test programs while passing it through to the terminal.
+//! Reads the output of test programs while passing it through to the terminal, each result with its time.
 
+use super::times::{Ended, slowest};
 use crate::process::{Result, shown};
 use std::fmt::{self, Display, Formatter};
 use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How many of the slowest tests are listed.
+const SLOWEST: usize = 20;
 
 /// Runs `cargo test` with its output on the terminal.
 ///
 /// # Errors
 /// When it cannot be started or fails: the text names each test that failed.
 pub fn run(command: &mut Command) -> Result {
+    run_counted(command).map(drop)
+}
+
+/// As [`run`], with the number of tests that ran.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_counted(command: &mut Command) -> Result<usize> {
     if std::io::stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
     }
     run_to(command, std::io::stdout())
 }
 
-fn run_to(command: &mut Command, terminal: impl Write) -> Result {
+fn run_to(command: &mut Command, terminal: impl Write) -> Result<usize> {
     let mut summary = Summary::default();
     let status = start(command)
         .and_then(|(mut child, output)| {
-            pass_on(BufReader::new(output), terminal, &mut summary)?;
+            let start = Instant::now();
+            let clock = || start.elapsed();
+            pass_on(BufReader::new(output), terminal, clock, &mut summary)?;
             child.wait()
         })
         .map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    print!("\n{}", summary.slowest());
     println!("\n{}", summary.totals());
     if status.success() {
-        Ok(())
+        Ok(summary.passed)
     } else {
         Err(format!("{} failed: {status}{summary}", shown(command)))
     }
@@ -42,17 +58,21 @@ fn start(command: &mut Command) -> std::io::Result<(Child, PipeReader)> {
     Ok((child, reader))
 }
 
-/// Copies line by line, and reads each.
+/// Copies line by line, the results of tests with the time since their program started, and reads each.
 fn pass_on(
     mut from: impl BufRead,
     mut to: impl Write,
+    mut clock: impl FnMut() -> Duration,
     summary: &mut Summary,
 ) -> std::io::Result<()> {
     let mut line = Vec::new();
     while from.read_until(b'\n', &mut line)? > 0 {
+        let stamp = summary.read(&without_colors(&String::from_utf8_lossy(&line)), clock());
+        if let Some(stamp) = stamp {
+            write!(to, "{:7.1} s  ", stamp.as_secs_f64())?;
+        }
         to.write_all(&line)?;
         to.flush()?;
-        summary.read(&without_colors(&String::from_utf8_lossy(&line)));
         line.clear();
     }
     Ok(())
@@ -67,6 +87,8 @@ pub struct Summary {
     programs: usize,
     /// Each with its failed tests.
     failures: Vec<Failure>,
+    /// How long every test took, and its name behind its program's.
+    times: Vec<(Duration, String)>,
     /// The running program, and its output so far.
     current: Current,
 }
@@ -84,6 +106,10 @@ struct Failure {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Current {
     program: String,
+    /// When it started to run its tests.
+    start: Duration,
+    /// Its tests so far.
+    ended: Vec<Ended>,
     /// The names below the last `failures:`, as long as nothing else follows.
     list: Option<Vec<String>>,
     /// The names once the program has reported its results; `None` before.
@@ -91,17 +117,26 @@ struct Current {
 }
 
 impl Summary {
-    /// Takes the next line, without its colors.
-    fn read(&mut self, line: &str) {
+    /// Takes the next line, without its colors, at a time; returns the time since the program started if the line is a
+    /// test's result.
+    fn read(&mut self, line: &str, now: Duration) -> Option<Duration> {
         let line = line.trim_end();
+        if let Some(name) = test(line) {
+            let time = now.saturating_sub(self.current.start);
+            self.current.ended.push(Ended { name, time });
+            return Some(time);
+        }
         if let Some(program) = program(line) {
             self.programs += 1;
             self.current = Current {
                 program,
                 ..Current::default()
             };
+        } else if line.starts_with("running ") {
+            self.current.start = now;
         } else if let Some(rest) = line.strip_prefix("test result: ") {
             self.count(rest);
+            self.take_times();
             // Documentation tests have more than one result.
             let failed = self.current.list.take().unwrap_or_default();
             self.current.result.get_or_insert_default().extend(failed);
@@ -122,6 +157,19 @@ impl Summary {
                 None => self.current.list = None,
             }
         }
+        None
+    }
+
+    fn take_times(&mut self) {
+        let ended = std::mem::take(&mut self.current.ended);
+        let named = |(time, name)| (time, format!("{}: {name}", self.current.program));
+        self.times
+            .extend(super::times::of(&ended, super::times::threads()).map(named));
+    }
+
+    /// The slowest tests, one per line.
+    fn slowest(&self) -> String {
+        slowest(&self.times, SLOWEST)
     }
 
     fn count(&mut self, result: &str) {
@@ -174,6 +222,13 @@ impl Display for Summary {
     }
 }
 
+/// The test whose result a line is.
+fn test(line: &str) -> Option<String> {
+    let (name, _result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let name = name.strip_suffix(" - should panic").unwrap_or(name);
+    Some(name.to_owned())
+}
+
 /// The program that cargo says it runs now.
 fn program(line: &str) -> Option<String> {
     let line = line.trim_start();
@@ -217,8 +272,10 @@ mod tests {
     fn read(output: &str) -> Summary {
         let mut summary = Summary::default();
         let mut shown = Vec::new();
-        pass_on(output.as_bytes(), &mut shown, &mut summary).unwrap();
-        assert_eq!(String::from_utf8(shown).unwrap(), output);
+        let clock = || Duration::ZERO;
+        pass_on(output.as_bytes(), &mut shown, clock, &mut summary).unwrap();
+        let shown = String::from_utf8(shown).unwrap();
+        assert_eq!(shown.replace("    0.0 s  ", ""), output);
         summary
     }
 
@@ -339,6 +396,22 @@ doc tests of one (cargo test -p one --doc)
     }
 
     #[test]
+    fn results_have_the_time_since_their_program_started() {
+        let mut seconds = 0;
+        let clock = || {
+            seconds += 1;
+            Duration::from_secs(seconds)
+        };
+        let mut shown = Vec::new();
+        let mut summary = Summary::default();
+        pass_on(PASSED.as_bytes(), &mut shown, clock, &mut summary).unwrap();
+        let shown = String::from_utf8(shown).unwrap();
+        let results: Vec<&str> = shown.lines().filter(|line| line.contains("...")).collect();
+        let expected = ["    1.0 s  test a ... ok", "    2.0 s  test b ... ok"];
+        assert_eq!(results, expected);
+    }
+
+    #[test]
     fn colors_make_no_difference() {
         let plain = read(FAILED);
         let colored = FAILED
@@ -363,6 +436,6 @@ doc tests of one (cargo test -p one --doc)
         assert!(terminal.ends_with("to rerun pass `--test a`\n"));
 
         let fine = run_to(Command::new("sh").args(["-c", "echo fine"]), Vec::new());
-        assert_eq!(fine, Ok(()));
+        assert_eq!(fine, Ok(0));
     }
 }
