@@ -1,6 +1,7 @@
 //! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
+mod alone;
 #[cfg(all(feature = "testing", feature = "train"))]
 mod api_fuzz;
 mod builders;
@@ -13,6 +14,7 @@ mod checkpointing;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod debug_page;
+mod dropout;
 mod engines;
 mod errors;
 mod fallback;
@@ -20,6 +22,7 @@ mod finite;
 mod gradients;
 mod heads;
 mod inspection;
+mod kept;
 mod layer;
 mod leave_one_out;
 mod lora;
