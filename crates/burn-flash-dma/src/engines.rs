@@ -22,9 +22,7 @@
 //! for each device and reason. [`AttentionOptions::engine`](crate::AttentionOptions::engine) forces an engine per call,
 //! and the environment variable `FLASH_DMA_ENGINE` excludes the faster ones in the whole process.
 
-pub use flash_dma_problem::{
-    Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver,
-};
+pub use flash_dma_problem::{Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
 
 #[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
@@ -53,8 +51,8 @@ pub fn engines(device: &Device) -> Result<Vec<Engine>, AttentionError> {
 /// does. A [`Problem`], or a [`MaskedProblem`].
 ///
 /// Rows that do not begin at multiples of 16 bytes, or are repeated, exclude tensor cores unless the call asks for them.
-/// [`runs_dense`] says whether a call with scores is computed as the problem with a bias. An engine may leave single
-/// kernels of a pass to the portable ones; those of biases do, as the book's chapter on masks says.
+/// An engine may leave single kernels of a pass to the portable ones; those of biases do, as the book's chapter on masks
+/// says.
 ///
 /// # Errors
 ///
@@ -120,62 +118,6 @@ pub(crate) fn check<P: EngineProblem>(
 #[cfg(any(feature = "cube", feature = "flex"))]
 pub(crate) fn default_bodies(problem: &Problem) -> bool {
     problem.engine == EngineChoice::Only(Engine::DefaultBodies)
-}
-
-/// The least number of queries and keys for which the records show dense attention to be the faster.
-const DENSE_LEN: usize = 8192;
-/// The head dimension of these records.
-const DENSE_HEAD_DIM: usize = 128;
-
-/// Whether a call with scores is computed as dense attention under a bias, without a selection. It may be if its window
-/// evicts no key, the results then being equal but for rounding. [`Dense::WhereFaster`] is so for calls with `gradients`
-/// of 8192 or more queries and keys and a head dimension of 128 whose passes all run on [`Engine::Wgmma`]: the book's
-/// page on engines has the records.
-///
-/// # Errors
-///
-/// Those of [`engine_for`].
-pub fn runs_dense(
-    problem: &Problem,
-    dense: Dense,
-    gradients: bool,
-    device: &Device,
-) -> Result<bool, AttentionError> {
-    let equal = problem.has_scores && problem.window >= problem.k_len;
-    match dense {
-        Dense::Never => Ok(false),
-        Dense::WhereEqual => Ok(equal),
-        Dense::WhereFaster => {
-            let measured = gradients
-                && problem.head_dim == DENSE_HEAD_DIM
-                && problem.q_len.min(problem.k_len) >= DENSE_LEN;
-            Ok(equal && measured && on_wgmma(problem, device)?)
-        }
-    }
-}
-
-/// Whether `wgmma` computes all passes of a problem with scores, and those of the same problem with a bias.
-fn on_wgmma(problem: &Problem, device: &Device) -> Result<bool, AttentionError> {
-    let all_wgmma = |report: EngineReport| [report.forward, report.backward] == [Engine::Wgmma; 2];
-    let biased = as_biased(problem)?;
-    Ok(all_wgmma(engine_for(problem, device)?) && all_wgmma(engine_for(&biased, device)?))
-}
-
-/// The problem with its scores as a bias, under the mask of the keys that they do not hide.
-fn as_biased(p: &Problem) -> Result<MaskedProblem, AttentionError> {
-    let (q, kv) = (p.q_shape(), p.kv_shape());
-    let keys = [p.batch, p.kv_heads, 1, p.k_len];
-    let options = flash_dma_problem::AttentionOptions {
-        causal: p.causal,
-        scale: Some(p.scale),
-        softcap: p.softcap,
-        alibi: p.alibi,
-        deterministic: p.deterministic,
-        dropout: p.dropout,
-        engine: p.engine,
-        ..flash_dma_problem::AttentionOptions::new()
-    };
-    MaskedProblem::new(&q, &kv, &kv, Some(&keys), Some(&keys), p.element, &options)
 }
 
 fn other_backend(engine: Engine) -> AttentionError {

@@ -60,20 +60,6 @@ pub enum EngineChoice {
     Only(Engine),
 }
 
-/// When a call whose window evicts no key is computed as dense attention with the scores as a bias, without a
-/// selection. The results are equal but for rounding; a window that is shorter than the keys is never replaced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Dense {
-    /// Where the measurements say that it is faster.
-    #[default]
-    WhereFaster,
-    /// Wherever the result is equal.
-    WhereEqual,
-    /// Never: every call with scores selects.
-    Never,
-}
-
 /// A pass, as engines are chosen for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
