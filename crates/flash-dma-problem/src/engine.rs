@@ -18,12 +18,10 @@ pub enum Engine {
     /// `wgmma` on tensor cores: f16 and bf16, head dimensions that are multiples of 16, at least 32, rows that begin at
     /// multiples of 16 bytes, on CUDA devices of sm_90.
     Wgmma,
-    /// Plain Burn operations, O(N²): every Burn backend.
-    DefaultBodies,
 }
 
 impl Engine {
-    /// A short name: `cpu`, `portable`, `mma`, `wgmma` or `default-bodies`.
+    /// A short name: `cpu`, `portable`, `mma` or `wgmma`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +29,6 @@ impl Engine {
             Self::Portable => "portable",
             Self::Mma => "mma",
             Self::Wgmma => "wgmma",
-            Self::DefaultBodies => "default-bodies",
         }
     }
 }
@@ -43,7 +40,6 @@ impl fmt::Display for Engine {
             Self::Portable => "the portable kernels",
             Self::Mma => "the mma kernels",
             Self::Wgmma => "the wgmma kernels",
-            Self::DefaultBodies => "the default bodies",
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Engines by name: what is reported, and what is forced.
 
-use crate::case::{Case, ELEMENTS, loss, values};
+use crate::case::{Case, loss, values};
 use crate::spans::spans_of;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_flash_dma::engines::{Engine, EngineChoice, Obstacle, PassKind, engine_for, engines};
@@ -9,8 +9,6 @@ use burn_flash_dma::{
     try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
-
-const KINDS: [Scores; 3] = [Scores::Normal, Scores::Padded, Scores::Nan];
 
 fn window(keys: usize) -> AttentionOptions {
     AttentionOptions::new().with_keep_window(keys)
@@ -37,15 +35,8 @@ fn check(case: &Case, device: &Device) {
 #[test]
 fn the_report_is_what_runs() {
     let device = Device::flex();
-    assert_eq!(
-        engines(&device),
-        Ok(vec![Engine::Cpu, Engine::DefaultBodies])
-    );
-    for (options, expected) in [
-        (window(7), Engine::Cpu),
-        (forced(Engine::Cpu), Engine::Cpu),
-        (forced(Engine::DefaultBodies), Engine::DefaultBodies),
-    ] {
+    assert_eq!(engines(&device), Ok(vec![Engine::Cpu]));
+    for (options, expected) in [(window(7), Engine::Cpu), (forced(Engine::Cpu), Engine::Cpu)] {
         let case = sample(Scores::Normal, ElementType::F32, options);
         let report = engine_for(case.problem(), &device.clone().autodiff()).expect("a report");
         assert_eq!((report.forward, report.backward), (expected, expected));
@@ -93,26 +84,6 @@ fn an_engine_that_the_backend_has_not_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn the_default_bodies_can_be_asked_for() {
-    for element in ELEMENTS {
-        for kind in KINDS {
-            check(
-                &sample(kind, element, forced(Engine::DefaultBodies)),
-                &Device::flex(),
-            );
-        }
-    }
-    let case = Case::new(
-        [1, 2, 1, 9, 9, 8],
-        None,
-        ElementType::F32,
-        AttentionOptions::new().with_engine(EngineChoice::Only(Engine::DefaultBodies)),
-        4,
-    );
-    check(&case, &Device::flex());
-}
-
-#[test]
 fn masked_problems_are_reported_too() {
     let (q, kv) = ([1, 4, 9, 8], [1, 2, 9, 8]);
     let bias = [1, 2, 1, 9];
@@ -131,10 +102,7 @@ fn masked_problems_are_reported_too() {
 #[test]
 fn cubecl_devices_say_what_their_plans_say() {
     let device = Device::cpu();
-    assert_eq!(
-        engines(&device),
-        Ok(vec![Engine::Portable, Engine::DefaultBodies])
-    );
+    assert_eq!(engines(&device), Ok(vec![Engine::Portable]));
     let case = sample(Scores::Normal, ElementType::F32, window(7));
     let report = engine_for(case.problem(), &device).expect("a report");
     assert_eq!(
@@ -161,12 +129,8 @@ fn cubecl_devices_say_what_their_plans_say() {
     let scores = tensors.scores.expect("there are scores");
     let result = try_dynamic_mask_attention(tensors.q, tensors.k, tensors.v, scores, mma.options);
     assert_eq!(result.unwrap_err(), error);
-    for engine in [Engine::Portable, Engine::DefaultBodies] {
-        check(
-            &sample(Scores::Nan, ElementType::F32, forced(engine)),
-            &device,
-        );
-    }
+    let portable = sample(Scores::Nan, ElementType::F32, forced(Engine::Portable));
+    check(&portable, &device);
 }
 
 /// Rows with every second feature, which are not contiguous: a forced engine gets copies.

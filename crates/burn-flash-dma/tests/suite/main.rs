@@ -1,4 +1,4 @@
-//! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
+//! The extension through Burn: on Flex, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
 mod alone;
@@ -6,7 +6,6 @@ mod alone;
 mod api_fuzz;
 mod builders;
 mod cache;
-mod cache_fallback;
 mod case;
 #[cfg(feature = "testing")]
 mod causal;
@@ -17,7 +16,6 @@ mod debug_page;
 mod dropout;
 mod engines;
 mod errors;
-mod fallback;
 mod finite;
 mod gradients;
 mod heads;
@@ -42,10 +40,9 @@ mod module_round_robin;
 mod module_scores;
 mod module_sink;
 mod module_token_gradient;
-#[cfg(feature = "ndarray")]
-mod ndarray;
 mod no_tokens;
 mod norm;
+mod operations;
 mod product;
 mod ranges;
 mod rank_softmax;
