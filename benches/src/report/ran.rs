@@ -10,15 +10,11 @@ const GPU: &str = "H200 (sm_90)";
 const ELEMENTS: [&str; 3] = ["f32", "f16", "bf16"];
 
 /// The rows of the table: engine as the records name it, and as the table does.
-const ENGINES: [(&str, &str); 5] = [
+const ENGINES: [(&str, &str); 4] = [
     ("wgmma", "`wgmma` kernels"),
     ("mma", "`mma` kernels"),
     ("portable", "portable kernels"),
     ("cpu", "CPU engine"),
-    (
-        "default bodies",
-        "Burn operations, O(N²): every other backend",
-    ),
 ];
 
 impl Runs {
@@ -42,11 +38,8 @@ impl Runs {
             "---|".repeat(groups.len())
         );
         for (engine, name) in ENGINES {
-            let elements = match engine {
-                "default bodies" => String::new(),
-                _ => format!(": {}", self.elements(engine).join(", ")),
-            };
-            let _ = write!(text, "| {name}{elements} | {} |", self.on_gpu(engine));
+            let elements = self.elements(engine).join(", ");
+            let _ = write!(text, "| {name}: {elements} | {} |", self.on_gpu(engine));
             for archs in &groups {
                 let code = compiled[archs[0]].get(engine).copied();
                 let _ = write!(text, " {} |", code.map_or("–", Code::shown));
@@ -96,17 +89,12 @@ impl Runs {
         }
     }
 
-    fn on_cpu(&self, engine: &str) -> String {
+    fn on_cpu(&self, engine: &str) -> &'static str {
         let served = |fuzz: &Fuzz| fuzz.cells.iter().any(|cell| cell.served_by == engine);
-        let backends = self.burn.iter().filter(|run| run.ended);
-        let backends = backends.filter(|run| run.engines.iter().any(|name| name == engine));
-        let backends = backends.filter_map(|run| run.backend.as_deref());
-        let backends: Vec<String> = backends.map(|name| format!("`{name}`")).collect();
         match engine {
-            "cpu" if self.fuzz_cpu.problems > 0 => "run".into(),
-            _ if served(&self.fuzz_cubecl) => "run (CubeCL's CPU runtime)".into(),
-            _ if !backends.is_empty() => format!("run ({})", backends.join(", ")),
-            _ => "–".into(),
+            "cpu" if self.fuzz_cpu.problems > 0 => "run",
+            _ if served(&self.fuzz_cubecl) => "run (CubeCL's CPU runtime)",
+            _ => "–",
         }
     }
 
@@ -190,28 +178,19 @@ impl Runs {
             let (problems, wrong, commit) = (spaced(fuzz.problems), fuzz.wrong, &fuzz.commit);
             format!("{problems} random problems, {wrong} wrong (`{commit}`)")
         };
-        let burn = latest(self.burn.iter().filter(|run| run.ended));
-        let burn = burn.iter().filter_map(|run| {
-            let (backend, passed) = (run.backend.as_ref()?, run.passed_of_all()?);
-            Some(format!(
-                " `{backend}`: {passed} tests passed (`{}`).",
-                run.commit
-            ))
-        });
-        let burn: String = burn.collect();
         format!(
-            "CPU engine: {}. CubeCL's CPU runtime: {}.{burn}",
+            "CPU engine: {}. CubeCL's CPU runtime: {}.",
             fuzzed(&self.fuzz_cpu),
             fuzzed(&self.fuzz_cubecl)
         )
     }
 }
 
-/// The last run on each device, through each language and of each backend, in the order of the first ones.
+/// The last run on each device and through each language, in the order of the first ones.
 fn latest<'a>(runs: impl Iterator<Item = &'a Suite>) -> Vec<&'a Suite> {
     let mut all: Vec<&Suite> = Vec::new();
     for run in runs {
-        let key = |run: &'a Suite| (&run.device, &run.through, &run.backend);
+        let key = |run: &'a Suite| (&run.device, &run.through);
         match all.iter_mut().find(|other| key(other) == key(run)) {
             Some(other) => *other = run,
             None => all.push(run),
@@ -260,7 +239,6 @@ mod tests {
             engines: Vec::new(),
             elements: Vec::new(),
             through: Some(through.into()),
-            backend: None,
             passed: Some(7),
             failed: 1,
             unknown: Some(2),

@@ -26,9 +26,6 @@ pub(super) struct Suite {
     /// The language that kernels were compiled through, on Vulkan.
     #[serde(default)]
     pub(super) through: Option<String>,
-    /// The backend, of Burn's own operations.
-    #[serde(default)]
-    pub(super) backend: Option<String>,
     /// `None` if the account does not say.
     pub(super) passed: Option<usize>,
     pub(super) failed: usize,
@@ -92,8 +89,6 @@ pub struct Runs {
     pub(super) vulkan: Vec<Suite>,
     /// The same on a driver for CPUs.
     pub(super) vulkan_cpu: Vec<Suite>,
-    /// Burn's own operations, on CPUs.
-    pub(super) burn: Vec<Suite>,
     pub(super) fuzz: Vec<Fuzz>,
     pub(super) fuzz_cpu: Fuzz,
     pub(super) fuzz_cubecl: Fuzz,
@@ -113,7 +108,6 @@ impl Runs {
             cuda: suites(&gpu.join("suite.json"))?,
             vulkan: suites(&gpu.join("suite-vulkan.json"))?,
             vulkan_cpu: suites(&cpu.join("suite-vulkan.json"))?,
-            burn: suites(&cpu.join("suite-burn.json"))?,
             fuzz: json(&gpu.join("fuzz.json"))?,
             fuzz_cpu: json(&cpu.join("fuzz.json"))?,
             fuzz_cubecl: json(&cpu.join("fuzz-cubecl.json"))?,

@@ -7,7 +7,7 @@
 //! use burn_flash_dma::{AttentionOptions, ElementType, Problem};
 //!
 //! let device = Device::flex();
-//! assert_eq!(engines(&device)?, [Engine::Cpu, Engine::DefaultBodies]);
+//! assert_eq!(engines(&device)?, [Engine::Cpu]);
 //!
 //! let (q, kv) = ([1, 8, 4096, 80], [1, 2, 4096, 80]);
 //! let options = AttentionOptions::new().with_keep_window(512);
@@ -22,59 +22,55 @@
 //! for each device and reason. [`AttentionOptions::engine`](crate::AttentionOptions::engine) forces an engine per call,
 //! and the environment variable `FLASH_DMA_ENGINE` excludes the faster ones in the whole process.
 
-pub use flash_dma_problem::{
-    Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver,
-};
+pub use flash_dma_problem::{Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
 
 #[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
-/// The engines that can be asked for on a device, the fastest first; the default bodies end the list. On CubeCL's devices
-/// without those that `FLASH_DMA_ENGINE` excludes.
+/// The engines that can be asked for on a device, the fastest first. On CubeCL's devices without those that
+/// `FLASH_DMA_ENGINE` excludes; none on a backend without an engine.
 ///
 /// # Errors
 ///
 /// [`AttentionError::Unsupported`] if the variable names no engine.
 pub fn engines(device: &Device) -> Result<Vec<Engine>, AttentionError> {
-    let mut all = match Kind::of(device) {
+    match Kind::of(device) {
         #[cfg(feature = "cube")]
-        Kind::Cube(client) => flash_dma_kernels::engines(&client)?,
+        Kind::Cube(client) => flash_dma_kernels::engines(&client),
         #[cfg(feature = "flex")]
-        Kind::Flex => vec![Engine::Cpu],
-        Kind::Other => Vec::new(),
-    };
-    all.push(Engine::DefaultBodies);
-    Ok(all)
+        Kind::Flex => Ok(vec![Engine::Cpu]),
+        Kind::Other(_) => Ok(Vec::new()),
+    }
 }
 
 /// The engines that compute both passes of a problem on a device if its tensors are contiguous, and why no faster one
 /// does. A [`Problem`], or a [`MaskedProblem`].
 ///
 /// Rows that do not begin at multiples of 16 bytes, or are repeated, exclude tensor cores unless the call asks for them.
-/// [`runs_dense`] says whether a call with scores is computed as the problem with a bias. An engine may leave single
-/// kernels of a pass to the portable ones; those of biases do, as the book's chapter on masks says.
+/// An engine may leave single kernels of a pass to the portable ones; those of biases do, as the book's chapter on masks
+/// says.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Engine`] if the problem asks for an engine that does not serve it, or any other error with which
-/// attention would refuse the problem there.
+/// [`AttentionError::Engine`] if the problem asks for an engine that does not serve it, [`AttentionError::NoEngine`] on a
+/// backend without one, or any other error with which attention would refuse the problem there.
 pub fn engine_for<P: EngineProblem>(
     problem: &P,
     device: &Device,
 ) -> Result<EngineReport, AttentionError> {
-    let both = |engine| EngineReport::new((engine, Vec::new()), (engine, Vec::new()));
     match (problem.attention().engine, Kind::of(device)) {
-        (EngineChoice::Only(Engine::DefaultBodies), _) => Ok(both(Engine::DefaultBodies)),
+        (_, Kind::Other(backend)) => Err(AttentionError::NoEngine { backend }),
         #[cfg(feature = "cube")]
         (_, Kind::Cube(client)) => flash_dma_kernels::engine_for(&client, problem),
         #[cfg(feature = "flex")]
         (EngineChoice::Fastest | EngineChoice::Only(Engine::Cpu), Kind::Flex) => {
-            Ok(both(Engine::Cpu))
+            let cpu = || (Engine::Cpu, Vec::new());
+            Ok(EngineReport::new(cpu(), cpu()))
         }
-        (EngineChoice::Fastest, _) => Ok(both(Engine::DefaultBodies)),
-        (EngineChoice::Only(engine), _) => Err(other_backend(engine)),
+        #[cfg(feature = "flex")]
+        (EngineChoice::Only(engine), Kind::Flex) => Err(other_backend(engine)),
     }
 }
 
@@ -87,17 +83,18 @@ pub(crate) fn has_kernels(device: &Device) -> bool {
     }
 }
 
-/// Refuses an engine that a call asks for and that does not serve it, and a call that is too large for the device's grid:
-/// the forward pass, and the backward pass if `gradients`. Without this an operation would fail when it is run, which may
-/// be later.
+/// Refuses a backend without an engine, an engine that a call asks for and that does not serve it, and a call that is too
+/// large for the device's grid: the forward pass, and the backward pass if `gradients`. Without this an operation would
+/// fail when it is run, which may be later.
 pub(crate) fn check<P: EngineProblem>(
     problem: &P,
     device: &Device,
     gradients: bool,
 ) -> Result<(), AttentionError> {
     let attention = problem.attention();
+    let _ = gradients;
     match (attention.engine, Kind::of(device)) {
-        (EngineChoice::Only(Engine::DefaultBodies), _) => Ok(()),
+        (_, Kind::Other(backend)) => Err(AttentionError::NoEngine { backend }),
         #[cfg(feature = "cube")]
         (EngineChoice::Fastest, Kind::Cube(client))
             if flash_dma_kernels::fits_grid(&client, attention) =>
@@ -106,78 +103,20 @@ pub(crate) fn check<P: EngineProblem>(
         }
         #[cfg(feature = "cube")]
         (_, Kind::Cube(client)) => flash_dma_kernels::check_engine(&client, problem, gradients),
-        (EngineChoice::Fastest, _) => Ok(()),
         #[cfg(feature = "flex")]
-        (EngineChoice::Only(Engine::Cpu), Kind::Flex) => Ok(()),
-        (EngineChoice::Only(engine), _) => {
-            let _ = gradients;
-            Err(other_backend(engine))
-        }
+        (EngineChoice::Fastest | EngineChoice::Only(Engine::Cpu), Kind::Flex) => Ok(()),
+        #[cfg(feature = "flex")]
+        (EngineChoice::Only(engine), Kind::Flex) => Err(other_backend(engine)),
     }
 }
 
-/// Whether a call asks for the default bodies on a backend that has an engine.
-#[cfg(any(feature = "cube", feature = "flex"))]
-pub(crate) fn default_bodies(problem: &Problem) -> bool {
-    problem.engine == EngineChoice::Only(Engine::DefaultBodies)
+/// Refuses a device of a backend without an engine: for what is done before there is a problem, as a selection, the plan
+/// of a mask or a cache.
+pub(crate) fn check_backend(device: &Device) -> Result<(), AttentionError> {
+    Kind::of(device).check()
 }
 
-/// The least number of queries and keys for which the records show dense attention to be the faster.
-const DENSE_LEN: usize = 8192;
-/// The head dimension of these records.
-const DENSE_HEAD_DIM: usize = 128;
-
-/// Whether a call with scores is computed as dense attention under a bias, without a selection. It may be if its window
-/// evicts no key, the results then being equal but for rounding. [`Dense::WhereFaster`] is so for calls with `gradients`
-/// of 8192 or more queries and keys and a head dimension of 128 whose passes all run on [`Engine::Wgmma`]: the book's
-/// page on engines has the records.
-///
-/// # Errors
-///
-/// Those of [`engine_for`].
-pub fn runs_dense(
-    problem: &Problem,
-    dense: Dense,
-    gradients: bool,
-    device: &Device,
-) -> Result<bool, AttentionError> {
-    let equal = problem.has_scores && problem.window >= problem.k_len;
-    match dense {
-        Dense::Never => Ok(false),
-        Dense::WhereEqual => Ok(equal),
-        Dense::WhereFaster => {
-            let measured = gradients
-                && problem.head_dim == DENSE_HEAD_DIM
-                && problem.q_len.min(problem.k_len) >= DENSE_LEN;
-            Ok(equal && measured && on_wgmma(problem, device)?)
-        }
-    }
-}
-
-/// Whether `wgmma` computes all passes of a problem with scores, and those of the same problem with a bias.
-fn on_wgmma(problem: &Problem, device: &Device) -> Result<bool, AttentionError> {
-    let all_wgmma = |report: EngineReport| [report.forward, report.backward] == [Engine::Wgmma; 2];
-    let biased = as_biased(problem)?;
-    Ok(all_wgmma(engine_for(problem, device)?) && all_wgmma(engine_for(&biased, device)?))
-}
-
-/// The problem with its scores as a bias, under the mask of the keys that they do not hide.
-fn as_biased(p: &Problem) -> Result<MaskedProblem, AttentionError> {
-    let (q, kv) = (p.q_shape(), p.kv_shape());
-    let keys = [p.batch, p.kv_heads, 1, p.k_len];
-    let options = flash_dma_problem::AttentionOptions {
-        causal: p.causal,
-        scale: Some(p.scale),
-        softcap: p.softcap,
-        alibi: p.alibi,
-        deterministic: p.deterministic,
-        dropout: p.dropout,
-        engine: p.engine,
-        ..flash_dma_problem::AttentionOptions::new()
-    };
-    MaskedProblem::new(&q, &kv, &kv, Some(&keys), Some(&keys), p.element, &options)
-}
-
+#[cfg(feature = "flex")]
 fn other_backend(engine: Engine) -> AttentionError {
     let (pass, obstacle) = (PassKind::Forward, Obstacle::OtherBackend);
     AttentionError::Engine {
@@ -224,7 +163,8 @@ enum Kind {
     Cube(cubecl::client::Client),
     #[cfg(feature = "flex")]
     Flex,
-    Other,
+    /// No engine, with the name of the backend.
+    Other(String),
 }
 
 impl Kind {
@@ -237,7 +177,35 @@ impl Kind {
             DispatchDevice::Flex(_) => Self::Flex,
             // There is no other kind in some builds.
             #[allow(unreachable_patterns)]
-            _ => Self::Other,
+            other => Self::other(&format!("{other:?}")),
         }
+    }
+
+    /// A backend without an engine, by its device: `LibTorch(Cuda(0))`.
+    fn other(device: &str) -> Self {
+        let backend = device
+            .split_once('(')
+            .map_or(device, |(backend, _)| backend);
+        Self::Other(backend.into())
+    }
+
+    fn check(self) -> Result<(), AttentionError> {
+        match self {
+            Self::Other(backend) => Err(AttentionError::NoEngine { backend }),
+            #[cfg(any(feature = "cube", feature = "flex"))]
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Kind;
+
+    #[test]
+    fn a_backend_without_an_engine_is_named() {
+        let error = Kind::other("LibTorch(Cuda(0))").check().unwrap_err();
+        let text = "the backend LibTorch has no engine of attention: take a device of Flex or of a CubeCL runtime";
+        assert_eq!(error.to_string(), text);
     }
 }

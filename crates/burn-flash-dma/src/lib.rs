@@ -62,7 +62,6 @@
 //! |---|---|
 //! | `flex` | Burn's Flex backend on the CPU engine `flash-dma-cpu`: no GPU, no LLVM |
 //! | `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm` | CubeCL's runtimes, on the kernels of `flash-dma-kernels` |
-//! | `ndarray` | Burn's NdArray backend, on the default bodies ([`fallback`]): `O(N^2)` |
 //! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass; `train`: parts of a training step |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
 //! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
@@ -84,8 +83,6 @@
 //! and leaves a cache that must be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Burn has announced NdArray's removal; it is supported for as long as Burn has it.
-#![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod backends;
 pub mod cache;
@@ -97,10 +94,7 @@ mod mask;
 pub mod memory;
 pub mod nn;
 // A build without a backend dispatches to nothing, so the arguments are not read.
-#[cfg_attr(
-    not(any(feature = "cube", feature = "flex", feature = "ndarray")),
-    allow(unused_variables)
-)]
+#[cfg_attr(not(any(feature = "cube", feature = "flex")), allow(unused_variables))]
 pub mod ops;
 mod spans;
 #[cfg(feature = "testing")]

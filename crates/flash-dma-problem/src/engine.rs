@@ -18,12 +18,10 @@ pub enum Engine {
     /// `wgmma` on tensor cores: f16 and bf16, head dimensions that are multiples of 16, at least 32, rows that begin at
     /// multiples of 16 bytes, on CUDA devices of sm_90.
     Wgmma,
-    /// Plain Burn operations, O(N²): every Burn backend.
-    DefaultBodies,
 }
 
 impl Engine {
-    /// A short name: `cpu`, `portable`, `mma`, `wgmma` or `default-bodies`.
+    /// A short name: `cpu`, `portable`, `mma` or `wgmma`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +29,6 @@ impl Engine {
             Self::Portable => "portable",
             Self::Mma => "mma",
             Self::Wgmma => "wgmma",
-            Self::DefaultBodies => "default-bodies",
         }
     }
 }
@@ -43,7 +40,6 @@ impl fmt::Display for Engine {
             Self::Portable => "the portable kernels",
             Self::Mma => "the mma kernels",
             Self::Wgmma => "the wgmma kernels",
-            Self::DefaultBodies => "the default bodies",
         })
     }
 }
@@ -58,20 +54,6 @@ pub enum EngineChoice {
     /// This one, in every pass of the call. An engine that does not serve one is
     /// [`AttentionError::Engine`](crate::AttentionError::Engine).
     Only(Engine),
-}
-
-/// When a call whose window evicts no key is computed as dense attention with the scores as a bias, without a
-/// selection. The results are equal but for rounding; a window that is shorter than the keys is never replaced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Dense {
-    /// Where the measurements say that it is faster.
-    #[default]
-    WhereFaster,
-    /// Wherever the result is equal.
-    WhereEqual,
-    /// Never: every call with scores selects.
-    Never,
 }
 
 /// A pass, as engines are chosen for it.

@@ -619,6 +619,14 @@ pub enum AttentionError {
         /// Why.
         obstacle: Obstacle,
     },
+    /// Attention on a backend that has no engine.
+    #[error(
+        "the backend {backend} has no engine of attention: take a device of Flex or of a CubeCL runtime"
+    )]
+    NoEngine {
+        /// Burn's name of the backend.
+        backend: String,
+    },
     /// The device lacks what the engine needs.
     #[error("the device does not support {what}")]
     Unsupported {
@@ -673,7 +681,7 @@ kinds! {
     RankSoftmax GradientScale AlibiSlope AlibiHeads
     Epsilon Rotary NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted WholeSequence NoParts NoCaches
-    JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine Unsupported DeviceFailed SecondOrder
+    JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine NoEngine Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

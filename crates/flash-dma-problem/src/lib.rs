@@ -43,7 +43,7 @@ mod rule;
 pub use alibi::AlibiSlopes;
 pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use dropout::Dropout;
-pub use engine::{Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
+pub use engine::{Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
 pub use error::{AttentionError, TensorName};
 pub use grid::check_grid;
 pub use interval::Interval;

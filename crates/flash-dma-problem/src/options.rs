@@ -1,6 +1,6 @@
 //! The options of a caller.
 
-use crate::{AlibiSlopes, Dense, Dropout, EngineChoice};
+use crate::{AlibiSlopes, Dropout, EngineChoice};
 
 /// The options of dynamic-mask attention. The default is causal, keeps every key, scales by
 /// `1/sqrt(head_dim)` and has neither softcap, ALiBi nor dropout.
@@ -31,8 +31,6 @@ pub struct AttentionOptions {
     pub dropout: Option<Dropout>,
     /// The engine of every pass; the fastest by default. Caches take no other.
     pub engine: EngineChoice,
-    /// When a window that evicts no key is computed as dense attention. Given intervals and caches do not read it.
-    pub dense: Dense,
 }
 
 impl Default for AttentionOptions {
@@ -46,7 +44,6 @@ impl Default for AttentionOptions {
             deterministic: false,
             dropout: None,
             engine: EngineChoice::Fastest,
-            dense: Dense::WhereFaster,
         }
     }
 }
@@ -113,13 +110,6 @@ impl AttentionOptions {
     #[must_use]
     pub fn with_engine(mut self, engine: EngineChoice) -> Self {
         self.engine = engine;
-        self
-    }
-
-    /// Says when a window that evicts no key is computed as dense attention.
-    #[must_use]
-    pub fn with_dense(mut self, dense: Dense) -> Self {
-        self.dense = dense;
         self
     }
 }

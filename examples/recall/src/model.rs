@@ -257,7 +257,7 @@ impl Block {
             .with_token_gradient_scale(settings.token_gradient_scale)
             .with_leave_one_out(settings.leave_one_out)
             .with_rank_softmax(settings.rank_softmax)
-            .with_learnable_sink(Some(settings.sink));
+            .with_learnable_sink(settings.sink);
         Self {
             attention_norm: RmsNormConfig::new(sizes.width).init(device),
             attention: attention.init(device),

@@ -171,7 +171,7 @@ impl TextModelConfig {
     fn attention(&self, number: usize) -> DynamicMaskAttentionConfig {
         let layer = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
             .with_n_kv_heads(Some(self.kv_heads))
-            .with_learnable_sink(self.learnable_sink);
+            .with_learnable_sink(self.learnable_sink.unwrap_or(false));
         let placed = layer.clone().with_max_seq_len(Some(self.context));
         let (layer, index) = match self.positions {
             Positions::Rope => (placed, number - 1),

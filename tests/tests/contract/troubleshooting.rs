@@ -132,6 +132,9 @@ fn errors() -> Vec<E> {
         E::Scale { scale: f32::NAN },
         E::SecondOrder { tensor: N::Query },
         unsupported("FLASH_DMA_ENGINE=Mma (portable, mma or wgmma)"),
+        E::NoEngine {
+            backend: "LibTorch".into(),
+        },
         E::Engine {
             engine: Engine::Wgmma,
             pass: PassKind::Backward,

@@ -8,5 +8,3 @@ mod bias;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
-#[cfg(feature = "ndarray")]
-mod ndarray;

@@ -19,6 +19,7 @@
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).
 
 mod block_table;
+mod chunk;
 mod config;
 mod either;
 mod hold;

@@ -1,11 +1,11 @@
 //! The cache that keeps every key.
 
+use super::chunk::attend_pages;
 use super::config::PagedCacheConfig;
 use super::hold::Hold;
 use super::memory::{lengths_tensor, table_tensor};
 use super::pool::PagePool;
 use super::tokens::{NewTokens, check_support, plain};
-use crate::fallback::cache::attend_pages;
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{OptionalFloat, PageMap, PageTensors};
 use crate::validate::expect;

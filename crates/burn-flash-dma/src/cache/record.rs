@@ -11,8 +11,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
-/// A saved [`DynamicMaskCache`] for any serde format. Records from before recent keys and sinks have none, and their
-/// scores are added to the logits.
+/// A saved [`DynamicMaskCache`] for any serde format.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DynamicMaskCacheRecord {
     config: DynamicMaskCacheConfig,
@@ -24,15 +23,14 @@ pub struct DynamicMaskCacheRecord {
 }
 
 /// A saved [`PagedCache`] for any serde format. A page that several sequences have is saved once, and a cache whose table
-/// was given from outside gives out its pages itself when it is restored. Records from before windows have none.
+/// was given from outside gives out its pages itself when it is restored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagedCacheRecord {
     config: PagedCacheConfig,
     pages: usize,
     table: Vec<Vec<i32>>,
     lengths: Vec<usize>,
-    /// See [`PagedCache`]; nothing if all are 0.
-    #[serde(default)]
+    /// See [`PagedCache`].
     dropped: Vec<usize>,
     k: TensorData,
     v: TensorData,
@@ -287,16 +285,12 @@ impl PagedCache {
                 ));
             }
         };
-        let dropped = match record.dropped.is_empty() {
-            true => vec![0; record.lengths.len()],
-            false => record.dropped,
-        };
         check_table(
             &config,
             record.pages,
             &record.table,
             &record.lengths,
-            &dropped,
+            &record.dropped,
         )?;
         let pool = PagePool::restored(config.page_len, record.pages, record.table);
         let contents = Contents {
@@ -305,7 +299,7 @@ impl PagedCache {
             scores,
             pool,
             lengths: record.lengths,
-            dropped,
+            dropped: record.dropped,
         };
         Ok(Self::restored(config, shape, &place, contents))
     }

@@ -1,9 +1,9 @@
 //! The cache of constant size.
 
+use super::chunk::forward_problem;
 use super::config::DynamicMaskCacheConfig;
 use super::hold::Hold;
 use super::tokens::{NewTokens, check_support, plain};
-use crate::fallback::cache::{forward_problem, present};
 use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
@@ -213,7 +213,7 @@ impl DynamicMaskCache {
             ChunkKeys {
                 k: new.k,
                 v: new.v,
-                scores: present(new.scores),
+                scores: (new.scores.into_option()).expect("checked: slots have scores"),
                 rank: OptionalFloat::None,
             }
         } else {

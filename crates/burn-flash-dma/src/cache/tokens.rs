@@ -1,5 +1,6 @@
 //! The checks of a call on a cache that need Burn's types.
 
+use crate::engines::check_backend;
 use crate::ops::types::{OptionalFloat, TokenTensors};
 use crate::validate::{element_type, same_device, scores_as_f32};
 use burn::backend::Dispatch;
@@ -126,8 +127,9 @@ pub(crate) fn cache_element(dtype: FloatDType) -> Result<ElementType, AttentionE
     }
 }
 
-/// Refuses a device that cannot compute with the element type.
+/// Refuses a device without an engine, or that cannot compute with the element type.
 pub(crate) fn check_support(device: &Device, dtype: FloatDType) -> Result<(), AttentionError> {
+    check_backend(device)?;
     if device.supports_dtype(DType::from(dtype)) {
         return Ok(());
     }

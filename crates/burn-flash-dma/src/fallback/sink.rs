@@ -1,20 +1,17 @@
 //! A logit without a key, beside the results of an attention.
 
-use super::logits::{Exact, Lse, unrounded, with_residual};
-use super::tensors::bool_dtype;
+use super::tensors::{bool_dtype, to_f32};
 #[cfg(feature = "autodiff")]
-use super::tensors::to_f32;
-use crate::ops::types::Forwarded;
-#[cfg(feature = "autodiff")]
-use crate::ops::types::{OptionalFloat, Saved};
-use burn::backend::tensor::FloatTensor;
+use crate::ops::types::Saved;
+use crate::ops::types::{Forwarded, OptionalFloat};
+use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 
 /// See [`DynamicMaskOps::dynamic_mask_forward_with_sink`](crate::ops::DynamicMaskOps::dynamic_mask_forward_with_sink):
 /// the results of all logits, from those of the keys.
 pub fn beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forwarded<B> {
-    let element = results.out.dtype().into();
+    let element = results.out.dtype();
     let bools = bool_dtype::<B>(&results.lse.device());
     let out = unrounded::<B>(results.out, results.residual);
     let [lse, rest, logits] = [results.lse, results.lse_rest, per_head::<B>(logits)];
@@ -29,11 +26,61 @@ pub fn beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forw
     let keys = B::float_greater_elem(above.clone(), 0.0f32.into(), bools);
     let more = B::float_neg(B::log_sigmoid(B::float_abs(above)));
     let small = B::float_mask_where(more.clone(), keys.clone(), B::float_add(more, rest));
-    let exact = Exact {
-        out: B::float_mul(out, share),
-        lse: Lse::of_sum(B::float_mask_where(logits, keys, lse), small),
-    };
-    with_residual::<B>(exact, element)
+    let (lse, lse_rest) = sum::<B>(B::float_mask_where(logits, keys, lse), small);
+    let (out, residual) = rounded::<B>(B::float_mul(out, share), element);
+    Forwarded {
+        out,
+        residual,
+        lse,
+        lse_rest,
+    }
+}
+
+/// The sum of a large and a small number, and what its rounding lost: 0 where the sum is not finite.
+fn sum<B: Backend>(
+    large: FloatTensor<B>,
+    small: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let sum = B::float_add(large.clone(), small.clone());
+    let rest = B::float_sub(small, B::float_sub(sum.clone(), large));
+    let rest = B::float_mask_fill(rest, no_number::<B>(sum.clone()), 0.0f32.into());
+    (sum, rest)
+}
+
+/// An output of f32 in its element type, and what rounding to 16 bits lost.
+fn rounded<B: Backend>(
+    exact: FloatTensor<B>,
+    element: DType,
+) -> (FloatTensor<B>, OptionalFloat<B>) {
+    if element == DType::F32 {
+        return (exact, OptionalFloat::None);
+    }
+    let out = B::float_cast(exact.clone(), element.into());
+    let rounded = to_f32::<B>(out.clone());
+    // Beside NaN and infinity, which f16 may round to, there is nothing to add.
+    let no_number = no_number::<B>(rounded.clone());
+    let loss = B::float_mask_fill(B::float_sub(exact, rounded), no_number, 0.0f32.into());
+    (
+        out,
+        OptionalFloat::Some(B::float_cast(loss, element.into())),
+    )
+}
+
+/// The output in f32, with what its rounding lost.
+fn unrounded<B: Backend>(out: FloatTensor<B>, residual: OptionalFloat<B>) -> FloatTensor<B> {
+    let out = to_f32::<B>(out);
+    match residual {
+        OptionalFloat::None => out,
+        OptionalFloat::Some(residual) => B::float_add(out, to_f32::<B>(residual)),
+    }
+}
+
+/// Where a tensor is NaN or infinite.
+fn no_number<B: Backend>(tensor: FloatTensor<B>) -> BoolTensor<B> {
+    let bools = bool_dtype::<B>(&tensor.device());
+    let size = B::float_abs(tensor.clone());
+    let infinite = B::float_equal_elem(size, f32::INFINITY.into(), bools);
+    B::bool_or(infinite, B::float_is_nan(tensor, bools))
 }
 
 /// The gradient of the logits `[q_heads]`, from what the backward pass of all logits gets: the logit has no value, so its
@@ -48,8 +95,17 @@ pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTe
         OptionalFloat::None => B::float_neg(sums),
         OptionalFloat::Some(grad_lse) => B::float_sub(grad_lse.clone(), sums),
     };
-    let lse = Lse::saved(saved, &saved.lse.shape());
-    let weights = lse.weights(B::float_expand(per_head::<B>(logits), saved.lse.shape()));
+    // Large numbers cancel before anything small is subtracted.
+    let logits = B::float_expand(per_head::<B>(logits), saved.lse.shape());
+    let above = B::float_sub(logits, saved.lse.clone());
+    let above = match &saved.lse_rest {
+        OptionalFloat::None => above,
+        OptionalFloat::Some(rest) => B::float_sub(above, rest.clone()),
+    };
+    // At most 0 but for its rounding. NaN stays.
+    let bools = bool_dtype::<B>(&above.device());
+    let positive = B::float_greater_elem(above.clone(), 0.0f32.into(), bools);
+    let weights = B::float_exp(B::float_mask_fill(above, positive, 0.0f32.into()));
     let of_rows = B::float_mul(weights, inner);
     let of_heads = B::float_sum_dim(B::float_sum_dim(of_rows, 2), 0);
     B::float_reshape(of_heads, heads)

@@ -1,12 +1,10 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
-use super::masked::MaskedAttention;
 use super::rank_softmax::charged;
 use super::selection::{Intervals, try_select};
 use super::sink::{checked_logits, try_learnable_sink};
-use super::state::{AllKeys, Masked, ScoredKeys, SelectedKeys};
+use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::engines;
-use crate::mask::AttentionMask;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{LeftOut, RunnersUp, Selection};
 use crate::spans::span;
@@ -16,7 +14,7 @@ use crate::validate::{
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, Dense, Problem, TensorName};
+use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 use std::marker::PhantomData;
 
 /// A call of attention, with scores or without: everything that [`attention`](crate::attention()) and
@@ -156,10 +154,7 @@ impl<S> Attention<S> {
     /// shape, device or window, or are those of recent keys, sinks or documents in a call in which positions mean
     /// something else; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
-        let (out, _) = self.run(Dispatch::dynamic_mask_forward, |dense| {
-            Ok((dense.try_forward()?, None))
-        })?;
-        Ok(out)
+        Ok(self.run(Dispatch::dynamic_mask_forward)?.0)
     }
 
     /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
@@ -179,11 +174,7 @@ impl<S> Attention<S> {
     ///
     /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        let (out, lse) = self.run(Dispatch::dynamic_mask_forward_with_lse, |dense| {
-            let (out, lse) = dense.try_forward_with_lse()?;
-            Ok((out, Some(lse)))
-        })?;
-        Ok((out, lse.expect("both forms return it")))
+        self.run(Dispatch::dynamic_mask_forward_with_lse)
     }
 
     /// The output and the LSE beside one more logit per query head, `[q_heads]`, that has no key, as
@@ -232,20 +223,11 @@ impl<S> Attention<S> {
         Ok(results.residual.into_option().map(Tensor::from_dispatch))
     }
 
-    /// By the operation, or as dense attention if that is the same and the options ask for it.
-    fn run(
-        self,
-        operation: Operation,
-        dense: fn(MaskedAttention<Masked>) -> Result<Results, AttentionError>,
-    ) -> Result<Results, AttentionError> {
+    fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let _span = span!("attention");
-        let options = self.options;
         let (call, intervals) = self.call()?;
-        if intervals.is_none() && call.runs_dense(options.dense)? {
-            return dense(call.into_dense(options));
-        }
         let (out, lse) = call.run(intervals, operation)?;
-        Ok((Tensor::from_dispatch(out), Some(Tensor::from_dispatch(lse))))
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
     /// The checked call, and the intervals if they are given.
@@ -307,34 +289,6 @@ impl Call {
         })
     }
 
-    /// Whether the call is computed as [`into_dense`](Self::into_dense).
-    fn runs_dense(&self, dense: Dense) -> Result<bool, AttentionError> {
-        let Some(scores) = &self.scores else {
-            return Ok(false);
-        };
-        if scores.dims().contains(&0) {
-            return Ok(false);
-        }
-        let gradients = tracked(&self.rows) || is_tracked(scores);
-        engines::runs_dense(&self.problem, dense, gradients, &self.rows[0].device())
-    }
-
-    /// The same call with its scores as a bias, if its window evicts no key. A score of −∞ hides its key: no number
-    /// behind it is read, as none is that a selection leaves out.
-    fn into_dense(self, options: AttentionOptions) -> MaskedAttention<Masked> {
-        let [q, k, v] = self.rows;
-        let scores = self.scores.expect("a selection has scores");
-        let shown = scores.clone().not_equal_elem(f32::NEG_INFINITY);
-        let options = AttentionOptions {
-            keep_window: None,
-            ..options
-        };
-        MaskedAttention::new(q, k, v)
-            .mask(AttentionMask::visible(shown.unsqueeze_dim(2)))
-            .bias(scores.unsqueeze_dim::<4>(2))
-            .options(options)
-    }
-
     /// Makes the intervals unless they are given.
     fn run<R>(
         self,
@@ -378,9 +332,6 @@ impl Call {
         Ok(operation(q, k, v, selection, self.problem))
     }
 }
-
-/// The output and, if it is wanted, the LSE.
-type Results = (Tensor<4>, Option<Tensor<3>>);
 
 type Rows = FloatTensor<Dispatch>;
 

@@ -3,6 +3,7 @@
 use super::composition::ints;
 use super::documents::Documents;
 use super::selector::check_len;
+use crate::engines::check_backend;
 use crate::ops::attention::DynamicMaskOps;
 use crate::validate::{expect, same_device, scores_as_f32};
 use burn::backend::Dispatch;
@@ -350,11 +351,13 @@ pub fn select(scores: Tensor<3>, window: usize) -> Intervals {
 ///
 /// # Errors
 ///
-/// [`AttentionError::ZeroWindow`], [`AttentionError::ElementType`] or [`AttentionError::TooLarge`].
+/// [`AttentionError::ZeroWindow`], [`AttentionError::ElementType`], [`AttentionError::TooLarge`] or
+/// [`AttentionError::NoEngine`].
 pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, AttentionError> {
     if window == 0 {
         return Err(AttentionError::ZeroWindow);
     }
+    check_backend(&scores.device())?;
     let scores = scores_as_f32(scores)?;
     check_len(scores.dims()[2])?;
     let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window.into());

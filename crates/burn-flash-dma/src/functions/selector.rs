@@ -4,6 +4,7 @@ use super::composition::{compose, ints, kept_by_rank_from};
 use super::documents::Documents;
 use super::rank_softmax::shares;
 use super::selection::{Intervals, Origin, RankedNext};
+use crate::engines::check_backend;
 use crate::validate::{expect, scores_as_f32};
 use burn::tensor::{DType, Int, Tensor};
 use flash_dma_problem::{AttentionError, LeaveOneOut, RankSoftmax, SelectionRule};
@@ -137,12 +138,14 @@ impl Selector {
     ///
     /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`] if recent keys and sinks are more than the
     /// (least) window, [`AttentionError::HeadWindows`], [`AttentionError::DocumentBatch`],
-    /// [`AttentionError::DocumentTokens`], [`AttentionError::ElementType`] or [`AttentionError::TooLarge`].
+    /// [`AttentionError::DocumentTokens`], [`AttentionError::ElementType`], [`AttentionError::TooLarge`] or
+    /// [`AttentionError::NoEngine`].
     pub fn try_select(&self, scores: Tensor<3>) -> Result<Intervals, AttentionError> {
         let heads = self.heads(scores.dims()[1])?;
         if let Some(documents) = &self.documents {
             documents.check(scores.dims())?;
         }
+        check_backend(&scores.device())?;
         let scores = scores_as_f32(scores)?;
         let [batch, _, k_len] = scores.dims();
         check_len(k_len)?;

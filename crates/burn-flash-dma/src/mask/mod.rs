@@ -1,5 +1,6 @@
 //! Masks, and the forms that they are cut into.
 
+mod bits;
 mod broadcast;
 mod builders;
 mod packed;

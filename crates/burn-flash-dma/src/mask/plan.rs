@@ -1,8 +1,9 @@
 //! The tiles that a mask is cut into.
 
+use super::bits::unpack;
 use super::polarity::AttentionMask;
 use super::ranges::KeyRanges;
-use crate::fallback::masked::unpack;
+use crate::engines::check_backend;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{OptionalPlan, PlanTensors};
 use crate::validate::{expect, same_device};
@@ -43,14 +44,15 @@ impl TilePlan {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Broadcast`] if the mask does not broadcast to the lengths, or
-    /// [`AttentionError::TooLarge`].
+    /// [`AttentionError::Broadcast`] if the mask does not broadcast to the lengths, [`AttentionError::TooLarge`], or
+    /// [`AttentionError::NoEngine`].
     pub fn try_new(
         mask: AttentionMask,
         lengths: [usize; 2],
         causal: bool,
     ) -> Result<Self, AttentionError> {
         let geometry = PlanGeometry::new(&mask.dims(), lengths, causal)?;
+        check_backend(&mask.device())?;
         Ok(Self::of(mask, geometry))
     }
 
@@ -88,13 +90,14 @@ impl TilePlan {
     /// # Errors
     ///
     /// [`AttentionError::Broadcast`] if the ranges do not broadcast to each other or to the queries,
-    /// [`AttentionError::RangesDevice`], or [`AttentionError::TooLarge`].
+    /// [`AttentionError::RangesDevice`], [`AttentionError::TooLarge`], or [`AttentionError::NoEngine`].
     pub fn try_from_ranges(
         ranges: KeyRanges,
         lengths: [usize; 2],
         causal: bool,
     ) -> Result<Self, AttentionError> {
         let geometry = ranges.geometry(lengths, causal)?;
+        check_backend(&ranges.device())?;
         let [first, end] = ranges.into_columns(&geometry).map(Tensor::into_dispatch);
         let tensors = Dispatch::masked_attention_plan_ranges(first, end, geometry);
         Ok(Self::from_tensors(tensors, geometry))

@@ -104,6 +104,10 @@ impl KeyRanges {
         }
     }
 
+    pub(super) fn device(&self) -> Device {
+        self.first.device()
+    }
+
     /// The geometry of the plan.
     pub(super) fn geometry(
         &self,

@@ -9,7 +9,7 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{DefaultRole, INITIAL, ScoreForm, Scorer};
+use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
@@ -92,8 +92,9 @@ pub struct DynamicMaskAttentionConfig {
     pub qk_norm: bool,
     /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
-    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default: no.
-    pub bias: Option<bool>,
+    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default: false.
+    #[config(default = false)]
+    pub bias: bool,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
@@ -102,24 +103,21 @@ pub struct DynamicMaskAttentionConfig {
     /// [`AlibiSlopes::standard`]. Default: none. A cache refuses a layer with it.
     pub alibi: Option<AlibiSlopes>,
     /// Whether each query head has one more logit, which is learned and has no key: the weight that it takes is given to
-    /// nothing, see [`learnable_sink`](crate::learnable_sink()). Default: no.
-    pub learnable_sink: Option<bool>,
+    /// nothing, see [`learnable_sink`](crate::learnable_sink()). Default: false.
+    #[config(default = false)]
+    pub learnable_sink: bool,
     /// The probability with which a pair of a query and a key that attends to it is dropped in training, from 0 and less
     /// than 1: see [`Dropout`](crate::Dropout). Default: 0. Every call of the layer draws another mask, none outside of
     /// training, as Burn's own dropout.
     pub dropout: Option<f64>,
-    /// What the scores are made of. Default: [`ScoreForm::Linear`]. A configuration saved without it stays `Zoh`.
+    /// What the scores are made of. Default: [`ScoreForm::Linear`].
     #[config(default = "ScoreForm::Linear")]
     pub score_form: ScoreForm,
-    /// What the scores are for. Default: what [`default_role`](Self::default_role) says of the form, that is for linear
-    /// scores [`ScoreRole::Rank`]. Scores that only rank learn by their [runners-up](Self::runners_up), by none if the
+    /// What the scores are for. Default: [`ScoreRole::Rank`] of [`ScoreForm::Linear`], and [`ScoreRole::RankAndBias`] of
+    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by their [runners-up](Self::runners_up), by none if the
     /// configuration says 0, and by [what kept keys are worth](Self::leave_one_out); their size does not matter. Without a window they do nothing. A mask that differs
     /// between queries is refused in training with them.
     pub score_role: Option<ScoreRole>,
-    /// What the scores are for if `score_role` does not say. Default: [`DefaultRole::OfForm`]. A configuration saved
-    /// without it stays [`DefaultRole::Added`].
-    #[config(default = "DefaultRole::OfForm")]
-    pub default_role: DefaultRole,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
@@ -198,8 +196,7 @@ impl DynamicMaskAttentionConfig {
     /// What the scores are for, given or by default.
     #[must_use]
     pub fn resolved_score_role(&self) -> ScoreRole {
-        let default = || self.default_role.of(self.score_form);
-        self.score_role.unwrap_or_else(default)
+        self.score_role.unwrap_or(self.score_form.role())
     }
 
     /// Makes the module on a device.
@@ -249,10 +246,9 @@ impl DynamicMaskAttentionConfig {
         let dropout = (self.dropout.filter(|&rate| rate != 0.0))
             .map(|rate| CallDropout::try_new(rate, device))
             .transpose()?;
-        let bias = self.bias.unwrap_or(false);
         let linear = |from, to| {
             LinearConfig::new(from, to)
-                .with_bias(bias)
+                .with_bias(self.bias)
                 .with_initializer(self.initializer.clone())
                 .init(device)
         };
@@ -270,9 +266,9 @@ impl DynamicMaskAttentionConfig {
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
-            sink_logits: (self.learnable_sink.unwrap_or(false))
+            sink_logits: (self.learnable_sink)
                 .then(|| Initializer::Zeros.init([self.n_heads], device)),
-            scorer: Inline(match bias {
+            scorer: Inline(match self.bias {
                 true => scorer.with_bias(kv_heads, device),
                 false => scorer,
             }),

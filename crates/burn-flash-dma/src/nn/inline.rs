@@ -11,8 +11,7 @@ use core::fmt;
 const FIELD: (&str, &str) = ("scorer", "Struct:DynamicMaskAttention");
 
 /// A [`Scorer`] whose parameters stand in a record beside those of the layer that holds it: `dt_proj`, not
-/// `scorer.Zoh.dt_proj`. Records know parameters by their paths, and those of layers that had no choice of a form are
-/// to be found.
+/// `scorer.Zoh.dt_proj`.
 #[derive(Clone, Debug)]
 pub(super) struct Inline(pub(super) Scorer);
 

@@ -23,4 +23,4 @@ pub use cross::{CrossKeys, DynamicMaskCrossAttention};
 pub use cross_config::DynamicMaskCrossAttentionConfig;
 pub use input::DynamicMaskInput;
 pub use masked::{MaskedAttentionLayer, MaskedAttentionLayerConfig, MaskedInput};
-pub use scorer::{DefaultRole, LinearScorer, ScoreForm, Scorer, ZohScorer};
+pub use scorer::{LinearScorer, ScoreForm, Scorer, ZohScorer};

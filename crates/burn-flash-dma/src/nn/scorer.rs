@@ -5,7 +5,7 @@ use crate::functions::zoh::try_biased_zoh_scores;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// Where the projections that scores are made with start, unless the configuration says otherwise.
 pub(super) const INITIAL: Initializer = Initializer::Normal {
@@ -17,9 +17,7 @@ pub(super) const INITIAL: Initializer = Initializer::Normal {
 const LEAST_SQUARE: f32 = 1e-12;
 
 /// The form of a layer's scores.
-///
-/// A configuration saved before there was a choice has none, and loads as `Zoh`, which was the default then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScoreForm {
     /// The paper's: `exp(a * softplus(v_cat . dt_projᵀ + dt_bias))` of the values of all key/value heads of a token. See
     /// [`zoh_scores`](crate::zoh_scores()).
@@ -30,55 +28,13 @@ pub enum ScoreForm {
     Linear,
 }
 
-impl<'de> Deserialize<'de> for ScoreForm {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        enum Named {
-            Zoh,
-            Linear,
+impl ScoreForm {
+    /// What scores of this form are for unless the configuration says otherwise.
+    pub(super) fn role(self) -> ScoreRole {
+        match self {
+            Self::Linear => ScoreRole::Rank,
+            Self::Zoh => ScoreRole::RankAndBias,
         }
-        // An absent field of a structure is read as an absent option.
-        Ok(match Option::<Named>::deserialize(deserializer)? {
-            None | Some(Named::Zoh) => Self::Zoh,
-            Some(Named::Linear) => Self::Linear,
-        })
-    }
-}
-
-/// What the scores of a layer are for whose configuration leaves their [`ScoreRole`] out.
-///
-/// A configuration saved before there was a choice has none, and loads as `Added`: what is saved keeps its meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum DefaultRole {
-    /// [`ScoreRole::RankAndBias`], whatever the form.
-    Added,
-    /// That of the form: [`ScoreRole::Rank`] of [`ScoreForm::Linear`], and [`ScoreRole::RankAndBias`] of
-    /// [`ScoreForm::Zoh`], as in DMA.
-    OfForm,
-}
-
-impl DefaultRole {
-    /// The role of scores of a form.
-    #[must_use]
-    pub fn of(self, form: ScoreForm) -> ScoreRole {
-        match (self, form) {
-            (Self::OfForm, ScoreForm::Linear) => ScoreRole::Rank,
-            (Self::OfForm, ScoreForm::Zoh) | (Self::Added, _) => ScoreRole::RankAndBias,
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for DefaultRole {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        enum Named {
-            Added,
-            OfForm,
-        }
-        Ok(match Option::<Named>::deserialize(deserializer)? {
-            None | Some(Named::Added) => Self::Added,
-            Some(Named::OfForm) => Self::OfForm,
-        })
     }
 }
 

@@ -6,7 +6,7 @@ use super::types::{
     AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RunnersUpMetadata,
     SavedMetadata, SelectionMetadata,
 };
-use crate::fallback::{attention as fallback, sink};
+use crate::fallback::sink;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
@@ -19,13 +19,11 @@ use flash_dma_problem::{KeptKeys, Problem};
 /// operations rely on it. `problem` must describe the tensors that are passed; an engine that finds
 /// otherwise panics with the text of its [`AttentionError`](crate::AttentionError).
 ///
-/// The default bodies are plain Burn operations (the crate's `fallback`): exact to the same contract
-/// on any backend, but with `O(q_len * k_len)` memory and time. A backend without an engine of its
-/// own needs only `impl DynamicMaskOps for MyBackend {}`.
+/// A backend without an engine has none of them: the functions return
+/// [`AttentionError::NoEngine`](crate::AttentionError::NoEngine) there.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
     Autodiff: cfg(feature = "autodiff"),
     Fusion: cfg(feature = "fusion"),
 )]
@@ -34,9 +32,7 @@ pub trait DynamicMaskOps: Backend {
     /// `[batch, kv_heads, k_len, 2]`, the first position that attends to the key and one past the
     /// last (see [`Interval`](crate::Interval)), if a position keeps the keys of `kept`.
     #[fusion(meta = select_meta)]
-    fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
-        fallback::select::<Self>(scores, kept)
-    }
+    fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self>;
 
     /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and in any memory layout, and `lse`
     /// `[batch, q_heads, q_len]` in f32. Under autodiff `lse` is a constant.
@@ -47,9 +43,7 @@ pub trait DynamicMaskOps: Backend {
         v: FloatTensor<Self>,
         #[extension_type] selection: Selection<Self>,
         problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        fallback::forward::<Self>(q, k, v, selection, problem)
-    }
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), the residual of `out` and the rest of `lse`: what
     /// a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
@@ -60,9 +54,7 @@ pub trait DynamicMaskOps: Backend {
         v: FloatTensor<Self>,
         #[extension_type] selection: Selection<Self>,
         problem: Problem,
-    ) -> Forwarded<Self> {
-        fallback::forward_with_residual::<Self>(q, k, v, selection, problem)
-    }
+    ) -> Forwarded<Self>;
 
     /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), but with an `lse` that is
     /// differentiable under autodiff.
@@ -107,9 +99,7 @@ pub trait DynamicMaskOps: Backend {
         #[extension_type] selection: Selection<Self>,
         #[extension_type] saved: Saved<Self>,
         problem: Problem,
-    ) -> AttentionGrads<Self> {
-        fallback::backward::<Self>(q, k, v, selection, saved, problem)
-    }
+    ) -> AttentionGrads<Self>;
 }
 
 // Shapes under fusion are taken from here and never compared with what the engine returns.

@@ -9,9 +9,9 @@ use super::types::{
     ChunkKeysMetadata, DecodedPagesMetadata, DecodedSlotsMetadata, OptionalFloatMetadata,
     PageTensorsMetadata, SlotTensorsMetadata, TokenTensorsMetadata,
 };
-use crate::fallback::cache as fallback;
-use burn::backend::backend_extension;
 use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{TensorMetadata, backend_extension};
+use burn::tensor::TensorData;
 #[cfg(feature = "fusion")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 use flash_dma_problem::{AppendProblem, DecodeProblem};
@@ -22,13 +22,9 @@ use flash_dma_problem::{AppendProblem, DecodeProblem};
 /// which validate; these operations rely on it. A cache goes in and comes out: an engine that finds its
 /// tensors unshared writes them in place and returns them. For inference only: autodiff does not
 /// implement them, and its tensors are refused.
-///
-/// The default bodies are plain Burn operations: exact to the same contract on any backend, but each copies
-/// the cache, sorts, and may wait for the device.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait CacheOps: DynamicMaskOps {
@@ -38,9 +34,7 @@ pub trait CacheOps: DynamicMaskOps {
         #[extension_type] slots: SlotTensors<Self>,
         #[extension_type] tokens: TokenTensors<Self>,
         problem: AppendProblem,
-    ) -> SlotTensors<Self> {
-        fallback::append_slots::<Self>(slots, tokens, problem)
-    }
+    ) -> SlotTensors<Self>;
 
     /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens: query `t` attends
     /// over what the slots would hold if the tokens up to and with `t` were appended one at a time. The slots come out
@@ -51,9 +45,7 @@ pub trait CacheOps: DynamicMaskOps {
         #[extension_type] slots: SlotTensors<Self>,
         #[extension_type] tokens: TokenTensors<Self>,
         problem: DecodeProblem,
-    ) -> DecodedSlots<Self> {
-        fallback::decode_slots::<Self>(q, slots, tokens, problem)
-    }
+    ) -> DecodedSlots<Self>;
 
     /// The keys that the tokens of a chunk may attend to, in order of position: selection by their rank, under the rule
     /// without its sinks, and causal attention over them equal one pass over everything before.
@@ -62,9 +54,7 @@ pub trait CacheOps: DynamicMaskOps {
         #[extension_type] slots: SlotTensors<Self>,
         #[extension_type] tokens: TokenTensors<Self>,
         problem: AppendProblem,
-    ) -> ChunkKeys<Self> {
-        fallback::chunk_keys::<Self>(slots, tokens, problem)
-    }
+    ) -> ChunkKeys<Self>;
 
     /// The pages with the tokens behind those of each sequence.
     #[fusion(meta = append_pages_meta)]
@@ -73,9 +63,7 @@ pub trait CacheOps: DynamicMaskOps {
         #[extension_type] tokens: TokenTensors<Self>,
         map: PageMap,
         problem: AppendProblem,
-    ) -> PageTensors<Self> {
-        fallback::append_pages::<Self>(pages, tokens, map, problem)
-    }
+    ) -> PageTensors<Self>;
 
     /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens, each attending over
     /// everything up to itself. The pages come out with the tokens in them, or as they were if the problem appends
@@ -87,14 +75,12 @@ pub trait CacheOps: DynamicMaskOps {
         #[extension_type] tokens: TokenTensors<Self>,
         map: PageMap,
         problem: DecodeProblem,
-    ) -> DecodedPages<Self> {
-        fallback::decode_pages::<Self>(q, pages, tokens, map, problem)
-    }
+    ) -> DecodedPages<Self>;
 
     /// The values in place of the elements, i32: in the memory of `tokens` where a graph may have recorded it.
     #[fusion(meta = overwrite_meta)]
     fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
-        fallback::overwrite::<Self>(tokens, values)
+        Self::int_from_data(TensorData::new(values, tokens.shape()), &tokens.device())
     }
 }
 

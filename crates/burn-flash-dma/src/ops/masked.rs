@@ -6,7 +6,6 @@ use super::types::{
     ForwardedMetadata, MaskedGradsMetadata, MaskingMetadata, OptionalFloatMetadata,
     PlanTensorsMetadata, SavedMetadata,
 };
-use crate::fallback::masked as fallback;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
@@ -15,13 +14,10 @@ use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 /// Tile plans, forward and backward of attention under a mask and a bias.
 ///
-/// Most users want [`MaskedAttention`](crate::MaskedAttention): it validates, and these operations rely on it. The
-/// default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend without an engine of its
-/// own needs only `impl MaskedAttentionOps for MyBackend {}`.
+/// Most users want [`MaskedAttention`](crate::MaskedAttention): it validates, and these operations rely on it.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
     Autodiff: cfg(feature = "autodiff"),
     Fusion: cfg(feature = "fusion"),
 )]
@@ -32,9 +28,7 @@ pub trait MaskedAttentionOps: Backend {
         mask: BoolTensor<Self>,
         hidden: bool,
         geometry: PlanGeometry,
-    ) -> PlanTensors<Self> {
-        fallback::plan::<Self>(mask, hidden, geometry)
-    }
+    ) -> PlanTensors<Self>;
 
     /// The tile plan of the mask of a geometry that shows query `i` the keys `first <= j < end`, both i32
     /// `[batch, heads, q_len | 1, 1]`: the geometry's mask, which has all keys, with one.
@@ -43,9 +37,7 @@ pub trait MaskedAttentionOps: Backend {
         first: IntTensor<Self>,
         end: IntTensor<Self>,
         geometry: PlanGeometry,
-    ) -> PlanTensors<Self> {
-        fallback::plan_ranges::<Self>(first, end, geometry)
-    }
+    ) -> PlanTensors<Self>;
 
     /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse` `[batch, q_heads, q_len]` in
     /// f32. Under autodiff `lse` is a constant.
@@ -56,9 +48,7 @@ pub trait MaskedAttentionOps: Backend {
         v: FloatTensor<Self>,
         #[extension_type] masking: Masking<Self>,
         problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        fallback::forward::<Self>(q, k, v, masking, problem)
-    }
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The same as [`masked_attention_forward`](Self::masked_attention_forward), the residual of `out` and the rest of
     /// `lse`: what a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
@@ -69,9 +59,7 @@ pub trait MaskedAttentionOps: Backend {
         v: FloatTensor<Self>,
         #[extension_type] masking: Masking<Self>,
         problem: MaskedProblem,
-    ) -> Forwarded<Self> {
-        fallback::forward_with_residual::<Self>(q, k, v, masking, problem)
-    }
+    ) -> Forwarded<Self>;
 
     /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is
     /// differentiable under autodiff.
@@ -98,9 +86,7 @@ pub trait MaskedAttentionOps: Backend {
         #[extension_type] saved: Saved<Self>,
         problem: MaskedProblem,
         bias_gradient: bool,
-    ) -> MaskedGrads<Self> {
-        fallback::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient)
-    }
+    ) -> MaskedGrads<Self>;
 }
 
 // Shapes under fusion are taken from here and never compared with what the engine returns.

@@ -17,7 +17,6 @@ use burn::backend::{Backend, backend_extension};
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
     Autodiff: cfg(feature = "autodiff"),
     Fusion: cfg(feature = "fusion"),
 )]

@@ -20,7 +20,6 @@ pub(crate) const FEW_TOKENS: usize = 64;
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
     Autodiff: cfg(feature = "autodiff"),
     Fusion: cfg(feature = "fusion"),
 )]

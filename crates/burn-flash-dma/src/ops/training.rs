@@ -12,7 +12,6 @@ use burn::tensor::{FloatDType, Shape};
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
     Autodiff: cfg(feature = "autodiff"),
     Fusion: cfg(feature = "fusion"),
 )]

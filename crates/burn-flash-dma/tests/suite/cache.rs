@@ -66,7 +66,7 @@ fn serde_restores_slots() {
     );
 }
 
-/// What the scores are for is saved with the rest; they are added in a record from before there was a choice.
+/// What the scores are for is saved with the rest.
 #[test]
 fn a_record_says_what_its_scores_are_for() {
     let mut cache = (config().with_score_role(Some(ScoreRole::Rank))).init(&Device::flex());
@@ -75,18 +75,9 @@ fn a_record_says_what_its_scores_are_for() {
     let restored = DynamicMaskCache::try_from_record(record.unwrap(), &Device::flex()).unwrap();
     assert_eq!(restored.score_role(), ScoreRole::Rank);
     same(restored, cache);
-
-    let cache = used();
-    let mut old = serde_json::to_value(cache.to_record_sync()).unwrap();
-    let fields = old["config"].as_object_mut().unwrap();
-    assert!(fields.remove("score_role").is_some());
-    let record = serde_json::from_value(old).unwrap();
-    let restored = DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap();
-    assert_eq!(restored.score_role(), ScoreRole::RankAndBias);
-    same(restored, cache);
 }
 
-/// The recent keys and sinks are saved with the rest; a record from before them has none.
+/// The recent keys and sinks are saved with the rest.
 #[test]
 fn a_record_says_which_keys_stay_for_where_they_are() {
     let config = config().with_recent(Some(3)).with_sinks(Some(2));
@@ -99,15 +90,6 @@ fn a_record_says_which_keys_stay_for_where_they_are() {
     };
     assert_eq!(restored(json.clone()).rule(), cache.rule());
     same(restored(json), cache);
-
-    let cache = used();
-    let mut old = serde_json::to_value(cache.to_record_sync()).unwrap();
-    let fields = old["config"].as_object_mut().unwrap();
-    for name in ["recent", "sinks"] {
-        assert!(fields.remove(name).is_some(), "{name}");
-    }
-    assert_eq!((cache.rule().recent, cache.rule().sinks), (0, 0));
-    same(restored(old), cache);
 }
 
 #[test]

@@ -1,18 +1,14 @@
-//! Engines by name: what is reported, what is forced, and dense attention in place of a selection.
+//! Engines by name: what is reported, and what is forced.
 
-use crate::case::{Case, ELEMENTS, loss, values};
+use crate::case::{Case, loss, values};
 use crate::spans::spans_of;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_flash_dma::engines::{
-    Dense, Engine, EngineChoice, Obstacle, PassKind, engine_for, engines, runs_dense,
-};
+use burn_flash_dma::engines::{Engine, EngineChoice, Obstacle, PassKind, engine_for, engines};
 use burn_flash_dma::{
-    AttentionError, AttentionOptions, Dropout, ElementType, MaskedAttention, MaskedProblem,
+    AttentionError, AttentionOptions, ElementType, MaskedAttention, MaskedProblem,
     try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
-
-const KINDS: [Scores; 3] = [Scores::Normal, Scores::Padded, Scores::Nan];
 
 fn window(keys: usize) -> AttentionOptions {
     AttentionOptions::new().with_keep_window(keys)
@@ -39,15 +35,8 @@ fn check(case: &Case, device: &Device) {
 #[test]
 fn the_report_is_what_runs() {
     let device = Device::flex();
-    assert_eq!(
-        engines(&device),
-        Ok(vec![Engine::Cpu, Engine::DefaultBodies])
-    );
-    for (options, expected) in [
-        (window(7), Engine::Cpu),
-        (forced(Engine::Cpu), Engine::Cpu),
-        (forced(Engine::DefaultBodies), Engine::DefaultBodies),
-    ] {
+    assert_eq!(engines(&device), Ok(vec![Engine::Cpu]));
+    for (options, expected) in [(window(7), Engine::Cpu), (forced(Engine::Cpu), Engine::Cpu)] {
         let case = sample(Scores::Normal, ElementType::F32, options);
         let report = engine_for(case.problem(), &device.clone().autodiff()).expect("a report");
         assert_eq!((report.forward, report.backward), (expected, expected));
@@ -95,106 +84,6 @@ fn an_engine_that_the_backend_has_not_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn the_default_bodies_can_be_asked_for() {
-    for element in ELEMENTS {
-        for kind in KINDS {
-            check(
-                &sample(kind, element, forced(Engine::DefaultBodies)),
-                &Device::flex(),
-            );
-        }
-    }
-    let case = Case::new(
-        [1, 2, 1, 9, 9, 8],
-        None,
-        ElementType::F32,
-        AttentionOptions::new().with_engine(EngineChoice::Only(Engine::DefaultBodies)),
-        4,
-    );
-    check(&case, &Device::flex());
-}
-
-/// With −∞ and NaN among the scores, windows of just all keys and of more, and dropout of the same pairs.
-#[test]
-fn a_window_that_evicts_nothing_is_dense_attention() {
-    for element in ELEMENTS {
-        for kind in KINDS {
-            for (keep, causal) in [(Some(33), true), (Some(40), false), (None, true)] {
-                let options = AttentionOptions {
-                    keep_window: keep,
-                    causal,
-                    softcap: causal.then_some(3.0),
-                    dropout: (!causal).then(|| Dropout::new(0.3, 7).expect("a rate")),
-                    dense: Dense::WhereEqual,
-                    ..AttentionOptions::new()
-                };
-                let case = sample(kind, element, options);
-                let lines = spans_of(|| check(&case, &Device::flex()));
-                assert!(
-                    lines.iter().any(|line| line.trim() == "tile_plan(cpu)"),
-                    "{lines:?}"
-                );
-                assert!(
-                    !lines.iter().any(|line| line.trim() == "select(cpu)"),
-                    "{lines:?}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn a_key_that_is_hidden_by_its_score_leaves_no_trace_in_dense_attention() {
-    let device = Device::flex();
-    let options = window(33).with_dense(Dense::WhereEqual);
-    let mut case = sample(Scores::Padded, ElementType::F32, options);
-    let scores = case.inputs.scores.clone().expect("there are scores");
-    let hidden: Vec<usize> = (0..scores.len())
-        .filter(|&n| scores[n] == f64::NEG_INFINITY)
-        .collect();
-    assert!(!hidden.is_empty());
-    let attend = |case: &Case| {
-        let tensors = case.tensors(&device);
-        assert!(tensors.scores.is_some());
-        values(tensors.attend(options))
-    };
-    let before = attend(&case);
-    for key in hidden {
-        case.inputs.k[key * 8] = f64::NAN;
-        case.inputs.v[key * 8 + 3] = f64::INFINITY;
-    }
-    assert_eq!(attend(&case), before);
-}
-
-#[test]
-fn the_rule_replaces_no_window_that_evicts_keys() {
-    let device = Device::flex().autodiff();
-    let problem = |keep| *sample(Scores::Normal, ElementType::F32, window(keep)).problem();
-    for dense in [Dense::WhereEqual, Dense::WhereFaster, Dense::Never] {
-        assert_eq!(runs_dense(&problem(32), dense, true, &device), Ok(false));
-    }
-    assert_eq!(
-        runs_dense(&problem(33), Dense::WhereEqual, true, &device),
-        Ok(true)
-    );
-    assert_eq!(
-        runs_dense(&problem(33), Dense::Never, true, &device),
-        Ok(false)
-    );
-    // Measured for long sequences on `wgmma` alone.
-    let (q, kv) = ([1, 32, 8192, 128], [1, 8, 8192, 128]);
-    let element = ElementType::Bf16;
-    let long = |options: &AttentionOptions| {
-        burn_flash_dma::Problem::new(&q, &kv, &kv, Some(&kv[..3]), element, options).unwrap()
-    };
-    let all = long(&AttentionOptions::new());
-    assert_eq!(
-        runs_dense(&all, Dense::WhereFaster, true, &device),
-        Ok(false)
-    );
-}
-
-#[test]
 fn masked_problems_are_reported_too() {
     let (q, kv) = ([1, 4, 9, 8], [1, 2, 9, 8]);
     let bias = [1, 2, 1, 9];
@@ -213,10 +102,7 @@ fn masked_problems_are_reported_too() {
 #[test]
 fn cubecl_devices_say_what_their_plans_say() {
     let device = Device::cpu();
-    assert_eq!(
-        engines(&device),
-        Ok(vec![Engine::Portable, Engine::DefaultBodies])
-    );
+    assert_eq!(engines(&device), Ok(vec![Engine::Portable]));
     let case = sample(Scores::Normal, ElementType::F32, window(7));
     let report = engine_for(case.problem(), &device).expect("a report");
     assert_eq!(
@@ -243,14 +129,8 @@ fn cubecl_devices_say_what_their_plans_say() {
     let scores = tensors.scores.expect("there are scores");
     let result = try_dynamic_mask_attention(tensors.q, tensors.k, tensors.v, scores, mma.options);
     assert_eq!(result.unwrap_err(), error);
-    for engine in [Engine::Portable, Engine::DefaultBodies] {
-        check(
-            &sample(Scores::Nan, ElementType::F32, forced(engine)),
-            &device,
-        );
-    }
-    let dense = window(33).with_dense(Dense::WhereEqual);
-    check(&sample(Scores::Padded, ElementType::F32, dense), &device);
+    let portable = sample(Scores::Nan, ElementType::F32, forced(Engine::Portable));
+    check(&portable, &device);
 }
 
 /// Rows with every second feature, which are not contiguous: a forced engine gets copies.

@@ -1,11 +1,11 @@
-//! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
+//! The extension through Burn: on Flex, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
+mod alone;
 #[cfg(all(feature = "testing", feature = "train"))]
 mod api_fuzz;
 mod builders;
 mod cache;
-mod cache_fallback;
 mod case;
 #[cfg(feature = "testing")]
 mod causal;
@@ -13,13 +13,14 @@ mod checkpointing;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod debug_page;
+mod dropout;
 mod engines;
 mod errors;
-mod fallback;
 mod finite;
 mod gradients;
 mod heads;
 mod inspection;
+mod kept;
 mod layer;
 mod leave_one_out;
 mod lora;
@@ -39,10 +40,9 @@ mod module_round_robin;
 mod module_scores;
 mod module_sink;
 mod module_token_gradient;
-#[cfg(feature = "ndarray")]
-mod ndarray;
 mod no_tokens;
 mod norm;
+mod operations;
 mod product;
 mod ranges;
 mod rank_softmax;

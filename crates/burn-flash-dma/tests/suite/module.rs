@@ -1,14 +1,11 @@
 //! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
 
 use crate::case::values;
-use crate::layer::saved_before;
 use burn::module::{Initializer, Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{
-    DefaultRole, DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer,
-};
-use burn_flash_dma::{AttentionError, ScoreRole};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 
 fn config() -> DynamicMaskAttentionConfig {
@@ -31,7 +28,7 @@ fn a_layer_keeps_its_shape_with_every_option() {
         config().with_qk_norm(false).with_max_seq_len(None),
         config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
         config().with_causal(false).with_n_kv_heads(Some(1)),
-        config().with_bias(Some(true)).with_norm_epsilon(Some(1e-6)),
+        config().with_bias(true).with_norm_epsilon(Some(1e-6)),
     ] {
         let out = config.init(&device).forward(input(&device));
         assert_eq!(out.dims(), [2, 19, 32]);
@@ -141,7 +138,7 @@ fn biased(config: &DynamicMaskAttentionConfig, device: &Device) -> DynamicMaskAt
     }
     config
         .clone()
-        .with_bias(Some(true))
+        .with_bias(true)
         .with_initializer(Initializer::Normal {
             mean: 0.0,
             std: 0.3,
@@ -207,15 +204,19 @@ fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
     assert_eq!(epsilon(config().with_norm_epsilon(Some(0.5))), [0.5; 2]);
 }
 
+/// A file without a field means what the constructor means, or is refused.
 #[test]
-fn a_configuration_from_before_biases_and_roles_has_the_old_layer() {
-    let fields = ["bias", "norm_epsilon", "score_role", "default_role"];
-    let old = saved_before(&config(), &fields);
-    let added = config().with_default_role(DefaultRole::Added);
-    assert_eq!(old.to_string(), added.to_string());
-    let layer = old.init(&Device::flex());
-    assert!(layer.q_proj.bias.is_none());
-    assert_eq!(layer.score_role(), ScoreRole::RankAndBias);
+fn a_configuration_without_a_field_has_the_default_or_does_not_load() {
+    let new = DynamicMaskAttentionConfig::new(32, 4);
+    let saved = serde_json::to_value(&new).expect("it is JSON");
+    for field in saved.as_object().expect("it has fields").keys() {
+        let mut without = saved.clone();
+        without.as_object_mut().expect("fields").remove(field);
+        match serde_json::from_value::<DynamicMaskAttentionConfig>(without) {
+            Ok(loaded) => assert_eq!(loaded.to_string(), new.to_string(), "{field}"),
+            Err(error) => assert!(error.to_string().contains(field), "{field}: {error}"),
+        }
+    }
 }
 
 #[test]

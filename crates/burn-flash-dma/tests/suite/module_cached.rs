@@ -54,10 +54,10 @@ fn steps_equal_the_forward_pass_with_every_option() {
             config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
         ),
         ("one kv head", config().with_n_kv_heads(Some(1))),
-        ("a learnable sink", config().with_learnable_sink(Some(true))),
+        ("a learnable sink", config().with_learnable_sink(true)),
         (
             "a learnable sink, every key",
-            (config().with_learnable_sink(Some(true))).with_keep_window(None),
+            (config().with_learnable_sink(true)).with_keep_window(None),
         ),
         ("linear", config().with_score_form(ScoreForm::Linear)),
         (
@@ -90,7 +90,7 @@ fn steps_equal_the_forward_pass_with_every_option() {
             config().with_recent(Some(3)).with_sinks(Some(2)),
         ),
         ("sliding", config().with_recent(Some(5))),
-        ("biases", config().with_bias(Some(true))),
+        ("biases", config().with_bias(true)),
     ] {
         let layer = config.init(&device);
         let x = input(2, 50, &device);

@@ -30,7 +30,7 @@ fn layers(device: &Device) -> Vec<DynamicMaskAttention> {
         config().with_recent(Some(5)),
         config().with_causal(false),
         config().with_score_form(ScoreForm::Zoh),
-        config().with_learnable_sink(Some(true)),
+        config().with_learnable_sink(true),
     ];
     configs.iter().map(|config| config.init(device)).collect()
 }

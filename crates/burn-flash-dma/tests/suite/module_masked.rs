@@ -36,7 +36,7 @@ fn pair(
         .with_causal(config.causal)
         .with_max_seq_len(config.max_seq_len)
         .with_qk_norm(config.qk_norm)
-        .with_bias(Some(config.bias))
+        .with_bias(config.bias)
         .with_scale(config.scale)
         .with_softcap(config.softcap)
         .with_initializer(initializer())

@@ -1,7 +1,7 @@
 //! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
 
 use crate::case::values;
-use crate::layer::{of_linear_scores, saved_before};
+use crate::layer::of_linear_scores;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
@@ -97,10 +97,4 @@ fn what_it_does_not_fit_is_refused() {
     ] {
         assert!(config.try_init(&device).is_ok());
     }
-}
-
-#[test]
-fn older_configurations_have_none() {
-    let older = saved_before(&config(0.5), &["recency_slope"]);
-    assert_eq!(older.recency_slope, None);
 }

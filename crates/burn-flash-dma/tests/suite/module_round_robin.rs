@@ -2,7 +2,7 @@
 //! is refused.
 
 use crate::case::values;
-use crate::layer::{of_linear_scores, saved_before};
+use crate::layer::of_linear_scores;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
@@ -145,11 +145,4 @@ fn what_it_does_not_fit_is_refused() {
     ] {
         assert!(config.try_init(&device).is_ok());
     }
-}
-
-#[test]
-fn older_configurations_have_none() {
-    let saved = config(RoundRobin::new(2, 1.0));
-    let older = saved_before(&saved, &["round_robin"]);
-    assert_eq!(older.round_robin, None);
 }

@@ -1,16 +1,13 @@
 //! The forms of a layer's scores: against their formulas in f64, their gradients against differences, their types, and
-//! records and configurations of layers that had no choice.
+//! records and configurations.
 
 use crate::case::{tensor, values};
 use crate::values::close;
 use burn::module::{Initializer, Module, ModuleMapper, Param};
-use burn::nn::{
-    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
-};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
-    DefaultRole, DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
-    Scorer, ZohScorer,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
 };
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, Problem, ScoreRole,
@@ -459,20 +456,6 @@ fn a_16_bit_layer_has_scores_in_f32() {
     }
 }
 
-/// The fields of the layer before it had a choice of scores, and so the paths of its record.
-#[derive(Module, Debug)]
-struct OldLayer {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    dt_proj: Param<Tensor<2>>,
-    a: Param<Tensor<1>>,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
-    rope: Option<RotaryEncoding>,
-}
-
 #[derive(Module, Debug)]
 struct Block<M: Module> {
     attention: M,
@@ -481,55 +464,6 @@ struct Block<M: Module> {
 
 fn linear(from: usize, to: usize, device: &Device) -> Linear {
     LinearConfig::new(from, to).with_bias(false).init(device)
-}
-
-fn old_layer(device: &Device) -> OldLayer {
-    let (kv, norm) = (KV_HEADS * DIM, RmsNormConfig::new(DIM));
-    let normal = |mean| Initializer::Normal { mean, std: 0.3 };
-    OldLayer {
-        q_proj: linear(WIDTH, Q_HEADS * DIM, device),
-        k_proj: linear(WIDTH, kv, device),
-        v_proj: linear(WIDTH, kv, device),
-        o_proj: linear(Q_HEADS * DIM, WIDTH, device),
-        dt_proj: normal(0.0).init([KV_HEADS, kv], device),
-        a: normal(-0.5).init([KV_HEADS], device),
-        q_norm: Some(norm.init(device)),
-        k_norm: Some(norm.init(device)),
-        rope: Some(RotaryEncodingConfig::new(64, DIM).init(device)),
-    }
-}
-
-#[test]
-fn records_of_layers_without_a_choice_of_scores_load() {
-    let device = Device::flex();
-    let old = Block {
-        attention: old_layer(&device),
-        after: linear(WIDTH, WIDTH, &device),
-    };
-    let of = |form| Block {
-        attention: config(form).with_max_seq_len(Some(64)).init(&device),
-        after: linear(WIDTH, WIDTH, &device),
-    };
-    // Through bytes, as it was written.
-    let record = || {
-        let bytes = old.clone().into_record().into_bytes().unwrap();
-        burn::store::ModuleRecord::from_bytes(bytes).unwrap()
-    };
-    let new = of(ScoreForm::Zoh).load_record(record());
-    let Scorer::Zoh(ZohScorer { dt_proj, a, .. }) = new.attention.scorer() else {
-        panic!("another form");
-    };
-    assert_eq!(values(dt_proj.val()), values(old.attention.dt_proj.val()));
-    assert_eq!(values(a.val()), values(old.attention.a.val()));
-    let weight = |linear: &Linear| values(linear.weight.val());
-    assert_eq!(weight(&new.after), weight(&old.after));
-    assert_eq!(weight(&new.attention.k_proj), weight(&old.attention.k_proj));
-    // And it goes back: the paths, their order and the identities are the same.
-    let written = new.into_record().into_bytes().unwrap();
-    assert_eq!(written, old.clone().into_record().into_bytes().unwrap());
-    // The other form has no place for it, and says so.
-    let error = of(ScoreForm::Linear).try_load_record(record()).unwrap_err();
-    assert!(error.to_string().contains("score_proj"), "{error}");
 }
 
 #[test]
@@ -572,6 +506,11 @@ fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
         assert_eq!(count, 3 * 32 * 32 + 2 * 8 + scores);
         assert!(format!("{}", block.attention).contains(&format!("params: {count}")));
     }
+    // A record of one form has no place in a layer of the other, which says so.
+    let record = config(ScoreForm::Zoh).init(&device).into_record();
+    let linear = config(ScoreForm::Linear).init(&device);
+    let error = linear.try_load_record(record).unwrap_err();
+    assert!(error.to_string().contains("score_proj"), "{error}");
 }
 
 #[test]
@@ -616,31 +555,24 @@ fn empty_sequences_have_empty_scores() {
 }
 
 #[test]
-fn configurations_without_a_form_of_scores_load_as_zoh() {
-    use burn::config::Config;
-    // As it was written before there was a choice.
-    let old = r#"{"d_model":32,"n_heads":4,"n_kv_heads":2,"head_dim":null,"keep_window":5,"max_seq_len":64,
-        "softcap":null,"causal":true,"rope_theta":10000.0,"qk_norm":true,
-        "initializer":{"Normal":{"mean":0.0,"std":0.02}}}"#;
-    let load = |text: &str| DynamicMaskAttentionConfig::load_binary(text.as_bytes()).unwrap();
-    let loaded = load(old);
-    assert_eq!(loaded.score_form, ScoreForm::Zoh);
-    let expected = (config(ScoreForm::Zoh).with_max_seq_len(Some(64)))
-        .with_score_role(None)
-        .with_default_role(DefaultRole::Added);
-    assert_eq!(loaded.to_string(), expected.to_string());
-    assert_eq!(loaded.resolved_score_role(), ScoreRole::RankAndBias);
+fn a_saved_configuration_keeps_the_form_and_the_role_of_its_scores() {
     for form in FORMS {
-        let initializer = Initializer::Constant { value: 0.5 };
-        let saved = config(form)
-            .with_scale(Some(0.5))
-            .with_score_initializer(Some(initializer));
-        let loaded = load(&saved.to_string());
-        assert_eq!(loaded.score_form, form);
-        assert_eq!(loaded.to_string(), saved.to_string());
+        for role in [None, Some(ScoreRole::Rank), Some(ScoreRole::RankAndBias)] {
+            let initializer = Initializer::Constant { value: 0.5 };
+            let saved = config(form)
+                .with_score_role(role)
+                .with_scale(Some(0.5))
+                .with_score_initializer(Some(initializer));
+            let loaded: DynamicMaskAttentionConfig =
+                serde_json::from_str(&saved.to_string()).unwrap();
+            assert_eq!(loaded.to_string(), saved.to_string());
+            assert_eq!(loaded.resolved_score_role(), saved.resolved_score_role());
+        }
     }
-    let wrong = saved_with_form("\"Cubic\"");
-    assert!(DynamicMaskAttentionConfig::load_binary(wrong.as_bytes()).is_err());
+    let saved = config(ScoreForm::Linear).to_string();
+    let wrong = saved.replace("\"Linear\"", "\"Cubic\"");
+    assert_ne!(wrong, saved);
+    assert!(serde_json::from_str::<DynamicMaskAttentionConfig>(&wrong).is_err());
 }
 
 /// Whoever says a form and no role gets the role of the form; whoever says both gets both.
@@ -664,74 +596,6 @@ fn a_new_layer_ranks_by_linear_scores_and_adds_the_papers() {
     let ranking = new().with_score_role(Some(rank));
     assert_eq!(of(ranking.with_score_form(zoh)), (zoh, rank, true));
     assert_eq!(of(new().with_score_role(Some(add))), (linear, add, true));
-}
-
-/// Those that were saved when scores of either form were added by default, and those that are saved now.
-#[test]
-fn a_saved_configuration_keeps_the_role_of_its_scores() {
-    use serde_json::{Value, json};
-    type Fields<'a> = &'a [(&'a str, Option<Value>)];
-    let load = |changes: Fields| -> DynamicMaskAttentionConfig {
-        let mut saved = serde_json::to_value(config(ScoreForm::Linear)).unwrap();
-        let fields = saved.as_object_mut().unwrap();
-        for (field, value) in changes {
-            match value {
-                Some(value) => fields.insert((*field).into(), value.clone()),
-                None => fields.remove(*field),
-            };
-        }
-        serde_json::from_value(saved).unwrap()
-    };
-    let (null, before) = (Some(Value::Null), ("default_role", None));
-    for form in [
-        None,
-        null.clone(),
-        Some(json!("Zoh")),
-        Some(json!("Linear")),
-    ] {
-        for (role, expected) in [
-            (None, ScoreRole::RankAndBias),
-            (null.clone(), ScoreRole::RankAndBias),
-            (Some(json!("RankAndBias")), ScoreRole::RankAndBias),
-            (Some(json!("Rank")), ScoreRole::Rank),
-        ] {
-            let fields = [
-                ("score_form", form.clone()),
-                ("score_role", role),
-                before.clone(),
-            ];
-            let old = load(&fields);
-            assert_eq!(
-                old.score_form == ScoreForm::Linear,
-                form == Some(json!("Linear"))
-            );
-            assert_eq!(
-                old.init(&Device::flex()).score_role(),
-                expected,
-                "{fields:?}"
-            );
-            // Also when it is saved again.
-            let again: DynamicMaskAttentionConfig = serde_json::from_str(&old.to_string()).unwrap();
-            assert_eq!(again.to_string(), old.to_string());
-            assert_eq!(again.resolved_score_role(), expected);
-        }
-    }
-    for form in FORMS {
-        let new = DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS).with_score_form(form);
-        let again: DynamicMaskAttentionConfig = serde_json::from_str(&new.to_string()).unwrap();
-        assert_eq!(again.to_string(), new.to_string());
-        assert_eq!(again.resolved_score_role(), new.resolved_score_role());
-    }
-    let mut wrong = serde_json::to_value(config(ScoreForm::Zoh)).unwrap();
-    wrong["default_role"] = json!("Other");
-    assert!(serde_json::from_value::<DynamicMaskAttentionConfig>(wrong).is_err());
-}
-
-fn saved_with_form(form: &str) -> String {
-    let saved = config(ScoreForm::Linear).to_string();
-    let changed = saved.replace("\"Linear\"", form);
-    assert_ne!(changed, saved);
-    changed
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
 
 use crate::case::values;
-use crate::layer::{of_linear_scores, saved_before};
+use crate::layer::of_linear_scores;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
@@ -12,7 +12,7 @@ fn config() -> DynamicMaskAttentionConfig {
         .with_n_kv_heads(Some(2))
         .with_keep_window(Some(5))
         .with_qk_norm(false)
-        .with_learnable_sink(Some(true))
+        .with_learnable_sink(true)
 }
 
 fn x(device: &Device) -> Tensor<3> {
@@ -78,14 +78,11 @@ fn it_learns_beside_scores_that_only_rank() {
 }
 
 #[test]
-fn it_is_saved_and_older_configurations_have_none() {
+fn it_is_saved() {
     let device = Device::flex();
     let layer = with_logits(config().init(&device), [1.0, 2.0, 3.0, 4.0]);
     let record = layer.clone().into_record();
     let loaded = config().init(&device).load_record(record);
     let logits = loaded.sink_logits.expect("it has a sink").val();
     assert_eq!(values(logits), [1.0, 2.0, 3.0, 4.0]);
-
-    let older = saved_before(&config(), &["learnable_sink"]);
-    assert!(older.init(&device).sink_logits.is_none());
 }

@@ -1,7 +1,6 @@
 //! What tokens learn through their scores: that a factor changes nothing else, and what is refused.
 
 use crate::case::values;
-use crate::layer::saved_before;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
@@ -97,11 +96,4 @@ fn what_is_no_factor_is_refused() {
             "{error}"
         );
     }
-}
-
-#[test]
-fn older_configurations_have_none() {
-    let saved = config(ScoreForm::Linear, ScoreRole::Rank).with_token_gradient_scale(Some(0.5));
-    let older = saved_before(&saved, &["token_gradient_scale"]);
-    assert_eq!(older.token_gradient_scale, None);
 }

@@ -3,7 +3,6 @@
 use burn::nn::LinearConfig;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
-use burn_flash_dma::engines::Dense;
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
@@ -216,11 +215,11 @@ fn a_linear_layer_in_f64_takes_no_tokens() {
 }
 
 #[test]
-fn attention_that_is_computed_as_dense_takes_no_keys() {
+fn attention_with_scores_takes_no_keys() {
     for device in devices() {
         let rows = |len| Tensor::<4>::ones([1, 2, len, 8], &device);
         let scores = Tensor::<3>::zeros([1, 2, 0], &device);
-        let options = AttentionOptions::new().with_dense(Dense::WhereEqual);
+        let options = AttentionOptions::new();
         let out = dynamic_mask_attention(rows(3), rows(0), rows(0), scores, options);
         let numbers: Vec<f32> = out.into_data().iter().collect();
         assert_eq!(numbers, [0.0; 2 * 3 * 8]);

@@ -2,13 +2,10 @@
 //! `tests`.
 
 use crate::case::values;
-use burn::backend::Flex;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_flash_dma::fallback::masked as fallback;
-use burn_flash_dma::ops::{MaskedAttentionOps, PlanTensors};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, KeyRanges, MaskedAttention, PlanGeometry,
-    TilePlan, masked_attention,
+    AttentionError, AttentionMask, AttentionOptions, KeyRanges, MaskedAttention, TilePlan,
+    masked_attention,
 };
 
 fn keys<const N: usize>(values: [i32; N], shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
@@ -20,41 +17,6 @@ fn keys<const N: usize>(values: [i32; N], shape: [usize; 3], device: &Device) ->
 
 fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
     tensor.into_data().iter().collect()
-}
-
-#[test]
-fn the_default_body_plans_as_the_engine_does() {
-    let device = Device::flex();
-    let column = |values: [i32; 6], shape: [usize; 4]| {
-        let data = TensorData::new(values[..shape.iter().product()].to_vec(), shape);
-        let tensor = Tensor::<4, Int>::from_data(data, (&device, DType::I32));
-        let tensor = tensor.expand([2, 1, 3, 1]);
-        tensor.try_into_primitive::<Flex>().unwrap()
-    };
-    for causal in [false, true] {
-        let geometry = PlanGeometry::new(&[2, 1, 3, 70], [3, 70], causal).unwrap();
-        for (first, end) in [
-            (
-                column([0, 65, 30, -9, i32::MIN, 1], [2, 1, 3, 1]),
-                column([70, 9, 40, 0, 0, 0], [1, 1, 3, 1]),
-            ),
-            (
-                column([5; 6], [1, 1, 1, 1]),
-                column([3, i32::MAX, 0, 0, 0, 0], [2, 1, 1, 1]),
-            ),
-        ] {
-            let read = |plan: PlanTensors<Flex>| {
-                let bits = Tensor::<5, Int>::from_primitive::<Flex>(plan.bits);
-                let counts = Tensor::<4, Int>::from_primitive::<Flex>(plan.counts);
-                assert_eq!(bits.dims(), geometry.bits_shape());
-                assert_eq!(counts.dims(), geometry.counts_shape());
-                (ints(bits), ints(counts))
-            };
-            let body = fallback::plan_ranges::<Flex>(first.clone(), end.clone(), geometry);
-            let engine = Flex::masked_attention_plan_ranges(first, end, geometry);
-            assert_eq!(read(body), read(engine));
-        }
-    }
 }
 
 /// Values and gradients, on a device that tracks.

@@ -1,7 +1,7 @@
 //! Ranks that compete: what some keys of a head gain is charged to all of them.
 
 use crate::case::values;
-use crate::layer::{of_linear_scores, saved_before};
+use crate::layer::of_linear_scores;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
@@ -166,7 +166,7 @@ fn a_factor_that_is_none_is_refused() {
         );
         assert!(error.to_string().contains("at least 0"), "{error}");
     }
-    // A file is read by the same rule, and one from before has none.
+    // A file is read by the same rule.
     assert_eq!(RankSoftmax::default(), softmax(0.0));
     let config = config(Some(softmax(3.0)));
     let saved = serde_json::to_string(&config).expect("it is JSON");
@@ -178,5 +178,4 @@ fn a_factor_that_is_none_is_refused() {
     );
     assert_ne!(saved, broken);
     assert!(serde_json::from_str::<DynamicMaskAttentionConfig>(&broken).is_err());
-    assert_eq!(saved_before(&config, &["rank_softmax"]).rank_softmax, None);
 }

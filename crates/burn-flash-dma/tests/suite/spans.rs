@@ -2,7 +2,6 @@
 
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::cache::DynamicMaskCacheConfig;
-use burn_flash_dma::engines::{Dense, Engine, EngineChoice};
 use burn_flash_dma::{AttentionOptions, dynamic_mask_attention, rms_norm};
 use std::cell::RefCell;
 use std::sync::Once;
@@ -128,25 +127,6 @@ fn a_call_holds_its_operations_and_the_backward_pass_stands_behind_it() {
             "backward(cpu)"
         ]
     );
-    let forced = options.with_engine(EngineChoice::Only(Engine::DefaultBodies));
-    let lines = spans_of(|| train(forced, &Device::flex()));
-    let bodies = [
-        "attention",
-        "  select(cpu)",
-        "  forward(default-bodies)",
-        "backward(default-bodies)",
-    ];
-    assert_eq!(lines, bodies);
-    let dense = options.with_keep_window(24).with_dense(Dense::WhereEqual);
-    let lines = spans_of(|| train(dense, &Device::flex()));
-    let masked = [
-        "attention",
-        "  masked_attention",
-        "    tile_plan(cpu)",
-        "    forward(cpu)",
-        "backward(cpu)",
-    ];
-    assert_eq!(lines, masked);
 }
 
 #[test]

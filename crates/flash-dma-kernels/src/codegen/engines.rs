@@ -226,19 +226,16 @@ fn a_forced_engine_runs_or_is_refused_with_its_reason() {
         },
     };
     assert_eq!(check_engine(&client, &p, true), Err(refused));
-    for engine in [Engine::Cpu, Engine::DefaultBodies] {
-        let error = check_engine(&client, &forced(128, engine), false).unwrap_err();
-        let obstacle = Obstacle::OtherBackend;
-        let pass = PassKind::Forward;
-        assert_eq!(
-            error,
-            AttentionError::Engine {
-                engine,
-                pass,
-                obstacle
-            }
-        );
-    }
+    let (engine, pass, obstacle) = (Engine::Cpu, PassKind::Forward, Obstacle::OtherBackend);
+    let refused = AttentionError::Engine {
+        engine,
+        pass,
+        obstacle,
+    };
+    assert_eq!(
+        check_engine(&client, &forced(128, engine), false),
+        Err(refused)
+    );
 }
 
 #[test]

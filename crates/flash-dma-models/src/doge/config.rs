@@ -166,7 +166,7 @@ impl DogeConfig {
             .with_rope_theta(self.rope_theta)
             .with_qk_norm(self.qk_norm)
             .with_norm_epsilon(Some(self.rms_norm_eps))
-            .with_bias(Some(self.attention_bias))
+            .with_bias(self.attention_bias)
             .with_score_form(ScoreForm::Zoh)
             .with_score_role(Some(ScoreRole::RankAndBias))
             .with_initializer(self.initializer());

@@ -2,8 +2,6 @@
 
 use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, rows, run_checked};
-use crate::engines::default_bodies;
-use crate::fallback::attention;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::TensorMetadata;
@@ -33,9 +31,6 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if default_bodies(&problem) {
-            return attention::forward::<Self>(q, k, v, selection, problem);
-        }
         let results = Results::alone(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
         (results.out, results.lse)
@@ -48,9 +43,6 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> Forwarded<Self> {
-        if default_bodies(&problem) {
-            return attention::forward_with_residual::<Self>(q, k, v, selection, problem);
-        }
         let results = Results::for_backward(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
         results.into_forwarded()
@@ -64,9 +56,6 @@ impl DynamicMaskOps for CubeBackend {
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
-        if default_bodies(&problem) {
-            return attention::backward::<Self>(q, k, v, selection, saved, problem);
-        }
         let client = q.client.clone();
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &problem);
         let grad_scores = problem

@@ -4,8 +4,6 @@ use super::attention::{Results, saved_bindings};
 use super::packed::empty_gradients;
 use super::tensors::{empty, rows, run_checked};
 use crate::backends::bias::as_f32;
-use crate::engines::default_bodies;
-use crate::fallback::masked;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
@@ -52,9 +50,6 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if default_bodies(&problem.attention) {
-            return masked::forward::<Self>(q, k, v, masking, problem);
-        }
         let results = Results::alone(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
         (results.out, results.lse)
@@ -67,9 +62,6 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> Forwarded<Self> {
-        if default_bodies(&problem.attention) {
-            return masked::forward_with_residual::<Self>(q, k, v, masking, problem);
-        }
         let results = Results::for_backward(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
         results.into_forwarded()
@@ -84,9 +76,6 @@ impl MaskedAttentionOps for CubeBackend {
         problem: MaskedProblem,
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
-        if default_bodies(&problem.attention) {
-            return masked::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient);
-        }
         let (client, p) = (q.client.clone(), problem.attention);
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &p);
         let grad_bias =

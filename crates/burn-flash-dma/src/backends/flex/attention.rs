@@ -3,8 +3,6 @@
 
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
-use crate::engines::default_bodies;
-use crate::fallback::attention;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use crate::spans::span;
@@ -37,9 +35,6 @@ impl DynamicMaskOps for Flex {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if default_bodies(&problem) {
-            return attention::forward::<Self>(q, k, v, selection, problem);
-        }
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
         match call.rows[0].dtype() {
@@ -57,9 +52,6 @@ impl DynamicMaskOps for Flex {
         selection: Selection<Self>,
         problem: Problem,
     ) -> Forwarded<Self> {
-        if default_bodies(&problem) {
-            return attention::forward_with_residual::<Self>(q, k, v, selection, problem);
-        }
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
         match call.rows[0].dtype() {
@@ -78,9 +70,6 @@ impl DynamicMaskOps for Flex {
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
-        if default_bodies(&problem) {
-            return attention::backward::<Self>(q, k, v, selection, saved, problem);
-        }
         let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
         match call.rows[0].dtype() {

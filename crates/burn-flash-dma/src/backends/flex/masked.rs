@@ -4,8 +4,6 @@ use super::attention::Results;
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
-use crate::engines::default_bodies;
-use crate::fallback::masked;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
@@ -70,9 +68,6 @@ impl MaskedAttentionOps for Flex {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if default_bodies(&problem.attention) {
-            return masked::forward::<Self>(q, k, v, masking, problem);
-        }
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
         match call.rows[0].dtype() {
@@ -90,9 +85,6 @@ impl MaskedAttentionOps for Flex {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> Forwarded<Self> {
-        if default_bodies(&problem.attention) {
-            return masked::forward_with_residual::<Self>(q, k, v, masking, problem);
-        }
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
         match call.rows[0].dtype() {
@@ -112,9 +104,6 @@ impl MaskedAttentionOps for Flex {
         problem: MaskedProblem,
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
-        if default_bodies(&problem.attention) {
-            return masked::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient);
-        }
         let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
         match call.rows[0].dtype() {

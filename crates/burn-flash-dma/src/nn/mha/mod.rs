@@ -33,6 +33,7 @@
 
 mod cache;
 mod config;
+mod dropped;
 mod input;
 mod module;
 mod output;

@@ -1,7 +1,7 @@
 //! The output, with weights that are made when they are asked for.
 
+use super::dropped::dropped;
 use super::input::Hidden;
-use crate::fallback::dropout::dropped;
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::activation::{quiet_softmax, softmax};
 use burn::tensor::{FloatDType, Tensor};

@@ -1,7 +1,7 @@
 //! What a case draws: sizes, element types, options at their ends, tensors that often fit and sometimes do not.
 
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::engines::{Dense, Engine, EngineChoice};
+use burn_flash_dma::engines::{Engine, EngineChoice};
 use burn_flash_dma::{AlibiSlopes, AttentionMask, AttentionOptions, Documents, Dropout};
 use flash_dma_reference::Rng;
 use std::cell::Cell;
@@ -334,7 +334,6 @@ impl Draw {
             options.dropout = Dropout::new(rate, 7).ok();
         }
         options.deterministic = self.one_in(4);
-        options.dense = self.pick(&[Dense::WhereFaster, Dense::WhereEqual, Dense::Never]);
         if self.one_in(20) {
             let engine = self.pick(&[Engine::Portable, Engine::Mma, Engine::Wgmma]);
             options.engine = EngineChoice::Only(engine);

@@ -126,7 +126,7 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
     if draw.one_in(6) {
         config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
     }
-    config.bias = draw.pick(&[None, Some(true)]);
+    config.bias = draw.one_in(2);
     if draw.one_in(6) {
         config.scale = Some(draw.number("scale", &[0.5]) as f32);
     }
@@ -136,7 +136,7 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
     if draw.one_in(6) {
         config.alibi = Some(AlibiSlopes::standard(config.n_heads.min(9)));
     }
-    config.learnable_sink = draw.pick(&[None, Some(true)]);
+    config.learnable_sink = draw.one_in(2);
     if draw.one_in(6) {
         config.dropout = Some(draw.number("rate", &[0.1, 0.0]));
     }

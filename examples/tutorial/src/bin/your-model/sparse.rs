@@ -32,7 +32,7 @@ pub struct SparseModel {
 /// so it computes what the dense layer computes under causal masking.
 fn sparse(dense: MultiHeadAttention, device: &Device) -> DynamicMaskAttention {
     let mut layer = DynamicMaskAttentionConfig::new(dense.d_model, dense.n_heads)
-        .with_bias(Some(true))
+        .with_bias(true)
         .with_qk_norm(false)
         .with_keep_window(Some(LENGTH))
         .with_recent(Some(4))

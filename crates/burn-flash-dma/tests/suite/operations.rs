@@ -1,40 +1,25 @@
-//! The default bodies, as an engine of their own: against the oracle and against Flex's engine.
+//! The operations below the `Tensor` API, on Flex's engine: against the oracle.
 
-use crate::case::{Case, ELEMENTS, Gradients, Tensors, cases, values};
+use crate::case::{Case, Gradients, Tensors, values};
 use crate::values::ints;
 use burn::backend::Flex;
-use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::fallback::attention as fallback;
 use burn_flash_dma::ops::{
     DynamicMaskOps, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
 };
-use burn_flash_dma::{AttentionOptions, ElementType, LeaveOneOut, Problem, SelectionRule};
+use burn_flash_dma::{AttentionOptions, ElementType, LeaveOneOut, SelectionRule};
 use flash_dma_reference::compare::{Exact, GRADIENT, OUTPUT, compare, compare_lse, sum};
 use flash_dma_reference::{Rng, compose, generate::Scores};
 
-/// What one engine makes of a case.
+/// What the engine makes of a case.
 struct Results {
     out: Tensor<4>,
     lse: Tensor<3>,
     grads: Gradients,
 }
 
-fn forward_with_residual(
-    [q, k, v]: [FloatTensor<Flex>; 3],
-    selection: Selection<Flex>,
-    p: Problem,
-    engine: bool,
-) -> Forwarded<Flex> {
-    if engine {
-        Flex::dynamic_mask_forward_with_residual(q, k, v, selection, p)
-    } else {
-        fallback::forward_with_residual::<Flex>(q, k, v, selection, p)
-    }
-}
-
-/// The operations below the `Tensor` API, of the fallback or of Flex's engine.
-fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
+/// The results and the gradients of a case, without a gradient of the LSE.
+fn run(case: &Case) -> Results {
     let device = Device::flex();
     let p = *case.problem();
     let primitive = |t: Tensor<4>| t.try_into_primitive::<Flex>().unwrap();
@@ -44,11 +29,7 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
         None => Selection::<Flex>::All,
         Some(scores) => {
             let scores = scores.clone().try_into_primitive::<Flex>().unwrap();
-            let intervals = if engine {
-                Flex::dynamic_mask_select(scores.clone(), p.window.into())
-            } else {
-                fallback::select::<Flex>(scores.clone(), p.window.into())
-            };
+            let intervals = Flex::dynamic_mask_select(scores.clone(), p.window.into());
             Selection::Scored {
                 scores,
                 intervals,
@@ -56,30 +37,22 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
             }
         }
     };
-    let rows = [&q, &k, &v].map(Clone::clone);
+    let [a, b, c] = [&q, &k, &v].map(Clone::clone);
     let Forwarded {
         out,
         residual,
         lse,
         lse_rest,
-    } = forward_with_residual(rows, selection(), p, engine);
+    } = Flex::dynamic_mask_forward_with_residual(a, b, c, selection(), p);
     let saved = Saved {
         out: out.clone(),
         residual,
         lse: lse.clone(),
         lse_rest: OptionalFloat::Some(lse_rest),
         grad_out: primitive(case.grad_out(&device)),
-        grad_lse: if with_lse {
-            OptionalFloat::Some(case.grad_lse(&device).try_into_primitive::<Flex>().unwrap())
-        } else {
-            OptionalFloat::None
-        },
+        grad_lse: OptionalFloat::None,
     };
-    let grads = if engine {
-        Flex::dynamic_mask_backward(q, k, v, selection(), saved, p)
-    } else {
-        fallback::backward::<Flex>(q, k, v, selection(), saved, p)
-    };
+    let grads = Flex::dynamic_mask_backward(q, k, v, selection(), saved, p);
     let read = |t| values(Tensor::<4>::from_primitive::<Flex>(t));
     Results {
         out: Tensor::from_primitive::<Flex>(out),
@@ -96,19 +69,7 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
     }
 }
 
-#[test]
-fn the_default_bodies_match_the_oracle() {
-    for case in cases(&ELEMENTS) {
-        for with_lse in [false, true] {
-            let results = run(&case, with_lse, false);
-            assert_eq!(results.grads.scores.is_some(), case.problem().has_scores);
-            case.check_forward(results.out, results.lse);
-            case.check_gradients(results.grads, with_lse);
-        }
-    }
-}
-
-/// The gradient of the rank beside the others, of the default bodies and of Flex's engine.
+/// The gradient of the rank beside the others.
 #[test]
 fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
     for (kind, element, more) in [
@@ -121,12 +82,12 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
             let mut options = AttentionOptions::new().with_keep_window(5);
             (options.causal, options.softcap) = (causal, softcap);
             let case = Case::new([2, 4, 2, 19, 24, 8], Some(kind), element, options, 3);
-            for (with_lse, engine) in [(false, false), (true, false), (false, true), (true, true)] {
-                let what = format!("{} with {more} runners-up, {with_lse}, {engine}", case.name);
+            for with_lse in [false, true] {
+                let what = format!("{} with {more} runners-up, {with_lse}", case.name);
                 let grad_lse = with_lse.then_some(&case.grad_lse[..]);
                 let (inputs, grad_out) = (&case.inputs, &case.grad_out);
                 let check = |left_out, (exact, naive): &(Exact, Vec<f64>)| {
-                    let rank = rank(&case, more, left_out, with_lse, engine);
+                    let rank = rank(&case, more, left_out, with_lse);
                     let shape = case.problem().scores_shape();
                     let element = ElementType::F32;
                     compare(&what, &shape, &rank, exact, naive, element, GRADIENT).unwrap();
@@ -156,7 +117,6 @@ fn rank(
     more: usize,
     left_out: Option<(&[u32], LeaveOneOut)>,
     with_lse: bool,
-    engine: bool,
 ) -> Vec<f64> {
     let device = Device::flex();
     let p = *case.problem();
@@ -164,7 +124,7 @@ fn rank(
     let Tensors { q, k, v, scores } = case.tensors(&device);
     let [q, k, v] = [q, k, v].map(primitive);
     let scores = scores.unwrap().try_into_primitive::<Flex>().unwrap();
-    let select = |window: usize| fallback::select::<Flex>(scores.clone(), window.into());
+    let select = |window: usize| Flex::dynamic_mask_select(scores.clone(), window.into());
     let far = Tensor::<4, Int>::from_primitive::<Flex>(select(p.window + more));
     let far = far.narrow(3, 1, 1).squeeze_dim::<3>(3);
     let selection = |runners_up| Selection::Scored {
@@ -179,7 +139,7 @@ fn rank(
         residual,
         lse,
         lse_rest,
-    } = fallback::forward_with_residual::<Flex>(a, b, c, selection(RunnersUp::None), p);
+    } = Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RunnersUp::None), p);
     let saved = Saved {
         out,
         residual,
@@ -211,10 +171,7 @@ fn rank(
         },
     };
     let (a, b, c) = rows();
-    let grads = match engine {
-        true => Flex::dynamic_mask_backward(a, b, c, selection(runners_up), saved, p),
-        false => fallback::backward::<Flex>(a, b, c, selection(runners_up), saved, p),
-    };
+    let grads = Flex::dynamic_mask_backward(a, b, c, selection(runners_up), saved, p);
     match grads.rank {
         OptionalFloat::None => panic!("there are runners-up"),
         OptionalFloat::Some(t) => values(Tensor::<3>::from_primitive::<Flex>(t)),
@@ -222,7 +179,7 @@ fn rank(
 }
 
 #[test]
-fn the_default_selection_is_exact() {
+fn the_selection_is_exact() {
     let device = Device::flex();
     let mut rng = Rng::new(4);
     for round in 0..200u64 {
@@ -240,23 +197,19 @@ fn the_default_selection_is_exact() {
         let case = Case::new(sizes, Some(kind), ElementType::F32, options, round);
         let scores = case.tensors(&device).scores.unwrap();
         let scores = scores.try_into_primitive::<Flex>().unwrap();
-        for intervals in [
-            fallback::select::<Flex>(scores.clone(), rule.kept()),
-            Flex::dynamic_mask_select(scores, rule.kept()),
-        ] {
-            let intervals = Tensor::<4, Int>::from_primitive::<Flex>(intervals);
-            assert_eq!(intervals.dims(), case.problem().intervals_shape());
-            let heads = case.inputs.scores.as_ref().unwrap().chunks(len);
-            let exact = heads.flat_map(|head| compose::intervals(head, &[len], &rule));
-            let exact = exact.flat_map(|interval| [interval.first, interval.end].map(i64::from));
-            let exact: Vec<i64> = exact.collect();
-            assert_eq!(ints(intervals), exact, "{} {rule:?}", case.name);
-        }
+        let intervals = Flex::dynamic_mask_select(scores, rule.kept());
+        let intervals = Tensor::<4, Int>::from_primitive::<Flex>(intervals);
+        assert_eq!(intervals.dims(), case.problem().intervals_shape());
+        let heads = case.inputs.scores.as_ref().unwrap().chunks(len);
+        let exact = heads.flat_map(|head| compose::intervals(head, &[len], &rule));
+        let exact = exact.flat_map(|interval| [interval.first, interval.end].map(i64::from));
+        let exact: Vec<i64> = exact.collect();
+        assert_eq!(ints(intervals), exact, "{} {rule:?}", case.name);
     }
 }
 
 /// NaN and infinities in single elements of every input reach the outputs they touch, and those
-/// only, on both engines.
+/// only.
 #[test]
 fn non_finite_elements_reach_what_they_touch_and_no_more() {
     for window in [3, 100] {
@@ -273,10 +226,8 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
                     2 => case.inputs.v[at] = value,
                     _ => case.grad_out[at] = value,
                 }
-                for engine in [false, true] {
-                    let what = format!("{value} in tensor {role}, window {window}, {engine}");
-                    check(&what, &case, run(&case, false, engine), role == 3);
-                }
+                let what = format!("{value} in tensor {role}, window {window}");
+                check(&what, &case, run(&case), role == 3);
             }
         }
     }
@@ -325,16 +276,14 @@ fn empty_tensors_have_defined_results() {
             let case = Case::new(sizes, scores, ElementType::F32, options, 1);
             let p = case.problem();
             let zeros = |shape: &[usize]| vec![0.0; shape.iter().product()];
-            for engine in [false, true] {
-                let Results { out, lse, grads } = run(&case, false, engine);
-                case.check_forward(out.clone(), lse.clone());
-                assert_eq!(values(out), zeros(&p.q_shape()));
-                assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));
-                assert_eq!(grads.q.unwrap(), zeros(&p.q_shape()));
-                assert_eq!(grads.k.unwrap(), zeros(&p.kv_shape()));
-                assert_eq!(grads.v.unwrap(), zeros(&p.kv_shape()));
-                assert_eq!(grads.scores, scores.map(|_| zeros(&p.scores_shape())));
-            }
+            let Results { out, lse, grads } = run(&case);
+            case.check_forward(out.clone(), lse.clone());
+            assert_eq!(values(out), zeros(&p.q_shape()));
+            assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));
+            assert_eq!(grads.q.unwrap(), zeros(&p.q_shape()));
+            assert_eq!(grads.k.unwrap(), zeros(&p.kv_shape()));
+            assert_eq!(grads.v.unwrap(), zeros(&p.kv_shape()));
+            assert_eq!(grads.scores, scores.map(|_| zeros(&p.scores_shape())));
         }
     }
 }

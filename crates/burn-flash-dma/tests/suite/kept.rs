@@ -1,5 +1,6 @@
-//! How much of a layer a graph keeps for its backward pass, by an allocator that counts: alone in its process.
+//! How much of a layer a graph keeps for its backward pass, by an allocator that counts.
 
+use super::alone::alone;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{LinearConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -60,6 +61,7 @@ fn left(device: &Device, pass: impl Fn(Tensor<3>) -> Tensor<3>) -> f64 {
 
 #[test]
 fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
+    alone!();
     let device = Device::flex().autodiff();
     let norm = RmsNormConfig::new(WIDTH).init(&device).map(&mut ToBf16);
     for form in [ScoreForm::Zoh, ScoreForm::Linear] {

@@ -1,5 +1,6 @@
-//! Dropout of the layer and of the operation through Burn, with seeds that no other test draws: alone in its process.
+//! Dropout of the layer and of the operation through Burn, with seeds that no other test draws.
 
+use super::alone::alone;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -8,18 +9,11 @@ use burn_flash_dma::train::{Checkpointed, Selections};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, Dropout, ScoreRole, dynamic_mask_attention,
 };
-use std::sync::{Mutex, MutexGuard};
 
-/// The seed belongs to the process.
-static DEVICE: Mutex<()> = Mutex::new(());
-
-fn seeded(seed: u64) -> (MutexGuard<'static, ()>, Device) {
-    let guard = DEVICE
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+fn seeded(seed: u64) -> Device {
     let device = Device::flex().autodiff();
     device.seed(seed);
-    (guard, device)
+    device
 }
 
 fn config(rate: f64) -> DynamicMaskAttentionConfig {
@@ -39,7 +33,8 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 
 #[test]
 fn a_layer_drops_in_training_alone() {
-    let (_guard, device) = seeded(1);
+    alone!();
+    let device = seeded(1);
     let (layer, x) = (config(0.3).init(&device), tokens(&device));
     let first = values(layer.forward(x.clone()));
     assert_ne!(
@@ -68,7 +63,8 @@ fn a_layer_drops_in_training_alone() {
 
 #[test]
 fn the_expectation_over_calls_is_the_layer_without_dropout() {
-    let (_guard, device) = seeded(2);
+    alone!();
+    let device = seeded(2);
     let (layer, x) = (config(0.25).init(&device), tokens(&device));
     let exact = values(layer.valid().forward(x.clone().without_autodiff()));
     let calls = 400;
@@ -92,7 +88,8 @@ fn the_expectation_over_calls_is_the_layer_without_dropout() {
 
 #[test]
 fn a_seed_before_the_layer_is_made_repeats_its_masks() {
-    let (_guard, device) = seeded(3);
+    alone!();
+    let device = seeded(3);
     let run = || {
         device.seed(7);
         let (layer, x) = (config(0.5).init(&device), tokens(&device));
@@ -113,7 +110,8 @@ fn a_seed_before_the_layer_is_made_repeats_its_masks() {
 
 #[test]
 fn a_layer_without_dropout_is_one_of_rate_zero() {
-    let (_guard, device) = seeded(4);
+    alone!();
+    let device = seeded(4);
     let run = |rate: Option<f64>| {
         device.seed(9);
         let layer = config(0.0).with_dropout(rate).init(&device);
@@ -124,7 +122,8 @@ fn a_layer_without_dropout_is_one_of_rate_zero() {
 
 #[test]
 fn a_layer_drops_under_a_mask_of_pairs_too() {
-    let (_guard, device) = seeded(5);
+    alone!();
+    let device = seeded(5);
     // Such a mask refuses scores that only rank in training.
     let config = config(0.3).with_score_role(Some(ScoreRole::RankAndBias));
     let (layer, x) = (config.init(&device), tokens(&device));
@@ -135,7 +134,8 @@ fn a_layer_drops_under_a_mask_of_pairs_too() {
 
 #[test]
 fn rates_that_are_no_probability_less_than_one_are_refused() {
-    let (_guard, device) = seeded(6);
+    alone!();
+    let device = seeded(6);
     for rate in [1.0, -0.5, f64::NAN, 1.0 - 1e-12] {
         let error = config(rate).try_init(&device).unwrap_err();
         assert!(
@@ -147,7 +147,8 @@ fn rates_that_are_no_probability_less_than_one_are_refused() {
 
 #[test]
 fn calls_of_one_seed_are_equal_and_of_another_differ() {
-    let (_guard, device) = seeded(7);
+    alone!();
+    let device = seeded(7);
     let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device);
     let (q, k, v) = (
         random([1, 4, 20, 16]),
@@ -205,7 +206,8 @@ impl ModuleVisitor for All<'_> {
 
 #[test]
 fn a_block_that_is_computed_twice_has_one_mask() {
-    let (_guard, device) = seeded(8);
+    alone!();
+    let device = seeded(8);
     let run = |checkpointed: bool| {
         device.seed(11);
         let attention = || config(0.4).init(&device);

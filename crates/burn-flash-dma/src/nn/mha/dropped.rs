@@ -1,6 +1,6 @@
 //! The mask of dropout, as a tensor of pairs.
 
-use super::tensors::bool_dtype;
+use crate::fallback::tensors::bool_dtype;
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, TensorData};
@@ -9,7 +9,7 @@ use flash_dma_problem::{Dropout, Problem};
 
 /// A tensor of the pairs of a problem, `[batch, kv_heads, group * q_len, k_len]`, f32, times the factors of their
 /// probabilities; the tensor itself without dropout.
-pub(crate) fn dropped<B: Backend>(
+pub(super) fn dropped<B: Backend>(
     values: FloatTensor<B>,
     problem: &Problem,
     device: &B::Device,
