@@ -62,14 +62,54 @@ class Svg:
     def text(self, x, y, string, size=12, anchor="middle", fill=DARK, extra=""):
         self.items.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{fill}" {extra}>{string}</text>')
 
-    def write(self):
+    def source(self):
         w, h = self.size
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" '
             f'font-family="sans-serif" role="img">\n<title>{self.title}</title>\n'
             f'<rect width="{w}" height="{h}" fill="white"/>\n'
         )
-        (OUT / f"{self.name}.svg").write_text(head + "\n".join(self.items) + "\n</svg>\n")
+        return head + "\n".join(self.items) + "\n</svg>\n"
+
+    def write(self):
+        (OUT / f"{self.name}.svg").write_text(self.source())
+
+
+# Distinguishable without colour vision; further lines use them again.
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#999999"]
+
+
+def log_axis(values, start, end, base):
+    """From values to pixels, with a margin, so that no marker lies on the frame; and the powers of the base."""
+    low, high = math.log(min(values) / 1.25), math.log(max(values) * 1.25)
+    powers = [base**e for e in range(math.ceil(low / math.log(base)), math.floor(high / math.log(base)) + 1)]
+    return lambda v: round(start + (end - start) * (math.log(v) - low) / (high - low), 1), powers
+
+
+def log_chart(name, title, x_name, y_name, series):
+    """Lines `{name: [(x, y), ..]}` on logarithmic axes; `bench-results/report.py` draws its plots with it."""
+    left, right, top, bottom = 70, 520, 40, 380
+    series = {label: [(x, y) for x, y in line if y is not None] for label, line in series.items()}
+    x, xs = log_axis([point[0] for line in series.values() for point in line], left, right, 2)
+    y, ys = log_axis([point[1] for line in series.values() for point in line], bottom, top, 10.0)
+    svg = Svg(name, 720, 440, title)
+    svg.text(left, 22, title, 14, "start")
+    for tick in xs:
+        svg.path(f"M{x(tick):g} {top}V{bottom}", "#dddddd")
+        svg.text(x(tick), bottom + 16, f"{tick // 1024}K" if tick >= 1024 else tick)
+    for tick in ys:
+        svg.path(f"M{left} {y(tick):g}H{right}", "#dddddd")
+        svg.text(left - 6, y(tick) + 4, f"{tick:g}", anchor="end")
+    svg.rect(left, top, right - left, bottom - top, "none", GREY)
+    svg.text((left + right) / 2, 424, x_name)
+    svg.text(18, 210, y_name, extra='transform="rotate(-90 18 210)"')
+    for place, (label, line) in enumerate(series.items()):
+        colour, at = COLOURS[place % len(COLOURS)], [(x(a), y(b)) for a, b in sorted(line)]
+        svg.path("M" + "L".join(f"{a:g} {b:g}" for a, b in at), colour, 2)
+        for a, b in [*at, (right + 14, top + 10 + 20 * place)]:
+            svg.circle(a, b, 3.5, colour, colour)
+        svg.text(right + 24, top + 14 + 20 * place, label, anchor="start")
+    return svg
 
 
 def number(z):

@@ -1,5 +1,5 @@
-//! Benchmarks of flash-dma: the workload table, the calls that are timed, how a sample becomes a row,
-//! and how rows become tables and plots. The programs are in `src/bin` and `benches`.
+//! Benchmarks of flash-dma: the workload table, the calls that are timed, and how a sample becomes a row. The programs are
+//! in `src/bin` and `benches`; `bench-results/report.py` makes tables and plots of the rows.
 #![warn(missing_docs)]
 
 #[cfg(feature = "cube")]
@@ -12,7 +12,6 @@ pub mod decoding;
 pub mod gradients;
 pub mod kernel_kinds;
 pub mod launches;
-pub mod report;
 pub mod roof;
 pub mod rows;
 pub mod shares;

@@ -1,10 +1,10 @@
 //! The measured peak rates of a device: `benches/roof.py` times PyTorch's matrix product (cuBLAS) and copy.
 
 use flash_dma_problem::ElementType;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// The measured rates of one device.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Roof {
     /// The device.
     pub device: String,

@@ -1,13 +1,13 @@
-//! The rows that the `bench` program writes and the report reads.
+//! The rows that the programs `bench` and `decode` write.
 
 use crate::roof::Roof;
 use crate::stats::Millis;
 use crate::workloads::Workload;
 use flash_dma_problem::{Problem, cost};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// The timed cases and phases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// The process's first call of everything, from the host: generating, compiling, loading, running.
@@ -96,34 +96,29 @@ impl Phase {
 }
 
 /// One measurement.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// A name of the workload table.
     pub workload: String,
     /// The timed phase.
     pub phase: Phase,
     /// The engine that ran it.
-    #[serde(default)]
     pub engine: String,
     /// Device time of whole public calls; host time where the phase is cold.
     pub ms: Millis,
     /// Host time until a call has returned, in microseconds (median): checking and enqueueing, not waiting.
-    #[serde(default)]
     pub host_us: Option<f64>,
     /// Useful operations per second, on active pairs alone.
     pub tflops: Option<f64>,
     /// Bytes of the phase if every input is read once and every output written once.
-    #[serde(default)]
     pub bytes: Option<u64>,
     /// The time the device's measured roof allows, in percent of the time it took.
-    #[serde(default)]
     pub roof_percent: Option<f64>,
     /// Inputs and outputs of all phases together.
     pub io_mib: f64,
     /// The most memory that the allocator held beyond them.
     pub workspace_mib: f64,
     /// Sum of both: the peak of the workload's memory.
-    #[serde(default)]
     pub peak_mib: Option<f64>,
     /// The device and the runtime.
     pub device: String,
@@ -132,7 +127,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Fills in the fields that follow from the workload's sizes, because rows of older runs lack some of them.
+    /// Fills in the fields that follow from the workload's sizes.
     pub fn complete(&mut self, workload: &Workload, roof: Option<&Roof>) {
         let Ok(problem) = workload.problem() else {
             return;
@@ -149,7 +144,7 @@ impl Row {
 }
 
 /// One measurement of the `decode` program.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct DecodeRow {
     /// A name of the table.
     pub workload: String,

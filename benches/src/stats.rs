@@ -1,9 +1,9 @@
 //! Medians and their spread.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Median and quartiles of a sample, in milliseconds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Millis {
     /// The middle value.
     pub median: f64,

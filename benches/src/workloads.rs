@@ -52,23 +52,6 @@ impl Workload {
         let scores = self.window.map(|_| &kv[..3]);
         Problem::new(&q, &kv, &kv, scores, self.element, &options)
     }
-
-    /// Whether the two differ in nothing but the length and the window, so that their times belong in one series of a
-    /// plot.
-    #[must_use]
-    pub fn is_family(&self, other: &Self) -> bool {
-        let key = |w: &Self| {
-            (
-                [w.batch, w.q_heads, w.kv_heads, w.head_dim],
-                w.len - w.q_len,
-                w.element,
-                w.scores,
-                w.dropout.map(f32::to_bits),
-                w.alibi,
-            )
-        };
-        key(self) == key(other)
-    }
 }
 
 /// A layer of a current language model: 32 query and 8 key/value heads of 128.
@@ -210,24 +193,6 @@ pub fn find(name: &str) -> Option<&'static Workload> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_family_differs_in_length_and_window_alone() {
-        let layer = find("layer-n32k-w2048").unwrap();
-        let of = |name: &str| find(name).unwrap().is_family(layer);
-        assert!(of("layer-n4k-dense") && of("layer-n128k-w2048"));
-        for other in [
-            "layer-d64-n16k-dense",
-            "layer-n32k-w1024-f32",
-            "layer-n32k-w2048-recency",
-            "layer-n32k-w2048-dropout",
-            "layer-n32k-w2048-alibi",
-            "few-q128-n32k-w8192",
-            "small-n32k-w1024",
-        ] {
-            assert!(!of(other), "{other}");
-        }
-    }
 
     #[test]
     fn every_workload_is_valid_and_its_name_is_unique() {

@@ -2,7 +2,6 @@
 //!
 //! The crate depends on the standard library alone, so that a fresh checkout runs it within seconds.
 
-mod bench_report;
 mod book;
 mod codegen;
 mod demo;
@@ -56,9 +55,6 @@ Usage: cargo xtask <command>
                    Break the code in one place after the other, as tests/mutants.txt says, and name the
                    test that notices; --record writes the outcome as a table. --cuda builds those of the
                    tensor-core kernels into gpu-pack/mutants/ instead.
-  bench-report [--check] [..]
-                   Join the rows of bench-results/ with the peers' and write the tables and plots of the
-                   book and of the README. --check writes nothing and names what is out of date.
   tidy             The house rules: file length, leftovers, documentation lints, links.
   book [--open]    Build the book with mdBook, which is built first where it is missing.
   help             This text.
@@ -80,7 +76,6 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::run(options),
         "gpu-pack" => gpu_pack::run(options),
         "mutants" => mutants::run(options),
-        "bench-report" => bench_report::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),
         "help" | "-h" | "--help" => {

@@ -232,10 +232,8 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
 
     let messages = read(&mut build)?;
     let mut binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
-    // They work on the repository and the rendered book, which are not packed.
-    for name in ["bench-report", "playground"] {
-        binaries.remove(name);
-    }
+    // It works on the rendered book, which is not packed.
+    binaries.remove("playground");
     match tests().find(|(.., name)| !binaries.contains_key(*name)) {
         Some((.., name)) => Err(format!("cargo built no {name}, only {:?}", binaries.keys())),
         None => Ok(binaries),
