@@ -8,7 +8,6 @@ mod codegen;
 mod demo;
 mod fuzz;
 mod gpu_pack;
-mod mutants;
 mod new_crate;
 mod process;
 mod release;
@@ -52,14 +51,10 @@ Usage: cargo xtask <command>
                    Build tests, models, bench and the examples, or only those named,
                    for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
                    builds with autotune, as Burn's users do. Other options go to cargo's build.
-  mutants [--list] [--cuda] [--record FILE] [NAMES..]
-                   Break the code in one place after the other, as tests/mutants.txt says, and name the
-                   test that notices; --record writes the outcome as a table. --cuda builds those of the
-                   tensor-core kernels into gpu-pack/mutants/ instead.
   bench-report [--check] [..]
                    Join the rows of bench-results/ with the peers' and write the tables and plots of the
                    book and of the README. --check writes nothing and names what is out of date.
-  tidy             The house rules: file length, leftovers, documentation lints, links.
+  tidy             The house rules: links, included code, lints, tests that run, short loops of kernels.
   book [--open]    Build the book with mdBook, which is built first where it is missing.
   help             This text.
 ";
@@ -79,7 +74,6 @@ fn main() -> ExitCode {
         "codegen" => codegen::run(options),
         "fuzz" => fuzz::run(options),
         "gpu-pack" => gpu_pack::run(options),
-        "mutants" => mutants::run(options),
         "bench-report" => bench_report::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),

@@ -120,6 +120,11 @@ pub fn shown(command: &Command) -> String {
         .join(" ")
 }
 
+/// What follows a mark in JSON, up to the next quotation mark. Paths and names here hold nothing that JSON escapes.
+pub fn after<'a>(json: &'a str, mark: &str) -> Option<&'a str> {
+    json.split_once(mark)?.1.split('"').next()
+}
+
 /// Reads a text file, with its path in the error.
 ///
 /// # Errors
