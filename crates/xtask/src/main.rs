@@ -16,7 +16,6 @@ mod test;
 mod tidy;
 mod tools;
 mod vulkan;
-mod wheels;
 
 use std::process::ExitCode;
 
@@ -36,11 +35,11 @@ Usage: cargo xtask <command>
                    does, for a driver that takes it.
   setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
                    and `gpu-pack` do this first.
-  codegen [--bless | --fresh | --sources] [PREFIX..]
+  codegen [--bless | --full | --sources] [PREFIX..]
                    Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
                    and compare registers, spills, shared memory and tensor-core instructions with
                    docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. What it
-                   knows of the same source is not compiled again, but for a sample; --fresh compiles all.
+                   knows of the same source is not compiled again; --full compiles all.
                    --sources compiles nothing and prints a hash of each variant's source. With prefixes,
                    only variants whose names begin so.
   fuzz --engine NAME [--minutes M] [--problems N] [--seed S] [..]
