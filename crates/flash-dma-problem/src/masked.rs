@@ -317,9 +317,17 @@ mod tests {
                     let p = new(Some(&shape), Some(&shape)).unwrap();
                     assert_eq!(p.bias, Some(shape));
                     assert_eq!(p.heads_each(heads) * heads, 4);
+                    let kinds = (p.has_key_bias(), p.has_row_bias());
+                    assert_eq!(kinds, (q_len == 1 && k_len == 7, k_len == 1));
                 }
             }
         }
+    }
+
+    #[test]
+    fn without_a_bias_there_is_none_of_any_kind() {
+        let p = new(Some(&[1, 1, 1, 7]), None).unwrap();
+        assert!(!p.has_key_bias() && !p.has_row_bias());
     }
 
     #[test]

@@ -4,82 +4,42 @@ use crate::process::{Result, cargo, run as run_command, target_dir};
 use crate::setup;
 use std::process::Command;
 
-/// How the fuzzer is built for an engine: cargo's arguments, and the output folder.
-struct Build {
-    args: &'static [&'static str],
-    folder: &'static str,
-    llvm: bool,
-}
-
-/// The CPU engine alone, without Burn and CubeCL: seconds.
-const ALONE: Build = Build {
-    args: &[
-        "--profile",
-        "gpu",
-        "--package",
-        "flash-dma-tests",
-        "--no-default-features",
-    ],
-    folder: "gpu",
-    llvm: false,
-};
-
-/// The build of the tests, so that nothing else is built.
-const DEFAULT: Build = Build {
-    args: &["--workspace"],
-    folder: "debug",
-    llvm: true,
-};
-
-const CUDA: Build = Build {
-    args: &[
-        "--profile",
-        "gpu",
-        "--package",
-        "flash-dma-tests",
-        "--no-default-features",
-        "--features",
-        "cuda,fusion,persistence",
-    ],
-    folder: "gpu",
-    llvm: true,
-};
-
-const WGPU: Build = Build {
-    args: &[
-        "--profile",
-        "gpu",
-        "--package",
-        "flash-dma-tests",
-        "--no-default-features",
-        "--features",
-        "wgpu",
-    ],
-    folder: "gpu",
-    llvm: true,
-};
-
 /// Builds the fuzzer with the requested engine, and passes the options on.
 ///
 /// # Errors
 /// When it does not build, or finds something.
 pub fn run(options: &[String]) -> Result {
-    let build = build(options);
-    if build.llvm {
+    let features = features(options);
+    if features != Some("") {
         setup::run(setup::Needs::BUILD)?;
     }
-    run_command(cargo(["build", "--bin", "fuzz"]).args(build.args))?;
-    run_command(Command::new(target_dir().join(build.folder).join("fuzz")).args(options))
+    let mut build = cargo(["build", "--bin", "fuzz"]);
+    let folder = match features {
+        None => {
+            build.arg("--workspace");
+            "debug"
+        }
+        Some(features) => {
+            build.args(["--profile", "gpu", "--package", "flash-dma-tests"]);
+            build.args(["--no-default-features", "--features", features]);
+            "gpu"
+        }
+    };
+    run_command(&mut build)?;
+    run_command(Command::new(target_dir().join(folder).join("fuzz")).args(options))
 }
 
-fn build(options: &[String]) -> Build {
+/// What the requested engine needs of the tests: nothing for the CPU engine, which builds within seconds, and `None` for
+/// the build of the tests themselves, so that nothing else is built.
+fn features(options: &[String]) -> Option<&'static str> {
     let mut pairs = options.windows(2).filter(|pair| pair[0] == "--engine");
     match pairs.next_back().map_or("cpu", |pair| &pair[1]) {
-        "kernels-cpu" | "burn-flex" => DEFAULT,
-        "wgpu" => WGPU,
-        name if name.contains("cuda") => CUDA,
+        "kernels-cpu" | "burn-flex" => None,
+        "wgpu" => Some("wgpu"),
+        "vulkan" => Some("vulkan"),
+        name if name.contains("cuda") => Some("cuda,fusion,persistence"),
         // The fuzzer itself refuses an unknown name.
-        _ => ALONE,
+        _ => Some(""),
     }
 }
 
@@ -89,21 +49,16 @@ mod tests {
 
     #[test]
     fn an_engine_is_built_with_what_it_needs() {
-        let folder = |options: &[&str]| {
-            let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
-            let build = build(&options);
-            (build.folder, build.llvm)
+        let features = |options: &str| {
+            let options: Vec<String> = options.split(' ').map(str::to_owned).collect();
+            features(&options)
         };
-        assert_eq!(folder(&[]), ("gpu", false));
-        assert_eq!(folder(&["--engine", "cpu"]), ("gpu", false));
-        assert_eq!(
-            folder(&["--seed", "1", "--engine", "kernels-cpu"]),
-            ("debug", true)
-        );
-        assert_eq!(
-            folder(&["--engine", "cuda-mma", "--minutes", "3"]),
-            ("gpu", true)
-        );
-        assert_eq!(folder(&["--engine", "wgpu"]), ("gpu", true));
+        assert_eq!(features(""), Some(""));
+        assert_eq!(features("--engine cpu"), Some(""));
+        assert_eq!(features("--seed 1 --engine kernels-cpu"), None);
+        let cuda = features("--engine cuda-mma --minutes 3");
+        assert_eq!(cuda, Some("cuda,fusion,persistence"));
+        assert_eq!(features("--engine wgpu"), Some("wgpu"));
+        assert_eq!(features("--engine vulkan"), Some("vulkan"));
     }
 }

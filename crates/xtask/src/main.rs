@@ -7,7 +7,6 @@ mod codegen;
 mod demo;
 mod fuzz;
 mod gpu_pack;
-mod mutants;
 mod new_crate;
 mod process;
 mod release;
@@ -16,7 +15,6 @@ mod test;
 mod tidy;
 mod tools;
 mod vulkan;
-mod wheels;
 
 use std::process::ExitCode;
 
@@ -36,11 +34,11 @@ Usage: cargo xtask <command>
                    does, for a driver that takes it.
   setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
                    and `gpu-pack` do this first.
-  codegen [--bless | --fresh | --sources] [PREFIX..]
+  codegen [--bless | --full | --sources] [PREFIX..]
                    Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
                    and compare registers, spills, shared memory and tensor-core instructions with
                    docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. What it
-                   knows of the same source is not compiled again, but for a sample; --fresh compiles all.
+                   knows of the same source is not compiled again; --full compiles all.
                    --sources compiles nothing and prints a hash of each variant's source. With prefixes,
                    only variants whose names begin so.
   fuzz --engine NAME [--minutes M] [--problems N] [--seed S] [..]
@@ -51,11 +49,7 @@ Usage: cargo xtask <command>
                    Build tests, models, bench and the examples, or only those named,
                    for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
                    builds with autotune, as Burn's users do. Other options go to cargo's build.
-  mutants [--list] [--cuda] [--record FILE] [NAMES..]
-                   Break the code in one place after the other, as tests/mutants.txt says, and name the
-                   test that notices; --record writes the outcome as a table. --cuda builds those of the
-                   tensor-core kernels into gpu-pack/mutants/ instead.
-  tidy             The house rules: file length, leftovers, documentation lints, links.
+  tidy             The house rules: links, included code, lints, tests that run, short loops of kernels.
   book [--open]    Build the book with mdBook, which is built first where it is missing.
   help             This text.
 ";
@@ -75,7 +69,6 @@ fn main() -> ExitCode {
         "codegen" => codegen::run(options),
         "fuzz" => fuzz::run(options),
         "gpu-pack" => gpu_pack::run(options),
-        "mutants" => mutants::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),
         "help" | "-h" | "--help" => {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 /// The result of a command: a message for the user when it fails.
 pub type Result<T = ()> = std::result::Result<T, String>;
@@ -83,16 +83,6 @@ pub fn read(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).map_err(|_| format!("{} printed no UTF-8", shown(command)))
 }
 
-/// The output of a command that may be missing or may fail, with nothing on the terminal.
-pub fn try_output<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Option<Output> {
-    let output = Command::new(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
-    output.status.success().then_some(output)
-}
-
 /// Refuses options of a command that has none.
 ///
 /// # Errors
@@ -128,6 +118,11 @@ pub fn shown(command: &Command) -> String {
         .chain(args)
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// What follows a mark in JSON, up to the next quotation mark. Paths and names here hold nothing that JSON escapes.
+pub fn after<'a>(json: &'a str, mark: &str) -> Option<&'a str> {
+    json.split_once(mark)?.1.split('"').next()
 }
 
 /// Reads a text file, with its path in the error.

@@ -1,34 +1,22 @@
-//! Checkers that are programs of others, in one version each: built or installed once, below the target directory.
+//! Programs of others, in one version each, so that a new release of one fails nobody's change: built or installed once,
+//! below the target directory.
 
-use crate::process::{Result, cargo, root, run as run_command, target_dir};
-use crate::wheels::Wheels;
-use std::path::Path;
+use crate::process::{Result, cargo, root, run as run_command, target_dir, write_file};
+use std::path::PathBuf;
 use std::process::Command;
 
-/// A program on crates.io.
+/// A program on crates.io, called as its package.
 #[derive(Clone, Copy, Debug)]
 pub struct Tool {
-    /// The package that has it.
     package: &'static str,
-    /// The program's name.
-    program: &'static str,
-    /// All machines use the same version, so that a new release of a tool fails nobody's change.
     version: &'static str,
     /// Further options of `cargo install`.
     options: &'static [&'static str],
 }
 
-/// Spelling. The wheel has the program that would take two minutes to build.
-const TYPOS: Wheels = Wheels {
-    folder: "tools/typos",
-    what: "typos",
-    packages: &["typos==1.52.0"],
-};
-
 /// Licences, duplicates and sources of the dependencies.
 pub const DENY: Tool = Tool {
     package: "cargo-deny",
-    program: "cargo-deny",
     version: "0.20.2",
     options: &[],
 };
@@ -36,10 +24,56 @@ pub const DENY: Tool = Tool {
 /// Renders the book.
 pub const MDBOOK: Tool = Tool {
     package: "mdbook",
-    program: "mdbook",
     version: "0.5.4",
     // No web server, no search index.
     options: &["--no-default-features"],
+};
+
+impl Tool {
+    /// The program, to be run in the repository's root; it is built first if it is not there yet: without optimisation,
+    /// as that takes a minute or less, and each tool runs for a few seconds at most.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn command(&self) -> Result<Command> {
+        let folder = target_dir().join("tools");
+        let home = folder.join(format!("{}-{}", self.package, self.version));
+        let suffix = std::env::consts::EXE_SUFFIX;
+        let program = home.join(format!("bin/{}{suffix}", self.package));
+        if !program.exists() {
+            println!("tools: building {} {}", self.package, self.version);
+            let build = folder.join("build");
+            let mut install = cargo(["install", self.package, "--locked", "--debug", "--quiet"]);
+            install.args(["--version", &format!("={}", self.version)]);
+            install.args(self.options).arg("--root").arg(&home);
+            install.arg("--target-dir").arg(&build);
+            run_command(install.env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
+            // Some hundred megabytes that nothing reads again.
+            std::fs::remove_dir_all(&build)
+                .map_err(|e| format!("cannot remove {}: {e}", build.display()))?;
+        }
+        let mut command = Command::new(program);
+        command.current_dir(root());
+        Ok(command)
+    }
+}
+
+/// Programs that are published as Python wheels, in a virtual environment.
+#[derive(Clone, Copy, Debug)]
+pub struct Wheels {
+    /// Its folder below the target directory.
+    pub folder: &'static str,
+    /// What is installed, for the user who waits for it.
+    pub what: &'static str,
+    /// The packages, each in one version, without what they depend on.
+    pub packages: &'static [&'static str],
+}
+
+/// Spelling. The wheel has the program that would take two minutes to build.
+const TYPOS: Wheels = Wheels {
+    folder: "tools/typos",
+    what: "typos",
+    packages: &["typos==1.52.0"],
 };
 
 /// The spelling checker, to be run in the repository's root; it is installed first if it is not there yet.
@@ -52,56 +86,28 @@ pub fn typos() -> Result<Command> {
     Ok(command)
 }
 
-impl Tool {
-    /// The program, to be run in the repository's root; it is built first if it is not there yet.
+impl Wheels {
+    /// A program of the environment by its name, as `python`; creates the environment and installs the wheels unless
+    /// both are there.
     ///
     /// # Errors
-    /// When it cannot be built.
-    pub fn command(&self) -> Result<Command> {
-        let folder = target_dir().join("tools");
-        let home = folder.join(format!("{}-{}", self.program, self.version));
-        let suffix = std::env::consts::EXE_SUFFIX;
-        let program = home.join(format!("bin/{}{suffix}", self.program));
-        if !program.exists() {
-            println!("tools: building {} {}", self.package, self.version);
-            let build = folder.join("build");
-            run_command(&mut self.install(&home, &build))?;
-            // Some hundred megabytes that nothing reads again.
-            std::fs::remove_dir_all(&build)
-                .map_err(|e| format!("cannot remove {}: {e}", build.display()))?;
+    /// When Python 3 or its `venv` is missing, or the wheels cannot be installed.
+    pub fn provide(&self, program: &str) -> Result<PathBuf> {
+        let venv = target_dir().join(self.folder);
+        let stamp = venv.join("packages");
+        let wanted = self.packages.join("\n");
+        if !std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+            println!("installing {} into {}", self.what, venv.display());
+            let create = ["-m", "venv", "--clear"];
+            run_command(Command::new("python3").args(create).arg(&venv)).map_err(|e| {
+                format!("{e}\nPython 3 with venv is needed: `cargo xtask setup` installs it")
+            })?;
+            let mut pip = Command::new(venv.join("bin/python"));
+            pip.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
+            pip.arg("--disable-pip-version-check");
+            run_command(pip.args(self.packages))?;
+            write_file(&stamp, wanted)?;
         }
-        let mut command = Command::new(program);
-        command.current_dir(root());
-        Ok(command)
-    }
-
-    /// Without optimisation: the build takes a minute or less, and each tool runs for a few seconds at most.
-    fn install(&self, home: &Path, build: &Path) -> Command {
-        let version = format!("={}", self.version);
-        let mut install = cargo(["install", self.package, "--locked", "--debug", "--quiet"]);
-        install
-            .args(["--version", &version])
-            .args(self.options)
-            .arg("--root")
-            .arg(home)
-            .arg("--target-dir")
-            .arg(build)
-            .env("CARGO_PROFILE_DEV_DEBUG", "0");
-        install
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::process::shown;
-
-    #[test]
-    fn a_tool_is_built_in_its_version_alone() {
-        let (home, build) = (Path::new("/home"), Path::new("/build"));
-        let install = shown(&MDBOOK.install(home, build));
-        let expected = "install mdbook --locked --debug --quiet --version =0.5.4 --no-default-features --root /home \
-                        --target-dir /build";
-        assert!(install.ends_with(expected), "{install}");
+        Ok(venv.join("bin").join(program))
     }
 }

@@ -4,7 +4,7 @@
 //! machine's; no Rust, no LLVM. LLVM is linked statically; other libraries that the binaries load and a minimal system
 //! may lack are packed in `lib/`.
 
-use crate::process::{Result, cargo, read, root, run as run_command, write_file};
+use crate::process::{Result, after, cargo, read, root, run as run_command, write_file};
 use crate::setup;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,50 +41,27 @@ const PARTS: [Part; 9] = [
     part("language", "language", true),
 ];
 
-/// The features an archive is built with, and its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flavour {
-    /// Without autotune: every process is ready within seconds.
-    Lean,
-    /// With Burn's default features for CUDA, as its users build.
-    Tuned,
-}
-
-impl Flavour {
-    /// The archive's one directory.
-    fn directory(self) -> &'static str {
-        match self {
-            Self::Lean => "flash-dma-gpu",
-            Self::Tuned => "flash-dma-gpu-tuned",
-        }
-    }
-
-    fn features(self, part: &Part) -> &'static [&'static str] {
-        match (self, part.burn) {
-            // Most of its programs call the kernels alone, some go through Burn.
-            (Self::Lean, false) if part.name == "bench" => &["extension", "fusion", "persistence"],
-            (Self::Tuned, false) if part.name == "bench" => {
-                &["extension", "fusion", "persistence", "autotune"]
-            }
-            // Their tests of gradients and of adapters.
-            (Self::Lean, true) if part.name == "models" => {
-                &["autodiff", "cuda", "fusion", "persistence"]
-            }
-            (Self::Tuned, true) if part.name == "models" => {
-                &["autodiff", "cuda", "fusion", "persistence", "autotune"]
-            }
-            (_, false) => &["cuda"],
-            (Self::Lean, true) => &["cuda", "fusion", "persistence"],
-            (Self::Tuned, true) => &["cuda", "fusion", "persistence", "autotune"],
-        }
-    }
+/// The features that a part is built with: without autotune every process is ready within seconds, with it they are Burn's
+/// default ones for CUDA, as its users build.
+fn features(part: &Part, tuned: bool) -> Vec<&'static str> {
+    let mut features = match (part.name, part.burn) {
+        // Most of its programs call the kernels alone, some go through Burn.
+        ("bench", _) => vec!["extension", "fusion", "persistence"],
+        // Their tests of gradients and of adapters.
+        ("models", _) => vec!["autodiff", "cuda", "fusion", "persistence"],
+        (_, true) => vec!["cuda", "fusion", "persistence"],
+        (_, false) => return vec!["cuda"],
+    };
+    features.extend(tuned.then_some("autotune"));
+    features
 }
 
 /// The contents of one archive.
 #[derive(Debug)]
 struct Request {
     parts: Vec<&'static Part>,
-    flavour: Flavour,
+    /// Whether it is built with autotune.
+    tuned: bool,
     /// The options for cargo's build.
     cargo: Vec<String>,
 }
@@ -94,13 +71,13 @@ impl Request {
     fn parse(options: &[String]) -> Result<Self> {
         let mut request = Self {
             parts: PARTS.iter().collect(),
-            flavour: Flavour::Lean,
+            tuned: false,
             cargo: Vec::new(),
         };
         let mut options = options.iter();
         while let Some(option) = options.next() {
             match option.as_str() {
-                "--tuned" => request.flavour = Flavour::Tuned,
+                "--tuned" => request.tuned = true,
                 "--only" => {
                     let names = options.next().ok_or("--only needs names")?;
                     let part = |name| {
@@ -116,6 +93,14 @@ impl Request {
             }
         }
         Ok(request)
+    }
+
+    /// The archive's one directory.
+    fn directory(&self) -> &'static str {
+        match self.tuned {
+            false => "flash-dma-gpu",
+            true => "flash-dma-gpu-tuned",
+        }
     }
 
     fn packs(&self, name: &str) -> bool {
@@ -149,7 +134,7 @@ pub fn run(options: &[String]) -> Result {
     let binaries = build(&request)?;
 
     let out = root().join("gpu-pack");
-    let name = request.flavour.directory();
+    let name = request.directory();
     let dir = out.join(name);
     if dir.exists() {
         std::fs::remove_dir_all(&dir)
@@ -162,18 +147,18 @@ pub fn run(options: &[String]) -> Result {
             copy(&library, &dir.join("lib").join(name))?;
         }
     }
-    let script = dir.join("run.sh");
-    write_file(&script, include_str!("run.sh"))?;
-    make_executable(&script)?;
     let scripts = [
         ("interop", "examples/interop/torch_cases.py"),
         ("bench", "benches/roof.py"),
         ("bench", "benches/train_peer.py"),
         ("bench", "benches/generate_peer.py"),
     ];
-    for (_, script) in scripts.iter().filter(|(part, _)| request.packs(part)) {
+    let run = "crates/xtask/src/gpu_pack/run.sh";
+    let scripts = scripts.iter().filter(|(part, _)| request.packs(part));
+    for script in scripts.map(|(_, script)| *script).chain([run]) {
         let script = root().join(script);
         let name = script.file_name().expect("a file");
+        // With its rights: `run.sh` is executable.
         copy(&script, &dir.join(name))?;
     }
     write_file(&dir.join("COMMIT"), commit())?;
@@ -214,7 +199,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
     let features: Vec<String> = (request.parts.iter())
         .flat_map(|part| {
-            let features = request.flavour.features(part).iter();
+            let features = features(part, request.tuned).into_iter();
             features.map(|feature| format!("{}/{feature}", part.package))
         })
         .collect();
@@ -252,11 +237,6 @@ fn executable(message: &str) -> Option<(String, PathBuf)> {
     Some((name.to_owned(), PathBuf::from(path)))
 }
 
-/// A JSON string's content after the mark; paths and names here hold nothing that JSON escapes.
-fn after<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
-    text.split_once(mark)?.1.split('"').next()
-}
-
 /// The shared libraries that a binary loads and that not every system has.
 ///
 /// # Errors
@@ -287,25 +267,15 @@ fn libraries(binary: &Path) -> Result<Vec<PathBuf>> {
 
 /// Every file of the archive, smallest first, below the directory that holds `dir`.
 fn by_size(dir: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for folder in [dir.to_path_buf(), dir.join("lib"), dir.join("bin")] {
-        let Ok(entries) = std::fs::read_dir(&folder) else {
-            continue;
-        };
-        for entry in entries.flatten() {
-            let size = entry.metadata().map_or(0, |m| m.len());
-            if entry.path().is_file() {
-                files.push((size, entry.path()));
-            }
-        }
-    }
-    files.sort();
     let parent = dir.parent().unwrap_or(dir);
-    let relative = |path: PathBuf| path.strip_prefix(parent).map(Path::to_path_buf);
-    files
-        .into_iter()
-        .map(|(_, path)| relative(path).map_err(|e| e.to_string()))
-        .collect()
+    let mut list = Command::new("find");
+    list.arg(dir.strip_prefix(parent).unwrap_or(dir))
+        .current_dir(parent);
+    let listing = read(list.args(["-type", "f"]))?;
+    let size = |file: &PathBuf| parent.join(file).metadata().map_or(0, |m| m.len());
+    let mut files: Vec<PathBuf> = listing.lines().map(PathBuf::from).collect();
+    files.sort_by_key(|file| (size(file), file.clone()));
+    Ok(files)
 }
 
 /// The commit that is packed, with a mark if the tree differs from it.
@@ -325,10 +295,6 @@ fn copy(from: &Path, to: &Path) -> Result {
     Ok(())
 }
 
-fn make_executable(path: &Path) -> Result {
-    run_command(Command::new("chmod").arg("+x").arg(path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,12 +306,13 @@ mod tests {
             Request::parse(&options)
         };
         let all = parse("").unwrap();
-        assert_eq!((all.parts.len(), all.flavour), (PARTS.len(), Flavour::Lean));
+        assert_eq!((all.parts.len(), all.tuned), (PARTS.len(), false));
         let some = parse("--only tests,bench --tuned --timings").unwrap();
         let names: Vec<_> = some.parts.iter().map(|part| part.name).collect();
         assert_eq!(names, ["tests", "bench"]);
-        assert_eq!(some.flavour, Flavour::Tuned);
         assert_eq!(some.cargo, ["--timings"]);
+        assert_eq!(some.directory(), "flash-dma-gpu-tuned");
+        assert!(features(&PARTS[0], some.tuned).contains(&"autotune"));
         assert!(some.packs("bench") && !some.packs("interop"));
         assert!(parse("--only").is_err());
         assert!(parse("--only test").unwrap_err().contains("tests"));

@@ -1,17 +1,6 @@
-//! `cargo xtask setup`: what a build of a CubeCL runtime needs beyond Rust and a C compiler.
-//!
-//! `cubecl-llvm` links LLVM (the CUDA and the CPU runtime both contain it) and finds it in a prefix that the build
-//! script of `tracel-llvm-bundler` fills from a GitHub release. Where that cannot be reached, the distribution's LLVM
-//! is used: the prefix then holds a two-line `llvm-config` that calls the distribution's. [`mod@plan`] decides from
-//! facts alone, [`facts`] looks at the machine.
+//! `cargo xtask setup`: what a build of a CubeCL runtime needs beyond Rust and a C compiler, by `setup.sh`.
 
-mod facts;
-mod plan;
-
-use crate::process::{Result, run as run_command, write_file};
-use facts::{gather, marker};
-use plan::{Llvm, Plan, Privilege, plan};
-use std::path::Path;
+use crate::process::{Result, read, read_file, root, run as run_command};
 use std::process::Command;
 
 /// The prerequisites of the command to run.
@@ -28,136 +17,253 @@ impl Needs {
     pub const BUILD: Self = Self { python: false };
 }
 
-/// A wrapper for the distribution's `llvm-config`. The latter names some system libraries by their absolute path, from
-/// which the bundler makes flags like `-llibz3`; as `-lz3` they pass through it unharmed.
-const LLVM_CONFIG_WRAPPER: &str = "\
-#!/bin/sh
-# Written by `cargo xtask setup`: the distribution's LLVM in place of the bundled one.
-# Absolute library paths become -l flags, which is what the bundler understands.
-llvm-config-VERSION \"$@\" | sed 's#/[^ ]*/lib\\([^/ ]*\\)\\.so#-l\\1#g'
-";
-
-/// Runs the command.
+/// Provides LLVM's libraries, a C++ compiler and what else is needed.
 ///
 /// # Errors
-/// When something is missing that cannot be installed from here: the text lists the commands.
+/// When something is missing that cannot be installed from here: the script lists the commands.
 pub fn run(needs: Needs) -> Result {
-    let facts = gather(needs)?;
-    let Plan {
-        llvm,
-        packages,
-        privilege,
-    } = plan(&facts)?;
-
-    if !packages.is_empty() {
-        install(&packages, privilege)?;
-    }
-    let prefix = facts.prefix.display();
-    match llvm {
-        Llvm::Keep => println!("setup: LLVM is in {prefix}; nothing to do"),
-        Llvm::Download => println!(
-            "setup: the build itself will download LLVM {} (once, to {prefix})",
-            facts.bundle_version
-        ),
-        Llvm::Distribution => {
-            write_prefix(&facts.prefix)?;
-            println!(
-                "setup: {prefix} now refers to the distribution's LLVM {}",
-                plan::DISTRIBUTION
-            );
-        }
-    }
-    Ok(())
+    let lock = read_file(&root().join("Cargo.lock"))?;
+    let mut llvm = script("llvm");
+    llvm.arg(bundler(&lock).ok_or("Cargo.lock has no package tracel-llvm-bundler")?);
+    run_command(llvm.args(needs.python.then_some("python")))
 }
 
 /// Installs a Vulkan loader and a driver that runs on the CPU, unless both a loader and a driver exist.
 ///
 /// # Errors
-/// When they are missing and cannot be installed from here: the text lists the commands.
+/// When they are missing and cannot be installed from here: the script lists the commands.
 pub fn vulkan() -> Result {
-    if facts::has_vulkan() {
-        println!("setup: there is a Vulkan driver; nothing to do");
-        return Ok(());
-    }
-    let packages = facts::missing(&VULKAN_PACKAGES);
-    install(&packages, facts::rights().to_install(&packages)?)
+    run_command(&mut script("vulkan"))
 }
 
-/// A browser that runs without a window: one of [`BROWSERS`], or else the distribution's Chromium, which is installed.
+/// A browser that runs without a window; the distribution's Chromium is installed if there is none.
 ///
 /// # Errors
-/// When there is none and it cannot be installed from here: the text lists the commands.
-pub fn browser() -> Result<&'static str> {
-    let found = || {
-        BROWSERS
-            .into_iter()
-            .find(|name| facts::runs(name, &["--version"]))
-    };
-    if let Some(browser) = found() {
-        return Ok(browser);
-    }
-    let privilege = facts::rights().to_install(&BROWSER_PACKAGES)?;
-    install(&BROWSER_PACKAGES, privilege)?;
-    found().ok_or_else(|| "Chromium is installed and does not run".into())
+/// When there is none and it cannot be installed from here: the script lists the commands.
+pub fn browser() -> Result<String> {
+    Ok(read(&mut script("browser"))?.trim().to_owned())
 }
 
-/// Browsers that take Chromium's options.
-const BROWSERS: [&str; 4] = [
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-];
+fn script(what: &str) -> Command {
+    let mut script = Command::new("sh");
+    script.arg(root().join("crates/xtask/src/setup/setup.sh"));
+    script.arg(what);
+    script
+}
 
-const BROWSER_PACKAGES: [&str; 1] = ["chromium"];
+/// The version of the bundler in a lock file.
+fn bundler(lock: &str) -> Option<&str> {
+    let (_, package) = lock.split_once("name = \"tracel-llvm-bundler\"\nversion = \"")?;
+    Some(package.split_once('"')?.0)
+}
 
-/// The loader, and Mesa's drivers: lavapipe among them, which needs no GPU.
-const VULKAN_PACKAGES: [&str; 2] = ["libvulkan1", "mesa-vulkan-drivers"];
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::write_file;
+    use std::path::{Path, PathBuf};
 
-fn install(packages: &[&str], privilege: Privilege) -> Result {
-    println!("setup: installing {}", packages.join(" "));
-    let apt = |args: &[&str]| {
-        let mut command = match privilege {
-            Privilege::Root => Command::new("apt-get"),
-            Privilege::Sudo => {
-                let mut sudo = Command::new("sudo");
-                sudo.args(["-n", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
-                sudo
+    /// A machine whose programs are those that the script needs and stand-ins.
+    struct Machine(PathBuf);
+
+    /// A Debian machine as root on which nothing can be downloaded and all packages are missing.
+    const DEBIAN: [(&str, &str); 5] = [
+        (
+            "apt-get",
+            "echo \"$@\" >>$HOME/apt; ln -sf llvm $HOME/bin/llvm-config-22",
+        ),
+        ("dpkg-query", "false"),
+        ("id", "echo 0"),
+        ("c++", "true"),
+        ("curl", "echo $4 >>$HOME/curl; false"),
+    ];
+
+    impl Machine {
+        fn new(name: &str) -> Self {
+            let home = std::env::temp_dir().join(format!("setup-{name}-{}", std::process::id()));
+            let machine = Self(home);
+            for tool in ["cat", "chmod", "grep", "ln", "mkdir", "sed", "uname"] {
+                machine.program(tool, &format!("PATH=/bin:/usr/bin; exec {tool} \"$@\""));
             }
-        };
-        command.env("DEBIAN_FRONTEND", "noninteractive").args(args);
-        run_command(&mut command)
-    };
-    let mut args = vec!["install", "-y", "-qq", "--no-install-recommends"];
-    args.extend(packages);
-    if apt(&args).is_ok() {
-        return Ok(());
-    }
-    println!("setup: trying again with fresh package lists");
-    let manual = || plan::manual(packages);
-    apt(&["update", "-qq"]).map_err(|e| format!("{e}\n{}", manual()))?;
-    apt(&args).map_err(|e| format!("{e}\n{}", manual()))
-}
+            machine.program("env", "shift; exec \"$@\"");
+            machine.program("llvm", "echo 22.1.0 /usr/lib/libz3.so");
+            for (name, body) in DEBIAN {
+                machine.program(name, body);
+            }
+            machine
+        }
 
-/// Writes the prefix that refers to the distribution's LLVM; the marker last, so that an interrupted
-/// run leaves a prefix that the next one completes.
-fn write_prefix(prefix: &Path) -> Result {
-    let wrapper = prefix.join("bin/llvm-config");
-    write_file(
-        &wrapper,
-        LLVM_CONFIG_WRAPPER.replace("VERSION", plan::DISTRIBUTION),
-    )?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755))
-            .map_err(|e| format!("cannot make {} executable: {e}", wrapper.display()))?;
+        fn program(&self, name: &str, body: &str) {
+            let file = self.0.join("bin").join(name);
+            write_file(&file, format!("#!/bin/sh\n{body}\n")).unwrap();
+            let mut chmod = Command::new("chmod");
+            run_command(chmod.arg("755").arg(file)).unwrap();
+        }
+
+        fn without(&self, name: &str) {
+            std::fs::remove_file(self.0.join("bin").join(name)).unwrap();
+        }
+
+        /// Whether the script succeeds, and what it says.
+        fn run(&self, args: &[&str]) -> (bool, String) {
+            let script = root().join("crates/xtask/src/setup/setup.sh");
+            let mut shell = Command::new("/bin/sh");
+            shell.arg(script).args(args).env_clear();
+            shell.env("PATH", self.0.join("bin")).env("HOME", &self.0);
+            let output = shell.output().unwrap();
+            let text = [output.stdout, output.stderr].concat();
+            (output.status.success(), String::from_utf8(text).unwrap())
+        }
+
+        fn prefix(&self) -> PathBuf {
+            self.0.join(".local/share/tracel/tracel-llvm-1")
+        }
+
+        /// What a stand-in has noted.
+        fn noted(&self, name: &str) -> String {
+            std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
+        }
     }
-    if !facts::works(&wrapper) {
-        return Err(format!(
-            "{} does not run; is llvm-config-22 in PATH?",
-            wrapper.display()
-        ));
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
     }
-    write_file(&marker(prefix), "")
+
+    fn marker(prefix: &Path) -> PathBuf {
+        prefix.join(".tracel-llvm-installed")
+    }
+
+    #[test]
+    fn the_distribution_serves_where_the_release_is_out_of_reach() {
+        let machine = Machine::new("distribution");
+        machine.program("c++", "false");
+        let (fine, said) = machine.run(&["llvm", "1"]);
+        assert!(
+            fine && said.contains("now refers to the distribution's LLVM 22"),
+            "{said}"
+        );
+        let packages = "--no-install-recommends llvm-22-dev libpolly-22-dev libzstd-dev libxml2-dev zlib1g-dev g++\n";
+        assert!(machine.noted("apt").ends_with(packages));
+        let config = machine.prefix().join("bin/llvm-config");
+        let mut config = Command::new(config);
+        let libraries = read(config.env("PATH", machine.0.join("bin"))).unwrap();
+        assert_eq!(libraries, "22.1.0 -lz3\n");
+
+        // A wrapper that works is kept, and what linking lacks is installed.
+        machine.program("c++", "true");
+        machine.program(
+            "dpkg-query",
+            "[ $3 = libzstd-dev ] || echo install ok installed",
+        );
+        let (fine, said) = machine.run(&["llvm", "1"]);
+        assert!(fine && said.ends_with("nothing to do\n"), "{said}");
+        assert!(machine.noted("apt").ends_with("-recommends libzstd-dev\n"));
+        machine.without("apt-get");
+        assert!(machine.run(&["llvm", "1"]).0);
+
+        // One whose packages were removed is completed.
+        machine.without("llvm-config-22");
+        let (fine, said) = machine.run(&["llvm", "1"]);
+        assert!(
+            !fine && said.contains("there is no apt-get here."),
+            "{said}"
+        );
+        machine.program("apt-get", DEBIAN[0].1);
+        assert!(machine.run(&["llvm", "1"]).0);
+        assert_eq!(machine.noted("curl").lines().count(), 1);
+    }
+
+    #[test]
+    fn the_release_comes_before_the_distribution() {
+        let machine = Machine::new("release");
+        machine.program("curl", "[ ${4##*/download/} = v1/linux-x64.tar.xz ]");
+        machine.program("uname", "echo Linux");
+        let (fine, said) = machine.run(&["llvm", "1"]);
+        assert!(
+            fine && said.contains("the build itself will download LLVM 1"),
+            "{said}"
+        );
+        assert_eq!(machine.noted("apt"), "");
+        assert!(!machine.prefix().exists());
+    }
+
+    #[test]
+    fn what_cannot_be_installed_is_told_with_its_commands() {
+        let machine = Machine::new("user");
+        machine.program("id", "echo 1000");
+        machine.program("sudo", "false");
+        let (fine, said) = machine.run(&["llvm", "1", "python"]);
+        assert!(
+            !fine && said.contains("this is not root, and sudo wants a password."),
+            "{said}"
+        );
+        let command = "sudo apt-get update && sudo apt-get install -y llvm-22-dev libpolly-22-dev libzstd-dev \
+                       libxml2-dev zlib1g-dev python3-venv\n";
+        assert!(
+            said.contains(command) && said.contains("apt.llvm.org"),
+            "{said}"
+        );
+        machine.program("sudo", "echo \"$@\" >>$HOME/sudo");
+        machine.program("llvm-config-22", "echo 22");
+        assert!(machine.run(&["llvm", "1", "python"]).0);
+        assert!(machine.noted("sudo").contains("apt-get install -y"));
+    }
+
+    #[test]
+    fn a_foreign_prefix_is_kept_if_it_works_and_never_overwritten() {
+        let machine = Machine::new("foreign");
+        let prefix = machine.prefix();
+        write_file(&marker(&prefix), "").unwrap();
+        let config = prefix.join("bin/llvm-config");
+        for half in ["", "not a program"] {
+            let (fine, said) = machine.run(&["llvm", "1"]);
+            assert!(
+                !fine && said.contains(&format!("rm -r '{}'", prefix.display())),
+                "{said}"
+            );
+            write_file(&config, half).unwrap();
+        }
+        machine.program(
+            "../.local/share/tracel/tracel-llvm-1/bin/llvm-config",
+            "echo 23",
+        );
+        machine.without("apt-get");
+        let (fine, said) = machine.run(&["llvm", "1"]);
+        assert!(fine && said.ends_with("nothing to do\n"), "{said}");
+        std::fs::remove_file(marker(&prefix)).unwrap();
+        assert!(!machine.run(&["llvm", "1"]).0);
+    }
+
+    #[test]
+    fn a_browser_is_named_and_a_driver_is_installed() {
+        let machine = Machine::new("browser");
+        let (fine, said) = machine.run(&["browser"]);
+        assert!(
+            !fine && said.ends_with("Chromium is installed and does not run\n"),
+            "{said}"
+        );
+        machine.program("google-chrome", "true");
+        let named = "google-chrome\n".to_owned();
+        assert_eq!(machine.run(&["browser"]), (true, named));
+        assert!(machine.run(&["vulkan"]).0);
+        assert!(
+            machine
+                .noted("apt")
+                .ends_with("libvulkan1 mesa-vulkan-drivers\n")
+        );
+    }
+
+    #[test]
+    fn the_lock_file_names_the_bundler() {
+        let lock = "[[package]]\nname = \"tracel-llvm\"\nversion = \"1.0.0\"\n\n[[package]]\n\
+                    name = \"tracel-llvm-bundler\"\nversion = \"23.1.0-4\"\nsource = \"registry\"\n";
+        assert_eq!(bundler(lock), Some("23.1.0-4"));
+        assert_eq!(
+            bundler("[[package]]\nname = \"tracel\"\nversion = \"1\"\n"),
+            None
+        );
+        assert!(bundler(&read_file(&root().join("Cargo.lock")).unwrap()).is_some());
+    }
 }

@@ -1,12 +1,9 @@
 //! `cargo xtask tidy`: the house rules that no other tool checks.
 
-mod empty;
 mod links;
-mod loops;
-mod programs;
+mod targets;
 
-use crate::mutants;
-use crate::process::{Result, read_file, root};
+use crate::process::{Result, cargo, read, read_file, root};
 use std::path::{Path, PathBuf};
 
 /// Checks the rules.
@@ -16,78 +13,89 @@ use std::path::{Path, PathBuf};
 pub fn run() -> Result {
     let root = root();
     let files = files(&root)?;
-    let mut faults = mutants::faults(&root);
-    programs::faults(&root.join("examples"), &mut faults)?;
+    let (mut faults, mut sources) = (Vec::new(), Vec::new());
     for path in &files {
-        let name = path
-            .strip_prefix(&root)
-            .unwrap_or(path)
-            .display()
-            .to_string();
+        let name = path.strip_prefix(&root).unwrap_or(path);
+        let name = name.display().to_string();
         match path.extension().and_then(|e| e.to_str()) {
             Some("rs") => {
                 let text = read_file(path)?;
-                source_faults(&name, &text, &mut faults);
-                loops::faults(&name, &text, &mut faults);
+                loop_faults(&name, &text, &mut faults);
+                sources.push((path.clone(), text));
             }
             Some("md") => links::faults(path, &read_file(path)?, &name, &mut faults),
-            Some("toml") if path.ends_with("Cargo.toml") && *path != root.join("Cargo.toml") => {
+            Some("toml") if path.ends_with("Cargo.toml") => {
                 let text = read_file(path)?;
-                manifest_faults(&name, &text, &mut faults);
-                let dir = path.parent().unwrap_or(&root);
-                empty::faults(dir, &text, &name, &mut faults)?;
+                if !text.contains("[lints]\nworkspace = true") && !text.contains("[workspace]") {
+                    faults.push(format!("{name}: does not take the workspace's lints"));
+                }
             }
             _ => {}
         }
     }
+    let metadata = read(&mut cargo([
+        "metadata",
+        "--no-deps",
+        "--format-version",
+        "1",
+    ]))?;
+    faults.extend(targets::faults(&metadata, &sources));
     if faults.is_empty() {
         println!("tidy: {} files follow the house rules", files.len());
-        Ok(())
-    } else {
-        Err(format!("house rules broken:\n  {}", faults.join("\n  ")))
+        return Ok(());
     }
+    Err(format!("house rules broken:\n  {}", faults.join("\n  ")))
 }
 
-/// The faults of a Rust file.
-fn source_faults(name: &str, text: &str, faults: &mut Vec<String>) {
-    for (number, line) in text.lines().enumerate() {
-        let code = line.split("//").next().unwrap_or_default();
-        // Written in parts, so that this file passes.
-        for leftover in ["todo", "unimplemented", "dbg"].map(|word| format!("{word}!(")) {
-            if code.contains(&leftover) {
-                faults.push(format!("{name}:{}: {leftover}..)", number + 1));
+/// The folders of the passes on tensor cores, whose main loops are each read in one sitting.
+const KERNELS: [&str; 4] = [
+    "crates/flash-dma-kernels/src/forward/mma.rs",
+    "crates/flash-dma-kernels/src/forward/wgmma.rs",
+    "crates/flash-dma-kernels/src/backward/dq/",
+    "crates/flash-dma-kernels/src/backward/dkdv/",
+];
+
+/// The most lines of a loop there, from its head to its closing brace.
+const LIMIT: usize = 60;
+
+/// Adds the loops that are too long. Code is formatted by rustfmt, so the line that closes a loop is the first one after
+/// it with a brace at its indentation.
+fn loop_faults(name: &str, text: &str, faults: &mut Vec<String>) {
+    if !KERNELS.iter().any(|kernels| name.starts_with(kernels)) {
+        return;
+    }
+    let lines: Vec<_> = text.lines().collect();
+    for (number, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let mut heads = ["for ", "while ", "loop "].iter();
+        if heads.any(|head| code.starts_with(head)) {
+            let close = format!("{}}}", &line[..line.len() - code.len()]);
+            let rest = lines[number..].iter();
+            let length = rest.take_while(|line| **line != close).count() + 1;
+            if length > LIMIT {
+                faults.push(format!(
+                    "{name}:{}: a loop of {length} lines, {LIMIT} are the most",
+                    number + 1
+                ));
             }
         }
-    }
-}
-
-/// The faults of a crate's manifest.
-fn manifest_faults(name: &str, text: &str, faults: &mut Vec<String>) {
-    if !text.contains("[lints]\nworkspace = true") {
-        faults.push(format!("{name}: does not take the workspace's lints"));
     }
 }
 
 /// The repository's files, in order, without hidden files and build outputs.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    let mut dirs = vec![dir.to_path_buf()];
-    while let Some(dir) = dirs.pop() {
-        let entries = std::fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        for entry in entries {
-            let entry = entry.map_err(|e| format!("{}: {e}", dir.display()))?;
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with('.')
-                || ["target", "runs", "gpu-pack", "__pycache__"].contains(&&*name)
-            {
-                continue;
-            }
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => dirs.push(entry.path()),
-                Ok(kind) if kind.is_file() => files.push(entry.path()),
-                _ => {}
-            }
+    let entries = std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    for entry in entries {
+        let path = entry.map_err(|e| format!("{}: {e}", dir.display()))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') || ["target", "runs", "gpu-pack", "__pycache__"].contains(&&*name)
+        {
+            continue;
+        }
+        match path.is_dir() && !path.is_symlink() {
+            true => files.extend(self::files(&path)?),
+            false => files.push(path),
         }
     }
     files.sort();
@@ -99,10 +107,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leftovers_and_long_files_are_found() {
-        let mut faults = Vec::new();
-        let leftover = ["fn a() { to", "do!() } // to", "do!() in a comment"].concat();
-        source_faults("a.rs", &format!("\n{leftover}\n"), &mut faults);
-        assert_eq!(faults, [["a.rs:2: to", "do!(..)"].concat()]);
+    fn loops_are_measured_to_their_closing_brace() {
+        let of_length = |lines: usize, file: &str| {
+            let body = "        g();\n".repeat(lines - 2);
+            let text = format!("fn f() {{\n    for n in 0..2 {{\n{body}    }}\n}}\n");
+            let mut found = Vec::new();
+            loop_faults(file, &text, &mut found);
+            found
+        };
+        assert!(of_length(LIMIT, KERNELS[0]).is_empty());
+        let found = of_length(LIMIT + 1, KERNELS[0]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("mma.rs:2: a loop of 61 lines"));
+        // Other files may loop as long as they like.
+        assert!(of_length(LIMIT + 1, "crates/xtask/src/main.rs").is_empty());
     }
 }
