@@ -25,9 +25,10 @@ Usage: cargo xtask <command>
                    (Burn's Flex backend); needs Rust and a C compiler, nothing else.
   new DIR          An empty crate that depends on this checkout, with the README's example as its
                    program, and run it.
-  test [--fast]    All checks: setup, format, house rules, spelling, dependencies, clippy, tests,
-                   documentation, book, release, a new crate, generated CUDA code. --fast leaves out what
-                   comes after the tests.
+  test [--full]    What every change passes: setup, format, house rules, spelling, reports, clippy, tests, generated
+                   CUDA code that changed. --full: what this leaves out, which CI runs behind it: licences and
+                   sources of the dependencies, documentation, the tests of tests/long.txt, the book, a dry run
+                   of the release, the program of a new crate, the workspace `lab`, all generated CUDA code.
   test-vulkan [--spirv]
                    The kernels' tests on Vulkan, through wgpu and WGSL: on Mesa's driver for CPUs, which
                    is installed if there is no driver. --spirv compiles them as the feature `vulkan`

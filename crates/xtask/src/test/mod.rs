@@ -26,7 +26,7 @@ const SETUP: Step = Step {
 
 /// What every change passes. Each step selects the whole workspace with its default features, so that the dependencies are
 /// resolved one way: tests and code generation share one set of their libraries.
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     SETUP,
     Step {
         name: "format",
@@ -46,6 +46,11 @@ const STEPS: [Step; 8] = [
     Step {
         name: "reports",
         run: reports,
+        builds: false,
+    },
+    Step {
+        name: "new crate",
+        run: new_crate::check,
         builds: false,
     },
     Step {
@@ -109,8 +114,8 @@ const FULL_STEPS: [Step; 9] = [
         builds: false,
     },
     Step {
-        name: "new crate",
-        run: new_crate::check,
+        name: "program of a new crate",
+        run: new_crate::check_run,
         builds: false,
     },
     Step {
@@ -120,7 +125,7 @@ const FULL_STEPS: [Step; 9] = [
     },
     Step {
         name: "all generated code",
-        run: || codegen::run(&["--fresh".into()]),
+        run: || codegen::run(&["--full".into()]),
         builds: true,
     },
 ];
