@@ -15,7 +15,7 @@ use train_text::model::TextModel;
 use train_text::report::{self, CorpusFacts, Plan};
 use train_text::{checkpoints, train};
 
-use crate::cli::Cli;
+use crate::Cli;
 
 /// A model and what it was trained with.
 pub struct Trained {
@@ -24,10 +24,6 @@ pub struct Trained {
 }
 
 /// The model of `--checkpoint`, or of `--out`, which is trained first if there is none.
-///
-/// # Errors
-///
-/// [`Error`] if the device is not there, or a checkpoint is asked for and cannot be used.
 pub fn open(cli: &Cli, corpus: &Corpus) -> Result<Trained, Error> {
     let name = cli.device.unwrap_or(DeviceName::Flex);
     let dtype = cli.dtype.unwrap_or(match name {
@@ -68,10 +64,8 @@ fn load(dir: &Path, dtype: DtypeName, device: &Device) -> Result<Option<Trained>
         reason,
     };
     let record = ModuleRecord::load(&path).map_err(|error| unusable(error.to_string()))?;
-    let model = settings.model().init(device);
-    let model = model
-        .try_load_record(record)
-        .map_err(|error| unusable(error.to_string()))?;
+    let model = settings.model().init(device).try_load_record(record);
+    let model = model.map_err(|error| unusable(error.to_string()))?;
     Ok(Some(Trained { model, settings }))
 }
 
@@ -83,20 +77,11 @@ fn fit(
     device: &Device,
 ) -> Result<(), Error> {
     let out = &cli.out;
-    let (steps, evaluations) = (cli.steps.to_string(), cli.steps.clamp(1, 10).to_string());
-    let options = [
-        "train-text",
-        "--demo",
-        "--device",
-        device_name,
-        "--dtype",
-        dtype,
-        "--steps",
-        &steps,
-        "--evaluations",
-        &evaluations,
-    ];
-    let settings = Settings::new(&TrainCli::parse_from(options))?;
+    let (steps, evaluations) = (cli.steps, cli.steps.clamp(1, 10));
+    let options = format!(
+        "train-text --demo --device {device_name} --dtype {dtype} --steps {steps} --evaluations {evaluations}"
+    );
+    let settings = Settings::new(&TrainCli::parse_from(options.split(' ')))?;
     let plan = Plan {
         corpus: CorpusFacts::of(corpus),
         settings: settings.clone(),
@@ -105,17 +90,9 @@ fn fit(
     std::fs::create_dir_all(out).map_err(Error::io(out))?;
     report::write_plan(out, &plan)?;
     let text = Arc::new(Text::split(corpus.clone(), settings.seq)?);
-    let run = train::train(
-        &settings,
-        "sparse",
-        &text,
-        device,
-        &out.join("sparse"),
-        false,
-    )?;
-    println!(
-        "{}",
-        report::summary(&run.curve, plan.corpus.unigram_entropy)
-    );
+    let run = out.join("sparse");
+    let run = train::train(&settings, "sparse", &text, device, &run, false)?;
+    let summary = report::summary(&run.curve, plan.corpus.unigram_entropy);
+    println!("{summary}");
     Ok(())
 }
