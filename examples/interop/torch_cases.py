@@ -378,7 +378,7 @@ def run(device, directory, seed):
     files = sorted(str(path) for path in cases_directory.glob("*.safetensors"))
     features = ["--no-default-features", "--features", device]
     command = ["cargo", "run", "--release", "-p", "interop", *features, "--"]
-    arguments = ["--device", device, "--repeats", "0", "--out", str(results), *files]
+    arguments = ["--device", device, "--out", str(results), *files]
     subprocess.run([*command, *arguments], check=True)
     return compare(cases_directory, results)
 

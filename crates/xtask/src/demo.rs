@@ -3,15 +3,8 @@
 use crate::process::{Result, cargo, run as run_command};
 use std::time::Instant;
 
-/// A program of the tutorial, in a profile that optimises only what the demo's time depends on.
-const PROGRAM: [&str; 6] = [
-    "--profile",
-    "demo",
-    "--package",
-    "tutorial",
-    "--bin",
-    "demo",
-];
+/// The tutorial's programs, in a profile that optimises only what the demo's time depends on.
+const PROGRAMS: [&str; 4] = ["--profile", "demo", "--package", "tutorial"];
 
 /// Builds and runs the demo; options are passed on.
 ///
@@ -23,9 +16,9 @@ pub fn run(options: &[String]) -> Result {
          The pictures go to runs/demo/.\n"
     );
     let start = Instant::now();
-    run_command(cargo(["build"]).args(PROGRAM))?;
+    run_command(cargo(["build"]).args(PROGRAMS))?;
     println!("demo: built in {:.0} s\n", start.elapsed().as_secs_f64());
 
     let mut demo = cargo(["run", "--quiet"]);
-    run_command(demo.args(PROGRAM).arg("--").args(options))
+    run_command(demo.args(PROGRAMS).args(["--", "demo"]).args(options))
 }

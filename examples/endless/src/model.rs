@@ -16,7 +16,7 @@ use train_text::error::Error;
 use train_text::report::{self, CorpusFacts, Plan};
 use train_text::train::{self, Student};
 
-use crate::cli::Cli;
+use crate::Cli;
 
 /// A model and what it was trained with.
 pub struct Trained {
@@ -25,10 +25,6 @@ pub struct Trained {
 }
 
 /// The model of `--checkpoint`, or of `--out`, which is trained first if there is none.
-///
-/// # Errors
-///
-/// [`Error`] if the device is not there, or a checkpoint is asked for and cannot be used.
 pub fn open(cli: &Cli, corpus: &Corpus) -> Result<Trained, Error> {
     let name = cli.device.unwrap_or(DeviceName::Flex);
     let dtype = cli.dtype.unwrap_or(match name {
@@ -84,20 +80,11 @@ fn fit(
     device: &Device,
 ) -> Result<(), Error> {
     let out = &cli.out;
-    let (steps, evaluations) = (cli.steps.to_string(), cli.steps.clamp(1, 10).to_string());
-    let options = [
-        "train-text",
-        "--demo",
-        "--device",
-        device_name,
-        "--dtype",
-        dtype,
-        "--steps",
-        &steps,
-        "--evaluations",
-        &evaluations,
-    ];
-    let settings = Settings::new(&TrainCli::parse_from(options))?;
+    let (steps, evaluations) = (cli.steps, cli.steps.clamp(1, 10));
+    let options = format!(
+        "train-text --demo --device {device_name} --dtype {dtype} --steps {steps} --evaluations {evaluations}"
+    );
+    let settings = Settings::new(&TrainCli::parse_from(options.split(' ')))?;
     let plan = Plan {
         corpus: CorpusFacts::of(corpus),
         settings: settings.clone(),
@@ -106,17 +93,9 @@ fn fit(
     std::fs::create_dir_all(out).map_err(Error::io(out))?;
     report::write_plan(out, &plan)?;
     let text = Arc::new(Text::split(corpus.clone(), settings.seq)?);
-    let run = train::train(
-        &settings,
-        "sparse",
-        &text,
-        device,
-        &out.join("sparse"),
-        false,
-    )?;
-    println!(
-        "{}",
-        report::summary(&run.curve, plan.corpus.unigram_entropy)
-    );
+    let run = out.join("sparse");
+    let run = train::train(&settings, "sparse", &text, device, &run, false)?;
+    let summary = report::summary(&run.curve, plan.corpus.unigram_entropy);
+    println!("{summary}");
     Ok(())
 }

@@ -10,14 +10,8 @@ use train_text::error::Error;
 use train_text::generate::{Generator, draw, sampler};
 use train_text::sample::printable;
 
-use crate::cli::Cli;
+use crate::Cli;
 use crate::model::{self, Trained};
-
-/// A stop is at 4 times the context of the one before.
-const GROWTH: usize = 4;
-
-/// Bytes of the corpus that are read first, unless `--prompt` is given.
-const PROMPT_BYTES: usize = 256;
 
 /// What is measured at a stop.
 #[derive(Debug, Serialize)]
@@ -37,22 +31,15 @@ struct Stop {
 }
 
 /// Reads and writes up to the context that was asked for.
-///
-/// # Errors
-///
-/// [`Error`] if the options, the text, the device or the checkpoint cannot be used.
 pub fn run(cli: &Cli) -> Result<(), Error> {
-    cli.check()?;
     let corpus = match &cli.data {
         Some(path) => Corpus::read(path)?,
         None => Corpus::own_repository()?,
     };
     let Trained { model, settings } = model::open(cli, &corpus)?;
-    let json = cli.json.as_ref();
-    let mut json = json
-        .map(File::create)
-        .transpose()
-        .map_err(Error::io(cli.json.clone().unwrap_or_default()))?;
+    let json_error = || Error::io(cli.json.clone().unwrap_or_default());
+    let json = cli.json.as_ref().map(File::create).transpose();
+    let mut json = json.map_err(json_error())?;
     println!(
         "{} layers of {} kv heads, window {}, {}; trained on contexts of {} bytes. Further on attention is as exact \
          and as fast, but the text is only as good as that training: it never saw such positions, nor \
@@ -65,20 +52,22 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     );
 
     let mut generator = Generator::new(&model)?;
-    warm_up(&mut generator, cli.chunk)?;
+    // Compiles what reading and writing launch, so that it is not part of the times.
+    for count in [cli.chunk, 1, 1, cli.chunk] {
+        generator.read(&vec![b' '; count])?;
+    }
+    generator.reset();
     let mut session = Session {
         generator,
-        reader: Reader {
-            bytes: &corpus.bytes,
-            at: 0,
-        },
+        corpus: &corpus.bytes,
+        at: 0,
         logits: Vec::new(),
         drawn: 0,
         cli,
     };
     match &cli.prompt {
         Some(prompt) => session.logits = session.generator.read(prompt.as_bytes())?,
-        None => session.read_to(PROMPT_BYTES.min(cli.context))?,
+        None => session.read_to(256.min(cli.context))?,
     }
     println!(
         "   context |  read B/s | written | ms/byte | bytes/s | cache bytes | device MiB in use, reserved"
@@ -92,11 +81,10 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         }
         let seconds = start.elapsed().as_secs_f64();
         let context = session.generator.context();
-        let times = if cli.write_only {
-            session.write(target.min(cli.context).saturating_sub(context))?
-        } else {
-            session.write(cli.write)?
-        };
+        let times = session.write(match cli.write_only {
+            true => target.min(cli.context).saturating_sub(context),
+            false => cli.write,
+        })?;
         let stop = Stop {
             context,
             read_per_second: (context > before).then(|| (context - before) as f64 / seconds),
@@ -108,28 +96,21 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         println!("{}", row(&stop));
         if let Some(file) = &mut json {
             let line = serde_json::to_string(&stop).expect("a stop's keys are strings");
-            writeln!(file, "{line}").map_err(Error::io(cli.json.clone().unwrap_or_default()))?;
+            writeln!(file, "{line}").map_err(json_error())?;
         }
         if session.generator.context() >= cli.context {
             return Ok(());
         }
-        target = target.max(context) * GROWTH;
+        target = 4 * target.max(context);
     }
-}
-
-/// Compiles what reading and writing launch, so that it is not part of the times.
-fn warm_up(generator: &mut Generator, chunk: usize) -> Result<(), Error> {
-    for count in [chunk, 1, 1, chunk] {
-        generator.read(&vec![b' '; count])?;
-    }
-    generator.reset();
-    Ok(())
 }
 
 /// A model in the middle of a text.
 struct Session<'a> {
     generator: Generator,
-    reader: Reader<'a>,
+    /// Read over and over, from `at` on.
+    corpus: &'a [u8],
+    at: usize,
     /// Of the byte that follows the last one.
     logits: Vec<f32>,
     /// Bytes that have been drawn.
@@ -143,11 +124,12 @@ impl Session<'_> {
         let mut last = None;
         while self.generator.context() < target {
             let count = (target - self.generator.context()).min(self.cli.chunk);
-            let chunk = self.reader.next(count);
+            let chunk = self.corpus.iter().cycle().skip(self.at).take(count);
+            let chunk: Vec<u8> = chunk.copied().collect();
+            self.at = (self.at + count) % self.corpus.len();
             last = Some(self.generator.enqueue(&chunk)?);
         }
-        if let Some(logits) = last {
-            let logits = logits.try_into_vec_as::<f32>();
+        if let Some(logits) = last.map(|logits| logits.try_into_vec_as::<f32>()) {
             self.logits = logits.expect("the logits can be read");
         }
         Ok(())
@@ -157,14 +139,8 @@ impl Session<'_> {
     fn write(&mut self, count: usize) -> Result<Vec<f64>, Error> {
         let mut times = Vec::with_capacity(count);
         let mut text = Vec::new();
-        let Cli {
-            seed,
-            temperature,
-            top_k,
-            top_p,
-            ..
-        } = *self.cli;
-        let sampler = sampler(seed, temperature, top_k, top_p)?;
+        let cli = self.cli;
+        let sampler = sampler(cli.seed, cli.temperature, cli.top_k, cli.top_p)?;
         for _ in 0..count {
             let start = Instant::now();
             let byte = draw(&sampler, &self.logits, self.drawn)?;
@@ -191,21 +167,6 @@ fn stream(text: &[u8]) {
     std::io::stdout().flush().ok();
 }
 
-/// The corpus over and over.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl Reader<'_> {
-    fn next(&mut self, count: usize) -> Vec<u8> {
-        let next = self.bytes.iter().cycle().skip(self.at).take(count);
-        let next = next.copied().collect();
-        self.at = (self.at + count) % self.bytes.len();
-        next
-    }
-}
-
 fn median(mut times: Vec<f64>) -> Option<f64> {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).map(|seconds| seconds * 1e3)
@@ -215,19 +176,19 @@ fn row(stop: &Stop) -> String {
     let number = |value: Option<f64>, digits: usize| {
         value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
     };
-    let mebibytes = |[in_use, reserved]: [u64; 2]| {
-        let [in_use, reserved] = [in_use, reserved].map(|bytes| bytes as f64 / f64::from(1 << 20));
-        format!("{in_use:.1}, {reserved:.1}")
-    };
-    let device = stop.device_bytes.map_or_else(|| "-".into(), mebibytes);
+    let device = stop.device_bytes.map(|bytes| {
+        let [used, reserved] = bytes.map(|bytes| bytes as f64 / f64::from(1 << 20));
+        format!("{used:.1}, {reserved:.1}")
+    });
     let per_second = stop.milliseconds_a_byte.map(|time| 1e3 / time);
     format!(
-        "{:>10} | {:>9} | {:>7} | {:>7} | {:>7} | {:>11} | {device}",
+        "{:>10} | {:>9} | {:>7} | {:>7} | {:>7} | {:>11} | {}",
         stop.context,
         number(stop.read_per_second, 0),
         stop.written,
         number(stop.milliseconds_a_byte, 3),
         number(per_second, 0),
-        stop.cache_bytes
+        stop.cache_bytes,
+        device.unwrap_or_else(|| "-".into())
     )
 }

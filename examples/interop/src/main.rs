@@ -9,20 +9,21 @@
 //! f32 and `intervals` in i32. `torch_cases.py` makes cases and compares results with PyTorch.
 
 mod case;
-mod error;
-mod result;
 mod run;
 
+use std::collections::HashMap;
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn::prelude::*;
-use burn::tensor::FloatDType;
-use clap::{Parser, ValueEnum};
+use burn::tensor::{DType, FloatDType};
+use clap::Parser;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 
 use case::Case;
-use error::Error;
 
 /// Runs attention cases from safetensors files and writes the results to others.
 #[derive(Debug, Parser)]
@@ -31,72 +32,27 @@ struct Cli {
     /// Case files.
     #[arg(required = true, value_name = "CASE")]
     cases: Vec<PathBuf>,
-    /// Device to run on.
-    #[arg(long, value_enum, default_value = "flex")]
-    device: DeviceName,
+    /// Device to run on: flex, cuda, cpu or wgpu, each a feature of its name.
+    #[arg(long, default_value = "flex")]
+    device: String,
     /// Element type the inputs are cast to: f32, f16 or bf16 [default: the case's].
     #[arg(long)]
     dtype: Option<String>,
     /// Directory of the results.
     #[arg(long, value_name = "DIR", default_value = "runs/interop")]
     out: PathBuf,
-    /// Timed runs after the first one.
-    #[arg(long, default_value_t = 3)]
-    repeats: usize,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DeviceName {
-    Flex,
-    Cuda,
-    Cpu,
-    Wgpu,
-}
-
-impl DeviceName {
-    fn open(self) -> Result<Device, String> {
-        let missing = match self {
-            #[cfg(feature = "flex")]
-            Self::Flex => return Ok(Device::flex()),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => return Ok(Device::cuda(0)),
-            #[cfg(feature = "cpu")]
-            Self::Cpu => return Ok(Device::cpu()),
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu => return Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
-            #[cfg(not(feature = "flex"))]
-            Self::Flex => "flex",
-            #[cfg(not(feature = "cuda"))]
-            Self::Cuda => "cuda",
-            #[cfg(not(feature = "cpu"))]
-            Self::Cpu => "cpu",
-            #[cfg(not(feature = "wgpu"))]
-            Self::Wgpu => "wgpu",
-        };
-        #[allow(unreachable_code, reason = "with all features no device is missing")]
-        Err(format!(
-            "--device {missing} is not compiled in: build with --features {missing}"
-        ))
-    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let device = match cli.device.open() {
+    let ready = fs::create_dir_all(&cli.out).map_err(|e| format!("{}: {e}", cli.out.display()));
+    let device = match ready.and_then(|()| open(&cli.device)) {
         Ok(device) => device,
         Err(message) => {
             eprintln!("interop: {message}");
             return ExitCode::from(2);
         }
     };
-    if let Err(error) = fs::create_dir_all(&cli.out) {
-        eprintln!("interop: {}: {error}", cli.out.display());
-        return ExitCode::from(2);
-    }
-    println!(
-        "{:<32} {:>5} {:>22} {:>22}",
-        "case", "dtype", "cold fwd + bwd, ms", "warm fwd + bwd, ms"
-    );
     let mut failed = 0;
     for path in &cli.cases {
         if let Err(error) = run_file(path, &device, &cli) {
@@ -111,43 +67,51 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn run_file(path: &Path, device: &Device, cli: &Cli) -> Result<(), Error> {
-    let case = Case::read(path)?;
-    let name = cli
-        .dtype
-        .as_ref()
-        .or(case.options.dtype.as_ref())
-        .map_or("f32", String::as_str);
-    let outcome = run::run(&case, device, dtype(name)?, cli.repeats)?;
-    let file = path
-        .file_name()
-        .ok_or_else(|| Error::Io("no file name".into()))?;
-    result::write(&cli.out.join(file), &outcome, name)?;
-    let times = |times: run::Times| {
-        let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
-        format!(
-            "{:.3} + {:.3}",
-            milliseconds(times.forward),
-            milliseconds(times.backward)
-        )
-    };
-    let stem = path.file_stem().unwrap_or(file).to_string_lossy();
-    println!(
-        "{stem:<32} {name:>5} {:>22} {:>22}",
-        times(outcome.cold),
-        times(outcome.warm)
-    );
-    Ok(())
-}
-
-fn dtype(name: &str) -> Result<FloatDType, Error> {
+fn open(name: &str) -> Result<Device, String> {
     match name {
-        "f32" => Ok(FloatDType::F32),
-        "f16" => Ok(FloatDType::F16),
-        "bf16" => Ok(FloatDType::BF16),
-        other => Err(Error::UnknownDtype(other.to_string())),
+        #[cfg(feature = "flex")]
+        "flex" => Ok(Device::flex()),
+        #[cfg(feature = "cuda")]
+        "cuda" => Ok(Device::cuda(0)),
+        #[cfg(feature = "cpu")]
+        "cpu" => Ok(Device::cpu()),
+        #[cfg(feature = "wgpu")]
+        "wgpu" => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+        other => Err(format!(
+            "--device {other} is not compiled in: flex, cuda, cpu and wgpu are features"
+        )),
     }
 }
 
-#[cfg(all(test, feature = "flex"))]
-mod tests;
+fn run_file(path: &Path, device: &Device, cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let case = Case::read(path)?;
+    let name = cli.dtype.as_ref().or(case.options.dtype.as_ref());
+    let name = name.map_or("f32", String::as_str);
+    let dtype = match name {
+        "f32" => FloatDType::F32,
+        "f16" => FloatDType::F16,
+        "bf16" => FloatDType::BF16,
+        other => return Err(format!("unknown dtype {other}: f32, f16 or bf16").into()),
+    };
+    let results = run::run(&case, device, dtype)?;
+    let file = cli.out.join(path.file_name().ok_or("no file name")?);
+    write(&file, &results, name)?;
+    println!("{name:>4}  {}", file.display());
+    Ok(())
+}
+
+/// Writes the results of a case; the metadata says which element type computed them.
+fn write(path: &Path, results: &run::Results, dtype: &str) -> Result<(), Box<dyn Error>> {
+    let mut views = Vec::with_capacity(results.len());
+    for (name, data) in results {
+        let dtype = match data.dtype() {
+            DType::I32 => Dtype::I32,
+            _ => Dtype::F32,
+        };
+        // The format is little-endian, and so is every device Burn runs on.
+        let view = TensorView::new(dtype, data.shape().to_vec(), data.as_bytes())?;
+        views.push((*name, view));
+    }
+    let metadata = HashMap::from([("dtype".to_string(), dtype.to_string())]);
+    Ok(safetensors::serialize_to_file(views, Some(metadata), path)?)
+}

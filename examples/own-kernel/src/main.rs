@@ -1,156 +1,86 @@
-//! Runs the kernel: the keys with the greatest mass, the comparison with f64, and the time of a launch.
-//!
-//! ```text
-//! cargo run -p own-kernel -- --device cpu --length 256 --window 32
-//! cargo run --release -p own-kernel --no-default-features --features cuda -- --device cuda --length 32768 --window 2048
-//! ```
+//! Runs the kernel; `--help` says with what. The book's chapter has the command for a GPU.
 
-use cubecl::Device;
-use cubecl::client::Client;
+use clap::Parser;
 use flash_dma_kernels::{AttentionOptions, ElementType, Problem};
 use flash_dma_problem::cost::active_pairs;
 use flash_dma_reference::compare::compare_by;
 use flash_dma_reference::generate::{self, Scores};
-use own_kernel::forward::forward_pass;
-use own_kernel::launch::attention_mass;
-use own_kernel::oracle;
-use own_kernel::tensors::{download, empty};
-use own_kernel::timing::time;
+use own_kernel::{attention_mass, blueprint, exact_mass, forward_pass};
+use raw_kernels::{Kind, download, empty, time};
 use std::error::Error;
-use std::process::ExitCode;
 
-/// Problems of more tokens are not compared with f64, which would take minutes.
-const MOST_COMPARED: usize = 2048;
-
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match Settings::parse(&args).and_then(|settings| run(&settings)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("own-kernel: {e}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// What the command line says.
-struct Settings {
+/// The mass that every key receives: which keys have most, how far it is from f64, and how long a launch takes.
+#[derive(Parser)]
+struct Cli {
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
     device: String,
-    element: ElementType,
+    #[arg(long, default_value = "f32", value_parser = ["f32", "f16", "bf16"])]
+    element: String,
+    #[arg(long, default_value_t = 256)]
     length: usize,
+    #[arg(long, default_value_t = 32)]
     window: usize,
+    #[arg(long, default_value_t = 64)]
     head_dim: usize,
-    samples: usize,
+    /// Launches in each of five measurements.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     launches: u32,
 }
 
-impl Settings {
-    fn parse(args: &[String]) -> Result<Self, Box<dyn Error>> {
-        let mut settings = Self {
-            device: "cpu".into(),
-            element: ElementType::F32,
-            length: 256,
-            window: 32,
-            head_dim: 64,
-            samples: 5,
-            launches: 4,
-        };
-        for pair in args.chunks(2) {
-            let [option, value] = pair else {
-                return Err(format!("{} needs a value", pair[0]).into());
-            };
-            match option.as_str() {
-                "--device" => settings.device.clone_from(value),
-                "--element" => settings.element = element(value)?,
-                "--length" => settings.length = value.parse()?,
-                "--window" => settings.window = value.parse()?,
-                "--head-dim" => settings.head_dim = value.parse()?,
-                "--samples" => settings.samples = value.parse::<usize>()?.max(1),
-                "--launches" => settings.launches = value.parse::<u32>()?.max(1),
-                other => {
-                    let known = "--device, --element, --length, --window, --head-dim, --samples, --launches";
-                    return Err(format!("no option {other}: {known}").into());
-                }
-            }
-        }
-        Ok(settings)
+fn main() {
+    if let Err(error) = run(&Cli::parse()) {
+        eprintln!("own-kernel: {error}");
+        std::process::exit(1);
     }
 }
 
-fn element(name: &str) -> Result<ElementType, Box<dyn Error>> {
-    match name {
-        "f32" => Ok(ElementType::F32),
-        "f16" => Ok(ElementType::F16),
-        "bf16" => Ok(ElementType::Bf16),
-        other => Err(format!("no element type {other}: f32, f16 or bf16").into()),
-    }
-}
-
-fn client(device: &str) -> Result<Client, Box<dyn Error>> {
-    match device {
-        "cpu" => Ok(Device::cpu()?.client()),
-        "cuda" => Ok(Device::cuda(0)?.client()),
-        other => Err(format!("no device {other}: cpu or cuda").into()),
-    }
-}
-
-fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
-    let client = client(&settings.device)?;
-    let (q_shape, kv_shape) = (
-        [1, 4, settings.length, settings.head_dim],
-        [1, 2, settings.length, settings.head_dim],
-    );
-    let problem = Problem::new(
-        &q_shape,
-        &kv_shape,
-        &kv_shape,
-        Some(&kv_shape[..3]),
-        settings.element,
-        &AttentionOptions::new().with_keep_window(settings.window),
-    )?;
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let client = match cli.device.as_str() {
+        "cuda" => cubecl::Device::cuda(0)?.client(),
+        _ => cubecl::Device::cpu()?.client(),
+    };
+    let element = match cli.element.as_str() {
+        "f16" => ElementType::F16,
+        "bf16" => ElementType::Bf16,
+        _ => ElementType::F32,
+    };
+    let [q, k] = [4, 2].map(|heads| [1, heads, cli.length, cli.head_dim]);
+    let options = AttentionOptions::new().with_keep_window(cli.window);
+    let problem = Problem::new(&q, &k, &k, Some(&k[..3]), element, &options)?;
     println!("{problem:?}\non {}\n", client.name());
     let host = generate::inputs(problem, Scores::Recency, 1.0, 42);
 
-    let inputs = forward_pass(&client, &host)?;
-    let mass = empty(&client, &problem.scores_shape(), 4);
-    attention_mass(&client, &problem, &inputs, &mass)?;
-    let values = download(&client, mass.clone());
+    let (inputs, lse) = forward_pass(&client, &host)?;
+    let (shape, blueprint) = (problem.scores_shape(), blueprint(&client, &problem)?);
+    let mass = empty(&client, &shape, Kind::F32);
+    let launch = || attention_mass(&client, &problem, &inputs, &lse, &mass, blueprint);
+    launch()?;
+    let values = download(&client, mass.clone(), Kind::F32);
     let total: f64 = values.iter().sum();
     println!("all keys together: {total:.3}; every query hands out 1");
-    if settings.length <= MOST_COMPARED {
-        let (shape, exact) = (problem.scores_shape(), oracle::attention_mass(&host));
+    // Of more tokens f64 would take minutes.
+    if cli.length <= 2048 {
+        let exact = exact_mass(&host);
         let report = compare_by("mass", &shape, &values, &exact, 0.0, ElementType::F32, 1.0)?;
         let (error, percent) = (report.error, report.ratio * 100.0);
         println!("against f64: worst error {error:.1e}, {percent:.0} % of its bound");
-    } else {
-        println!("against f64: not compared, as there are more than {MOST_COMPARED} tokens");
     }
-    show_greatest(&values[..problem.k_len]);
+    let mut keys: Vec<usize> = (0..problem.k_len).collect();
+    keys.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    let best = keys.iter().take(5);
+    let best: Vec<String> = best.map(|&j| format!("{j} ({:.2})", values[j])).collect();
+    let best = best.join(", ");
+    println!("the keys of head 0 with the greatest mass: {best}");
 
-    let timing = time(&client, settings.samples, settings.launches, || {
-        attention_mass(&client, &problem, &inputs, &mass)
-    })?;
-    let (least, median, most) = (timing.least, timing.median, timing.most);
-    let flops = (2 * problem.head_dim) as f64 * active_pairs(&problem) as f64;
-    let rate = flops / median.as_secs_f64() * 1e-9;
-    println!(
-        "a launch: median {median:.2?} ({least:.2?} to {most:.2?}), {rate:.2} GFLOP/s of useful products"
-    );
+    // ANCHOR: time
+    let sample = || (0..cli.launches).try_for_each(|_| launch());
+    // The first launch, above, has compiled.
+    let mut times = time(&client, 5, sample)?;
+    times.sort_unstable();
+    let [least, median, most] = [0, 2, 4].map(|at| times[at] / cli.launches);
+    let products = (2 * problem.head_dim) as f64 * active_pairs(&problem) as f64;
+    let rate = products / median.as_secs_f64() * 1e-9;
+    println!("a launch: median {median:.2?} ({least:.2?} to {most:.2?}), {rate:.2} GFLOP/s");
+    // ANCHOR_END: time
     Ok(())
-}
-
-fn show_greatest(mass: &[f64]) {
-    let mut keys: Vec<usize> = (0..mass.len()).collect();
-    keys.sort_by(|&a, &b| mass[b].total_cmp(&mass[a]));
-    let greatest = keys
-        .iter()
-        .take(5)
-        .map(|&j| format!("{j} ({:.2})", mass[j]));
-    let greatest: Vec<String> = greatest.collect();
-    let unused = mass.iter().filter(|&&m| m == 0.0).count();
-    println!(
-        "the keys of head 0 with the greatest mass: {}",
-        greatest.join(", ")
-    );
-    println!("keys without any: {unused} of {}", mass.len());
 }

@@ -8,19 +8,17 @@
 //! `cuda` and `wgpu` need the feature of the same name: `cargo run -p raw-kernels --features cuda -- cuda`.
 
 mod check;
-mod tensors;
 
 use check::Oracle;
 use cubecl::Device;
 use cubecl::client::Client;
 use flash_dma_kernels::{
-    AttentionError, AttentionOptions, ElementType, Gradients, Inputs, Outputs, Problem, Saved,
-    Selection, backward, forward, select,
+    AttentionError, AttentionOptions, ElementType, Gradients, Outputs, Problem, Saved, Selection,
+    backward, forward, select,
 };
+use raw_kernels::{Kind, download, empty, inputs, time, upload};
 use std::error::Error;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
-use tensors::{Kind, download, empty, upload};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -66,26 +64,18 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     let typed = Kind::Element(element);
 
     // 1. Selection: two words a key say which positions attend to it. This is the whole mask.
-    let scores = upload(client, oracle.scores(), &problem.scores_shape(), Kind::F32);
-    let intervals = empty(client, &problem.intervals_shape(), Kind::U32);
+    let inputs = inputs(client, &oracle.inputs);
+    let Selection {
+        scores, intervals, ..
+    } = inputs.selection.clone().expect("there are scores");
     timed(client, "select", || {
         let (scores, intervals) = (scores.clone(), intervals.clone());
         select(client, scores, problem.window, intervals)
     })?;
-    oracle.check_intervals(&download(client, intervals.clone(), Kind::U32))?;
+    oracle.check_intervals(&download(client, intervals, Kind::U32))?;
 
     // 2. Forward: `out`, and the LSE that the backward pass needs. A plan is made of what is known before the launch:
     // the engine and the memory that it needs.
-    let inputs = Inputs {
-        q: upload(client, &oracle.inputs.q, &problem.q_shape(), typed),
-        k: upload(client, &oracle.inputs.k, &problem.kv_shape(), typed),
-        v: upload(client, &oracle.inputs.v, &problem.kv_shape(), typed),
-        selection: Some(Selection {
-            scores,
-            intervals,
-            far: None,
-        }),
-    };
     let out = empty(client, &problem.q_shape(), typed);
     let [lse, lse_rest] = [(); 2].map(|()| empty(client, &problem.lse_shape(), Kind::F32));
     timed(client, "forward", || {
@@ -136,14 +126,8 @@ fn timed(
     what: &str,
     launch: impl Fn() -> Result<(), AttentionError>,
 ) -> Result<(), Box<dyn Error>> {
-    let mut times = [Duration::ZERO; 2];
-    for time in &mut times {
-        let start = Instant::now();
-        launch()?;
-        cubecl::future::block_on(client.sync())?;
-        *time = start.elapsed();
-    }
-    let [first, second] = times;
+    let times = time(client, 2, launch)?;
+    let (first, second) = (times[0], times[1]);
     println!("{what:9} {second:10.2?} (first call, with compilation: {first:.2?})");
     Ok(())
 }

@@ -1,121 +1,18 @@
-//! The book's tutorial: a model that must learn which keys to keep.
-//!
-//! `cargo run --release -p tutorial` trains each arm of a table once and prints what it reaches;
-//! `cargo run --release -p tutorial -- 3 4 5` does so for other seeds. Before them, `--steps N` trains for so long, and
-//! `--json FILE` behind that writes a line of JSON for each run.
+//! The programs of the book's chapters: `cargo run --release -p tutorial` lists them.
 
-use std::fs::File;
-use std::io::Write;
-use std::time::Instant;
-use tutorial::model::Scores;
-use tutorial::task::{FACTS, LENGTH};
-use tutorial::training::{Arm, Outcome, Rate, train};
+use std::process::ExitCode;
 
-const STEPS: usize = 400;
-
-fn arms() -> [Arm; 6] {
-    let best = Arm::LEARNED;
-    [
-        Arm::DENSE,
-        best,
-        Arm {
-            name: "the same, constant rate",
-            rate: Rate::Constant,
-            ..best
-        },
-        Arm {
-            name: "linear",
-            runners_up: 0,
-            ..best
-        },
-        Arm {
-            name: "zoh",
-            scores: Scores::Zoh,
-            runners_up: 0,
-            ..best
-        },
-        Arm::RANDOM,
-    ]
-}
-
-fn main() {
-    let Arguments { steps, json, seeds } = arguments(std::env::args().skip(1));
-    // Before minutes of training: a file that cannot be written is told at once.
-    let mut json =
-        json.map(|path| File::create(path).expect("the file of `--json` can be written"));
-    println!(
-        "{LENGTH} tokens, {FACTS} facts; a question may be answered from the keys that are kept"
-    );
-    let mut table = format!(
-        "{:<24} {:>6} {:>10} {:>6} {:>12} {:>9} {:>8}\n",
-        "scores", "window", "runners-up", "seed", "facts kept", "answers", "seconds"
-    );
-    for arm in arms() {
-        for &seed in &seeds {
-            println!("\n{}, window {}, seed {seed}", arm.name, arm.window);
-            let start = Instant::now();
-            let outcome = train(arm, seed, steps, |step, loss, now| {
-                println!(
-                    "step {step:4}  loss {loss:.3}  facts kept {:5.1} %  answers {:5.1} %",
-                    100.0 * now.kept,
-                    100.0 * now.right,
-                );
-            });
-            let seconds = start.elapsed().as_secs_f64();
-            if let Some(json) = &mut json {
-                let row = json_row(&arm, seed, steps, &outcome, seconds);
-                writeln!(json, "{row}").expect("the file of `--json` can be written");
-            }
-            table += &format!(
-                "{:<24} {:>6} {:>10} {seed:>6} {:>10.1} % {:>7.1} % {seconds:>8.1}\n",
-                arm.name,
-                arm.window,
-                arm.runners_up,
-                100.0 * outcome.kept,
-                100.0 * outcome.right,
-            );
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let Some(name) = arguments.next() else {
+        print!("{}", tutorial::USAGE);
+        return ExitCode::SUCCESS;
+    };
+    match tutorial::run(&name, arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tutorial: {error}");
+            ExitCode::FAILURE
         }
     }
-    println!("\n{table}");
-}
-
-/// A run as `bench-results/learning/tutorial-cpu.json` has it. No name of an arm needs escapes.
-fn json_row(arm: &Arm, seed: u64, steps: usize, outcome: &Outcome, seconds: f64) -> String {
-    format!(
-        "{{\"arm\": \"{}\", \"window\": {}, \"runners_up\": {}, \"seed\": {seed}, \"steps\": {steps}, \
-         \"kept\": {:.3}, \"right\": {:.3}, \"seconds\": {seconds:.1}}}",
-        arm.name, arm.window, arm.runners_up, outcome.kept, outcome.right
-    )
-}
-
-/// What the command line asks for.
-struct Arguments {
-    steps: usize,
-    /// The file for rows of JSON.
-    json: Option<String>,
-    seeds: Vec<u64>,
-}
-
-/// Reads the command line.
-///
-/// # Panics
-/// When an argument is none of `--steps` with a number, `--json` with a file, in this order, and a seed.
-fn arguments(arguments: impl Iterator<Item = String>) -> Arguments {
-    let mut arguments = arguments.peekable();
-    let mut steps = STEPS;
-    if arguments.next_if(|first| first == "--steps").is_some() {
-        let number = arguments.next().and_then(|number| number.parse().ok());
-        steps = number.expect("`--steps` is followed by a number");
-    }
-    let mut json = None;
-    if arguments.next_if(|next| next == "--json").is_some() {
-        json = Some(arguments.next().expect("`--json` is followed by a file"));
-    }
-    let mut seeds: Vec<u64> = arguments
-        .map(|seed| seed.parse().expect("the arguments are seeds"))
-        .collect();
-    if seeds.is_empty() {
-        seeds.push(0);
-    }
-    Arguments { steps, json, seeds }
 }

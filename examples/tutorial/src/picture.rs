@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// What a position does with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cell {
+pub enum Cell {
     /// The key is not there yet.
     Future,
     /// The key was dropped.
@@ -24,9 +24,9 @@ enum Cell {
 #[derive(Clone, Debug)]
 pub struct Picture {
     /// `[LENGTH, LENGTH]`, a row per position.
-    cells: Vec<Cell>,
+    pub cells: Vec<Cell>,
     /// The places of the facts.
-    facts: Vec<usize>,
+    pub facts: Vec<usize>,
 }
 
 impl Picture {
@@ -103,7 +103,7 @@ impl Picture {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {size} {size}\" width=\"{size}\" \
              height=\"{size}\">\n<rect width=\"{size}\" height=\"{size}\" fill=\"{}\"/>\n",
-            hex(Cell::Future)
+            Cell::Future.hex()
         );
         for key in 0..LENGTH {
             let column = |position: usize| self.cells[position * LENGTH + key];
@@ -112,7 +112,7 @@ impl Picture {
             let mut bar = |from: usize, to: usize| {
                 if from < to {
                     let (x, y, height) = (key * UNITS, from * UNITS, (to - from) * UNITS);
-                    let color = hex(column(from));
+                    let color = column(from).hex();
                     svg += &format!(
                         "<rect x=\"{x}\" y=\"{y}\" width=\"{UNITS}\" height=\"{height}\" fill=\"{color}\"/>\n"
                     );
@@ -138,112 +138,28 @@ impl Picture {
         let mut dots = Vec::with_capacity(3 * (LENGTH * DOTS).pow(2));
         for at in 0..(LENGTH * DOTS).pow(2) {
             let (row, column) = (at / (LENGTH * DOTS) / DOTS, at % (LENGTH * DOTS) / DOTS);
-            dots.extend(color(self.cells[row * LENGTH + column]));
+            dots.extend(self.cells[row * LENGTH + column].color());
         }
         writer.write_image_data(&dots).map_err(io::Error::other)?;
         writer.finish().map_err(io::Error::other)
     }
 }
 
-/// Red, green and blue.
-fn color(cell: Cell) -> [u8; 3] {
-    match cell {
-        Cell::Future => [255, 255, 255],
-        Cell::Gone => [226, 231, 236],
-        Cell::Distractor => [59, 118, 175],
-        Cell::Fact => [38, 150, 74],
-        Cell::Question => [226, 146, 52],
-    }
-}
-
-fn hex(cell: Cell) -> String {
-    let [red, green, blue] = color(cell);
-    format!("#{red:02x}{green:02x}{blue:02x}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{Model, Scores};
-    use crate::training::{Arm, WINDOW, evaluate};
-    use burn::tensor::Device;
-
-    fn picture(arm: Arm) -> Picture {
-        let model = Model::seeded(0, &Device::flex().autodiff());
-        Picture::of(&evaluate(&model, arm.scores, &arm.selector()), 1)
-    }
-
-    /// A head keeps 16 keys, and every key begins at its own position.
-    #[test]
-    fn a_position_keeps_what_its_window_allows() {
-        let picture = picture(Arm::LEARNED);
-        for position in 0..LENGTH {
-            let row = &picture.cells[position * LENGTH..][..LENGTH];
-            let kept = row
-                .iter()
-                .filter(|&&cell| cell != Cell::Future && cell != Cell::Gone);
-            assert_eq!(kept.count(), (position + 1).min(WINDOW), "{position}");
-            assert!(row[position + 1..].iter().all(|&cell| cell == Cell::Future));
+impl Cell {
+    /// Red, green and blue.
+    pub fn color(self) -> [u8; 3] {
+        match self {
+            Self::Future => [255, 255, 255],
+            Self::Gone => [226, 231, 236],
+            Self::Distractor => [59, 118, 175],
+            Self::Fact => [38, 150, 74],
+            Self::Question => [226, 146, 52],
         }
     }
 
-    #[test]
-    fn the_terminal_shows_the_cells() {
-        let full = picture(Arm::DENSE);
-        let lines = full.lines(false);
-        assert_eq!(lines.len(), 1 + LENGTH / 4);
-        // With every key kept the picture is a triangle.
-        assert_eq!(lines[1].chars().next(), Some('▙'));
-        assert!(lines[LENGTH / 4].starts_with(&"█".repeat(LENGTH / 2 - 2)));
-        assert_eq!(lines[0].matches('▼').count(), {
-            let mut columns: Vec<usize> = full.facts.iter().map(|fact| fact / 2).collect();
-            columns.sort_unstable();
-            columns.dedup();
-            columns.len()
-        });
-        assert!(full.lines(true)[LENGTH / 4].contains("\u{1b}[1;32m█"));
-        assert!(
-            picture(Arm {
-                scores: Scores::Random,
-                ..Arm::LEARNED
-            })
-            .lines(false)[LENGTH / 4]
-                .contains('·')
-        );
-    }
-
-    /// Painted again, the bars are the cells.
-    #[test]
-    fn the_bars_are_the_cells() {
-        let picture = picture(Arm::LEARNED);
-        let svg = picture.svg();
-        let mut painted = vec![hex(Cell::Future); LENGTH * LENGTH];
-        for bar in svg.lines().filter(|line| line.starts_with("<rect x=")) {
-            let fields: Vec<&str> = bar.split('"').collect();
-            let number = |at: usize| fields[at].parse::<usize>().unwrap() / 5;
-            for position in number(3)..number(3) + number(7) {
-                painted[position * LENGTH + number(1)] = fields[9].to_owned();
-            }
-        }
-        let cells: Vec<String> = picture.cells.iter().map(|&cell| hex(cell)).collect();
-        assert_eq!(painted, cells);
-    }
-
-    #[test]
-    fn the_file_holds_a_dot_for_every_cell() {
-        let picture = picture(Arm::LEARNED);
-        let path = std::env::temp_dir().join(format!("tutorial-{}.png", std::process::id()));
-        picture.write_png(&path).unwrap();
-        let file = io::BufReader::new(std::fs::File::open(&path).unwrap());
-        let mut reader = png::Decoder::new(file).read_info().unwrap();
-        let mut dots = vec![0; reader.output_buffer_size().unwrap()];
-        let info = reader.next_frame(&mut dots).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!((info.width, info.height), (640, 640));
-        let fact = picture.facts[0];
-        // The fact's own position, where it is newest.
-        let dot = 3 * ((fact * 5 + 2) * 640 + fact * 5 + 2);
-        let kept = picture.cells[fact * LENGTH + fact] == Cell::Fact;
-        assert_eq!(dots[dot..dot + 3] == color(Cell::Fact), kept);
+    /// The color as pages write it.
+    pub fn hex(self) -> String {
+        let [red, green, blue] = self.color();
+        format!("#{red:02x}{green:02x}{blue:02x}")
     }
 }

@@ -13,7 +13,8 @@ use burn_flash_dma::{Intervals, Selector};
 pub const WINDOW: usize = 16;
 const RUNNERS_UP: usize = 4;
 const BATCH: usize = 32;
-const WARM_UP: usize = 100;
+/// Steps until the rate has risen.
+pub const WARM_UP: usize = 100;
 const LEARNING_RATE: f64 = 1e-3;
 // ANCHOR_END: settings
 
@@ -27,7 +28,8 @@ pub enum Rate {
 }
 
 impl Rate {
-    fn at(self, step: usize, steps: usize) -> f64 {
+    /// The rate of a step.
+    pub fn at(self, step: usize, steps: usize) -> f64 {
         let warm = (step as f64 / WARM_UP as f64).min(1.0);
         let left = match self {
             Self::Falling => 1.0 - step as f64 / steps as f64,
@@ -157,43 +159,3 @@ pub fn evaluate(model: &Model, scores: Scores, selector: &Selector) -> Outcome {
     }
 }
 // ANCHOR_END: evaluate
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_rate_rises_and_then_does_what_the_arm_says() {
-        let steps = 400;
-        for rate in [Rate::Falling, Rate::Constant] {
-            assert_eq!(rate.at(0, steps), 0.0);
-            assert!(rate.at(WARM_UP / 2, steps) < rate.at(WARM_UP, steps));
-            let falls = rate.at(steps - 1, steps) < rate.at(WARM_UP, steps);
-            assert_eq!(falls, rate == Rate::Falling);
-        }
-    }
-
-    /// Only learned scores have a gradient, and runners-up change it.
-    #[test]
-    fn runners_up_reach_the_scores() {
-        let device = Device::flex().autodiff();
-        let model = Model::seeded(0, &device);
-        let texts = Texts::draw(BATCH / 16, &mut Random(0), &device);
-        let gradient = |scores, runners_up| -> Option<f32> {
-            let selector = Selector::top(WINDOW).runners_up(runners_up);
-            let gradients = model
-                .forward(&texts, scores, &selector)
-                .0
-                .square()
-                .sum()
-                .backward();
-            let gradient = model.score_proj.val().grad(&gradients)?;
-            Some(gradient.abs().sum().into_scalar::<f32>())
-        };
-        let (kept, all) = (gradient(Scores::Linear, 0), gradient(Scores::Linear, 4));
-        assert!(kept.is_some_and(|sum| sum > 0.0));
-        assert_ne!(kept, all);
-        assert_eq!(gradient(Scores::Random, 4), None);
-        assert_eq!(gradient(Scores::Zoh, 4), None);
-    }
-}

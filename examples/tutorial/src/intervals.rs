@@ -4,7 +4,7 @@
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::select;
 
-fn main() {
+pub fn main() {
     let scores = [
         0.5,
         0.2,

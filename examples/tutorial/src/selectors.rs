@@ -1,6 +1,6 @@
 //! Methods of others as selections: one interval per key, and a picture of each.
 //!
-//! `cargo run -p tutorial --bin selectors -- book/src/img` draws the book's pictures: keys down, positions across.
+//! `cargo run -p tutorial -- selectors book/src/img` draws the book's pictures: keys down, positions across.
 
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor};
 use burn_flash_dma::{AttentionError, Documents, Intervals, Selector};
@@ -10,7 +10,7 @@ use std::path::Path;
 // ANCHOR: streaming
 /// A sliding window behind a few sinks, as StreamingLLM has it: a position attends to the first `sinks` keys and to the
 /// last `window - sinks`.
-fn streaming(scores: Tensor<3>, window: usize, sinks: usize) -> Intervals {
+pub fn streaming(scores: Tensor<3>, window: usize, sinks: usize) -> Intervals {
     let selector = Selector::top(window).sinks(sinks);
     selector.recent(window - sinks).select(scores)
 }
@@ -19,7 +19,7 @@ fn streaming(scores: Tensor<3>, window: usize, sinks: usize) -> Intervals {
 // ANCHOR: dms
 /// Delayed eviction, as Dynamic Memory Sparsification has it: a key that a learned gate evicts is attended to for
 /// `delay` positions more, every other key forever.
-fn delayed_eviction(evict: Tensor<3, Bool>, delay: usize) -> Result<Intervals, AttentionError> {
+pub fn delayed_eviction(evict: Tensor<3, Bool>, delay: usize) -> Result<Intervals, AttentionError> {
     let [batch, heads, k_len] = evict.dims();
     let keys = Tensor::<1, Int>::arange(0..k_len as i64, (&evict.device(), DType::I32));
     let ends = (keys.add_scalar(delay as i64)).clamp_max(k_len as i64);
@@ -31,7 +31,7 @@ fn delayed_eviction(evict: Tensor<3, Bool>, delay: usize) -> Result<Intervals, A
 // ANCHOR: wg
 /// A local window, then a global cache that admits only keys whose utility passes a threshold, as write-gated caches
 /// have it.
-fn window_then_global(
+pub fn window_then_global(
     utility: Tensor<3>,
     window: usize,
     threshold: f32,
@@ -43,13 +43,13 @@ fn window_then_global(
 
 // ANCHOR: heads
 /// A budget of its own for every head: most heads need little context, and a few need all of it.
-fn windows_per_head(scores: Tensor<3>, windows: Vec<usize>, recent: usize) -> Intervals {
+pub fn windows_per_head(scores: Tensor<3>, windows: Vec<usize>, recent: usize) -> Intervals {
     Selector::top(windows).recent(recent).select(scores)
 }
 // ANCHOR_END: heads
 
 /// The selection of one head: each key a bar over the positions that attend to it; recent positions are light.
-fn picture(intervals: &Intervals, head: usize, recent: usize) -> String {
+pub fn picture(intervals: &Intervals, head: usize, recent: usize) -> String {
     const CELL: usize = 6;
     let [_, _, keys, _] = intervals.tensor().dims();
     let words = intervals.tensor().clone().into_data_as::<i32>();
@@ -76,7 +76,9 @@ fn picture(intervals: &Intervals, head: usize, recent: usize) -> String {
     svg + "</svg>\n"
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main(
+    mut arguments: impl Iterator<Item = String>,
+) -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::flex();
     device.seed(7);
     let scores = Tensor::<3>::random([1, 2, 96], Distribution::Normal(0.0, 1.0), &device);
@@ -104,7 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             windows_per_head(scores, vec![8, 24], 4),
         ),
     ];
-    let to = std::env::args().nth(1);
+    let to = arguments.next();
     for (name, recent, intervals) in &selections {
         let stats = intervals.stats();
         println!(
@@ -119,86 +121,4 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KEYS: usize = 40;
-
-    fn scores() -> Tensor<3> {
-        Tensor::random(
-            [1, 2, KEYS],
-            Distribution::Normal(0.0, 1.0),
-            &Device::flex(),
-        )
-    }
-
-    /// Checks every pair of position and key of every head.
-    fn check(intervals: &Intervals, attends: impl Fn(usize, usize, usize) -> bool) {
-        let mask: Vec<bool> = intervals.as_mask(KEYS).into_data().iter().collect();
-        for (at, is_live) in mask.into_iter().enumerate() {
-            let (head, position, key) = (at / KEYS / KEYS, at / KEYS % KEYS, at % KEYS);
-            let expected = key <= position && attends(head, position, key);
-            assert_eq!(
-                is_live, expected,
-                "head {head}, position {position}, key {key}"
-            );
-        }
-    }
-
-    #[test]
-    fn streaming_keeps_sinks_and_the_last_keys() {
-        let intervals = streaming(scores(), 9, 2);
-        check(&intervals, |_, position, key| key < 2 || key + 7 > position);
-        let stats = intervals.stats();
-        assert!(
-            (stats.recent + stats.sinks - 1.0).abs() < 1e-12,
-            "{stats:?}"
-        );
-    }
-
-    #[test]
-    fn evicted_keys_live_for_the_delay() {
-        let scores = scores();
-        let values: Vec<f32> = scores.to_data().iter().collect();
-        let intervals = delayed_eviction(scores.lower_elem(0.3), 5).expect("good ends");
-        check(&intervals, |head, position, key| {
-            values[head * KEYS + key] >= 0.3 || position < key + 5
-        });
-    }
-
-    #[test]
-    fn admitted_keys_stay_behind_the_window() {
-        let scores = scores();
-        let values: Vec<f32> = scores.to_data().iter().collect();
-        let intervals = window_then_global(scores, 6, 0.5).expect("good ends");
-        check(&intervals, |head, position, key| {
-            position < key + 6 || values[head * KEYS + key] > 0.5
-        });
-    }
-
-    #[test]
-    fn every_head_has_its_window() {
-        let intervals = windows_per_head(scores(), vec![3, 11], 2);
-        let mask: Vec<bool> = intervals.as_mask(KEYS).into_data().iter().collect();
-        for (at, row) in mask.chunks(KEYS).enumerate() {
-            let (head, position) = (at / KEYS, at % KEYS);
-            let kept = row.iter().filter(|&&is_live| is_live).count();
-            assert_eq!(kept, [3, 11][head].min(position + 1));
-            assert!(row[position], "the last key is recent");
-        }
-        assert_eq!(intervals.max_live(), 11);
-    }
-
-    #[test]
-    fn a_picture_has_a_bar_per_live_key() {
-        let svg = picture(&Selector::top(5).select(scores()), 1, 0);
-        let live = Selector::top(KEYS).select(scores());
-        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
-        let full = picture(&live, 1, 0);
-        assert_eq!(full.matches("<rect").count(), KEYS + 1);
-        assert!(svg.matches("<rect").count() > 5);
-    }
 }

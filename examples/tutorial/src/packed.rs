@@ -7,7 +7,7 @@ use burn_flash_dma::{
     Selector,
 };
 
-fn main() -> Result<(), AttentionError> {
+pub fn main() -> Result<(), AttentionError> {
     let device = Device::flex();
     let normal = Distribution::Normal(0.0, 1.0);
 

@@ -1,10 +1,13 @@
-//! Between `f64` on the host and contiguous tensors on a device.
+//! What a program on CubeCL alone needs beside its kernels: tensors on a device from `f64` on the host and back, the
+//! inputs of a problem, and the time of a launch. `own-kernel` has them from here, too.
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use cubecl::server::CopyDescriptor;
-use flash_dma_kernels::{ElementType, contiguous_strides};
+use cubecl::server::Handle;
+use flash_dma_kernels::{AttentionError, ElementType, Inputs, Selection, contiguous_strides};
 use half::{bf16, f16};
+use std::error::Error;
+use std::time::{Duration, Instant};
 
 /// What a tensor holds.
 #[derive(Clone, Copy)]
@@ -51,7 +54,7 @@ pub fn empty(client: &Client, shape: &[usize], kind: Kind) -> TensorBinding {
 
 /// The tensor's values; waits for what was launched before.
 pub fn download(client: &Client, tensor: TensorBinding, kind: Kind) -> Vec<f64> {
-    let bytes = read(client, tensor, kind);
+    let bytes = client.read_one_unchecked_tensor(tensor.into_copy_descriptor(kind.size()));
     match kind {
         Kind::Element(ElementType::F16) => values(&bytes, |b| f16::from_ne_bytes(b).to_f64()),
         Kind::Element(ElementType::Bf16) => values(&bytes, |b| bf16::from_ne_bytes(b).to_f64()),
@@ -67,17 +70,7 @@ fn values<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f64) -> Vec
     elements.iter().map(|&b| convert(b)).collect()
 }
 
-fn read(client: &Client, tensor: TensorBinding, kind: Kind) -> Vec<u8> {
-    let bytes = client.read_one_unchecked_tensor(CopyDescriptor {
-        handle: tensor.handle,
-        shape: tensor.shape,
-        strides: tensor.strides,
-        elem_size: kind.size(),
-    });
-    bytes.to_vec()
-}
-
-fn binding(handle: cubecl::server::Handle, shape: &[usize]) -> TensorBinding {
+fn binding(handle: Handle, shape: &[usize]) -> TensorBinding {
     // SAFETY: every handle of this file holds the product of its shape.
     unsafe {
         TensorBinding::from_raw_parts(
@@ -87,3 +80,47 @@ fn binding(handle: cubecl::server::Handle, shape: &[usize]) -> TensorBinding {
         )
     }
 }
+
+/// The inputs of a problem with scores. Its intervals are undefined until [`select`](flash_dma_kernels::select()) has
+/// written them.
+///
+/// # Panics
+///
+/// If the problem has no scores.
+pub fn inputs(client: &Client, host: &flash_dma_reference::Inputs) -> Inputs {
+    let (p, typed) = (host.problem, Kind::Element(host.problem.element));
+    let scores = host.scores.as_ref().expect("the problem has scores");
+    Inputs {
+        q: upload(client, &host.q, &p.q_shape(), typed),
+        k: upload(client, &host.k, &p.kv_shape(), typed),
+        v: upload(client, &host.v, &p.kv_shape(), typed),
+        selection: Some(Selection {
+            scores: upload(client, scores, &p.scores_shape(), Kind::F32),
+            intervals: empty(client, &p.intervals_shape(), Kind::U32),
+            far: None,
+        }),
+    }
+}
+
+// ANCHOR: time
+/// How long each of `samples` calls takes until the device has finished. The first one compiles.
+///
+/// # Errors
+///
+/// What the call or the device says.
+pub fn time(
+    client: &Client,
+    samples: usize,
+    call: impl Fn() -> Result<(), AttentionError>,
+) -> Result<Vec<Duration>, Box<dyn Error>> {
+    let mut times = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let start = Instant::now();
+        call()?;
+        // A launch returns before the kernel has run; failures of the device show here, too.
+        cubecl::future::block_on(client.sync())?;
+        times.push(start.elapsed());
+    }
+    Ok(times)
+}
+// ANCHOR_END: time

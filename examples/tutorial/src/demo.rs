@@ -3,61 +3,25 @@
 //! `cargo xtask demo` trains the same model three times, shows what it keeps of a text before and after, and what it
 //! answers. `--steps N` trains for so long, `--out DIR` writes the pictures there, `--svg DIR` draws them for the book.
 
+use crate::model::Model;
+use crate::picture::Picture;
+use crate::task::{FACTS, LENGTH};
+use crate::training::{Arm, Outcome, WINDOW, evaluate, train};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
-use tutorial::model::Model;
-use tutorial::picture::Picture;
-use tutorial::task::{FACTS, LENGTH};
-use tutorial::training::{Arm, Outcome, WINDOW, evaluate, train};
 
 const SEED: u64 = 9;
 
-#[derive(Debug, PartialEq)]
 struct Options {
     steps: usize,
     out: PathBuf,
     svg: Option<PathBuf>,
 }
 
-fn main() -> ExitCode {
-    let done = options(std::env::args().skip(1)).and_then(|options| run(&options));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("error: {message}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options {
-        steps: 250,
-        out: PathBuf::from("runs/demo"),
-        svg: None,
-    };
-    while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .ok_or_else(|| format!("`{name}` needs a value"))?;
-        match name.as_str() {
-            "--steps" => {
-                options.steps = value
-                    .parse()
-                    .map_err(|e| format!("`--steps {value}`: {e}"))?;
-            }
-            "--out" => options.out = PathBuf::from(value),
-            "--svg" => options.svg = Some(PathBuf::from(value)),
-            _ => return Err(format!("unknown option `{name}`")),
-        }
-    }
-    Ok(options)
-}
-
-fn run(options: &Options) -> Result<(), String> {
+pub fn main(arguments: impl Iterator<Item = String>) -> Result<(), String> {
+    let options = options(arguments)?;
     println!(
         "A text of {LENGTH} tokens hides {FACTS} facts among distractors and ends in {FACTS} questions about them. A \
          query may\nattend to {WINDOW} keys per head. Which ones must be known before the question comes.\n"
@@ -90,6 +54,30 @@ fn run(options: &Options) -> Result<(), String> {
     }
     println!("{}", table(&learned, &random, &dense));
     Ok(())
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options {
+        steps: 250,
+        out: PathBuf::from("runs/demo"),
+        svg: None,
+    };
+    while let Some(name) = arguments.next() {
+        let value = arguments
+            .next()
+            .ok_or_else(|| format!("`{name}` needs a value"))?;
+        match name.as_str() {
+            "--steps" => {
+                options.steps = value
+                    .parse()
+                    .map_err(|e| format!("`--steps {value}`: {e}"))?;
+            }
+            "--out" => options.out = PathBuf::from(value),
+            "--svg" => options.svg = Some(PathBuf::from(value)),
+            _ => return Err(format!("unknown option `{name}`")),
+        }
+    }
+    Ok(options)
 }
 
 fn titled(name: &str) -> String {
@@ -137,23 +125,4 @@ fn table(learned: &Outcome, random: &Outcome, dense: &Outcome) -> String {
         );
     }
     table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(line: &str) -> Result<Options, String> {
-        options(line.split_whitespace().map(str::to_owned))
-    }
-
-    #[test]
-    fn options_are_read_or_refused() {
-        let all = parsed("--steps 3 --out there --svg here").unwrap();
-        assert_eq!((all.steps, all.out), (3, PathBuf::from("there")));
-        assert_eq!(all.svg, Some(PathBuf::from("here")));
-        assert_eq!(parsed("--stepz 3"), Err("unknown option `--stepz`".into()));
-        assert_eq!(parsed("--out"), Err("`--out` needs a value".into()));
-        assert!(parsed("--steps many").is_err());
-    }
 }

@@ -9,7 +9,7 @@ fn pairs(mask: &AttentionMask) -> i64 {
     shown.into_scalar::<i64>()
 }
 
-fn main() {
+pub fn main() {
     let device = Device::flex();
     let scores = [
         0.5,

@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::{Attention, AttentionOptions, merge_attention};
 
-fn main() {
+pub fn main() {
     let device = Device::flex().autodiff();
     let normal = Distribution::Normal(0.0, 1.0);
 

@@ -1,7 +1,7 @@
-//! The programs of the book, as `cargo run -p tutorial --bin NAME` runs them, at a size for tests.
+//! The programs, as `cargo run -p tutorial -- NAME` runs them.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// A folder that is removed when the test has passed.
 struct Scratch(PathBuf);
@@ -21,10 +21,15 @@ impl Drop for Scratch {
     }
 }
 
+fn run(program: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tutorial"));
+    let output = command.arg(program).args(arguments).output();
+    output.expect("cargo has built the program")
+}
+
 /// What a program prints.
 fn printed(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.expect("cargo has built the program");
+    let output = run(program, arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {error}");
     String::from_utf8(output.stdout).expect("a program prints text")
@@ -38,8 +43,56 @@ fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
 }
 
 #[test]
+fn every_program_is_listed_and_run_by_a_test() {
+    let list = Command::new(env!("CARGO_BIN_EXE_tutorial")).output();
+    let list = list.expect("cargo has built the program").stdout;
+    let list = String::from_utf8(list).expect("it prints text");
+    let programs = lines(&list, "  ");
+    assert_eq!(programs.len(), 10, "{list}");
+    for line in programs {
+        let program = line.split_whitespace().next().expect("a name");
+        let call = format!("printed(\"{program}\", ");
+        assert!(include_str!("programs.rs").contains(&call), "{program}");
+    }
+}
+
+#[test]
+fn what_is_not_known_is_refused_in_one_line() {
+    for (program, arguments, message) in [
+        (
+            "arm",
+            &[][..],
+            "no program `arm`; without a name they are listed",
+        ),
+        (
+            "arms",
+            &["--steps", "many"],
+            "`--steps` is followed by a number",
+        ),
+        ("arms", &["--json"], "`--json` is followed by a file"),
+        (
+            "arms",
+            &["9", "ten"],
+            "behind the options are seeds, which are numbers",
+        ),
+        ("demo", &["--stepz", "3"], "unknown option `--stepz`"),
+        ("demo", &["--out"], "`--out` needs a value"),
+        (
+            "demo",
+            &["--steps", "many"],
+            "`--steps many`: invalid digit found in string",
+        ),
+    ] {
+        let output = run(program, arguments);
+        assert_eq!(output.status.code(), Some(1));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(error, format!("tutorial: {message}\n"));
+    }
+}
+
+#[test]
 fn the_intervals_of_sixteen_keys_are_printed() {
-    let text = printed(env!("CARGO_BIN_EXE_intervals"), &[]);
+    let text = printed("intervals", &[]);
     let keys = lines(&text, "key ");
     assert_eq!(keys.len(), 16, "{text}");
     assert_eq!(keys[0], "key  0 is attended at the positions 0..8");
@@ -48,14 +101,14 @@ fn the_intervals_of_sixteen_keys_are_printed() {
 
 #[test]
 fn masks_leave_blocks_empty() {
-    let text = printed(env!("CARGO_BIN_EXE_masks"), &[]);
+    let text = printed("masks", &[]);
     // 16 tiles of queries and 4 blocks of keys; documents end at 100 and 200.
     assert_eq!(text, "39 of 64 blocks are empty\n");
 }
 
 #[test]
 fn packed_documents_are_as_if_alone() {
-    let text = printed(env!("CARGO_BIN_EXE_packed"), &[]);
+    let text = printed("packed", &[]);
     let expected = "packed: the last document gets the rows that it gets alone\n\
                     padded: rows of padding are 0\n\
                     layer: [2, 20, 32]\n";
@@ -64,7 +117,7 @@ fn packed_documents_are_as_if_alone() {
 
 #[test]
 fn parts_are_merged_and_rows_looked_into() {
-    let text = printed(env!("CARGO_BIN_EXE_parts"), &[]);
+    let text = printed("parts", &[]);
     let [most] = lines(&text, "the last token attends most to key ")[..] else {
         panic!("{text}");
     };
@@ -77,7 +130,7 @@ fn parts_are_merged_and_rows_looked_into() {
 
 #[test]
 fn documents_padding_and_masks_do_what_the_book_says() {
-    let text = printed(env!("CARGO_BIN_EXE_documents"), &[]);
+    let text = printed("documents", &[]);
     for line in [
         "packed layer: three documents, the rows that each gets alone",
         "packed targets: rows [39, 64, 99] have no gradient",
@@ -99,7 +152,7 @@ fn documents_padding_and_masks_do_what_the_book_says() {
 
 #[test]
 fn generation_goes_on_where_it_was_saved() {
-    let text = printed(env!("CARGO_BIN_EXE_generation"), &[]);
+    let text = printed("generation", &[]);
     let [greedy] = lines(&text, "greedy: [")[..] else {
         panic!("{text}");
     };
@@ -121,7 +174,7 @@ fn number(line: &str, before: &str) -> f64 {
 
 #[test]
 fn a_model_changes_its_attention_and_keeps_its_weights() {
-    let text = printed(env!("CARGO_BIN_EXE_your-model"), &[]);
+    let text = printed("your-model", &[]);
     for start in ["drop-in: ", "a window of all keys: "] {
         let [line] = lines(&text, start)[..] else {
             panic!("{text}");
@@ -154,7 +207,7 @@ fn a_model_changes_its_attention_and_keeps_its_weights() {
 fn the_book_has_the_pictures_of_the_selectors() {
     let scratch = Scratch::new("selectors");
     let folder = scratch.0.display().to_string();
-    let text = printed(env!("CARGO_BIN_EXE_selectors"), &[&folder]);
+    let text = printed("selectors", &[&folder]);
     assert_eq!(text.lines().count(), 7, "{text}");
     let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../book/src/img");
     for line in text.lines() {
@@ -175,10 +228,7 @@ fn the_tutorial_trains_every_arm() {
     let scratch = Scratch::new("tutorial");
     let file = scratch.0.join("rows.jsonl");
     let path = file.display().to_string();
-    let text = printed(
-        env!("CARGO_BIN_EXE_tutorial"),
-        &["--steps", "1", "--json", &path, "5"],
-    );
+    let text = printed("arms", &["--steps", "1", "--json", &path, "5"]);
     let (_, table) = text.split_once("\nscores ").expect("a table");
     let rows: Vec<&str> = table
         .lines()
@@ -213,10 +263,8 @@ fn the_tutorial_trains_every_arm() {
 fn the_demo_shows_and_draws_what_is_kept() {
     let scratch = Scratch::new("demo");
     let folder = scratch.0.display().to_string();
-    let text = printed(
-        env!("CARGO_BIN_EXE_demo"),
-        &["--steps", "1", "--out", &folder],
-    );
+    let options = ["--steps", "1", "--out", &folder, "--svg", &folder];
+    let text = printed("demo", &options);
     let table = ["16, by learned scores", "16, at random", "all 128"];
     for name in table {
         assert_eq!(lines(&text, name).len(), 1, "{name}: {text}");
@@ -225,5 +273,9 @@ fn the_demo_shows_and_draws_what_is_kept() {
     for picture in ["before.png", "after.png"] {
         let bytes = std::fs::read(scratch.0.join(picture)).expect("a picture");
         assert!(bytes.starts_with(b"\x89PNG"), "{picture}");
+    }
+    for picture in ["demo-before.svg", "demo-after.svg"] {
+        let text = std::fs::read_to_string(scratch.0.join(picture)).expect("a picture");
+        assert!(text.starts_with("<svg"), "{picture}");
     }
 }

@@ -196,7 +196,7 @@ fn scratch() -> std::io::Result<PathBuf> {
     Ok(folder)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex();
     device.seed(7);
     let model = Model::new(&device);

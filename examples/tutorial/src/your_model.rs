@@ -14,7 +14,7 @@ use dropped_in::model::{LENGTH, TOKENS};
 use sparse::SparseModel;
 
 /// The model with Burn's attention.
-#[path = "."]
+#[path = "your_model"]
 mod plain {
     use burn::nn::attention;
     #[path = "model.rs"]
@@ -22,14 +22,14 @@ mod plain {
 }
 
 /// The same file, with this library's.
-#[path = "."]
+#[path = "your_model"]
 mod dropped_in {
     use burn_flash_dma::nn::mha as attention;
     #[path = "model.rs"]
     pub mod model;
 }
 
-fn main() {
+pub fn main() {
     let device = Device::flex().autodiff();
     device.seed(4);
     let tokens = sequences(&device);

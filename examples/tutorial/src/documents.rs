@@ -15,7 +15,7 @@ fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f32 {
     (a - b).abs().max().into_scalar()
 }
 
-fn main() -> Result<(), AttentionError> {
+pub fn main() -> Result<(), AttentionError> {
     let device = Device::flex().autodiff();
     device.seed(3);
     packed_layer(&device)?;
