@@ -403,6 +403,17 @@ mod tests {
         ] {
             assert_eq!(of(first, end).unwrap_err(), text);
         }
+        let plan = PlanGeometry::of_ranges(&[3, 1, 1], &[1, 2, 5], [5, 7], true).unwrap();
+        assert_eq!(plan.ranges_shape(), Ok([3, 2, 5, 1]));
+        let of_one = PlanGeometry::new(&[1, 1, 5, 1], [5, 7], true).unwrap();
+        let refused = of_one.ranges_shape().unwrap_err();
+        let expected = AttentionError::Shape {
+            tensor: TensorName::Mask,
+            axis: 3,
+            expected: 7,
+            actual: 1,
+        };
+        assert_eq!(refused, expected);
         let long = PlanGeometry::of_ranges(&[1; 3], &[1; 3], [5, 1 << 31], true);
         assert!(matches!(long, Err(AttentionError::TooLarge { .. })));
     }

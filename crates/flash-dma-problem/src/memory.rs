@@ -149,7 +149,7 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ElementType;
+    use crate::{AlibiSlopes, Dropout, ElementType, Engine, EngineChoice};
 
     fn problem() -> Problem {
         problem_of(ElementType::Bf16)
@@ -209,6 +209,17 @@ mod tests {
         let other = problem.with_sizes([1, 5, 6]).unwrap();
         assert_eq!((other.batch, other.q_len, other.k_len), (1, 5, 6));
         assert_eq!((other.window, other.softcap), (7, Some(3.0)));
+
+        let (q, k) = ([2, 4, 100, 64], [2, 2, 300, 64]);
+        let options = AttentionOptions::new()
+            .with_causal(false)
+            .with_scale(0.5)
+            .with_alibi(AlibiSlopes::standard(4))
+            .with_deterministic(true)
+            .with_dropout(Dropout::new(0.25, 3).unwrap())
+            .with_engine(EngineChoice::Only(Engine::Cpu));
+        let problem = Problem::new(&q, &k, &k, None, ElementType::F16, &options).unwrap();
+        assert_eq!(problem.with_sizes([2, 100, 300]), Ok(problem));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 """The code-generation gate: compile CUDA C++ as CubeCL and the driver do, without a GPU, and compare what comes out.
 
-    python gate.py DIR DOCS [--full | --bless | --sources] [PREFIX..]
+    python gate.py [--full | --bless | --sources] DIR DOCS [PREFIX..]
 
 DIR/NAME.cu, for each NAME and architecture of DIR/manifest.tsv, goes through NVRTC to PTX and through ptxas to machine
 code, by the wheels that are installed beside this Python. A row has registers, spills, stack and shared memory (static and the
@@ -227,7 +227,7 @@ def growth(rows, committed):
             yield f"{name} {arch}: not in the committed table"
             continue
         if row.key == old.key and row != old:
-            yield f"{name} {arch}: compiles to {row[:-1]}, where the table has {old[:-1]} for the same source"
+            yield f"{name} {arch}: compiles to {row[:-1]}, where the table has {old[:-1]} for the same source: remove its row and bless"
         for column, bound in BOUNDS.items():
             if getattr(row, column) > getattr(old, column) + bound:
                 change = f"{getattr(old, column)} -> {getattr(row, column)}"

@@ -50,10 +50,10 @@ pub fn run(options: &[String]) -> Result {
     let small = ["--bin", "codegen", "--test", SMALL_TEST];
     run_command(cargo(["build", "--workspace"]).args(small))?;
     let mut generator = Command::new(target_dir().join("debug/codegen"));
-    run_command(generator.arg(&out).args(prefixes).current_dir(root()))?;
+    run_command(generator.arg(&out).args(&prefixes).current_dir(root()))?;
     let mut gate = Command::new(COMPILERS.provide("python")?);
-    gate.arg(root().join(GATE).join("gate.py"));
-    run_command(gate.arg(out).arg(root().join("docs")).args(options))
+    gate.arg(root().join(GATE).join("gate.py")).args(switches);
+    run_command(gate.arg(out).arg(root().join("docs")).args(prefixes))
 }
 
 #[cfg(test)]
