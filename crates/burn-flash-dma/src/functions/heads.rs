@@ -1,5 +1,6 @@
 //! The heads of q, k and v from one product.
 
+use crate::engines::check_backend;
 use crate::ops::TrainingOps;
 use crate::validate::check_shape;
 use burn::backend::Dispatch;
@@ -37,7 +38,8 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if the heads of the parts do not add up to those of `x`; nothing is computed then.
+/// [`AttentionError::Shape`] if the heads of the parts do not add up to those of `x`, or
+/// [`AttentionError::NoEngine`]; nothing is computed then.
 pub fn try_split_heads<const N: usize>(
     x: Tensor<4>,
     heads: [usize; N],
@@ -46,6 +48,7 @@ pub fn try_split_heads<const N: usize>(
     let of_part = |heads| [batch, len, heads, head_dim];
     let all = heads.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
     check_shape(TensorName::Tokens, &x.dims(), &of_part(all))?;
+    check_backend(&x.device())?;
     let options = (&x.device(), x.dtype());
     let is_empty = |heads: usize| of_part(heads).contains(&0);
     let sizes: Vec<_> = heads

@@ -2,6 +2,7 @@
 
 use super::attention::Attention;
 use super::masked::MaskedAttention;
+use crate::engines::check_backend;
 use crate::ops::packed::PackedOps;
 use crate::validate::{check_shape, expect};
 use burn::backend::Dispatch;
@@ -48,7 +49,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if axis 2 has not size 3; nothing is computed then.
+/// [`AttentionError::Shape`] if axis 2 has not size 3, or [`AttentionError::NoEngine`]; nothing is computed then.
 pub fn try_split_qkv(qkv: Tensor<5>) -> Result<[Tensor<4>; 3], AttentionError> {
     split(TensorName::PackedQueryKeyValue, qkv)
 }
@@ -63,7 +64,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if axis 2 has not size 2; nothing is computed then.
+/// [`AttentionError::Shape`] if axis 2 has not size 2, or [`AttentionError::NoEngine`]; nothing is computed then.
 pub fn try_split_kv(kv: Tensor<5>) -> Result<[Tensor<4>; 2], AttentionError> {
     split(TensorName::PackedKeyValue, kv)
 }
@@ -72,6 +73,7 @@ pub fn try_split_kv(kv: Tensor<5>) -> Result<[Tensor<4>; 2], AttentionError> {
 fn split<const N: usize>(name: TensorName, x: Tensor<5>) -> Result<[Tensor<4>; N], AttentionError> {
     let [batch, len, _, heads, head_dim] = x.dims();
     check_shape(name, &x.dims(), &[batch, len, N, heads, head_dim])?;
+    check_backend(&x.device())?;
     let shape = [batch, heads, len, head_dim];
     if shape.contains(&0) {
         let options = (&x.device(), x.dtype());
