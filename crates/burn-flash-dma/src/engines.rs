@@ -61,7 +61,7 @@ pub fn engine_for<P: EngineProblem>(
     device: &Device,
 ) -> Result<EngineReport, AttentionError> {
     match (problem.attention().engine, Kind::of(device)) {
-        (_, Kind::Other(backend)) => Err(AttentionError::NoEngine { backend }),
+        (_, Kind::Other(error)) => Err(error),
         #[cfg(feature = "cube")]
         (_, Kind::Cube(client)) => flash_dma_kernels::engine_for(&client, problem),
         #[cfg(feature = "flex")]
@@ -94,7 +94,7 @@ pub(crate) fn check<P: EngineProblem>(
     let attention = problem.attention();
     let _ = gradients;
     match (attention.engine, Kind::of(device)) {
-        (_, Kind::Other(backend)) => Err(AttentionError::NoEngine { backend }),
+        (_, Kind::Other(error)) => Err(error),
         #[cfg(feature = "cube")]
         (EngineChoice::Fastest, Kind::Cube(client))
             if flash_dma_kernels::fits_grid(&client, attention) =>
@@ -110,10 +110,22 @@ pub(crate) fn check<P: EngineProblem>(
     }
 }
 
-/// Refuses a device of a backend without an engine: for what is done before there is a problem, as a selection, the plan
-/// of a mask or a cache.
+/// Refuses a device of a backend without an engine, which has no operation of this crate.
 pub(crate) fn check_backend(device: &Device) -> Result<(), AttentionError> {
-    Kind::of(device).check()
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => Ok(()),
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => Ok(()),
+        #[allow(unreachable_patterns)]
+        other => Err(no_engine(&format!("{other:?}"))),
+    }
+}
+
+/// The refusal of a device, which begins with the name of its backend: `LibTorch(Cuda(0))`.
+fn no_engine(device: &str) -> AttentionError {
+    let backend = device.split('(').next().unwrap_or(device).into();
+    AttentionError::NoEngine { backend }
 }
 
 #[cfg(feature = "flex")]
@@ -163,8 +175,8 @@ enum Kind {
     Cube(cubecl::client::Client),
     #[cfg(feature = "flex")]
     Flex,
-    /// No engine, with the name of the backend.
-    Other(String),
+    /// No engine, and the error that says so.
+    Other(AttentionError),
 }
 
 impl Kind {
@@ -177,35 +189,18 @@ impl Kind {
             DispatchDevice::Flex(_) => Self::Flex,
             // There is no other kind in some builds.
             #[allow(unreachable_patterns)]
-            other => Self::other(&format!("{other:?}")),
-        }
-    }
-
-    /// A backend without an engine, by its device: `LibTorch(Cuda(0))`.
-    fn other(device: &str) -> Self {
-        let backend = device
-            .split_once('(')
-            .map_or(device, |(backend, _)| backend);
-        Self::Other(backend.into())
-    }
-
-    fn check(self) -> Result<(), AttentionError> {
-        match self {
-            Self::Other(backend) => Err(AttentionError::NoEngine { backend }),
-            #[cfg(any(feature = "cube", feature = "flex"))]
-            _ => Ok(()),
+            other => Self::Other(no_engine(&format!("{other:?}"))),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Kind;
+    use super::no_engine;
 
     #[test]
     fn a_backend_without_an_engine_is_named() {
-        let error = Kind::other("LibTorch(Cuda(0))").check().unwrap_err();
         let text = "the backend LibTorch has no engine of attention: take a device of Flex or of a CubeCL runtime";
-        assert_eq!(error.to_string(), text);
+        assert_eq!(no_engine("LibTorch(Cuda(0))").to_string(), text);
     }
 }

@@ -19,7 +19,6 @@
 //! [`FiniteChecks`] takes several tensors and waits for the device once. A check computes on the device and reads three
 //! numbers per tensor, but it does wait: use it to find a fault, not in every step of a run.
 
-use crate::validate::expect_of;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 /// A number that is not finite.
@@ -89,13 +88,10 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// Checks that every element of a float tensor is finite. `name` and `step` are for the error.
-///
-/// # Panics
-///
-/// If [`try_check_finite`] returns an error, with that error's text.
-pub fn check_finite<const D: usize>(tensor: &Tensor<D>, name: &str, step: usize) {
-    expect_of(try_check_finite(tensor, name, step));
+twin! {
+    /// Checks that every element of a float tensor is finite. `name` and `step` are for the error.
+    pub fn check_finite<const D: usize>(tensor: &Tensor<D>, name: &str, step: usize)
+        = try_check_finite;
 }
 
 /// Like [`check_finite`], but returns the error. Reads the device once.
@@ -203,13 +199,9 @@ impl FiniteChecks {
         self
     }
 
-    /// Reads the checks.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_check`](Self::try_check) returns an error, with that error's text.
-    pub fn check(self) {
-        expect_of(self.try_check());
+    twin! {
+        /// Reads the checks.
+        pub fn check(self) = Self::try_check;
     }
 
     /// Like [`check`](Self::check), but returns the error. Reads the device once; each device, if there are several.

@@ -84,6 +84,9 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[macro_use]
+mod twin;
+
 mod backends;
 pub mod cache;
 pub mod engines;

@@ -1,5 +1,6 @@
 //! Checks that need Burn's types; [`Problem`](crate::Problem) checks shapes and options.
 
+use crate::engines::check_backend;
 use crate::ops::TrainingOps;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
@@ -80,12 +81,13 @@ pub(crate) fn supported(
     Ok(device)
 }
 
-/// Refuses a device that does not compute in an element type.
+/// Refuses a device without an engine, or that does not compute in an element type.
 pub(crate) fn computes_in(
     device: &Device,
     dtype: DType,
     element: ElementType,
 ) -> Result<(), AttentionError> {
+    check_backend(device)?;
     if device.supports_dtype(dtype) {
         return Ok(());
     }

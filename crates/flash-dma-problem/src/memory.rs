@@ -137,7 +137,6 @@ impl Problem {
             deterministic: self.deterministic,
             dropout: self.dropout,
             engine: self.engine,
-            ..AttentionOptions::new()
         };
         let q = [batch, self.q_heads, q_len, self.head_dim];
         let kv = [batch, self.kv_heads, k_len, self.head_dim];

@@ -2,7 +2,6 @@
 
 use super::config::PagedCacheConfig;
 use super::paged::PagedCache;
-use crate::validate::expect;
 use burn::tensor::{Int, Tensor};
 use flash_dma_problem::AttentionError;
 
@@ -90,34 +89,30 @@ impl BlockTable {
 }
 
 impl PagedCache {
-    /// Takes the pages of all sequences from a table that its caller owns: an engine that schedules requests gives out
-    /// the pages of the pool ([`PagedCacheConfig::pages`]), shares and reuses them. From here on the cache gives out
-    /// none: each step writes to the pages that the table has for its tokens, and the next sequences, more or fewer,
-    /// come with the next table. What is in the pages stays.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// # use burn::tensor::{Device, Tensor};
-    /// # use burn_flash_dma::cache::{BlockTable, PagedCacheConfig};
-    /// let device = Device::flex();
-    /// let config = PagedCacheConfig::new(1, 2, 8, 64).with_page_len(16).with_pages(8);
-    /// let mut cache = config.init(&device);
-    /// cache.set_block_table(&BlockTable { pages: vec![vec![5, 2]], lengths: vec![0] });
-    /// let kv = |batch, tokens| Tensor::<4>::ones([batch, 2, tokens, 8], &device);
-    /// cache.append(kv(1, 20), kv(1, 20), None);
-    /// // A second sequence begins with the same 16 tokens.
-    /// let pages = vec![vec![5, 2], vec![5, 7]];
-    /// cache.set_block_table(&BlockTable { pages, lengths: vec![20, 16] });
-    /// let _ = cache.step(kv(2, 1), kv(2, 1), kv(2, 1), None);
-    /// assert_eq!(cache.lengths(), [21, 17]);
-    /// # }
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If [`try_set_block_table`](Self::try_set_block_table) returns an error, with that error's text.
-    pub fn set_block_table(&mut self, table: &BlockTable) {
-        expect(self.try_set_block_table(table));
+    twin! {
+        /// Takes the pages of all sequences from a table that its caller owns: an engine that schedules requests gives out
+        /// the pages of the pool ([`PagedCacheConfig::pages`]), shares and reuses them. From here on the cache gives out
+        /// none: each step writes to the pages that the table has for its tokens, and the next sequences, more or fewer,
+        /// come with the next table. What is in the pages stays.
+        ///
+        /// ```
+        /// # #[cfg(feature = "flex")] {
+        /// # use burn::tensor::{Device, Tensor};
+        /// # use burn_flash_dma::cache::{BlockTable, PagedCacheConfig};
+        /// let device = Device::flex();
+        /// let config = PagedCacheConfig::new(1, 2, 8, 64).with_page_len(16).with_pages(8);
+        /// let mut cache = config.init(&device);
+        /// cache.set_block_table(&BlockTable { pages: vec![vec![5, 2]], lengths: vec![0] });
+        /// let kv = |batch, tokens| Tensor::<4>::ones([batch, 2, tokens, 8], &device);
+        /// cache.append(kv(1, 20), kv(1, 20), None);
+        /// // A second sequence begins with the same 16 tokens.
+        /// let pages = vec![vec![5, 2], vec![5, 7]];
+        /// cache.set_block_table(&BlockTable { pages, lengths: vec![20, 16] });
+        /// let _ = cache.step(kv(2, 1), kv(2, 1), kv(2, 1), None);
+        /// assert_eq!(cache.lengths(), [21, 17]);
+        /// # }
+        /// ```
+        pub fn set_block_table(&mut self, table: &BlockTable) = Self::try_set_block_table;
     }
 
     /// Like [`set_block_table`](Self::set_block_table), but returns the error.
@@ -162,14 +157,10 @@ impl PagedCache {
         }
     }
 
-    /// Copies pages `[from, to]` of a table from outside, whose owner lets several sequences have a page that is not
-    /// full: before one of them writes to it, it gets a copy. No page is in both columns, and none is written twice.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_copy_pages`](Self::try_copy_pages) returns an error, with that error's text.
-    pub fn copy_pages(&mut self, pages: &[[usize; 2]]) {
-        expect(self.try_copy_pages(pages));
+    twin! {
+        /// Copies pages `[from, to]` of a table from outside, whose owner lets several sequences have a page that is not
+        /// full: before one of them writes to it, it gets a copy. No page is in both columns, and none is written twice.
+        pub fn copy_pages(&mut self, pages: &[[usize; 2]]) = Self::try_copy_pages;
     }
 
     /// Like [`copy_pages`](Self::copy_pages), but returns the error.

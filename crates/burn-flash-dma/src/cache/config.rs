@@ -2,7 +2,6 @@
 
 use super::paged::PagedCache;
 use super::tokens::cache_element;
-use crate::validate::expect;
 use burn::config::Config;
 use burn::tensor::{Device, FloatDType};
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ScoreRole, SelectionRule};
@@ -121,14 +120,9 @@ pub struct PagedCacheConfig {
 }
 
 impl PagedCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> PagedCache {
-        expect(self.try_init(device))
+    twin! {
+        /// The empty cache.
+        pub fn init(&self, device: &Device) -> PagedCache = Self::try_init;
     }
 
     /// Like [`init`](Self::init), but returns the error.

@@ -2,7 +2,6 @@
 
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
-use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 
@@ -46,21 +45,12 @@ impl From<PagedCache> for AttentionCache {
 }
 
 impl AttentionCache {
-    /// Attends from new tokens to the cache and to each other, and appends them: see
-    /// [`DynamicMaskCache::step`]. `scores` are given exactly if the cache has scores.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
-    #[must_use]
-    pub fn step(
-        &mut self,
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        scores: Option<Tensor<3>>,
-    ) -> Tensor<4> {
-        expect(self.try_step(q, k, v, scores))
+    twin! {
+        /// Attends from new tokens to the cache and to each other, and appends them: see
+        /// [`DynamicMaskCache::step`]. `scores` are given exactly if the cache has scores.
+        pub fn step(
+            &mut self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>
+        ) -> Tensor<4> = Self::try_step;
     }
 
     /// Like [`step`](Self::step), but returns the error.
@@ -117,13 +107,9 @@ impl AttentionCache {
         }
     }
 
-    /// Replaces sequence `i` by sequence `indices[i]`: see [`DynamicMaskCache::reorder`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
-    pub fn reorder(&mut self, indices: &[usize]) {
-        expect(self.try_reorder(indices));
+    twin! {
+        /// Replaces sequence `i` by sequence `indices[i]`: see [`DynamicMaskCache::reorder`].
+        pub fn reorder(&mut self, indices: &[usize]) = Self::try_reorder;
     }
 
     /// Like [`reorder`](Self::reorder), but returns the error.
@@ -138,13 +124,9 @@ impl AttentionCache {
         }
     }
 
-    /// Empties one sequence.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reset`](Self::try_reset) returns an error, with that error's text.
-    pub fn reset(&mut self, sequence: usize) {
-        expect(self.try_reset(sequence));
+    twin! {
+        /// Empties one sequence.
+        pub fn reset(&mut self, sequence: usize) = Self::try_reset;
     }
 
     /// Like [`reset`](Self::reset), but returns the error.
@@ -159,14 +141,9 @@ impl AttentionCache {
         }
     }
 
-    /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_cat`](Self::try_cat) returns an error, with that error's text.
-    #[must_use]
-    pub fn cat(caches: Vec<Self>) -> Self {
-        expect(Self::try_cat(caches))
+    twin! {
+        /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`].
+        pub fn cat(caches: Vec<Self>) -> Self = Self::try_cat;
     }
 
     /// Like [`cat`](Self::cat), but returns the error.

@@ -4,7 +4,6 @@ use super::either::AttentionCache;
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
 use super::tokens::NewTokens;
-use crate::validate::expect;
 use flash_dma_problem::{Appending, AttentionError};
 
 /// What becomes of the tokens of a step.
@@ -71,18 +70,14 @@ impl Hold {
 }
 
 impl DynamicMaskCache {
-    /// Lets the tokens of the next step wait: the step attends as always, but its tokens stay beside the cache, whose
-    /// slots and [`lengths`](Self::lengths) do not change, until [`accept`](Self::accept) says how many of them were
-    /// right. While they wait, the cache takes no other call that would change or save it. A clone has the same tokens
-    /// waiting.
-    ///
-    /// Before the next step this does nothing a second time, and [`append`](Self::append) appends as always.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_hold`](Self::try_hold) returns an error, with that error's text.
-    pub fn hold(&mut self) {
-        expect(self.try_hold());
+    twin! {
+        /// Lets the tokens of the next step wait: the step attends as always, but its tokens stay beside the cache, whose
+        /// slots and [`lengths`](Self::lengths) do not change, until [`accept`](Self::accept) says how many of them were
+        /// right. While they wait, the cache takes no other call that would change or save it. A clone has the same tokens
+        /// waiting.
+        ///
+        /// Before the next step this does nothing a second time, and [`append`](Self::append) appends as always.
+        pub fn hold(&mut self) = Self::try_hold;
     }
 
     /// Like [`hold`](Self::hold), but returns the error.
@@ -94,14 +89,10 @@ impl DynamicMaskCache {
         self.hold.begin()
     }
 
-    /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others and ends
-    /// holding: the cache is bit for bit the one that was given nothing else. 0 ends holding even if no step was taken.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_accept`](Self::try_accept) returns an error, with that error's text.
-    pub fn accept(&mut self, count: usize) {
-        expect(self.try_accept(count));
+    twin! {
+        /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others and ends
+        /// holding: the cache is bit for bit the one that was given nothing else. 0 ends holding even if no step was taken.
+        pub fn accept(&mut self, count: usize) = Self::try_accept;
     }
 
     /// Like [`accept`](Self::accept), but returns the error.
@@ -125,13 +116,9 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`]. They have their pages while they wait.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_hold`](Self::try_hold) returns an error, with that error's text.
-    pub fn hold(&mut self) {
-        expect(self.try_hold());
+    twin! {
+        /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`]. They have their pages while they wait.
+        pub fn hold(&mut self) = Self::try_hold;
     }
 
     /// Like [`hold`](Self::hold), but returns the error.
@@ -143,14 +130,10 @@ impl PagedCache {
         self.hold.begin()
     }
 
-    /// Appends the first `count` of the tokens that wait, drops the others with their pages and ends holding: see
-    /// [`DynamicMaskCache::accept`]. A pool that has grown for them stays as large.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_accept`](Self::try_accept) returns an error, with that error's text.
-    pub fn accept(&mut self, count: usize) {
-        expect(self.try_accept(count));
+    twin! {
+        /// Appends the first `count` of the tokens that wait, drops the others with their pages and ends holding: see
+        /// [`DynamicMaskCache::accept`]. A pool that has grown for them stays as large.
+        pub fn accept(&mut self, count: usize) = Self::try_accept;
     }
 
     /// Like [`accept`](Self::accept), but returns the error.
@@ -177,13 +160,9 @@ impl PagedCache {
 }
 
 impl AttentionCache {
-    /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_hold`](Self::try_hold) returns an error, with that error's text.
-    pub fn hold(&mut self) {
-        expect(self.try_hold());
+    twin! {
+        /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`].
+        pub fn hold(&mut self) = Self::try_hold;
     }
 
     /// Like [`hold`](Self::hold), but returns the error.
@@ -198,14 +177,10 @@ impl AttentionCache {
         }
     }
 
-    /// Appends the first `count` of the tokens that wait, drops the others and ends holding: see
-    /// [`DynamicMaskCache::accept`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_accept`](Self::try_accept) returns an error, with that error's text.
-    pub fn accept(&mut self, count: usize) {
-        expect(self.try_accept(count));
+    twin! {
+        /// Appends the first `count` of the tokens that wait, drops the others and ends holding: see
+        /// [`DynamicMaskCache::accept`].
+        pub fn accept(&mut self, count: usize) = Self::try_accept;
     }
 
     /// Like [`accept`](Self::accept), but returns the error.

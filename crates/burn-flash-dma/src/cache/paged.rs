@@ -8,7 +8,6 @@ use super::pool::PagePool;
 use super::tokens::{NewTokens, check_support, plain};
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{OptionalFloat, PageMap, PageTensors};
-use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
@@ -63,14 +62,9 @@ pub(crate) struct Contents {
 }
 
 impl PagedCache {
-    /// An empty cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
-    #[must_use]
-    pub fn new(config: &PagedCacheConfig, device: &Device) -> Self {
-        expect(Self::try_new(config, device))
+    twin! {
+        /// An empty cache.
+        pub fn new(config: &PagedCacheConfig, device: &Device) -> Self = Self::try_new;
     }
 
     /// Like [`new`](Self::new), but returns the error.
@@ -129,22 +123,13 @@ impl PagedCache {
         }
     }
 
-    /// Attends from new tokens to everything before them and to each other, and appends them. Shapes as in
-    /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` are given exactly if the
-    /// configuration says so.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
-    #[must_use]
-    pub fn step(
-        &mut self,
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        scores: Option<Tensor<3>>,
-    ) -> Tensor<4> {
-        expect(self.try_step(q, k, v, scores))
+    twin! {
+        /// Attends from new tokens to everything before them and to each other, and appends them. Shapes as in
+        /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` are given exactly if the
+        /// configuration says so.
+        pub fn step(
+            &mut self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>
+        ) -> Tensor<4> = Self::try_step;
     }
 
     /// Like [`step`](Self::step), but returns the error.
@@ -227,13 +212,10 @@ impl PagedCache {
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// Appends tokens without attending.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_append`](Self::try_append) returns an error, with that error's text.
-    pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>) {
-        expect(self.try_append(k, v, scores));
+    twin! {
+        /// Appends tokens without attending.
+        pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>)
+            = Self::try_append;
     }
 
     /// Like [`append`](Self::append), but returns the error.

@@ -127,15 +127,10 @@ impl DynamicMaskCache {
         empty.with_state(state, &lengths)
     }
 
-    /// The contents of the cache, without its configuration, as a Burn record to be saved beside a model's. Waits for
-    /// the device.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_to_module_record_sync`](Self::try_to_module_record_sync) returns an error, with that error's text.
-    #[must_use]
-    pub fn to_module_record_sync(&self) -> ModuleRecord {
-        expect(self.try_to_module_record_sync())
+    twin! {
+        /// The contents of the cache, without its configuration, as a Burn record to be saved beside a model's. Waits for
+        /// the device.
+        pub fn to_module_record_sync(&self) -> ModuleRecord = Self::try_to_module_record_sync;
     }
 
     /// Like [`to_module_record_sync`](Self::to_module_record_sync), but returns the error.

@@ -5,19 +5,14 @@ use super::paged::{Contents, PagedCache};
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
 use super::tokens::check_sequences;
-use crate::validate::expect;
 use burn::tensor::{DType, Int, Tensor, TensorData, s};
 use flash_dma_problem::AttentionError;
 
 impl DynamicMaskCache {
-    /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
-    /// fewer or more indices than sequences. Copies the cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
-    pub fn reorder(&mut self, indices: &[usize]) {
-        expect(self.try_reorder(indices));
+    twin! {
+        /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
+        /// fewer or more indices than sequences. Copies the cache.
+        pub fn reorder(&mut self, indices: &[usize]) = Self::try_reorder;
     }
 
     /// Like [`reorder`](Self::reorder), but returns the error.
@@ -46,13 +41,9 @@ impl DynamicMaskCache {
         Ok(())
     }
 
-    /// Empties one sequence: its next token is at position 0, the first of a new document.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reset`](Self::try_reset) returns an error, with that error's text.
-    pub fn reset(&mut self, sequence: usize) {
-        expect(self.try_reset(sequence));
+    twin! {
+        /// Empties one sequence: its next token is at position 0, the first of a new document.
+        pub fn reset(&mut self, sequence: usize) = Self::try_reset;
     }
 
     /// Like [`reset`](Self::reset), but returns the error.
@@ -81,16 +72,11 @@ impl DynamicMaskCache {
         Ok(())
     }
 
-    /// The sequences of several caches as those of one, in the order given: prompts of different lengths may be read
-    /// in groups and continued together. The caches are of equal configurations, but for the number of sequences.
-    /// Copies them. The joined cache does not hold.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_cat`](Self::try_cat) returns an error, with that error's text.
-    #[must_use]
-    pub fn cat(caches: Vec<Self>) -> Self {
-        expect(Self::try_cat(caches))
+    twin! {
+        /// The sequences of several caches as those of one, in the order given: prompts of different lengths may be read
+        /// in groups and continued together. The caches are of equal configurations, but for the number of sequences.
+        /// Copies them. The joined cache does not hold.
+        pub fn cat(caches: Vec<Self>) -> Self = Self::try_cat;
     }
 
     /// Like [`cat`](Self::cat), but returns the error.
@@ -132,14 +118,10 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences. Only tables
-    /// move: the sequences of an index that occurs more than once have the same pages, each until it writes to one.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
-    pub fn reorder(&mut self, indices: &[usize]) {
-        expect(self.try_reorder(indices));
+    twin! {
+        /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences. Only tables
+        /// move: the sequences of an index that occurs more than once have the same pages, each until it writes to one.
+        pub fn reorder(&mut self, indices: &[usize]) = Self::try_reorder;
     }
 
     /// Like [`reorder`](Self::reorder), but returns the error.
@@ -165,13 +147,9 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Empties one sequence and returns to the pool those of its pages that no other sequence has.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reset`](Self::try_reset) returns an error, with that error's text.
-    pub fn reset(&mut self, sequence: usize) {
-        expect(self.try_reset(sequence));
+    twin! {
+        /// Empties one sequence and returns to the pool those of its pages that no other sequence has.
+        pub fn reset(&mut self, sequence: usize) = Self::try_reset;
     }
 
     /// Like [`reset`](Self::reset), but returns the error.
@@ -190,15 +168,10 @@ impl PagedCache {
         Ok(())
     }
 
-    /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`]. The pools
-    /// become one pool, of as many pages as they have together; configurations may differ in `pages`, too.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_cat`](Self::try_cat) returns an error, with that error's text.
-    #[must_use]
-    pub fn cat(caches: Vec<Self>) -> Self {
-        expect(Self::try_cat(caches))
+    twin! {
+        /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`]. The pools
+        /// become one pool, of as many pages as they have together; configurations may differ in `pages`, too.
+        pub fn cat(caches: Vec<Self>) -> Self = Self::try_cat;
     }
 
     /// Like [`cat`](Self::cat), but returns the error.

@@ -4,18 +4,13 @@ use super::either::AttentionCache;
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
 use super::tokens::check_sequences;
-use crate::validate::expect;
 use flash_dma_problem::AttentionError;
 
 impl DynamicMaskCache {
-    /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
-    /// greatest. Copies the cache: slots are overwritten where keys are evicted, so they are not shared.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_fork`](Self::try_fork) returns an error, with that error's text.
-    pub fn fork(&mut self, sequence: usize) -> usize {
-        expect(self.try_fork(sequence))
+    twin! {
+        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
+        /// greatest. Copies the cache: slots are overwritten where keys are evicted, so they are not shared.
+        pub fn fork(&mut self, sequence: usize) -> usize = Self::try_fork;
     }
 
     /// Like [`fork`](Self::fork), but returns the error.
@@ -31,31 +26,27 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
-    /// greatest: several continuations of one text. It has the same pages, and nothing is copied until one of the two
-    /// is given tokens; then the last page is, unless it is full.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// # use burn::tensor::{Device, Tensor};
-    /// # use burn_flash_dma::cache::PagedCacheConfig;
-    /// let device = Device::flex();
-    /// let mut cache = PagedCacheConfig::new(1, 2, 8, 256).with_page_len(16).init(&device);
-    /// let kv = |tokens| Tensor::<4>::ones([1, 2, tokens, 8], &device);
-    /// cache.append(kv(40), kv(40), None);
-    /// assert_eq!((cache.fork(0), cache.used_pages()), (1, 3));
-    /// // Each of the two sequences writes to a page of its own; two pages are shared.
-    /// let kv = || Tensor::<4>::ones([2, 2, 1, 8], &device);
-    /// let _ = cache.step(kv(), kv(), kv(), None);
-    /// assert_eq!(cache.used_pages(), 4);
-    /// # }
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If [`try_fork`](Self::try_fork) returns an error, with that error's text.
-    pub fn fork(&mut self, sequence: usize) -> usize {
-        expect(self.try_fork(sequence))
+    twin! {
+        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
+        /// greatest: several continuations of one text. It has the same pages, and nothing is copied until one of the two
+        /// is given tokens; then the last page is, unless it is full.
+        ///
+        /// ```
+        /// # #[cfg(feature = "flex")] {
+        /// # use burn::tensor::{Device, Tensor};
+        /// # use burn_flash_dma::cache::PagedCacheConfig;
+        /// let device = Device::flex();
+        /// let mut cache = PagedCacheConfig::new(1, 2, 8, 256).with_page_len(16).init(&device);
+        /// let kv = |tokens| Tensor::<4>::ones([1, 2, tokens, 8], &device);
+        /// cache.append(kv(40), kv(40), None);
+        /// assert_eq!((cache.fork(0), cache.used_pages()), (1, 3));
+        /// // Each of the two sequences writes to a page of its own; two pages are shared.
+        /// let kv = || Tensor::<4>::ones([2, 2, 1, 8], &device);
+        /// let _ = cache.step(kv(), kv(), kv(), None);
+        /// assert_eq!(cache.used_pages(), 4);
+        /// # }
+        /// ```
+        pub fn fork(&mut self, sequence: usize) -> usize = Self::try_fork;
     }
 
     /// Like [`fork`](Self::fork), but returns the error.
@@ -69,14 +60,11 @@ impl PagedCache {
         Ok(new)
     }
 
-    /// Replaces sequence `into` by the first `tokens` tokens of sequence `from`, with the same pages: requests that
-    /// begin with one text. What `into` was is forgotten. A sequence may be replaced by its own beginning.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_share_prefix`](Self::try_share_prefix) returns an error, with that error's text.
-    pub fn share_prefix(&mut self, from: usize, into: usize, tokens: usize) {
-        expect(self.try_share_prefix(from, into, tokens));
+    twin! {
+        /// Replaces sequence `into` by the first `tokens` tokens of sequence `from`, with the same pages: requests that
+        /// begin with one text. What `into` was is forgotten. A sequence may be replaced by its own beginning.
+        pub fn share_prefix(&mut self, from: usize, into: usize, tokens: usize)
+            = Self::try_share_prefix;
     }
 
     /// Like [`share_prefix`](Self::share_prefix), but returns the error.
@@ -120,14 +108,10 @@ impl PagedCache {
 }
 
 impl AttentionCache {
-    /// Adds a sequence that has been given what `sequence` has been given, and returns its number: see
-    /// [`PagedCache::fork`] and [`DynamicMaskCache::fork`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_fork`](Self::try_fork) returns an error, with that error's text.
-    pub fn fork(&mut self, sequence: usize) -> usize {
-        expect(self.try_fork(sequence))
+    twin! {
+        /// Adds a sequence that has been given what `sequence` has been given, and returns its number: see
+        /// [`PagedCache::fork`] and [`DynamicMaskCache::fork`].
+        pub fn fork(&mut self, sequence: usize) -> usize = Self::try_fork;
     }
 
     /// Like [`fork`](Self::fork), but returns the error.

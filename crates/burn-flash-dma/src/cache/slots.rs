@@ -8,7 +8,6 @@ use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{ChunkKeys, OptionalFloat, RunnersUp, Selection, SlotTensors};
-use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -55,14 +54,9 @@ pub(crate) struct State {
 }
 
 impl DynamicMaskCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> DynamicMaskCache {
-        expect(self.try_init(device))
+    twin! {
+        /// The empty cache.
+        pub fn init(&self, device: &Device) -> DynamicMaskCache = Self::try_init;
     }
 
     /// Like [`init`](Self::init), but returns the error.
@@ -76,14 +70,9 @@ impl DynamicMaskCacheConfig {
 }
 
 impl DynamicMaskCache {
-    /// An empty cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
-    #[must_use]
-    pub fn new(config: &DynamicMaskCacheConfig, device: &Device) -> Self {
-        expect(Self::try_new(config, device))
+    twin! {
+        /// An empty cache.
+        pub fn new(config: &DynamicMaskCacheConfig, device: &Device) -> Self = Self::try_new;
     }
 
     /// Like [`new`](Self::new), but returns the error.
@@ -119,26 +108,17 @@ impl DynamicMaskCache {
         })
     }
 
-    /// Attends from new tokens to the cache and to each other, and appends them: `q` `[batch, q_heads, tokens,
-    /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
-    ///
-    /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
-    /// bf16 are cast up), for what the cache's [`ScoreRole`] says. One token at a time, several to verify a
-    /// speculation, or a whole prompt: up to 16 tokens are one decode step; more are attended to like a training
-    /// sequence, with the keys of the cache before them.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
-    #[must_use]
-    pub fn step(
-        &mut self,
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        scores: Tensor<3>,
-    ) -> Tensor<4> {
-        expect(self.try_step(q, k, v, scores))
+    twin! {
+        /// Attends from new tokens to the cache and to each other, and appends them: `q` `[batch, q_heads, tokens,
+        /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
+        ///
+        /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
+        /// bf16 are cast up), for what the cache's [`ScoreRole`] says. One token at a time, several to verify a
+        /// speculation, or a whole prompt: up to 16 tokens are one decode step; more are attended to like a training
+        /// sequence, with the keys of the cache before them.
+        pub fn step(
+            &mut self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>
+        ) -> Tensor<4> = Self::try_step;
     }
 
     /// Like [`step`](Self::step), but returns the error.
@@ -241,13 +221,9 @@ impl DynamicMaskCache {
         Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole)
     }
 
-    /// Appends tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_append`](Self::try_append) returns an error, with that error's text.
-    pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>) {
-        expect(self.try_append(k, v, scores));
+    twin! {
+        /// Appends tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
+        pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>) = Self::try_append;
     }
 
     /// Like [`append`](Self::append), but returns the error.

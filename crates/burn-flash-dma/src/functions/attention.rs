@@ -8,9 +8,7 @@ use crate::engines;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{LeftOut, RunnersUp, Selection};
 use crate::spans::span;
-use crate::validate::{
-    expect, is_tracked, rows_element, same_device, scores_as_f32, supported, tracked,
-};
+use crate::validate::{is_tracked, rows_element, same_device, scores_as_f32, supported, tracked};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -136,14 +134,9 @@ impl<S> Attention<S> {
         self
     }
 
-    /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(self) -> Tensor<4> {
-        expect(self.try_forward())
+    twin! {
+        /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
+        pub fn forward(self) -> Tensor<4> = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.
@@ -157,15 +150,10 @@ impl<S> Attention<S> {
         Ok(self.run(Dispatch::dynamic_mask_forward)?.0)
     }
 
-    /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
-    /// attended. Both are differentiable.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
-        expect(self.try_forward_with_lse())
+    twin! {
+        /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
+        /// attended. Both are differentiable.
+        pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) = Self::try_forward_with_lse;
     }
 
     /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.
@@ -177,16 +165,12 @@ impl<S> Attention<S> {
         self.run(Dispatch::dynamic_mask_forward_with_lse)
     }
 
-    /// The output and the LSE beside one more logit per query head, `[q_heads]`, that has no key, as
-    /// [`learnable_sink`](crate::learnable_sink()) makes them; a runner-up is worth what it would gain beside the keys and
-    /// this logit. Differentiable in all inputs.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_sink`](Self::try_forward_with_sink) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_sink(self, logits: Tensor<1>) -> (Tensor<4>, Tensor<3>) {
-        expect(self.try_forward_with_sink(logits))
+    twin! {
+        /// The output and the LSE beside one more logit per query head, `[q_heads]`, that has no key, as
+        /// [`learnable_sink`](crate::learnable_sink()) makes them; a runner-up is worth what it would gain beside the keys and
+        /// this logit. Differentiable in all inputs.
+        pub fn forward_with_sink(self, logits: Tensor<1>) -> (Tensor<4>, Tensor<3>)
+            = Self::try_forward_with_sink;
     }
 
     /// Like [`forward_with_sink`](Self::forward_with_sink), but returns the error.

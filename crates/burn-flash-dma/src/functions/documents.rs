@@ -3,7 +3,6 @@
 use super::composition::{Layout, ints};
 use super::selection::{Intervals, Origin};
 use super::selector::check_len;
-use crate::validate::expect;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use std::sync::{Arc, OnceLock};
@@ -164,16 +163,12 @@ impl Documents {
         &self.lengths
     }
 
-    /// The selection that keeps every key of a document up to its end, for keys of `shape`
-    /// `[batch, kv_heads, k_len]`: dense causal attention inside documents, in the work of the documents' own squares.
-    /// See [`Attention::intervals`](crate::Attention::intervals).
-    ///
-    /// # Panics
-    ///
-    /// If [`try_intervals`](Self::try_intervals) returns an error, with that error's text.
-    #[must_use]
-    pub fn intervals(&self, shape: [usize; 3], device: &Device) -> Intervals {
-        expect(self.try_intervals(shape, device))
+    twin! {
+        /// The selection that keeps every key of a document up to its end, for keys of `shape`
+        /// `[batch, kv_heads, k_len]`: dense causal attention inside documents, in the work of the documents' own squares.
+        /// See [`Attention::intervals`](crate::Attention::intervals).
+        pub fn intervals(&self, shape: [usize; 3], device: &Device) -> Intervals
+            = Self::try_intervals;
     }
 
     /// Like [`intervals`](Self::intervals), but returns the error.

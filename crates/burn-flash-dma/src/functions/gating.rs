@@ -1,42 +1,37 @@
 //! The gate of a feed-forward network.
 
 use crate::ops::TrainingOps;
-use crate::validate::{check_shape, computes_in, element_type, expect, same_device};
+use crate::validate::{check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// SwiGLU without its products: `silu(gate) * up`, element by element.
-///
-/// | tensor | shape | type |
-/// |---|---|---|
-/// | `gate`, `up`, result | any, the same | f32, f16 or bf16, the same |
-///
-/// Arithmetic is f32, rounded once. Differentiable in both. For the backward pass `gate` and `up` are kept and nothing
-/// else: the result is computed again where the product behind it asks for it. (Burn's `silu(gate) * up` keeps two more
-/// tensors of that size, and the product its result.) The layers of Burn's `SwiGlu` fit:
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// # use burn::tensor::{Device, Distribution, Tensor};
-/// use burn::nn::SwiGluConfig;
-/// use burn_flash_dma::{linear, swiglu};
-///
-/// # let device = Device::flex();
-/// let layers = SwiGluConfig::new(24, 64).init(&device);
-/// let x = Tensor::<3>::random([2, 5, 24], Distribution::Normal(0.0, 1.0), &device);
-/// let hidden = swiglu(linear(&layers.linear_inner, x.clone()), linear(&layers.linear_outer, x.clone()));
-/// let theirs = layers.forward(x);
-/// assert!((hidden - theirs).abs().max().into_scalar::<f32>() < 1e-5);
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// If [`try_swiglu`] returns an error, with that error's text.
-#[must_use]
-pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
-    expect(try_swiglu(gate, up))
+twin! {
+    /// SwiGLU without its products: `silu(gate) * up`, element by element.
+    ///
+    /// | tensor | shape | type |
+    /// |---|---|---|
+    /// | `gate`, `up`, result | any, the same | f32, f16 or bf16, the same |
+    ///
+    /// Arithmetic is f32, rounded once. Differentiable in both. For the backward pass `gate` and `up` are kept and nothing
+    /// else: the result is computed again where the product behind it asks for it. (Burn's `silu(gate) * up` keeps two more
+    /// tensors of that size, and the product its result.) The layers of Burn's `SwiGlu` fit:
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// # use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn::nn::SwiGluConfig;
+    /// use burn_flash_dma::{linear, swiglu};
+    ///
+    /// # let device = Device::flex();
+    /// let layers = SwiGluConfig::new(24, 64).init(&device);
+    /// let x = Tensor::<3>::random([2, 5, 24], Distribution::Normal(0.0, 1.0), &device);
+    /// let hidden = swiglu(linear(&layers.linear_inner, x.clone()), linear(&layers.linear_outer, x.clone()));
+    /// let theirs = layers.forward(x);
+    /// assert!((hidden - theirs).abs().max().into_scalar::<f32>() < 1e-5);
+    /// # }
+    /// ```
+    pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> = try_swiglu;
 }
 
 /// Like [`swiglu`], but returns the error. An empty result is a constant to autodiff.

@@ -1,7 +1,7 @@
 //! Linear scores, computed from the tokens of a layer.
 
 use crate::functions::product::try_product;
-use crate::validate::{as_f32, check_shape, expect, same_device};
+use crate::validate::{as_f32, check_shape, same_device};
 use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
@@ -9,19 +9,14 @@ use flash_dma_problem::{AttentionError, TensorName};
 /// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser's step changes them ten times as much.
 const SHARPNESS: f32 = 10.0;
 
-/// The importance of each key as a linear function of its token: `10 * (tokens . score_proj)`.
-///
-/// `tokens` is `[batch, len, d_model]`, normalised as a layer gets them; `score_proj` `[d_model, kv_heads]`, to be
-/// started at N(0, 0.02²); the result is `[batch, kv_heads, len]`. Both are cast up to f32 before the product, whatever
-/// they are: in 16 bits dozens of keys would tie at the threshold of a selection. Plain Burn operations: differentiable
-/// in both. Of an empty sequence the scores are empty, and a constant to autodiff.
-///
-/// # Panics
-///
-/// If [`try_linear_scores`] returns an error, with that error's text.
-#[must_use]
-pub fn linear_scores(tokens: Tensor<3>, score_proj: Tensor<2>) -> Tensor<3> {
-    expect(try_linear_scores(tokens, score_proj))
+twin! {
+    /// The importance of each key as a linear function of its token: `10 * (tokens . score_proj)`.
+    ///
+    /// `tokens` is `[batch, len, d_model]`, normalised as a layer gets them; `score_proj` `[d_model, kv_heads]`, to be
+    /// started at N(0, 0.02²); the result is `[batch, kv_heads, len]`. Both are cast up to f32 before the product, whatever
+    /// they are: in 16 bits dozens of keys would tie at the threshold of a selection. Plain Burn operations: differentiable
+    /// in both. Of an empty sequence the scores are empty, and a constant to autodiff.
+    pub fn linear_scores(tokens: Tensor<3>, score_proj: Tensor<2>) -> Tensor<3> = try_linear_scores;
 }
 
 /// Like [`linear_scores`], but returns the error.

@@ -7,9 +7,7 @@ use crate::mask::polarity::AttentionMask;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{Masking, OptionalFloat, OptionalPlan};
 use crate::spans::span;
-use crate::validate::{
-    element_type, expect, is_tracked, rows_element, same_device, supported, tracked,
-};
+use crate::validate::{element_type, is_tracked, rows_element, same_device, supported, tracked};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
@@ -123,14 +121,9 @@ impl<M> MaskedAttention<M> {
         self
     }
 
-    /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(self) -> Tensor<4> {
-        expect(self.try_forward())
+    twin! {
+        /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
+        pub fn forward(self) -> Tensor<4> = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.
@@ -145,15 +138,10 @@ impl<M> MaskedAttention<M> {
         Ok(out)
     }
 
-    /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
-    /// seen. Both are differentiable.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
-        expect(self.try_forward_with_lse())
+    twin! {
+        /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
+        /// seen. Both are differentiable.
+        pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) = Self::try_forward_with_lse;
     }
 
     /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.

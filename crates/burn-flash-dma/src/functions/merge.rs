@@ -1,57 +1,52 @@
 //! Parts of an attention over disjoint keys, merged by their LSEs.
 
-use crate::validate::{check_f32, check_shape, computes_in, element_type, expect, same_device};
+use crate::validate::{check_f32, check_shape, computes_in, element_type, same_device};
 use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// Merges parts of an attention that attend to disjoint keys, `(out, lse)` each, into the `(out, lse)` of all keys:
-/// `lse = log sum_p exp(lse_p)` and `out = sum_p exp(lse_p - lse) out_p`.
-///
-/// | tensor | shape | type |
-/// |---|---|---|
-/// | `out` of each part, and of all | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16, one for all |
-/// | `lse` of each part, and of all | `[batch, q_heads, q_len]` | f32 |
-///
-/// The parts may come from any calls that give an LSE: [`Attention`](crate::Attention),
-/// [`MaskedAttention`](crate::MaskedAttention) or a step over a [`cache`](crate::cache). Arithmetic is f32, and `out` is
-/// rounded once. An LSE is one f32, so the ratio of two parts' weights has its rounding, up to the distance of neighbours
-/// there: a relative error of 6e-5 at an LSE of 1000, of 6e-2 at 1e6, and at 1e9 nothing is left of it. Where logits have
-/// an offset that large, take it out of all parts alike, or attend to all keys in one call. A row of a part that attends to nothing (an LSE of −∞) leaves no trace, whatever its `out` holds; where
-/// all parts attend to nothing, the result is zeros and −∞.
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::{Attention, AttentionOptions, merge_attention};
-///
-/// let device = Device::flex();
-/// let rows = |heads, len| Tensor::<4>::random([1, heads, len, 16], Distribution::Normal(0.0, 1.0), &device);
-/// // Ten queries over a prefix of 50 keys that others share, and causally over their own ten keys.
-/// let (q, prefix, own) = (rows(4, 10), rows(2, 50), rows(2, 10));
-/// let shared = Attention::new(q.clone(), prefix.clone(), prefix.clone());
-/// let shared = shared.options(AttentionOptions::new().with_causal(false)).forward_with_lse();
-/// let rest = Attention::new(q.clone(), own.clone(), own.clone()).forward_with_lse();
-/// let (out, lse) = merge_attention([shared, rest]);
-///
-/// // One call over both: causal masking is aligned bottom-right.
-/// let keys = Tensor::cat(vec![prefix, own], 2);
-/// let (all, all_lse) = Attention::new(q, keys.clone(), keys).forward_with_lse();
-/// assert!((out - all).abs().max().into_scalar::<f32>() < 1e-5);
-/// assert!((lse - all_lse).abs().max().into_scalar::<f32>() < 1e-5);
-/// # }
-/// ```
-///
-/// Differentiable in every `out` and every `lse`, so the gradients are those of one call over all keys. These are plain
-/// Burn operations: under autodiff the graph keeps an f32 copy of each `out`.
-///
-/// # Panics
-///
-/// If [`try_merge_attention`] returns an error, with that error's text.
-#[must_use]
-pub fn merge_attention(
-    parts: impl IntoIterator<Item = (Tensor<4>, Tensor<3>)>,
-) -> (Tensor<4>, Tensor<3>) {
-    expect(try_merge_attention(parts))
+twin! {
+    /// Merges parts of an attention that attend to disjoint keys, `(out, lse)` each, into the `(out, lse)` of all keys:
+    /// `lse = log sum_p exp(lse_p)` and `out = sum_p exp(lse_p - lse) out_p`.
+    ///
+    /// | tensor | shape | type |
+    /// |---|---|---|
+    /// | `out` of each part, and of all | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16, one for all |
+    /// | `lse` of each part, and of all | `[batch, q_heads, q_len]` | f32 |
+    ///
+    /// The parts may come from any calls that give an LSE: [`Attention`](crate::Attention),
+    /// [`MaskedAttention`](crate::MaskedAttention) or a step over a [`cache`](crate::cache). Arithmetic is f32, and `out` is
+    /// rounded once. An LSE is one f32, so the ratio of two parts' weights has its rounding, up to the distance of neighbours
+    /// there: a relative error of 6e-5 at an LSE of 1000, of 6e-2 at 1e6, and at 1e9 nothing is left of it. Where logits have
+    /// an offset that large, take it out of all parts alike, or attend to all keys in one call. A row of a part that attends to nothing (an LSE of −∞) leaves no trace, whatever its `out` holds; where
+    /// all parts attend to nothing, the result is zeros and −∞.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_flash_dma::{Attention, AttentionOptions, merge_attention};
+    ///
+    /// let device = Device::flex();
+    /// let rows = |heads, len| Tensor::<4>::random([1, heads, len, 16], Distribution::Normal(0.0, 1.0), &device);
+    /// // Ten queries over a prefix of 50 keys that others share, and causally over their own ten keys.
+    /// let (q, prefix, own) = (rows(4, 10), rows(2, 50), rows(2, 10));
+    /// let shared = Attention::new(q.clone(), prefix.clone(), prefix.clone());
+    /// let shared = shared.options(AttentionOptions::new().with_causal(false)).forward_with_lse();
+    /// let rest = Attention::new(q.clone(), own.clone(), own.clone()).forward_with_lse();
+    /// let (out, lse) = merge_attention([shared, rest]);
+    ///
+    /// // One call over both: causal masking is aligned bottom-right.
+    /// let keys = Tensor::cat(vec![prefix, own], 2);
+    /// let (all, all_lse) = Attention::new(q, keys.clone(), keys).forward_with_lse();
+    /// assert!((out - all).abs().max().into_scalar::<f32>() < 1e-5);
+    /// assert!((lse - all_lse).abs().max().into_scalar::<f32>() < 1e-5);
+    /// # }
+    /// ```
+    ///
+    /// Differentiable in every `out` and every `lse`, so the gradients are those of one call over all keys. These are plain
+    /// Burn operations: under autodiff the graph keeps an f32 copy of each `out`.
+    pub fn merge_attention(
+        parts: impl IntoIterator<Item = (Tensor<4>, Tensor<3>)>
+    ) -> (Tensor<4>, Tensor<3>) = try_merge_attention;
 }
 
 /// Like [`merge_attention`], but returns the error.

@@ -2,42 +2,38 @@
 
 use crate::ops::norm::NormOps;
 use crate::ops::types::OptionalFloat;
-use crate::validate::{as_f32, check_shape, computes_in, element_type, expect, same_device};
+use crate::validate::{as_f32, check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, ElementType, NormProblem, Rotary, TensorName};
 
-/// RMS norm of rows: `x / sqrt(mean of x² over the last axis + epsilon) * gamma`.
-///
-/// | tensor | shape | type |
-/// |---|---|---|
-/// | `x`, result | `[.., width]` | f32, f16 or bf16 |
-/// | `gamma` | `[width]` | as `x` |
-///
-/// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is summed in
-/// two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// # use burn::tensor::{Device, Distribution, Tensor};
-/// use burn::nn::RmsNormConfig;
-/// use burn_flash_dma::rms_norm;
-///
-/// # let device = Device::flex();
-/// let norm = RmsNormConfig::new(24).init(&device);
-/// let x = Tensor::<3>::random([2, 5, 24], Distribution::Normal(0.0, 1.0), &device);
-/// let out = rms_norm(x.clone(), norm.gamma.val(), norm.epsilon as f32);
-/// let theirs = norm.forward(x);
-/// assert!((out - theirs).abs().max().into_scalar::<f32>() < 1e-5);
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// If [`try_rms_norm`] returns an error, with that error's text.
-#[must_use]
-pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f32) -> Tensor<D> {
-    expect(try_rms_norm(x, gamma, epsilon))
+twin! {
+    /// RMS norm of rows: `x / sqrt(mean of x² over the last axis + epsilon) * gamma`.
+    ///
+    /// | tensor | shape | type |
+    /// |---|---|---|
+    /// | `x`, result | `[.., width]` | f32, f16 or bf16 |
+    /// | `gamma` | `[width]` | as `x` |
+    ///
+    /// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is summed in
+    /// two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// # use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn::nn::RmsNormConfig;
+    /// use burn_flash_dma::rms_norm;
+    ///
+    /// # let device = Device::flex();
+    /// let norm = RmsNormConfig::new(24).init(&device);
+    /// let x = Tensor::<3>::random([2, 5, 24], Distribution::Normal(0.0, 1.0), &device);
+    /// let out = rms_norm(x.clone(), norm.gamma.val(), norm.epsilon as f32);
+    /// let theirs = norm.forward(x);
+    /// assert!((out - theirs).abs().max().into_scalar::<f32>() < 1e-5);
+    /// # }
+    /// ```
+    pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f32) -> Tensor<D>
+        = try_rms_norm;
 }
 
 /// Like [`rms_norm`], but returns the error.
@@ -120,14 +116,9 @@ impl HeadEncoding {
         self
     }
 
-    /// The heads.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(self) -> Tensor<4> {
-        expect(self.try_forward())
+    twin! {
+        /// The heads.
+        pub fn forward(self) -> Tensor<4> = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.

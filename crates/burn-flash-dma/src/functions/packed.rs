@@ -9,7 +9,7 @@ use super::state::{AllKeys, Masked, ScoredKeys, SelectedKeys, Unscored};
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::mask::ranges::KeyRanges;
-use crate::validate::{expect, rows_element, same_device};
+use crate::validate::{rows_element, same_device};
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorName};
 use std::marker::PhantomData;
@@ -180,14 +180,9 @@ impl<S> PackedAttention<S> {
         self
     }
 
-    /// The output, `[total_q, q_heads, head_dim]` in the type of `q`.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(self) -> Tensor<3> {
-        expect(self.try_forward())
+    twin! {
+        /// The output, `[total_q, q_heads, head_dim]` in the type of `q`.
+        pub fn forward(self) -> Tensor<3> = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.
@@ -207,15 +202,10 @@ impl<S> PackedAttention<S> {
         Ok(tokens_first(out))
     }
 
-    /// The output, and the LSE of the logits: `[q_heads, total_q]`, f32, natural logarithm, −∞ where nothing is
-    /// attended. Both are differentiable.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_lse(self) -> (Tensor<3>, Tensor<2>) {
-        expect(self.try_forward_with_lse())
+    twin! {
+        /// The output, and the LSE of the logits: `[q_heads, total_q]`, f32, natural logarithm, −∞ where nothing is
+        /// attended. Both are differentiable.
+        pub fn forward_with_lse(self) -> (Tensor<3>, Tensor<2>) = Self::try_forward_with_lse;
     }
 
     /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.

@@ -5,44 +5,38 @@ use super::composition::ints;
 use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention, unless_empty};
 use super::selection::try_select;
-use crate::validate::expect;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem};
 
 impl<S> Attention<S> {
-    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: to
-    /// look at, and never in the graph. A key that is not attended to has exactly 0; the others of a query add up to 1,
-    /// but for rounding.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// use burn::tensor::{Device, Distribution, Tensor};
-    /// use burn_flash_dma::{Attention, AttentionOptions};
-    ///
-    /// let device = Device::flex();
-    /// let random = |heads| Tensor::<4>::random([1, heads, 100, 16], Distribution::Default, &device);
-    /// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &device);
-    /// let call = Attention::new(random(4), random(2), random(2)).scores(scores);
-    /// let call = call.options(AttentionOptions::new().with_keep_window(8));
-    ///
-    /// // What the last two queries look at: 8 of the keys.
-    /// let p = call.probabilities(&[98, 99]);
-    /// assert_eq!(p.dims(), [1, 4, 2, 100]);
-    /// let attended = p.clone().greater_elem(0.0).int().sum_dim(3);
-    /// assert!(attended.equal_elem(8).all().into_scalar::<bool>());
-    /// assert!((p.sum_dim(3) - 1.0).abs().max().into_scalar::<f32>() < 1e-5);
-    /// # }
-    /// ```
-    ///
-    /// Memory and work grow with the number of rows, not with `q_len`: a few times the result, and k in f32. Without
-    /// given intervals the keys are selected again.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
-    #[must_use]
-    pub fn probabilities(self, rows: &[usize]) -> Tensor<4> {
-        expect(self.try_probabilities(rows))
+    twin! {
+        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: to
+        /// look at, and never in the graph. A key that is not attended to has exactly 0; the others of a query add up to 1,
+        /// but for rounding.
+        ///
+        /// ```
+        /// # #[cfg(feature = "flex")] {
+        /// use burn::tensor::{Device, Distribution, Tensor};
+        /// use burn_flash_dma::{Attention, AttentionOptions};
+        ///
+        /// let device = Device::flex();
+        /// let random = |heads| Tensor::<4>::random([1, heads, 100, 16], Distribution::Default, &device);
+        /// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &device);
+        /// let call = Attention::new(random(4), random(2), random(2)).scores(scores);
+        /// let call = call.options(AttentionOptions::new().with_keep_window(8));
+        ///
+        /// // What the last two queries look at: 8 of the keys.
+        /// let p = call.probabilities(&[98, 99]);
+        /// assert_eq!(p.dims(), [1, 4, 2, 100]);
+        /// let attended = p.clone().greater_elem(0.0).int().sum_dim(3);
+        /// assert!(attended.equal_elem(8).all().into_scalar::<bool>());
+        /// assert!((p.sum_dim(3) - 1.0).abs().max().into_scalar::<f32>() < 1e-5);
+        /// # }
+        /// ```
+        ///
+        /// Memory and work grow with the number of rows, not with `q_len`: a few times the result, and k in f32. Without
+        /// given intervals the keys are selected again.
+        pub fn probabilities(self, rows: &[usize]) -> Tensor<4> = Self::try_probabilities;
     }
 
     /// Like [`probabilities`](Self::probabilities), but returns the error.
@@ -69,15 +63,10 @@ impl<S> Attention<S> {
 }
 
 impl<M> MaskedAttention<M> {
-    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: as
-    /// [`Attention::probabilities`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
-    #[must_use]
-    pub fn probabilities(self, rows: &[usize]) -> Tensor<4> {
-        expect(self.try_probabilities(rows))
+    twin! {
+        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: as
+        /// [`Attention::probabilities`].
+        pub fn probabilities(self, rows: &[usize]) -> Tensor<4> = Self::try_probabilities;
     }
 
     /// Like [`probabilities`](Self::probabilities), but returns the error.
@@ -105,15 +94,10 @@ impl<M> MaskedAttention<M> {
 }
 
 impl<S> PackedAttention<S> {
-    /// The probabilities with which the queries `rows` of all documents attend to each key, `[q_heads, rows, total_k]`
-    /// in f32: as [`Attention::probabilities`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
-    #[must_use]
-    pub fn probabilities(self, rows: &[usize]) -> Tensor<3> {
-        expect(self.try_probabilities(rows))
+    twin! {
+        /// The probabilities with which the queries `rows` of all documents attend to each key, `[q_heads, rows, total_k]`
+        /// in f32: as [`Attention::probabilities`].
+        pub fn probabilities(self, rows: &[usize]) -> Tensor<3> = Self::try_probabilities;
     }
 
     /// Like [`probabilities`](Self::probabilities), but returns the error.

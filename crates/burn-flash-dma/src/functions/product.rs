@@ -1,43 +1,38 @@
 //! Linear layers on the products of this crate.
 
 use crate::ops::ProductOps;
-use crate::validate::{check_shape, computes_in, element_type, expect, same_device};
+use crate::validate::{check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// Applies a layer of Burn on the products of this crate: `[.., d_in]` to `[.., d_out]`.
-///
-/// It is `layer.forward(x)` with other kernels. On CubeCL's runtimes a rule picks the kernel of each product by its
-/// sizes, and the sums of a weight's gradient, which run over all tokens, are cut into parts that fill the device; sums
-/// are in f32. The layer, its parameters and its records stay what they are. A layer of f32 may be applied to f16 or
-/// bf16: it is rounded for the product, and its gradients arrive in f32, without the rounding of a cast in the graph.
-///
-/// With element types other than f32, f16 and bf16 (f64 throughout, or quantised weights) it is Burn's own.
-///
-/// ```
-/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
-/// use burn::nn::LinearConfig;
-/// use burn::tensor::{DType, Device, Distribution, Tensor};
-///
-/// let device = Device::flex().autodiff();
-/// let layer = LinearConfig::new(64, 32).init(&device);
-/// let x = Tensor::<3>::random([2, 100, 64], Distribution::Normal(0.0, 1.0), &device);
-/// let y = burn_flash_dma::linear(&layer, x.cast(DType::BF16));
-/// assert_eq!((y.dims(), y.dtype()), ([2, 100, 32], DType::BF16));
-///
-/// let grads = y.sum().backward();
-/// assert_eq!(layer.weight.grad(&grads).unwrap().dtype(), DType::F32);
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// If [`try_linear`] returns an error, with that error's text.
-#[must_use]
-pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
-    expect(try_linear(layer, x))
+twin! {
+    /// Applies a layer of Burn on the products of this crate: `[.., d_in]` to `[.., d_out]`.
+    ///
+    /// It is `layer.forward(x)` with other kernels. On CubeCL's runtimes a rule picks the kernel of each product by its
+    /// sizes, and the sums of a weight's gradient, which run over all tokens, are cut into parts that fill the device; sums
+    /// are in f32. The layer, its parameters and its records stay what they are. A layer of f32 may be applied to f16 or
+    /// bf16: it is rounded for the product, and its gradients arrive in f32, without the rounding of a cast in the graph.
+    ///
+    /// With element types other than f32, f16 and bf16 (f64 throughout, or quantised weights) it is Burn's own.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{DType, Device, Distribution, Tensor};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let layer = LinearConfig::new(64, 32).init(&device);
+    /// let x = Tensor::<3>::random([2, 100, 64], Distribution::Normal(0.0, 1.0), &device);
+    /// let y = burn_flash_dma::linear(&layer, x.cast(DType::BF16));
+    /// assert_eq!((y.dims(), y.dtype()), ([2, 100, 32], DType::BF16));
+    ///
+    /// let grads = y.sum().backward();
+    /// assert_eq!(layer.weight.grad(&grads).unwrap().dtype(), DType::F32);
+    /// # }
+    /// ```
+    pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> = try_linear;
 }
 
 /// Like [`linear`], but returns the error. An empty product in f64 is a constant to autodiff.
@@ -77,15 +72,10 @@ pub fn try_linear<const D: usize>(
     })
 }
 
-/// The product `[.., d_in] · [d_in, d_out]`, as [`linear`] computes it, with any weight: an embedding read backwards, for
-/// example. The result has the type of `x`.
-///
-/// # Panics
-///
-/// If [`try_product`] returns an error, with that error's text.
-#[must_use]
-pub fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
-    expect(try_product(x, weight))
+twin! {
+    /// The product `[.., d_in] · [d_in, d_out]`, as [`linear`] computes it, with any weight: an embedding read backwards, for
+    /// example. The result has the type of `x`.
+    pub fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> = try_product;
 }
 
 /// Like [`product`], but returns the error.

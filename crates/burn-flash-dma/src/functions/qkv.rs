@@ -2,78 +2,69 @@
 
 use super::attention::Attention;
 use super::masked::MaskedAttention;
+use crate::engines::check_backend;
 use crate::ops::packed::PackedOps;
 use crate::validate::{check_shape, expect};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// q, k and v, `[batch, heads, len, head_dim]` each, of one tensor `[batch, len, 3, heads, head_dim]`.
-///
-/// ```
-/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
-/// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::{Attention, AttentionOptions, split_qkv};
-///
-/// let device = Device::flex().autodiff();
-/// let qkv = Tensor::<5>::random([2, 100, 3, 4, 32], Distribution::Default, &device).require_grad();
-/// let scores = Tensor::<3>::random([2, 4, 100], Distribution::Default, &device);
-///
-/// let [q, k, v] = split_qkv(qkv.clone());
-/// let options = AttentionOptions::new().with_keep_window(16);
-/// let out = Attention::new(q, k, v).scores(scores).options(options).forward();
-/// // A token's heads lie together: this is a view.
-/// let out = out.swap_dims(1, 2);
-/// assert_eq!(out.dims(), [2, 100, 4, 32]);
-/// assert_eq!(qkv.grad(&out.sum().backward()).unwrap().dims(), [2, 100, 3, 4, 32]);
-/// # }
-/// ```
-///
-/// Nothing is copied, in either direction, where attention is all that reads the parts:
-///
-/// - the parts are views of the tensor. CubeCL's runtimes copy those that do not begin at the device's alignment: on
-///   CUDA 512 bytes, which every part does if `heads * head_dim` is a multiple of 256 (of 128 in f32);
-/// - the backward pass writes the gradients of the parts into one buffer, and the gradient of the tensor is a view of it.
-///   In memory it lies part by part and head by head; what reshapes it to `[batch * len, 3 * heads * head_dim]`, as a
-///   linear layer before it does, copies it once, then. A part that something else reads as well, such as scores that
-///   are made of v, or that attention reads after another operation, has its gradient in another buffer, and the three
-///   are laid side by side once, as those of [`split_heads`](crate::split_heads).
-///
-/// Any float type.
-///
-/// # Panics
-///
-/// If [`try_split_qkv`] returns an error, with that error's text.
-#[must_use]
-pub fn split_qkv(qkv: Tensor<5>) -> [Tensor<4>; 3] {
-    expect(try_split_qkv(qkv))
+twin! {
+    /// q, k and v, `[batch, heads, len, head_dim]` each, of one tensor `[batch, len, 3, heads, head_dim]`.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_flash_dma::{Attention, AttentionOptions, split_qkv};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let qkv = Tensor::<5>::random([2, 100, 3, 4, 32], Distribution::Default, &device).require_grad();
+    /// let scores = Tensor::<3>::random([2, 4, 100], Distribution::Default, &device);
+    ///
+    /// let [q, k, v] = split_qkv(qkv.clone());
+    /// let options = AttentionOptions::new().with_keep_window(16);
+    /// let out = Attention::new(q, k, v).scores(scores).options(options).forward();
+    /// // A token's heads lie together: this is a view.
+    /// let out = out.swap_dims(1, 2);
+    /// assert_eq!(out.dims(), [2, 100, 4, 32]);
+    /// assert_eq!(qkv.grad(&out.sum().backward()).unwrap().dims(), [2, 100, 3, 4, 32]);
+    /// # }
+    /// ```
+    ///
+    /// Nothing is copied, in either direction, where attention is all that reads the parts:
+    ///
+    /// - the parts are views of the tensor. CubeCL's runtimes copy those that do not begin at the device's alignment: on
+    ///   CUDA 512 bytes, which every part does if `heads * head_dim` is a multiple of 256 (of 128 in f32);
+    /// - the backward pass writes the gradients of the parts into one buffer, and the gradient of the tensor is a view of it.
+    ///   In memory it lies part by part and head by head; what reshapes it to `[batch * len, 3 * heads * head_dim]`, as a
+    ///   linear layer before it does, copies it once, then. A part that something else reads as well, such as scores that
+    ///   are made of v, or that attention reads after another operation, has its gradient in another buffer, and the three
+    ///   are laid side by side once, as those of [`split_heads`](crate::split_heads).
+    ///
+    /// Any float type.
+    pub fn split_qkv(qkv: Tensor<5>) -> [Tensor<4>; 3] = try_split_qkv;
 }
 
 /// Like [`split_qkv`], but returns the error. Empty parts are constants to autodiff.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if axis 2 has not size 3; nothing is computed then.
+/// [`AttentionError::Shape`] if axis 2 has not size 3, or [`AttentionError::NoEngine`]; nothing is computed then.
 pub fn try_split_qkv(qkv: Tensor<5>) -> Result<[Tensor<4>; 3], AttentionError> {
     split(TensorName::PackedQueryKeyValue, qkv)
 }
 
-/// k and v, `[batch, kv_heads, len, head_dim]` each, of one tensor `[batch, len, 2, kv_heads, head_dim]`, for queries
-/// that have a tensor of their own, as with grouped heads. As [`split_qkv`].
-///
-/// # Panics
-///
-/// If [`try_split_kv`] returns an error, with that error's text.
-#[must_use]
-pub fn split_kv(kv: Tensor<5>) -> [Tensor<4>; 2] {
-    expect(try_split_kv(kv))
+twin! {
+    /// k and v, `[batch, kv_heads, len, head_dim]` each, of one tensor `[batch, len, 2, kv_heads, head_dim]`, for queries
+    /// that have a tensor of their own, as with grouped heads. As [`split_qkv`].
+    pub fn split_kv(kv: Tensor<5>) -> [Tensor<4>; 2] = try_split_kv;
 }
 
 /// Like [`split_kv`], but returns the error. Empty parts are constants to autodiff.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if axis 2 has not size 2; nothing is computed then.
+/// [`AttentionError::Shape`] if axis 2 has not size 2, or [`AttentionError::NoEngine`]; nothing is computed then.
 pub fn try_split_kv(kv: Tensor<5>) -> Result<[Tensor<4>; 2], AttentionError> {
     split(TensorName::PackedKeyValue, kv)
 }
@@ -82,6 +73,7 @@ pub fn try_split_kv(kv: Tensor<5>) -> Result<[Tensor<4>; 2], AttentionError> {
 fn split<const N: usize>(name: TensorName, x: Tensor<5>) -> Result<[Tensor<4>; N], AttentionError> {
     let [batch, len, _, heads, head_dim] = x.dims();
     check_shape(name, &x.dims(), &[batch, len, N, heads, head_dim])?;
+    check_backend(&x.device())?;
     let shape = [batch, heads, len, head_dim];
     if shape.contains(&0) {
         let options = (&x.device(), x.dtype());

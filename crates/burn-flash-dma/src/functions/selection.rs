@@ -5,7 +5,7 @@ use super::documents::Documents;
 use super::selector::check_len;
 use crate::engines::check_backend;
 use crate::ops::attention::DynamicMaskOps;
-use crate::validate::{expect, same_device, scores_as_f32};
+use crate::validate::{same_device, scores_as_f32};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
@@ -296,16 +296,12 @@ fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
     Ok(most)
 }
 
-/// The selection that keeps the last `window` keys of each position, of scores of `shape`
-/// `[batch, kv_heads, k_len]`: none is read, so none is hidden. With scores to hide keys or to keep sinks, see
-/// [`Selector::recent`](crate::Selector::recent).
-///
-/// # Panics
-///
-/// If [`try_sliding_window`] returns an error, with that error's text.
-#[must_use]
-pub fn sliding_window(shape: [usize; 3], window: usize, device: &Device) -> Intervals {
-    expect(try_sliding_window(shape, window, device))
+twin! {
+    /// The selection that keeps the last `window` keys of each position, of scores of `shape`
+    /// `[batch, kv_heads, k_len]`: none is read, so none is hidden. With scores to hide keys or to keep sinks, see
+    /// [`Selector::recent`](crate::Selector::recent).
+    pub fn sliding_window(shape: [usize; 3], window: usize, device: &Device) -> Intervals
+        = try_sliding_window;
 }
 
 /// Like [`sliding_window`], but returns the error.
@@ -333,18 +329,13 @@ pub fn try_sliding_window(
     Ok(Intervals::new(tensor, None, window, origin))
 }
 
-/// Selects the `window` highest scored visible keys of each query, as one interval per key.
-///
-/// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
-/// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
-/// k_len` keeps every key. The short form of [`Selector::top`](crate::Selector::top).
-///
-/// # Panics
-///
-/// If [`try_select`] returns an error, with that error's text.
-#[must_use]
-pub fn select(scores: Tensor<3>, window: usize) -> Intervals {
-    expect(try_select(scores, window))
+twin! {
+    /// Selects the `window` highest scored visible keys of each query, as one interval per key.
+    ///
+    /// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
+    /// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
+    /// k_len` keeps every key. The short form of [`Selector::top`](crate::Selector::top).
+    pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
 }
 
 /// Like [`select`], but returns the error.

@@ -5,7 +5,7 @@ use super::documents::Documents;
 use super::rank_softmax::shares;
 use super::selection::{Intervals, Origin, RankedNext};
 use crate::engines::check_backend;
-use crate::validate::{expect, scores_as_f32};
+use crate::validate::scores_as_f32;
 use burn::tensor::{DType, Int, Tensor};
 use flash_dma_problem::{AttentionError, LeaveOneOut, RankSoftmax, SelectionRule};
 
@@ -120,16 +120,11 @@ impl Selector {
         self
     }
 
-    /// The intervals under this rule. `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up): the
-    /// greater score first, then the lower index; NaN below every number; −∞ never. The result is a constant to
-    /// autodiff.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_select`](Self::try_select) returns an error, with that error's text.
-    #[must_use]
-    pub fn select(&self, scores: Tensor<3>) -> Intervals {
-        expect(self.try_select(scores))
+    twin! {
+        /// The intervals under this rule. `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up): the
+        /// greater score first, then the lower index; NaN below every number; −∞ never. The result is a constant to
+        /// autodiff.
+        pub fn select(&self, scores: Tensor<3>) -> Intervals = Self::try_select;
     }
 
     /// Like [`select`](Self::select), but returns the error.

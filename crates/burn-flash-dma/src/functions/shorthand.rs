@@ -4,39 +4,29 @@ use super::attention::Attention;
 use super::masked::MaskedAttention;
 use super::zoh::try_zoh_scores;
 use crate::mask::polarity::AttentionMask;
-use crate::validate::expect;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions};
 
-/// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score
-/// among those it may see, and each logit gets its key's score.
-///
-/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
-///
-/// | tensor | shape | type |
-/// |---|---|---|
-/// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
-/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
-/// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
-///
-/// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection is a
-/// constant. Strided inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in
-/// place. A score of −∞ hides its key (padding); a query that sees nothing gets zeros.
-///
-/// [`Attention`] gives the LSE beside the output, and takes intervals that were selected before.
-///
-/// # Panics
-///
-/// If [`try_dynamic_mask_attention`] returns an error, with that error's text.
-#[must_use]
-pub fn dynamic_mask_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
-    options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_dynamic_mask_attention(q, k, v, scores, options))
+twin! {
+    /// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score
+    /// among those it may see, and each logit gets its key's score.
+    ///
+    /// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
+    ///
+    /// | tensor | shape | type |
+    /// |---|---|---|
+    /// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+    /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+    /// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
+    ///
+    /// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection is a
+    /// constant. Strided inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in
+    /// place. A score of −∞ hides its key (padding); a query that sees nothing gets zeros.
+    ///
+    /// [`Attention`] gives the LSE beside the output, and takes intervals that were selected before.
+    pub fn dynamic_mask_attention(
+        q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>, options: AttentionOptions
+    ) -> Tensor<4> = try_dynamic_mask_attention;
 }
 
 /// Like [`dynamic_mask_attention`], but returns the error.
@@ -56,15 +46,12 @@ pub fn try_dynamic_mask_attention(
     attention.options(options).try_forward()
 }
 
-/// Plain attention without scores: every visible key is attended. Shapes, types, strides and
-/// gradients as in [`dynamic_mask_attention`]; `options.keep_window` must be `None`.
-///
-/// # Panics
-///
-/// If [`try_attention`] returns an error, with that error's text.
-#[must_use]
-pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
-    expect(try_attention(q, k, v, options))
+twin! {
+    /// Plain attention without scores: every visible key is attended. Shapes, types, strides and
+    /// gradients as in [`dynamic_mask_attention`]; `options.keep_window` must be `None`.
+    pub fn attention(
+        q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions
+    ) -> Tensor<4> = try_attention;
 }
 
 /// Like [`attention`], but returns the error.
@@ -81,24 +68,15 @@ pub fn try_attention(
     Attention::new(q, k, v).options(options).try_forward()
 }
 
-/// Dynamic-mask attention from its learned parameters: [`zoh_scores`](crate::zoh_scores()) of `v`,
-/// then [`dynamic_mask_attention`]. `v` has two gradient paths.
-///
-/// `dt_proj` is `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`.
-///
-/// # Panics
-///
-/// If [`try_flash_dma_attention`] returns an error, with that error's text.
-#[must_use]
-pub fn flash_dma_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    dt_proj: Tensor<2>,
-    a: Tensor<1>,
-    options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_flash_dma_attention(q, k, v, dt_proj, a, options))
+twin! {
+    /// Dynamic-mask attention from its learned parameters: [`zoh_scores`](crate::zoh_scores()) of `v`,
+    /// then [`dynamic_mask_attention`]. `v` has two gradient paths.
+    ///
+    /// `dt_proj` is `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`.
+    pub fn flash_dma_attention(
+        q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>,
+        options: AttentionOptions
+    ) -> Tensor<4> = try_flash_dma_attention;
 }
 
 /// Like [`flash_dma_attention`], but returns the error.
@@ -118,55 +96,46 @@ pub fn try_flash_dma_attention(
     try_dynamic_mask_attention(q, k, v, scores, options)
 }
 
-/// Attention under a mask and a bias: `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over
-/// the keys `j` that the mask shows to query `i`, and causal masking if the options ask for it.
-///
-/// | tensor | shape | type |
-/// |---|---|---|
-/// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
-/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
-/// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
-/// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
-///
-/// Differentiable in `q`, `k`, `v` and `bias`, whichever are tracked; the gradient of the bias has its own
-/// shape and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
-/// cut into tiles first; to do so once for several calls, make a [`TilePlan`](crate::TilePlan) and pass it to
-/// [`MaskedAttention::plan`].
-///
-/// ```
-/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
-/// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::{AttentionMask, AttentionOptions, masked_attention};
-///
-/// let device = Device::flex().autodiff();
-/// let normal = Distribution::Normal(0.0, 1.0);
-/// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
-/// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-/// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-/// // One number per key and kv head, and no key attends to the last ten.
-/// let bias = Tensor::<4>::random([1, 2, 1, 100], normal, &device).require_grad();
-/// let padding = Tensor::<1, burn::tensor::Int>::arange(0..100, &device).greater_equal_elem(90);
-///
-/// let mask = AttentionMask::hidden(padding.reshape([1, 1, 1, 100]));
-/// let out = masked_attention(q, k, v, Some(mask), Some(bias.clone()), AttentionOptions::new());
-/// let grads = out.sum().backward();
-/// assert_eq!(bias.grad(&grads).unwrap().dims(), [1, 2, 1, 100]);
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// If [`try_masked_attention`] returns an error, with that error's text.
-#[must_use]
-pub fn masked_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    mask: Option<AttentionMask>,
-    bias: Option<Tensor<4>>,
-    options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_masked_attention(q, k, v, mask, bias, options))
+twin! {
+    /// Attention under a mask and a bias: `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over
+    /// the keys `j` that the mask shows to query `i`, and causal masking if the options ask for it.
+    ///
+    /// | tensor | shape | type |
+    /// |---|---|---|
+    /// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+    /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+    /// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
+    /// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
+    ///
+    /// Differentiable in `q`, `k`, `v` and `bias`, whichever are tracked; the gradient of the bias has its own
+    /// shape and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
+    /// cut into tiles first; to do so once for several calls, make a [`TilePlan`](crate::TilePlan) and pass it to
+    /// [`MaskedAttention::plan`].
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_flash_dma::{AttentionMask, AttentionOptions, masked_attention};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let normal = Distribution::Normal(0.0, 1.0);
+    /// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
+    /// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+    /// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+    /// // One number per key and kv head, and no key attends to the last ten.
+    /// let bias = Tensor::<4>::random([1, 2, 1, 100], normal, &device).require_grad();
+    /// let padding = Tensor::<1, burn::tensor::Int>::arange(0..100, &device).greater_equal_elem(90);
+    ///
+    /// let mask = AttentionMask::hidden(padding.reshape([1, 1, 1, 100]));
+    /// let out = masked_attention(q, k, v, Some(mask), Some(bias.clone()), AttentionOptions::new());
+    /// let grads = out.sum().backward();
+    /// assert_eq!(bias.grad(&grads).unwrap().dims(), [1, 2, 1, 100]);
+    /// # }
+    /// ```
+    pub fn masked_attention(
+        q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: Option<AttentionMask>,
+        bias: Option<Tensor<4>>, options: AttentionOptions
+    ) -> Tensor<4> = try_masked_attention;
 }
 
 /// Like [`masked_attention`], but returns the error.

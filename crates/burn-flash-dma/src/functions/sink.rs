@@ -1,56 +1,51 @@
 //! A logit that no key has, in the softmax of every query.
 
 use crate::fallback::sink;
-use crate::validate::{
-    as_f32, check_f32, check_shape, computes_in, element_type, expect, same_device,
-};
+use crate::validate::{as_f32, check_f32, check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
-/// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
-///
-/// A query that none of its keys matches can then attend to nothing, where it would have to share out its weight among
-/// keys. It is what models with a *learnable sink* compute, such as gpt-oss; a sink among the keys themselves
-/// ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
-///
-/// | tensor | shape | type |
-/// |---|---|---|
-/// | `out`, and the result's | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
-/// | `lse`, and the result's | `[batch, q_heads, q_len]` | f32 |
-/// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
-///
-/// `out` and `lse` may come from any call that gives an LSE. Plain Burn operations, differentiable in all three; the factor
-/// is computed in f32 and rounded to the type of `out`. It has the rounding of the LSE, which is one f32: a relative error
-/// of up to 3e-5 at an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays zero. The
-/// call knows nothing of the logit, so its runners-up are weighed among the keys alone:
-/// [`Attention::forward_with_sink`](crate::Attention::forward_with_sink) weighs them beside it.
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::{Attention, learnable_sink};
-///
-/// let device = Device::flex();
-/// let rows = || Tensor::<4>::random([1, 2, 10, 16], Distribution::Normal(0.0, 1.0), &device);
-/// let (out, lse) = Attention::new(rows(), rows(), rows()).forward_with_lse();
-/// // One head leaves its keys nearly all weight, the other nearly none.
-/// let logits = Tensor::from_floats([-20.0, 20.0], &device);
-/// let (shared, _) = learnable_sink(out.clone(), lse, logits);
-/// let change = (shared - out.clone()).abs();
-/// assert!(change.clone().narrow(1, 0, 1).max().into_scalar::<f32>() < 1e-5);
-/// let all = out.abs() - change;
-/// assert!(all.narrow(1, 1, 1).max().into_scalar::<f32>() < 1e-5);
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// If [`try_learnable_sink`] returns an error, with that error's text.
-#[must_use]
-pub fn learnable_sink(out: Tensor<4>, lse: Tensor<3>, logits: Tensor<1>) -> (Tensor<4>, Tensor<3>) {
-    expect(try_learnable_sink(out, lse, logits))
+twin! {
+    /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
+    /// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
+    ///
+    /// A query that none of its keys matches can then attend to nothing, where it would have to share out its weight among
+    /// keys. It is what models with a *learnable sink* compute, such as gpt-oss; a sink among the keys themselves
+    /// ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
+    ///
+    /// | tensor | shape | type |
+    /// |---|---|---|
+    /// | `out`, and the result's | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+    /// | `lse`, and the result's | `[batch, q_heads, q_len]` | f32 |
+    /// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
+    ///
+    /// `out` and `lse` may come from any call that gives an LSE. Plain Burn operations, differentiable in all three; the factor
+    /// is computed in f32 and rounded to the type of `out`. It has the rounding of the LSE, which is one f32: a relative error
+    /// of up to 3e-5 at an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays zero. The
+    /// call knows nothing of the logit, so its runners-up are weighed among the keys alone:
+    /// [`Attention::forward_with_sink`](crate::Attention::forward_with_sink) weighs them beside it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_flash_dma::{Attention, learnable_sink};
+    ///
+    /// let device = Device::flex();
+    /// let rows = || Tensor::<4>::random([1, 2, 10, 16], Distribution::Normal(0.0, 1.0), &device);
+    /// let (out, lse) = Attention::new(rows(), rows(), rows()).forward_with_lse();
+    /// // One head leaves its keys nearly all weight, the other nearly none.
+    /// let logits = Tensor::from_floats([-20.0, 20.0], &device);
+    /// let (shared, _) = learnable_sink(out.clone(), lse, logits);
+    /// let change = (shared - out.clone()).abs();
+    /// assert!(change.clone().narrow(1, 0, 1).max().into_scalar::<f32>() < 1e-5);
+    /// let all = out.abs() - change;
+    /// assert!(all.narrow(1, 1, 1).max().into_scalar::<f32>() < 1e-5);
+    /// # }
+    /// ```
+    pub fn learnable_sink(
+        out: Tensor<4>, lse: Tensor<3>, logits: Tensor<1>
+    ) -> (Tensor<4>, Tensor<3>) = try_learnable_sink;
 }
 
 /// One logit per query head on this device, in f32.

@@ -6,26 +6,22 @@ use crate::functions::product::try_product;
 use crate::ops::ScoreOps;
 use crate::ops::scores::FEW_TOKENS;
 use crate::ops::types::OptionalFloat;
-use crate::validate::{as_f32, check_shape, element_type, expect, same_device};
+use crate::validate::{as_f32, check_shape, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
-/// values of a token's heads are concatenated.
-///
-/// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
-/// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
-/// selection ranks the keys by it. Differentiable in all three. Of an empty sequence the scores
-/// are empty, and a constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes; else the
-/// scores are plain Burn operations.
-///
-/// # Panics
-///
-/// If [`try_zoh_scores`] returns an error, with that error's text.
-#[must_use]
-pub fn zoh_scores(values: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>) -> Tensor<3> {
-    expect(try_zoh_scores(values, dt_proj, a))
+twin! {
+    /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
+    /// values of a token's heads are concatenated.
+    ///
+    /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
+    /// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
+    /// selection ranks the keys by it. Differentiable in all three. Of an empty sequence the scores
+    /// are empty, and a constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes; else the
+    /// scores are plain Burn operations.
+    pub fn zoh_scores(values: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>) -> Tensor<3>
+        = try_zoh_scores;
 }
 
 /// Like [`zoh_scores`], but returns the error.

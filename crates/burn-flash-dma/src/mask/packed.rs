@@ -5,43 +5,38 @@ use super::ranges::KeyRanges;
 use crate::functions::composition::ints;
 use crate::functions::documents::Documents;
 use crate::functions::selector::check_len;
-use crate::validate::expect;
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::AttentionError;
 
 impl KeyRanges {
-    /// Packed sequences whose documents may have other numbers of queries than keys, `[batch, 1, q_len]`: a query sees
-    /// the keys of the document with its own number. If `causal`, each document is aligned bottom-right by itself: of
-    /// `m` queries and `n` keys, query `i` sees the keys `j <= i + n - m`. The causal masking is in the ranges, so the
-    /// plan and the call are to be made without. Padding sees nothing.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// use burn::tensor::{Device, Distribution, Tensor};
-    /// use burn_flash_dma::{AttentionOptions, Documents, KeyRanges, MaskedAttention, TilePlan};
-    ///
-    /// let device = Device::flex();
-    /// let rows = |heads, len| {
-    ///     Tensor::<4>::random([2, heads, len, 16], Distribution::Default, &device)
-    /// };
-    /// // Two sequences of a batch, 6 queries over 20 keys, and 3 over 11.
-    /// let queries = Documents::try_from_padded([6, 3], 6)?;
-    /// let keys = Documents::try_from_padded([20, 11], 20)?;
-    /// let ranges = KeyRanges::packed([&queries, &keys], true, &device);
-    /// let plan = TilePlan::from_ranges(ranges, [6, 20], false);
-    /// let attention = MaskedAttention::new(rows(4, 6), rows(2, 20), rows(2, 20)).plan(&plan);
-    /// let out = attention.options(AttentionOptions::new().with_causal(false)).forward();
-    /// assert_eq!(out.dims(), [2, 4, 6, 16]);
-    /// # }
-    /// # Ok::<(), burn_flash_dma::AttentionError>(())
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If [`try_packed`](Self::try_packed) returns an error, with that error's text.
-    #[must_use]
-    pub fn packed(documents: [&Documents; 2], causal: bool, device: &Device) -> Self {
-        expect(Self::try_packed(documents, causal, device))
+    twin! {
+        /// Packed sequences whose documents may have other numbers of queries than keys, `[batch, 1, q_len]`: a query sees
+        /// the keys of the document with its own number. If `causal`, each document is aligned bottom-right by itself: of
+        /// `m` queries and `n` keys, query `i` sees the keys `j <= i + n - m`. The causal masking is in the ranges, so the
+        /// plan and the call are to be made without. Padding sees nothing.
+        ///
+        /// ```
+        /// # #[cfg(feature = "flex")] {
+        /// use burn::tensor::{Device, Distribution, Tensor};
+        /// use burn_flash_dma::{AttentionOptions, Documents, KeyRanges, MaskedAttention, TilePlan};
+        ///
+        /// let device = Device::flex();
+        /// let rows = |heads, len| {
+        ///     Tensor::<4>::random([2, heads, len, 16], Distribution::Default, &device)
+        /// };
+        /// // Two sequences of a batch, 6 queries over 20 keys, and 3 over 11.
+        /// let queries = Documents::try_from_padded([6, 3], 6)?;
+        /// let keys = Documents::try_from_padded([20, 11], 20)?;
+        /// let ranges = KeyRanges::packed([&queries, &keys], true, &device);
+        /// let plan = TilePlan::from_ranges(ranges, [6, 20], false);
+        /// let attention = MaskedAttention::new(rows(4, 6), rows(2, 20), rows(2, 20)).plan(&plan);
+        /// let out = attention.options(AttentionOptions::new().with_causal(false)).forward();
+        /// assert_eq!(out.dims(), [2, 4, 6, 16]);
+        /// # }
+        /// # Ok::<(), burn_flash_dma::AttentionError>(())
+        /// ```
+        pub fn packed(documents: [&Documents; 2], causal: bool, device: &Device) -> Self
+            = Self::try_packed;
     }
 
     /// Like [`packed`](Self::packed), but returns the error.

@@ -6,7 +6,7 @@ use super::ranges::KeyRanges;
 use crate::engines::check_backend;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{OptionalPlan, PlanTensors};
-use crate::validate::{expect, same_device};
+use crate::validate::same_device;
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
@@ -29,15 +29,10 @@ pub struct TilePlan {
 }
 
 impl TilePlan {
-    /// The plan of a mask for `lengths = [q_len, k_len]`, with bottom-right aligned causal masking on top of it
-    /// if `causal`.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
-    #[must_use]
-    pub fn new(mask: AttentionMask, lengths: [usize; 2], causal: bool) -> Self {
-        expect(Self::try_new(mask, lengths, causal))
+    twin! {
+        /// The plan of a mask for `lengths = [q_len, k_len]`, with bottom-right aligned causal masking on top of it
+        /// if `causal`.
+        pub fn new(mask: AttentionMask, lengths: [usize; 2], causal: bool) -> Self = Self::try_new;
     }
 
     /// Like [`new`](Self::new), but returns the error.
@@ -56,33 +51,29 @@ impl TilePlan {
         Ok(Self::of(mask, geometry))
     }
 
-    /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with
-    /// bottom-right aligned causal masking on top of it if `causal`. No tensor of `q_len` times `k_len` elements is
-    /// made, but for the bits.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// use burn::tensor::{Device, Int, Tensor};
-    /// use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
-    ///
-    /// let device = Device::flex();
-    /// let ids = Tensor::<2, Int>::from_data([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]], &device);
-    /// // A window of 3 within documents, which may be shown by a mask, too.
-    /// let ranges = KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([10, 10], 3, &device));
-    /// let mask = AttentionMask::documents(ids).and(AttentionMask::sliding_window([10, 10], 3, &device));
-    ///
-    /// let plan = TilePlan::from_ranges(ranges, [10, 10], true);
-    /// let same = TilePlan::new(mask, [10, 10], true);
-    /// assert_eq!(plan.counts().clone().into_data(), same.counts().clone().into_data());
-    /// # }
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_ranges`](Self::try_from_ranges) returns an error, with that error's text.
-    #[must_use]
-    pub fn from_ranges(ranges: KeyRanges, lengths: [usize; 2], causal: bool) -> Self {
-        expect(Self::try_from_ranges(ranges, lengths, causal))
+    twin! {
+        /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with
+        /// bottom-right aligned causal masking on top of it if `causal`. No tensor of `q_len` times `k_len` elements is
+        /// made, but for the bits.
+        ///
+        /// ```
+        /// # #[cfg(feature = "flex")] {
+        /// use burn::tensor::{Device, Int, Tensor};
+        /// use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
+        ///
+        /// let device = Device::flex();
+        /// let ids = Tensor::<2, Int>::from_data([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]], &device);
+        /// // A window of 3 within documents, which may be shown by a mask, too.
+        /// let ranges = KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([10, 10], 3, &device));
+        /// let mask = AttentionMask::documents(ids).and(AttentionMask::sliding_window([10, 10], 3, &device));
+        ///
+        /// let plan = TilePlan::from_ranges(ranges, [10, 10], true);
+        /// let same = TilePlan::new(mask, [10, 10], true);
+        /// assert_eq!(plan.counts().clone().into_data(), same.counts().clone().into_data());
+        /// # }
+        /// ```
+        pub fn from_ranges(ranges: KeyRanges, lengths: [usize; 2], causal: bool) -> Self
+            = Self::try_from_ranges;
     }
 
     /// Like [`from_ranges`](Self::from_ranges), but returns the error.

@@ -16,7 +16,7 @@ use crate::functions::heads::try_split_heads;
 use crate::functions::product::{try_linear, try_product};
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
-use crate::validate::{check_shape, element_type, expect, is_tracked, same_device, scores_as_f32};
+use crate::validate::{check_shape, element_type, is_tracked, same_device, scores_as_f32};
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
@@ -199,14 +199,9 @@ impl DynamicMaskAttentionConfig {
         self.score_role.unwrap_or(self.score_form.role())
     }
 
-    /// Makes the module on a device.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> DynamicMaskAttention {
-        expect(self.try_init(device))
+    twin! {
+        /// Makes the module on a device.
+        pub fn init(&self, device: &Device) -> DynamicMaskAttention = Self::try_init;
     }
 
     /// Like [`init`](Self::init), but returns the error.
@@ -294,14 +289,9 @@ impl DynamicMaskAttentionConfig {
 }
 
 impl DynamicMaskAttention {
-    /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`DynamicMaskInput`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> {
-        expect(self.try_forward(input))
+    twin! {
+        /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`DynamicMaskInput`].
+        pub fn forward(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.
@@ -323,19 +313,12 @@ impl DynamicMaskAttention {
         self.attend([q, k, v], scores, &tokens, dropout)
     }
 
-    /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
-    /// (f16 and bf16 are cast up), for what the layer's [`ScoreRole`] says; padding is hidden whatever they say.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_scores`](Self::try_forward_with_scores) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_scores(
-        &self,
-        input: impl Into<DynamicMaskInput>,
-        scores: Tensor<3>,
-    ) -> Tensor<3> {
-        expect(self.try_forward_with_scores(input, scores))
+    twin! {
+        /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
+        /// (f16 and bf16 are cast up), for what the layer's [`ScoreRole`] says; padding is hidden whatever they say.
+        pub fn forward_with_scores(
+            &self, input: impl Into<DynamicMaskInput>, scores: Tensor<3>
+        ) -> Tensor<3> = Self::try_forward_with_scores;
     }
 
     /// Like [`forward_with_scores`](Self::forward_with_scores), but returns the error.
@@ -364,18 +347,12 @@ impl DynamicMaskAttention {
         )
     }
 
-    /// [`forward`](Self::forward), and the selection that it has made: a constant, for
-    /// [`forward_with_intervals`](Self::forward_with_intervals).
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_and_intervals`](Self::try_forward_and_intervals) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_and_intervals(
-        &self,
-        input: impl Into<DynamicMaskInput>,
-    ) -> (Tensor<3>, Intervals) {
-        expect(self.try_forward_and_intervals(input))
+    twin! {
+        /// [`forward`](Self::forward), and the selection that it has made: a constant, for
+        /// [`forward_with_intervals`](Self::forward_with_intervals).
+        pub fn forward_and_intervals(
+            &self, input: impl Into<DynamicMaskInput>
+        ) -> (Tensor<3>, Intervals) = Self::try_forward_and_intervals;
     }
 
     /// Like [`forward_and_intervals`](Self::forward_and_intervals), but returns the error.
@@ -393,21 +370,14 @@ impl DynamicMaskAttention {
         self.select_and_attend(input, None, dropout)
     }
 
-    /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
-    /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
-    /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time. With
-    /// dropout the mask is another one; `train::Selections` keeps that, too.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_intervals`](Self::try_forward_with_intervals) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_intervals(
-        &self,
-        input: impl Into<DynamicMaskInput>,
-        intervals: &Intervals,
-    ) -> Tensor<3> {
-        expect(self.try_forward_with_intervals(input, intervals))
+    twin! {
+        /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
+        /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
+        /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time. With
+        /// dropout the mask is another one; `train::Selections` keeps that, too.
+        pub fn forward_with_intervals(
+            &self, input: impl Into<DynamicMaskInput>, intervals: &Intervals
+        ) -> Tensor<3> = Self::try_forward_with_intervals;
     }
 
     /// Like [`forward_with_intervals`](Self::forward_with_intervals), but returns the error.
@@ -427,15 +397,10 @@ impl DynamicMaskAttention {
         Ok(out)
     }
 
-    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32, with what positions add to them (a recency
-    /// slope, turns of heads); −∞ for padding and keys that its mask hides from every query.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_scores`](Self::try_scores) returns an error, with that error's text.
-    #[must_use]
-    pub fn scores(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> {
-        expect(self.try_scores(input))
+    twin! {
+        /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32, with what positions add to them (a recency
+        /// slope, turns of heads); −∞ for padding and keys that its mask hides from every query.
+        pub fn scores(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> = Self::try_scores;
     }
 
     /// Like [`scores`](Self::scores), but returns the error.
@@ -450,14 +415,10 @@ impl DynamicMaskAttention {
         self.scores_of(&self.tokens(input.into())?)
     }
 
-    /// The selection that [`forward`](Self::forward) makes for an input, to look at.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_selection`](Self::try_selection) returns an error, with that error's text.
-    #[must_use]
-    pub fn selection(&self, input: impl Into<DynamicMaskInput>) -> Intervals {
-        expect(self.try_selection(input))
+    twin! {
+        /// The selection that [`forward`](Self::forward) makes for an input, to look at.
+        pub fn selection(&self, input: impl Into<DynamicMaskInput>) -> Intervals
+            = Self::try_selection;
     }
 
     /// Like [`selection`](Self::selection), but returns the error.
@@ -490,14 +451,11 @@ impl DynamicMaskAttention {
         self
     }
 
-    /// Sets how many keys each query keeps from now on, `None` for all of them: between training steps, for a window
-    /// that shrinks in training, or for another budget afterwards. A cache keeps the window that it was made with.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_set_keep_window`](Self::try_set_keep_window) returns an error, with that error's text.
-    pub fn set_keep_window(&mut self, window: impl Into<Option<usize>>) {
-        expect(self.try_set_keep_window(window));
+    twin! {
+        /// Sets how many keys each query keeps from now on, `None` for all of them: between training steps, for a window
+        /// that shrinks in training, or for another budget afterwards. A cache keeps the window that it was made with.
+        pub fn set_keep_window(&mut self, window: impl Into<Option<usize>>)
+            = Self::try_set_keep_window;
     }
 
     /// Like [`set_keep_window`](Self::set_keep_window), but returns the error.

@@ -5,7 +5,6 @@ use super::by_position::First;
 use super::heads::Starts;
 use super::sink::beside;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
-use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 
@@ -13,16 +12,11 @@ use flash_dma_problem::{AttentionError, ScoreRole};
 const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
-    /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
-    /// size if the layer has a keep window, with its recent keys and sinks, else of pages that grow, for up to 2^20
-    /// tokens per sequence.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init_cache`](Self::try_init_cache) returns an error, with that error's text.
-    #[must_use]
-    pub fn init_cache(&self, batch: usize) -> AttentionCache {
-        expect(self.try_init_cache(batch))
+    twin! {
+        /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
+        /// size if the layer has a keep window, with its recent keys and sinks, else of pages that grow, for up to 2^20
+        /// tokens per sequence.
+        pub fn init_cache(&self, batch: usize) -> AttentionCache = Self::try_init_cache;
     }
 
     /// Like [`init_cache`](Self::init_cache), but returns the error.
@@ -52,19 +46,15 @@ impl DynamicMaskAttention {
         Ok(config.try_init(&device)?.into())
     }
 
-    /// The layer on new tokens of sequences whose earlier tokens are in the cache: `[batch, len, d_model]` to
-    /// the same shape, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
-    /// appended: a prompt, a chunk of one, or one token at a time.
-    ///
-    /// Each sequence goes on at its own position, which the cache knows, so rotated keys stay right when others
-    /// are evicted. Positions may pass `max_seq_len`.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3> {
-        expect(self.try_forward_cached(x, cache))
+    twin! {
+        /// The layer on new tokens of sequences whose earlier tokens are in the cache: `[batch, len, d_model]` to
+        /// the same shape, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
+        /// appended: a prompt, a chunk of one, or one token at a time.
+        ///
+        /// Each sequence goes on at its own position, which the cache knows, so rotated keys stay right when others
+        /// are evicted. Positions may pass `max_seq_len`.
+        pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3>
+            = Self::try_forward_cached;
     }
 
     /// Like [`forward_cached`](Self::forward_cached), but returns the error.

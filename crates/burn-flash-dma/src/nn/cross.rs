@@ -7,7 +7,7 @@ use crate::functions::attention::Attention;
 use crate::functions::product::try_linear;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
-use crate::validate::{check_shape, expect};
+use crate::validate::check_shape;
 use burn::module::Module;
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::Tensor;
@@ -90,16 +90,12 @@ impl CrossKeys {
 }
 
 impl DynamicMaskCrossAttention {
-    /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`: the shape of `x`.
-    /// The context is a tensor, or a [`DynamicMaskInput`] with lengths or a mask per key. Where nothing of a context
-    /// is visible, attention gives zeros.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<3>, context: impl Into<DynamicMaskInput>) -> Tensor<3> {
-        expect(self.try_forward(x, context))
+    twin! {
+        /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`: the shape of `x`.
+        /// The context is a tensor, or a [`DynamicMaskInput`] with lengths or a mask per key. Where nothing of a context
+        /// is visible, attention gives zeros.
+        pub fn forward(&self, x: Tensor<3>, context: impl Into<DynamicMaskInput>) -> Tensor<3>
+            = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.
@@ -117,14 +113,9 @@ impl DynamicMaskCrossAttention {
         self.try_forward_with_keys(x, &self.try_keys(context)?)
     }
 
-    /// The keys of a context, to be made once for all queries that attend to it: every step of a decoder.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_keys`](Self::try_keys) returns an error, with that error's text.
-    #[must_use]
-    pub fn keys(&self, context: impl Into<DynamicMaskInput>) -> CrossKeys {
-        expect(self.try_keys(context))
+    twin! {
+        /// The keys of a context, to be made once for all queries that attend to it: every step of a decoder.
+        pub fn keys(&self, context: impl Into<DynamicMaskInput>) -> CrossKeys = Self::try_keys;
     }
 
     /// Like [`keys`](Self::keys), but returns the error.
@@ -171,14 +162,10 @@ impl DynamicMaskCrossAttention {
         })
     }
 
-    /// As [`forward`](Self::forward), over the keys of a context that were made before.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_with_keys`](Self::try_forward_with_keys) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_with_keys(&self, x: Tensor<3>, keys: &CrossKeys) -> Tensor<3> {
-        expect(self.try_forward_with_keys(x, keys))
+    twin! {
+        /// As [`forward`](Self::forward), over the keys of a context that were made before.
+        pub fn forward_with_keys(&self, x: Tensor<3>, keys: &CrossKeys) -> Tensor<3>
+            = Self::try_forward_with_keys;
     }
 
     /// Like [`forward_with_keys`](Self::forward_with_keys), but returns the error.

@@ -3,7 +3,6 @@
 use super::cross::DynamicMaskCrossAttention;
 use super::heads::{check_weights, norm_epsilon};
 use super::scorer::{INITIAL, ScoreForm, Scorer};
-use crate::validate::expect;
 use burn::config::Config;
 use burn::module::Initializer;
 use burn::nn::{LinearConfig, RmsNormConfig};
@@ -69,14 +68,9 @@ impl DynamicMaskCrossAttentionConfig {
         self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1))
     }
 
-    /// Makes the module on a device.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> DynamicMaskCrossAttention {
-        expect(self.try_init(device))
+    twin! {
+        /// Makes the module on a device.
+        pub fn init(&self, device: &Device) -> DynamicMaskCrossAttention = Self::try_init;
     }
 
     /// Like [`init`](Self::init), but returns the error.

@@ -8,7 +8,7 @@ use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
-use crate::validate::{check_shape, expect};
+use crate::validate::check_shape;
 use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
@@ -163,14 +163,9 @@ impl From<Tensor<3>> for MaskedInput {
 }
 
 impl MaskedAttentionLayerConfig {
-    /// Makes the module on a device.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> MaskedAttentionLayer {
-        expect(self.try_init(device))
+    twin! {
+        /// Makes the module on a device.
+        pub fn init(&self, device: &Device) -> MaskedAttentionLayer = Self::try_init;
     }
 
     /// Like [`init`](Self::init), but returns the error.
@@ -222,15 +217,10 @@ impl MaskedAttentionLayerConfig {
 }
 
 impl MaskedAttentionLayer {
-    /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`MaskedInput`]. A token
-    /// that sees nothing gets zeros from attention.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(&self, input: impl Into<MaskedInput>) -> Tensor<3> {
-        expect(self.try_forward(input))
+    twin! {
+        /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`MaskedInput`]. A token
+        /// that sees nothing gets zeros from attention.
+        pub fn forward(&self, input: impl Into<MaskedInput>) -> Tensor<3> = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.

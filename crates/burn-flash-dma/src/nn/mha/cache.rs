@@ -5,7 +5,7 @@ use super::module::MultiHeadAttention;
 use super::output::MhaOutput;
 use crate::functions::product::try_linear;
 use crate::nn::heads::merge;
-use crate::validate::{check_shape, expect};
+use crate::validate::check_shape;
 use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
@@ -69,18 +69,14 @@ impl MhaCache {
 }
 
 impl MultiHeadAttention {
-    /// As [`forward`](Self::forward), of which only the rows of the tokens are computed that the cache does not have.
-    /// As with Burn's, the input holds the whole sequence so far, and so does the context that is returned.
-    ///
-    /// The earlier rows stay what they were: a cache means causal attention. Of several new tokens, as of a prompt,
-    /// each sees the keys that the masks leave; say [`MhaInput::causal`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward_cache`](Self::try_forward_cache) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput {
-        expect(self.try_forward_cache(input, cache))
+    twin! {
+        /// As [`forward`](Self::forward), of which only the rows of the tokens are computed that the cache does not have.
+        /// As with Burn's, the input holds the whole sequence so far, and so does the context that is returned.
+        ///
+        /// The earlier rows stay what they were: a cache means causal attention. Of several new tokens, as of a prompt,
+        /// each sees the keys that the masks leave; say [`MhaInput::causal`].
+        pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput
+            = Self::try_forward_cache;
     }
 
     /// Like [`forward_cache`](Self::forward_cache), but returns the error.

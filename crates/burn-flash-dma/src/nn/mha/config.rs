@@ -3,7 +3,7 @@
 use super::module::MultiHeadAttention;
 use crate::nn::dropout::Seeds;
 use crate::nn::heads::check_weights;
-use crate::validate::{check_shape, expect};
+use crate::validate::check_shape;
 use burn::config::Config;
 use burn::module::Initializer;
 use burn::nn::{DropoutConfig, LinearConfig};
@@ -46,14 +46,9 @@ pub struct MultiHeadAttentionConfig {
 }
 
 impl MultiHeadAttentionConfig {
-    /// Makes the module on a device.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> MultiHeadAttention {
-        expect(self.try_init(device))
+    twin! {
+        /// Makes the module on a device.
+        pub fn init(&self, device: &Device) -> MultiHeadAttention = Self::try_init;
     }
 
     /// Like [`init`](Self::init), but returns the error.

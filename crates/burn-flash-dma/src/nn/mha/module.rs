@@ -8,7 +8,7 @@ use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::nn::dropout::Seeds;
 use crate::nn::heads::{merge, split};
-use crate::validate::{check_shape, element_type, expect, same_device};
+use crate::validate::{check_shape, element_type, same_device};
 use burn::module::Module;
 use burn::nn::{self, Linear, attention as theirs};
 use burn::tensor::Tensor;
@@ -70,14 +70,9 @@ impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// Attention of an input, as Burn's module computes it.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(&self, input: MhaInput) -> MhaOutput {
-        expect(self.try_forward(input))
+    twin! {
+        /// Attention of an input, as Burn's module computes it.
+        pub fn forward(&self, input: MhaInput) -> MhaOutput = Self::try_forward;
     }
 
     /// Like [`forward`](Self::forward), but returns the error.

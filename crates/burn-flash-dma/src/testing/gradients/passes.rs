@@ -36,7 +36,6 @@ fn options(p: &Problem) -> AttentionOptions {
         deterministic: p.deterministic,
         dropout: p.dropout,
         engine: p.engine,
-        ..AttentionOptions::new()
     }
 }
 
