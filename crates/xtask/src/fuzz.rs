@@ -19,6 +19,8 @@ const ALONE: Build = Build {
         "--package",
         "flash-dma-tests",
         "--no-default-features",
+        "--features",
+        "programs",
     ],
     folder: "gpu",
     llvm: false,
@@ -26,7 +28,7 @@ const ALONE: Build = Build {
 
 /// The build of the tests, so that nothing else is built.
 const DEFAULT: Build = Build {
-    args: &["--workspace"],
+    args: &["--workspace", "--features", "flash-dma-tests/programs"],
     folder: "debug",
     llvm: true,
 };
@@ -39,7 +41,7 @@ const CUDA: Build = Build {
         "flash-dma-tests",
         "--no-default-features",
         "--features",
-        "cuda,fusion,persistence",
+        "programs,cuda,fusion,persistence",
     ],
     folder: "gpu",
     llvm: true,
@@ -53,7 +55,7 @@ const WGPU: Build = Build {
         "flash-dma-tests",
         "--no-default-features",
         "--features",
-        "wgpu",
+        "programs,wgpu",
     ],
     folder: "gpu",
     llvm: true,

@@ -19,26 +19,35 @@ struct Part {
     package: &'static str,
     /// Whether it calls the library through Burn, or the kernels alone.
     burn: bool,
+    /// Features beside those of the flavour.
+    also: &'static [&'static str],
 }
 
-const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
+const fn part(
+    name: &'static str,
+    package: &'static str,
+    burn: bool,
+    also: &'static [&'static str],
+) -> Part {
     Part {
         name,
         package,
         burn,
+        also,
     }
 }
 
 const PARTS: [Part; 9] = [
-    part("tests", "flash-dma-tests", true),
-    part("models", "flash-dma-models", true),
-    part("bench", "flash-dma-benches", false),
-    part("interop", "interop", true),
-    part("raw-kernels", "raw-kernels", false),
-    part("train-text", "train-text", true),
-    part("endless", "endless", true),
-    part("recall", "recall", true),
-    part("language", "language", true),
+    part("tests", "flash-dma-tests", true, &["programs"]),
+    // Their tests of gradients and of adapters.
+    part("models", "flash-dma-models", true, &["autodiff"]),
+    part("bench", "flash-dma-benches", true, &["extension"]),
+    part("interop", "interop", true, &[]),
+    part("raw-kernels", "raw-kernels", false, &[]),
+    part("train-text", "train-text", true, &[]),
+    part("endless", "endless", true, &[]),
+    part("recall", "recall", true, &[]),
+    part("language", "language", true, &[]),
 ];
 
 /// The features an archive is built with, and its name.
@@ -59,24 +68,13 @@ impl Flavour {
         }
     }
 
-    fn features(self, part: &Part) -> &'static [&'static str] {
-        match (self, part.burn) {
-            // Most of its programs call the kernels alone, some go through Burn.
-            (Self::Lean, false) if part.name == "bench" => &["extension", "fusion", "persistence"],
-            (Self::Tuned, false) if part.name == "bench" => {
-                &["extension", "fusion", "persistence", "autotune"]
-            }
-            // Their tests of gradients and of adapters.
-            (Self::Lean, true) if part.name == "models" => {
-                &["autodiff", "cuda", "fusion", "persistence"]
-            }
-            (Self::Tuned, true) if part.name == "models" => {
-                &["autodiff", "cuda", "fusion", "persistence", "autotune"]
-            }
-            (_, false) => &["cuda"],
-            (Self::Lean, true) => &["cuda", "fusion", "persistence"],
-            (Self::Tuned, true) => &["cuda", "fusion", "persistence", "autotune"],
-        }
+    fn features(self, part: &Part) -> impl Iterator<Item = &'static str> {
+        let burn: &[_] = match (part.burn, self) {
+            (false, _) => &[],
+            (true, Self::Lean) => &["fusion", "persistence"],
+            (true, Self::Tuned) => &["fusion", "persistence", "autotune"],
+        };
+        part.also.iter().chain(&["cuda"]).chain(burn).copied()
     }
 }
 
@@ -214,7 +212,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
     let features: Vec<String> = (request.parts.iter())
         .flat_map(|part| {
-            let features = request.flavour.features(part).iter();
+            let features = request.flavour.features(part);
             features.map(|feature| format!("{}/{feature}", part.package))
         })
         .collect();
