@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The model of `bench-generation` in PyTorch: dense attention over a static cache, bf16 parameters.
+"""The model of `bench generation` in PyTorch: dense attention over a static cache, bf16 parameters.
 
-It prints the row that `bench-generation` prints, as far as PyTorch knows it, as one line of JSON. A prompt is not read:
+It prints the row that `bench generation` prints, as far as PyTorch knows it, as one line of JSON. A prompt is not read:
 the cache holds random rows. In the modes with fixed shapes (compiled, graph) each token attends to the whole cache, of
 which the last rows, those of tokens yet to be written, are random as well; eager attends to what is there. What is written
 means nothing, its time does.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The kernels of one token of `bench-generation`, each with its own time, by Nsight Compute.
+"""The kernels of one token of `bench generation`, each with its own time, by Nsight Compute.
 
-    python ncu_token.py bin/bench-generation --prompt 32768 --window 2048 --json tokens.jsonl
+    python ncu_token.py bin/bench --prompt 32768 --window 2048 --json tokens.jsonl
 
 The arguments behind the program are its own, but for `--json`. The program counts its launches first; `ncu` then runs it
 again, skips those before the token and times those of the token, one kernel at a time and at the device's own clock.
@@ -76,9 +76,9 @@ def main():
     )
     parser.add_argument("--ncu", default="ncu", help="the program ncu")
     parser.add_argument("--json", help="a file to append the line to")
-    parser.add_argument("program", help="bench-generation")
+    parser.add_argument("program", help="bench")
     args, options = parser.parse_known_args()
-    command = [args.program, *options, "--count-only"]
+    command = [args.program, "generation", *options, "--count-only"]
     before, token = counted(command)
     launches = timed(args.ncu, command, before, token)
     if len(launches) != token:

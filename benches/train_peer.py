@@ -2,7 +2,7 @@
 """The model of examples/train-text in PyTorch: what a PyTorch user would train in its place.
 
 bf16 autocast over f32 parameters, dense causal attention (cuDNN's kernel unless another is asked for), global clipping,
-fused AdamW. It prints the row that `bench-step` prints, as one line of JSON.
+fused AdamW. It prints the row that `bench step` prints, as one line of JSON.
 """
 
 import argparse
@@ -273,18 +273,18 @@ def parse():
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--seq", type=int, default=32768)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--checkpoint", action="store_true", help="compute each block twice")
     parser.add_argument("--compile", action="store_true", help="torch.compile, else eager")
     parser.add_argument("--attention", choices=sorted(BACKENDS), default="cudnn")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--no-profile", action="store_true")
-    parser.add_argument("--kernels", type=int, default=12, help="kernels to list")
+    parser.add_argument("--kernels", type=int, default=24, help="kernels to list")
     parser.add_argument("--json", help="a file to append the row to")
     args = parser.parse_args()
-    if min(args.steps, args.warm_up) < 1:
-        parser.error("--warm-up and --steps must be at least 1")
+    if min(args.runs, args.warm_up) < 1:
+        parser.error("--warm-up and --runs must be at least 1")
     return args
 
 
@@ -307,7 +307,7 @@ def main():
         clock(training, cuda)
     state = torch.cuda.memory_allocated() if cuda else None
     times, loss = [], first_loss
-    for _ in range(args.steps):
+    for _ in range(args.runs):
         milliseconds, loss = clock(training, cuda)
         times.append(milliseconds)
     if not (math.isfinite(first_loss) and math.isfinite(loss)):
@@ -318,7 +318,8 @@ def main():
     allocated = torch.cuda.max_memory_allocated() if cuda else None
     row = {
         "implementation": f"torch {torch.__version__} {'compiled' if args.compile else 'eager'}",
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "gpu": torch.cuda.get_device_name() if cuda else "cpu",
+        "device": args.device,
         **{key: getattr(args, key) for key in ("what", "layers", "d_model", "heads", "kv_heads")},
         "seq": args.seq,
         "batch": args.batch,
@@ -326,7 +327,7 @@ def main():
         "dtype": "bf16",
         "checkpoint": args.checkpoint,
         "attention": args.attention,
-        "steps": args.steps,
+        "runs": args.runs,
         "warm_up": args.warm_up,
         "parameters": sum(p.numel() for p in training.module.parameters()),
         "first_step_ms": first_step_ms,

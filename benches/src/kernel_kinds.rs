@@ -1,9 +1,9 @@
 //! Kinds of kernels, by the names that CubeCL reports: what a training step spends its time on.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// What a kernel of a training step does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Selection and attention, forward and backward.
@@ -57,7 +57,6 @@ const RULES: &[(&[&str], Kind)] = &[
 
 impl Kind {
     /// The kind of a kernel, by its name as CubeCL reports it: the path of its type.
-    #[must_use]
     pub fn of(name: &str) -> Self {
         // The types in the generic arguments have paths, too.
         let path = path(name);
@@ -69,7 +68,6 @@ impl Kind {
 }
 
 /// A kernel's name without generic arguments.
-#[must_use]
 pub fn path(name: &str) -> &str {
     name.split('<').next().unwrap_or(name)
 }

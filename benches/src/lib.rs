@@ -1,22 +1,124 @@
-//! Benchmarks of flash-dma: the workload table, the calls that are timed, and how a sample becomes a row. The programs are
-//! in `src/bin` and `benches`; `bench-results/report.py` makes tables and plots of the rows.
+//! Benchmarks of flash-dma: the program `bench` with a command for each part of the library, and the rows that they write.
 #![warn(missing_docs)]
 
 #[cfg(feature = "cube")]
-pub mod buffers;
+mod attention;
 #[cfg(feature = "cube")]
-pub mod check;
+mod check;
+#[cfg(feature = "flex")]
+mod cpu;
 #[cfg(feature = "cube")]
-pub mod decoding;
+mod decode;
 #[cfg(feature = "cube")]
-pub mod gradients;
-pub mod kernel_kinds;
-pub mod launches;
+mod device;
+#[cfg(feature = "step")]
+mod generation;
+#[cfg(feature = "step")]
+mod kernel_kinds;
+#[cfg(feature = "step")]
+mod launches;
+#[cfg(feature = "cube")]
+mod masks;
+#[cfg(feature = "step")]
+mod model;
+#[cfg(any(feature = "cube", feature = "flex"))]
+mod options;
+#[cfg(feature = "step")]
+mod place;
+#[cfg(feature = "cube")]
+mod products;
 pub mod roof;
 pub mod rows;
-pub mod shares;
-#[cfg(feature = "cube")]
-pub mod spread;
+#[cfg(feature = "step")]
+mod selections;
+#[cfg(feature = "step")]
+mod shares;
 pub mod stats;
-pub mod versions;
+#[cfg(feature = "step")]
+mod step;
+#[cfg(feature = "cube")]
+mod tensor;
+#[cfg(feature = "step")]
+mod versions;
 pub mod workloads;
+
+use clap::{Parser, Subcommand};
+use std::error::Error;
+
+/// Why a command ended early, or what it gives.
+type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
+
+/// The text of a panic.
+#[cfg(feature = "cube")]
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a text")
+}
+
+/// Times the parts of flash-dma.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[cfg(feature = "cube")]
+    Attention(attention::Options),
+    #[cfg(feature = "cube")]
+    Masks(masks::Options),
+    #[cfg(feature = "cube")]
+    Decode(decode::Options),
+    #[cfg(feature = "cube")]
+    Products(products::Options),
+    #[cfg(feature = "step")]
+    Selections(selections::Options),
+    #[cfg(feature = "step")]
+    Step(step::Options),
+    #[cfg(feature = "step")]
+    Generation(generation::Options),
+    #[cfg(feature = "flex")]
+    Cpu(cpu::Options),
+}
+
+impl Cli {
+    /// Runs the command, which prints its rows and writes them to a file if one is named.
+    ///
+    /// # Errors
+    ///
+    /// When an option is wrong, the device is missing, or a file cannot be written.
+    pub fn run(self) -> Result {
+        match self.command {
+            #[cfg(feature = "cube")]
+            Command::Attention(options) => attention::run(&options),
+            #[cfg(feature = "cube")]
+            Command::Masks(options) => masks::run(&options),
+            #[cfg(feature = "cube")]
+            Command::Decode(options) => decode::run(&options),
+            #[cfg(feature = "cube")]
+            Command::Products(options) => products::run(&options),
+            #[cfg(feature = "step")]
+            Command::Selections(options) => selections::run(&options),
+            #[cfg(feature = "step")]
+            Command::Step(options) => step::run(&options),
+            #[cfg(feature = "step")]
+            Command::Generation(options) => generation::run(&options),
+            #[cfg(feature = "flex")]
+            Command::Cpu(options) => cpu::run(&options),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn no_two_options_of_a_command_have_one_name() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,4 +1,4 @@
-//! The rows that the programs `bench` and `decode` write.
+//! The rows that `bench attention` and `bench decode` write.
 
 use crate::roof::Roof;
 use crate::stats::Millis;
@@ -37,6 +37,32 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Whether it needs scores.
+    #[must_use]
+    pub fn selects(self) -> bool {
+        matches!(
+            self,
+            Self::Select
+                | Self::SelectRunnersUp
+                | Self::Lists
+                | Self::BackwardRunnersUp
+                | Self::BackwardLeaveOneOut
+        )
+    }
+
+    /// Whether it is a backward pass.
+    #[must_use]
+    pub fn is_backward(self) -> bool {
+        matches!(
+            self,
+            Self::Backward
+                | Self::BackwardResidual
+                | Self::BackwardRunnersUp
+                | Self::BackwardLeaveOneOut
+                | Self::BackwardDeterministic
+        )
+    }
+
     /// The name used in the rows.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -143,7 +169,7 @@ impl Row {
     }
 }
 
-/// One measurement of the `decode` program.
+/// One measurement of `bench decode`.
 #[derive(Clone, Debug, Serialize)]
 pub struct DecodeRow {
     /// A name of the table.

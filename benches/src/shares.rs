@@ -26,14 +26,12 @@ pub struct Launch {
 
 impl Launched {
     /// Launches of which the device has no time.
-    #[must_use]
     pub fn not_timed(&self) -> usize {
         let timed = |launch: &&Launch| launch.milliseconds.is_some();
         self.launched - self.timed.iter().filter(timed).count()
     }
 
     /// From the begin of the first kernel to the end of the last.
-    #[must_use]
     pub fn span_ms(&self) -> Option<f64> {
         let (first, last) = (self.timed.first()?, self.timed.last()?);
         Some(last.ended_ms? - (first.ended_ms? - first.milliseconds?))
@@ -55,6 +53,21 @@ impl Share {
         self.launches += 1;
         self.ms += launch.milliseconds.unwrap_or_default();
     }
+}
+
+/// The kernels of some work.
+#[derive(Serialize)]
+pub struct Profile {
+    /// Launches.
+    pub launches: usize,
+    /// Launches of which the device has no time.
+    pub not_timed: usize,
+    /// The sum of the kernels' times.
+    pub kernels_ms: f64,
+    /// By kind of kernel.
+    pub kinds: BTreeMap<Kind, Share>,
+    /// The kernels that take longest, by path.
+    pub kernels: Vec<(String, Share)>,
 }
 
 /// Launches by kind and by kernel.
@@ -82,9 +95,19 @@ impl Shares {
         self.add_as(Kind::of(launch.name), launch);
     }
 
+    /// The profile of the launches that were added, with at most so many kernels.
+    pub fn profile(self, launched: &[Launched], kernels: usize) -> Profile {
+        Profile {
+            launches: launched.iter().map(|phase| phase.launched).sum(),
+            not_timed: launched.iter().map(Launched::not_timed).sum(),
+            kernels_ms: self.total.ms,
+            kernels: self.slowest(kernels),
+            kinds: self.kinds,
+        }
+    }
+
     /// The kernels that take longest, by path, at most `count`.
-    #[must_use]
-    pub fn slowest(&self, count: usize) -> Vec<(String, Share)> {
+    fn slowest(&self, count: usize) -> Vec<(String, Share)> {
         let named = |(name, share): (&&str, &Share)| ((*name).to_owned(), *share);
         let mut slowest: Vec<_> = self.kernels.iter().map(named).collect();
         slowest.sort_by(|(_, a), (_, b)| b.ms.total_cmp(&a.ms));

@@ -20,11 +20,11 @@ impl Millis {
     ///
     /// # Panics
     ///
-    /// If the sample is empty or holds a NaN.
+    /// If the sample is empty.
     #[must_use]
     pub fn of(mut sample: Vec<f64>) -> Self {
         assert!(!sample.is_empty(), "no measurement");
-        sample.sort_by(|a, b| a.partial_cmp(b).expect("a time is a number"));
+        sample.sort_by(f64::total_cmp);
         let at = |part: f64| {
             let place = part * (sample.len() - 1) as f64;
             let (low, high) = (place.floor() as usize, place.ceil() as usize);

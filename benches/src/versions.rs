@@ -8,7 +8,6 @@ const MANIFEST: &str = include_str!("../../Cargo.toml");
 /// # Panics
 ///
 /// If the workspace pins one of them no longer.
-#[must_use]
 pub fn versions() -> String {
     let named = |name| format!("{name} {}", pinned(name).expect("the workspace pins it"));
     ["burn", "cubecl"].map(named).join(", ")

@@ -26,7 +26,8 @@ pub fn check() -> Result {
     let mut playground = cargo(["run", "--quiet", "--package", "flash-dma-tests"]);
     // Without features, so that neither Burn nor CubeCL is built.
     playground
-        .args(["--no-default-features", "--bin", "playground", "--"])
+        .args(["--no-default-features", "--features", "programs"])
+        .args(["--bin", "playground", "--"])
         .arg("--book")
         .arg(book)
         .arg("--browser")

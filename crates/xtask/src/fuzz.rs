@@ -16,12 +16,13 @@ pub fn run(options: &[String]) -> Result {
     let mut build = cargo(["build", "--bin", "fuzz"]);
     let folder = match features {
         None => {
-            build.arg("--workspace");
+            build.args(["--workspace", "--features", "flash-dma-tests/programs"]);
             "debug"
         }
         Some(features) => {
             build.args(["--profile", "gpu", "--package", "flash-dma-tests"]);
-            build.args(["--no-default-features", "--features", features]);
+            build.args(["--no-default-features", "--features", "programs"]);
+            build.args(["--features", features]);
             "gpu"
         }
     };

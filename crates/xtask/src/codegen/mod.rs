@@ -24,7 +24,7 @@ const COMPILERS: Wheels = Wheels {
 const GATE: &str = "crates/xtask/src/codegen";
 
 /// An integration test that builds within a second: one of the reference's.
-const SMALL_TEST: &str = "sampled";
+const SMALL_TEST: &str = "oracle";
 
 /// Runs the command: `--full` compiles what the table knows as well, `--bless` rewrites it, `--sources` compiles nothing
 /// and prints a hash of each variant's source. Other arguments are prefixes of the names of the variants to process.

@@ -19,41 +19,46 @@ struct Part {
     package: &'static str,
     /// Whether it calls the library through Burn, or the kernels alone.
     burn: bool,
+    /// Features of its own.
+    also: &'static [&'static str],
 }
 
-const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
+const fn part(
+    name: &'static str,
+    package: &'static str,
+    burn: bool,
+    also: &'static [&'static str],
+) -> Part {
     Part {
         name,
         package,
         burn,
+        also,
     }
 }
 
 const PARTS: [Part; 9] = [
-    part("tests", "flash-dma-tests", true),
-    part("models", "flash-dma-models", true),
-    part("bench", "flash-dma-benches", false),
-    part("interop", "interop", true),
-    part("raw-kernels", "raw-kernels", false),
-    part("train-text", "train-text", true),
-    part("endless", "endless", true),
-    part("recall", "recall", true),
-    part("language", "language", true),
+    part("tests", "flash-dma-tests", true, &["programs"]),
+    // Their tests of gradients and of adapters.
+    part("models", "flash-dma-models", true, &["autodiff"]),
+    part("bench", "flash-dma-benches", true, &["extension"]),
+    part("interop", "interop", true, &[]),
+    part("raw-kernels", "raw-kernels", false, &[]),
+    part("train-text", "train-text", true, &[]),
+    part("endless", "endless", true, &[]),
+    part("recall", "recall", true, &[]),
+    part("language", "language", true, &[]),
 ];
 
 /// The features that a part is built with: without autotune every process is ready within seconds, with it they are Burn's
 /// default ones for CUDA, as its users build.
-fn features(part: &Part, tuned: bool) -> Vec<&'static str> {
-    let mut features = match (part.name, part.burn) {
-        // Most of its programs call the kernels alone, some go through Burn.
-        ("bench", _) => vec!["extension", "fusion", "persistence"],
-        // Their tests of gradients and of adapters.
-        ("models", _) => vec!["autodiff", "cuda", "fusion", "persistence"],
-        (_, true) => vec!["cuda", "fusion", "persistence"],
-        (_, false) => return vec!["cuda"],
+fn features(part: &Part, tuned: bool) -> impl Iterator<Item = &'static str> {
+    let burn: &[_] = match (part.burn, tuned) {
+        (false, _) => &[],
+        (true, false) => &["fusion", "persistence"],
+        (true, true) => &["fusion", "persistence", "autotune"],
     };
-    features.extend(tuned.then_some("autotune"));
-    features
+    part.also.iter().chain(&["cuda"]).chain(burn).copied()
 }
 
 /// The contents of one archive.
@@ -199,7 +204,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
     let features: Vec<String> = (request.parts.iter())
         .flat_map(|part| {
-            let features = features(part, request.tuned).into_iter();
+            let features = features(part, request.tuned);
             features.map(|feature| format!("{}/{feature}", part.package))
         })
         .collect();

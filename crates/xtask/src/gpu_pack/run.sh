@@ -2,8 +2,8 @@
 # Runs what `cargo xtask gpu-pack` built, on a machine with an NVIDIA GPU and without Rust.
 #
 #   ./run.sh [tests [FILTER..]]   the suite on CUDA, and the models'; ends with "N passed, N failed, N unknown"
-#   ./run.sh step [options]       training steps by bench-step, and PyTorch's by train_peer.py; the options go to both
-#   ./run.sh generation [options] tokens by bench-generation, and PyTorch's by generate_peer.py; the options go to both
+#   ./run.sh step [options]       training steps by `bench step`, and PyTorch's by train_peer.py; the options go to both
+#   ./run.sh generation [options] tokens by `bench generation`, and PyTorch's by generate_peer.py; the options go to both
 #   ./run.sh PROGRAM [options]    a benchmark or an example: what is in bin/
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
@@ -26,7 +26,7 @@ export CUDA_CACHE_MAXSIZE="${CUDA_CACHE_MAXSIZE:-4294967296}"
 
 program="${1:-tests}"
 binary="$program"
-case "$program" in step | generation) binary="bench-$program" ;; esac
+case "$program" in step | generation) binary=bench ;; esac
 if [ ! -x "$here/bin/$binary" ]; then
     usage
     echo "programs: $(cd "$here/bin" && echo *)"
@@ -61,8 +61,8 @@ try() { "$@" || { echo "failed: $*" && failed=$((failed + 1)); }; }
 
 step() {
     local window="$3" sizes=(--seq "$1" --batch "$2" --json "$rows" "${@:4}")
-    try bin/bench-step "${sizes[@]}" --window "$window"
-    try bin/bench-step "${sizes[@]}"
+    try bin/bench step "${sizes[@]}" --window "$window"
+    try bin/bench step "${sizes[@]}"
     [ -n "$python" ] || return 0
     try "$python" train_peer.py "${sizes[@]}"
     try "$python" train_peer.py "${sizes[@]}" --compile
@@ -70,7 +70,7 @@ step() {
 
 generation() {
     local window="$3" sizes=(--prompt "$1" --batch "$2" --json "$rows" "${@:4}")
-    try bin/bench-generation "${sizes[@]}" --window "$window"
+    try bin/bench generation "${sizes[@]}" --window "$window"
     [ -n "$python" ] || return 0
     try "$python" generate_peer.py "${sizes[@]}" --mode graph
     try "$python" generate_peer.py "${sizes[@]}"

@@ -1,0 +1,215 @@
+//! `bench generation`: generation as a Burn user waits for it. The model of `bench step` reads a prompt in chunks, then writes the most
+//! likely token again and again. `benches/generate_peer.py` times the same model in PyTorch, with dense attention.
+//!
+//! Every process times one configuration; a row is one line of JSON. A token is timed in several ways, each from the
+//! caches that the prompt has left:
+//!
+//! - `queued`: tokens are fed back on the device, and the host waits after the last;
+//! - `token_read`: the same, but the host waits for each token, as one that shows the text does;
+//! - `logits_read`: the host waits for the logits, chooses the token and uploads it, as one that samples does;
+//! - `enqueue`: until the call has returned, from an idle device, without the driver's part, on a thread of CubeCL's;
+//! - `generated`: a `Generator` hands out each token, which waits for it; its steps are launched;
+//! - `generated_replayed`: the same, with steps that a graph of the device replays;
+//! - `replayed`: one token captured in a graph of the device, again and again at its one position.
+//!
+//! One more token runs with a measurement around each kernel. So that no kernel's time has the host's in it, work that
+//! keeps the device busy is queued first (`--busy`). `span_ms` is the time from the first kernel's begin to the last
+//! one's end; if it is much more than the sum, the device still waited for the host. Each time has that of an
+//! event in it: `benches/ncu_token.py` runs this program below `ncu`, with `--count-only`, for the kernels' own times.
+//!
+//! The rotary tables reach as far as the program goes, unless `--context` says otherwise: positions past a table are
+//! computed in every layer of every token.
+
+mod row;
+mod session;
+mod timing;
+
+use crate::Result;
+use crate::launches::{Launches, Watch};
+use crate::model::{Model, append, clock};
+use crate::place::DeviceName;
+use clap::Args;
+use flash_dma_models::nn::DecoderConfig;
+use row::{Counts, Row};
+use serde::Serialize;
+use session::{Prompt, Session};
+
+/// Times the tokens of one configuration, and prints a row of JSON.
+#[derive(Args, Clone, Debug, Serialize)]
+pub struct Options {
+    #[command(flatten)]
+    #[serde(flatten)]
+    model: Model,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 8192)]
+    prompt: usize,
+    /// Tokens of each prompt that are read at once.
+    #[arg(long, default_value_t = 1024)]
+    chunk: usize,
+    /// Tokens of a run. `--runs` are those whose tokens are queued, and of replays; a run in which each token is timed is
+    /// one.
+    #[arg(long, default_value_t = 64)]
+    tokens: usize,
+    /// Tokens before each run that is timed.
+    #[arg(long, default_value_t = 8)]
+    warm_up: usize,
+    /// Positions of the rotary tables; all that are reached if left out.
+    #[arg(long)]
+    context: Option<usize>,
+    /// Products of two square matrices of 8192 that keep the device busy while the token is queued whose kernels are
+    /// timed; 16 on CUDA and none elsewhere if left out.
+    #[arg(long)]
+    #[serde(skip)]
+    busy: Option<usize>,
+    /// Leaves out the captured token.
+    #[arg(long)]
+    #[serde(skip)]
+    no_graph: bool,
+    /// Times nothing: prints how many kernels are launched before the first token behind the warm-up, and by it.
+    #[arg(long)]
+    #[serde(skip)]
+    count_only: bool,
+}
+
+impl Options {
+    fn check(&self) -> Result {
+        let Model { common, batch, .. } = &self.model;
+        if [self.prompt, self.tokens, common.runs, self.chunk, *batch].contains(&0) {
+            return Err(
+                "--prompt, --tokens, --runs, --chunk and --batch must be at least 1".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// The positions that the longest of the runs reaches.
+    fn positions(&self) -> usize {
+        // A capture runs the token up to five times.
+        self.prompt + self.warm_up + self.model.common.runs * self.tokens + 5
+    }
+
+    fn config(&self) -> DecoderConfig {
+        let model = &self.model;
+        let context = self.context.unwrap_or_else(|| self.positions());
+        let attention = model
+            .attention(context)
+            .with_keep_window(Some(model.window.unwrap_or_else(|| self.positions())));
+        DecoderConfig::new(attention, model.layers).with_dtype(model.place.dtype.burn())
+    }
+
+    fn busy(&self) -> usize {
+        let default = match self.model.place.device {
+            DeviceName::Cuda => 16,
+            _ => 0,
+        };
+        self.busy.unwrap_or(default)
+    }
+}
+
+/// Times the tokens, and prints the row.
+pub fn run(options: &Options) -> Result {
+    options.check()?;
+    let common = &options.model.common;
+    match options.count_only {
+        true => append(&count(options)?, common),
+        false => append(&measure(options)?, common),
+    }
+}
+
+/// The launches up to the first token behind the warm-up, and its own.
+fn count(options: &Options) -> Result<Counts> {
+    let launches = Launches::watch(Watch::Count);
+    let device = options.model.place.open()?;
+    let model = options.config().init(&device).for_generation();
+    let prompt = Prompt::new(options, &device);
+    let mut session = Session::new(&model, options.model.batch)?;
+    session.read(&prompt)?;
+    session.steps(options.warm_up)?;
+    device.sync()?;
+    let before = launches.take().launched;
+    session.step()?;
+    device.sync()?;
+    Ok(Counts {
+        before,
+        token: launches.take().launched,
+    })
+}
+
+fn measure(options: &Options) -> Result<Row> {
+    let device = options.model.place.open()?;
+    let model = options.config().init(&device).for_generation();
+    device.sync()?;
+    let prompt = Prompt::new(options, &device);
+    // The first reading compiles.
+    let read = || -> Result<(f64, Session)> {
+        let mut session = Session::new(&model, options.model.batch)?;
+        let (time, ()) = clock(&device, || session.read(&prompt))?;
+        Ok((time, session))
+    };
+    let (first_prompt_ms, first_session) = read()?;
+    drop(first_session);
+    let (prompt_ms, session) = read()?;
+    let writer = Writer {
+        model: &model,
+        device: &device,
+        context: options.context.unwrap_or_else(|| options.positions()),
+    };
+    let times = timing::Times::of(&session, &writer, &prompt, options, &device)?;
+    let prompts = [first_prompt_ms, prompt_ms];
+    Ok(Row::new(options, &device, &session, prompts, times))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Cli;
+    use clap::Parser;
+    use serde_json::Value;
+
+    fn row(arguments: &[&str]) -> Value {
+        let tiny = "bench generation --device flex --dtype f32 --d-model 32 --heads 2 --kv-heads 1 --layers 2 --prompt 40 \
+                    --chunk 24 --tokens 5 --runs 2 --warm-up 1";
+        let line = tiny.split_whitespace().chain(arguments.iter().copied());
+        let crate::Command::Generation(options) = Cli::parse_from(line).command else {
+            unreachable!("it is the command's name")
+        };
+        serde_json::to_value(super::measure(&options).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_way_of_timing_writes_the_same_tokens() {
+        let row = row(&["--window", "8", "--batch", "3"]);
+        assert_eq!(row["same_tokens"], true);
+        let times = &row["token_ms"];
+        assert_eq!(times["queued"]["runs"], 2);
+        for way in [
+            "token_read",
+            "logits_read",
+            "enqueue",
+            "generated",
+            "generated_replayed",
+        ] {
+            assert_eq!(times[way]["runs"], 5, "{way}");
+        }
+        let median = times["queued"]["median"].as_f64().expect("a number");
+        let tokens = row["tokens_per_second"].as_f64().expect("a number");
+        assert!((tokens * median / 1e3 - 3.0).abs() < 1e-6);
+        // The caches of two layers: 3 sequences, one head of 16 features, 8 slots, f32, scores and positions.
+        let bytes = 2 * (3 * 8 * (2 * 16 * 4 + 8) + 3 * 4);
+        assert_eq!(row["cache_bytes"], bytes);
+        // Flex launches nothing and has no graphs.
+        assert_eq!(row["profile"], Value::Null);
+        assert!(times["replayed"]["missing"].is_string(), "{times}");
+    }
+
+    #[test]
+    fn without_a_window_every_key_is_kept() {
+        let row = row(&[]);
+        assert_eq!(
+            (&row["window"], &row["same_tokens"]),
+            (&Value::Null, &true.into())
+        );
+        // 40 of the prompt, one of the warm-up, two runs of five tokens, and five of a capture.
+        let keys = 40 + 1 + 2 * 5 + 5;
+        assert_eq!(row["cache_bytes"], 2 * (keys * (2 * 16 * 4 + 8) + 4));
+    }
+}

@@ -1,0 +1,125 @@
+//! What is printed of a configuration. `benches/generate_peer.py` prints the same keys, as far as PyTorch knows them.
+
+use super::Options;
+use super::session::Session;
+use super::timing::{Replayed, Times};
+use crate::model::Origin;
+use crate::shares::{self, Launched, Shares};
+use crate::stats::Millis;
+use burn::tensor::Device;
+use serde::Serialize;
+
+/// One configuration.
+#[derive(Serialize)]
+pub struct Row {
+    /// Whose tokens they are.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// The configuration.
+    #[serde(flatten)]
+    pub options: Options,
+    /// Trained numbers.
+    pub parameters: usize,
+    /// Bytes of all caches.
+    pub cache_bytes: usize,
+    /// Reading the prompt, the first time, which compiles.
+    pub first_prompt_ms: f64,
+    /// The second time.
+    pub prompt_ms: f64,
+    /// A token, in the ways of the [command](super).
+    pub token_ms: TokenTimes,
+    /// Of the median of `queued`, over all sequences.
+    pub tokens_per_second: f64,
+    /// Whether all ways have written the same tokens.
+    pub same_tokens: bool,
+    /// The most memory that the allocator had reserved.
+    pub peak_bytes: Option<u64>,
+    /// The kernels of a token.
+    pub profile: Option<Profile>,
+}
+
+/// See the [command](super).
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct TokenTimes {
+    pub queued: Millis,
+    pub token_read: Millis,
+    pub logits_read: Millis,
+    pub enqueue: Millis,
+    pub generated: Millis,
+    pub generated_replayed: Millis,
+    pub replayed: Replayed,
+}
+
+/// The kernels of a token.
+#[derive(Serialize)]
+pub struct Profile {
+    /// By kind and by kernel.
+    #[serde(flatten)]
+    pub all: shares::Profile,
+    /// From the begin of the first kernel to the end of the last.
+    pub span_ms: Option<f64>,
+    /// The median of `queued` over the sum of the kernels' times.
+    pub queued_over_kernels: f64,
+}
+
+/// What `--count-only` prints.
+#[derive(Serialize)]
+pub struct Counts {
+    /// Launches before the token.
+    pub before: usize,
+    /// Launches of the token.
+    pub token: usize,
+}
+
+impl Row {
+    /// The row of measurements: `prompt_ms` are those of the first and of the second reading.
+    pub fn new(
+        options: &Options,
+        device: &Device,
+        session: &Session,
+        [first_prompt_ms, prompt_ms]: [f64; 2],
+        times: Times,
+    ) -> Self {
+        let queued = times.queued.median;
+        // Engines without launches, and builds without CubeCL, have no profile.
+        let launched = times.launched.filter(|launched| launched.launched > 0);
+        Self {
+            origin: Origin::new(&options.model.place, device),
+            options: options.clone(),
+            parameters: session.parameters(),
+            cache_bytes: session.cache_bytes(),
+            first_prompt_ms,
+            prompt_ms,
+            token_ms: TokenTimes {
+                queued: times.queued,
+                token_read: times.token_read,
+                logits_read: times.logits_read,
+                enqueue: times.enqueue,
+                generated: times.generated,
+                generated_replayed: times.generated_replayed,
+                replayed: times.replayed,
+            },
+            tokens_per_second: options.model.batch as f64 / queued * 1e3,
+            same_tokens: times.same_tokens,
+            peak_bytes: times.peak_bytes,
+            profile: launched
+                .map(|launched| Profile::new(&launched, queued, options.model.kernels)),
+        }
+    }
+}
+
+impl Profile {
+    /// The profile of a token's launches; `queued_ms` is the time of a token that was not watched.
+    fn new(launched: &Launched, queued_ms: f64, kernels: usize) -> Self {
+        let mut shares = Shares::default();
+        for launch in &launched.timed {
+            shares.add(launch);
+        }
+        Self {
+            span_ms: launched.span_ms(),
+            queued_over_kernels: queued_ms / shares.total.ms,
+            all: shares.profile(std::slice::from_ref(launched), kernels),
+        }
+    }
+}

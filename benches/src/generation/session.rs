@@ -1,0 +1,132 @@
+//! A model that writes behind its prompts.
+
+use super::Options;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::cache::AttentionCache;
+use flash_dma_models::Decoder as _;
+use flash_dma_models::nn::Decoder;
+use flash_dma_reference::Rng;
+
+/// The tokens of the model: bytes.
+pub const VOCABULARY: usize = 256;
+
+/// Random bytes, one sequence each for a batch.
+pub struct Prompt {
+    /// `[batch, prompt]`.
+    tokens: Tensor<2, Int>,
+    /// The same on the host.
+    pub rows: Vec<Vec<u32>>,
+    chunk: usize,
+}
+
+impl Prompt {
+    /// The prompt of the options.
+    pub fn new(options: &Options, device: &Device) -> Self {
+        let mut rng = Rng::new(7);
+        let count = options.model.batch * options.prompt;
+        let bytes: Vec<i32> = (0..count).map(|_| (rng.next_u64() >> 56) as i32).collect();
+        let rows = bytes.chunks(options.prompt);
+        let rows = rows.map(|row| row.iter().map(|&byte| byte as u32).collect());
+        let rows = rows.collect();
+        let data = TensorData::new(bytes, [options.model.batch, options.prompt]);
+        Self {
+            rows,
+            tokens: Tensor::from_data(data, device),
+            chunk: options.chunk,
+        }
+    }
+}
+
+/// A model, its caches, and the token that it reads next. A clone shares the tensors of its caches until one of both
+/// writes.
+#[derive(Clone)]
+pub struct Session {
+    model: Decoder,
+    caches: Vec<AttentionCache>,
+    /// `[batch, 1]`.
+    next: Option<Tensor<2, Int>>,
+}
+
+impl Session {
+    /// Empty caches.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the model's attention cannot be cached.
+    pub fn new(model: &Decoder, batch: usize) -> Result<Self, AttentionError> {
+        Ok(Self {
+            model: model.clone(),
+            caches: model.try_init_caches(batch)?,
+            next: None,
+        })
+    }
+
+    /// Reads prompts chunk by chunk.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`flash_dma_models::Decoder::try_read`].
+    pub fn read(&mut self, prompt: &Prompt) -> Result<(), AttentionError> {
+        let [_, len] = prompt.tokens.dims();
+        for start in (0..len).step_by(prompt.chunk) {
+            let count = prompt.chunk.min(len - start);
+            let chunk = prompt.tokens.clone().narrow(1, start, count);
+            let logits = self.model.try_read(chunk, 1, &mut self.caches)?;
+            self.next = Some(most_likely(logits.flatten(0, 1)));
+        }
+        Ok(())
+    }
+
+    /// The logits behind the token that is read next, `[batch, 256]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`flash_dma_models::Decoder::try_read`].
+    pub fn logits(&mut self) -> Result<Tensor<2>, AttentionError> {
+        let next = self.next.clone().expect("a prompt has been read");
+        let logits = self.model.try_read(next, 1, &mut self.caches)?;
+        Ok(logits.flatten(0, 1))
+    }
+
+    /// Reads the next token, and returns the one that follows it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`flash_dma_models::Decoder::try_read`].
+    pub fn step(&mut self) -> Result<Tensor<2, Int>, AttentionError> {
+        let next = most_likely(self.logits()?);
+        self.next = Some(next.clone());
+        Ok(next)
+    }
+
+    /// `count` [steps](Self::step), and what they wrote.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`step`](Self::step).
+    pub fn steps(&mut self, count: usize) -> Result<Vec<Tensor<2, Int>>, AttentionError> {
+        (0..count).map(|_| self.step()).collect()
+    }
+
+    /// Reads these tokens next, one per sequence.
+    pub fn write(&mut self, tokens: &[i32], device: &Device) {
+        let data = TensorData::new(tokens.to_vec(), [tokens.len(), 1]);
+        self.next = Some(Tensor::from_data(data, device));
+    }
+
+    /// Trained numbers.
+    pub fn parameters(&self) -> usize {
+        burn::module::Module::num_params(&self.model)
+    }
+
+    /// Bytes of all caches.
+    pub fn cache_bytes(&self) -> usize {
+        self.caches.iter().map(AttentionCache::bytes).sum()
+    }
+}
+
+/// `[batch, 1]` of `[batch, 256]`.
+fn most_likely(logits: Tensor<2>) -> Tensor<2, Int> {
+    logits.argmax(1)
+}

@@ -1,0 +1,329 @@
+//! The buffers of a case on a device, the calls on them, and their check.
+
+use super::cases::{Case, Pattern};
+use crate::check::{Row, dot, row};
+use crate::device::{engine_name, sync};
+use crate::tensor::Tensor;
+use cubecl::client::Client;
+use flash_dma_kernels::{
+    AttentionOptions, Dropout, ElementType, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
+    Outputs, Saved, backward, forward, plan, plan_ranges,
+};
+use flash_dma_reference::Rng;
+use half::bf16;
+
+/// A timed call.
+pub type Call = fn(&Calls, &Client);
+
+/// The buffers of a case.
+pub struct Calls {
+    /// The fraction of visible pairs among those that causal masking leaves.
+    pub density: f64,
+    problem: MaskedProblem,
+    pattern: Pattern,
+    rows: [Vec<bf16>; 3],
+    bias: Vec<f32>,
+    mask: Option<Tensor>,
+    /// The first key and one past the last that each query sees, if it sees exactly the keys in between.
+    ranges: Option<[Tensor; 2]>,
+    /// The bits of the mask and their counts, which the phases `plan` and `plan-ranges` write.
+    bits: Option<[Tensor; 2]>,
+    inputs: MaskedInputs,
+    out: Tensor,
+    lse: Tensor,
+    /// Without the residual.
+    saved: Saved,
+    /// What the rounding of `out` loses, which a training step keeps.
+    residual: Tensor,
+    lse_rest: Tensor,
+    grads: MaskedGradients,
+}
+
+impl Calls {
+    /// Random inputs.
+    pub fn new(client: &Client, case: &Case) -> Self {
+        let (len, dim) = (case.len, case.head_dim);
+        let (q, kv) = ([1, case.q_heads, len, dim], [1, case.kv_heads, len, dim]);
+        let masked = !matches!(case.pattern, Pattern::Unmasked);
+        let mask_shape = [1, 1, len, len];
+        let bias_shape = case.bias.shape(case.q_heads, case.kv_heads, len);
+        let dropout = case.dropout.map(|rate| Dropout::new(rate, 1));
+        let options = AttentionOptions {
+            dropout: dropout.transpose().expect("the table is valid"),
+            ..AttentionOptions::new()
+        };
+        let problem = MaskedProblem::new(
+            &q,
+            &kv,
+            &kv,
+            masked.then_some(&mask_shape),
+            bias_shape.as_ref().map(<[usize; 4]>::as_slice),
+            ElementType::Bf16,
+            &options,
+        )
+        .expect("the table is valid");
+        let mut rng = Rng::new(7);
+        let mut random = |shape: &[usize]| -> Vec<bf16> {
+            (0..shape.iter().product::<usize>())
+                .map(|_| bf16::from_f64(2.0 * rng.uniform() - 1.0))
+                .collect()
+        };
+        let rows = [random(&q), random(&kv), random(&kv)];
+        let grad_out = random(&q);
+        // The mask takes its best keys from it as well.
+        let biases = bias_shape.map_or(len, |shape| shape.iter().product());
+        let bias: Vec<f32> = (0..biases).map(|_| rng.normal() as f32).collect();
+        let pairs = len * (len + 1) / 2;
+        let mut visible = pairs;
+        let mask = masked.then(|| {
+            let bytes = mask(case.pattern, len, &bias[..len], &mut rng);
+            let seen = |row: &[u8]| row.iter().map(|&x| usize::from(x)).sum::<usize>();
+            let rows = bytes.chunks(len).enumerate();
+            visible = rows.map(|(i, row)| seen(&row[..=i])).sum();
+            Tensor::of(client, &mask_shape, &bytes)
+        });
+        let ranges = ranges(case.pattern, len)
+            .map(|ranges| ranges.map(|keys| Tensor::of(client, &[1, 1, len, 1], &keys)));
+        let empty = |shape: &[usize], size: usize| Tensor::empty(client, shape, size);
+        let bits = (problem.plan)
+            .map(|plan| [empty(&plan.bits_shape(), 4), empty(&plan.counts_shape(), 4)]);
+        let upload = |shape: &[usize], values: &[bf16]| Tensor::of(client, shape, values).binding();
+        let inputs = MaskedInputs {
+            q: upload(&q, &rows[0]),
+            k: upload(&kv, &rows[1]),
+            v: upload(&kv, &rows[2]),
+            plan: bits.as_ref().map(mask_bits),
+            bias: bias_shape.map(|shape| Tensor::of(client, &shape, &bias).binding()),
+        };
+        let (out, lse) = (empty(&q, 2), empty(&q[..3], 4));
+        let residual = problem.attention.residual_shape().expect("bf16 has one");
+        // Zero before the first forward pass for a backward pass.
+        let lse_rest = Tensor::zeros(client, &q[..3]);
+        let saved = Saved {
+            out: out.binding(),
+            residual: None,
+            lse: lse.binding(),
+            lse_rest: Some(lse_rest.binding()),
+            grad_out: upload(&q, &grad_out),
+            grad_lse: None,
+        };
+        let grads = MaskedGradients {
+            q: empty(&q, 2).binding(),
+            k: empty(&kv, 2).binding(),
+            v: empty(&kv, 2).binding(),
+            bias: bias_shape.map(|shape| empty(&shape, 4).binding()),
+        };
+        Self {
+            density: visible as f64 / pairs as f64,
+            problem,
+            pattern: case.pattern,
+            rows,
+            bias,
+            mask,
+            ranges,
+            bits,
+            inputs,
+            out,
+            lse,
+            saved,
+            residual: empty(&residual, 2),
+            lse_rest,
+            grads,
+        }
+    }
+
+    /// Each phase of the case with its engine.
+    pub fn phases(&self, client: &Client) -> Vec<(&'static str, &'static str, Call)> {
+        let (problem, inputs) = (&self.problem, &self.inputs);
+        let forward = forward::plan(client, problem, inputs).expect("a valid call");
+        let backward = backward::plan(client, problem, inputs, &self.saved).expect("a valid call");
+        let mut phases: Vec<(_, _, Call)> = Vec::new();
+        if self.mask.is_some() {
+            phases.push(("plan", "portable", Self::plan));
+        }
+        if self.ranges.is_some() {
+            phases.push(("plan-ranges", "portable", Self::plan_ranges));
+        }
+        let [forward, backward] = [forward.engine(), backward.engine()].map(engine_name);
+        phases.push(("forward", forward, Self::forward));
+        phases.push(("forward-residual", forward, Self::forward_with_residual));
+        phases.push(("backward", backward, Self::backward));
+        phases.push(("backward-residual", backward, Self::backward_with_residual));
+        phases
+    }
+
+    fn plan(&self, client: &Client) {
+        let (Some(mask), Some(bits), Some(geometry)) =
+            (&self.mask, &self.inputs.plan, &self.problem.plan)
+        else {
+            return;
+        };
+        plan(client, geometry, mask.binding(), 1, false, bits.clone()).expect("a valid plan");
+    }
+
+    fn plan_ranges(&self, client: &Client) {
+        let (Some([first, end]), Some(bits), Some(geometry)) =
+            (&self.ranges, &self.inputs.plan, &self.problem.plan)
+        else {
+            return;
+        };
+        let (first, end) = (first.binding(), end.binding());
+        plan_ranges(client, geometry, first, end, bits.clone()).expect("a valid plan");
+    }
+
+    /// The bits and counts that a call writes, over zeros.
+    fn planned(&mut self, client: &Client, call: Call) -> [Vec<u8>; 2] {
+        let bits = self.bits.as_mut().expect("there is a mask");
+        *bits = bits
+            .each_ref()
+            .map(|tensor| Tensor::zeros(client, tensor.shape()));
+        self.inputs.plan = Some(mask_bits(bits));
+        call(self, client);
+        let bits = self.bits.as_ref().expect("there is a mask");
+        bits.each_ref().map(|tensor| tensor.read(client))
+    }
+
+    fn forward(&self, client: &Client) {
+        self.launch_forward(client, false);
+    }
+
+    /// As a training step calls it.
+    fn forward_with_residual(&self, client: &Client) {
+        self.launch_forward(client, true);
+    }
+
+    fn launch_forward(&self, client: &Client, for_backward: bool) {
+        let outputs = Outputs {
+            out: self.out.binding(),
+            residual: for_backward.then(|| self.residual.binding()),
+            lse: self.lse.binding(),
+            lse_rest: for_backward.then(|| self.lse_rest.binding()),
+        };
+        forward::plan(client, &self.problem, &self.inputs)
+            .and_then(|plan| plan.run(outputs))
+            .expect("a valid call");
+    }
+
+    fn backward(&self, client: &Client) {
+        self.launch_backward(client, &self.saved);
+    }
+
+    /// As a training step calls it.
+    fn backward_with_residual(&self, client: &Client) {
+        let saved = Saved {
+            residual: Some(self.residual.binding()),
+            ..self.saved.clone()
+        };
+        self.launch_backward(client, &saved);
+    }
+
+    fn launch_backward(&self, client: &Client, saved: &Saved) {
+        backward::plan(client, &self.problem, &self.inputs, saved)
+            .and_then(|plan| plan.run(self.grads.clone()))
+            .expect("a valid call");
+    }
+
+    /// Builds the plan and the outputs that the phases read.
+    pub fn prepare(&self, client: &Client) {
+        self.plan(client);
+        self.forward_with_residual(client);
+        sync(client);
+    }
+
+    /// Builds the plan, in both ways where there are two, and compares sampled rows of a forward pass with f64.
+    ///
+    /// # Panics
+    ///
+    /// If a result is wrong.
+    pub fn check(&mut self, client: &Client) {
+        if self.ranges.is_some() {
+            let plans = [Self::plan, Self::plan_ranges].map(|call| self.planned(client, call));
+            assert!(plans[0] == plans[1], "{:?}: the plans differ", self.pattern);
+        }
+        self.prepare(client);
+        let out = self.out.read_as(client, ElementType::Bf16);
+        let lse = self.lse.read_as(client, ElementType::F32);
+        let mask = self.mask.as_ref().map(|mask| mask.read(client));
+        let p = &self.problem.attention;
+        let (len, dim) = (p.q_len, p.head_dim);
+        let mut rng = Rng::new(11);
+        for _ in 0..24 {
+            let (head, query) = (rng.below(p.q_heads), rng.below(len));
+            let kv = head / p.group();
+            let q = &self.rows[0][(head * len + query) * dim..][..dim];
+            let seen = |j: &usize| mask.as_ref().is_none_or(|mask| mask[query * len + j] != 0);
+            let logit = |key: usize| {
+                let bias = match self.problem.bias {
+                    None => 0.0,
+                    Some([_, _, 1, _]) => self.bias[kv * len + key],
+                    Some([_, heads, _, _]) => {
+                        self.bias[(head / (p.q_heads / heads) * len + query) * len + key]
+                    }
+                };
+                let k = &self.rows[1][(kv * len + key) * dim..][..dim];
+                f64::from(p.scale) * dot(q, k) + f64::from(bias)
+            };
+            let keys = (0..=query).filter(seen);
+            let checked = Row {
+                problem: p,
+                head,
+                query,
+                logits: keys.map(|key| (key, logit(key))).collect(),
+            };
+            let at = head * len + query;
+            let value = |key| row(&self.rows[2], kv * len + key, dim);
+            checked.check(lse[at], &row(&out, at, dim), value);
+        }
+    }
+}
+
+fn mask_bits([bits, counts]: &[Tensor; 2]) -> MaskBits {
+    MaskBits {
+        bits: bits.binding(),
+        counts: counts.binding(),
+    }
+}
+
+/// The first key and one past the last that each query sees, for patterns of contiguous ranges.
+fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
+    let first = |i: usize| match pattern {
+        Pattern::All => Some(0),
+        Pattern::Window(window) => Some((i + 1).saturating_sub(window)),
+        Pattern::Documents(document) => Some(i / document * document),
+        Pattern::Unmasked | Pattern::Top(_) | Pattern::Scattered(_) => None,
+    };
+    let firsts = (0..len).map(|i| first(i).map(|j| j as i32));
+    let end = |i: usize| match pattern {
+        Pattern::All => len,
+        _ => i + 1,
+    };
+    Some([
+        firsts.collect::<Option<_>>()?,
+        (0..len).map(|i| end(i) as i32).collect(),
+    ])
+}
+
+/// The mask `[len, len]`, one byte per pair; what causal masking hides may be anything.
+fn mask(pattern: Pattern, len: usize, bias: &[f32], rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = vec![0u8; len * len];
+    // The keys seen so far, the best first.
+    let mut best: Vec<usize> = Vec::new();
+    for (i, row) in bytes.chunks_mut(len).enumerate() {
+        match pattern {
+            Pattern::Unmasked | Pattern::All => row.fill(1),
+            Pattern::Window(window) => row[(i + 1).saturating_sub(window)..=i].fill(1),
+            Pattern::Documents(document) => row[i / document * document..=i].fill(1),
+            Pattern::Scattered(density) => {
+                row.iter_mut()
+                    .for_each(|x| *x = u8::from(rng.uniform() < density));
+            }
+            Pattern::Top(window) => {
+                let at = best.partition_point(|&j| bias[j] >= bias[i]);
+                best.insert(at, i);
+                best.truncate(window);
+                best.iter().for_each(|&j| row[j] = 1);
+            }
+        }
+    }
+    bytes
+}

@@ -1,0 +1,181 @@
+//! `bench selections`: the selections that a Burn user may make, timed through `Selector`, attention and autodiff. Every
+//! round times all of them in turn, so that a device that grows slow grows so for all. Times are the host's, from a device
+//! that is idle to one that is again, so they have all that a user waits for.
+
+use crate::Result;
+use crate::model::{Place, clock};
+use crate::options::Common;
+use crate::stats::Millis;
+use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
+use burn_flash_dma::{Attention, AttentionOptions, Documents, Intervals, Selector};
+use clap::Args;
+use serde::Serialize;
+use std::convert::Infallible;
+
+/// Times selections, attention over them, and a training step's part of both.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// The numbers of keys.
+    #[arg(long, value_delimiter = ',', default_value = "32768,131072")]
+    lens: Vec<usize>,
+    /// Keys that a query attends to.
+    #[arg(long, default_value_t = 2048)]
+    window: usize,
+    /// The tokens of each document.
+    #[arg(long, default_value_t = 8192)]
+    document: usize,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Times of one selection.
+#[derive(Serialize)]
+struct Row {
+    selection: &'static str,
+    len: usize,
+    window: usize,
+    /// Making the intervals.
+    select: Millis,
+    /// The forward pass over given intervals, without autodiff.
+    forward: Millis,
+    /// Selection, forward and backward pass under autodiff, of all inputs.
+    train: Millis,
+}
+
+/// The inputs of one causal layer: 32 query heads and 8 kv heads of 128 elements.
+struct Inputs {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Tensor<3>,
+    grad_out: Tensor<4>,
+}
+
+impl Inputs {
+    fn new(len: usize, place: &Place, device: &Device) -> Self {
+        let rows = |heads: usize| {
+            let normal = Distribution::Normal(0.0, 1.0);
+            Tensor::random(
+                [1, heads, len, 128],
+                normal,
+                (device, place.dtype.burn().into()),
+            )
+        };
+        Self {
+            q: rows(32),
+            k: rows(8),
+            v: rows(8),
+            scores: Tensor::random(
+                [1, 8, len],
+                Distribution::Normal(0.0, 1.0),
+                (device, DType::F32),
+            ),
+            grad_out: rows(32),
+        }
+    }
+
+    fn attend(&self, intervals: &Intervals, options: AttentionOptions) -> Tensor<4> {
+        Attention::new(self.q.clone(), self.k.clone(), self.v.clone())
+            .scores(self.scores.clone())
+            .intervals(intervals)
+            .options(options)
+            .forward()
+    }
+
+    /// The same with autodiff, tracked.
+    fn tracked(&self) -> Self {
+        let rows = |x: &Tensor<4>| x.clone().autodiff().require_grad();
+        Self {
+            q: rows(&self.q),
+            k: rows(&self.k),
+            v: rows(&self.v),
+            scores: self.scores.clone().autodiff().require_grad(),
+            grad_out: self.grad_out.clone().autodiff(),
+        }
+    }
+
+    fn train(&self, selector: &Selector, options: AttentionOptions) -> Gradients {
+        let intervals = selector.select(self.scores.clone());
+        let out = self.attend(&intervals, options);
+        let grads = (out * self.grad_out.clone()).sum().backward();
+        assert!(self.scores.grad(&grads).is_some() && self.q.grad(&grads).is_some());
+        grads
+    }
+}
+
+/// Times the selections.
+pub fn run(options: &Options) -> Result {
+    let device = options.place.open()?;
+    let mut rows = Vec::new();
+    for &len in &options.lens {
+        rows.extend(time(len, options, &device)?);
+    }
+    options.common.write(&rows)
+}
+
+/// The rows of one length.
+fn time(len: usize, options: &Options, device: &Device) -> Result<Vec<Row>> {
+    let window = options.window;
+    let documents = Documents::from_lengths([vec![options.document; len / options.document]]);
+    let top = || Selector::top(window);
+    let selectors = [
+        ("top", top()),
+        ("recent 128", top().recent(128)),
+        ("recent 128, sinks 4", top().recent(128).sinks(4)),
+        ("documents", top().documents(documents)),
+        ("runners-up w/4", top().runners_up(window / 4)),
+    ];
+    let plain = Inputs::new(len, &options.place, device);
+    let tracked = plain.tracked();
+    let attention = AttentionOptions::new().with_keep_window(window);
+    let mut samples = vec![[const { Vec::new() }; 3]; selectors.len()];
+    // The first rounds compile.
+    for round in 0..options.common.runs + 3 {
+        for ((_, selector), sample) in selectors.iter().zip(&mut samples) {
+            let intervals = selector.select(plain.scores.clone());
+            let times = [
+                milliseconds(device, || selector.select(plain.scores.clone()))?,
+                milliseconds(device, || plain.attend(&intervals, attention))?,
+                milliseconds(device, || tracked.train(selector, attention))?,
+            ];
+            if round >= 3 {
+                for (sample, time) in sample.iter_mut().zip(times) {
+                    sample.push(time);
+                }
+            }
+        }
+    }
+    let rows: Vec<Row> = (selectors.iter().zip(samples))
+        .map(|((selection, _), sample)| {
+            let [select, forward, train] = sample.map(Millis::of);
+            Row {
+                selection,
+                len,
+                window,
+                select,
+                forward,
+                train,
+            }
+        })
+        .collect();
+    for row in &rows {
+        println!(
+            "{:>7} {:<20} select {:.3}  forward {:.3}  train {:.3} ms, {:.3} of the first",
+            row.len,
+            row.selection,
+            row.select.median,
+            row.forward.median,
+            row.train.median,
+            row.train.median / rows[0].train.median,
+        );
+    }
+    Ok(rows)
+}
+
+/// Those of a call.
+fn milliseconds<T>(device: &Device, call: impl FnOnce() -> T) -> Result<f64> {
+    let (time, _) = clock(device, || Ok::<_, Infallible>(call()))?;
+    Ok(time)
+}

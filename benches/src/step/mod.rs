@@ -1,0 +1,240 @@
+//! `bench step`: a training step as a Burn user waits for it. The model of the example `train-text`, or one attention layer
+//! of it, forward, backward, clipping and AdamW. `benches/train_peer.py` times the same model in PyTorch and prints the
+//! same row.
+//!
+//! Every process times one configuration, since the memory that an allocator has reserved is never given back. A row is
+//! one line of JSON. Times of steps are the host's, each from an idle device to one that is idle again; one more step
+//! then runs with a measurement around each kernel, which says where the time goes.
+
+mod row;
+mod task;
+
+use crate::Result;
+use crate::launches::{Launches, Watch};
+use crate::model::{Model, Origin, append, clock};
+use crate::shares::Launched;
+use crate::stats::Millis;
+use burn::module::Module;
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::train::clip_gradients;
+use clap::{Args, ValueEnum};
+use row::{Memory, Profile, Row};
+use serde::Serialize;
+use std::convert::Infallible;
+use std::error::Error;
+use task::{LayerTask, ModelTask, Task};
+
+/// Times training steps of one configuration, and prints a row of JSON.
+#[derive(Args, Clone, Debug, Serialize)]
+pub struct Options {
+    /// The whole model, or one attention layer.
+    #[arg(long, value_enum, default_value = "model")]
+    what: What,
+    #[command(flatten)]
+    #[serde(flatten)]
+    model: Model,
+    /// Tokens of a sequence.
+    #[arg(long, default_value_t = 32768)]
+    seq: usize,
+    /// Keeps only the inputs of the model's blocks, and computes the rest a second time.
+    #[arg(long)]
+    checkpoint: bool,
+    /// Steps before the timed ones, the first of which is reported by itself.
+    #[arg(long, default_value_t = 4)]
+    warm_up: usize,
+}
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum What {
+    Model,
+    Layer,
+}
+
+/// Times the steps, and prints the row.
+pub fn run(options: &Options) -> Result {
+    append(&measured(options)?, &options.model.common)
+}
+
+fn measured(options: &Options) -> Result<Row> {
+    if options.warm_up == 0 || options.model.common.runs == 0 {
+        return Err("--warm-up and --runs must be at least 1".into());
+    }
+    let device = options.model.place.open()?;
+    match options.what {
+        What::Model => measure(ModelTask::new(options, &device), options, &device),
+        What::Layer => measure(LayerTask::new(options, &device), options, &device),
+    }
+}
+
+/// A training under way.
+struct Training<T: Task> {
+    task: T,
+    /// Taken by a step and put back.
+    module: Option<T::Module>,
+    optimiser: ModuleOptimizer,
+}
+
+const LEARNING_RATE: f64 = 3e-4;
+
+/// The gradients of all parameters together are clipped to this norm.
+const MAX_NORM: f64 = 1.0;
+
+/// AdamW, for gradients that are clipped.
+fn optimiser() -> ModuleOptimizer {
+    AdamWConfig::new()
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8)
+        .with_weight_decay(0.01)
+        .init()
+}
+
+impl<T: Task> Training<T> {
+    /// A step and its loss; `after` is called after the forward pass, the backward pass and the update.
+    fn step<E>(
+        &mut self,
+        mut after: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor<1>, E> {
+        let module = self.module.take().expect("no step is under way");
+        let (loss, backward) = self.task.forward(&module);
+        after()?;
+        let mut gradients = backward();
+        after()?;
+        clip_gradients(&module, &mut gradients, MAX_NORM);
+        self.module = Some(self.optimiser.step(LEARNING_RATE, module, gradients));
+        after()?;
+        Ok(loss)
+    }
+}
+
+fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row> {
+    let module = task.init(&device.clone().autodiff());
+    let parameters = module.num_params();
+    let mut training = Training {
+        task,
+        module: Some(module),
+        optimiser: optimiser(),
+    };
+    let mut peak = None;
+    let mut time = |training: &mut Training<T>| -> Result<(f64, Tensor<1>)> {
+        let (time, loss) = clock(device, || training.step(|| Ok::<_, Infallible>(())))?;
+        peak = peak.max(device.memory_pool_usage().map(|usage| usage.bytes_reserved));
+        Ok((time, loss.without_autodiff()))
+    };
+    let (first_step_ms, loss) = time(&mut training)?;
+    let first_loss = loss.try_into_scalar::<f64>()?;
+    for _ in 1..options.warm_up {
+        time(&mut training)?;
+    }
+    let Model { common, batch, .. } = &options.model;
+    let mut times = Vec::with_capacity(common.runs);
+    let mut last_loss = f64::NAN;
+    for _ in 0..common.runs {
+        let (step, loss) = time(&mut training)?;
+        times.push(step);
+        last_loss = loss.try_into_scalar::<f64>()?;
+    }
+    if !(first_loss.is_finite() && last_loss.is_finite()) {
+        return Err(format!("the loss went from {first_loss} to {last_loss}").into());
+    }
+    let step = Millis::of(times);
+    let watched = match options.model.no_profile {
+        true => Watch::Nothing,
+        false => Watch::Times,
+    };
+    let (phases, memory) = watch(&mut training, watched, device)?;
+    // Engines without launches, and builds without CubeCL, have no profile.
+    let profile = (phases.iter().any(|phase| phase.launched > 0))
+        .then(|| Profile::new(&phases, step.median, options.model.kernels));
+    Ok(Row {
+        origin: Origin::new(&options.model.place, device),
+        options: options.clone(),
+        parameters,
+        first_step_ms,
+        step_ms: step,
+        tokens_per_second: (batch * options.seq) as f64 / step.median * 1e3,
+        peak_bytes: peak,
+        memory,
+        losses: [first_loss, last_loss],
+        profile,
+    })
+}
+
+/// One more step, phase by phase: its launches if asked for, and what is allocated between the phases.
+fn watch<T: Task>(
+    training: &mut Training<T>,
+    watch: Watch,
+    device: &Device,
+) -> Result<([Launched; 3], Option<Memory>)> {
+    let in_use = || device.memory_pool_usage().map(|usage| usage.bytes_in_use);
+    device.sync()?;
+    let before = in_use();
+    let launches = Launches::watch(watch);
+    let mut phases = Vec::with_capacity(3);
+    let mut between = None;
+    training.step(|| {
+        device.sync()?;
+        // Of the forward pass.
+        if phases.is_empty() {
+            between = in_use();
+        }
+        phases.push(launches.take());
+        Ok::<_, Box<dyn Error>>(())
+    })?;
+    let [forward, backward, update] =
+        <[Launched; 3]>::try_from(phases).map_err(|_| "a step has three phases")?;
+
+    let memory = before.zip(between).map(|(state, with_activations)| Memory {
+        state_bytes: state,
+        activation_bytes: with_activations.saturating_sub(state),
+    });
+    Ok(([forward, backward, update], memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Cli;
+    use clap::Parser;
+    use serde_json::Value;
+
+    fn row(arguments: &[&str]) -> Value {
+        let tiny = "bench step --device flex --dtype f32 --seq 48 --d-model 32 --heads 2 --kv-heads 1 --layers 2 --runs 2 \
+                    --warm-up 1";
+        let line = tiny.split_whitespace().chain(arguments.iter().copied());
+        let crate::Command::Step(options) = Cli::parse_from(line).command else {
+            unreachable!("it is the command's name")
+        };
+        serde_json::to_value(super::measured(&options).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_model_is_trained_and_timed() {
+        let row = row(&["--window", "8", "--batch", "2"]);
+        assert_eq!(
+            (&row["implementation"], &row["what"]),
+            (&"burn".into(), &"model".into())
+        );
+        assert_eq!((&row["window"], &row["seq"]), (&8.into(), &48.into()));
+        assert_eq!(row["step_ms"]["runs"], 2);
+        // Bytes that are all as likely.
+        let first = row["losses"][0].as_f64().expect("a number");
+        assert!((first - 256f64.ln()).abs() < 0.5, "{first}");
+        let seconds = row["step_ms"]["median"].as_f64().expect("a number") / 1e3;
+        let tokens = row["tokens_per_second"].as_f64().expect("a number");
+        assert!((tokens * seconds - 96.0).abs() < 1e-6);
+        assert!(row["first_step_ms"].as_f64().expect("a number") > 0.0);
+        assert!(row["parameters"].as_u64().expect("a count") > 30_000);
+    }
+
+    #[test]
+    fn the_layer_is_trained_dense_if_no_window_is_given() {
+        let row = row(&["--what", "layer"]);
+        assert_eq!(
+            (&row["what"], &row["window"]),
+            (&"layer".into(), &Value::Null)
+        );
+        assert!(row["losses"][1].as_f64().expect("a number").is_finite());
+    }
+}

@@ -1,0 +1,115 @@
+//! What is trained: the decoder, or its attention layer alone.
+
+use super::Options;
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
+use flash_dma_reference::Rng;
+
+/// A module and what it is trained on.
+pub trait Task {
+    /// What is trained.
+    type Module: Module;
+
+    /// The module with its first parameters.
+    fn init(&self, device: &Device) -> Self::Module;
+
+    /// The loss of the next batch, and its backward pass.
+    fn forward<'a>(&mut self, module: &'a Self::Module) -> (Tensor<1>, Backward<'a>);
+}
+
+/// The language model on random bytes.
+pub struct ModelTask {
+    config: DecoderConfig,
+    rng: Rng,
+    shape: [usize; 2],
+    device: Device,
+}
+
+impl ModelTask {
+    /// The model of the options.
+    pub fn new(options: &Options, device: &Device) -> Self {
+        let model = &options.model;
+        let attention = model.attention(options.seq);
+        let attention = attention.with_keep_window(model.window.or(Some(options.seq)));
+        let activations = match options.checkpoint {
+            true => Activations::Recomputed,
+            false => Activations::Kept,
+        };
+        Self {
+            config: DecoderConfig::new(attention, model.layers)
+                .with_dtype(model.place.dtype.burn())
+                .with_activations(activations),
+            rng: Rng::new(7),
+            shape: [model.batch, options.seq],
+            device: device.clone(),
+        }
+    }
+}
+
+impl Task for ModelTask {
+    type Module = Decoder;
+
+    fn init(&self, device: &Device) -> Decoder {
+        self.config.init(device)
+    }
+
+    fn forward<'a>(&mut self, model: &'a Decoder) -> (Tensor<1>, Backward<'a>) {
+        // Random bytes: what follows one is not known.
+        let mut tokens = || -> Tensor<2, Int> {
+            let bytes =
+                (0..self.shape.iter().product()).map(|_| (self.rng.next_u64() >> 56) as i32);
+            Tensor::from_data(TensorData::new(bytes.collect(), self.shape), &self.device)
+        };
+        let loss = model.try_loss_and_backward(tokens(), tokens(), None);
+        loss.expect("windows fit the model")
+    }
+}
+
+/// One attention layer on a random input, which gets a gradient as it does within a model.
+pub struct LayerTask {
+    config: DynamicMaskAttentionConfig,
+    dtype: FloatDType,
+    input: Tensor<3>,
+    /// The gradient of the output.
+    slope: Tensor<3>,
+}
+
+impl LayerTask {
+    /// The layer of the options.
+    pub fn new(options: &Options, device: &Device) -> Self {
+        let model = &options.model;
+        let dtype = model.place.dtype.burn();
+        let normal = || {
+            let shape = [model.batch, options.seq, model.d_model];
+            let normal = Distribution::Normal(0.0, 1.0);
+            Tensor::<3>::random(shape, normal, device).cast(dtype)
+        };
+        Self {
+            config: model.attention(options.seq),
+            dtype,
+            input: normal(),
+            slope: normal(),
+        }
+    }
+}
+
+impl Task for LayerTask {
+    type Module = DynamicMaskAttention;
+
+    fn init(&self, device: &Device) -> DynamicMaskAttention {
+        self.config.init(device)
+    }
+
+    fn forward<'a>(&mut self, layer: &'a DynamicMaskAttention) -> (Tensor<1>, Backward<'a>) {
+        let copy = cast(layer, self.dtype);
+        let out = copy.forward(self.input.clone().autodiff().require_grad());
+        // A mean keeps the loss of 16 bits finite.
+        let loss = (out * self.slope.clone().autodiff()).mean();
+        let kept = loss.clone();
+        let backward = move || GradientsParams::from_grads(kept.backward(), layer);
+        (loss, Box::new(backward))
+    }
+}
