@@ -309,7 +309,7 @@ impl Settings {
             .with_token_gradient_scale(self.choice.token_gradient_scale)
             .with_leave_one_out(self.choice.leave_one_out)
             .with_rank_softmax(self.choice.rank_softmax)
-            .with_learnable_sink(Some(self.choice.sink));
+            .with_learnable_sink(self.choice.sink);
         let layer = match (arm, self.task) {
             (Arm::Sliding, Task::Text | Task::Needles) => last_keys(&layer, window),
             _ => layer,
