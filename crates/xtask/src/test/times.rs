@@ -34,7 +34,7 @@ pub fn of(ended: &[Ended], threads: usize) -> impl Iterator<Item = (Duration, &s
 /// The tests that took longest, one per line.
 pub fn slowest(times: &[(Duration, String)], count: usize) -> String {
     let mut order: Vec<&(Duration, String)> = times.iter().collect();
-    order.sort_by(|a, b| b.0.cmp(&a.0));
+    order.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
     let mut text = String::from("the slowest tests\n");
     for (time, name) in order.into_iter().take(count) {
         let _ = writeln!(text, "{:7.1} s  {name}", time.as_secs_f64());
