@@ -39,9 +39,9 @@ mod tests {
         assert_eq!(names, ["a::b", "c"]);
         let shown =
             |command: &mut Command| shown(command).split_once(" test ").unwrap().1.to_owned();
-        let others = shown(without(&mut cargo(["test"]).arg("--workspace"), &names));
+        let others = shown(without(cargo(["test"]).arg("--workspace"), &names));
         assert_eq!(others, "--workspace -- --exact --skip a::b --skip c");
-        let these = shown(alone(&mut cargo(["test"]).arg("--workspace"), &names));
+        let these = shown(alone(cargo(["test"]).arg("--workspace"), &names));
         assert_eq!(these, "--workspace --tests -- --exact a::b c");
     }
 }
