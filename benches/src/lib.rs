@@ -27,20 +27,23 @@ mod options;
 mod place;
 #[cfg(feature = "cube")]
 mod products;
-pub mod roof;
-pub mod rows;
+#[cfg(feature = "cube")]
+mod roof;
+#[cfg(feature = "cube")]
+mod rows;
 #[cfg(feature = "step")]
 mod selections;
 #[cfg(feature = "step")]
 mod shares;
-pub mod stats;
+mod stats;
 #[cfg(feature = "step")]
 mod step;
 #[cfg(feature = "cube")]
 mod tensor;
 #[cfg(feature = "step")]
 mod versions;
-pub mod workloads;
+#[cfg(feature = "cube")]
+mod workloads;
 
 use clap::{Parser, Subcommand};
 use std::error::Error;

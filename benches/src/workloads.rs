@@ -184,12 +184,6 @@ pub const WORKLOADS: &[Workload] = &[
     layer("layer-n128k-w2048", 131_072, Some(2048)),
 ];
 
-/// The workload of that name.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static Workload> {
-    WORKLOADS.iter().find(|w| w.name == name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -149,12 +149,7 @@ fn measure(options: &Options) -> Result<Row> {
     let (first_prompt_ms, first_session) = read()?;
     drop(first_session);
     let (prompt_ms, session) = read()?;
-    let writer = Writer {
-        model: &model,
-        device: &device,
-        context: options.context.unwrap_or_else(|| options.positions()),
-    };
-    let times = timing::Times::of(&session, &writer, &prompt, options, &device)?;
+    let times = timing::Times::of(&session, &model, &prompt, options, &device)?;
     let prompts = [first_prompt_ms, prompt_ms];
     Ok(Row::new(options, &device, &session, prompts, times))
 }
