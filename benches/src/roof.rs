@@ -6,8 +6,6 @@ use serde::Deserialize;
 /// The measured rates of one device.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Roof {
-    /// The device.
-    pub device: String,
     /// Matrix products in bf16, TFLOP/s.
     pub bf16_tflops: f64,
     /// Matrix products in f16, TFLOP/s.

@@ -256,12 +256,10 @@ impl Settings {
 
     /// What a training step, counted from 0, trains with.
     pub fn step(&self, step: usize) -> Step {
-        let divisor = self
-            .choice
-            .lengthening
-            .divisor(self.tokens, step, self.steps);
+        let choice = &self.choice;
+        let divisor = (choice.lengthening).divisor(self.tokens, step, self.steps);
         let window = self.window_at(step).map(|window| {
-            let window = match self.choice.every_other_wide && step % 2 == 1 {
+            let window = match choice.every_other_wide && step % 2 == 1 {
                 true => window.max(self.tokens / 2),
                 false => window,
             };
@@ -287,7 +285,8 @@ impl Settings {
 
     /// The blocks, and of text and needles the whole model.
     pub fn decoder(&self) -> DecoderConfig {
-        let (arm, window) = (self.arm, self.window);
+        let (arm, window, choice) = (self.arm, self.window, &self.choice);
+        let runners_up = arm.runners_up(window.unwrap_or(0));
         let role = match arm.scores() {
             Scores::RankAndBias | Scores::RankAndBounded => ScoreRole::RankAndBias,
             _ => ScoreRole::Rank,
@@ -299,24 +298,20 @@ impl Settings {
             .with_score_role(Some(role))
             .with_keep_window(window)
             .with_recent(window.map(|_| self.recent()))
-            .with_recency_slope(self.choice.recency_slope)
-            .with_runners_up(
-                self.choice
-                    .runners_up
-                    .or(arm.runners_up(window.unwrap_or(0))),
-            )
-            .with_round_robin(self.choice.round_robin)
-            .with_token_gradient_scale(self.choice.token_gradient_scale)
-            .with_leave_one_out(self.choice.leave_one_out)
-            .with_rank_softmax(self.choice.rank_softmax)
-            .with_learnable_sink(self.choice.sink);
+            .with_recency_slope(choice.recency_slope)
+            .with_runners_up(choice.runners_up.or(runners_up))
+            .with_round_robin(choice.round_robin)
+            .with_token_gradient_scale(choice.token_gradient_scale)
+            .with_leave_one_out(choice.leave_one_out)
+            .with_rank_softmax(choice.rank_softmax)
+            .with_learnable_sink(choice.sink);
         let layer = match (arm, self.task) {
             (Arm::Sliding, Task::Text | Task::Needles) => last_keys(&layer, window),
             _ => layer,
         };
         DecoderConfig::new(layer, self.sizes.layers)
             .with_local_window(self.local_window)
-            .with_dense_layers(self.choice.dense_layers.clone())
+            .with_dense_layers(choice.dense_layers.clone())
             .with_dtype(self.dtype.burn())
     }
 
