@@ -43,7 +43,6 @@ mod tests {
     #[test]
     fn the_slower_of_arithmetic_and_memory_is_the_bound() {
         let roof = Roof {
-            device: "a device".into(),
             bf16_tflops: 500.0,
             f16_tflops: 500.0,
             f32_tflops: 50.0,
