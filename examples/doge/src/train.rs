@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::Dataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Lora, ModuleVisitor, Param, ParamGroup};
@@ -16,8 +18,7 @@ use burn::train::{
 };
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric, clip_gradients};
 use flash_dma_models::data::{
-    Batch, Batching, DeviceMemory, EpochLoader, Loader, PackedRows, Remainder, TokenCount,
-    TokensPerSecond,
+    Batch, DeviceMemory, Loader, PackedRows, RowBatcher, TokenCount, TokensPerSecond,
 };
 use flash_dma_models::doge::Doge;
 use flash_dma_models::nn::TokenInput;
@@ -283,12 +284,10 @@ fn optimiser(student: &Student) -> ModuleOptimizer {
 /// [`Error::Data`] if the rows cannot be read.
 pub fn loss_of(student: &Student, rows: &PackedRows, device: &Device) -> Result<f64, Error> {
     let student = student.valid();
-    let batching = Batching::new(1).with_remainder(Remainder::Smaller);
-    let loader = Loader::new(rows.clone(), batching, &device.clone().without_autodiff())?;
+    let plain = device.clone().without_autodiff();
     let (mut sum, mut count) = (0.0, 0);
-    let batches = loader.batches();
-    for batch in loader.take(batches) {
-        let batch = batch?;
+    for row in 0..rows.len() {
+        let batch = Batch::new(&[rows.row(row)?], &plain);
         let mean: f64 = f64::from(student.loss(&batch).into_scalar::<f32>());
         sum += mean * batch.predicted() as f64;
         count += batch.predicted();
@@ -312,24 +311,24 @@ pub fn train(
     start: Start,
 ) -> Result<Student, Error> {
     let plain = device.clone().without_autodiff();
-    let shuffled = Batching::new(plan.batch).shuffled(plan.seed);
-    let train = Loader::new(rows.train.clone(), shuffled, &plain)?;
-    let in_order = Batching::new(plan.batch).with_remainder(Remainder::Smaller);
-    let valid = Loader::new(rows.valid.clone(), in_order, &plain)?;
+    let train = Loader::new(rows.train.clone(), plan.batch, plan.seed, &plain)?;
+    let valid = DataLoaderBuilder::new(RowBatcher)
+        .batch_size(plan.batch)
+        .set_device(plain.clone())
+        .build(rows.valid.clone());
     let steps = train.batches() * plan.epochs;
 
     // ANCHOR: resume
     let settings = json!({
         "model": student.doge.config(), "activations": format!("{:?}", student.doge.dtype()),
-        "plan": plan, "train": train.state(), "valid": valid.state(),
+        "plan": plan, "train": train.state(), "valid": rows.valid.tokens(),
     });
-    let (train, valid) = (EpochLoader::new(train), EpochLoader::new(valid));
     let train = train.with_parts(plan.parts)?;
     let done = resume::begin(dir, &settings, start)?;
     train.begin(done.unwrap_or(0));
     // ANCHOR_END: resume
     // ANCHOR: metrics
-    let mut training = SupervisedTraining::new(dir, Arc::new(train), Arc::new(valid))
+    let mut training = SupervisedTraining::new(dir, Arc::new(train), valid)
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())

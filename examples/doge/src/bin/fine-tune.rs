@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use burn::data::dataset::Dataset;
 use burn::tensor::FloatDType;
 use clap::Parser;
 use flash_dma_models::Decoder;
@@ -101,9 +102,9 @@ fn run(cli: &Cli) -> Result<(), Error> {
     // ANCHOR_END: read
     println!(
         "{} rows of {} tokens to train on, {} to measure; {} numbers are trained",
-        rows.train.rows(),
+        rows.train.len(),
         cli.length,
-        rows.valid.rows(),
+        rows.valid.len(),
         student.trained(),
     );
     println!(

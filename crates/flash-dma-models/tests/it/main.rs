@@ -1,0 +1,5 @@
+//! Tests of the models, their data and generation: one program, so that Burn is linked once.
+
+mod data;
+mod doge;
+mod generate;
