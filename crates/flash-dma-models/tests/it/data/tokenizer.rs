@@ -46,6 +46,10 @@ fn a_text_has_all_its_ids_and_no_others() {
     assert_eq!(vocabulary.id("<|end|>"), Some(0));
     assert_eq!(vocabulary.id("no token"), None);
     assert!(vocabulary.clone().with_end(13).is_err());
+    let own = vocabulary.clone().with_own_begin().unwrap();
+    assert_eq!((own.begin(), vocabulary.begin()), (Some(12), None));
+    let bytes = Vocabulary::bytes().with_own_begin().unwrap();
+    assert_eq!(bytes.begin(), None);
     let framed = vocabulary.with_begin(12).unwrap().with_end(0).unwrap();
     assert_eq!((framed.begin(), framed.end()), (Some(12), Some(0)));
     assert_eq!(framed.encode_document("ab").unwrap(), [12, 4, 0]);

@@ -1,12 +1,8 @@
-//! The program `doge`, and the calls of all three that documents show.
-#![cfg(feature = "flex")]
+//! Texts on the terminal, the check of a loss, and the calls that documents show.
 
-mod common;
-
-use common::{Scratch, call, letter_of, printed, refused, text};
+use crate::common::{Scratch, call, letter_of, printed, refused, text};
+use flash_dma_models::data::Vocabulary;
 use std::path::Path;
-
-const DOGE: &str = env!("CARGO_BIN_EXE_doge");
 
 #[test]
 fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
@@ -17,9 +13,8 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
         let prompts = prompts.iter().flat_map(|prompt| ["--prompt", prompt]);
         let given: Vec<&str> = prompts.collect();
         printed(
-            DOGE,
             &[
-                &["--weights", &model, "--max-new", "40"],
+                &["write", "--weights", &model, "--max-new", "40"],
                 &given[..],
                 options,
             ]
@@ -39,10 +34,15 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
         assert_eq!(&write(&[prompt], &["--lookup", "--ahead", "3"]), alone);
         assert_eq!(&write(&[prompt], &["--draft", &draft]), alone);
         // The model itself guesses right.
-        let output = call(
-            DOGE,
-            &["--weights", &model, "--draft", &model, "--prompt", prompt],
-        );
+        let output = call(&[
+            "write",
+            "--weights",
+            &model,
+            "--draft",
+            &model,
+            "--prompt",
+            prompt,
+        ]);
         let report = String::from_utf8_lossy(&output.stderr).into_owned();
         let line = report
             .lines()
@@ -69,10 +69,7 @@ fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
     let scratch = Scratch::new("stops");
     let model = scratch.model("model", 3);
     let write = |options: &[&str]| {
-        printed(
-            DOGE,
-            &[&["--weights", &model, "--prompt", "x"], options].concat(),
-        )
+        printed(&[&["write", "--weights", &model, "--prompt", "x"], options].concat())
     };
     let drawn = |seed| write(&["--temperature", "1.5", "--top-k", "200", "--seed", seed]);
     assert_eq!(drawn("1"), drawn("1"));
@@ -101,9 +98,8 @@ fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
 #[test]
 fn a_loss_is_compared_and_the_exit_code_says_how() {
     let scratch = Scratch::new("loss");
-    let dir = text(&scratch.path("fresh"));
-    assert_eq!(printed(DOGE, &["--fresh", &dir]), "");
-    let output = call(DOGE, &["--weights", &dir, "--check-loss"]);
+    let dir = scratch.fresh("fresh");
+    let output = call(&["check", "--weights", &dir]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stdout).expect("text");
     let loss = said
@@ -117,8 +113,32 @@ fn a_loss_is_compared_and_the_exit_code_says_how() {
     // New parameters know nothing: the logarithm of 258 tokens.
     let value: f64 = loss.parse().expect("a number");
     assert!((value - 258f64.ln()).abs() < 0.1, "{loss}");
-    let agreed = printed(DOGE, &["--weights", &dir, "--check-loss", loss]);
+    let agreed = printed(&["check", "--weights", &dir, "--loss", loss]);
     assert_eq!(agreed, format!("loss {loss}, expected {value}: agrees\n"));
+    // The third decimal counts.
+    for (off, code) in [
+        (8e-4, 0),
+        (-8e-4, 0),
+        (12e-4, 1),
+        (-12e-4, 1),
+        (f64::NAN, 1),
+    ] {
+        let other = (value + off).to_string();
+        let output = call(&["check", "--weights", &dir, "--loss", &other]);
+        assert_eq!(output.status.code(), Some(code), "{other}");
+    }
+}
+
+#[test]
+fn every_byte_has_a_token_of_its_own() {
+    let scratch = Scratch::new("bytes");
+    scratch.fresh("fresh");
+    let path = scratch.path("fresh/tokenizer.json");
+    let vocabulary = Vocabulary::from_file(path).expect("a tokenizer");
+    let letters: String = ('\0'..='\u{7ff}').chain(['€', '😀']).collect();
+    let ids = vocabulary.encode(&letters).expect("ids");
+    assert_eq!(ids, Vocabulary::bytes().encode(&letters).expect("ids"));
+    assert_eq!(vocabulary.size(), 258);
 }
 
 #[test]
@@ -126,30 +146,42 @@ fn what_cannot_be_done_is_said_in_one_line() {
     let scratch = Scratch::new("refused");
     let model = scratch.model("model", 4);
     let nowhere = text(&scratch.path("nowhere"));
-    let error = refused(DOGE, &["--weights", &nowhere, "--prompt", "x"]);
+    let error = refused(&["write", "--weights", &nowhere, "--prompt", "x"]);
     assert!(
         error.starts_with("doge: ") && error.contains("config.json"),
         "{error}"
     );
     let long = "x".repeat(500);
-    let given = ["--weights", &model, "--temperature=-1", "--prompt", "x"];
-    let error = refused(DOGE, &given);
+    let given = [
+        "write",
+        "--weights",
+        &model,
+        "--temperature=-1",
+        "--prompt",
+        "x",
+    ];
+    let error = refused(&given);
     assert!(error.contains("temperature"), "{error}");
     assert_eq!(
-        printed(
-            DOGE,
-            &["--weights", &model, "--prompt", &long, "--max-new", "1"]
-        )
+        printed(&[
+            "write",
+            "--weights",
+            &model,
+            "--prompt",
+            &long,
+            "--max-new",
+            "1"
+        ])
         .lines()
         .count(),
         1
     );
 
     std::fs::remove_file(scratch.path("model/tokenizer.json")).expect("it is there");
-    let error = refused(DOGE, &["--weights", &model, "--prompt", "x"]);
+    let error = refused(&["write", "--weights", &model, "--prompt", "x"]);
     assert!(error.contains("tokenizer.json"), "{error}");
     std::fs::write(scratch.path("model/tokenizer.json"), "{}").expect("it can be written");
-    let error = refused(DOGE, &["--weights", &model, "--prompt", "x"]);
+    let error = refused(&["write", "--weights", &model, "--prompt", "x"]);
     assert!(error.contains("tokenizer.json"), "{error}");
 }
 
@@ -157,11 +189,6 @@ fn what_cannot_be_done_is_said_in_one_line() {
 #[test]
 fn calls_in_documents_are_read() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let programs = [
-        (" --bin fine-tune ", env!("CARGO_BIN_EXE_fine-tune")),
-        (" --bin serve ", env!("CARGO_BIN_EXE_serve")),
-        (" -- ", DOGE),
-    ];
     let mut calls = 0;
     for document in [
         "book/src/fine-tune.md",
@@ -172,8 +199,6 @@ fn calls_in_documents_are_read() {
         let text = text.replace("\\\n", " ");
         let calls_in = |line: &&str| line.starts_with("cargo run") && line.contains(" -p doge ");
         for line in text.lines().filter(calls_in) {
-            let program = programs.iter().find(|(name, _)| line.contains(name));
-            let (_, program) = program.expect("options");
             let line = line.split('#').next().unwrap_or_default();
             let options = line.split_once(" -- ").map_or("", |(_, options)| options);
             // What stands between quotation marks is one word.
@@ -183,7 +208,7 @@ fn calls_in_documents_are_read() {
                 _ => vec![part],
             });
             let options: Vec<&str> = words.chain(["--help"]).collect();
-            let output = call(program, &options);
+            let output = call(&options);
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{document}: {line}: {error}");
             calls += 1;

@@ -1,19 +1,13 @@
-//! The program `fine-tune`: what it trains, and what it writes.
-#![cfg(feature = "flex")]
+//! What is trained, and what is written.
 
-mod common;
-
-use burn::tensor::{Device, Tensor};
-use common::{Scratch, printed, refused, text};
-use doge::fresh;
+use crate::common::{Scratch, printed, read, refused, text};
+use burn::tensor::Tensor;
 use flash_dma_models::doge::Doge;
 use std::path::{Path, PathBuf};
 
-const FINE_TUNE: &str = env!("CARGO_BIN_EXE_fine-tune");
-
 /// A new model, and documents that are easy to learn.
 fn prepare(scratch: &Scratch) -> (String, PathBuf) {
-    let model = scratch.model_of("model", &fresh::config(), 8);
+    let model = scratch.fresh("model");
     let data = scratch.path("documents.txt");
     let document = |number: usize| format!("{}\n\n", "abcd efgh ".repeat(3 + number % 4));
     let documents: String = (0..40).map(document).collect();
@@ -31,34 +25,30 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-fn read(dir: &Path) -> Doge {
-    Doge::from_safetensors(dir, &Device::flex()).expect("a model")
-}
-
 #[test]
 fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
     let scratch = Scratch::new("lora");
     let (model, data) = prepare(&scratch);
     let (out, data) = (scratch.path("out"), text(&data));
     let sizes = [
-        "--length",
-        "48",
-        "--batch",
-        "4",
-        "--epochs",
-        "3",
-        "--rate",
-        "2e-2",
-        "--expected",
+        "--length", "48", "--batch", "4", "--epochs", "3", "--rate", "2e-2",
     ];
-    let given = ["--weights", &model, "--data", &data, "--out", &text(&out)];
-    let said = printed(FINE_TUNE, &[&given[..], &sizes].concat());
+    let given = [
+        "fine-tune",
+        "--weights",
+        &model,
+        "--data",
+        &data,
+        "--out",
+        &text(&out),
+    ];
+    let said = printed(&[&given[..], &sizes].concat());
     let [before, after] = ["loss before", "loss after"].map(|when| loss(&said, when));
     assert!(
         (before - 258f64.ln()).abs() < 0.2 && after < before - 0.3,
         "{said}"
     );
-    assert!(said.contains("epoch 3: training "), "{said}");
+    assert!(out.join("training/valid/epoch-3").exists(), "{said}");
 
     let [old, new] = [read(Path::new(&model)), read(&out)];
     assert_eq!(old.config(), new.config());
@@ -83,6 +73,15 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
         assert!(a == b, "{name}");
     }
     // What the script of the fixtures compares with `transformers`.
+    let check = [
+        "check",
+        "--weights",
+        &text(&out),
+        "--loss",
+        "5",
+        "--expected",
+    ];
+    crate::common::call(&check);
     let expected = std::fs::read(out.join("expected.json")).expect("it is written");
     let expected: serde_json::Value = serde_json::from_slice(&expected).expect("JSON");
     let length = |name: &str| expected[name].as_array().map(Vec::len);
@@ -93,6 +92,7 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
 
     // The written model goes on where the loss said.
     let check = [
+        "write",
         "--weights",
         &text(&out),
         "--prompt",
@@ -100,7 +100,7 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
         "--max-new",
         "4",
     ];
-    assert!(!printed(env!("CARGO_BIN_EXE_doge"), &check).is_empty());
+    assert!(!printed(&check).is_empty());
 }
 
 #[test]
@@ -117,8 +117,16 @@ fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_a
         "--length", "32", "--batch", "4", "--field", "story", "--rate", "5e-3",
     ];
     let run = |out: &Path, options: &[&str]| {
-        let given = ["--weights", &model, "--data", &data, "--out", &text(out)];
-        printed(FINE_TUNE, &[&given[..], &sizes, options].concat())
+        let given = [
+            "fine-tune",
+            "--weights",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &text(out),
+        ];
+        printed(&[&given[..], &sizes, options].concat())
     };
     let [full, scores] = [scratch.path("full"), scratch.path("scores")];
     let said = run(&full, &["--full"]);
@@ -162,13 +170,19 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
         ("full", &["--full"]),
     ] {
         let out = scratch.path(name);
-        let given = ["--weights", &model, "--data", &data, "--out", &text(&out)];
+        let given = [
+            "fine-tune",
+            "--weights",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &text(&out),
+        ];
         let given = [&given[..], &sizes, options].concat();
-        let said = printed(FINE_TUNE, &given);
-        assert!(
-            said.contains("epoch 1.50: ") && said.contains("epoch 2.00: "),
-            "{said}"
-        );
+        printed(&given);
+        let measured = |part: usize| out.join(format!("training/valid/epoch-{part}"));
+        assert!(measured(3).exists() && measured(4).exists());
         let weights = || std::fs::read(out.join("model.safetensors")).expect("it is written");
         let whole = weights();
 
@@ -180,27 +194,25 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
         std::fs::write(checkpoint("model-4.bpk"), b"half").expect("the last checkpoint");
         std::fs::remove_file(out.join("model.safetensors")).expect("it is written");
         let again = [&given[..], &["--resume"]].concat();
-        let said = printed(FINE_TUNE, &again);
-        assert!(
-            !said.contains("epoch 1.50: ") && said.contains("epoch 2.00: "),
-            "{said}"
-        );
+        let forget = || std::fs::remove_dir_all(out.join("training/valid")).expect("logs");
+        forget();
+        printed(&again);
+        assert!(!measured(3).exists() && measured(4).exists());
         assert!(weights() == whole, "{name}: another model");
 
         // What has ended stays what it is, and another training is not taken up.
-        assert!(!printed(FINE_TUNE, &again).contains("epoch "));
+        forget();
+        printed(&again);
+        assert!(!measured(4).exists());
         assert!(weights() == whole);
-        let error = refused(FINE_TUNE, &[&again[..], &["--seed", "9"]].concat());
-        assert!(error.contains("plan.seed = 0, not 9"), "{error}");
+        let error = refused(&[&again[..], &["--seed", "9"]].concat());
+        assert!(error.contains("train = "), "{error}");
         let mut documents = std::fs::read_to_string(&data).expect("it is there");
         documents.push_str("And one more.\n");
         let other = scratch.path("other.txt");
         std::fs::write(&other, documents).expect("the folder can be written");
-        let error = refused(
-            FINE_TUNE,
-            &[&again[..], &["--data", &text(&other)]].concat(),
-        );
-        assert!(error.contains("train."), "{error}");
+        let error = refused(&[&again[..], &["--data", &text(&other)]].concat());
+        assert!(error.contains("train = "), "{error}");
         assert!(weights() == whole);
     }
 }
@@ -211,24 +223,32 @@ fn what_cannot_be_trained_is_said_in_one_line() {
     let (model, data) = prepare(&scratch);
     let (out, data) = (text(&scratch.path("out")), text(&data));
     let refuse = |options: &[&str]| {
-        let given = ["--weights", &model, "--data", &data, "--out", &out];
-        refused(FINE_TUNE, &[&given[..], options].concat())
+        let given = [
+            "fine-tune",
+            "--weights",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &out,
+        ];
+        refused(&[&given[..], options].concat())
     };
     for (options, reason) in [
-        (["--rank", "0"], "the rank must be at least 1"),
+        (["--rank", "0"], "--rank must be at least 1"),
         (["--targets", "nothing"], "no weight is called nothing"),
         (["--targets", "("], "--targets"),
         (["--length", "1000"], "--length must be at most 512"),
         (
             ["--batch", "0"],
-            "--batch, --epochs, --length and --checkpoints must be at least 1",
+            "--batch, --epochs, --length, --checkpoints and --rank must be",
         ),
         (["--batch", "999"], "999"),
         (["--rate", "0"], "--rate must be above 0"),
     ] {
         let error = refuse(&options);
         assert!(
-            error.starts_with("fine-tune: ") && error.contains(reason),
+            error.starts_with("doge: ") && error.contains(reason),
             "{error}"
         );
     }

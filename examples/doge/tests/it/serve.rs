@@ -1,16 +1,11 @@
-//! The program `serve`, on a free port.
-#![cfg(feature = "flex")]
+//! The server, on a free port.
 
-mod common;
-
-use common::{Scratch, letter_of, printed, refused};
-use doge::server::{End, Line, Reason};
+use crate::common::{Scratch, doge, letter_of, printed, refused};
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
-
-const SERVE: &str = env!("CARGO_BIN_EXE_serve");
 
 /// A server that is ended with the test.
 struct Server {
@@ -20,8 +15,8 @@ struct Server {
 
 impl Server {
     fn new(model: &str, options: &[&str]) -> Self {
-        let mut process = Command::new(SERVE)
-            .args(["--weights", model, "--address", "127.0.0.1:0"])
+        let mut process = doge()
+            .args(["serve", "--weights", model, "--address", "127.0.0.1:0"])
             .args(options)
             .stdout(Stdio::piped())
             .spawn()
@@ -57,20 +52,15 @@ impl Server {
     }
 
     /// The text that goes on from a prompt, and how it ended.
-    fn generate(&self, body: &str) -> (String, End) {
+    fn generate(&self, body: &str) -> (String, Value) {
         let (status, body) = self.ask(&post(body));
         assert_eq!(status, 200, "{body}");
-        let lines = body
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("a line of JSON"));
-        let mut lines: Vec<Line> = lines.collect();
-        let Some(Line::End(end)) = lines.pop() else {
-            panic!("{body}");
-        };
-        let text = lines.into_iter().map(|line| match line {
-            Line::Text(text) => text,
-            other => panic!("{other:?}"),
-        });
+        let lines = body.lines().map(serde_json::from_str);
+        let mut lines: Vec<Value> = lines.map(|line| line.expect("a line of JSON")).collect();
+        let end = lines.pop().expect("an end")["end"].take();
+        let text = lines
+            .iter()
+            .map(|line| line["text"].as_str().expect("text"));
         (text.collect(), end)
     }
 }
@@ -92,8 +82,16 @@ fn post(body: &str) -> String {
 /// What the program `doge` writes after a prompt.
 fn written(model: &str, prompt: &str, tokens: usize) -> String {
     let tokens = tokens.to_string();
-    let given = ["--weights", model, "--prompt", prompt, "--max-new", &tokens];
-    let text = printed(env!("CARGO_BIN_EXE_doge"), &given);
+    let given = [
+        "write",
+        "--weights",
+        model,
+        "--prompt",
+        prompt,
+        "--max-new",
+        &tokens,
+    ];
+    let text = printed(&given);
     text.strip_suffix('\n').expect("a line").to_owned()
 }
 
@@ -111,18 +109,11 @@ fn requests_that_wait_are_answered_together_and_as_if_alone() {
             for (prompt, tokens) in asked {
                 let (server, model) = (&server, &model);
                 scope.spawn(move || {
-                    let body = serde_json::json!({"prompt": prompt, "max_new": tokens});
+                    let body = json!({"prompt": prompt, "max_new": tokens});
                     let (text, end) = server.generate(&body.to_string());
                     assert_eq!(text, written(model, prompt, tokens), "{prompt}");
-                    let reason = Reason::Length;
-                    assert_eq!(
-                        end,
-                        End {
-                            reason,
-                            tokens,
-                            batch: 3
-                        }
-                    );
+                    let expected = json!({"reason": "length", "tokens": tokens, "batch": 3});
+                    assert_eq!(end, expected);
                 });
             }
         });
@@ -136,13 +127,13 @@ fn a_text_ends_where_its_client_asks_for_it() {
     let server = Server::new(&model, &["--max-new", "24"]);
     // The server's bound is less.
     let (whole, end) = server.generate(r#"{"prompt": "x", "max_new": 1000}"#);
-    assert_eq!((end.reason, end.tokens, end.batch), (Reason::Length, 24, 1));
+    assert_eq!(end, json!({"reason": "length", "tokens": 24, "batch": 1}));
     assert_eq!(whole, written(&model, "x", 24));
 
     let stop = letter_of(&whole).to_string();
-    let body = serde_json::json!({"prompt": "x", "stop": ["no such text", stop]});
+    let body = json!({"prompt": "x", "stop": ["no such text", stop]});
     let (text, end) = server.generate(&body.to_string());
-    assert_eq!(end.reason, Reason::Stop);
+    assert_eq!(end["reason"], "stop");
     let expected = whole.find(&stop).expect("it is in the text") + stop.len();
     assert_eq!(text, whole[..expected]);
 
@@ -160,7 +151,7 @@ fn requests_that_mean_nothing_are_refused() {
     let scratch = Scratch::new("wrong");
     let model = scratch.model("model", 7);
     let server = Server::new(&model, &[]);
-    let long = serde_json::json!({"prompt": "x".repeat(500)}).to_string();
+    let long = json!({"prompt": "x".repeat(500)}).to_string();
     for (request, status, reason) in [
         (post("{}"), 400, "missing field `prompt`"),
         (
@@ -191,26 +182,24 @@ fn requests_that_mean_nothing_are_refused() {
             413,
             "bytes",
         ),
-        ("\r\n".into(), 404, "/generate"),
+        ("nonsense\r\n\r\n".into(), 400, "invalid"),
     ] {
         let (answered, body) = server.ask(&request);
         assert_eq!(answered, status, "{request}: {body}");
-        let line: Line = serde_json::from_str(&body).expect("a line of JSON");
-        assert!(
-            matches!(line, Line::Error(text) if text.contains(reason)),
-            "{body}"
-        );
+        let line: Value = serde_json::from_str(&body).expect("a line of JSON");
+        let said = line["error"].as_str().expect("a reason");
+        assert!(said.contains(reason), "{body}");
     }
     // It still answers.
     assert_eq!(
-        server.generate(r#"{"prompt": "x", "max_new": 2}"#).1.tokens,
+        server.generate(r#"{"prompt": "x", "max_new": 2}"#).1["tokens"],
         2
     );
 
-    let error = refused(SERVE, &["--weights", &model, "--batch", "0"]);
+    let error = refused(&["serve", "--weights", &model, "--batch", "0"]);
     assert!(error.contains("--batch must be at least 1"), "{error}");
-    let error = refused(SERVE, &["--weights", &model, "--top-p", "2"]);
+    let error = refused(&["serve", "--weights", &model, "--top-p", "2"]);
     assert!(error.contains("top_p"), "{error}");
-    let error = refused(SERVE, &["--weights", &model, "--address", "nowhere"]);
-    assert!(error.starts_with("serve: nowhere: "), "{error}");
+    let error = refused(&["serve", "--weights", &model, "--address", "nowhere"]);
+    assert!(error.starts_with("doge: nowhere: "), "{error}");
 }
