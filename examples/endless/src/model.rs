@@ -7,19 +7,20 @@ use burn::module::Module;
 use burn::prelude::*;
 use burn::store::ModuleRecord;
 use clap::Parser;
+use flash_dma_models::nn::Decoder;
+use train_text::checkpoints;
 use train_text::cli::{Cli as TrainCli, Settings};
 use train_text::data::{Corpus, Text};
 use train_text::device::{DeviceName, DtypeName};
 use train_text::error::Error;
-use train_text::model::TextModel;
 use train_text::report::{self, CorpusFacts, Plan};
-use train_text::{checkpoints, train};
+use train_text::train::{self, Student};
 
 use crate::cli::Cli;
 
 /// A model and what it was trained with.
 pub struct Trained {
-    pub model: TextModel,
+    pub model: Decoder,
     pub settings: Settings,
 }
 
@@ -69,7 +70,7 @@ fn load(dir: &Path, dtype: DtypeName, device: &Device) -> Result<Option<Trained>
     };
     let record = ModuleRecord::load(&path).map_err(|error| unusable(error.to_string()))?;
     let model = settings.model().init(device);
-    let model = model
+    let Student { model } = Student { model }
         .try_load_record(record)
         .map_err(|error| unusable(error.to_string()))?;
     Ok(Some(Trained { model, settings }))

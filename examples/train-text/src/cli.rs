@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use burn_flash_dma::ScoreRole;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 use clap::Parser;
+use flash_dma_models::nn::{Activations, DecoderConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{DeviceName, DtypeName};
 use crate::error::Error;
-use crate::model::{Activations, TextModelConfig};
 
 /// Trains a byte-level transformer with dynamic-mask attention on text, and samples from it.
 ///
@@ -208,18 +210,17 @@ impl Settings {
         self.steps_an_epoch() * self.evaluations
     }
 
-    /// The model's sizes.
-    pub fn model(&self) -> TextModelConfig {
-        TextModelConfig::new(
-            self.d_model,
-            self.layers,
-            self.heads,
-            self.kv_heads,
-            self.seq,
-            self.window,
-        )
-        .with_dtype(self.dtype.burn())
-        .with_activations(self.activations)
+    /// The model: every layer keeps keys by scores of the paper's form, which are added to the logits.
+    pub fn model(&self) -> DecoderConfig {
+        let attention = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
+            .with_n_kv_heads(Some(self.kv_heads))
+            .with_max_seq_len(Some(self.seq))
+            .with_keep_window(Some(self.window))
+            .with_score_form(ScoreForm::Zoh)
+            .with_score_role(Some(ScoreRole::RankAndBias));
+        DecoderConfig::new(attention, self.layers)
+            .with_dtype(self.dtype.burn())
+            .with_activations(self.activations)
     }
 
     fn preset(device: DeviceName, demo: bool) -> Self {

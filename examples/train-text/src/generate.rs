@@ -3,17 +3,18 @@
 use burn::prelude::*;
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
+use flash_dma_models::Decoder as _;
 use flash_dma_models::generate::{Draw, Purpose, Sampler};
+use flash_dma_models::nn::Decoder;
 
 use crate::error::Error;
-use crate::model::TextModel;
 
 /// A model that has read some bytes and says what may follow.
 ///
 /// Each layer keeps the window's keys and nothing else, so a byte costs the same after a hundred bytes and
 /// after a million.
 pub struct Generator {
-    model: TextModel,
+    model: Decoder,
     caches: Vec<AttentionCache>,
     device: Device,
     read: usize,
@@ -25,10 +26,10 @@ impl Generator {
     /// # Errors
     ///
     /// [`AttentionError`] if the model's attention cannot be cached.
-    pub fn new(model: &TextModel) -> Result<Self, AttentionError> {
+    pub fn new(model: &Decoder) -> Result<Self, AttentionError> {
         let model = model.for_generation();
         Ok(Self {
-            caches: model.caches(1)?,
+            caches: model.try_init_caches(1)?,
             device: model.device(),
             model,
             read: 0,
@@ -60,9 +61,9 @@ impl Generator {
         assert!(!bytes.is_empty(), "a model predicts the byte after another");
         let tokens: Vec<i32> = bytes.iter().map(|&byte| byte.into()).collect();
         let tokens = Tensor::from_data(TensorData::new(tokens, [1, bytes.len()]), &self.device);
-        let logits = self.model.forward_cached(tokens, &mut self.caches)?;
+        let logits = self.model.try_read(tokens, 1, &mut self.caches)?;
         self.read += bytes.len();
-        Ok(logits)
+        Ok(logits.flatten(0, 1))
     }
 
     /// Forgets everything.

@@ -1,6 +1,6 @@
-//! The parts of the example program `train-text`: a byte-level transformer ([`model`]), its text ([`data`]), its
-//! training by burn-train ([`mod@train`]), and what goes on with a text from a trained model ([`generate`]). The
-//! example `endless` uses them, too, and `language` measures the model.
+//! The parts of the example program `train-text`: text ([`data`]) for a byte-level transformer, its training by
+//! burn-train ([`mod@train`]), and what goes on with a text from a trained model ([`generate`]). The example `endless`
+//! uses them, too. [`model`] is that of the program `language`.
 
 pub mod checkpoints;
 pub mod cli;

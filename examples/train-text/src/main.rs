@@ -1,4 +1,4 @@
-//! `train-text`: see `train-text --help`, and `model.rs` for the model.
+//! `train-text`: see `train-text --help`; the model is `flash_dma_models::nn::Decoder`.
 
 use std::fs;
 use std::process::ExitCode;

@@ -1,10 +1,10 @@
 //! Text from a trained model.
 
 use flash_dma_models::generate::Sampler;
+use flash_dma_models::nn::Decoder;
 
 use crate::error::Error;
 use crate::generate::{Generator, draw};
-use crate::model::TextModel;
 
 /// How to sample.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +29,7 @@ pub struct SampleOptions {
 /// # Panics
 ///
 /// If `prompt` is empty: the model predicts the byte after another.
-pub fn sample(model: &TextModel, prompt: &[u8], options: SampleOptions) -> Result<Vec<u8>, Error> {
+pub fn sample(model: &Decoder, prompt: &[u8], options: SampleOptions) -> Result<Vec<u8>, Error> {
     let mut text = prompt.to_vec();
     let mut generator = Generator::new(model)?;
     let mut logits = generator.read(last(&text, options.seq))?;
@@ -60,8 +60,9 @@ pub fn printable(bytes: &[u8]) -> String {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::model::TextModelConfig;
     use burn::prelude::*;
+    use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+    use flash_dma_models::nn::DecoderConfig;
 
     #[test]
     fn a_sample_is_printed_without_control_characters() {
@@ -79,10 +80,14 @@ mod tests {
         }
     }
 
-    fn model() -> TextModel {
+    fn model() -> Decoder {
         let device = Device::flex();
         device.seed(1);
-        TextModelConfig::new(16, 1, 2, 1, 8, 4).init(&device)
+        let attention = DynamicMaskAttentionConfig::new(16, 2)
+            .with_n_kv_heads(Some(1))
+            .with_max_seq_len(Some(8))
+            .with_keep_window(Some(4));
+        DecoderConfig::new(attention, 1).init(&device)
     }
 
     #[test]

@@ -16,6 +16,7 @@ use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric, clip_gradients};
+use flash_dma_models::nn::Decoder;
 
 use crate::checkpoints;
 use crate::cli::Settings;
@@ -23,7 +24,6 @@ use crate::curves::{Curve, Timings};
 use crate::data::Text;
 use crate::error::Error;
 use crate::loader::{Batch, EpochTimes, WindowLoader};
-use crate::model::TextModel;
 use crate::progress::PlainProgress;
 
 /// burn-train's name of the metric that holds the loss.
@@ -41,9 +41,16 @@ const WARM_UP_SHARE: usize = 20;
 /// A finished training.
 pub struct Run {
     /// The model, without autodiff.
-    pub model: TextModel,
+    pub model: Decoder,
     /// Its losses and times.
     pub curve: Curve,
+}
+
+/// The model as burn-train trains it.
+#[derive(Module, Debug)]
+pub struct Student {
+    /// The model.
+    pub model: Decoder,
 }
 
 /// The loss of a step, and what the metrics of the selections need.
@@ -77,26 +84,28 @@ impl Adaptor<SelectionInput> for StepOutput {
     }
 }
 
-impl TrainStep for TextModel {
+impl TrainStep for Student {
     type Input = Batch;
     type Output = StepOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<StepOutput> {
-        let (loss, backward) = self.loss_and_backward(batch.inputs, batch.targets);
+        let loss = (self.model).try_loss_and_backward(batch.inputs, batch.targets, None);
+        let (loss, backward) = loss.expect("windows fit the model");
         let mut grads = backward();
-        let selections = self.score_gradients(&grads);
+        let selections = self.model.score_gradients(&grads);
         clip_gradients(self, &mut grads, MAX_NORM);
         let item = StepOutput { loss, selections };
         TrainOutput { grads, item }
     }
 }
 
-impl InferenceStep for TextModel {
+impl InferenceStep for Student {
     type Input = Batch;
     type Output = StepOutput;
 
     fn step(&self, batch: Batch) -> StepOutput {
-        let (loss, selections) = self.loss_and_selections(batch.inputs, batch.targets);
+        let loss = (self.model).try_loss_and_selections(batch.inputs, batch.targets);
+        let (loss, selections) = loss.expect("windows fit the model");
         StepOutput { loss, selections }
     }
 }
@@ -122,7 +131,9 @@ pub fn train(
     }
 
     device.seed(settings.seed);
-    let model = settings.model().init(&device.clone().autodiff());
+    let model = Student {
+        model: settings.model().init(&device.clone().autodiff()),
+    };
     let parameters = model.num_params();
     let steps = settings.steps_an_epoch();
     let epochs_done = done.unwrap_or(0);
@@ -169,7 +180,7 @@ pub fn train(
     let timings = timings(steps, &train_times, &valid_times);
     let curve = Curve::read(dir, label, settings, parameters, timings)?;
     Ok(Run {
-        model: result.model,
+        model: result.model.model,
         curve,
     })
 }

@@ -55,7 +55,7 @@ fn text() -> Arc<Text> {
     )
 }
 
-fn weights(model: &TextModel, device: &Device) -> Vec<f32> {
+fn weights(model: &Decoder, device: &Device) -> Vec<f32> {
     let tokens = Tensor::from_data(TensorData::new(vec![100i32; 8], [1, 8]), device);
     model.forward(tokens).try_into_vec_as::<f32>().unwrap()
 }

@@ -5,7 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::prelude::*;
-use train_text::model::{Activations, TextModelConfig};
+use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use flash_dma_models::nn::{Activations, DecoderConfig};
 
 struct Counting;
 
@@ -35,7 +36,11 @@ static ALLOCATOR: Counting = Counting;
 fn step(layers: usize, activations: Activations) -> (usize, f64) {
     let device = Device::flex().autodiff();
     device.seed(0);
-    let model = TextModelConfig::new(64, layers, 2, 1, 512, 64)
+    let attention = DynamicMaskAttentionConfig::new(64, 2)
+        .with_n_kv_heads(Some(1))
+        .with_max_seq_len(Some(512))
+        .with_keep_window(Some(64));
+    let model = DecoderConfig::new(attention, layers)
         .with_activations(activations)
         .init(&device);
     let bytes: Vec<i32> = (0..513).map(|n| n * n % 251).collect();
@@ -44,10 +49,12 @@ fn step(layers: usize, activations: Activations) -> (usize, f64) {
         Tensor::<2, Int>::from_data(data, &device)
     };
     // Parameters are made when they are first used.
-    let _ = model.loss(tokens(0), tokens(1)).into_scalar::<f64>();
+    let loss = model.try_loss(tokens(0), tokens(1)).expect("it fits");
+    let _ = loss.into_scalar::<f64>();
     let before = HELD.load(Ordering::Relaxed);
     MOST.store(before, Ordering::Relaxed);
-    let (loss, backward) = model.loss_and_backward(tokens(0), tokens(1));
+    let loss = model.try_loss_and_backward(tokens(0), tokens(1), None);
+    let (loss, backward) = loss.expect("it fits");
     let gradients = backward();
     assert!(gradients.len() > layers);
     let most = MOST.load(Ordering::Relaxed) - before;

@@ -32,16 +32,18 @@ mod session;
 mod timing;
 
 use burn::tensor::Device;
+use burn_flash_dma::ScoreRole;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 use clap::Parser;
 use flash_dma_benches::launches::{Launches, Watch};
+use flash_dma_models::nn::DecoderConfig;
 use row::{Counts, Row};
 use serde::Serialize;
-use session::{Prompt, Session, Writer};
+use session::{Prompt, Session};
 use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 use train_text::device::{DeviceName, DtypeName};
-use train_text::model::TextModelConfig;
 
 /// Times the tokens of one configuration, and prints a row of JSON.
 #[derive(Clone, Debug, Parser, Serialize)]
@@ -135,17 +137,15 @@ impl Options {
         self.prompt + self.warm_up + self.runs * self.tokens + 5
     }
 
-    fn model(&self) -> TextModelConfig {
+    fn model(&self) -> DecoderConfig {
         let context = self.context.unwrap_or_else(|| self.positions());
-        TextModelConfig::new(
-            self.d_model,
-            self.layers,
-            self.heads,
-            self.kv_heads,
-            context,
-            self.window.unwrap_or_else(|| self.positions()),
-        )
-        .with_dtype(self.dtype.burn())
+        let attention = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
+            .with_n_kv_heads(Some(self.kv_heads))
+            .with_score_form(ScoreForm::Zoh)
+            .with_score_role(Some(ScoreRole::RankAndBias))
+            .with_keep_window(Some(self.window.unwrap_or_else(|| self.positions())))
+            .with_max_seq_len(Some(context));
+        DecoderConfig::new(attention, self.layers).with_dtype(self.dtype.burn())
     }
 
     fn busy(&self) -> usize {
@@ -214,12 +214,7 @@ fn measure(options: &Options, device: &Device) -> Result<Row, Box<dyn Error>> {
     drop(first_session);
     let mut session = Session::new(&model, options.batch)?;
     let prompt_ms = timing::clock(device, || session.read(&prompt))?;
-    let writer = Writer {
-        model: &model,
-        device,
-        context: options.context.unwrap_or_else(|| options.positions()),
-    };
-    let times = timing::Times::of(&session, &writer, &prompt, options, device)?;
+    let times = timing::Times::of(&session, &model, &prompt, options, device)?;
     Ok(Row::new(
         options,
         device,

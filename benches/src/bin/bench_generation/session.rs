@@ -4,9 +4,12 @@ use crate::Options;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use flash_dma_models::Decoder;
-use train_text::model::{TextModel, VOCABULARY};
+use flash_dma_models::Decoder as _;
+use flash_dma_models::nn::Decoder;
 use train_text::rng::Rng;
+
+/// The tokens of the model: bytes.
+pub const VOCABULARY: usize = 256;
 
 /// Random bytes, one sequence each for a batch.
 pub struct Prompt {
@@ -35,51 +38,11 @@ impl Prompt {
     }
 }
 
-/// The model as a [`Generator`](flash_dma_models::generate::Generator) sees it.
-pub struct Writer<'a> {
-    /// The model.
-    pub model: &'a TextModel,
-    /// Where its parameters are.
-    pub device: &'a Device,
-    /// Positions of its rotary tables.
-    pub context: usize,
-}
-
-impl Decoder for Writer<'_> {
-    fn vocabulary(&self) -> usize {
-        VOCABULARY
-    }
-
-    fn device(&self) -> Device {
-        self.device.clone()
-    }
-
-    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
-        self.model.caches(sequences)
-    }
-
-    fn replays_up_to(&self) -> usize {
-        self.context
-    }
-
-    fn try_read(
-        &self,
-        tokens: Tensor<2, Int>,
-        rows: usize,
-        caches: &mut [AttentionCache],
-    ) -> Result<Tensor<3>, AttentionError> {
-        assert_eq!(rows, 1, "rows of logits");
-        let [batch, _] = tokens.dims();
-        let logits = self.model.forward_cached(tokens, caches)?;
-        Ok(logits.reshape([batch, 1, VOCABULARY]))
-    }
-}
-
 /// A model, its caches, and the token that it reads next. A clone shares the tensors of its caches until one of both
 /// writes.
 #[derive(Clone)]
 pub struct Session {
-    model: TextModel,
+    model: Decoder,
     caches: Vec<AttentionCache>,
     /// `[batch, 1]`.
     next: Option<Tensor<2, Int>>,
@@ -91,10 +54,10 @@ impl Session {
     /// # Errors
     ///
     /// [`AttentionError`] if the model's attention cannot be cached.
-    pub fn new(model: &TextModel, batch: usize) -> Result<Self, AttentionError> {
+    pub fn new(model: &Decoder, batch: usize) -> Result<Self, AttentionError> {
         Ok(Self {
             model: model.clone(),
-            caches: model.caches(batch)?,
+            caches: model.try_init_caches(batch)?,
             next: None,
         })
     }
@@ -103,14 +66,14 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Those of [`TextModel::forward_cached`].
+    /// Those of [`flash_dma_models::Decoder::try_read`].
     pub fn read(&mut self, prompt: &Prompt) -> Result<(), AttentionError> {
         let [_, len] = prompt.tokens.dims();
         for start in (0..len).step_by(prompt.chunk) {
             let count = prompt.chunk.min(len - start);
             let chunk = prompt.tokens.clone().narrow(1, start, count);
-            let logits = self.model.forward_cached(chunk, &mut self.caches)?;
-            self.next = Some(most_likely(logits));
+            let logits = self.model.try_read(chunk, 1, &mut self.caches)?;
+            self.next = Some(most_likely(logits.flatten(0, 1)));
         }
         Ok(())
     }
@@ -119,17 +82,18 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Those of [`TextModel::forward_cached`].
+    /// Those of [`flash_dma_models::Decoder::try_read`].
     pub fn logits(&mut self) -> Result<Tensor<2>, AttentionError> {
         let next = self.next.clone().expect("a prompt has been read");
-        self.model.forward_cached(next, &mut self.caches)
+        let logits = self.model.try_read(next, 1, &mut self.caches)?;
+        Ok(logits.flatten(0, 1))
     }
 
     /// Reads the next token, and returns the one that follows it.
     ///
     /// # Errors
     ///
-    /// Those of [`TextModel::forward_cached`].
+    /// Those of [`flash_dma_models::Decoder::try_read`].
     pub fn step(&mut self) -> Result<Tensor<2, Int>, AttentionError> {
         let next = most_likely(self.logits()?);
         self.next = Some(next.clone());

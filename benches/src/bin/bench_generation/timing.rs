@@ -1,19 +1,19 @@
 //! The ways in which a token is timed.
 
 use crate::Options;
-use crate::session::{Prompt, Session, Writer};
+use crate::session::{Prompt, Session, VOCABULARY};
 use burn::tensor::{Device, Int, Tensor, capture};
 use burn_flash_dma::product;
 use flash_dma_benches::launches::{Launches, Watch};
 use flash_dma_benches::shares::Launched;
 use flash_dma_benches::stats::Millis;
 use flash_dma_models::generate::Generator;
+use flash_dma_models::nn::Decoder;
 use serde::Serialize;
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
-use train_text::model::VOCABULARY;
 
 /// The sides of the matrices that keep a device busy.
 const BUSY_SIDE: usize = 8192;
@@ -59,7 +59,7 @@ impl Times {
     /// Times the tokens behind a session, which stays where it is.
     pub fn of(
         session: &Session,
-        writer: &Writer<'_>,
+        writer: &Decoder,
         prompt: &Prompt,
         options: &Options,
         device: &Device,
@@ -175,7 +175,7 @@ fn each(
 
 /// The time of each token that a generator hands out behind the warm-up, and those tokens.
 fn generated(
-    writer: &Writer<'_>,
+    writer: &Decoder,
     prompt: &Prompt,
     options: &Options,
     replay: bool,

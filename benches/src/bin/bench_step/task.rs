@@ -1,4 +1,4 @@
-//! What is trained: the model of `train-text`, or its attention layer alone.
+//! What is trained: the decoder, or its attention layer alone.
 
 use crate::Options;
 use burn::module::Module;
@@ -6,10 +6,10 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
 use std::error::Error;
 use train_text::data::{Corpus, Text};
 use train_text::loader::Batch;
-use train_text::model::{Activations, Backward, CastTo, TextModel, TextModelConfig};
 use train_text::rng::Rng;
 
 /// A module and what it is trained on.
@@ -26,7 +26,7 @@ pub trait Task {
 
 /// The language model on random bytes.
 pub struct ModelTask {
-    config: TextModelConfig,
+    config: DecoderConfig,
     text: Text,
     rng: Rng,
     batch: usize,
@@ -40,15 +40,8 @@ impl ModelTask {
     ///
     /// Only if the text is too short for a sequence, which it is not.
     pub fn new(options: &Options, device: &Device) -> Result<Self, Box<dyn Error>> {
-        let window = options.window.unwrap_or(options.seq);
-        let config = TextModelConfig::new(
-            options.d_model,
-            options.layers,
-            options.heads,
-            options.kv_heads,
-            options.seq,
-            window,
-        );
+        let layer = layer(options).with_keep_window(options.window.or(Some(options.seq)));
+        let config = DecoderConfig::new(layer, options.layers);
         let mut rng = Rng::new(0, 0);
         // Enough for many windows of training, and a tenth for validation, which nobody reads.
         let bytes = (0..32 * (options.seq + 1)).map(|_| rng.below(256) as u8);
@@ -73,18 +66,30 @@ impl ModelTask {
 }
 
 impl Task for ModelTask {
-    type Module = TextModel;
+    type Module = Decoder;
 
-    fn init(&self, device: &Device) -> TextModel {
+    fn init(&self, device: &Device) -> Decoder {
         self.config.init(device)
     }
 
-    fn forward<'a>(&mut self, model: &'a TextModel) -> (Tensor<1>, Backward<'a>) {
+    fn forward<'a>(&mut self, model: &'a Decoder) -> (Tensor<1>, Backward<'a>) {
         let start = |_| self.text.random_train_start(&mut self.rng);
         let starts: Vec<usize> = (0..self.batch).map(start).collect();
         let batch = Batch::new(&self.text, &starts, &self.device);
-        model.loss_and_backward(batch.inputs, batch.targets)
+        let loss = model.try_loss_and_backward(batch.inputs, batch.targets, None);
+        loss.expect("windows fit the model")
     }
+}
+
+/// The attention of the options, with DMA's own scores: said here, so that the rows stay those of one layer whatever the
+/// defaults become.
+fn layer(options: &Options) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(options.d_model, options.heads)
+        .with_n_kv_heads(Some(options.kv_heads))
+        .with_score_form(ScoreForm::Zoh)
+        .with_score_role(Some(ScoreRole::RankAndBias))
+        .with_keep_window(options.window)
+        .with_max_seq_len(Some(options.seq))
 }
 
 /// One attention layer on a random input, which gets a gradient as it does within a model.
@@ -105,15 +110,8 @@ impl LayerTask {
             let normal = Distribution::Normal(0.0, 1.0);
             Tensor::<3>::random(shape, normal, device).cast(dtype)
         };
-        let config = DynamicMaskAttentionConfig::new(options.d_model, options.heads)
-            .with_n_kv_heads(Some(options.kv_heads))
-            // DMA's own scores, said here, so that the rows stay those of one layer whatever the defaults become.
-            .with_score_form(ScoreForm::Zoh)
-            .with_score_role(Some(ScoreRole::RankAndBias))
-            .with_keep_window(options.window)
-            .with_max_seq_len(Some(options.seq));
         Self {
-            config,
+            config: layer(options),
             dtype,
             input: normal(),
             slope: normal(),
@@ -129,7 +127,7 @@ impl Task for LayerTask {
     }
 
     fn forward<'a>(&mut self, layer: &'a DynamicMaskAttention) -> (Tensor<1>, Backward<'a>) {
-        let copy = layer.clone().map(&mut CastTo(self.dtype));
+        let copy = cast(layer, self.dtype);
         let out = copy.forward(self.input.clone().autodiff().require_grad());
         // A mean keeps the loss of 16 bits finite.
         let loss = (out * self.slope.clone().autodiff()).mean();

@@ -3,13 +3,12 @@
 use super::config::{DogeConfig, RopeScaling};
 use super::error::ModelError;
 use crate::decoder::Decoder;
-use crate::nn::{DecoderBlock, Routing, Sequences, TokenInput, cast, expect, normalised};
-use burn::module::{Module, ModuleVisitor, Param};
+use crate::nn::{DecoderBlock, Routing, Stack, TokenInput, cast, expect};
+use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::{AttentionError, try_linear, try_product};
-use std::borrow::Cow;
 
 /// A causal language model of the Doge family: tokens in, logits of the next token out.
 ///
@@ -133,66 +132,19 @@ impl Doge {
     /// [`AttentionError`] if the sequences are longer than `max_position_embeddings`, or the lengths or the documents
     /// do not fit them.
     pub fn try_forward(&self, input: impl Into<TokenInput>) -> Result<Tensor<3>, AttentionError> {
-        let logits = self.logits(input.into(), |_, _, _| {})?;
+        let logits = self.stack().logits(input.into(), |_, _, _| Ok(()))?;
         Ok(logits.cast(FloatDType::F32))
     }
 
-    /// The logits in the type of the activations; `see` gets each block, what it reads, and the sequences.
-    pub(super) fn logits(
-        &self,
-        input: TokenInput,
-        mut see: impl FnMut(&DecoderBlock, &Tensor<3>, &Sequences),
-    ) -> Result<Tensor<3>, AttentionError> {
-        let TokenInput { tokens, sequences } = input;
-        let mut x = self.embed(tokens);
-        for block in &self.blocks {
-            let block = self.computing(block);
-            see(&block, &x, &sequences);
-            x = block.try_forward(x, &sequences)?;
+    /// The parts, as they compute.
+    pub(super) fn stack(&self) -> Stack<'_> {
+        Stack {
+            embedding: &self.embedding,
+            blocks: &self.blocks,
+            norm: &self.norm,
+            unembedding: self.unembedding.as_ref(),
+            dtype: self.dtype,
         }
-        self.unembed(x)
-    }
-
-    /// The vectors of tokens, in the type of the activations.
-    pub(super) fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        #[cfg(feature = "autodiff")]
-        return burn_flash_dma::train::embed(&self.embedding, tokens, self.dtype);
-        #[cfg(not(feature = "autodiff"))]
-        return self.embedding.forward(tokens).cast(self.dtype);
-    }
-
-    /// The logits of what the last block returns.
-    pub(super) fn unembed(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
-        let x = normalised(&self.computing(&self.norm), x)?;
-        match &self.unembedding {
-            Some(layer) => try_linear(layer, x),
-            None => try_product(x, self.embedding.weight.val().transpose()),
-        }
-    }
-
-    /// A part of the model as it computes.
-    pub(super) fn computing<'a, M: Module>(&self, part: &'a M) -> Cow<'a, M> {
-        let mut visitor = Of {
-            dtype: self.dtype.into(),
-            all: true,
-        };
-        part.visit(&mut visitor);
-        match visitor.all {
-            true => Cow::Borrowed(part),
-            false => Cow::Owned(cast(part, self.dtype)),
-        }
-    }
-}
-
-/// Whether all parameters are of one element type.
-struct Of {
-    dtype: DType,
-    all: bool,
-}
-
-impl ModuleVisitor for Of {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.all &= param.dtype() == self.dtype;
     }
 }
 
@@ -213,11 +165,7 @@ impl Decoder for Doge {
     }
 
     fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
-        let cache = |block| {
-            let block: Cow<DecoderBlock> = self.computing(block);
-            block.attention.try_init_cache(sequences)
-        };
-        self.blocks.iter().map(cache).collect()
+        self.stack().caches(sequences)
     }
 
     /// Up to the end of the rotary tables.
@@ -241,34 +189,6 @@ impl Decoder for Doge {
         rows: usize,
         caches: &mut [AttentionCache],
     ) -> Result<Tensor<3>, AttentionError> {
-        let [sequences, len] = tokens.dims();
-        assert_eq!(caches.len(), self.blocks.len(), "the number of caches");
-        within("the number of rows of logits", rows, len)?;
-        if let (Some(limit), Some(cache)) = (self.max_len(), caches.first()) {
-            let longest = cache.lengths().iter().copied().max().unwrap_or(0);
-            within(
-                "the number of tokens with rotary positions",
-                longest + len,
-                limit,
-            )?;
-        }
-        let mut x = self.embed(tokens);
-        for (block, cache) in self.blocks.iter().zip(caches) {
-            x = self.computing(block).try_forward_cached(x, cache)?;
-        }
-        if rows == 0 {
-            let shape = [sequences, 0, self.config.vocab_size];
-            return Ok(Tensor::zeros(shape, (&self.device(), DType::F32)));
-        }
-        let logits = self.unembed(x.narrow(1, len - rows, rows))?;
-        Ok(logits.cast(FloatDType::F32))
-    }
-}
-
-/// Refuses a size past a limit.
-fn within(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
-    match size <= limit {
-        true => Ok(()),
-        false => Err(AttentionError::TooLarge { what, size, limit }),
+        self.stack().read(tokens, rows, caches, self.max_len())
     }
 }

@@ -102,9 +102,7 @@ impl DecoderBlock {
         x: Tensor<3>,
         sequences: &Sequences,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normal = normalised(&self.attention_norm, x.clone())?;
-        let out = self.attention.try_forward(sequences.input(normal))?;
-        self.feed(scaled(&self.attention_residual, x) + out)
+        self.try_forward_with(x, |layer, x| layer.try_forward(sequences.input(x)))
     }
 
     /// As [`try_forward`](Self::try_forward), for gradient checkpointing: the selection is made once and used again in
@@ -124,9 +122,9 @@ impl DecoderBlock {
         sequences: &Sequences,
         selections: &mut Selections,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normal = normalised(&self.attention_norm, x.clone())?;
-        let out = selections.try_attend(&self.attention, sequences.input(normal))?;
-        self.feed(scaled(&self.attention_residual, x) + out)
+        self.try_forward_with(x, |layer, x| {
+            selections.try_attend(layer, sequences.input(x))
+        })
     }
 
     /// The block on new tokens of sequences whose earlier tokens are in the cache.
@@ -134,22 +132,33 @@ impl DecoderBlock {
     /// # Errors
     ///
     /// Those of [`DynamicMaskAttention::try_forward_cached`].
+    // ANCHOR: block
     pub fn try_forward_cached(
         &self,
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normal = normalised(&self.attention_norm, x.clone())?;
-        let out = self.attention.try_forward_cached(normal, cache)?;
-        self.feed(scaled(&self.attention_residual, x) + out)
+        self.try_forward_with(x, |layer, x| layer.try_forward_cached(x, cache))
     }
 
-    /// The block from the feed-forward network on.
-    fn feed(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+    /// The block with attention by `attend`, which gets the layer and its normalised input.
+    ///
+    /// # Errors
+    ///
+    /// Those of `attend`.
+    pub fn try_forward_with(
+        &self,
+        x: Tensor<3>,
+        attend: impl FnOnce(&DynamicMaskAttention, Tensor<3>) -> Result<Tensor<3>, AttentionError>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normal = normalised(&self.attention_norm, x.clone())?;
+        let out = attend(&self.attention, normal)?;
+        let x = scaled(&self.attention_residual, x) + out;
         let normal = normalised(&self.feed_forward_norm, x.clone())?;
         let out = self.feed_forward.try_forward(normal)?;
         Ok(scaled(&self.feed_forward_residual, x) + out)
     }
+    // ANCHOR_END: block
 }
 
 /// The residual stream beside a layer.

@@ -17,6 +17,8 @@ pub struct FeedForwardConfig {
     pub bias: bool,
     /// Routed experts beside the network. Default: none.
     pub experts: Option<ExpertsConfig>,
+    /// Initialiser of the three products. Default: that of the block's attention.
+    pub initializer: Option<Initializer>,
 }
 
 /// `down(silu(gate(x)) * up(x))`, and what routed experts add to it.
@@ -36,6 +38,7 @@ impl FeedForwardConfig {
     /// Makes the network for so many features per token.
     #[must_use]
     pub fn init(&self, d_model: usize, initializer: &Initializer, device: &Device) -> FeedForward {
+        let initializer = self.initializer.as_ref().unwrap_or(initializer);
         let linear = |from, to| {
             LinearConfig::new(from, to)
                 .with_bias(self.bias)

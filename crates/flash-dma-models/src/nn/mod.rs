@@ -1,18 +1,28 @@
-//! Decoder blocks and what they are made of.
+//! A decoder-only model, its blocks, and what they are made of.
 //!
-//! A [`DecoderBlock`] is attention and a feed-forward network, each with a norm before it and added to the residual
+//! A [`Decoder`] is a whole language model. A [`DecoderBlock`] is attention and a feed-forward network, each with a norm before it and added to the residual
 //! stream, which either passes as it is or is scaled by a learned vector. A [`FeedForward`] is a gated network, and may
 //! have routed [`Experts`] beside it. A [`TokenInput`] is what a whole model reads.
 
 mod block;
+mod decoder;
+#[cfg(feature = "autodiff")]
+mod decoder_loss;
 mod experts;
 mod feed_forward;
 mod input;
+#[cfg(feature = "autodiff")]
+mod loss;
+mod stack;
 
 pub use block::{DecoderBlock, DecoderBlockConfig, Residual};
+pub use decoder::{Activations, Decoder, DecoderConfig, last_keys};
+#[cfg(feature = "autodiff")]
+pub use decoder_loss::Backward;
 pub use experts::{Experts, ExpertsConfig, Routing};
 pub use feed_forward::{FeedForward, FeedForwardConfig};
 pub use input::{Sequences, TokenInput};
+pub(crate) use stack::Stack;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::RmsNorm;
@@ -29,7 +39,8 @@ pub(crate) fn normalised<const D: usize>(
 
 /// A part of a model with its parameters in an element type, within the autodiff graph: gradients arrive at the original
 /// parameters through the casts.
-pub(crate) fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
+#[must_use]
+pub fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
     part.clone().map(&mut Cast(dtype))
 }
 

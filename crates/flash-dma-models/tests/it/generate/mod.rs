@@ -6,6 +6,7 @@ mod batches;
 mod beams;
 mod book;
 mod chain;
+mod decoder;
 mod draws;
 mod model;
 mod refused;

@@ -1,0 +1,295 @@
+//! A decoder-only language model with dynamic-mask attention.
+
+use super::block::{DecoderBlock, DecoderBlockConfig};
+use super::expect;
+use super::feed_forward::FeedForwardConfig;
+use super::input::TokenInput;
+use super::stack::Stack;
+use burn::config::Config;
+use burn::module::{Initializer, Module};
+use burn::nn::{Embedding, EmbeddingConfig, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
+use burn_flash_dma::{AttentionError, Intervals, ScoreRole};
+use serde::{Deserialize, Serialize};
+
+/// What every norm adds to the mean square.
+const EPSILON: f64 = 1e-5;
+
+/// What is kept of the blocks for the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// All that it reads.
+    #[default]
+    Kept,
+    /// Their inputs and selections; the rest is computed a second time.
+    Recomputed,
+}
+
+/// Configuration of a [`Decoder`]: blocks whose attention chooses its keys, and among them, if asked for, local ones and
+/// dense ones. Layers are counted from 1.
+#[derive(Config, Debug)]
+pub struct DecoderConfig {
+    /// The layers that choose their keys: how they do, and all layers' sizes.
+    pub attention: DynamicMaskAttentionConfig,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Number of tokens in the vocabulary. Default: 256, those of a byte.
+    #[config(default = 256)]
+    pub vocabulary: usize,
+    /// Makes odd layers local: they keep so many last keys, and they alone have the rotary encoding of
+    /// [`attention`](Self::attention), so nothing in the other layers depends on the length. Default: none is local, and
+    /// all have it.
+    pub local_window: Option<usize>,
+    /// Numbers of layers that attend to all keys; local ones stay local. Default: none.
+    #[config(default = "Vec::new()")]
+    pub dense_layers: Vec<usize>,
+    /// Element type of the activations. The parameters and the optimiser's state stay f32.
+    #[config(default = "FloatDType::F32")]
+    pub dtype: FloatDType,
+    /// What is kept of the blocks for the backward pass.
+    #[config(default = "Activations::Kept")]
+    pub activations: Activations,
+}
+
+/// A decoder-only language model: tokens in, logits of the next token out.
+///
+/// ```text
+/// tokens [B, N] ── embedding ── block × layers ── RMSNorm ── · embeddingᵀ ── logits [B, N, V]
+///
+/// block:  x ── RMSNorm ── DynamicMaskAttention ── + ── RMSNorm ── SwiGLU ── linear ── + ── x'
+///         └───────────────────────────────────────┘ └───────────────────────────────┘
+/// ```
+///
+/// A query of a layer that chooses attends only to the keys that the layer's learned scores rank highest among those
+/// before it. They need not be near: the window is a budget, not a distance.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+/// use flash_dma_models::nn::DecoderConfig;
+///
+/// let device = Device::flex();
+/// let attention = DynamicMaskAttentionConfig::new(32, 4)
+///     .with_keep_window(Some(8))
+///     .with_max_seq_len(Some(64));
+/// // The first layer sees the last 4 keys, the second one keeps any 8.
+/// let model = DecoderConfig::new(attention, 2).with_local_window(Some(4)).init(&device);
+/// let bytes = Tensor::<1, Int>::arange(0..20, &device).reshape([1, 20]);
+/// assert_eq!(model.forward(bytes).dims(), [1, 20, 256]);
+/// # }
+/// ```
+///
+/// It [generates](crate::generate) once it is made [for generation](Self::for_generation).
+#[derive(Module, Debug)]
+pub struct Decoder {
+    /// `[vocabulary, d_model]`; read backwards it makes the logits.
+    pub embedding: Embedding,
+    /// The blocks, the first one first.
+    pub blocks: Vec<DecoderBlock>,
+    /// Before the logits.
+    pub norm: RmsNorm,
+    #[module(skip)]
+    pub(super) config: DecoderConfig,
+}
+
+impl DecoderConfig {
+    /// A model with random parameters on a device.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> Decoder {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskAttentionConfig::try_init`].
+    pub fn try_init(&self, device: &Device) -> Result<Decoder, AttentionError> {
+        let d_model = self.attention.d_model;
+        // Small enough that the first logits are nearly uniform: the norm before them has unit mean square, so a
+        // logit's deviation is that of the embedding times the root of d_model.
+        let initializer = Initializer::Normal {
+            mean: 0.0,
+            std: 0.5 / (d_model as f64).sqrt(),
+        };
+        let blocks = (1..=self.layers).map(|number| self.block(number).try_init(device));
+        Ok(Decoder {
+            embedding: EmbeddingConfig::new(self.vocabulary, d_model)
+                .with_initializer(initializer)
+                .init(device),
+            blocks: blocks.collect::<Result<_, _>>()?,
+            norm: RmsNormConfig::new(d_model)
+                .with_epsilon(EPSILON)
+                .init(device),
+            config: self.clone(),
+        })
+    }
+
+    /// The block of a number.
+    #[must_use]
+    pub fn block(&self, number: usize) -> DecoderBlockConfig {
+        // SwiGLU has three matrices where a plain network has two: 8/3 of the width instead of 4 keeps the parameters
+        // equal. A multiple of 32 suits the matrix units.
+        let hidden = (self.attention.d_model * 8 / 3).next_multiple_of(32);
+        let feed_forward = FeedForwardConfig::new(hidden)
+            .with_initializer(Some(LinearConfig::new(1, 1).initializer));
+        DecoderBlockConfig::new(self.layer(number), feed_forward).with_norm_epsilon(EPSILON)
+    }
+
+    /// The attention of the block of a number.
+    fn layer(&self, number: usize) -> DynamicMaskAttentionConfig {
+        let (layer, index) = match self.local_window {
+            Some(window) if number % 2 == 1 => return last_keys(&self.attention, Some(window)),
+            Some(_) => (
+                self.attention.clone().with_max_seq_len(None),
+                number / 2 - 1,
+            ),
+            None => (self.attention.clone(), number - 1),
+        };
+        if self.dense_layers.contains(&number) {
+            return last_keys(&layer, None);
+        }
+        // Tokens that one layer deals to one head are dealt to several by the next.
+        let dealt = (layer.round_robin)
+            .map(|dealt| RoundRobin::new(dealt.run << index.min(14), dealt.penalty));
+        layer.with_round_robin(dealt)
+    }
+}
+
+/// A layer with the parameters of another one with linear scores that keeps the last `window` keys, or all: its scores
+/// have nothing to rank, and do not learn.
+#[must_use]
+pub fn last_keys(
+    layer: &DynamicMaskAttentionConfig,
+    window: Option<usize>,
+) -> DynamicMaskAttentionConfig {
+    (layer.clone())
+        .with_score_form(ScoreForm::Linear)
+        .with_score_role(Some(ScoreRole::Rank))
+        .with_keep_window(window)
+        .with_recent(window)
+        .with_sinks(None)
+        .with_recency_slope(None)
+        .with_round_robin(None)
+        .with_token_gradient_scale(None)
+        .with_runners_up(Some(0))
+        .with_leave_one_out(None)
+        .with_rank_softmax(None)
+}
+
+impl Decoder {
+    pub(super) fn stack(&self) -> Stack<'_> {
+        Stack {
+            embedding: &self.embedding,
+            blocks: &self.blocks,
+            norm: &self.norm,
+            unembedding: None,
+            dtype: self.config.dtype,
+        }
+    }
+
+    /// What the model was made by.
+    #[must_use]
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The logits of the token that follows each token, `[batch, len, vocabulary]` in f32.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(&self, input: impl Into<TokenInput>) -> Tensor<3> {
+        expect(self.try_forward(input))
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sequences are longer than the rotary tables, or the lengths or the documents do not fit
+    /// them.
+    pub fn try_forward(&self, input: impl Into<TokenInput>) -> Result<Tensor<3>, AttentionError> {
+        let logits = self.stack().logits(input.into(), |_, _, _| Ok(()))?;
+        Ok(logits.cast(FloatDType::F32))
+    }
+
+    /// What each layer selects, and the scores `[batch, kv_heads, len]` that it ranks the keys by; `None` of a layer
+    /// that attends to all keys.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn try_selections(
+        &self,
+        input: impl Into<TokenInput>,
+    ) -> Result<Vec<Option<(Intervals, Tensor<3>)>>, AttentionError> {
+        let mut seen = Vec::with_capacity(self.blocks.len());
+        self.stack().logits(input.into(), |block, x, sequences| {
+            let (layer, norm) = (&block.attention, &block.attention_norm);
+            seen.push(match layer.options().keep_window {
+                None => None,
+                Some(_) => {
+                    let input = sequences.input(norm.forward(x.clone()));
+                    let intervals = layer.try_selection(input.clone())?;
+                    Some((intervals, layer.try_scores(input)?))
+                }
+            });
+            Ok(())
+        })?;
+        Ok(seen)
+    }
+
+    /// The model as it generates: without autodiff, its parameters in the type of the activations, to which they are
+    /// otherwise cast at every call.
+    #[must_use]
+    pub fn for_generation(&self) -> Self {
+        super::cast(&self.valid(), self.config.dtype)
+    }
+}
+
+impl crate::Decoder for Decoder {
+    fn vocabulary(&self) -> usize {
+        self.config.vocabulary
+    }
+
+    fn device(&self) -> Device {
+        self.embedding.weight.val().device()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        self.stack().caches(sequences)
+    }
+
+    /// Up to the end of the rotary tables.
+    fn replays_up_to(&self) -> usize {
+        self.config.attention.max_seq_len.unwrap_or(0)
+    }
+
+    /// # Errors
+    ///
+    /// [`AttentionError::TooLarge`] if there are more `rows` than tokens, or those of
+    /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached), for
+    /// example if the parameters are tracked by autodiff.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many caches as blocks.
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        self.stack().read(tokens, rows, caches, None)
+    }
+}

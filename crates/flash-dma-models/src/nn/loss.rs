@@ -1,0 +1,114 @@
+//! Losses of whole models, and what their layers select.
+
+use super::input::TokenInput;
+use super::stack::Stack;
+#[cfg(feature = "train")]
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+#[cfg(feature = "train")]
+use burn_flash_dma::train::SelectionInput;
+use burn_flash_dma::train::token_losses;
+use burn_flash_dma::{AttentionError, TensorName};
+
+impl Stack<'_> {
+    /// The mean cross-entropy, `[1]`, of tokens but padding.
+    pub fn loss(
+        self,
+        input: TokenInput,
+        targets: Tensor<2, Int>,
+    ) -> Result<Tensor<1>, AttentionError> {
+        let lengths = lengths(&input);
+        Ok(mean(self.token_losses(input, targets)?, lengths))
+    }
+
+    /// The cross-entropy of each token, `[batch, len]`.
+    pub fn token_losses(
+        self,
+        input: TokenInput,
+        targets: Tensor<2, Int>,
+    ) -> Result<Tensor<2>, AttentionError> {
+        check_targets(&input, &targets)?;
+        let logits = self.logits(input, |_, _, _| Ok(()))?;
+        Ok(losses(logits, targets))
+    }
+
+    // ANCHOR: selections
+    /// The loss, and what every layer selects.
+    #[cfg(feature = "train")]
+    pub fn loss_and_selections(
+        self,
+        input: TokenInput,
+        targets: Tensor<2, Int>,
+    ) -> Result<(Tensor<1>, SelectionInput), AttentionError> {
+        let lengths = lengths(&input);
+        check_targets(&input, &targets)?;
+        let mut selections = SelectionInput::new();
+        let logits = self.logits(input, |block, x, sequences| {
+            let x = block.attention_norm.forward(x.clone().detach());
+            let layer = std::mem::take(&mut selections);
+            selections = layer.layer(&block.attention, sequences.input(x));
+            Ok(())
+        })?;
+        Ok((mean(losses(logits, targets), lengths), selections))
+    }
+
+    /// The gradients of all scores' parameters.
+    #[cfg(feature = "train")]
+    pub fn score_gradients(self, gradients: &GradientsParams) -> SelectionInput {
+        let layers = self.blocks.iter().map(|block| &block.attention);
+        layers.fold(SelectionInput::new(), |input, layer| {
+            input.gradients_in(layer.scorer(), gradients)
+        })
+    }
+    // ANCHOR_END: selections
+}
+
+/// The number of tokens of each sequence that are no padding, if there may be padding.
+pub(super) fn lengths(input: &TokenInput) -> Option<Vec<usize>> {
+    input.sequences.given_lengths().map(<[usize]>::to_vec)
+}
+
+/// Refuses targets that are not those of the tokens.
+pub(super) fn check_targets(
+    input: &TokenInput,
+    targets: &Tensor<2, Int>,
+) -> Result<(), AttentionError> {
+    let (expected, actual) = (input.tokens.dims(), targets.dims());
+    match (0..2).find(|&axis| expected[axis] != actual[axis]) {
+        None => Ok(()),
+        Some(axis) => Err(AttentionError::Shape {
+            tensor: TensorName::Targets,
+            axis,
+            expected: expected[axis],
+            actual: actual[axis],
+        }),
+    }
+}
+
+/// The cross-entropy of each token, `[batch, len]`.
+pub(super) fn losses(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
+    let shape = targets.dims();
+    if shape.contains(&0) {
+        // Burn's `flatten` of no tokens has another shape.
+        return logits.cast(DType::F32).sum_dim(2).reshape(shape);
+    }
+    token_losses(logits.flatten(0, 1), targets.flatten(0, 1)).reshape(shape)
+}
+
+/// The mean over all tokens but padding; 0 if there are none.
+pub(super) fn mean(losses: Tensor<2>, lengths: Option<Vec<usize>>) -> Tensor<1> {
+    let [batch, len] = losses.dims();
+    if batch * len == 0 {
+        return losses.sum();
+    }
+    let Some(lengths) = lengths else {
+        return losses.mean();
+    };
+    let padding = lengths
+        .iter()
+        .flat_map(|&length| (0..len).map(move |place| place >= length));
+    let padding = TensorData::new(padding.collect::<Vec<bool>>(), [batch, len]);
+    let padding = Tensor::<2, Bool>::from_data(padding, &losses.device());
+    let count: usize = lengths.iter().sum();
+    losses.mask_fill(padding, 0.0).sum() / count.max(1) as f64
+}

@@ -1,0 +1,133 @@
+//! What whole models share: an embedding, blocks, a norm, and logits.
+
+use super::block::DecoderBlock;
+use super::input::{Sequences, TokenInput};
+use super::{cast, normalised};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Embedding, Linear, RmsNorm};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::{AttentionError, try_linear, try_product};
+use std::borrow::Cow;
+
+/// The parts of a model, as it computes with them.
+#[derive(Clone, Copy)]
+pub(crate) struct Stack<'a> {
+    pub embedding: &'a Embedding,
+    pub blocks: &'a [DecoderBlock],
+    pub norm: &'a RmsNorm,
+    /// Without it the embedding, read backwards, makes the logits.
+    pub unembedding: Option<&'a Linear>,
+    /// The type of the activations.
+    pub dtype: FloatDType,
+}
+
+impl Stack<'_> {
+    /// The logits in the type of the activations; `see` gets each block, what it reads, and the sequences.
+    pub fn logits(
+        self,
+        input: TokenInput,
+        mut see: impl FnMut(&DecoderBlock, &Tensor<3>, &Sequences) -> Result<(), AttentionError>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let TokenInput { tokens, sequences } = input;
+        let mut x = self.embed(tokens);
+        for block in self.blocks {
+            let block = self.computing(block);
+            see(&block, &x, &sequences)?;
+            x = block.try_forward(x, &sequences)?;
+        }
+        self.unembed(x)
+    }
+
+    /// The vectors of tokens, in the type of the activations.
+    pub fn embed(self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        #[cfg(feature = "autodiff")]
+        return burn_flash_dma::train::embed(self.embedding, tokens, self.dtype);
+        #[cfg(not(feature = "autodiff"))]
+        return self.embedding.forward(tokens).cast(self.dtype);
+    }
+
+    /// The logits of what the last block returns.
+    pub fn unembed(self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+        let x = normalised(&self.computing(self.norm), x)?;
+        match self.unembedding {
+            Some(layer) => try_linear(layer, x),
+            None => try_product(x, self.embedding.weight.val().transpose()),
+        }
+    }
+
+    /// A part of the model as it computes: with parameters in the type of the activations. Gradients arrive at the
+    /// originals through the cast; an update of a 16-bit parameter would mostly be rounded away.
+    pub fn computing<'a, M: Module>(self, part: &'a M) -> Cow<'a, M> {
+        let mut visitor = Of {
+            dtype: self.dtype.into(),
+            all: true,
+        };
+        part.visit(&mut visitor);
+        match visitor.all {
+            true => Cow::Borrowed(part),
+            false => Cow::Owned(cast(part, self.dtype)),
+        }
+    }
+
+    /// An empty cache per block.
+    pub fn caches(self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        let cache = |block| {
+            let block: Cow<DecoderBlock> = self.computing(block);
+            block.attention.try_init_cache(sequences)
+        };
+        self.blocks.iter().map(cache).collect()
+    }
+
+    /// [`Decoder::try_read`](crate::Decoder::try_read) of a model whose longest sequence is `limit`.
+    pub fn read(
+        self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+        limit: Option<usize>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [sequences, len] = tokens.dims();
+        assert_eq!(caches.len(), self.blocks.len(), "the number of caches");
+        within("the number of rows of logits", rows, len)?;
+        if let (Some(limit), Some(cache)) = (limit, caches.first()) {
+            let longest = cache.lengths().iter().copied().max().unwrap_or(0);
+            let what = "the number of tokens with rotary positions";
+            within(what, longest + len, limit)?;
+        }
+        let mut x = self.embed(tokens);
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = self.computing(block).try_forward_cached(x, cache)?;
+        }
+        if rows == 0 {
+            let vocabulary = match self.unembedding {
+                Some(layer) => layer.weight.dims()[1],
+                None => self.embedding.weight.dims()[0],
+            };
+            let shape = [sequences, 0, vocabulary];
+            return Ok(Tensor::zeros(shape, (&x.device(), DType::F32)));
+        }
+        let logits = self.unembed(x.narrow(1, len - rows, rows))?;
+        Ok(logits.cast(FloatDType::F32))
+    }
+}
+
+/// Whether all parameters are of one element type.
+struct Of {
+    dtype: DType,
+    all: bool,
+}
+
+impl ModuleVisitor for Of {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.all &= param.dtype() == self.dtype;
+    }
+}
+
+/// Refuses a size past a limit.
+fn within(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
+    match size <= limit {
+        true => Ok(()),
+        false => Err(AttentionError::TooLarge { what, size, limit }),
+    }
+}
