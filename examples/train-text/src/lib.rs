@@ -1,6 +1,6 @@
 //! The parts of the example program `train-text`: text ([`data`]) for a byte-level transformer, its training by
 //! burn-train ([`mod@train`]), and what goes on with a text from a trained model ([`generate`]). The example `endless`
-//! uses them, too. [`model`] is that of the program `language`.
+//! uses them, too.
 
 pub mod checkpoints;
 pub mod cli;
@@ -8,19 +8,12 @@ pub mod curves;
 pub mod data;
 pub mod device;
 pub mod error;
-pub mod factor;
 mod font;
 pub mod generate;
 pub mod loader;
-pub mod model;
-pub mod narrowing;
 pub mod plot;
 mod progress;
 pub mod report;
 pub mod rng;
-pub mod rows;
 pub mod sample;
-pub mod seeds;
-pub mod stages;
 pub mod train;
-pub mod turns;

@@ -29,7 +29,10 @@ const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
     }
 }
 
-const PARTS: [Part; 9] = [
+/// The part that is a workspace of its own.
+const LAB: &str = "lab";
+
+const PARTS: [Part; 8] = [
     part("tests", "flash-dma-tests", true),
     part("models", "flash-dma-models", true),
     part("bench", "flash-dma-benches", false),
@@ -37,8 +40,7 @@ const PARTS: [Part; 9] = [
     part("raw-kernels", "raw-kernels", false),
     part("train-text", "train-text", true),
     part("endless", "endless", true),
-    part("recall", "recall", true),
-    part("language", "language", true),
+    part(LAB, LAB, true),
 ];
 
 /// The features an archive is built with, and its name.
@@ -209,28 +211,37 @@ pub fn run(options: &[String]) -> Result {
 const TESTS: [(&str, &str, &str); 2] = [("tests", "main", "tests"), ("models", "it", "models")];
 
 /// Builds the binaries and the integration tests; returns their names in the archive and paths. One call of cargo has one
-/// set of features, so Burn is compiled once.
+/// set of features, so Burn is compiled once, and again for the lab's.
 fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
-    let features: Vec<String> = (request.parts.iter())
-        .flat_map(|part| {
-            let features = request.flavour.features(part).iter();
-            features.map(|feature| format!("{}/{feature}", part.package))
-        })
-        .collect();
-    let mut build = cargo(["build", "--profile", "gpu", "--bins"]);
-    build.args(tests().flat_map(|(_, target, _)| ["--test", target]));
-    build.args([
-        "--no-default-features",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
-    build.args(["--features", &features.join(",")]);
-    build.args((request.parts.iter()).flat_map(|part| ["--package", part.package]));
-    build.args(&request.cargo);
+    let (lab, library): (Vec<&Part>, Vec<&Part>) =
+        (request.parts.iter().copied()).partition(|part| part.name == LAB);
     println!("gpu-pack: building {} packages", request.parts.len());
-
-    let messages = read(&mut build)?;
+    let targets: Vec<&str> = tests().flat_map(|(_, target, _)| ["--test", target]).collect();
+    let place = ["--manifest-path", "lab/Cargo.toml", "--target-dir", "target"];
+    let mut messages = String::new();
+    for (parts, options) in [(library, &targets[..]), (lab, &place)] {
+        if parts.is_empty() {
+            continue;
+        }
+        let features: Vec<String> = (parts.iter())
+            .flat_map(|part| {
+                let features = request.flavour.features(part).iter();
+                features.map(|feature| format!("{}/{feature}", part.package))
+            })
+            .collect();
+        let mut build = cargo(["build", "--profile", "gpu", "--bins"]);
+        build.args(options);
+        build.args([
+            "--no-default-features",
+            "--message-format",
+            "json-render-diagnostics",
+        ]);
+        build.args(["--features", &features.join(",")]);
+        build.args(parts.iter().flat_map(|part| ["--package", part.package]));
+        build.args(&request.cargo);
+        messages += &read(&mut build)?;
+    }
     let mut binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
     // They work on the repository and the rendered book, which are not packed.
     for name in ["bench-report", "playground"] {

@@ -1,0 +1,187 @@
+//! Runs in processes of their own: each has its own device, and threads of one process share what hands work to a GPU.
+//!
+//! The program that was called starts copies of itself with the same options and `--worker`. It alone knows which runs are
+//! left, and it alone writes rows; so nothing is claimed or locked between processes, and a run whose process dies has no
+//! row, as if it was not begun. A copy gets one [`Order`] per line of its input and answers each with an [`Answer`], one line
+//! of its output; its other lines are passed through. It ends where its input does.
+
+use crate::Result;
+use crate::cli::Options;
+use crate::settings::{Settings, Task};
+use crate::text::corpus::Corpus;
+use crate::train::{Outcome, Point, run};
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// What begins the line of an answer, and no line of progress.
+const ANSWER: &str = "answer: ";
+
+/// A run to make.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// Its number, which its lines of progress begin with.
+    pub number: usize,
+    /// The run.
+    pub run: Settings,
+}
+
+/// What came of an order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Answer {
+    /// The outcome, and Burn's name of the device and the threads.
+    Done(Box<Outcome>, String),
+    /// It failed, and with it the process.
+    Failed(String),
+}
+
+/// A process that makes runs.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Starts a copy of this program with its options.
+    pub fn copy() -> Result<Self> {
+        let program = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
+        let mut command = Command::new(program);
+        command.args(std::env::args_os().skip(1)).arg("--worker");
+        Self::start(command)
+    }
+
+    fn start(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| format!("a process: {e}"))?;
+        let lines = BufReader::new(child.stdout.take().expect("it is piped"));
+        Ok(Self { child, lines })
+    }
+
+    /// The outcome of a run and the machine's name. What the process prints until then goes through `pass`.
+    pub fn run(&mut self, order: &Order, pass: impl Fn(&str)) -> Result<(Outcome, String)> {
+        let line = serde_json::to_string(order).expect("an order's keys are strings");
+        let input = self.child.stdin.as_mut().expect("it is piped");
+        // A process that has ended before may have said why.
+        let _ = writeln!(input, "{line}");
+        let failed = |e| format!("a process: {e}");
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            if (self.lines.read_until(b'\n', &mut line)).map_err(failed)? == 0 {
+                let status = self.child.wait().map_err(failed)?;
+                return Err(format!("the process of run {} ended: {status}", order.number).into());
+            }
+            let line = String::from_utf8_lossy(&line);
+            let Some(answer) = line.strip_prefix(ANSWER) else {
+                pass(line.trim_end());
+                continue;
+            };
+            let answer: Result<Answer, _> = serde_json::from_str(answer);
+            return match answer.map_err(|e| format!("the answer of a process: {e}"))? {
+                Answer::Done(outcome, machine) => Ok((*outcome, machine)),
+                Answer::Failed(why) => Err(why.into()),
+            };
+        }
+    }
+}
+
+/// The process has nothing left to read, so it ends.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Makes the runs of a task that the input orders, until one fails. The device is opened, and a corpus read, when there is
+/// a run to make. `show` gets every point of a curve.
+pub fn serve(task: Task, options: &Options, show: impl Fn(usize, &Point)) -> Result<()> {
+    let mut means = None;
+    for line in std::io::stdin().lines() {
+        let line = line.map_err(|e| format!("an order: {e}"))?;
+        let order: Order = serde_json::from_str(&line).map_err(|e| format!("an order: {e}"))?;
+        let answer = answer(task, options, &mut means, &order, &show);
+        let answer = answer.unwrap_or_else(|why| Answer::Failed(why.to_string()));
+        let line = serde_json::to_string(&answer).expect("an answer's keys are strings");
+        println!("{ANSWER}{line}");
+        if let Answer::Failed(_) = answer {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The corpus of a task that has one.
+pub fn corpus(task: Task, options: &Options) -> Result<Option<Corpus>> {
+    match task {
+        Task::Recall => Ok(None),
+        Task::Text | Task::Needles => Corpus::read(&options.data).map(Some),
+    }
+}
+
+fn answer(
+    task: Task,
+    options: &Options,
+    means: &mut Option<(Device, Option<Corpus>)>,
+    order: &Order,
+    show: impl Fn(usize, &Point),
+) -> Result<Answer> {
+    let (device, corpus) = match means {
+        Some(means) => means,
+        None => {
+            let device = options.device.open(options.dtype(task))?;
+            means.insert((device, corpus(task, options)?))
+        }
+    };
+    let (folder, number) = (options.checkpoints.as_deref(), order.number);
+    let see = |point: &Point| show(number, point);
+    let outcome = run(&order.run, corpus.as_ref(), device, folder, see);
+    let outcome = outcome.map_err(|error| format!("run {number}: {error}"))?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = format!("{device:?}, {threads} threads");
+    Ok(Answer::Done(Box::new(outcome), machine))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::arm::Arm;
+    use crate::settings::Size;
+    use std::cell::RefCell;
+
+    /// What a shell script in the place of the program leads to, and the lines that are passed through.
+    fn script(script: &str) -> (String, Vec<String>) {
+        let order = Order {
+            number: 7,
+            run: Settings::of(Task::Recall, Arm::Ours, Size::Smallest),
+        };
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let mut worker = Worker::start(command).expect("a shell");
+        let lines = RefCell::new(Vec::new());
+        let end = worker.run(&order, |line| lines.borrow_mut().push(line.to_owned()));
+        let error = end.expect_err("it makes no run");
+        (error.to_string(), lines.into_inner())
+    }
+
+    #[test]
+    fn a_process_that_dies_is_an_error_and_what_it_said_is_passed_through() {
+        let (error, lines) = script("read order; echo \"$order\" | cut -c 1-11; echo two; exit 3");
+        assert_eq!(lines, ["{\"number\":7", "two"]);
+        assert!(error.starts_with("the process of run 7 ended: "), "{error}");
+        assert!(error.ends_with('3'), "{error}");
+        let (error, _) = script("kill -9 $$");
+        assert!(error.contains("signal"));
+    }
+
+    #[test]
+    fn a_run_that_fails_says_why() {
+        let (error, lines) = script("read order; echo 'answer: {\"Failed\":\"run 7: no device\"}'");
+        assert_eq!(error, "run 7: no device");
+        assert!(lines.is_empty(), "{lines:?}");
+        let (error, _) = script("echo 'answer: {}'");
+        assert!(error.starts_with("the answer of a process: "));
+    }
+}

@@ -1,0 +1,249 @@
+//! The task: pairs of a key and a value among fillers, and later questions that name a key and ask for its value.
+//!
+//! All pairs are asked, each once. A token is a number: keys come first, then values, then fillers, so a model can tell
+//! by its kind whether a token matters; which of the pairs a question asks for nobody can know before it comes.
+
+use crate::rng::Rng;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// One pair per so many tokens.
+const TOKENS_PER_PAIR: usize = 16;
+
+/// Where the pairs stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// Among fillers in the first two thirds of a text; questions among fillers in the last third.
+    #[default]
+    Scattered,
+    /// Zoology's: all pairs before everything else, questions anywhere behind them. Keeping the first keys is enough,
+    /// so this layout does not show that anything has been learned. (The places of the questions are uniform here;
+    /// Zoology draws them from a power law.)
+    PairsFirst,
+}
+
+/// The sizes of the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pairs {
+    /// Tokens per text.
+    pub tokens: usize,
+    /// Pairs per text, and questions.
+    pub pairs: usize,
+    /// Different keys, and as many values.
+    pub kinds: usize,
+    /// Where the pairs stand.
+    pub layout: Layout,
+}
+
+/// A text on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// The tokens.
+    pub tokens: Vec<usize>,
+    /// In the order of the questions.
+    pub questions: Vec<Question>,
+}
+
+/// A question and the fact that answers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The position that asks.
+    pub at: usize,
+    /// The position of the value that is asked for; its key is one position before.
+    pub fact: usize,
+    /// The number of the value, below [`Pairs::kinds`].
+    pub answer: usize,
+}
+
+/// Texts of a batch.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The same on the host.
+    pub texts: Vec<Text>,
+    /// `[batch, tokens]`.
+    pub tokens: Tensor<2, Int>,
+    /// The rows of the questions among the `batch * tokens` of all tokens, `[batch * pairs]`.
+    pub rows: Tensor<1, Int>,
+    /// The values asked for, `[batch * pairs]`, below [`Pairs::kinds`].
+    pub answers: Tensor<1, Int>,
+}
+
+impl Pairs {
+    /// The task at a length: one pair per 16 tokens, and four times as many different keys, which is enough to make
+    /// guessing useless, but at most 128 as long as that is twice the pairs. A small vocabulary is learned in few steps.
+    pub fn new(tokens: usize, layout: Layout) -> Self {
+        let pairs = tokens / TOKENS_PER_PAIR;
+        Self {
+            tokens,
+            pairs,
+            kinds: (4 * pairs).min(128.max(2 * pairs)),
+            layout,
+        }
+    }
+
+    /// Texts that are so many times shorter, with as many kinds of tokens.
+    pub fn shortened(self, divisor: usize) -> Self {
+        Self {
+            tokens: self.tokens / divisor,
+            pairs: self.pairs / divisor,
+            ..self
+        }
+    }
+
+    /// Different tokens: keys, values, and twice as many fillers as keys.
+    pub fn vocabulary(&self) -> usize {
+        4 * self.kinds
+    }
+
+    /// Draws a text.
+    pub fn draw(&self, random: &mut Rng) -> Text {
+        let Self {
+            tokens,
+            pairs,
+            kinds,
+            ..
+        } = *self;
+        let mut text: Vec<usize> = (0..tokens)
+            .map(|_| 2 * kinds + random.below(2 * kinds))
+            .collect();
+        let (places, begin) = match self.layout {
+            Layout::Scattered => {
+                let told = 2 * tokens / 3;
+                (distinct(pairs, told / 2, random), told)
+            }
+            Layout::PairsFirst => ((0..pairs).collect(), 2 * pairs),
+        };
+        let asked = distinct(pairs, tokens - begin, random);
+        let mut questions = Vec::with_capacity(pairs);
+        let keys = distinct(pairs, kinds, random);
+        for ((place, asked), key) in places.into_iter().zip(asked).zip(keys) {
+            let answer = random.below(kinds);
+            let (fact, at) = (2 * place + 1, begin + asked);
+            text[fact - 1] = key;
+            text[fact] = kinds + answer;
+            text[at] = key;
+            questions.push(Question { at, fact, answer });
+        }
+        questions.sort_unstable_by_key(|question| question.at);
+        Text {
+            tokens: text,
+            questions,
+        }
+    }
+
+    /// The batch number `index` of a seed, the same on every device and for every model.
+    pub fn batch(&self, size: usize, seed: u64, index: usize, device: &Device) -> Batch {
+        let mut random = Rng::new(seed, index as u64);
+        let texts: Vec<Text> = (0..size).map(|_| self.draw(&mut random)).collect();
+        let all = |number: fn(usize, &Question, usize) -> usize| {
+            let questions = texts.iter().enumerate().flat_map(|(text, drawn)| {
+                (drawn.questions.iter()).map(move |question| number(text, question, self.tokens))
+            });
+            ints(questions, [size * self.pairs], device)
+        };
+        Batch {
+            tokens: ints(
+                texts.iter().flat_map(|text| text.tokens.iter().copied()),
+                [size, self.tokens],
+                device,
+            ),
+            rows: all(|text, question, tokens| text * tokens + question.at),
+            answers: all(|_, question, _| question.answer),
+            texts,
+        }
+    }
+}
+
+/// An i32 tensor of these numbers.
+pub fn ints<const D: usize>(
+    numbers: impl Iterator<Item = usize>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D, Int> {
+    let numbers: Vec<i32> = numbers.map(|number| number as i32).collect();
+    Tensor::from_data(TensorData::new(numbers, shape), (device, DType::I32))
+}
+
+/// `count` different numbers below `bound`, in random order.
+fn distinct(count: usize, bound: usize, random: &mut Rng) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..bound).collect();
+    for i in 0..count {
+        let j = i + random.below(bound - i);
+        all.swap(i, j);
+    }
+    all.truncate(count);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUTS: [Layout; 2] = [Layout::Scattered, Layout::PairsFirst];
+
+    #[test]
+    fn every_pair_is_asked_once_and_the_answer_stands_behind_its_key() {
+        for (layout, tokens) in LAYOUTS.into_iter().flat_map(|l| [(l, 64), (l, 4096)]) {
+            let task = Pairs::new(tokens, layout);
+            let kinds = task.kinds;
+            let text = task.draw(&mut Rng::new(1, 2));
+            assert_eq!(text.questions.len(), task.pairs);
+            let mut keys = vec![0; kinds];
+            text.tokens
+                .iter()
+                .filter(|&&token| token < kinds)
+                .for_each(|&key| keys[key] += 1);
+            assert_eq!(keys.iter().filter(|&&n| n == 2).count(), task.pairs);
+            assert_eq!(keys.iter().sum::<usize>(), 2 * task.pairs);
+            for question in &text.questions {
+                assert!(question.fact < question.at);
+                assert_eq!(text.tokens[question.fact - 1], text.tokens[question.at]);
+                assert_eq!(text.tokens[question.fact], kinds + question.answer);
+            }
+            assert!(text.tokens.iter().all(|&token| token < task.vocabulary()));
+        }
+    }
+
+    #[test]
+    fn a_short_text_has_the_tokens_of_a_long_one() {
+        let long = Pairs::new(4096, Layout::Scattered);
+        let short = long.shortened(64);
+        assert_eq!((short.tokens, short.pairs), (64, 4));
+        assert_eq!(short.vocabulary(), long.vocabulary());
+        assert_eq!(long.shortened(1), long);
+    }
+
+    #[test]
+    fn scattered_pairs_leave_the_last_third_to_the_questions() {
+        let task = Pairs::new(96, Layout::Scattered);
+        for index in 0..20 {
+            let text = task.draw(&mut Rng::new(3, index));
+            assert!(text.questions.iter().all(|q| q.fact < 64 && q.at >= 64));
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn a_batch_is_its_seed_and_number_alone() {
+        let task = Pairs::new(64, Layout::Scattered);
+        let draw = |seed, index| task.batch(3, seed, index, &Device::flex()).texts;
+        assert_eq!(draw(5, 1), draw(5, 1));
+        assert_ne!(draw(5, 1), draw(5, 2));
+        assert_ne!(draw(5, 1), draw(6, 1));
+    }
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn rows_are_those_of_the_questions() {
+        let task = Pairs::new(64, Layout::PairsFirst);
+        let batch = task.batch(2, 0, 0, &Device::flex());
+        let tokens: Vec<i32> = batch.tokens.into_data().iter().collect();
+        let rows: Vec<i32> = batch.rows.into_data().iter().collect();
+        let questions = (batch.texts.iter()).flat_map(|t| t.questions.iter().map(move |q| (t, q)));
+        for (row, (text, question)) in rows.into_iter().zip(questions) {
+            assert_eq!(tokens[row as usize], text.tokens[question.at] as i32);
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! What decides the outcome of a run.
+
+use crate::Result;
+use crate::arm::{Arm, Scores};
+use crate::device::{DeviceName, DtypeName, name};
+use crate::narrowing::Narrowing;
+use crate::options::{self, is_factor};
+use crate::recall::task::{Layout, Pairs};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, RoundRobin};
+use burn_flash_dma::{LeaveOneOut, RankSoftmax, ScoreRole};
+use clap::{Args, ValueEnum};
+use flash_dma_models::Curriculum;
+use flash_dma_models::nn::{DecoderConfig, last_keys};
+use serde::{Deserialize, Serialize};
+
+/// The fewest keys of a window.
+const LEAST_WINDOW: usize = 4;
+
+/// The most validation windows: each of them is a number in the row.
+const MOST_WINDOWS: usize = 256;
+
+/// What a model is trained on and asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// Pairs of a key and a value among fillers: answers to questions that name a key.
+    Recall,
+    /// Running text: the loss, by the position in the context.
+    Text,
+    /// Running text with facts in it: answers to questions about them.
+    Needles,
+}
+
+/// Everything that decides the outcome of a run: a row with equal settings need not be made again. An arm has `None` of
+/// what it has no use for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The task.
+    pub task: Task,
+    /// Device.
+    pub device: DeviceName,
+    /// Element type of the activations; parameters stay f32.
+    pub dtype: DtypeName,
+    /// What chooses the keys.
+    pub arm: Arm,
+    /// Tokens, or bytes, of a training text.
+    pub tokens: usize,
+    /// Keys per query and kv head, at every length; `None` is all of them.
+    pub window: Option<usize>,
+    /// How the layers choose their keys.
+    #[serde(flatten)]
+    pub choice: Choice,
+    /// Keys of a query in odd layers, which are local and alone have the rotary encoding; `None` if none is.
+    pub local_window: Option<usize>,
+    /// The model's sizes.
+    #[serde(flatten)]
+    pub sizes: Sizes,
+    /// The most training steps. The learning rate falls to 0 over them.
+    pub steps: usize,
+    /// Texts per step.
+    pub batch: usize,
+    /// Peak learning rate.
+    pub rate: f64,
+    /// Seed of the parameters and of the texts.
+    pub seed: u64,
+    /// Not of recall: the corpus, by its fingerprint.
+    pub corpus: String,
+    /// Of text: the most validation windows. Of needles: texts per length, kind and depth.
+    pub texts: usize,
+    /// Of needles: the weight of the loss of an answer's byte, where that of any other byte is 1.
+    pub answer_weight: f64,
+}
+
+/// How the layers choose their keys, and what eases that in training: options of the program, and fields of a row, where
+/// an arm has none of what it has no use for.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+pub struct Choice {
+    /// The last keys that are kept whatever their scores, counted in the window, in arms that keep some
+    /// [default: a quarter of it].
+    #[arg(long)]
+    pub recent: Option<usize>,
+    /// What the position of a token adds to its score, per token, in arms whose scores only rank: a key whose score is
+    /// higher by 1 is kept as long as if it came so many tokens later as 1 divided by this.
+    #[arg(long)]
+    pub recency_slope: Option<f64>,
+    /// Deals the tokens of a text to the key/value heads in turn, so many at a time in the first layer and twice as many
+    /// in each behind it; a head ranks others by the penalty lower, all below its own without one. In arms whose scores
+    /// only rank.
+    #[arg(long, value_name = "RUN[:PENALTY]", value_parser = options::round_robin)]
+    pub round_robin: Option<RoundRobin>,
+    /// Factor on what tokens learn through their scores, beside what they learn from the loss, in arms that have
+    /// runners-up [default: 1].
+    #[arg(long)]
+    pub token_gradient_scale: Option<f64>,
+    /// Lets the scores of kept keys learn what the outputs would lose without them, with this weight besides each, in
+    /// arms whose scores learn by rank alone [without a number: 0.05].
+    #[arg(long, value_name = "BESIDES", num_args = 0..=1, default_missing_value = "0.05", value_parser = options::leave_one_out)]
+    pub leave_one_out: Option<LeaveOneOut>,
+    /// Charges what scores of a head gain to all of them, in the shares of a softmax of so many times the scores, in arms
+    /// whose scores learn by rank alone [without a number: 0, so that each pays by its time].
+    #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "0", value_parser = options::rank_softmax)]
+    pub rank_softmax: Option<RankSoftmax>,
+    /// The keys ranked next whose scores learn, in arms that have some [default: a quarter of the window].
+    #[arg(long)]
+    pub runners_up: Option<usize>,
+    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so
+    /// on; behind `gradual:` a little narrower with every step.
+    #[arg(long, default_value = "0")]
+    pub narrowing: Narrowing,
+    /// The share of the steps that have shorter texts, and as many tokens: 64 at first, then twice as many, and so on, in
+    /// which arms that prune keep the same share of the keys. Not of needles.
+    #[arg(long, default_value = "0")]
+    pub lengthening: Curriculum,
+    /// Gives every other step a window of half of the text, in arms that prune: what the model has learned with it stays
+    /// learned while the keys are few.
+    #[arg(long)]
+    pub every_other_wide: bool,
+    /// Gives every layer a learned logit per head that has no key: what no key answers can attend to nothing.
+    #[arg(long)]
+    pub sink: bool,
+    /// Of text and needles: numbers of layers, counted from 1, that attend to all keys in the arms that prune.
+    #[arg(long, value_delimiter = ',')]
+    pub dense_layers: Vec<usize>,
+    /// Of text: evaluates arms whose scores learn by rank with windows of so many keys as well, at the training length.
+    #[arg(long, value_name = "KEYS", value_delimiter = ',')]
+    pub other_windows: Vec<usize>,
+    /// Of recall: where the pairs stand.
+    #[arg(long, value_enum, default_value = "scattered")]
+    pub layout: Layout,
+}
+
+/// What a training step trains with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// How many times shorter its texts are.
+    pub divisor: usize,
+    /// Keys per query and kv head.
+    pub window: Option<usize>,
+    /// Texts.
+    pub batch: usize,
+}
+
+/// Sizes of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// Key/value heads of a layer.
+    pub kv_heads: usize,
+}
+
+/// A size of everything that goes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// CI's: of recall seconds per row in an optimised build, a minute in a debug build.
+    Smallest,
+    /// For a processor: minutes per row, of needles a quarter of an hour.
+    Small,
+    /// For the table, on a GPU.
+    Table,
+}
+
+impl Task {
+    /// The longest texts to evaluate with, in training lengths.
+    pub fn longest(self) -> usize {
+        match self {
+            Self::Recall => 1,
+            Self::Text => 4,
+            Self::Needles => 8,
+        }
+    }
+
+    /// What the program trains [`Arm::Dense`] with if it is told the task and the size alone.
+    pub fn settings(self, size: Size) -> Settings {
+        // Scores of recall are linear in so many features: with 32 or 64 they kept far fewer facts.
+        let (tokens, [width, layers, heads]) = match (self, size) {
+            (Self::Recall, Size::Smallest) => (64, [128, 1, 4]),
+            (Self::Recall, Size::Small) => (128, [128, 2, 4]),
+            (Self::Recall, Size::Table) => (256, [128, 2, 4]),
+            (Self::Text, Size::Table) => (8192, [512, 8, 8]),
+            (Self::Text, _) => (128, [64, 2, 4]),
+            (Self::Needles, Size::Table) => (2048, [256, 4, 4]),
+            (Self::Needles, _) => (256, [128, 4, 4]),
+        };
+        let (steps, batch, rate, texts) = match (self, size) {
+            (Self::Recall, Size::Smallest) => (300, 16, 1e-3, 1),
+            (Self::Recall, Size::Small) => (1000, 16, 1e-3, 1),
+            (Self::Recall, Size::Table) => (4000, 32, 1e-3, 1),
+            (Self::Text, Size::Table) => (4000, 4, 6e-4, 256),
+            (Self::Text, _) => (150, 8, 3e-3, 16),
+            (Self::Needles, Size::Table) => (3000, 16, 1e-3, 32),
+            (Self::Needles, _) => (2000, 16, 2e-3, 16),
+        };
+        Settings {
+            task: self,
+            device: DeviceName::Flex,
+            dtype: DtypeName::F32,
+            arm: Arm::Dense,
+            tokens,
+            window: None,
+            choice: Choice::default(),
+            local_window: match (self, size) {
+                (Self::Needles, Size::Table) => Some(256),
+                (Self::Needles, _) => Some(32),
+                _ => None,
+            },
+            sizes: Sizes {
+                width,
+                layers,
+                heads,
+                kv_heads: 2,
+            },
+            steps,
+            batch,
+            rate,
+            seed: 0,
+            corpus: String::new(),
+            texts,
+            answer_weight: match self {
+                Self::Needles => 10.0,
+                _ => 1.0,
+            },
+        }
+    }
+}
+
+impl Settings {
+    /// An arm of a task that keeps one key in eight if it prunes, and is as the program has it by default otherwise.
+    pub fn of(task: Task, arm: Arm, size: Size) -> Self {
+        let settings = task.settings(size);
+        Self {
+            arm,
+            window: arm.is_pruned().then_some(settings.tokens / 8),
+            ..settings
+        }
+    }
+
+    /// The task of recall.
+    pub fn recall(&self) -> Pairs {
+        Pairs::new(self.tokens, self.choice.layout)
+    }
+
+    /// The window that narrows, at a training step counted from 0: what the model is evaluated with.
+    pub fn window_at(&self, step: usize) -> Option<usize> {
+        let narrowed = |window| {
+            self.choice
+                .narrowing
+                .window(window, self.tokens, step, self.steps)
+        };
+        self.window.map(narrowed)
+    }
+
+    /// What a training step, counted from 0, trains with.
+    pub fn step(&self, step: usize) -> Step {
+        let divisor = self
+            .choice
+            .lengthening
+            .divisor(self.tokens, step, self.steps);
+        let window = self.window_at(step).map(|window| {
+            let window = match self.choice.every_other_wide && step % 2 == 1 {
+                true => window.max(self.tokens / 2),
+                false => window,
+            };
+            (window / divisor).max(2 * self.recent()).min(window)
+        });
+        Step {
+            divisor,
+            window,
+            batch: self.batch * divisor,
+        }
+    }
+
+    /// Whether a step, counted from 0, trains with shorter texts or a wider window than the last one.
+    pub fn is_easier(&self, step: usize) -> bool {
+        self.window_at(step) != self.window || self.step(step).divisor > 1
+    }
+
+    /// The last keys that are kept whatever their scores.
+    fn recent(&self) -> usize {
+        let of = |window| self.choice.recent.unwrap_or(self.arm.recent(window));
+        self.window.map_or(0, of)
+    }
+
+    /// The blocks, and of text and needles the whole model.
+    pub fn decoder(&self) -> DecoderConfig {
+        let (arm, window) = (self.arm, self.window);
+        let role = match arm.scores() {
+            Scores::RankAndBias | Scores::RankAndBounded => ScoreRole::RankAndBias,
+            _ => ScoreRole::Rank,
+        };
+        let layer = DynamicMaskAttentionConfig::new(self.sizes.width, self.sizes.heads)
+            .with_n_kv_heads(Some(self.sizes.kv_heads))
+            .with_max_seq_len(Some(self.task.longest() * self.tokens))
+            .with_score_form(arm.score_form())
+            .with_score_role(Some(role))
+            .with_keep_window(window)
+            .with_recent(window.map(|_| self.recent()))
+            .with_recency_slope(self.choice.recency_slope)
+            .with_runners_up(
+                self.choice
+                    .runners_up
+                    .or(arm.runners_up(window.unwrap_or(0))),
+            )
+            .with_round_robin(self.choice.round_robin)
+            .with_token_gradient_scale(self.choice.token_gradient_scale)
+            .with_leave_one_out(self.choice.leave_one_out)
+            .with_rank_softmax(self.choice.rank_softmax)
+            .with_learnable_sink(Some(self.choice.sink));
+        let layer = match (arm, self.task) {
+            (Arm::Sliding, Task::Text | Task::Needles) => last_keys(&layer, window),
+            _ => layer,
+        };
+        DecoderConfig::new(layer, self.sizes.layers)
+            .with_local_window(self.local_window)
+            .with_dense_layers(self.choice.dense_layers.clone())
+            .with_dtype(self.dtype.burn())
+    }
+
+    /// Refuses what cannot be trained, beside what the layers refuse, in a line that names the option.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |line: String| Err(line.into());
+        let Sizes {
+            layers,
+            heads,
+            kv_heads,
+            ..
+        } = self.sizes;
+        let tokens = self.tokens;
+        let least = match self.task {
+            Task::Recall => 16,
+            Task::Text => 64,
+            Task::Needles => 256,
+        };
+        if tokens < least {
+            return refuse(format!("--tokens {tokens}: at least {least}"));
+        }
+        if self.task != Task::Recall && !self.arm.is_of_a_layer() {
+            return refuse(format!("--arms {} is of recall alone", name(self.arm)));
+        }
+        if self.task == Task::Recall
+            && (self.local_window.is_some() || !self.choice.dense_layers.is_empty())
+        {
+            return refuse("--local-window and --dense-layers are not of recall".into());
+        }
+        if self.task == Task::Needles && !self.choice.lengthening.is_none() {
+            return refuse("--lengthening: a short text has no room for needles".into());
+        }
+        if let Some(window) = self.window {
+            if window < LEAST_WINDOW {
+                return refuse(format!(
+                    "--shares of {tokens} tokens is a window of {window}: at least {LEAST_WINDOW} are needed"
+                ));
+            }
+            if self.recent() > window {
+                return refuse(format!(
+                    "--recent {}: the window has {window}",
+                    self.recent()
+                ));
+            }
+        }
+        let least = self.choice.recent.unwrap_or_default().max(LEAST_WINDOW);
+        if let Some(window) = self
+            .choice
+            .other_windows
+            .iter()
+            .find(|&&window| window < least)
+        {
+            return refuse(format!(
+                "--other-windows {window}: at least {least} are needed"
+            ));
+        }
+        for (option, given) in [
+            ("recency-slope", self.choice.recency_slope),
+            ("token-gradient-scale", self.choice.token_gradient_scale),
+        ] {
+            if let Some(given) = given.filter(|&given| !is_factor(given)) {
+                return refuse(format!("--{option} {given}: at least 0, and finite in f32"));
+            }
+        }
+        if [self.steps, self.batch, self.texts, layers, heads, kv_heads].contains(&0) {
+            let options = "--steps, --batch, --texts, --layers, --heads and --kv-heads";
+            return refuse(format!("{options} must be at least 1"));
+        }
+        if self.task == Task::Text && self.texts > MOST_WINDOWS {
+            return refuse(format!("--texts {}: at most {MOST_WINDOWS}", self.texts));
+        }
+        if let Some(number) = (self.choice.dense_layers.iter()).find(|n| !(1..=layers).contains(n))
+        {
+            return refuse(format!(
+                "--dense-layers {number}: the {layers} layers count from 1"
+            ));
+        }
+        for (option, value) in [("rates", self.rate), ("answer-weight", self.answer_weight)] {
+            if !(value > 0.0 && value.is_finite()) {
+                return refuse(format!("--{option} {value} must be above 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// One line.
+    pub fn title(&self) -> String {
+        let window = self
+            .window
+            .map_or("all keys".into(), |w| format!("{w} keys"));
+        let (arm, tokens) = (name(self.arm), self.tokens);
+        format!(
+            "{arm}, {tokens} tokens, {window}, rate {}, seed {}",
+            self.rate, self.seed
+        )
+    }
+}

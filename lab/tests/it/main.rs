@@ -1,0 +1,7 @@
+//! The program as a person meets it, and what its arms share.
+#![cfg(feature = "flex")]
+
+mod book;
+mod cli;
+mod learns;
+mod models;
