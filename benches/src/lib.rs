@@ -8,6 +8,8 @@ pub mod buffers;
 pub mod check;
 #[cfg(feature = "cube")]
 pub mod decoding;
+#[cfg(feature = "step")]
+pub mod device;
 #[cfg(feature = "cube")]
 pub mod gradients;
 pub mod kernel_kinds;

@@ -282,11 +282,13 @@ impl Adaptor<TokenCount> for Output {
     }
 }
 
+// ANCHOR: selections
 impl Adaptor<SelectionInput> for Output {
     fn adapt(&self) -> SelectionInput {
         self.selections.clone()
     }
 }
+// ANCHOR_END: selections
 
 impl TrainStep for Student {
     type Input = Batch;
@@ -308,6 +310,7 @@ impl TrainStep for Student {
     }
 }
 
+// ANCHOR: selections
 impl InferenceStep for Student {
     type Input = Batch;
     type Output = Output;
@@ -325,6 +328,7 @@ impl InferenceStep for Student {
         }
     }
 }
+// ANCHOR_END: selections
 
 // ANCHOR: optimiser
 /// AdamW. Matrices decay, those of adapters too, towards the model that was read; norms, residual vectors, biases and

@@ -35,6 +35,7 @@ use burn::tensor::Device;
 use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 use clap::Parser;
+use flash_dma_benches::device::{DeviceName, DtypeName};
 use flash_dma_benches::launches::{Launches, Watch};
 use flash_dma_models::nn::DecoderConfig;
 use row::{Counts, Row};
@@ -43,7 +44,6 @@ use session::{Prompt, Session};
 use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
-use train_text::device::{DeviceName, DtypeName};
 
 /// Times the tokens of one configuration, and prints a row of JSON.
 #[derive(Clone, Debug, Parser, Serialize)]

@@ -6,7 +6,7 @@ use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use flash_dma_models::Decoder as _;
 use flash_dma_models::nn::Decoder;
-use train_text::rng::Rng;
+use flash_dma_reference::Rng;
 
 /// The tokens of the model: bytes.
 pub const VOCABULARY: usize = 256;
@@ -23,9 +23,9 @@ pub struct Prompt {
 impl Prompt {
     /// The prompt of the options.
     pub fn new(options: &Options, device: &Device) -> Self {
-        let mut rng = Rng::new(0, 0);
+        let mut rng = Rng::new(7);
         let count = options.batch * options.prompt;
-        let bytes: Vec<i32> = (0..count).map(|_| rng.below(VOCABULARY) as i32).collect();
+        let bytes: Vec<i32> = (0..count).map(|_| (rng.next_u64() >> 56) as i32).collect();
         let rows = bytes.chunks(options.prompt);
         let rows = rows.map(|row| row.iter().map(|&byte| byte as u32).collect());
         let rows = rows.collect();

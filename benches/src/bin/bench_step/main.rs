@@ -1,4 +1,4 @@
-//! A training step as a Burn user waits for it: the model of the example `train-text`, or one attention layer of it,
+//! A training step as a Burn user waits for it: the decoder of `flash-dma-models`, or one attention layer of it,
 //! forward, backward, clipping and AdamW. `benches/train_peer.py` times the same model in PyTorch and prints the same
 //! row.
 //!
@@ -10,10 +10,11 @@ mod row;
 mod task;
 
 use burn::module::Module;
-use burn::optim::ModuleOptimizer;
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::train::clip_gradients;
 use clap::{Parser, ValueEnum};
+use flash_dma_benches::device::{DeviceName, DtypeName};
 use flash_dma_benches::launches::{Launches, Watch};
 use flash_dma_benches::shares::Launched;
 use flash_dma_benches::stats::Millis;
@@ -25,8 +26,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 use task::{LayerTask, ModelTask, Task};
-use train_text::device::{DeviceName, DtypeName};
-use train_text::train::{MAX_NORM, optimiser};
 
 /// Times training steps of one configuration, and prints a row of JSON.
 #[derive(Clone, Debug, Parser, Serialize)]
@@ -100,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = options.device.open(options.dtype)?;
     device.seed(0);
     let row = match options.what {
-        What::Model => measure(ModelTask::new(&options, &device)?, &options, &device)?,
+        What::Model => measure(ModelTask::new(&options, &device), &options, &device)?,
         What::Layer => measure(LayerTask::new(&options, &device), &options, &device)?,
     };
     let line = serde_json::to_string(&row)?;
@@ -124,6 +123,18 @@ struct Training<T: Task> {
 }
 
 const LEARNING_RATE: f64 = 3e-4;
+
+/// The gradients of all parameters together are clipped to this norm.
+const MAX_NORM: f64 = 1.0;
+
+/// AdamW, for gradients that are clipped.
+fn optimiser() -> ModuleOptimizer {
+    AdamWConfig::new()
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8)
+        .with_weight_decay(0.01)
+        .init()
+}
 
 impl<T: Task> Training<T> {
     /// A step and its loss; `after` is called after the forward pass, the backward pass and the update.

@@ -3,14 +3,11 @@
 use crate::Options;
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
-use std::error::Error;
-use train_text::data::{Corpus, Text};
-use train_text::loader::Batch;
-use train_text::rng::Rng;
+use flash_dma_reference::Rng;
 
 /// A module and what it is trained on.
 pub trait Task {
@@ -27,41 +24,27 @@ pub trait Task {
 /// The language model on random bytes.
 pub struct ModelTask {
     config: DecoderConfig,
-    text: Text,
     rng: Rng,
-    batch: usize,
+    shape: [usize; 2],
     device: Device,
 }
 
 impl ModelTask {
     /// The model of the options.
-    ///
-    /// # Errors
-    ///
-    /// Only if the text is too short for a sequence, which it is not.
-    pub fn new(options: &Options, device: &Device) -> Result<Self, Box<dyn Error>> {
+    pub fn new(options: &Options, device: &Device) -> Self {
         let layer = layer(options).with_keep_window(options.window.or(Some(options.seq)));
         let config = DecoderConfig::new(layer, options.layers);
-        let mut rng = Rng::new(0, 0);
-        // Enough for many windows of training, and a tenth for validation, which nobody reads.
-        let bytes = (0..32 * (options.seq + 1)).map(|_| rng.below(256) as u8);
-        let corpus = Corpus {
-            source: "random bytes".into(),
-            files: 1,
-            bytes: bytes.collect(),
-        };
-        Ok(Self {
+        Self {
             config: config.with_dtype(options.dtype.burn()).with_activations(
                 match options.checkpoint {
                     true => Activations::Recomputed,
                     false => Activations::Kept,
                 },
             ),
-            text: Text::split(corpus, options.seq)?,
-            rng,
-            batch: options.batch,
+            rng: Rng::new(7),
+            shape: [options.batch, options.seq],
             device: device.clone(),
-        })
+        }
     }
 }
 
@@ -73,10 +56,13 @@ impl Task for ModelTask {
     }
 
     fn forward<'a>(&mut self, model: &'a Decoder) -> (Tensor<1>, Backward<'a>) {
-        let start = |_| self.text.random_train_start(&mut self.rng);
-        let starts: Vec<usize> = (0..self.batch).map(start).collect();
-        let batch = Batch::new(&self.text, &starts, &self.device);
-        let loss = model.try_loss_and_backward(batch.inputs, batch.targets, None);
+        // Random bytes: what follows one is not known.
+        let mut tokens = || -> Tensor<2, Int> {
+            let bytes =
+                (0..self.shape.iter().product()).map(|_| (self.rng.next_u64() >> 56) as i32);
+            Tensor::from_data(TensorData::new(bytes.collect(), self.shape), &self.device)
+        };
+        let loss = model.try_loss_and_backward(tokens(), tokens(), None);
         loss.expect("windows fit the model")
     }
 }

@@ -3,3 +3,4 @@
 mod data;
 mod doge;
 mod generate;
+mod training;

@@ -217,8 +217,15 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let (lab, library): (Vec<&Part>, Vec<&Part>) =
         (request.parts.iter().copied()).partition(|part| part.name == LAB);
     println!("gpu-pack: building {} packages", request.parts.len());
-    let targets: Vec<&str> = tests().flat_map(|(_, target, _)| ["--test", target]).collect();
-    let place = ["--manifest-path", "lab/Cargo.toml", "--target-dir", "target"];
+    let targets: Vec<&str> = tests()
+        .flat_map(|(_, target, _)| ["--test", target])
+        .collect();
+    let place = [
+        "--manifest-path",
+        "lab/Cargo.toml",
+        "--target-dir",
+        "target",
+    ];
     let mut messages = String::new();
     for (parts, options) in [(library, &targets[..]), (lab, &place)] {
         if parts.is_empty() {

@@ -1,5 +1,5 @@
 //! What checkpointing saves: the most memory of a step, counted by the allocator, which Flex takes its tensors from.
-#![cfg(feature = "flex")]
+#![cfg(all(feature = "flex", feature = "autodiff"))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
