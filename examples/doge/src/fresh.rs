@@ -1,48 +1,48 @@
-//! A small Doge with random parameters and a tokenizer of bytes: a folder to try the programs on, where there is none.
+//! `doge fresh`: a folder to try the others on, where there is none.
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
-use burn::tensor::Device;
+use clap::Parser;
 use flash_dma_models::doge::{DogeConfig, RopeScaling};
 use serde_json::{Map, Value, json};
 
-use crate::error::Error;
-use crate::folder::TOKENIZER;
+use crate::{Error, Place, at};
 
 /// The token before every text; those below are the bytes.
 const BEGIN: (&str, u32) = ("<|begin_of_text|>", 256);
 
-/// The token behind every document.
+/// The token behind every document, the last of the vocabulary.
 const END: (&str, u32) = ("<|end_of_text|>", 257);
 
-/// The tokens of the vocabulary.
-const TOKENS: usize = 258;
+/// Writes a small model with random parameters and a tokenizer of bytes.
+#[derive(Debug, Parser)]
+pub struct Cli {
+    /// Folder for the model.
+    dir: PathBuf,
+    /// Seed of the parameters.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    place: Place,
+}
 
-/// A model of 64 features and two blocks, whose queries keep 32 keys.
-pub fn config() -> DogeConfig {
+/// Writes a model of 64 features and two blocks, whose queries keep 32 keys.
+pub fn run(cli: &Cli) -> Result<(), Error> {
     let other = json!({"bos_token_id": BEGIN.1, "eos_token_id": END.1});
-    DogeConfig::new(64, 2, 4)
+    let config = DogeConfig::new(64, 2, 4)
         .with_kv_heads(Some(2))
-        .with_vocab_size(TOKENS)
+        .with_vocab_size(END.1 as usize + 1)
         .with_keep_window_size(32)
         .with_max_position_embeddings(512)
         .with_rope_scaling(RopeScaling::Dynamic(4.0))
         .with_tie_word_embeddings(true)
-        .with_other(other.as_object().cloned().unwrap_or_default())
-}
-
-/// Writes a model of this configuration, random by `seed`, and the tokenizer into `dir`, which is made if it is not
-/// there.
-///
-/// # Errors
-///
-/// [`Error`] if the configuration is refused or a file cannot be written.
-pub fn write(dir: &Path, config: &DogeConfig, seed: u64, device: &Device) -> Result<(), Error> {
-    device.seed(seed);
-    config.try_init(device)?.save_safetensors(dir)?;
-    let path = dir.join(TOKENIZER);
-    fs::write(&path, format!("{:#}\n", tokenizer())).map_err(Error::io(path))
+        .with_other(other.as_object().cloned().unwrap_or_default());
+    let (device, _) = cli.place.open()?;
+    device.seed(cli.seed);
+    config.try_init(&device)?.save_safetensors(&cli.dir)?;
+    let path = cli.dir.join("tokenizer.json");
+    fs::write(&path, format!("{:#}\n", tokenizer())).map_err(at(&path))
 }
 
 /// A `tokenizer.json` whose tokens are bytes, and one each for the beginning and the end.
@@ -90,18 +90,5 @@ fn letter(byte: u8) -> char {
             let before = (0..byte).filter(|&other| !seen(other)).count() as u32;
             char::from_u32(256 + before).expect("the letters from 256 to 323 exist")
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn every_byte_has_a_letter_of_its_own() {
-        let letters: HashSet<char> = (0..=u8::MAX).map(letter).collect();
-        assert_eq!(letters.len(), 256);
-        assert_eq!([letter(b'a'), letter(b' '), letter(b'\n')], ['a', 'Ġ', 'Ċ']);
     }
 }

@@ -1,136 +1,77 @@
-//! The command line of `doge`, and what it asks for.
+//! `doge write`: texts on the terminal.
 
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use burn::tensor::FloatDType;
-use clap::{ArgGroup, Parser};
-use flash_dma_models::data::TextStream;
+use clap::Parser;
+use flash_dma_models::data::{DataError, TextStream};
 use flash_dma_models::generate::{Beams, Ended, Generator};
 
-use doge::error::Error;
-use doge::folder::Folder;
-use doge::options::{Drafter, Drafting, Place, Sampling};
-use doge::{fresh, loss};
+use crate::{Drafting, Error, Folder, Place, Sampling};
 
-/// Writes what follows prompts with a Doge in Hugging Face's files.
+/// Writes what follows prompts.
 ///
-/// --weights is a folder with config.json, model.safetensors (or its shards and their index) and tokenizer.json, as it is
-/// downloaded from the Hub. A single text is shown token by token; of several, each line when it is whole, after the
-/// number of its prompt. Times and how a text ended go to the standard error.
-#[derive(Debug, Clone, Parser)]
-#[command(version)]
-#[command(group(ArgGroup::new("task").required(true).multiple(true).args(["prompt", "check_loss", "fresh"])))]
+/// A single text is shown token by token; of several, each line when it is whole, after the number of its prompt. Times
+/// and how a text ended go to the standard error.
+#[derive(Debug, Parser)]
 pub struct Cli {
     /// Folder of the model.
-    #[arg(long, value_name = "DIR", required_unless_present = "fresh")]
-    pub weights: Option<PathBuf>,
+    #[arg(long, value_name = "DIR")]
+    weights: PathBuf,
     /// Text to go on from; give it several times for several texts at once.
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: Vec<String>,
+    #[arg(long, value_name = "TEXT", required = true)]
+    prompt: Vec<String>,
     /// The most new tokens of each text.
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
-    pub max_new: usize,
+    max_new: usize,
     /// Text that ends a text, beside the model's own end: a sequence of tokens, as the tokenizer reads it alone.
     #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
+    stop: Vec<String>,
     /// Tokens of a prompt that are read at once.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub chunk: usize,
+    chunk: usize,
     /// Follow so many texts at a time and show the most likely one; draws nothing.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["draft", "lookup"])]
-    pub beams: Option<usize>,
+    beams: Option<usize>,
     #[command(flatten)]
-    pub sampling: Sampling,
+    sampling: Sampling,
     #[command(flatten)]
-    pub drafting: Drafting,
+    drafting: Drafting,
     #[command(flatten)]
-    pub place: Place,
-    /// Compare the loss of a sentence about Paris with that of Doge-20M in `transformers`, or with LOSS; in f32. The exit
-    /// code is 1 if they differ.
-    #[arg(long, value_name = "LOSS", num_args = 0..=1, default_missing_value = "2.779")]
-    pub check_loss: Option<f32>,
-    /// Write a small model with random parameters and a tokenizer of bytes into this folder, to try the programs on.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["weights", "prompt", "check_loss"])]
-    pub fresh: Option<PathBuf>,
+    place: Place,
 }
 
-/// How a run ended.
-pub enum Outcome {
-    /// With what was asked for.
-    Done,
-    /// The loss is not the expected one.
-    Disagrees,
-}
-
-/// Does what is asked for.
-///
-/// # Errors
-///
-/// [`Error`] if the options, the device or the folder cannot be used.
-pub fn run(cli: &Cli) -> Result<Outcome, Error> {
+/// Writes what follows each prompt, as it comes.
+pub fn run(cli: &Cli) -> Result<(), Error> {
     let (device, dtype) = cli.place.open()?;
-    let Some(dir) = &cli.weights else {
-        let dir = cli.fresh.as_ref().expect("one of the two is given");
-        fresh::write(dir, &fresh::config(), cli.sampling.seed, &device)?;
-        return Ok(Outcome::Done);
-    };
-    if let Some(expected) = cli.check_loss {
-        let folder = Folder::read(dir, FloatDType::F32, &device)?;
-        let loss = loss::of_sentence(&folder)?;
-        let agrees = loss::agrees(loss, expected);
-        let verdict = if agrees { "agrees" } else { "does not agree" };
-        println!("loss {loss:.4}, expected {expected}: {verdict}");
-        if !agrees {
-            return Ok(Outcome::Disagrees);
-        }
-    }
-    if cli.prompt.is_empty() {
-        return Ok(Outcome::Done);
-    }
-    let folder = Folder::read(dir, dtype, &device)?;
+    let folder = Folder::read(&cli.weights, dtype, &device)?;
     let drafter = cli.drafting.open(dtype, &device)?;
-    match cli.beams {
-        Some(beams) => search(cli, &folder, &Beams::new(beams))?,
-        None => write(cli, &folder, &drafter)?,
-    }
-    Ok(Outcome::Done)
-}
-
-/// The generator and the prompts of a command line.
-fn generator<'f>(
-    cli: &Cli,
-    folder: &'f Folder,
-) -> Result<(Generator<'f, flash_dma_models::doge::Doge>, Vec<Vec<u32>>), Error> {
     // ANCHOR: generator
     let stops: Result<Vec<_>, _> = (cli.stop.iter())
         .map(|text| folder.vocabulary.encode(text))
         .collect();
     let generator = Generator::new(&folder.model)
-        .with_sampler(cli.sampling.sampler())
+        .with_sampler(cli.sampling.sampler()?)
         .with_max_new(cli.max_new)
         .with_stop(&folder.stops)
         .with_stop_sequences(&stops?)
         .with_chunk(cli.chunk);
     let prompts: Result<Vec<_>, _> = cli.prompt.iter().map(|text| folder.prompt(text)).collect();
     // ANCHOR_END: generator
-    Ok((generator, prompts?))
-}
-
-/// Writes what follows each prompt, as it comes.
-fn write(cli: &Cli, folder: &Folder, drafter: &Drafter) -> Result<(), Error> {
-    let (generator, prompts) = generator(cli, folder)?;
+    let prompts = prompts?;
     let begun = Instant::now();
     // ANCHOR: stream
     let mut shown: Vec<Shown> = (0..prompts.len())
-        .map(|index| Shown::new(folder, (prompts.len() > 1).then_some(index)))
+        .map(|index| Shown::new(&folder, (prompts.len() > 1).then_some(index)))
         .collect();
+    if let Some(beams) = cli.beams {
+        return search(&generator, &prompts, &Beams::new(beams), &mut shown);
+    }
     let mut failed = None;
     let (texts, report) = drafter.generate(&generator, &prompts, |event| {
-        let text = &mut shown[event.sequence];
-        match text.push(event.token, event.ended) {
+        match shown[event.sequence].push(event.token, event.ended) {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
                 failed = Some(error);
@@ -140,20 +81,18 @@ fn write(cli: &Cli, folder: &Folder, drafter: &Drafter) -> Result<(), Error> {
     })?;
     // ANCHOR_END: stream
     if let Some(error) = failed {
-        return Err(error);
+        return Err(error.into());
     }
-    let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
-    let seconds = begun.elapsed().as_secs_f64();
     for (index, text) in texts.iter().enumerate() {
         let ended = match text.ended {
             Ended::Stop(_) | Ended::StopSequence(_) => "a stop",
             Ended::Length | Ended::Callback => "its length",
         };
-        eprintln!(
-            "text {index}: {} tokens, ended by {ended}",
-            text.tokens.len()
-        );
+        let tokens = text.tokens.len();
+        eprintln!("text {index}: {tokens} tokens, ended by {ended}");
     }
+    let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
+    let seconds = begun.elapsed().as_secs_f64();
     eprintln!("{tokens} tokens in {seconds:.2} s, prompts included");
     if let Some(report) = report {
         eprintln!(
@@ -165,12 +104,14 @@ fn write(cli: &Cli, folder: &Folder, drafter: &Drafter) -> Result<(), Error> {
 }
 
 /// Shows the most likely text of each prompt.
-fn search(cli: &Cli, folder: &Folder, beams: &Beams) -> Result<(), Error> {
-    let (generator, prompts) = generator(cli, folder)?;
-    for (index, prompt) in prompts.iter().enumerate() {
-        let best = generator.try_beams(prompt, beams)?;
-        for beam in best {
-            let mut text = Shown::new(folder, (prompts.len() > 1).then_some(index));
+fn search(
+    generator: &Generator<'_, flash_dma_models::doge::Doge>,
+    prompts: &[Vec<u32>],
+    beams: &Beams,
+    shown: &mut [Shown],
+) -> Result<(), Error> {
+    for (prompt, text) in prompts.iter().zip(shown) {
+        for beam in generator.try_beams(prompt, beams)? {
             let (last, tokens) = beam.tokens.split_last().expect("a beam has a token");
             for &token in tokens {
                 text.push(token, None)?;
@@ -197,7 +138,7 @@ impl<'f> Shown<'f> {
         }
     }
 
-    fn push(&mut self, token: u32, ended: Option<Ended>) -> Result<(), Error> {
+    fn push(&mut self, token: u32, ended: Option<Ended>) -> Result<(), DataError> {
         let mut piece = self.stream.push(token)?;
         if ended.is_some() {
             piece.push_str(&self.stream.finish()?);
@@ -211,7 +152,7 @@ impl<'f> Shown<'f> {
                     *line = rest.to_owned();
                 }
                 if ended.is_some() && !line.is_empty() {
-                    print!("{index}: {line}");
+                    print!("{index}: {}", std::mem::take(line));
                 }
             }
         }

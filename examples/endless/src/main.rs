@@ -1,57 +1,55 @@
-//! `endless`: see `endless --help`, and `run.rs` for the loop.
+//! `endless`: reading and writing by turns, and what it costs. See `endless --help`.
 
-mod model;
-mod run;
-
+use std::error;
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
+use burn::config::Config;
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn_flash_dma::cache::AttentionCache;
 use clap::Parser;
-use train_text::device::{DeviceName, DtypeName};
-use train_text::error::Error;
+use flash_dma_models::Decoder as _;
+use flash_dma_models::data::Vocabulary;
+use flash_dma_models::generate::{Draw, Purpose, Sampler};
+use flash_dma_models::nn::{Decoder, DecoderConfig};
+use serde::Serialize;
 
-fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match cli.check().and_then(|()| run::run(&cli)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("endless: {error}");
-            ExitCode::from(2)
-        }
-    }
-}
+/// What went wrong, as one line for a person to act on.
+type Error = Box<dyn error::Error + Send + Sync>;
+
+/// A stop is at 4 times the context of the one before.
+const GROWTH: usize = 4;
+
+/// Bytes of the text that are read first, unless `--prompt` is given.
+const PROMPT: usize = 256;
 
 /// Lets a trained byte-level model read and write without end, and shows that neither its speed nor its memory
 /// depends on how much it has read.
 ///
-/// The model reads the prompt and writes a stretch of text; then it reads on in its own text corpus up to a context of
-/// 4 times the length, writes again, and so on up to --context. Reading is done in chunks, like training;
-/// writing byte by byte. Every byte written is drawn from what the layers kept of everything before it:
-/// the keys of the window, exactly those that attention over the whole context would select.
-///
-/// Without --checkpoint it trains a small model first, for two minutes on two cores with the default --steps, and keeps
-/// it in --out.
-#[derive(Debug, Clone, Parser)]
+/// The model reads the prompt and writes a stretch of text; then it reads on in its own text up to a context of 4 times
+/// the length, writes again, and so on up to --context. Reading is done in chunks, like training; writing byte by
+/// byte. Every byte written is drawn from what the layers kept of everything before it: the keys of the window, exactly
+/// those that attention over the whole context would select.
+#[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
-    /// Directory of a `train-text` run: its --out.
-    #[arg(long, value_name = "DIR")]
-    checkpoint: Option<PathBuf>,
-    /// Where a model is trained if there is no --checkpoint, or found if it has been.
-    #[arg(long, value_name = "DIR", default_value = "runs/endless")]
-    out: PathBuf,
-    /// Steps that a model is trained for if there is none.
-    #[arg(long, default_value_t = 600)]
-    steps: usize,
-    /// Text to train on and to read: a file, or every UTF-8 file under a directory [default: this repository].
-    #[arg(long, value_name = "FILE|DIR")]
-    data: Option<PathBuf>,
-    /// Device [default: flex].
-    #[arg(long, value_enum)]
-    device: Option<DeviceName>,
+    /// Directory of a `train-text` run that has ended: its --out.
+    #[arg(long, value_name = "DIR", default_value = "runs/train-text")]
+    checkpoint: PathBuf,
+    /// Text to read, over and over.
+    #[arg(long, value_name = "FILE", default_value = "README.md")]
+    data: PathBuf,
+    /// Device.
+    #[arg(long, value_parser = ["flex", "cuda", "cpu", "wgpu"], default_value = "flex")]
+    device: String,
     /// Element type of the activations and of the caches [default: f32, on cuda bf16].
-    #[arg(long, value_enum)]
-    dtype: Option<DtypeName>,
+    #[arg(long, value_parser = ["f32", "f16", "bf16"])]
+    dtype: Option<String>,
     /// Bytes of context to go to.
     #[arg(long, default_value_t = 65536)]
     context: usize,
@@ -64,13 +62,13 @@ struct Cli {
     /// Write everything, read nothing but the prompt. A stop is then only a line.
     #[arg(long)]
     write_only: bool,
-    /// Text to begin with [default: the beginning of the validation text].
+    /// Text to begin with [default: the beginning of the text].
     #[arg(long)]
     prompt: Option<String>,
     /// Divides the logits; 0 takes the most likely byte.
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Draw from this many of the most likely bytes; 0 is all of them.
+    /// Draw from this many of the most likely bytes.
     #[arg(long, default_value_t = 40)]
     top_k: usize,
     /// Draw from the fewest most likely bytes whose probabilities reach this sum.
@@ -87,20 +85,264 @@ struct Cli {
     json: Option<PathBuf>,
 }
 
-impl Cli {
-    /// Refuses what cannot be done.
-    fn check(&self) -> Result<(), Error> {
-        let refused = if self.chunk == 0 || self.context == 0 {
-            "--chunk and --context must be at least 1"
-        } else if !self.temperature.is_finite() || self.temperature < 0.0 {
-            "--temperature must be at least 0"
-        } else if !(0.0..=1.0).contains(&self.top_p) {
-            "--top-p must be between 0 and 1"
-        } else if self.prompt.as_ref().is_some_and(String::is_empty) {
-            "--prompt must not be empty"
-        } else {
-            return Ok(());
-        };
-        Err(Error::Options(refused.into()))
+/// What is measured at a stop.
+#[derive(Debug, Serialize)]
+struct Stop {
+    /// Bytes read and written before the stretch.
+    context: usize,
+    /// Bytes read a second since the last stop, in chunks.
+    read_per_second: Option<f64>,
+    /// Bytes of the stretch.
+    written: usize,
+    /// Median time of a byte written: the model's step, the copy of the logits to the host and the draw.
+    milliseconds_a_byte: Option<f64>,
+    /// Bytes that all caches take.
+    cache_bytes: usize,
+    /// Bytes in use and bytes reserved on the device, parameters included, where it tells.
+    device_bytes: Option<[u64; 2]>,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("endless: {error}");
+            ExitCode::from(2)
+        }
     }
+}
+
+/// Reads and writes up to the context that was asked for.
+fn run(cli: &Cli) -> Result<(), Error> {
+    if cli.chunk == 0 || cli.context == 0 {
+        return Err("--chunk and --context must be at least 1".into());
+    }
+    let sampler = Sampler::random(cli.seed)
+        .with_temperature(cli.temperature)
+        .with_top_k(cli.top_k)
+        .with_top_p(cli.top_p);
+    sampler.try_check()?;
+    let text = std::fs::read(&cli.data);
+    let text = text.map_err(|error| format!("{}: {error}", cli.data.display()))?;
+    let prompt = cli.prompt.as_deref().map(str::as_bytes);
+    if text.is_empty() || prompt.is_some_and(<[u8]>::is_empty) {
+        return Err("the text and --prompt must not be empty".into());
+    }
+    let mut json = cli.json.as_ref().map(File::create).transpose()?;
+    let mut session = Session::new(open(cli)?, &text, sampler)?;
+    session.warm_up(cli.chunk)?;
+    match prompt {
+        Some(prompt) => session.read(prompt)?,
+        None => session.read_to(PROMPT.min(cli.context), cli.chunk)?,
+    }
+    println!(
+        "   context |  read B/s | written | ms/byte | bytes/s | cache bytes | device MiB in use, reserved"
+    );
+    let mut target = session.context.max(1024);
+    loop {
+        let (before, start) = (session.context, Instant::now());
+        if !cli.write_only {
+            session.read_to(target.min(cli.context), cli.chunk)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let context = session.context;
+        let times = session.write(
+            cli,
+            match cli.write_only {
+                true => target.min(cli.context).saturating_sub(context),
+                false => cli.write,
+            },
+        )?;
+        let usage = session.model.device().memory_pool_usage();
+        let stop = Stop {
+            context,
+            read_per_second: (context > before).then(|| (context - before) as f64 / seconds),
+            written: times.len(),
+            milliseconds_a_byte: median(times),
+            cache_bytes: session.caches.iter().map(AttentionCache::bytes).sum(),
+            device_bytes: usage.map(|usage| [usage.bytes_in_use, usage.bytes_reserved]),
+        };
+        println!("{}", row(&stop));
+        if let Some(file) = &mut json {
+            writeln!(file, "{}", serde_json::to_string(&stop)?)?;
+        }
+        if session.context >= cli.context {
+            return Ok(());
+        }
+        target = target.max(context) * GROWTH;
+    }
+}
+
+/// The model of a run, as it generates.
+fn open(cli: &Cli) -> Result<Decoder, Error> {
+    let device = match cli.device.as_str() {
+        #[cfg(feature = "flex")]
+        "flex" => Device::flex(),
+        #[cfg(feature = "cuda")]
+        "cuda" => Device::cuda(0),
+        #[cfg(feature = "cpu")]
+        "cpu" => Device::cpu(),
+        #[cfg(feature = "wgpu")]
+        "wgpu" => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+        name => {
+            let reason = "is not compiled in: build with --features";
+            return Err(format!("--device {name} {reason} {name}").into());
+        }
+    };
+    let dtype = match (cli.dtype.as_deref(), cli.device.as_str()) {
+        (Some("bf16"), _) | (None, "cuda") => FloatDType::BF16,
+        (Some("f16"), _) => FloatDType::F16,
+        _ => FloatDType::F32,
+    };
+    if !device.supports_dtype(dtype) {
+        return Err(format!("--device {} does not support {dtype:?}", cli.device).into());
+    }
+    let path = cli.checkpoint.join("config.json");
+    let no_run = |_| {
+        format!(
+            "{}: no `train-text` run that has ended",
+            cli.checkpoint.display()
+        )
+    };
+    let config = DecoderConfig::load(&path).map_err(no_run)?;
+    let record = ModuleRecord::load(cli.checkpoint.join("model.bpk"))?;
+    let model = config.with_dtype(dtype).init(&device);
+    let model = model.try_load_record(record)?.for_generation();
+    let attention = &model.config().attention;
+    println!(
+        "{} layers, window {}, {dtype:?}; trained on contexts of {} bytes. Further on attention is as exact and as \
+         fast, but the text is only as good as that training: it never saw such positions, nor ranked so many keys.",
+        model.blocks.len(),
+        attention.keep_window.unwrap_or(0),
+        attention.max_seq_len.unwrap_or(0),
+    );
+    Ok(model)
+}
+
+/// A model in the middle of a text. Each layer keeps the window's keys and nothing else, so a byte costs the same after
+/// a hundred bytes and after a million.
+struct Session<'a> {
+    model: Decoder,
+    caches: Vec<AttentionCache>,
+    text: &'a [u8],
+    sampler: Sampler,
+    /// Bytes that have been read, those that were written included.
+    context: usize,
+    /// Of the byte that follows the last one.
+    logits: Vec<f32>,
+    /// Bytes that have been drawn.
+    drawn: usize,
+}
+
+impl<'a> Session<'a> {
+    fn new(model: Decoder, text: &'a [u8], sampler: Sampler) -> Result<Self, Error> {
+        Ok(Self {
+            caches: model.try_init_caches(1)?,
+            model,
+            text,
+            sampler,
+            context: 0,
+            logits: Vec::new(),
+            drawn: 0,
+        })
+    }
+
+    /// Compiles what reading and writing launch, so that it is not part of the times.
+    fn warm_up(&mut self, chunk: usize) -> Result<(), Error> {
+        for count in [chunk, 1, 1, chunk] {
+            self.read(&vec![b' '; count])?;
+        }
+        self.caches.iter_mut().for_each(|cache| cache.reset(0));
+        self.context = 0;
+        Ok(())
+    }
+
+    /// Hands bytes to the device, without waiting for it.
+    fn enqueue(&mut self, bytes: &[u8]) -> Result<Tensor<3>, Error> {
+        let tokens: Vec<i32> = bytes.iter().map(|&byte| byte.into()).collect();
+        let tokens = TensorData::new(tokens, [1, bytes.len()]);
+        let tokens = Tensor::from_data(tokens, &self.model.device());
+        self.context += bytes.len();
+        Ok(self.model.try_read(tokens, 1, &mut self.caches)?)
+    }
+
+    fn read(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.logits = self.enqueue(bytes)?.try_into_vec_as::<f32>()?;
+        Ok(())
+    }
+
+    /// Reads the text up to a context of `target` bytes, waiting for the device at the end only.
+    fn read_to(&mut self, target: usize, chunk: usize) -> Result<(), Error> {
+        let mut last = None;
+        while self.context < target {
+            let count = (target - self.context).min(chunk);
+            let rest = self
+                .text
+                .iter()
+                .cycle()
+                .skip(self.context % self.text.len());
+            let bytes: Vec<u8> = rest.take(count).copied().collect();
+            last = Some(self.enqueue(&bytes)?);
+        }
+        if let Some(logits) = last {
+            self.logits = logits.try_into_vec_as::<f32>()?;
+        }
+        Ok(())
+    }
+
+    /// Writes `count` bytes, and returns the seconds that each took.
+    fn write(&mut self, cli: &Cli, count: usize) -> Result<Vec<f64>, Error> {
+        let vocabulary = Vocabulary::bytes();
+        let (mut times, mut shown) = (Vec::with_capacity(count), vocabulary.stream());
+        for _ in 0..count {
+            let start = Instant::now();
+            let draw = Draw {
+                sequence: 0,
+                token: self.drawn,
+                purpose: Purpose::Token,
+            };
+            let law = self.sampler.try_distribution(&self.logits, &[])?;
+            let token = law.at(self.sampler.unit(draw));
+            self.drawn += 1;
+            self.read(&[u8::try_from(token)?])?;
+            times.push(start.elapsed().as_secs_f64());
+            if !cli.quiet {
+                // A terminal would obey control characters.
+                let replace = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+                print!("{}", shown.push(token)?.replace(replace, "\u{fffd}"));
+                // A closed terminal shows nothing, which is no reason to stop measuring.
+                std::io::stdout().flush().ok();
+            }
+        }
+        if !cli.quiet {
+            println!("{}", shown.finish()?);
+        }
+        Ok(times)
+    }
+}
+
+fn median(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).map(|seconds| seconds * 1e3)
+}
+
+fn row(stop: &Stop) -> String {
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+    };
+    let mebibytes = |[in_use, reserved]: [u64; 2]| {
+        let [in_use, reserved] = [in_use, reserved].map(|bytes| bytes as f64 / f64::from(1 << 20));
+        format!("{in_use:.1}, {reserved:.1}")
+    };
+    let device = stop.device_bytes.map_or_else(|| "-".into(), mebibytes);
+    let per_second = stop.milliseconds_a_byte.map(|time| 1e3 / time);
+    format!(
+        "{:>10} | {:>9} | {:>7} | {:>7} | {:>7} | {:>11} | {device}",
+        stop.context,
+        number(stop.read_per_second, 0),
+        stop.written,
+        number(stop.milliseconds_a_byte, 3),
+        number(per_second, 0),
+        stop.cache_bytes
+    )
 }

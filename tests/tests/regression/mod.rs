@@ -18,7 +18,7 @@
 //! | `bench-results/h200/suite.md`; `b8b294a` | the LSE drifted by the rounding of a reference for each token of a step, at logits in the thousands, on tensor cores | `regression::steps_drifted_at_great_logits` |
 //! | …, `1db5656` | the LSE of rows of 192 and 208 elements beyond its bound, which took tensor cores for exact to 64 | `regression::wide_heads_were_held_to_the_error_of_narrow_ones` |
 //! | `fbd1260` | bf16 on CubeCL's CPU runtime without AVX512-BF16 | `regression::bf16_was_not_compiled_for_a_cpu_without_instructions_for_it` |
-//! | `48fe0dd`, `2ce30ac` | rotary positions in the layer's or the device's 16-bit type | `positions_may_pass_the_rotary_table` of `burn-flash-dma`, `train_tests` of `train-text` |
+//! | `48fe0dd`, `2ce30ac` | rotary positions in the layer's or the device's 16-bit type | `positions_may_pass_the_rotary_table` of `burn-flash-dma`, `training` of `flash-dma-models` |
 //! | `4d8ae1e` | Cargo's variables of `xtask` rebuilt CubeCL | `cargo_is_not_told_about_this_package` of `xtask` |
 //! | `docs/upstream.md`, A checked copy …; `4265c78` | a length of 64 bits in `cp.async`, refused by ptxas where addresses are long | `codegen::upstream` of `flash-dma-kernels`, and the code-generation gate, which found it |
 //! | …, Barriers disappear | copies that nobody waits for, on CubeCL's CPU runtime | `regression::runtimes` |

@@ -1,6 +1,7 @@
 //! Rows on a device.
 
 use super::rows::Row;
+use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::Documents;
 
@@ -24,8 +25,6 @@ use burn_flash_dma::Documents;
 /// // The third input is the last of its document, so its loss does not count.
 /// let losses = Tensor::from_floats([1.0, 2.0, 100.0, 3.0], &device);
 /// assert_eq!(batch.mean(losses).into_scalar::<f32>(), 2.0);
-/// # drop(rows);
-/// # std::fs::remove_file(&path).unwrap();
 /// # }
 /// ```
 #[derive(Clone, Debug)]
@@ -98,5 +97,32 @@ impl Batch {
         let left_out = self.weights.clone().reshape([rows * len]).equal_elem(0);
         let counted = losses.cast(DType::F32).mask_fill(left_out, 0);
         counted.sum() / self.predicted.max(1) as f64
+    }
+}
+
+/// Makes batches of rows in Burn's data loaders, for example of all rows in the order of their file:
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::data::dataloader::DataLoaderBuilder;
+/// use burn::tensor::Device;
+/// use flash_dma_models::data::{PackedRows, RowBatcher, TokenFileWriter};
+/// use std::sync::Arc;
+///
+/// let path = std::env::temp_dir().join("flash-dma-batcher-example.tokens");
+/// let mut writer = TokenFileWriter::create(&path, 256).unwrap();
+/// writer.push(&(0..100).collect::<Vec<u32>>()).unwrap();
+/// let rows = PackedRows::new(Arc::new(writer.finish().unwrap()), 8).unwrap();
+///
+/// let valid = DataLoaderBuilder::new(RowBatcher).batch_size(5).set_device(Device::flex()).build(rows);
+/// assert_eq!(valid.iter().count(), 3);
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowBatcher;
+
+impl Batcher<Row, Batch> for RowBatcher {
+    fn batch(&self, rows: Vec<Row>, device: &Device) -> Batch {
+        Batch::new(&rows, device)
     }
 }

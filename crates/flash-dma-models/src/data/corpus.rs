@@ -38,8 +38,6 @@ pub struct Written {
 /// let format = TextFormat::Jsonl { field: "text".into() };
 /// let written = write_tokens(&out, [&text], &format, &Vocabulary::bytes())?;
 /// assert_eq!((written.file.documents(), written.file.tokens()), (2, 7));
-/// # drop(written);
-/// # std::fs::remove_dir_all(&dir).unwrap();
 /// # Ok::<(), flash_dma_models::data::DataError>(())
 /// ```
 ///

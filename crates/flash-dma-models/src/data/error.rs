@@ -1,5 +1,6 @@
 //! The reasons for refusing data.
 
+use super::loader::LoaderState;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -39,51 +40,23 @@ pub enum DataError {
         /// What is wrong with it.
         fault: LineFault,
     },
-    /// A file that does not begin as a token file does. A file that was not finished is one.
-    #[error("{}: not a token file", path.display())]
-    Magic {
-        /// The file.
+    /// An index whose numbers do not begin with 0 and rise, or that ends within one.
+    #[error("{}: not the index of a token file", path.display())]
+    Index {
+        /// The index.
         path: PathBuf,
     },
-    /// A token file of another version of the format.
-    #[error("{}: a token file of version {version}; this is version {}", path.display(), super::file::VERSION)]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        version: u32,
-    },
-    /// A header whose numbers do not fit each other.
-    #[error("{}: a broken header: {what}", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// Which of them.
-        what: &'static str,
-    },
-    /// A token file that is shorter or longer than its header says.
-    #[error("{}: {bytes} bytes; its header says {expected}", path.display())]
+    /// A file of a token file that is shorter or longer than its index, or what was written, says.
+    #[error("{}: {bytes} bytes, which are not {tokens} numbers of {width} bytes", path.display())]
     Size {
         /// The file.
         path: PathBuf,
         /// Its size.
         bytes: u64,
-        /// The size by its header.
-        expected: u64,
-    },
-    /// The end of a document is not behind that of the one before, or the last is not that of the tokens.
-    #[error("{}: document {document} ends at the wrong token", path.display())]
-    DocumentEnd {
-        /// The file.
-        path: PathBuf,
-        /// The document, counted from 0.
-        document: usize,
-    },
-    /// A token file whose contents are not those that were written.
-    #[error("{}: the contents are not those of the fingerprint", path.display())]
-    Fingerprint {
-        /// The file.
-        path: PathBuf,
+        /// The numbers that it should have.
+        tokens: u64,
+        /// The bytes of each.
+        width: u64,
     },
     /// An id beyond the vocabulary.
     #[error("token {position} is {id}, of a vocabulary of {vocabulary}")]
@@ -103,18 +76,9 @@ pub enum DataError {
         /// How many there may be.
         limit: usize,
     },
-    /// A writer that has failed before, and whose file is gone.
-    #[error("{}: writing has failed before", path.display())]
-    Abandoned {
-        /// The file that was to be written.
-        path: PathBuf,
-    },
-    /// A size that must be at least 1.
-    #[error("{what} is 0")]
-    Zero {
-        /// What it is of.
-        what: &'static str,
-    },
+    /// Rows without a token.
+    #[error("the length of a row is 0")]
+    RowLength,
     /// A range of documents that the file does not have.
     #[error("documents {start} to {end} of {documents}")]
     Documents {
@@ -148,14 +112,12 @@ pub enum DataError {
         batches: usize,
     },
     /// A state that another loader has saved.
-    #[error("the state is that of another loader: {what} is {saved}, here {here}")]
+    #[error("the state is that of another loader: {saved:?}, here {here:?}")]
     State {
-        /// What differs.
-        what: &'static str,
-        /// In the state.
-        saved: String,
-        /// In this loader.
-        here: String,
+        /// The state.
+        saved: Box<LoaderState>,
+        /// What this loader's would be.
+        here: Box<LoaderState>,
     },
 }
 

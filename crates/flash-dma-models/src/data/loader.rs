@@ -1,98 +1,57 @@
-//! Batches in an order that can be taken up again.
+//! Shuffled batches in an order that can be taken up again.
 
-use super::batch::Batch;
+use super::batch::{Batch, RowBatcher};
 use super::error::DataError;
-use super::permutation::Permutation;
 use super::rows::{PackedRows, Row};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataset::transform::ShuffledDataset;
+use burn::data::dataset::{Dataset, DatasetError};
 use burn::tensor::Device;
+use rand::rngs::ChaCha8Rng;
+use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
-use std::fmt::Debug;
-
-/// In which order rows are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
-    /// That of the file, in every epoch.
-    File,
-    /// Every epoch another one, which depends on the seed, the epoch's number and the number of rows alone.
-    Shuffled {
-        /// The seed.
-        seed: u64,
-    },
-}
-
-/// What happens to the rows of an epoch that do not fill a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Remainder {
-    /// They are left out, so all batches have one shape. In a shuffled order they are others in every epoch.
-    #[default]
-    Dropped,
-    /// They are a smaller batch, the epoch's last.
-    Smaller,
-}
-
-/// How a [`Loader`] makes batches of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Batching {
-    /// The rows of a batch.
-    pub batch: usize,
-    /// The order of the rows.
-    pub order: Order,
-    /// What happens to the rest of an epoch.
-    pub remainder: Remainder,
-}
-
-impl Batching {
-    /// Batches of so many rows, in the file's order, without the rest.
-    #[must_use]
-    pub fn new(batch: usize) -> Self {
-        Self {
-            batch,
-            order: Order::File,
-            remainder: Remainder::default(),
-        }
-    }
-
-    /// Shuffles by a seed.
-    #[must_use]
-    pub fn shuffled(mut self, seed: u64) -> Self {
-        self.order = Order::Shuffled { seed };
-        self
-    }
-
-    /// What happens to the rest of an epoch.
-    #[must_use]
-    pub fn with_remainder(mut self, remainder: Remainder) -> Self {
-        self.remainder = remainder;
-        self
-    }
-}
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Where a [`Loader`] stands, and what its batches depend on. A checkpoint keeps it beside the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
-    /// The epoch of the next batch, counted from 0.
-    pub epoch: usize,
-    /// The number of the next batch in its epoch.
+    /// The batches that have been served, over all epochs.
+    pub step: usize,
+    /// The rows of a batch.
     pub batch: usize,
-    batching: Batching,
-    row_len: usize,
-    first_token: usize,
-    end_token: usize,
-    fingerprint: u64,
+    /// The seed of the order.
+    pub seed: u64,
+    /// The tokens of a row.
+    pub row_len: usize,
+    /// The tokens of the file that rows are made of.
+    pub tokens: Range<usize>,
+    /// That of the file.
+    pub fingerprint: u64,
 }
 
-/// The batches of one epoch after the other, without an end. How many there are in an epoch says
-/// [`batches`](Self::batches).
+/// Shuffled batches of packed rows for a training loop, Burn's or one of your own: each iterator serves one epoch, or
+/// what is left of the one in which the loader stands. All batches have one shape: the rows that do not fill one are
+/// left out, others in every epoch.
 ///
-/// The batches depend on the token file, the length of a row and the [`Batching`] alone. So a loader that
-/// [resumes](Self::resume) from a saved state goes on with the same batches as one that was never stopped, also in the
-/// middle of an epoch. Its memory does not grow with the file.
+/// The order is Burn's [`ShuffledDataset`] by the seed and the epoch's number; it takes 8 bytes a row. The batches depend on the token file, the
+/// length of a row, the size of a batch and the seed alone, so a loader that [resumes](Self::resume) from a saved
+/// [state](Self::state) goes on with the same batches as one that was never stopped, also in the middle of an epoch.
+/// For rows in their own order, once, Burn's own loader does: see [`RowBatcher`].
+///
+/// Clones, and what Burn makes of it for another device, share the place. Burn itself resumes behind its last
+/// checkpoint, which is where [`begin`](Self::begin) goes. It validates and keeps checkpoints between the iterators: with
+/// [`with_parts`](Self::with_parts) each of them serves a part of an epoch. For several devices Burn slices a loader. A
+/// slice has a place of its own and begins at the epoch's beginning; its last batch may be smaller.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
+/// use burn::data::dataloader::DataLoader;
 /// use burn::tensor::Device;
-/// use flash_dma_models::data::{Batching, Loader, LoaderState, PackedRows, TokenFileWriter};
+/// use flash_dma_models::data::{Loader, LoaderState, PackedRows, TokenFileWriter};
 /// use std::sync::Arc;
 ///
 /// let path = std::env::temp_dir().join("flash-dma-loader-example.tokens");
@@ -100,191 +59,209 @@ pub struct LoaderState {
 /// writer.push(&(0..100).collect::<Vec<u32>>()).unwrap();
 /// let rows = PackedRows::new(Arc::new(writer.finish().unwrap()), 8).unwrap();
 ///
-/// let (batching, device) = (Batching::new(4).shuffled(7), Device::flex());
-/// let mut loader = Loader::new(rows.clone(), batching, &device).unwrap();
-/// assert_eq!(loader.batches(), 3);
-/// let first = loader.next().unwrap().unwrap();
-/// assert_eq!(first.inputs.dims(), [4, 8]);
-/// let saved = serde_json::to_string(&loader.state()).unwrap();
-/// let second = loader.next().unwrap().unwrap();
+/// // Batches of four rows by the seed 7: `SupervisedTraining::new(dir, Arc::new(train.clone()), valid)`
+/// let train = Loader::new(rows.clone(), 4, 7, &Device::flex()).unwrap();
+/// let mut epoch = train.iter();
+/// assert_eq!(epoch.next().unwrap().unwrap().inputs.dims(), [4, 8]);
+/// let saved = serde_json::to_string(&train.state()).unwrap();
+/// assert_eq!(epoch.count(), 2);
 ///
-/// let mut later = Loader::new(rows, batching, &device).unwrap();
+/// let later = Loader::new(rows, 4, 7, &Device::flex()).unwrap();
 /// later.resume(&serde_json::from_str::<LoaderState>(&saved).unwrap()).unwrap();
-/// let again = later.next().unwrap().unwrap();
-/// again.inputs.into_data().assert_eq(&second.inputs.into_data(), true);
-/// # drop((loader, later));
-/// # std::fs::remove_file(&path).unwrap();
+/// assert_eq!(later.iter().count(), 2);
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Loader {
     rows: PackedRows,
+    batch: usize,
+    seed: u64,
     device: Device,
-    state: LoaderState,
+    /// The places of an epoch's order that are served.
+    places: Range<usize>,
+    /// The parts of an epoch.
+    parts: usize,
+    /// The batches that have been served, over all epochs.
+    step: Arc<AtomicUsize>,
 }
 
 impl Loader {
-    /// A loader at the beginning of the first epoch.
+    /// A loader of batches of so many rows, at the beginning of the first epoch.
     ///
     /// # Errors
     ///
-    /// [`DataError::Zero`], or [`DataError::NoBatch`] if an epoch has none.
-    pub fn new(rows: PackedRows, batching: Batching, device: &Device) -> Result<Self, DataError> {
-        if batching.batch == 0 {
-            let what = "the number of rows of a batch";
-            return Err(DataError::Zero { what });
+    /// [`DataError::NoBatch`] if an epoch has none.
+    pub fn new(
+        rows: PackedRows,
+        batch: usize,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self, DataError> {
+        let batches = rows.len().checked_div(batch).unwrap_or(0);
+        if batches == 0 {
+            let rows = rows.len();
+            return Err(DataError::NoBatch { rows, batch });
         }
-        let state = LoaderState {
-            epoch: 0,
-            batch: 0,
-            batching,
-            row_len: rows.row_len(),
-            first_token: rows.tokens().start,
-            end_token: rows.tokens().end,
-            fingerprint: rows.file().fingerprint(),
-        };
-        let loader = Self {
+        Ok(Self {
             rows,
+            batch,
+            seed,
             device: device.clone(),
-            state,
-        };
-        if loader.batches() == 0 {
-            return Err(DataError::NoBatch {
-                rows: loader.rows.rows(),
-                batch: batching.batch,
-            });
-        }
-        Ok(loader)
+            places: 0..batches * batch,
+            parts: 1,
+            step: Arc::default(),
+        })
     }
 
-    /// Where the loader stands: what [`resume`](Self::resume) takes to go on with the batch that comes next.
-    #[must_use]
-    pub fn state(&self) -> LoaderState {
-        self.state.clone()
-    }
-
-    /// Goes to where another loader of the same file, row length and batching stood.
+    /// The loader with every epoch divided into so many parts, whose numbers of batches differ by 1 at most. An iterator
+    /// serves one part, or what is left of it, so Burn validates and keeps a checkpoint after each, and its `num_epochs`
+    /// counts parts. Gradients that Burn accumulates do not reach from one part into the next.
     ///
     /// # Errors
     ///
-    /// [`DataError::State`] if one of them differs: nothing has changed then.
-    pub fn resume(&mut self, state: &LoaderState) -> Result<(), DataError> {
-        let (old, new) = (state, &self.state);
-        let (then, now) = (old.batching, new.batching);
-        same("the file", &old.fingerprint, &new.fingerprint)?;
-        let tokens = |state: &LoaderState| state.first_token..state.end_token;
-        same("the range of tokens", &tokens(old), &tokens(new))?;
-        same("the length of a row", &old.row_len, &new.row_len)?;
-        same("the number of rows of a batch", &then.batch, &now.batch)?;
-        same("the order", &then.order, &now.order)?;
-        same("the remainder", &then.remainder, &now.remainder)?;
-        // Where all else is the same, only a changed state is beyond its epoch.
+    /// [`DataError::Parts`] if there are none, or more of them than batches.
+    pub fn with_parts(self, parts: usize) -> Result<Self, DataError> {
         let batches = self.batches();
-        if old.batch >= batches {
-            return Err(DataError::State {
-                what: "the batch in its epoch",
-                saved: old.batch.to_string(),
-                here: format!("one of {batches}"),
-            });
+        if !(1..=batches).contains(&parts) {
+            return Err(DataError::Parts { parts, batches });
         }
-        self.state = state.clone();
-        Ok(())
-    }
-
-    /// Goes to the beginning of an epoch, counted from 0.
-    pub fn begin(&mut self, epoch: usize) {
-        self.state.epoch = epoch;
-        self.state.batch = 0;
+        Ok(Self { parts, ..self })
     }
 
     /// The batches of an epoch.
     #[must_use]
     pub fn batches(&self) -> usize {
-        let Batching {
-            batch, remainder, ..
-        } = self.state.batching;
-        match remainder {
-            Remainder::Dropped => self.rows.rows() / batch,
-            Remainder::Smaller => self.rows.rows().div_ceil(batch),
+        self.places.len().div_ceil(self.batch)
+    }
+
+    /// Where the loader stands: behind the last batch that has been served.
+    #[must_use]
+    pub fn state(&self) -> LoaderState {
+        LoaderState {
+            step: self.step.load(Ordering::Relaxed),
+            batch: self.batch,
+            seed: self.seed,
+            row_len: self.rows.row_len(),
+            tokens: self.rows.tokens(),
+            fingerprint: self.rows.file().fingerprint(),
         }
     }
 
-    /// The rows of an epoch, without those that are left out.
-    #[must_use]
-    pub fn served(&self) -> usize {
-        self.rows
-            .rows()
-            .min(self.batches() * self.state.batching.batch)
-    }
-
-    /// What the batches are made of.
-    #[must_use]
-    pub fn rows(&self) -> &PackedRows {
-        &self.rows
-    }
-
-    /// How the batches are made.
-    #[must_use]
-    pub fn batching(&self) -> Batching {
-        self.state.batching
-    }
-
-    /// The device of the batches.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// The rows at these places of an epoch's order, as one batch on a device.
-    pub(super) fn at(
-        &self,
-        epoch: usize,
-        places: impl Iterator<Item = usize>,
-        device: &Device,
-    ) -> Result<Batch, DataError> {
-        let order = match self.state.batching.order {
-            Order::File => None,
-            Order::Shuffled { seed } => {
-                Some(Permutation::new(self.rows.rows(), seed, epoch as u64))
-            }
+    /// Goes to where another loader of the same file, row length, batches and seed stood.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::State`] if one of them differs: nothing has changed then.
+    pub fn resume(&self, state: &LoaderState) -> Result<(), DataError> {
+        let here = LoaderState {
+            step: state.step,
+            ..self.state()
         };
-        let row = |place| {
-            self.rows
-                .row(order.as_ref().map_or(place, |order| order.at(place)))
-        };
-        let rows: Vec<Row> = places.map(row).collect::<Result<_, _>>()?;
-        Ok(Batch::new(&rows, device))
-    }
-}
-
-impl Iterator for Loader {
-    type Item = Result<Batch, DataError>;
-
-    /// The next batch; never `None`. After an error the next call tries the same batch again.
-    fn next(&mut self) -> Option<Self::Item> {
-        let size = self.state.batching.batch;
-        let first = self.state.batch * size;
-        let places = first..(first + size).min(self.served());
-        let batch = self.at(self.state.epoch, places, &self.device);
-        if batch.is_ok() {
-            self.state.batch += 1;
-            if self.state.batch == self.batches() {
-                self.begin(self.state.epoch + 1);
-            }
+        if here != *state {
+            let (saved, here) = (Box::new(state.clone()), Box::new(here));
+            return Err(DataError::State { saved, here });
         }
-        Some(batch)
-    }
-}
-
-/// Refuses a state that differs.
-fn same<T: PartialEq + Debug>(what: &'static str, saved: &T, here: &T) -> Result<(), DataError> {
-    if saved == here {
+        self.step.store(state.step, Ordering::Relaxed);
         Ok(())
-    } else {
-        Err(DataError::State {
-            what,
-            saved: format!("{saved:?}"),
-            here: format!("{here:?}"),
+    }
+
+    /// Goes to the beginning of a part, counted from 0 over all epochs: behind Burn's checkpoint of this number.
+    pub fn begin(&self, part: usize) {
+        let before = part.checked_sub(1).map_or(0, |before| self.end(before));
+        self.step.store(before, Ordering::Relaxed);
+    }
+
+    /// The batches up to the end of a part, counted from 0 over all epochs.
+    fn end(&self, part: usize) -> usize {
+        let (epoch, part) = (part / self.parts, part % self.parts);
+        epoch * self.batches() + (part + 1) * self.batches() / self.parts
+    }
+}
+
+impl DataLoader<Batch> for Loader {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch> + 'a> {
+        let step = self.step.load(Ordering::Relaxed);
+        let epoch = step.checked_div(self.batches()).unwrap_or(0);
+        let part =
+            (epoch * self.parts..).find(|&part| self.end(part) > step || self.places.is_empty());
+        let end = self.end(part.expect("the parts do not end"));
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(epoch as u64);
+        let order = ShuffledDataset::new(self.rows.clone(), rng.next_u64());
+        Box::new(Epoch {
+            loader: self,
+            order,
+            first: epoch * self.batches(),
+            end,
         })
+    }
+
+    fn num_items(&self) -> usize {
+        self.places.len()
+    }
+
+    fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<Batch>> {
+        let device = device.clone();
+        Arc::new(Self {
+            device,
+            ..self.clone()
+        })
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<Batch>> {
+        let epoch = self
+            .step
+            .load(Ordering::Relaxed)
+            .checked_div(self.batches())
+            .unwrap_or(0);
+        let places = self.places.start + start..self.places.start + end;
+        let slice = Self {
+            places,
+            ..self.clone()
+        };
+        let step = Arc::new(AtomicUsize::new(epoch * slice.batches()));
+        Arc::new(Self { step, ..slice })
+    }
+}
+
+/// The rest of a part of an epoch.
+struct Epoch<'a> {
+    loader: &'a Loader,
+    order: ShuffledDataset<PackedRows, Row>,
+    /// The number of the epoch's first batch.
+    first: usize,
+    /// One past that of the part's last batch.
+    end: usize,
+}
+
+impl Iterator for Epoch<'_> {
+    type Item = Result<Batch, DatasetError>;
+
+    /// The next batch. After an error the next call tries the same batch again.
+    fn next(&mut self) -> Option<Self::Item> {
+        let loader = self.loader;
+        let step = loader.step.load(Ordering::Relaxed);
+        // The loader may have been sent elsewhere.
+        if !(self.first..self.end).contains(&step) {
+            return None;
+        }
+        let first = loader.places.start + (step - self.first) * loader.batch;
+        let places = first..(first + loader.batch).min(loader.places.end);
+        let rows = self.order.get_many(places.collect());
+        Some(rows.map(|rows| {
+            loader.step.store(step + 1, Ordering::Relaxed);
+            RowBatcher.batch(rows, &loader.device)
+        }))
+    }
+}
+
+impl DataLoaderIterator<Batch> for Epoch<'_> {
+    /// In rows of the epoch, of which the part is not the first.
+    fn progress(&self) -> Progress {
+        let all = self.loader.places.len();
+        let step = self.loader.step.load(Ordering::Relaxed);
+        let batches = step.clamp(self.first, self.end) - self.first;
+        let served = (batches * self.loader.batch).min(all);
+        Progress::new(served, all, Some("rows".to_owned()))
     }
 }

@@ -5,14 +5,16 @@
 //! | text to ids | [`Vocabulary`]: bytes, or a `tokenizer.json` |
 //! | plain text or JSONL to a token file | [`write_tokens`]; [`TokenFileWriter`] for documents of your own |
 //! | the file, mapped into memory | [`TokenFile`] |
-//! | documents into rows of one length | [`PackedRows`] |
+//! | documents into rows of one length, a dataset of Burn's | [`PackedRows`] |
+//! | batches of rows in Burn's data loaders | [`RowBatcher`] |
 //! | shuffled batches, resumed in the middle of an epoch | [`Loader`], [`LoaderState`] |
-//! | all that in Burn's training loop (feature `train`) | `EpochLoader`, `TokensPerSecond`, `DeviceMemory` |
+//! | metrics of Burn's training loop (feature `train`) | `TokensPerSecond`, `DeviceMemory` |
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
+//! use burn::data::dataloader::DataLoader;
 //! use burn::tensor::Device;
-//! use flash_dma_models::data::{Batching, Loader, PackedRows, TextFormat, Vocabulary, write_tokens};
+//! use flash_dma_models::data::{Loader, PackedRows, TextFormat, Vocabulary, write_tokens};
 //! use std::sync::Arc;
 //!
 //! let dir = std::env::temp_dir().join("flash-dma-data-example");
@@ -25,41 +27,32 @@
 //! let format = TextFormat::Separated(String::new());
 //! let file = write_tokens(&tokens, [&text], &format, &vocabulary).unwrap().file;
 //!
-//! // Two rows of 16 tokens a step.
+//! // A row of 16 tokens a step, in the order of the seed 7.
 //! let rows = PackedRows::new(Arc::new(file), 16).unwrap();
-//! let mut loader = Loader::new(rows, Batching::new(2).shuffled(1), &Device::flex()).unwrap();
-//! let batch = loader.next().unwrap().unwrap();
-//! assert_eq!(batch.inputs.dims(), [2, 16]);
-//! # drop((loader, batch));
-//! # std::fs::remove_dir_all(&dir).unwrap();
+//! let loader = Loader::new(rows, 1, 7, &Device::flex()).unwrap();
+//! let batch = loader.iter().next().unwrap().unwrap();
+//! assert_eq!(batch.inputs.dims(), [1, 16]);
 //! # }
 //! ```
-//!
-//! The format of a token file stands in [`mod@file`].
 
 mod batch;
 mod corpus;
 mod error;
-pub mod file;
+mod file;
 mod input;
 mod loader;
 #[cfg(feature = "train")]
 mod metric;
-mod permutation;
 mod rows;
-#[cfg(feature = "train")]
-mod training;
 mod vocabulary;
 
-pub use batch::Batch;
+pub use batch::{Batch, RowBatcher};
 pub use corpus::{Written, write_tokens};
 pub use error::{DataError, LineFault};
 pub use file::{TokenFile, TokenFileWriter};
 pub use input::TextFormat;
-pub use loader::{Batching, Loader, LoaderState, Order, Remainder};
+pub use loader::{Loader, LoaderState};
 #[cfg(feature = "train")]
 pub use metric::{DeviceMemory, TokenCount, TokensPerSecond};
 pub use rows::{PackedRows, Row};
-#[cfg(feature = "train")]
-pub use training::EpochLoader;
 pub use vocabulary::{TextStream, Vocabulary};

@@ -2,6 +2,7 @@
 
 use super::error::DataError;
 use super::file::TokenFile;
+use burn::data::dataset::{Dataset, DatasetError};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ impl Row {
     }
 }
 
-/// The documents of a token file, cut into rows.
+/// The documents of a token file, cut into rows: a dataset of Burn's.
 ///
 /// The documents stand one behind the other, as in the file. Row `r` reads tokens `r · len .. (r + 1) · len` of them and
 /// predicts those one further. So every token is read once, and every token but the first is a target once, in an
@@ -78,8 +79,6 @@ impl Row {
 /// assert_eq!(second.inputs(), [5, 6, 7, 0]);
 /// assert_eq!(second.documents(), [3, 1]);
 /// assert_eq!(second.weights(), [1.0, 1.0, 0.0, 0.0]);
-/// # drop(rows);
-/// # std::fs::remove_file(&path).unwrap();
 /// # Ok::<(), flash_dma_models::data::DataError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -95,7 +94,7 @@ impl PackedRows {
     ///
     /// # Errors
     ///
-    /// [`DataError::Zero`] or [`DataError::NoRow`].
+    /// [`DataError::RowLength`] or [`DataError::NoRow`].
     pub fn new(file: Arc<TokenFile>, len: usize) -> Result<Self, DataError> {
         let documents = 0..file.documents();
         Self::of(file, documents, len)
@@ -105,15 +104,14 @@ impl PackedRows {
     ///
     /// # Errors
     ///
-    /// [`DataError::Zero`], [`DataError::Documents`] or [`DataError::NoRow`].
+    /// [`DataError::RowLength`], [`DataError::Documents`] or [`DataError::NoRow`].
     pub fn of(
         file: Arc<TokenFile>,
         documents: Range<usize>,
         len: usize,
     ) -> Result<Self, DataError> {
         if len == 0 {
-            let what = "the length of a row";
-            return Err(DataError::Zero { what });
+            return Err(DataError::RowLength);
         }
         let Range { start, end } = documents;
         if start > end || end > file.documents() {
@@ -123,22 +121,16 @@ impl PackedRows {
                 documents: file.documents(),
             });
         }
-        let end_of = |documents: usize| match documents.checked_sub(1) {
-            None => 0,
-            Some(last) => file.document(last).end,
+        let begin = |document| match document == file.documents() {
+            true => file.tokens(),
+            false => file.document(document).start,
         };
-        let tokens = end_of(start)..end_of(end);
+        let tokens = begin(start)..begin(end);
         if tokens.len() < 2 {
             let tokens = tokens.len();
             return Err(DataError::NoRow { tokens });
         }
         Ok(Self { file, len, tokens })
-    }
-
-    /// The number of rows.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        (self.tokens.len() - 1).div_ceil(self.len)
     }
 
     /// The inputs of a row.
@@ -169,7 +161,7 @@ impl PackedRows {
     ///
     /// If there are not so many rows.
     pub fn row(&self, row: usize) -> Result<Row, DataError> {
-        assert!(row < self.rows(), "row {row} of {}", self.rows());
+        assert!(row < self.len(), "row {row} of {}", self.len());
         let start = self.tokens.start + row * self.len;
         let last = self.tokens.end - start;
         let mut tokens = Vec::with_capacity(self.len + 1);
@@ -201,5 +193,15 @@ impl PackedRows {
             weights,
             padding,
         })
+    }
+}
+
+impl Dataset<Row> for PackedRows {
+    fn get(&self, index: usize) -> Result<Row, DatasetError> {
+        self.row(index).map_err(DatasetError::new)
+    }
+
+    fn len(&self) -> usize {
+        (self.tokens.len() - 1).div_ceil(self.len)
     }
 }

@@ -94,6 +94,23 @@ impl Vocabulary {
         Ok(self)
     }
 
+    /// Every document begins as the post-processor of the `tokenizer.json` says, if it puts an id before a text.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encoding`] if the tokenizer refuses a text of one letter.
+    pub fn with_own_begin(mut self) -> Result<Self, DataError> {
+        if let Ids::Tokenizer(tokenizer) = &self.ids {
+            let first = |special| -> Result<Option<u32>, DataError> {
+                let encoding = tokenizer.encode_fast("a", special).map_err(failed)?;
+                Ok(encoding.get_ids().first().copied())
+            };
+            let (with, without) = (first(true)?, first(false)?);
+            self.begin = with.filter(|_| with != without);
+        }
+        Ok(self)
+    }
+
     fn known(&self, id: u32) -> Result<u32, DataError> {
         let vocabulary = self.size();
         if (id as usize) < vocabulary {

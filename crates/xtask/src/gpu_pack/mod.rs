@@ -196,9 +196,9 @@ pub fn run(options: &[String]) -> Result {
     Ok(())
 }
 
-/// The packed test programs: the part, cargo's name of the target, and the name in the archive. The examples' own tests,
-/// and those of the models that run on Flex alone, are not packed.
-const TESTS: [(&str, &str, &str); 2] = [("tests", "main", "tests"), ("models", "doge", "models")];
+/// The packed test programs: the part, cargo's name of the target, and the name in the archive. The examples' own tests
+/// are not packed, and those of the models that run on Flex alone are not built.
+const TESTS: [(&str, &str, &str); 2] = [("tests", "main", "tests"), ("models", "it", "models")];
 
 /// Builds the binaries and the integration tests; returns their names in the archive and paths. One call of cargo has one
 /// set of features, so Burn is compiled once, and again for the lab's.
@@ -348,7 +348,7 @@ mod tests {
             executable(test),
             Some(("tests".into(), "/t/gpu/deps/suite-1".into()))
         );
-        let models = test.replace(r#""name":"main""#, r#""name":"doge""#);
+        let models = test.replace(r#""name":"main""#, r#""name":"it""#);
         assert_eq!(
             executable(&models),
             Some(("models".into(), "/t/gpu/deps/suite-1".into()))

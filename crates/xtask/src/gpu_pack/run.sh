@@ -135,7 +135,7 @@ units() {
         engine = $NF
         stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
-        unit = alone ? $0 : $1 "::" $2 " " ($1 == "models" ? "" : engine)
+        unit = alone ? $0 : $1 "::" $2 ($1 == "models" ? "::" $3 : " " engine)
         tests[unit]++
         seconds[unit] += $0 in took ? took[$0] : 1000
         lines[NR] = stage "\t" unit "\t" $0

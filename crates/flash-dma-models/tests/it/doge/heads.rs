@@ -1,0 +1,110 @@
+//! Scores per query head, as older files have them.
+
+use crate::doge::fixture::{BIASED, Files, TIED, TOLERANCE, assert_close, device, rows, sequence};
+use burn::tensor::{Distribution, Tensor};
+use flash_dma_models::doge::Doge;
+
+/// The projection of the scores and their decay, of the first layer.
+const SCORES: [&str; 2] = ["dt_proj.weight", "A"];
+
+fn name(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.self_attn.{part}")
+}
+
+/// The files with the rows of every layer's scores repeated for each query head.
+fn repeated(mut files: Files, group: usize) -> Files {
+    for layer in 0..2 {
+        for part in ["dt_proj.weight", "dt_proj.bias", "A"] {
+            let name = name(layer, part);
+            let Some((_, shape, _)) = files.tensors.get(&name) else {
+                continue;
+            };
+            let mut shape = shape.clone();
+            let values = files.floats(&name);
+            let rows = values.chunks(values.len() / shape[0]);
+            let repeated: Vec<f32> = rows.flat_map(|row| row.repeat(group)).collect();
+            shape[0] *= group;
+            files.set(&name, &shape, &repeated);
+        }
+    }
+    files
+}
+
+#[test]
+fn scores_on_which_query_heads_agree_become_those_of_the_key_value_head() {
+    for case in [TIED, BIASED] {
+        let model = repeated(case.files(), 2).read(&device());
+        let same = case.model(&device());
+        assert_eq!(model.config(), same.config());
+        let tokens = case.expected().tokens;
+        let logits = |model: &Doge| rows(model.forward(sequence(&tokens, &device())));
+        assert_eq!(logits(&model), logits(&same));
+    }
+}
+
+/// The files of `tied`, two query heads on one key/value head, whose query heads have scores of their own.
+fn own() -> (Files, [Vec<f32>; 2], [f32; 2]) {
+    let mut files = TIED.files();
+    let width = 16;
+    for layer in 0..2 {
+        let row = files.floats(&name(layer, SCORES[0]));
+        let other: Vec<f32> = row.iter().rev().map(|x| 1.5 * x).collect();
+        let decay = files.floats(&name(layer, SCORES[1]))[0];
+        let both: Vec<f32> = row.iter().chain(&other).copied().collect();
+        files.set(&name(layer, SCORES[0]), &[2, width], &both);
+        files.set(&name(layer, SCORES[1]), &[2], &[decay, 0.7 - decay]);
+    }
+    let both = files.floats(&name(0, SCORES[0]));
+    let decay = files.floats(&name(0, SCORES[1]));
+    let rows = [both[..width].to_vec(), both[width..].to_vec()];
+    (files, rows, [decay[0], decay[1]])
+}
+
+#[test]
+fn scores_of_its_own_give_each_query_head_its_selection() {
+    let (files, rows, decays) = own();
+    let model = files.read(&device());
+    assert_eq!(model.config().resolved_kv_heads(), 2);
+    let x = Tensor::<3>::random([1, 50, 32], Distribution::Normal(0.0, 1.0), &device());
+    let ours = model.blocks[0].attention.forward(x.clone());
+
+    // The layer's output is a sum over heads: of each, from a layer whose only scores are that head's.
+    let mut sum = ours.zeros_like();
+    for head in 0..2 {
+        let mut files = TIED.files();
+        files.set(&name(0, SCORES[0]), &[1, 16], &rows[head]);
+        files.set(&name(0, SCORES[1]), &[1], &decays[head..=head]);
+        let mut out = files.floats(&name(0, "o_proj.weight"));
+        let of_other = |i: usize| i % 32 / 16 != head;
+        (out.iter_mut().enumerate()).for_each(|(i, x)| {
+            if of_other(i) {
+                *x = 0.0
+            }
+        });
+        files.set(&name(0, "o_proj.weight"), &[32, 32], &out);
+        sum = sum + files.read(&device()).blocks[0].attention.forward(x.clone());
+    }
+    let [ours, sum] = [ours, sum].map(crate::doge::fixture::rows);
+    assert_close("heads", &ours, &sum, TOLERANCE);
+
+    let shared = TIED.model(&device()).blocks[0].attention.forward(x);
+    assert!(
+        crate::doge::fixture::difference(&crate::doge::fixture::rows(shared), &ours)
+            > 100.0 * TOLERANCE
+    );
+}
+
+#[test]
+fn a_model_with_scores_per_query_head_is_written_as_one_with_as_many_key_value_heads() {
+    let (files, ..) = own();
+    let model = files.read(&device());
+    let directory = crate::doge::fixture::Directory::new();
+    model
+        .save_safetensors(directory.path())
+        .expect("it can be written");
+    let again = Doge::from_safetensors(directory.path(), &device()).expect("it is a model");
+    assert_eq!(again.config().kv_heads, Some(2));
+    let tokens = TIED.expected().tokens;
+    let logits = |model: &Doge| rows(model.forward(sequence(&tokens, &device())));
+    assert_eq!(logits(&again), logits(&model));
+}

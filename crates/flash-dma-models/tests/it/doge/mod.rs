@@ -1,0 +1,14 @@
+//! Doge against Hugging Face's `transformers`: `tests/fixtures/make_doge.py` made small models with random weights and wrote
+//! down what they compute. The same tests run on every engine of the build; files are only read and written on the first.
+#![cfg(any(feature = "flex", feature = "cuda"))]
+
+#[cfg(feature = "autodiff")]
+mod adapters;
+mod config;
+mod errors;
+mod files;
+mod fixture;
+mod heads;
+mod logits;
+mod replay;
+mod sequences;

@@ -1,0 +1,129 @@
+//! Steps that a graph replays write what launched steps write.
+
+use crate::doge::fixture::{CASES, devices};
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{Device, Int, Tensor};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin};
+use flash_dma_models::Decoder;
+use flash_dma_models::generate::{Generator, Sampler};
+use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
+
+#[test]
+fn replayed_steps_write_what_launched_steps_write() {
+    for device in devices() {
+        for case in &CASES {
+            let tokens: Vec<u32> = case.expected().tokens.iter().map(|&t| t as u32).collect();
+            let model = case.model(&device).for_generation();
+            check(&model, &tokens, case.name);
+        }
+    }
+}
+
+/// A position that adds to a score is read where the recorded step counts it.
+#[test]
+fn replayed_steps_of_a_layer_that_ranks_by_position() {
+    for device in devices() {
+        device.seed(7);
+        let turns = RoundRobin::new(3, 100.0);
+        for (slope, turns) in [(0.0, None), (0.05, None), (0.05, Some(turns))] {
+            let tokens: Vec<u32> = (0..12)
+                .map(|i| i * 5 % Ranking::VOCABULARY as u32)
+                .collect();
+            check(
+                &Ranking::new(slope, turns, &device),
+                &tokens,
+                &format!("slope {slope}, {turns:?}"),
+            );
+        }
+    }
+}
+
+/// Texts from prompts of three lengths, one of them before the window is full; the second text ends on the way.
+fn check(model: &impl Decoder, tokens: &[u32], name: &str) {
+    // No other thread may use the device while a step is recorded.
+    static RECORDING: Mutex<()> = Mutex::new(());
+    let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let prompts = [tokens, &tokens[..5], &tokens[1..9]];
+    for sampler in [Sampler::greedy(), Sampler::random(3).with_temperature(0.7)] {
+        let generator = Generator::new(model).with_sampler(sampler).with_max_new(24);
+        let written = |generator: &Generator<'_, _>, stop_after: usize| {
+            let mut count = 0;
+            let texts = generator.try_stream(&prompts, |event| {
+                count += usize::from(event.sequence == 1);
+                match event.sequence == 1 && count == stop_after {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
+            });
+            let texts = texts.expect("the model reads its prompts").into_iter();
+            texts.map(|text| text.tokens).collect::<Vec<_>>()
+        };
+        let launched = generator.clone().with_replay(false);
+        // In the warm-up, at the recorded step, and after replays; the last one never.
+        for stop_after in [2, 5, 11, 100] {
+            assert_eq!(
+                written(&generator, stop_after),
+                written(&launched, stop_after),
+                "{name}, {sampler:?}, the second text ends after {stop_after}",
+            );
+        }
+    }
+}
+
+/// A layer that ranks by position as well, between an embedding and its transpose.
+struct Ranking {
+    embedding: Embedding,
+    layer: DynamicMaskAttention,
+}
+
+impl Ranking {
+    const VOCABULARY: usize = 48;
+
+    fn new(slope: f64, turns: Option<RoundRobin>, device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(Self::VOCABULARY, 32).init(device),
+            layer: DynamicMaskAttentionConfig::new(32, 4)
+                .with_n_kv_heads(Some(2))
+                .with_keep_window(Some(6))
+                .with_recent(Some(2))
+                .with_max_seq_len(Some(64))
+                .with_recency_slope(Some(slope))
+                .with_round_robin(turns)
+                .init(device),
+        }
+    }
+}
+
+impl Decoder for Ranking {
+    fn vocabulary(&self) -> usize {
+        Self::VOCABULARY
+    }
+
+    fn device(&self) -> Device {
+        self.embedding.weight.val().device()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        Ok(vec![self.layer.try_init_cache(sequences)?])
+    }
+
+    fn replays_up_to(&self) -> usize {
+        64
+    }
+
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [_, len] = tokens.dims();
+        let x = self.embedding.forward(tokens);
+        let x = x.clone() + self.layer.try_forward_cached(x, &mut caches[0])? * 10.0;
+        let table = self.embedding.weight.val().transpose().unsqueeze();
+        Ok(x.narrow(1, len - rows, rows).matmul(table))
+    }
+}

@@ -1,0 +1,239 @@
+//! Laws of the next token, written down by hand.
+
+use crate::generate::chain::assert_drawn_from;
+use flash_dma_models::generate::{Distribution, Draw, Purpose, SampleError, Sampler};
+
+/// Logits of these weights.
+fn logits(weights: &[f64]) -> Vec<f32> {
+    weights.iter().map(|weight| weight.ln() as f32).collect()
+}
+
+/// The probabilities of as many tokens as there are weights.
+fn law(sampler: Sampler, weights: &[f64], history: &[u32]) -> Vec<f64> {
+    let law = sampler.try_distribution(&logits(weights), history).unwrap();
+    (0..weights.len() as u32)
+        .map(|token| law.probability(token))
+        .collect()
+}
+
+fn assert_close(actual: &[f64], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len());
+    for (a, e) in actual.iter().zip(expected) {
+        assert!((a - e).abs() < 1e-6, "{actual:?} is not {expected:?}");
+        // What is cut off is cut off, not unlikely.
+        assert_eq!(*a == 0.0, *e == 0.0, "{actual:?} is not {expected:?}");
+    }
+}
+
+#[test]
+fn without_filters_the_law_is_the_softmax() {
+    let weights = [1.0, 2.0, 5.0, 2.0];
+    assert_close(
+        &law(Sampler::random(0), &weights, &[]),
+        &[0.1, 0.2, 0.5, 0.2],
+    );
+    // Squares: 1, 4, 25, 4.
+    let cold = Sampler::random(0).with_temperature(0.5);
+    assert_close(
+        &law(cold, &weights, &[]),
+        &[1.0 / 34.0, 4.0 / 34.0, 25.0 / 34.0, 4.0 / 34.0],
+    );
+}
+
+#[test]
+fn greedy_takes_the_greatest_and_of_equal_ones_the_first() {
+    assert_eq!(
+        law(Sampler::greedy(), &[1.0, 5.0, 2.0, 5.0], &[]),
+        [0.0, 1.0, 0.0, 0.0]
+    );
+    assert!(Sampler::greedy().is_plain_greedy());
+    // A temperature near 0 divides differences by almost nothing, and must not overflow.
+    let cold = Sampler::random(0).with_temperature(1e-300);
+    assert_eq!(law(cold, &[1.0, 5.0, 2.0], &[]), [0.0, 1.0, 0.0]);
+    assert_close(&law(cold, &[5.0, 5.0, 2.0], &[]), &[0.5, 0.5, 0.0]);
+}
+
+#[test]
+fn top_k_keeps_what_equals_the_last_of_them() {
+    let sampler = Sampler::random(0).with_top_k(2);
+    let two = law(sampler, &[1.0, 2.0, 6.0, 1.0], &[]);
+    assert_close(&two, &[0.0, 0.25, 0.75, 0.0]);
+    let tied = law(sampler, &[1.0, 2.0, 6.0, 2.0], &[]);
+    assert_close(&tied, &[0.0, 0.2, 0.6, 0.2]);
+    let all = law(sampler.with_top_k(9), &[1.0, 1.0, 2.0], &[]);
+    assert_close(&all, &[0.25, 0.25, 0.5]);
+}
+
+#[test]
+fn top_p_keeps_the_fewest_that_reach_it() {
+    let weights = [0.1, 0.4, 0.2, 0.3];
+    let kept = |p| law(Sampler::random(0).with_top_p(p), &weights, &[]);
+    assert_close(&kept(0.0), &[0.0, 1.0, 0.0, 0.0]);
+    assert_close(&kept(0.39), &[0.0, 1.0, 0.0, 0.0]);
+    assert_close(&kept(0.41), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+    assert_close(&kept(0.75), &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+    assert_close(&kept(1.0), &weights);
+    // Of equally likely tokens the first ones stay.
+    let equal = law(
+        Sampler::random(0).with_top_p(0.6),
+        &[1.0, 1.0, 1.0, 1.0],
+        &[],
+    );
+    assert_close(&equal, &[1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
+}
+
+#[test]
+fn min_p_compares_with_the_greatest() {
+    let weights = [1.0, 4.0, 10.0, 5.0];
+    let kept = |p| law(Sampler::random(0).with_min_p(p), &weights, &[]);
+    assert_close(&kept(0.0), &[0.05, 0.2, 0.5, 0.25]);
+    assert_close(&kept(0.3), &[0.0, 4.0 / 19.0, 10.0 / 19.0, 5.0 / 19.0]);
+    assert_close(&kept(0.45), &[0.0, 0.0, 10.0 / 15.0, 5.0 / 15.0]);
+    assert_close(&kept(1.0), &[0.0, 0.0, 1.0, 0.0]);
+}
+
+#[test]
+fn filters_apply_one_after_the_other() {
+    // Top-k leaves 6, 3, 2 of 12; of these 11, top-p 0.8 needs 6 and 3.
+    let weights = [0.5, 6.0, 3.0, 2.0, 0.5];
+    let sampler = Sampler::random(0).with_top_k(3).with_top_p(0.8);
+    assert_close(
+        &law(sampler, &weights, &[]),
+        &[0.0, 2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0],
+    );
+    // The temperature comes before: 36, 9, 4, so that top-p needs 36 and 9 of 49.5; min-p then drops 9.
+    let sampler = Sampler::random(0)
+        .with_temperature(0.5)
+        .with_top_p(0.8)
+        .with_min_p(0.3);
+    assert_close(&law(sampler, &weights, &[]), &[0.0, 1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn the_repetition_penalty_divides_above_zero_and_multiplies_below() {
+    let sampler = Sampler::greedy().with_repetition_penalty(2.0);
+    assert!(!sampler.is_plain_greedy());
+    let best = |logits: &[f32], history: &[u32]| {
+        let law = sampler.try_distribution(logits, history).unwrap();
+        law.tokens().collect::<Vec<_>>()
+    };
+    assert_eq!(best(&[3.0, 2.0], &[]), [0]);
+    assert_eq!(best(&[3.0, 2.0], &[0]), [1]);
+    // Once, however often it occurred: 5 becomes 2.5, not 1.25.
+    assert_eq!(best(&[5.0, 2.0], &[0, 0, 0]), [0]);
+    // -1 becomes -2.
+    assert_eq!(best(&[-1.0, -1.5], &[0]), [1]);
+    assert_eq!(best(&[-1.0, -2.5], &[0]), [0]);
+    // With 2 in place of 4, the odds are e^2 to e^3.
+    let drawn = Sampler::random(0).with_repetition_penalty(2.0);
+    let law = drawn.try_distribution(&[4.0, 3.0], &[0]).unwrap();
+    assert!((law.probability(1) - 1.0 / (1.0 + (-1.0_f64).exp())).abs() < 1e-12);
+}
+
+#[test]
+fn draws_follow_the_law_and_depend_on_seed_sequence_and_token() {
+    let sampler = Sampler::random(11);
+    let weights = [1.0, 2.0, 5.0, 2.0, 6.0, 4.0];
+    let law = sampler.try_distribution(&logits(&weights), &[]).unwrap();
+    let probabilities: Vec<f64> = weights.iter().map(|weight| weight / 20.0).collect();
+    let draw = |sequence, token| Draw {
+        sequence,
+        token,
+        purpose: Purpose::Token,
+    };
+    // Along a text, and across texts.
+    for of in [|n| (3, n), |n| (n, 3)] {
+        let mut counts = [0; 6];
+        for n in 0..20_000 {
+            let (sequence, token) = of(n);
+            counts[law.at(sampler.unit(draw(sequence, token))) as usize] += 1;
+        }
+        assert_drawn_from(&counts, &probabilities);
+    }
+    // Neighbours are independent: all 36 pairs.
+    let mut pairs = [0; 36];
+    for n in 0..20_000 {
+        let at = |token| law.at(sampler.unit(draw(n, token))) as usize;
+        pairs[6 * at(0) + at(1)] += 1;
+    }
+    let products: Vec<f64> = probabilities
+        .iter()
+        .flat_map(|p| probabilities.iter().map(move |q| p * q))
+        .collect();
+    assert_drawn_from(&pairs, &products);
+
+    let same = sampler.unit(draw(5, 8));
+    assert_eq!(Sampler::random(11).unit(draw(5, 8)), same);
+    assert_ne!(Sampler::random(12).unit(draw(5, 8)), same);
+    let purposes = [Purpose::Proposal, Purpose::Acceptance, Purpose::Replacement];
+    for purpose in purposes {
+        assert_ne!(
+            sampler.unit(Draw {
+                purpose,
+                ..draw(5, 8)
+            }),
+            same
+        );
+    }
+}
+
+#[test]
+fn a_unit_is_taken_to_a_token_by_the_cumulative_probability() {
+    let law = Sampler::random(0)
+        .try_distribution(&logits(&[1.0, 0.0, 3.0]), &[])
+        .unwrap();
+    assert_eq!(
+        [0.0, 0.2499, 0.2501, 0.9999].map(|unit| law.at(unit)),
+        [0, 0, 2, 2]
+    );
+    assert_eq!(law.tokens().collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(Distribution::certain(4).at(0.7), 4);
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_name() {
+    let text = |sampler: Sampler| {
+        let error = sampler.try_check().unwrap_err();
+        // A distribution is refused for the same reason.
+        let distribution = sampler.try_distribution(&[0.0], &[]).unwrap_err();
+        assert_eq!(distribution.to_string(), error.to_string());
+        error.to_string()
+    };
+    let random = Sampler::random(0);
+    for temperature in [-0.1, f64::NAN, f64::INFINITY] {
+        let expected = format!("temperature is {temperature}, but must be finite and at least 0");
+        assert_eq!(text(random.with_temperature(temperature)), expected);
+    }
+    assert_eq!(
+        text(random.with_top_k(0)),
+        "top_k is 0, but must be at least 1"
+    );
+    assert_eq!(
+        text(random.with_top_p(1.5)),
+        "top_p is 1.5, but must be from 0 to 1"
+    );
+    assert_eq!(
+        text(random.with_top_p(f64::NAN)),
+        "top_p is NaN, but must be from 0 to 1"
+    );
+    assert_eq!(
+        text(random.with_min_p(-1.0)),
+        "min_p is -1, but must be from 0 to 1"
+    );
+    let expected = "repetition_penalty is 0, but must be finite and above 0";
+    assert_eq!(text(random.with_repetition_penalty(0.0)), expected);
+}
+
+#[test]
+fn logits_without_a_law_are_refused() {
+    for sampler in [Sampler::greedy(), Sampler::random(0)] {
+        let error = |logits: &[f32]| sampler.try_distribution(logits, &[]).unwrap_err();
+        assert_eq!(error(&[0.0, f32::NAN]), SampleError::NotANumber);
+        assert_eq!(
+            error(&[0.0, f32::INFINITY]),
+            SampleError::Infinite { token: 1 }
+        );
+        assert_eq!(error(&[f32::NEG_INFINITY; 3]), SampleError::Impossible);
+        assert_eq!(error(&[]), SampleError::Impossible);
+    }
+}

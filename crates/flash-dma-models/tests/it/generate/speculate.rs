@@ -1,0 +1,289 @@
+//! Speculative decoding: greedy texts token for token, and what the caches are left with.
+
+use crate::generate::model::{Model, VOCABULARY, Watched, prompt};
+use flash_dma_models::generate::{
+    Draft, DraftLimits, DraftRow, Ended, GenerateError, Generated, Generator, ModelDraft,
+    PromptLookup, Proposal, Sampler,
+};
+use std::ops::ControlFlow;
+
+fn prompts() -> Vec<Vec<u32>> {
+    vec![prompt(23, 0), prompt(5, 1), prompt(40, 2)]
+}
+
+/// Proposes texts that are known.
+struct Scripted {
+    count: usize,
+    texts: Vec<Vec<u32>>,
+    /// The token is wrong wherever the sum of sequence and place has this divisor.
+    wrong: usize,
+}
+
+/// A divisor that no sum of the tests has, but that of the first token, which is not proposed.
+const NEVER: usize = 1000;
+
+impl Draft for Scripted {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn try_begin(&mut self, _: &[&[u32]], _: DraftLimits) -> Result<(), GenerateError> {
+        Ok(())
+    }
+
+    fn try_propose(
+        &mut self,
+        rows: &[DraftRow<'_>],
+        count: usize,
+        _: &Sampler,
+    ) -> Result<Vec<Proposal>, GenerateError> {
+        let propose = |row: &DraftRow<'_>| {
+            let text = self.texts[row.sequence]
+                .iter()
+                .enumerate()
+                .skip(row.written)
+                .take(count);
+            let tokens = text.map(|(place, &token)| {
+                let wrong = (row.sequence + place).is_multiple_of(self.wrong);
+                (token + u32::from(wrong)) % VOCABULARY as u32
+            });
+            Proposal::certain(&tokens.collect::<Vec<_>>())
+        };
+        Ok(rows.iter().map(propose).collect())
+    }
+
+    fn try_retain(&mut self, _: &[usize]) -> Result<(), GenerateError> {
+        Ok(())
+    }
+}
+
+fn tokens(texts: &[Generated]) -> Vec<Vec<u32>> {
+    texts.iter().map(|text| text.tokens.clone()).collect()
+}
+
+#[test]
+fn a_greedy_text_is_that_of_the_model_whatever_is_proposed() {
+    let (model, other) = (Model::new(3), Model::new(4));
+    let generator = Generator::new(&model).with_max_new(40).with_chunk(16);
+    let alone = generator.generate(&prompts());
+    // 20 and one tokens are more than a decode step.
+    for count in [1, 2, 5, 15, 20] {
+        for batch in [&prompts()[..1], &prompts()] {
+            let alone = &alone[..batch.len()];
+            let written = generator.speculate(batch, &mut ModelDraft::new(&other, count));
+            assert_eq!(written.texts, alone, "{count} by another model");
+            let texts = tokens(alone);
+            for wrong in [1, 2, 3, 7, NEVER] {
+                let mut draft = Scripted {
+                    count,
+                    texts: texts.clone(),
+                    wrong,
+                };
+                let written = generator.speculate(batch, &mut draft);
+                assert_eq!(
+                    written.texts, alone,
+                    "{count} proposals, wrong every {wrong}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_and_accepted_tokens_are_counted() {
+    let model = Watched::new(Model::new(3));
+    let generator = Generator::new(&model).with_max_new(21);
+    let one = &prompts()[..1];
+    let texts = tokens(&generator.generate(one));
+    model.reads();
+    let report = |wrong| {
+        let mut draft = Scripted {
+            count: 4,
+            texts: texts.clone(),
+            wrong,
+        };
+        generator.speculate(one, &mut draft).report
+    };
+    // The prompt gives one token, and each step five.
+    let right = report(NEVER);
+    assert_eq!(
+        (right.steps, right.proposed, right.accepted, right.written),
+        (4, 16, 16, 20)
+    );
+    assert_eq!(right.acceptance_rate(), 1.0);
+    let lengths: Vec<usize> = model.reads().iter().map(|read| read.len).collect();
+    assert_eq!(lengths, [23, 5, 5, 5, 5]);
+    // A step a token. The last four steps may propose fewer: 3, 2, 1 and none.
+    let wrong = report(1);
+    assert_eq!((wrong.steps, wrong.accepted, wrong.written), (20, 0, 20));
+    assert_eq!(wrong.proposed, 16 * 4 + 3 + 2 + 1);
+    assert_eq!(wrong.acceptance_rate(), 0.0);
+    // The places 3, 6, 9, … are wrong: from 1 on, two are accepted and the third is replaced, over and over.
+    let some = report(3);
+    assert_eq!((some.steps, some.written), (7, 20));
+}
+
+#[test]
+fn a_model_accepts_its_own_proposals() {
+    let model = Model::new(3);
+    let drawn = Sampler::random(8).with_temperature(3.0).with_top_p(0.9);
+    for sampler in [Sampler::greedy(), drawn] {
+        let generator = Generator::new(&model)
+            .with_max_new(31)
+            .with_sampler(sampler);
+        let written = generator.speculate(&prompts(), &mut ModelDraft::new(&model, 5));
+        // But for the rounding of the two laws, which the caches would exceed by far if they held anything else.
+        assert_eq!(
+            written.report.acceptance_rate(),
+            1.0,
+            "{:?}",
+            written.report
+        );
+        assert_eq!(written.report.steps, 5);
+        assert_eq!(written.report.written, 3 * 30);
+    }
+}
+
+#[test]
+fn a_draft_forgets_what_was_not_accepted() {
+    let model = Model::new(4);
+    let limits = DraftLimits {
+        chunk: 16,
+        max_new: 30,
+    };
+    let greedy = Sampler::greedy();
+    let propose = |draft: &mut ModelDraft<'_, Model>, text: &[u32]| {
+        let rows = [DraftRow {
+            sequence: 0,
+            text,
+            written: 1,
+        }];
+        draft.try_propose(&rows, 6, &greedy).unwrap()[0]
+            .tokens()
+            .to_vec()
+    };
+    let mut text = prompt(30, 0);
+    let mut draft = ModelDraft::new(&model, 6);
+    draft.try_begin(&[&text], limits).unwrap();
+    // Each time another number of proposals is kept, and then a token that was not proposed.
+    for kept in [0, 5, 2, 6, 1] {
+        text.push(9);
+        let proposed = propose(&mut draft, &text);
+        let mut fresh = ModelDraft::new(&model, 6);
+        fresh.try_begin(&[&text[..20]], limits).unwrap();
+        assert_eq!(propose(&mut fresh, &text), proposed, "{kept}");
+        assert_eq!(proposed, model.greedy(&text, 6));
+        text.extend(&proposed[..kept]);
+    }
+}
+
+#[test]
+fn a_lookup_finds_what_repeats() {
+    let model = Model::new(3);
+    // A random model soon repeats itself.
+    let generator = Generator::new(&model).with_max_new(120);
+    let repeated = [prompt(7, 5).repeat(4)];
+    let alone = generator.generate(&repeated);
+    let written = generator.speculate(&repeated, &mut PromptLookup::new(3, 6));
+    assert_eq!(written.texts, alone);
+    let report = written.report;
+    assert!(report.accepted > 0 && report.steps < 119, "{report:?}");
+    assert_eq!(report.written, 119);
+}
+
+/// Sixteen tokens of two texts by some model, and the place from 2 to 4 of a token in the first text that neither has
+/// elsewhere before its end.
+fn texts_with_a_stop() -> (Model, Vec<Vec<u32>>, usize) {
+    let found = (3..40).find_map(|seed| {
+        let model = Model::new(seed);
+        let generator = Generator::new(&model).with_max_new(16);
+        let texts = tokens(&generator.generate(&prompts()[..2]));
+        let stops = |&at: &usize| {
+            let stop = texts[0][at];
+            !texts[0][..at].contains(&stop) && !texts[1].contains(&stop)
+        };
+        let at = (2..5).find(stops)?;
+        Some((model, texts, at))
+    });
+    found.expect("some model writes such texts")
+}
+
+#[test]
+fn a_text_that_ends_does_not_hold_up_the_others() {
+    let (model, texts, at) = texts_with_a_stop();
+    let generator = Generator::new(&model)
+        .with_max_new(16)
+        .with_stop(&[texts[0][at]]);
+    let alone = generator.generate(&prompts()[..2]);
+    assert_eq!((alone[0].tokens.len(), alone[1].tokens.len()), (at + 1, 16));
+    // The first text ends with a token that is not proposed. The other gets all proposals right.
+    let mut proposed = texts;
+    proposed[0][at] = (proposed[0][at] + 1) % VOCABULARY as u32;
+    let mut draft = Scripted {
+        count: 4,
+        texts: proposed,
+        wrong: NEVER,
+    };
+    let written = generator.speculate(&prompts()[..2], &mut draft);
+    assert_eq!(written.texts, alone);
+    // One token of the prompt and three times five: the end took part in the first step only.
+    assert_eq!((written.report.steps, written.report.written), (3, at + 15));
+    // A draft's caches lose the text as well.
+    let other = Model::new(4);
+    for small in [&model, &other] {
+        let written = generator.speculate(&prompts()[..2], &mut ModelDraft::new(small, 3));
+        assert_eq!(written.texts, alone);
+    }
+}
+
+#[test]
+fn proposals_of_different_lengths_are_verified_up_to_the_shortest() {
+    let model = Model::new(3);
+    let generator = Generator::new(&model).with_max_new(60);
+    let prompts = [
+        prompt(7, 5).repeat(3),
+        prompt(23, 0),
+        prompt(4, 1).repeat(6),
+    ];
+    let alone = generator.generate(&prompts);
+    let written = generator.speculate(&prompts, &mut PromptLookup::new(3, 6));
+    assert_eq!(written.texts, alone);
+    assert!(written.report.accepted > 0, "{:?}", written.report);
+}
+
+#[test]
+fn a_text_ends_in_the_middle_of_what_is_accepted() {
+    let model = Model::new(3);
+    let generator = Generator::new(&model).with_max_new(21);
+    let free = generator.generate(&prompts());
+    let texts = tokens(&free);
+    let mut draft = Scripted {
+        count: 6,
+        texts: texts.clone(),
+        wrong: NEVER,
+    };
+    // The third token of the first text.
+    let stopping = generator.clone().with_stop(&[texts[0][2]]);
+    let alone = stopping.generate(&prompts());
+    assert!(alone[0].tokens.len() <= 3 && alone[0].ended == Ended::Stop(texts[0][2]));
+    assert_eq!(stopping.speculate(&prompts(), &mut draft).texts, alone);
+
+    let mut events = Vec::new();
+    let written = generator.try_speculate(&prompts(), &mut draft, |event| {
+        events.push(event);
+        match (event.sequence, event.index) {
+            (1, 9) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    });
+    let written = written.unwrap().texts;
+    assert_eq!((&written[0], &written[2]), (&free[0], &free[2]));
+    assert_eq!(
+        (&written[1].tokens[..], written[1].ended),
+        (&texts[1][..10], Ended::Callback)
+    );
+    for (sequence, text) in written.iter().enumerate() {
+        let of = events.iter().filter(|event| event.sequence == sequence);
+        assert!(of.map(|event| event.token).eq(text.tokens.iter().copied()));
+    }
+}

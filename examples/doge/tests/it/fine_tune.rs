@@ -1,0 +1,258 @@
+//! What is trained, and what is written.
+
+use crate::common::{Scratch, printed, read, refused, text};
+use burn::tensor::Tensor;
+use flash_dma_models::doge::Doge;
+use std::path::{Path, PathBuf};
+
+/// A new model, and documents that are easy to learn.
+fn prepare(scratch: &Scratch) -> (String, PathBuf) {
+    let model = scratch.fresh("model");
+    let data = scratch.path("documents.txt");
+    let document = |number: usize| format!("{}\n\n", "abcd efgh ".repeat(3 + number % 4));
+    let documents: String = (0..40).map(document).collect();
+    std::fs::write(&data, documents).expect("the folder can be written");
+    (model, data)
+}
+
+fn loss(printed: &str, when: &str) -> f64 {
+    let mut lines = printed.lines().filter_map(|line| line.strip_prefix(when));
+    let number = lines.next().and_then(|rest| rest.trim().parse().ok());
+    number.unwrap_or_else(|| panic!("{when} in {printed}"))
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+#[test]
+fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
+    let scratch = Scratch::new("lora");
+    let (model, data) = prepare(&scratch);
+    let (out, data) = (scratch.path("out"), text(&data));
+    let sizes = [
+        "--length", "48", "--batch", "4", "--epochs", "3", "--rate", "2e-2",
+    ];
+    let given = [
+        "fine-tune",
+        "--weights",
+        &model,
+        "--data",
+        &data,
+        "--out",
+        &text(&out),
+    ];
+    let said = printed(&[&given[..], &sizes].concat());
+    let [before, after] = ["loss before", "loss after"].map(|when| loss(&said, when));
+    assert!(
+        (before - 258f64.ln()).abs() < 0.2 && after < before - 0.3,
+        "{said}"
+    );
+    assert!(out.join("training/valid/epoch-3").exists(), "{said}");
+
+    let [old, new] = [read(Path::new(&model)), read(&out)];
+    assert_eq!(old.config(), new.config());
+    assert_eq!(
+        values(old.embedding.weight.val()),
+        values(new.embedding.weight.val())
+    );
+    for (old, new) in old.blocks.iter().zip(&new.blocks) {
+        let matrices = |block: &flash_dma_models::nn::DecoderBlock| {
+            let (attention, feed) = (&block.attention, &block.feed_forward);
+            [&attention.q_proj, &attention.o_proj, &feed.gate, &feed.down]
+                .map(|layer| values(layer.weight.val()))
+        };
+        for (old, new) in matrices(old).iter().zip(&matrices(new)) {
+            assert_ne!(old, new);
+        }
+        let [a, b] = [old, new].map(|block| values(block.attention_norm.gamma.val()));
+        assert_eq!(a, b);
+    }
+    for name in ["config.json", "tokenizer.json"] {
+        let [a, b] = [Path::new(&model), &out].map(|dir| std::fs::read(dir.join(name)).unwrap());
+        assert!(a == b, "{name}");
+    }
+    // What the script of the fixtures compares with `transformers`.
+    let check = [
+        "check",
+        "--weights",
+        &text(&out),
+        "--loss",
+        "5",
+        "--expected",
+    ];
+    crate::common::call(&check);
+    let expected = std::fs::read(out.join("expected.json")).expect("it is written");
+    let expected: serde_json::Value = serde_json::from_slice(&expected).expect("JSON");
+    let length = |name: &str| expected[name].as_array().map(Vec::len);
+    // The sentence ends with the window.
+    assert_eq!([length("tokens"), length("rows")], [Some(32), Some(8)]);
+    let logits = &expected["logits_by_step"][0];
+    assert_eq!(logits.as_array().map(Vec::len), Some(258));
+
+    // The written model goes on where the loss said.
+    let check = [
+        "write",
+        "--weights",
+        &text(&out),
+        "--prompt",
+        "abcd efgh abcd",
+        "--max-new",
+        "4",
+    ];
+    assert!(!printed(&check).is_empty());
+}
+
+#[test]
+fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_adapters() {
+    let scratch = Scratch::new("full");
+    let (model, _) = prepare(&scratch);
+    let data = scratch.path("documents.jsonl");
+    let line =
+        |number: usize| format!("{{\"story\": \"{}\"}}\n", "one two ".repeat(4 + number % 3));
+    let lines: String = (0..24).map(line).collect();
+    std::fs::write(&data, lines).expect("the folder can be written");
+    let data = text(&data);
+    let sizes = [
+        "--length", "32", "--batch", "4", "--field", "story", "--rate", "5e-3",
+    ];
+    let run = |out: &Path, options: &[&str]| {
+        let given = [
+            "fine-tune",
+            "--weights",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &text(out),
+        ];
+        printed(&[&given[..], &sizes, options].concat())
+    };
+    let [full, scores] = [scratch.path("full"), scratch.path("scores")];
+    let said = run(&full, &["--full"]);
+    assert!(
+        loss(&said, "loss after") < loss(&said, "loss before"),
+        "{said}"
+    );
+    run(&scores, &["--targets", "dt_proj$", "--rank", "2"]);
+    let [old, full, scores] = [read(Path::new(&model)), read(&full), read(&scores)];
+    let norm = |doge: &Doge| values(doge.norm.gamma.val());
+    let q = |doge: &Doge| values(doge.blocks[0].attention.q_proj.weight.val());
+    assert_ne!(norm(&old), norm(&full));
+    assert_ne!(q(&old), q(&full));
+    assert_eq!(norm(&old), norm(&scores));
+    assert_eq!(q(&old), q(&scores));
+    let dt = |doge: &Doge| match doge.blocks[0].attention.scorer() {
+        burn_flash_dma::nn::Scorer::Zoh(zoh) => values(zoh.dt_proj.val()),
+        other => panic!("{other:?}"),
+    };
+    assert_ne!(dt(&old), dt(&scores));
+}
+
+#[test]
+fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
+    let scratch = Scratch::new("resumed");
+    let (model, data) = prepare(&scratch);
+    let data = text(&data);
+    let sizes = [
+        "--length",
+        "32",
+        "--batch",
+        "4",
+        "--epochs",
+        "2",
+        "--checkpoints",
+        "2",
+    ];
+    // The second trains vectors too, which decay otherwise than matrices.
+    for (name, options) in [
+        ("adapters", ["--rate", "1e-2"].as_slice()),
+        ("full", &["--full"]),
+    ] {
+        let out = scratch.path(name);
+        let given = [
+            "fine-tune",
+            "--weights",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &text(&out),
+        ];
+        let given = [&given[..], &sizes, options].concat();
+        printed(&given);
+        let measured = |part: usize| out.join(format!("training/valid/epoch-{part}"));
+        assert!(measured(3).exists() && measured(4).exists());
+        let weights = || std::fs::read(out.join("model.safetensors")).expect("it is written");
+        let whole = weights();
+
+        // As if the program had been killed in the middle of the second epoch, while it wrote a checkpoint.
+        let checkpoint = |file: &str| out.join("training/checkpoint").join(file);
+        for file in ["optim-4.bpk", "scheduler-4.bpk"] {
+            std::fs::remove_file(checkpoint(file)).expect("the last checkpoint");
+        }
+        std::fs::write(checkpoint("model-4.bpk"), b"half").expect("the last checkpoint");
+        std::fs::remove_file(out.join("model.safetensors")).expect("it is written");
+        let again = [&given[..], &["--resume"]].concat();
+        let forget = || std::fs::remove_dir_all(out.join("training/valid")).expect("logs");
+        forget();
+        printed(&again);
+        assert!(!measured(3).exists() && measured(4).exists());
+        assert!(weights() == whole, "{name}: another model");
+
+        // What has ended stays what it is, and another training is not taken up.
+        forget();
+        printed(&again);
+        assert!(!measured(4).exists());
+        assert!(weights() == whole);
+        let error = refused(&[&again[..], &["--seed", "9"]].concat());
+        assert!(error.contains("train = "), "{error}");
+        let mut documents = std::fs::read_to_string(&data).expect("it is there");
+        documents.push_str("And one more.\n");
+        let other = scratch.path("other.txt");
+        std::fs::write(&other, documents).expect("the folder can be written");
+        let error = refused(&[&again[..], &["--data", &text(&other)]].concat());
+        assert!(error.contains("train = "), "{error}");
+        assert!(weights() == whole);
+    }
+}
+
+#[test]
+fn what_cannot_be_trained_is_said_in_one_line() {
+    let scratch = Scratch::new("untrained");
+    let (model, data) = prepare(&scratch);
+    let (out, data) = (text(&scratch.path("out")), text(&data));
+    let refuse = |options: &[&str]| {
+        let given = [
+            "fine-tune",
+            "--weights",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &out,
+        ];
+        refused(&[&given[..], options].concat())
+    };
+    for (options, reason) in [
+        (["--rank", "0"], "--rank must be at least 1"),
+        (["--targets", "nothing"], "no weight is called nothing"),
+        (["--targets", "("], "--targets"),
+        (["--length", "1000"], "--length must be at most 512"),
+        (
+            ["--batch", "0"],
+            "--batch, --epochs, --length, --checkpoints and --rank must be",
+        ),
+        (["--batch", "999"], "999"),
+        (["--rate", "0"], "--rate must be above 0"),
+    ] {
+        let error = refuse(&options);
+        assert!(
+            error.starts_with("doge: ") && error.contains(reason),
+            "{error}"
+        );
+    }
+    let error = refuse(&["--length", "32", "--checkpoints", "999"]);
+    assert!(error.contains("999 parts of an epoch of "), "{error}");
+    assert!(!Path::new(&out).join("model.safetensors").exists());
+}

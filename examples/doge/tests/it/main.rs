@@ -1,0 +1,7 @@
+//! The program `doge`: what it writes, trains and serves.
+#![cfg(feature = "flex")]
+
+mod common;
+mod fine_tune;
+mod serve;
+mod write;

@@ -1,0 +1,218 @@
+//! Texts on the terminal, the check of a loss, and the calls that documents show.
+
+use crate::common::{Scratch, call, letter_of, printed, refused, text};
+use flash_dma_models::data::Vocabulary;
+use std::path::Path;
+
+#[test]
+fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
+    let scratch = Scratch::new("write");
+    let (model, draft) = (scratch.model("model", 1), scratch.model("draft", 2));
+    let prompts = ["Once upon a time", "a", "to be or not to be, to be or"];
+    let write = |prompts: &[&str], options: &[&str]| {
+        let prompts = prompts.iter().flat_map(|prompt| ["--prompt", prompt]);
+        let given: Vec<&str> = prompts.collect();
+        printed(
+            &[
+                &["write", "--weights", &model, "--max-new", "40"],
+                &given[..],
+                options,
+            ]
+            .concat(),
+        )
+    };
+    let alone = prompts.map(|prompt| write(&[prompt], &[]));
+    assert!(
+        alone
+            .iter()
+            .all(|text| text.trim_end().chars().count() >= 20),
+        "{alone:?}"
+    );
+    assert!(alone[0] != alone[1] && alone[1] != alone[2], "{alone:?}");
+    for (prompt, alone) in prompts.iter().zip(&alone) {
+        assert_eq!(&write(&[prompt], &["--chunk", "5"]), alone);
+        assert_eq!(&write(&[prompt], &["--lookup", "--ahead", "3"]), alone);
+        assert_eq!(&write(&[prompt], &["--draft", &draft]), alone);
+        // The model itself guesses right.
+        let output = call(&[
+            "write",
+            "--weights",
+            &model,
+            "--draft",
+            &model,
+            "--prompt",
+            prompt,
+        ]);
+        let report = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = report
+            .lines()
+            .find(|line| line.contains("proposed"))
+            .expect("a report");
+        let counts: Vec<usize> = line
+            .split(' ')
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        assert!(counts[0] == counts[1] && counts[0] > 0, "{report}");
+    }
+    // Each line of a text of several stands behind the number of its prompt.
+    let together = write(&prompts, &[]);
+    for (index, alone) in alone.iter().enumerate() {
+        let mark = format!("{index}: ");
+        let lines = together.lines().filter_map(|line| line.strip_prefix(&mark));
+        let lines: Vec<&str> = lines.collect();
+        assert_eq!(lines.join("\n"), alone.trim_end_matches('\n'), "{together}");
+    }
+}
+
+#[test]
+fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
+    let scratch = Scratch::new("stops");
+    let model = scratch.model("model", 3);
+    let write = |options: &[&str]| {
+        printed(&[&["write", "--weights", &model, "--prompt", "x"], options].concat())
+    };
+    let drawn = |seed| write(&["--temperature", "1.5", "--top-k", "200", "--seed", seed]);
+    assert_eq!(drawn("1"), drawn("1"));
+    assert_ne!(drawn("1"), drawn("2"));
+    let greedy = write(&[]);
+    let stop = letter_of(&greedy);
+    let at = greedy.find(stop).expect("it is in the text");
+    let given = stop.to_string();
+    assert_eq!(
+        write(&["--stop", &given]),
+        format!("{}{stop}\n", &greedy[..at])
+    );
+    // One beam is the greedy text.
+    assert_eq!(write(&["--beams", "1"]), greedy);
+    assert!(!write(&["--beams", "3"]).is_empty());
+
+    // A token that the configuration names ends the text, too, and is not shown.
+    let path = scratch.path("model/config.json");
+    let config = std::fs::read_to_string(&path).expect("it is there");
+    let named = format!("{{\"eos_token_id\": {},", stop as u32);
+    std::fs::write(&path, config.replacen('{', &named, 1)).expect("it can be written");
+    // Bytes that are no whole letter are shown as such, also where a text ends.
+    assert_eq!(write(&[]), format!("{}\n", &greedy[..at]));
+}
+
+#[test]
+fn a_loss_is_compared_and_the_exit_code_says_how() {
+    let scratch = Scratch::new("loss");
+    let dir = scratch.fresh("fresh");
+    let output = call(&["check", "--weights", &dir]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stdout).expect("text");
+    let loss = said
+        .strip_prefix("loss ")
+        .and_then(|rest| rest.split(',').next());
+    let loss = loss.expect("the loss");
+    assert_eq!(
+        said,
+        format!("loss {loss}, expected 2.779: does not agree\n")
+    );
+    // New parameters know nothing: the logarithm of 258 tokens.
+    let value: f64 = loss.parse().expect("a number");
+    assert!((value - 258f64.ln()).abs() < 0.1, "{loss}");
+    let agreed = printed(&["check", "--weights", &dir, "--loss", loss]);
+    assert_eq!(agreed, format!("loss {loss}, expected {value}: agrees\n"));
+    // The third decimal counts.
+    for (off, code) in [
+        (8e-4, 0),
+        (-8e-4, 0),
+        (12e-4, 1),
+        (-12e-4, 1),
+        (f64::NAN, 1),
+    ] {
+        let other = (value + off).to_string();
+        let output = call(&["check", "--weights", &dir, "--loss", &other]);
+        assert_eq!(output.status.code(), Some(code), "{other}");
+    }
+}
+
+#[test]
+fn every_byte_has_a_token_of_its_own() {
+    let scratch = Scratch::new("bytes");
+    scratch.fresh("fresh");
+    let path = scratch.path("fresh/tokenizer.json");
+    let vocabulary = Vocabulary::from_file(path).expect("a tokenizer");
+    let letters: String = ('\0'..='\u{7ff}').chain(['€', '😀']).collect();
+    let ids = vocabulary.encode(&letters).expect("ids");
+    assert_eq!(ids, Vocabulary::bytes().encode(&letters).expect("ids"));
+    assert_eq!(vocabulary.size(), 258);
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_one_line() {
+    let scratch = Scratch::new("refused");
+    let model = scratch.model("model", 4);
+    let nowhere = text(&scratch.path("nowhere"));
+    let error = refused(&["write", "--weights", &nowhere, "--prompt", "x"]);
+    assert!(
+        error.starts_with("doge: ") && error.contains("config.json"),
+        "{error}"
+    );
+    let long = "x".repeat(500);
+    let given = [
+        "write",
+        "--weights",
+        &model,
+        "--temperature=-1",
+        "--prompt",
+        "x",
+    ];
+    let error = refused(&given);
+    assert!(error.contains("temperature"), "{error}");
+    assert_eq!(
+        printed(&[
+            "write",
+            "--weights",
+            &model,
+            "--prompt",
+            &long,
+            "--max-new",
+            "1"
+        ])
+        .lines()
+        .count(),
+        1
+    );
+
+    std::fs::remove_file(scratch.path("model/tokenizer.json")).expect("it is there");
+    let error = refused(&["write", "--weights", &model, "--prompt", "x"]);
+    assert!(error.contains("tokenizer.json"), "{error}");
+    std::fs::write(scratch.path("model/tokenizer.json"), "{}").expect("it can be written");
+    let error = refused(&["write", "--weights", &model, "--prompt", "x"]);
+    assert!(error.contains("tokenizer.json"), "{error}");
+}
+
+/// With `--help` behind it a call is read and not carried out.
+#[test]
+fn calls_in_documents_are_read() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut calls = 0;
+    for document in [
+        "book/src/fine-tune.md",
+        "book/src/serve.md",
+        "examples/README.md",
+    ] {
+        let text = std::fs::read_to_string(root.join(document)).expect("the document");
+        let text = text.replace("\\\n", " ");
+        let calls_in = |line: &&str| line.starts_with("cargo run") && line.contains(" -p doge ");
+        for line in text.lines().filter(calls_in) {
+            let line = line.split('#').next().unwrap_or_default();
+            let options = line.split_once(" -- ").map_or("", |(_, options)| options);
+            // What stands between quotation marks is one word.
+            let parts = options.split(['"', '\'']).enumerate();
+            let words = parts.flat_map(|(at, part)| match at % 2 {
+                0 => part.split_whitespace().collect(),
+                _ => vec![part],
+            });
+            let options: Vec<&str> = words.chain(["--help"]).collect();
+            let output = call(&options);
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{document}: {line}: {error}");
+            calls += 1;
+        }
+    }
+    assert!(calls >= 8, "{calls} calls were found");
+}
