@@ -1,4 +1,4 @@
-//! Checks of tensors that are not finite, on Flex and on the default bodies' backend if the build has it.
+//! Checks of tensors that are not finite, on Flex, and on CubeCL's CPU runtime if the build has it.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_dma::finite::{FiniteChecks, FiniteError, Kind, NonFinite, try_check_finite};
