@@ -31,16 +31,22 @@ pub fn run_counted(command: &mut Command) -> Result<usize> {
 
 fn run_to(command: &mut Command, terminal: impl Write) -> Result<usize> {
     let mut summary = Summary::default();
-    let status = start(command)
+    let start = Instant::now();
+    let status = spawn(command)
         .and_then(|(mut child, output)| {
-            let start = Instant::now();
             let clock = || start.elapsed();
             pass_on(BufReader::new(output), terminal, clock, &mut summary)?;
             child.wait()
         })
         .map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
     print!("\n{}", summary.slowest());
-    println!("\n{}", summary.totals());
+    let [built, run] = [summary.built, start.elapsed().saturating_sub(summary.built)];
+    println!(
+        "\n{} in {:.0} s, built in {:.0} s",
+        summary.totals(),
+        run.as_secs_f64(),
+        built.as_secs_f64()
+    );
     if status.success() {
         Ok(summary.passed)
     } else {
@@ -50,7 +56,7 @@ fn run_to(command: &mut Command, terminal: impl Write) -> Result<usize> {
 
 /// Starts a command with one pipe for both its streams: so that cargo's messages about a program stay before and after
 /// the program's output.
-fn start(command: &mut Command) -> std::io::Result<(Child, PipeReader)> {
+fn spawn(command: &mut Command) -> std::io::Result<(Child, PipeReader)> {
     let (reader, writer) = std::io::pipe()?;
     let child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
     // The command keeps its ends of the pipe, which would never be closed.
@@ -87,6 +93,8 @@ pub struct Summary {
     programs: usize,
     /// Each with its failed tests.
     failures: Vec<Failure>,
+    /// How long cargo built.
+    built: Duration,
     /// How long every test took, and its name behind its program's.
     times: Vec<(Duration, String)>,
     /// The running program, and its output so far.
@@ -132,6 +140,8 @@ impl Summary {
                 program,
                 ..Current::default()
             };
+        } else if line.trim_start().starts_with("Finished ") {
+            self.built = now;
         } else if line.starts_with("running ") {
             self.current.start = now;
         } else if let Some(rest) = line.strip_prefix("test result: ") {
