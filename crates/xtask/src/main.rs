@@ -28,7 +28,7 @@ Usage: cargo xtask <command>
   test [--full]    What every change passes: setup, format, house rules, spelling, reports, clippy, tests, generated
                    CUDA code that changed. --full: what this leaves out, which CI runs behind it: licences and
                    sources of the dependencies, documentation, the tests of tests/long.txt, the book, a dry run
-                   of the release, the program of a new crate, the workspace `lab`, all generated CUDA code.
+                   of the release, the program of a new crate, the workspace `lab`.
   test-vulkan [--spirv]
                    The kernels' tests on Vulkan, through wgpu and WGSL: on Mesa's driver for CPUs, which
                    is installed if there is no driver. --spirv compiles them as the feature `vulkan`

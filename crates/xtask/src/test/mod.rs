@@ -71,7 +71,7 @@ const STEPS: [Step; 9] = [
 ];
 
 /// What is left to `--full`.
-const FULL_STEPS: [Step; 9] = [
+const FULL_STEPS: [Step; 8] = [
     SETUP,
     Step {
         name: "dependencies",
@@ -121,11 +121,6 @@ const FULL_STEPS: [Step; 9] = [
     Step {
         name: "lab",
         run: lab,
-        builds: true,
-    },
-    Step {
-        name: "all generated code",
-        run: || codegen::run(&["--full".into()]),
         builds: true,
     },
 ];
