@@ -6,7 +6,7 @@ mod times;
 
 pub use programs::run as run_programs;
 
-use crate::process::{Result, cargo, run as run_command, switch};
+use crate::process::{Result, cargo, run as run_command, switch, target_dir};
 use crate::{book, codegen, new_crate, release, setup, tidy, tools};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ const STEPS: [Step; 9] = [
     },
     Step {
         name: "clippy",
-        run: || clippy(&["--workspace", "--features", "flash-dma-tests/programs"]),
+        run: clippy,
         builds: true,
     },
     Step {
@@ -139,9 +139,11 @@ fn long_tests() -> Result {
     }
 }
 
-fn clippy(options: &[&str]) -> Result {
-    let mut clippy = cargo(["clippy", "--all-targets"]);
-    run_command(clippy.args(options).args(["--", "-D", "warnings"]))
+/// The lints of everything, programs that tests do not need included.
+fn clippy() -> Result {
+    let programs = ["--features", "flash-dma-tests/programs"];
+    let mut clippy = cargo(["clippy", "--workspace", "--all-targets"]);
+    run_command(clippy.args(programs).args(["--", "-D", "warnings"]))
 }
 
 /// The tables, plots and sentences of README and book are what the rows say.
@@ -149,17 +151,14 @@ fn reports() -> Result {
     run_command(Command::new("python3").args(["bench-results/report.py", "--check"]))
 }
 
-/// The workspace of the research programs: it shares the libraries of the main one.
+/// The workspace of research. Its libraries are built anew, with fewer features than the main one's, so it is tested but not
+/// linted: its manifest denies the warnings.
 fn lab() -> Result {
-    let manifest = [
-        "--manifest-path",
-        "lab/Cargo.toml",
-        "--target-dir",
-        "target",
-    ];
-    run_command(cargo(["fmt", "--all", "--check"]).args(&manifest[..2]))?;
-    clippy(&manifest)?;
-    programs::run(cargo(TESTS).args(manifest))
+    let manifest = ["--manifest-path", "lab/Cargo.toml"];
+    run_command(cargo(["fmt", "--all", "--check"]).args(manifest))?;
+    let mut tests = cargo(TESTS);
+    tests.args(manifest).arg("--target-dir").arg(target_dir());
+    programs::run(&mut tests)
 }
 
 /// Runs all steps, or with `--full` those that it leaves out, even after a failure, and prints the time of each.
