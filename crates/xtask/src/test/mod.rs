@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold before a change is merged.
+//! `cargo xtask test`: what must hold before a change is merged, in two commands.
 
 mod long;
 mod programs;
