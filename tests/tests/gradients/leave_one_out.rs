@@ -174,6 +174,22 @@ fn of_every_weight_besides<E: Engine>(engine: &E) {
     }
 }
 
+/// What an LSE has from a key of little weight is much smaller than 1, to which its logarithm must not round it.
+fn of_little_weight_beside_much<E: Engine>(engine: &E) {
+    let of = |k_len, window| case(3, k_len, window).full().deviation(0.1);
+    let cases = E::cases_or_device(
+        [(of(200, 150), 0)],
+        [(of(1191, 894), 1)],
+        [
+            (of(1191, 894), 1),
+            (wide(3, 1191, 894).full().deviation(0.1), 1),
+        ],
+    );
+    for runners in cases {
+        check(engine, &runners, LeaveOneOut::new(10.0).expect("enough"));
+    }
+}
+
 fn of_padded_rows_and_transposed_heads<E: Engine>(engine: &E) {
     let layouts = |case: Case, more| [Padded, Transposed].map(|l| (case.clone().layout(l), more));
     let medium = layouts(case(130, 150, 20).heads(4, 2), 5);
@@ -258,6 +274,7 @@ every_engine!(
     of_long_rows,
     of_out_alone,
     of_every_weight_besides,
+    of_little_weight_beside_much,
     of_padded_rows_and_transposed_heads,
     nothing_else_changes,
     a_nan_stays_with_its_rows,

@@ -17,6 +17,8 @@
 //! | `dff2d74` | gradients of keys stayed 0 where few queries see them, on tensor cores | `regression::gradients_of_keys_were_lost_where_few_queries_see_them`, `properties::suffixes` |
 //! | `bench-results/h200/suite.md`; `b8b294a` | the LSE drifted by the rounding of a reference for each token of a step, at logits in the thousands, on tensor cores | `regression::steps_drifted_at_great_logits` |
 //! | …, `1db5656` | the LSE of rows of 192 and 208 elements beyond its bound, which took tensor cores for exact to 64 | `regression::wide_heads_were_held_to_the_error_of_narrow_ones` |
+//! | the fuzzer on CUDA, seed 12 | dq of repeated keys and of others took one compiled kernel from the disk cache, on `wgmma` | `regression::tensor_cores`, `codegen::every_kernel_has_a_stable_hash_of_its_own` |
+//! | …, ranks of kept keys | `log1p` is `ln(1 + x)` in CubeCL: of little weights it kept nothing below 6e-8 | `gradients::leave_one_out::of_little_weight_beside_much` |
 //! | `fbd1260` | bf16 on CubeCL's CPU runtime without AVX512-BF16 | `regression::bf16_was_not_compiled_for_a_cpu_without_instructions_for_it` |
 //! | `48fe0dd`, `2ce30ac` | rotary positions in the layer's or the device's 16-bit type | `positions_may_pass_the_rotary_table` of `burn-flash-dma`, `training` of `flash-dma-models` |
 //! | `4d8ae1e` | Cargo's variables of `xtask` rebuilt CubeCL | `cargo_is_not_told_about_this_package` of `xtask` |

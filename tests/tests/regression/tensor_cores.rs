@@ -2,6 +2,7 @@
 
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_tests::engine::skip;
+use flash_dma_tests::fuzz::{self, Fuzzed};
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
 use flash_dma_tests::{Case, Engine, Raw, tensor_core_engines};
 
@@ -9,6 +10,7 @@ tensor_core_engines!(
     small_logits_under_a_great_softcap_were_off_by_4e_6,
     a_step_read_the_biases_of_the_next_head,
     rows_of_512_bytes_were_taken_for_contiguous,
+    keys_that_repeat_ran_the_kernel_of_keys_that_do_not,
 );
 
 /// `bench-results/h200/suite.md`, "All kernels and Burn", and `96f67e8`: the hyperbolic tangent was a difference of
@@ -37,6 +39,17 @@ fn a_step_read_the_biases_of_the_next_head<E: MaskedEngine>(engine: &E) {
             .causal(causal)
             .bias([1, 2, 70, 70]);
         case.check(engine);
+    }
+}
+
+/// A kernel's stable hash said nothing of its tensor maps, so with CubeCL's disk cache dq on `wgmma` ran whichever kernel the
+/// process had compiled first: that without maps for keys that have them, and the reverse, which reads beyond the arguments.
+fn keys_that_repeat_ran_the_kernel_of_keys_that_do_not<E: Fuzzed>(engine: &E) {
+    for places in ["cncccc", "cccccc", "cncccc"] {
+        let line = format!(
+            "plain f16 b=2 kv=2 g=7 q=2 k=204 d=64 causal cap=30 det lse lay={places} seed=1"
+        );
+        fuzz::assert_line(engine, &line);
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::backward::rank::terms::{Change, ChangeKind, RankTerms, adds};
-use crate::math::{sigmoid, softplus};
+use crate::math::{ln_one_plus, sigmoid, softplus};
 use crate::portable::alibi::{TileAlibi, with_alibi};
 use crate::portable::args::{Operands, RankedList, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
@@ -189,7 +189,7 @@ fn weight(change: &Change, x: f32) -> f32 {
 fn part_of_lse(change: &Change, x: f32, weight: f32) -> f32 {
     match comptime!(change.kind) {
         ChangeKind::Added => softplus(x),
-        ChangeKind::LeftOut => weight.log1p(),
+        ChangeKind::LeftOut => ln_one_plus(weight),
     }
 }
 

@@ -15,6 +15,10 @@ use cubecl::prelude::*;
 pub(crate) struct KeyMaps<E: Float> {
     pub k: ComptimeOption<TensorMap<E, Tiled>>,
     pub v: ComptimeOption<TensorMap<E, Tiled>>,
+    /// Whether there are maps: a kernel's stable hash, by which CubeCL's disk cache goes, does not tell an absent map from a
+    /// present one.
+    #[cube(comptime)]
+    pub exist: bool,
 }
 
 /// The copies of a cube's key tiles as boxes.
@@ -50,7 +54,7 @@ impl KeyBoxes {
             batch: attended.own.batch,
             head: attended.own.kv_head,
             begin: attended.keys.begin,
-            exist: maps.k.is_some(),
+            exist: maps.exist,
         }
     }
 

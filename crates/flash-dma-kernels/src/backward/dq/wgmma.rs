@@ -41,7 +41,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let size!(NO) = comptime!(bp.head_dim / 2);
     let size!(NP) = comptime!(bp.key_tile / 4);
     let (element, head_dim, key_tile) = comptime!((bp.element, bp.head_dim, bp.key_tile));
-    let as_boxes = maps.k.is_some();
+    let as_boxes = maps.exist;
     let warp = UNIT_POS_Y as usize;
     let own = CubeTile::new::<E, Const<8>>(operands, source, tiles_of, bp);
     let keys = TileKeys::new(source, &own);

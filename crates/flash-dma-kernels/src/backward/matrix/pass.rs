@@ -253,7 +253,8 @@ impl<'a> MmaPass<'a> {
                     let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
                     boxes.into()
                 });
-                launch!(dq_wgmma_kernel, tile, KeyMapsLaunch::new(k_boxes, v_boxes))
+                let maps = KeyMapsLaunch::new(k_boxes, v_boxes, boxes);
+                launch!(dq_wgmma_kernel, tile, maps)
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::sums::write_score;
+use crate::math::ln_one_plus;
 use crate::matrix::logit_scale::{sigmoid_of_power, softplus};
 use crate::matrix::ptx::{at_most_zero, ex2, reciprocal};
 use cubecl::prelude::*;
@@ -73,7 +74,7 @@ impl Change {
     pub(crate) fn part_of_lse(&self, x: f32, weight: f32) -> f32 {
         match comptime!(self.kind) {
             ChangeKind::Added => softplus(x),
-            ChangeKind::LeftOut => weight.log1p(),
+            ChangeKind::LeftOut => ln_one_plus(weight),
         }
     }
 }
