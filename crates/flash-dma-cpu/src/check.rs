@@ -78,6 +78,11 @@ pub(crate) fn buffer<T>(name: TensorName, buffer: &[T], shape: &[usize]) -> Chec
     Ok(())
 }
 
+/// As [`buffer`], of one that may be missing.
+fn optional<T>(name: TensorName, optional: Option<&[T]>, shape: &[usize]) -> Checked {
+    optional.map_or(Ok(()), |elements| buffer(name, elements, shape))
+}
+
 /// Checks a selection.
 pub(crate) fn select(scores: &View<'_, f32, 3>, kept: KeptKeys, intervals: &[Interval]) -> Checked {
     kept.check()?;
@@ -104,22 +109,18 @@ pub(crate) fn plan(geometry: &PlanGeometry, bits: &[u32], counts: &[u32]) -> Che
 pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> Checked {
     operands(problem, &inputs.q, &inputs.k, &inputs.v)?;
     match &inputs.selection {
-        None if problem.has_scores => Err(AttentionError::ScoresWithoutIntervals),
-        Some(_) if !problem.has_scores => Err(AttentionError::ScoresWithoutIntervals),
-        None => Ok(()),
-        Some(selection) => {
+        Some(selection) if problem.has_scores => {
             let shape = problem.scores_shape();
             view(TensorName::Scores, &selection.scores, &shape)?;
             buffer(TensorName::Intervals, selection.intervals, &shape)?;
-            let Some(far) = &selection.far else {
-                return Ok(());
-            };
-            buffer(TensorName::Far, far.ends, &shape)?;
-            match &far.left_out {
-                Some(left_out) => buffer(TensorName::LeftOut, left_out.from, &shape),
-                None => Ok(()),
-            }
+            let far = selection.far.as_ref();
+            optional(TensorName::Far, far.map(|far| far.ends), &shape)?;
+            let left_out = far.and_then(|far| far.left_out);
+            let from = left_out.map(|left_out| left_out.from);
+            optional(TensorName::LeftOut, from, &shape)
         }
+        None if !problem.has_scores => Ok(()),
+        _ => Err(AttentionError::ScoresWithoutIntervals),
     }
 }
 
@@ -129,10 +130,9 @@ pub(crate) fn masked_inputs<E: Element>(
     inputs: &MaskedInputs<'_, E>,
 ) -> Checked {
     operands(&problem.attention, &inputs.q, &inputs.k, &inputs.v)?;
-    let no_mask: &[u32] = &[];
     let shape = problem.plan.as_ref().map(|plan| plan.bits_shape());
     let shape: &[usize] = shape.as_ref().map_or(&[0], |shape| shape);
-    buffer(TensorName::Plan, inputs.bits.unwrap_or(no_mask), shape)?;
+    buffer(TensorName::Plan, inputs.bits.unwrap_or_default(), shape)?;
     match (&inputs.bias, &problem.bias) {
         (Some(bias), Some(shape)) => broadcast_view(TensorName::Bias, bias, shape),
         (None, None) => Ok(()),
@@ -151,11 +151,8 @@ fn operands<E: Element>(
     v: &View<'_, E, 4>,
 ) -> Checked {
     if problem.element != E::TYPE {
-        return Err(AttentionError::element_type(
-            TensorName::Query,
-            problem.element,
-            E::TYPE,
-        ));
+        let (q, expected) = (TensorName::Query, problem.element);
+        return Err(AttentionError::element_type(q, expected, E::TYPE));
     }
     if let EngineChoice::Only(engine) = problem.engine
         && engine != Engine::Cpu
@@ -174,35 +171,27 @@ fn operands<E: Element>(
 /// Checks where the forward pass writes.
 pub(crate) fn outputs<E>(problem: &Problem, outputs: &Outputs<'_, E>) -> Checked {
     buffer(TensorName::Out, outputs.out, &problem.q_shape())?;
-    match (&outputs.residual, problem.residual_shape()) {
-        (Some(residual), Some(shape)) => buffer(TensorName::Residual, residual, &shape)?,
-        (Some(_), None) => return Err(AttentionError::Residual),
-        (None, _) => {}
+    if let Some(residual) = &outputs.residual {
+        let shape = problem.residual_shape().ok_or(AttentionError::Residual)?;
+        buffer(TensorName::Residual, residual, &shape)?;
     }
-    buffer(TensorName::Lse, outputs.lse, &problem.lse_shape())?;
-    match &outputs.lse_rest {
-        Some(rest) => buffer(TensorName::LseRest, rest, &problem.lse_shape()),
-        None => Ok(()),
-    }
+    let (rest, shape) = (outputs.lse_rest.as_deref(), problem.lse_shape());
+    buffer(TensorName::Lse, outputs.lse, &shape)?;
+    optional(TensorName::LseRest, rest, &shape)
 }
 
 /// Checks what the forward pass left and the incoming gradients.
 pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Checked {
     view(TensorName::Out, &saved.out, &problem.q_shape())?;
-    match (&saved.residual, problem.residual_shape()) {
-        (Some(residual), Some(shape)) => view(TensorName::Residual, residual, &shape)?,
-        (Some(_), None) => return Err(AttentionError::Residual),
-        (None, _) => {}
+    if let Some(residual) = &saved.residual {
+        let shape = problem.residual_shape().ok_or(AttentionError::Residual)?;
+        view(TensorName::Residual, residual, &shape)?;
     }
-    buffer(TensorName::Lse, saved.lse, &problem.lse_shape())?;
-    if let Some(rest) = saved.lse_rest {
-        buffer(TensorName::LseRest, rest, &problem.lse_shape())?;
-    }
+    let shape = problem.lse_shape();
+    buffer(TensorName::Lse, saved.lse, &shape)?;
+    optional(TensorName::LseRest, saved.lse_rest, &shape)?;
     view(TensorName::GradOut, &saved.grad_out, &problem.q_shape())?;
-    match saved.grad_lse {
-        Some(grad_lse) => buffer(TensorName::GradLse, grad_lse, &problem.lse_shape()),
-        None => Ok(()),
-    }
+    optional(TensorName::GradLse, saved.grad_lse, &shape)
 }
 
 /// Checks where the backward pass writes.

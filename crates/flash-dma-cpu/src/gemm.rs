@@ -31,11 +31,11 @@ impl<'a> Matrix<'a> {
     /// The same elements with rows and columns exchanged.
     pub(crate) fn transposed(self) -> Self {
         Self {
-            data: self.data,
             rows: self.columns,
             columns: self.rows,
             row_stride: self.column_stride,
             column_stride: self.row_stride,
+            ..self
         }
     }
 }
@@ -50,11 +50,7 @@ pub(crate) struct Product<'a> {
 
 impl<'a> Product<'a> {
     pub(crate) fn new(left: Matrix<'a>, right: Matrix<'a>) -> Self {
-        Self {
-            factor: 1.0,
-            left,
-            right,
-        }
+        Self::scaled(1.0, left, right)
     }
 
     pub(crate) fn scaled(factor: f32, left: Matrix<'a>, right: Matrix<'a>) -> Self {
@@ -124,25 +120,17 @@ mod tests {
             let a: Vec<f32> = (0..m * k).map(|i| (i % 13) as f32 - 6.0).collect();
             let b: Vec<f32> = (0..k * n).map(|i| (i % 7) as f32 - 3.0).collect();
             let exact = |r: usize, c: usize, ta: bool, tb: bool| -> f32 {
-                (0..k)
-                    .map(|i| {
-                        let x = if ta { a[i * m + r] } else { a[r * k + i] };
-                        let y = if tb { b[c * k + i] } else { b[i * n + c] };
-                        2.0 * x * y
-                    })
-                    .sum()
+                let term = |i: usize| {
+                    let x = if ta { a[i * m + r] } else { a[r * k + i] };
+                    let y = if tb { b[c * k + i] } else { b[i * n + c] };
+                    2.0 * x * y
+                };
+                (0..k).map(term).sum()
             };
+            let left = [Matrix::rows(&a, k), Matrix::rows(&a, m).transposed()];
+            let right = [Matrix::rows(&b, n), Matrix::rows(&b, k).transposed()];
             for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
-                let left = if ta {
-                    Matrix::rows(&a, m).transposed()
-                } else {
-                    Matrix::rows(&a, k)
-                };
-                let right = if tb {
-                    Matrix::rows(&b, k).transposed()
-                } else {
-                    Matrix::rows(&b, n)
-                };
+                let (left, right) = (left[usize::from(ta)], right[usize::from(tb)]);
                 // A fresh product must not read what the target holds.
                 let mut target = vec![f32::NAN; m * n];
                 Product::scaled(2.0, left, right).write_to(&mut target);

@@ -2,14 +2,14 @@
 //! [`masked_backward`].
 
 use crate::args::{MaskedGradients, MaskedInputs, Outputs, Saved};
+use crate::attention::Operands;
 use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
-use crate::attention::operands::Operands;
 use crate::check;
 use crate::element::Element;
 use crate::keys::source::{KeyTensors, Keys};
-use crate::tile_plan::pack::{count, pack, pack_ranges};
+use crate::tile_plan::{count, pack, pack_ranges};
 use crate::view::BroadcastView;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
 

@@ -1,10 +1,10 @@
 //! Attention to the keys of greatest score: [`select`], [`forward`], [`backward`].
 
 use crate::args::{Gradients, Inputs, Outputs, Saved};
+use crate::attention::Operands;
 use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
-use crate::attention::operands::Operands;
 use crate::attention::rank::{Added, LeftOut, rank as add_to_rank};
 use crate::check;
 use crate::element::Element;

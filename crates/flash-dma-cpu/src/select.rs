@@ -15,10 +15,8 @@ pub(crate) fn select_rows<'a>(
     if k_len == 0 {
         return;
     }
-    intervals
-        .par_chunks_exact_mut(k_len)
-        .enumerate()
-        .for_each(|(row, intervals)| select_row(rows(row), kept, intervals));
+    let of_rows = intervals.par_chunks_exact_mut(k_len).enumerate();
+    of_rows.for_each(|(row, intervals)| select_row(rows(row), kept, intervals));
 }
 
 /// The intervals of the keys that are kept for their ranks, and of the recent ones as much longer as they are recent.
@@ -71,7 +69,7 @@ fn select_best(scores: &[f32], window: usize, intervals: &mut [Interval]) {
     }
 }
 
-fn interval_of(first: usize, end: usize) -> Interval {
+pub(crate) fn interval_of(first: usize, end: usize) -> Interval {
     Interval {
         first: first as u32,
         end: end as u32,
@@ -100,26 +98,8 @@ fn key_of(quality: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The selected keys of a position by definition: sort the older keys, keep the best, and the recent ones.
-    fn selected(scores: &[f32], kept: KeptKeys, position: usize) -> Vec<usize> {
-        let shown = |&j: &usize| scores[j] != f32::NEG_INFINITY;
-        let border = (position + 1).saturating_sub(kept.recent);
-        let mut keys: Vec<usize> = (0..border).filter(shown).collect();
-        keys.sort_by(|&a, &b| {
-            let (x, y) = (scores[a], scores[b]);
-            match (x.is_nan(), y.is_nan()) {
-                (true, true) => a.cmp(&b),
-                (true, false) => std::cmp::Ordering::Greater,
-                (false, true) => std::cmp::Ordering::Less,
-                _ => y.partial_cmp(&x).unwrap().then(a.cmp(&b)),
-            }
-        });
-        keys.truncate(kept.best);
-        keys.extend((border..=position).filter(shown));
-        keys.sort_unstable();
-        keys
-    }
+    use flash_dma_reference::Rng;
+    use flash_dma_reference::compose::attended;
 
     fn check(scores: &[f32], kept: KeptKeys) {
         let mut intervals = vec![Interval { first: 7, end: 7 }; scores.len()];
@@ -128,13 +108,16 @@ mod tests {
             assert_eq!(interval.first as usize, j);
             assert!(interval.end >= interval.first && interval.end as usize <= scores.len());
         }
+        let (wide, rule) = (
+            scores.iter().map(|&z| z.into()).collect::<Vec<f64>>(),
+            kept.into(),
+        );
         for position in 0..scores.len() {
-            let got: Vec<usize> = (0..scores.len())
-                .filter(|&j| intervals[j].contains(position as i64))
-                .collect();
+            let attends = |&j: &usize| intervals[j].contains(position as i64);
+            let got: Vec<usize> = (0..scores.len()).filter(attends).collect();
+            let expected = attended(&wide, &rule, position);
             assert_eq!(
-                got,
-                selected(scores, kept, position),
+                got, expected,
                 "{kept:?}, position {position}, scores {scores:?}"
             );
         }
@@ -142,18 +125,12 @@ mod tests {
 
     #[test]
     fn every_position_attends_to_its_best_and_its_last_keys() {
-        let mut state = 1u64;
-        let mut random = move || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize
-        };
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
         let special = [
-            f32::NAN,
-            -f32::NAN,
-            f32::NEG_INFINITY,
-            f32::INFINITY,
+            nan,
+            -nan,
+            -inf,
+            inf,
             0.0,
             -0.0,
             f32::MIN,
@@ -161,17 +138,18 @@ mod tests {
             1e-42,
             -1e-42,
         ];
+        let mut rng = Rng::new(1);
         for _ in 0..300 {
-            let scores: Vec<f32> = (0..random() % 40 + 1)
-                .map(|_| match random() % 3 {
-                    0 => special[random() % special.len()],
-                    1 => (random() % 4) as f32 - 2.0,
-                    _ => random() as f32 / (1u64 << 31) as f32 - 0.5,
-                })
-                .collect();
-            for best in [1, 2, 3, scores.len(), usize::MAX, random() % 40 + 1] {
+            let mut score = || match rng.below(3) {
+                0 => special[rng.below(special.len())],
+                1 => rng.below(4) as f32 - 2.0,
+                _ => rng.uniform() as f32 - 0.5,
+            };
+            let mut scores: Vec<f32> = (0..40).map(|_| score()).collect();
+            scores.truncate(rng.below(40) + 1);
+            for best in [1, 2, 3, scores.len(), usize::MAX, rng.below(40) + 1] {
                 check(&scores, best.into());
-                for recent in [1, random() % 40 + 1, scores.len(), usize::MAX] {
+                for recent in [1, rng.below(40) + 1, scores.len(), usize::MAX] {
                     check(&scores, KeptKeys { best, recent });
                 }
             }

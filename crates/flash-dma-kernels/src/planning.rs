@@ -23,10 +23,9 @@ pub fn required_bytes(
 ) -> Result<usize, AttentionError> {
     let rows = Rows::new(client);
     let inputs = rows.inputs(problem, passes);
-    let selecting = if problem.has_scores {
-        select_workspace(client, problem.scores_shape(), problem.window)
-    } else {
-        0
+    let selecting = match problem.has_scores {
+        true => select_workspace(client, problem.scores_shape(), problem.window),
+        false => 0,
     };
     let forward = forward::plan(client, problem, &inputs)?;
     let mut workspace = selecting.max(forward.workspace_bytes());
@@ -54,9 +53,7 @@ pub fn longest(
     passes: Passes,
     bytes: usize,
 ) -> Result<usize, AttentionError> {
-    memory::longest(problem, bytes, |problem| {
-        required_bytes(client, problem, passes)
-    })
+    memory::longest(problem, bytes, |p| required_bytes(client, p, passes))
 }
 
 /// The greatest number of sequences, each as long as those of `problem`, that fits into `bytes` of the device's memory,
@@ -71,9 +68,7 @@ pub fn largest_batch(
     passes: Passes,
     bytes: usize,
 ) -> Result<usize, AttentionError> {
-    memory::largest_batch(problem, bytes, |problem| {
-        required_bytes(client, problem, passes)
-    })
+    memory::largest_batch(problem, bytes, |p| required_bytes(client, p, passes))
 }
 
 /// Makes contiguous tensors of which only shape and strides are used; all share one small buffer.

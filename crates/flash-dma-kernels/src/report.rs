@@ -24,9 +24,9 @@ pub fn engines(client: &Client) -> Result<Vec<Engine>, AttentionError> {
     let properties = client.properties();
     let on_device = |engine: &Engine| match engine {
         Engine::Wgmma => has_wgmma(properties),
-        Engine::Mma => {
-            [ElementType::F16, ElementType::Bf16].map(|e| has_mma(e, properties)) != [false; 2]
-        }
+        Engine::Mma => [ElementType::F16, ElementType::Bf16]
+            .iter()
+            .any(|&e| has_mma(e, properties)),
         _ => true,
     };
     Ok(allowed()?.iter().copied().filter(on_device).collect())

@@ -60,16 +60,11 @@ impl AlibiSlopes {
     /// of the next greater, from its first on, as in the paper's code.
     #[must_use]
     pub fn standard(q_heads: usize) -> Self {
-        let slopes: Vec<f32> = match q_heads {
-            0 => Vec::new(),
-            _ => {
-                let power = 1usize << q_heads.ilog2();
-                let of = |n: usize, heads: usize| (-8.0 * n as f64 / heads as f64).exp2() as f32;
-                let first = (1..=power).map(|n| of(n, power));
-                let more = (1..=2 * power).step_by(2).map(|n| of(n, 2 * power));
-                first.chain(more).take(q_heads).collect()
-            }
-        };
+        let power = 1usize << q_heads.max(1).ilog2();
+        let of = |n: usize, heads: usize| (-8.0 * n as f64 / heads as f64).exp2() as f32;
+        let first = (1..=power).map(|n| of(n, power));
+        let more = (1..=2 * power).step_by(2).map(|n| of(n, 2 * power));
+        let slopes: Vec<f32> = first.chain(more).take(q_heads).collect();
         Self::new(&slopes).expect("powers of two are finite")
     }
 
@@ -167,22 +162,16 @@ mod tests {
         let error = AlibiSlopes::new(&[1.0, f32::NAN]).unwrap_err();
         assert!(matches!(error, AttentionError::AlibiSlope { head: 1, .. }));
         let error = AlibiSlopes::new(&[f32::INFINITY]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the ALiBi slope of head 0 must be finite, but is inf"
-        );
+        let text = "the ALiBi slope of head 0 must be finite, but is inf";
+        assert_eq!(error.to_string(), text);
         let error = problem(4, AlibiSlopes::standard(2)).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "there are 2 ALiBi slopes for 4 query heads"
-        );
+        let text = "there are 2 ALiBi slopes for 4 query heads";
+        assert_eq!(error.to_string(), text);
         let (q, k) = ([2, 4, 3, 8], [2, 2, 5, 8]);
         let options = AttentionOptions::new().with_alibi(AlibiSlopes::standard(0));
         let masked = MaskedProblem::new(&q, &k, &k, None, None, ElementType::F32, &options);
         let (slopes, q_heads) = (0, 4);
-        assert_eq!(
-            masked.unwrap_err(),
-            AttentionError::AlibiHeads { slopes, q_heads }
-        );
+        let refused = AttentionError::AlibiHeads { slopes, q_heads };
+        assert_eq!(masked.unwrap_err(), refused);
     }
 }

@@ -5,7 +5,8 @@
 //! to the sequences: dense attention.
 
 use crate::problem::{
-    check_head_dim, check_limit, check_options, check_shape, rank, size_in_bytes,
+    MAX_BYTES, MAX_LEN, check_head_dim, check_limit, check_options, check_shape, rank,
+    size_in_bytes,
 };
 use crate::{
     AttentionError, AttentionOptions, ElementType, EngineChoice, Obstacle, PassKind, ScoreRole,
@@ -14,9 +15,6 @@ use crate::{
 
 /// The most queries of a sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
-
-/// The greatest number of tokens of a sequence: positions are signed 32-bit numbers.
-const MAX_POSITIONS: usize = i32::MAX as usize;
 
 /// The storage of a cache's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,8 +123,14 @@ impl CacheShape {
         let rule = rule.into();
         rule.check()?;
         let role = ScoreRole::default();
-        let storage = Storage::Slots { rule, role };
-        Self::new(batch, kv_heads, head_dim, element, storage)
+        Self {
+            batch,
+            kv_heads,
+            head_dim,
+            element,
+            storage: Storage::Slots { rule, role },
+        }
+        .checked()
     }
 
     /// A cache of `pages` pages of `page_len` tokens, of which each sequence may have `max_pages`.
@@ -144,14 +148,20 @@ impl CacheShape {
         if page_len == 0 || max_pages == 0 {
             return Err(AttentionError::EmptyPages);
         }
-        let storage = Storage::Pages {
-            pages,
-            page_len,
-            max_pages,
-            scored: false,
-            window: None,
-        };
-        Self::new(batch, kv_heads, head_dim, element, storage)
+        Self {
+            batch,
+            kv_heads,
+            head_dim,
+            element,
+            storage: Storage::Pages {
+                pages,
+                page_len,
+                max_pages,
+                scored: false,
+                window: None,
+            },
+        }
+        .checked()
     }
 
     /// The same cache with a score for each key, as slots always have: a key bias without a window.
@@ -178,13 +188,7 @@ impl CacheShape {
     ///
     /// [`AttentionError::TooLarge`] if there are more than can be addressed.
     pub fn with_batch(self, batch: usize) -> Result<Self, AttentionError> {
-        Self::new(
-            batch,
-            self.kv_heads,
-            self.head_dim,
-            self.element,
-            self.storage,
-        )
+        Self { batch, ..self }.checked()
     }
 
     /// The same cache of pages, of whose keys a query attends to the last `window`, its own included: those before may
@@ -204,55 +208,37 @@ impl CacheShape {
         Ok(self)
     }
 
-    fn new(
-        batch: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        element: ElementType,
-        storage: Storage,
-    ) -> Result<Self, AttentionError> {
-        if kv_heads == 0 {
-            return Err(AttentionError::HeadRatio {
-                q_heads: 0,
-                kv_heads,
-            });
+    fn checked(self) -> Result<Self, AttentionError> {
+        if self.kv_heads == 0 {
+            let (q_heads, kv_heads) = (0, 0);
+            return Err(AttentionError::HeadRatio { q_heads, kv_heads });
         }
-        check_head_dim(head_dim)?;
-        let shape = Self {
-            batch,
-            kv_heads,
-            head_dim,
-            element,
-            storage,
-        };
-        let (what, rows) = match storage {
-            Storage::Slots { rule, .. } => ("the number of slots", rule.window),
+        check_head_dim(self.head_dim)?;
+        match self.storage {
+            Storage::Slots { rule, .. } => {
+                check_limit("the number of slots", rule.window, MAX_LEN)?;
+            }
             Storage::Pages {
+                pages,
                 page_len,
                 max_pages,
                 ..
-            } => (
-                "the number of tokens of a page table's row",
-                page_len.saturating_mul(max_pages),
-            ),
-        };
-        check_limit(what, rows, MAX_POSITIONS)?;
-        if let Storage::Pages {
-            pages, max_pages, ..
-        } = storage
-        {
-            check_limit("the number of pages", pages, MAX_POSITIONS)?;
-            let entries = batch.saturating_mul(max_pages);
-            check_limit("the size of the page table", entries, MAX_POSITIONS)?;
+            } => {
+                let tokens = page_len.saturating_mul(max_pages);
+                check_limit(
+                    "the number of tokens of a page table's row",
+                    tokens,
+                    MAX_LEN,
+                )?;
+                check_limit("the number of pages", pages, MAX_LEN)?;
+                let entries = self.batch.saturating_mul(max_pages);
+                check_limit("the size of the page table", entries, MAX_LEN)?;
+            }
         }
         // No sequences are none of a cache that could not have one either.
-        let bytes = size_in_bytes(element, shape.kv_shape().map(|n| n.max(1)));
-        check_limit(
-            "the size of the cached k in bytes",
-            bytes,
-            isize::MAX as usize,
-        )?;
-        Ok(shape)
+        let bytes = size_in_bytes(self.element, self.kv_shape().map(|n| n.max(1)));
+        check_limit("the size of the cached k in bytes", bytes, MAX_BYTES)?;
+        Ok(self)
     }
 
     /// Shape of the cached `k` and `v`.
@@ -369,11 +355,8 @@ impl CacheShape {
         held: usize,
     ) -> Result<AppendProblem, AttentionError> {
         if element != self.element {
-            return Err(AttentionError::element_type(
-                TensorName::Key,
-                self.element,
-                element,
-            ));
+            let key = TensorName::Key;
+            return Err(AttentionError::element_type(key, self.element, element));
         }
         let [_, _, tokens, _] = rank(TensorName::Key, k)?;
         let shape = [self.batch, self.kv_heads, tokens, self.head_dim];
@@ -395,11 +378,11 @@ impl CacheShape {
                 capacity: self.capacity(),
             });
         }
-        if held.saturating_add(tokens) > MAX_POSITIONS {
+        if held.saturating_add(tokens) > MAX_LEN {
             return Err(AttentionError::Positions {
                 held,
                 tokens,
-                limit: MAX_POSITIONS,
+                limit: MAX_LEN,
             });
         }
         Ok(AppendProblem {

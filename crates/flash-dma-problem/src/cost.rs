@@ -15,10 +15,8 @@ pub fn active_pairs(problem: &Problem) -> u128 {
         return heads * rows(problem.q_len as u128, problem.k_len as i64);
     }
     // The visible keys grow by one per query: an arithmetic series up to the window, then a constant.
-    let (first, last) = (
-        problem.position(0) + 1,
-        problem.position(problem.q_len.max(1) - 1) + 1,
-    );
+    let first = problem.position(0) + 1;
+    let last = problem.position(problem.q_len.max(1) - 1) + 1;
     if problem.q_len == 0 || last <= 0 {
         return 0;
     }
@@ -46,11 +44,8 @@ pub fn backward_flops(problem: &Problem) -> u128 {
 #[must_use]
 pub fn forward_bytes(problem: &Problem) -> u128 {
     let (q, kv, scores, lse) = sizes(problem);
-    let selection = if problem.has_scores {
-        4 * scores + 8 * scores
-    } else {
-        0
-    };
+    // A score and an interval per key.
+    let selection = if problem.has_scores { 12 * scores } else { 0 };
     // The LSE is in two parts.
     problem.element.size() as u128 * (2 * q + 2 * kv) + 8 * lse + selection
 }
@@ -59,11 +54,8 @@ pub fn forward_bytes(problem: &Problem) -> u128 {
 #[must_use]
 pub fn backward_bytes(problem: &Problem) -> u128 {
     let (q, kv, scores, lse) = sizes(problem);
-    let selection = if problem.has_scores {
-        8 * scores + 8 * scores
-    } else {
-        0
-    };
+    // A score, its gradient and an interval per key.
+    let selection = if problem.has_scores { 16 * scores } else { 0 };
     problem.element.size() as u128 * (4 * q + 4 * kv) + 8 * lse + selection
 }
 
@@ -93,21 +85,11 @@ mod tests {
         for (q_len, k_len) in [(0, 3), (1, 1), (5, 5), (3, 9), (9, 3), (4, 0), (17, 40)] {
             for causal in [false, true] {
                 for window in [1, 2, 4, 100] {
-                    let p = problem(
-                        q_len,
-                        k_len,
-                        AttentionOptions::new()
-                            .with_causal(causal)
-                            .with_keep_window(window),
-                    );
-                    let count: i64 = (0..q_len)
-                        .map(|i| (p.position(i) + 1).clamp(0, window as i64))
-                        .sum();
-                    assert_eq!(
-                        active_pairs(&p),
-                        8 * count as u128,
-                        "{q_len} {k_len} {causal} {window}"
-                    );
+                    let options = AttentionOptions::new().with_causal(causal);
+                    let p = problem(q_len, k_len, options.with_keep_window(window));
+                    let kept = |i| (p.position(i) + 1).clamp(0, window as i64);
+                    let count: i64 = (0..q_len).map(kept).sum();
+                    assert_eq!(active_pairs(&p), 8 * count as u128, "{p:?}");
                 }
             }
         }

@@ -27,23 +27,11 @@ pub struct Dropout {
     seed: u64,
 }
 
-/// What is read from a file.
 #[cfg(feature = "serde")]
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unchecked {
+deserialize_by_new!(Dropout {
     rate: f32,
-    seed: u64,
-}
-
-#[cfg(feature = "serde")]
-impl TryFrom<Unchecked> for Dropout {
-    type Error = AttentionError;
-
-    fn try_from(Unchecked { rate, seed }: Unchecked) -> Result<Self, AttentionError> {
-        Self::new(rate, seed)
-    }
-}
+    seed: u64
+});
 
 impl Dropout {
     /// Drops each pair with probability `rate`, from 0 and less than 1, by the mask of `seed`. A rate of 0 is no dropout.

@@ -91,18 +91,23 @@ impl fmt::Display for PassKind {
 }
 
 /// Why an engine does not run a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
     /// The device's backend does not have the engine.
+    #[error("the backend of the device has no such engine")]
     OtherBackend,
     /// The device does not have the instructions of the engine.
+    #[error("the device has no such instructions")]
     Device,
     /// The engine has no kernel for the pass.
+    #[error("there is no such kernel")]
     Pass,
     /// The engine does not multiply elements of this type: tensor cores would round f32.
+    #[error("there is no kernel for {0}")]
     Element(ElementType),
     /// The engine has no kernel for this head dimension.
+    #[error("the head dimension is {head_dim}, and there are kernels for {served}")]
     HeadDim {
         /// The head dimension of the problem.
         head_dim: usize,
@@ -110,30 +115,43 @@ pub enum Obstacle {
         served: &'static str,
     },
     /// Rows that do not begin at multiples of 16 bytes.
+    #[error("rows do not begin at multiples of 16 bytes")]
     UnalignedRows,
     /// Rows that are one row repeated by a stride of 0.
+    #[error("rows are repeated by a stride of 0")]
     RepeatedRows,
     /// A bias that differs between queries.
+    #[error("the bias differs between queries")]
     PairBias,
     /// The gradients of such a bias's call with dropout.
+    #[error("the bias differs between queries, and there is dropout")]
     DroppedPairBias,
     /// The gradients of such a bias's call with ALiBi.
+    #[error("the bias differs between queries, and there is ALiBi")]
     AlibiPairBias,
     /// A bias of keys that is not contiguous along them.
+    #[error("the bias is not contiguous along the keys")]
     BiasStride,
     /// Pages that are not whole key tiles of the engine.
+    #[error("pages are not whole key tiles")]
     PageLength,
     /// Pages with a window.
+    #[error("there is no kernel for pages with a window")]
     PageWindow,
     /// More queries or heads per key tile than the engine's lists can name.
+    #[error("the lists of a key tile cannot name so many queries or heads")]
     Lists,
     /// Less shared memory than the smallest tiles of the engine need.
+    #[error("the device has too little shared memory")]
     SharedMemory,
     /// The environment variable `FLASH_DMA_ENGINE` excludes the engine.
+    #[error("FLASH_DMA_ENGINE excludes it")]
     Variable,
     /// The call asks for another engine.
+    #[error("the call asks for {0}")]
     Forced(Engine),
     /// A cache takes the fastest engine of every step; no other can be asked for.
+    #[error("a cache takes the fastest engine")]
     Cache,
 }
 
@@ -160,44 +178,9 @@ impl Obstacle {
     }
 }
 
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OtherBackend => f.write_str("the backend of the device has no such engine"),
-            Self::Device => f.write_str("the device has no such instructions"),
-            Self::Pass => f.write_str("there is no such kernel"),
-            Self::Element(element) => write!(f, "there is no kernel for {element}"),
-            Self::HeadDim { head_dim, served } => {
-                write!(
-                    f,
-                    "the head dimension is {head_dim}, and there are kernels for {served}"
-                )
-            }
-            Self::UnalignedRows => f.write_str("rows do not begin at multiples of 16 bytes"),
-            Self::RepeatedRows => f.write_str("rows are repeated by a stride of 0"),
-            Self::PairBias => f.write_str("the bias differs between queries"),
-            Self::DroppedPairBias => {
-                f.write_str("the bias differs between queries, and there is dropout")
-            }
-            Self::AlibiPairBias => {
-                f.write_str("the bias differs between queries, and there is ALiBi")
-            }
-            Self::BiasStride => f.write_str("the bias is not contiguous along the keys"),
-            Self::PageLength => f.write_str("pages are not whole key tiles"),
-            Self::PageWindow => f.write_str("there is no kernel for pages with a window"),
-            Self::Lists => {
-                f.write_str("the lists of a key tile cannot name so many queries or heads")
-            }
-            Self::SharedMemory => f.write_str("the device has too little shared memory"),
-            Self::Variable => f.write_str("FLASH_DMA_ENGINE excludes it"),
-            Self::Forced(engine) => write!(f, "the call asks for {engine}"),
-            Self::Cache => f.write_str("a cache takes the fastest engine"),
-        }
-    }
-}
-
 /// An engine that was considered before the one that runs a pass, and why it does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("not {engine} for {pass}: {obstacle}")]
 pub struct PassedOver {
     /// The pass.
     pub pass: PassKind,
@@ -205,17 +188,6 @@ pub struct PassedOver {
     pub engine: Engine,
     /// The reason.
     pub obstacle: Obstacle,
-}
-
-impl fmt::Display for PassedOver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            pass,
-            engine,
-            obstacle,
-        } = self;
-        write!(f, "not {engine} for {pass}: {obstacle}")
-    }
 }
 
 /// The engines of both passes of a problem, and why no faster one runs them.

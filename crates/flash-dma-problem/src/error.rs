@@ -3,145 +3,99 @@
 use crate::{ElementType, Engine, Obstacle, PassKind};
 use core::fmt;
 
-/// The tensors of a problem, as they are named in errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[allow(missing_docs)]
-pub enum TensorName {
-    Query,
-    Key,
-    Value,
-    Scores,
-    Rank,
-    Intervals,
-    Far,
-    PackedQueryKeyValue,
-    PackedKeyValue,
-    Out,
-    Lse,
-    /// What the rounding of the LSE lost.
-    LseRest,
-    GradOut,
-    GradLse,
-    GradQuery,
-    GradKey,
-    GradValue,
-    GradScores,
-    GradRank,
-    Mask,
-    Plan,
-    LeftOut,
-    FirstKeys,
-    EndKeys,
-    Bias,
-    GradBias,
-    Tokens,
-    GradTokens,
-    NormWeight,
-    GradNormWeight,
-    RotaryTable,
-    DtProjection,
-    Decay,
-    ScoreProjection,
-    SinkLogits,
-    CachedKey,
-    CachedValue,
-    CachedScores,
-    CachedPositions,
-    Seen,
-    PageTable,
-    Lengths,
-    Residual,
-    Weight,
-    Gate,
-    Up,
-    LeftFactor,
-    RightFactor,
-    Product,
-    Targets,
+/// Declares [`TensorName`]: the tensors, and the text that each is displayed as.
+macro_rules! tensor_names {
+    ($($name:ident = $text:literal,)*) => {
+        /// The tensors of a problem, as they are named in errors.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[allow(missing_docs)]
+        pub enum TensorName {
+            $($name,)*
+        }
+
+        impl fmt::Display for TensorName {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$name => $text,)*
+                })
+            }
+        }
+    };
 }
 
-impl fmt::Display for TensorName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Query => "q",
-            Self::Key => "k",
-            Self::Value => "v",
-            Self::Scores => "scores",
-            Self::Rank => "the rank",
-            Self::Intervals => "intervals",
-            Self::Far => "the ends of the runners-up",
-            Self::LeftOut => "the first positions of kept keys",
-            Self::PackedQueryKeyValue => "qkv",
-            Self::PackedKeyValue => "kv",
-            Self::Out => "out",
-            Self::Residual => "the residual of out",
-            Self::Lse => "lse",
-            Self::LseRest => "lse_rest",
-            Self::GradOut => "the gradient of out",
-            Self::GradLse => "the gradient of lse",
-            Self::GradQuery => "the gradient of q",
-            Self::GradKey => "the gradient of k",
-            Self::GradValue => "the gradient of v",
-            Self::GradScores => "the gradient of scores",
-            Self::GradRank => "the gradient of the rank",
-            Self::Mask => "the mask",
-            Self::Plan => "the tile plan",
-            Self::FirstKeys => "first of the key ranges",
-            Self::EndKeys => "end of the key ranges",
-            Self::Bias => "the bias",
-            Self::GradBias => "the gradient of the bias",
-            Self::Tokens => "x",
-            Self::GradTokens => "the gradient of x",
-            Self::NormWeight => "gamma",
-            Self::GradNormWeight => "the gradient of gamma",
-            Self::RotaryTable => "the rotary table",
-            Self::DtProjection => "dt_proj",
-            Self::Decay => "a",
-            Self::ScoreProjection => "score_proj",
-            Self::SinkLogits => "the sink logits",
-            Self::CachedKey => "the cached k",
-            Self::CachedValue => "the cached v",
-            Self::CachedScores => "the cached scores",
-            Self::CachedPositions => "the cached positions",
-            Self::Seen => "the count of seen tokens",
-            Self::PageTable => "the page table",
-            Self::Lengths => "the lengths of the sequences",
-            Self::Weight => "the weight",
-            Self::Gate => "the gate",
-            Self::Up => "up",
-            Self::LeftFactor => "the left factor",
-            Self::RightFactor => "the right factor",
-            Self::Product => "the product",
-            Self::Targets => "the targets",
-        })
-    }
+tensor_names! {
+    Query = "q",
+    Key = "k",
+    Value = "v",
+    Scores = "scores",
+    Rank = "the rank",
+    Intervals = "intervals",
+    Far = "the ends of the runners-up",
+    LeftOut = "the first positions of kept keys",
+    PackedQueryKeyValue = "qkv",
+    PackedKeyValue = "kv",
+    Out = "out",
+    Residual = "the residual of out",
+    Lse = "lse",
+    LseRest = "lse_rest",
+    GradOut = "the gradient of out",
+    GradLse = "the gradient of lse",
+    GradQuery = "the gradient of q",
+    GradKey = "the gradient of k",
+    GradValue = "the gradient of v",
+    GradScores = "the gradient of scores",
+    GradRank = "the gradient of the rank",
+    Mask = "the mask",
+    Plan = "the tile plan",
+    FirstKeys = "first of the key ranges",
+    EndKeys = "end of the key ranges",
+    Bias = "the bias",
+    GradBias = "the gradient of the bias",
+    Tokens = "x",
+    GradTokens = "the gradient of x",
+    NormWeight = "gamma",
+    GradNormWeight = "the gradient of gamma",
+    RotaryTable = "the rotary table",
+    DtProjection = "dt_proj",
+    Decay = "a",
+    ScoreProjection = "score_proj",
+    SinkLogits = "the sink logits",
+    CachedKey = "the cached k",
+    CachedValue = "the cached v",
+    CachedScores = "the cached scores",
+    CachedPositions = "the cached positions",
+    Seen = "the count of seen tokens",
+    PageTable = "the page table",
+    Lengths = "the lengths of the sequences",
+    Weight = "the weight",
+    Gate = "the gate",
+    Up = "up",
+    LeftFactor = "the left factor",
+    RightFactor = "the right factor",
+    Product = "the product",
+    Targets = "the targets",
 }
 
-/// The reason for refusing a problem.
+/// The reason for refusing a problem. The fields are what the text of the error says of them; axes and other indices
+/// count from 0.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum AttentionError {
     /// A tensor has a different number of axes than its role requires.
     #[error("{tensor} must have {expected} axes, but has {actual}")]
     Rank {
-        /// Which tensor.
         tensor: TensorName,
-        /// Number of axes of its role.
         expected: usize,
-        /// Number of axes it has.
         actual: usize,
     },
     /// An axis has a different size than the other tensors imply.
     #[error("{tensor} must have size {expected} on axis {axis}, but has {actual}")]
     Shape {
-        /// Which tensor.
         tensor: TensorName,
-        /// Which axis, from 0.
         axis: usize,
-        /// The size the other tensors imply.
         expected: usize,
-        /// The size it has.
         actual: usize,
     },
     /// An axis of a mask or bias has neither the size of the logits nor 1.
@@ -150,44 +104,27 @@ pub enum AttentionError {
         alternatives(sizes)
     )]
     Broadcast {
-        /// Which tensor.
         tensor: TensorName,
-        /// Which axis, from 0.
         axis: usize,
         /// The sizes other than 1 that it may have.
         sizes: Vec<usize>,
-        /// The size it has.
         actual: usize,
     },
     /// A tile plan was made with causal masking and the call is without, or vice versa.
     #[error("the tile plan was made with causal = {plan}, but the options say {options}")]
-    PlanCausal {
-        /// Causal masking of the plan.
-        plan: bool,
-        /// Causal masking of the options.
-        options: bool,
-    },
+    PlanCausal { plan: bool, options: bool },
     /// A buffer for the gradient of a bias without a bias.
     #[error("the gradient of the bias has a buffer, but there is no bias")]
     BiasGradient,
     /// `q_heads` is not a positive multiple of `kv_heads`.
     #[error("the {q_heads} query heads are no positive multiple of the {kv_heads} key/value heads")]
-    HeadRatio {
-        /// Heads of `q`.
-        q_heads: usize,
-        /// Heads of `k` and `v`.
-        kv_heads: usize,
-    },
+    HeadRatio { q_heads: usize, kv_heads: usize },
     /// The head dimension is not a multiple of 8 from 8 to 256.
     #[error("head dimension {head_dim} is not supported: it must be a multiple of 8 from 8 to 256")]
-    HeadDim {
-        /// The size of the last axis of `q`.
-        head_dim: usize,
-    },
+    HeadDim { head_dim: usize },
     /// A tensor has a different element type than its role requires.
     #[error("{tensor} must be {expected}, but is {actual}")]
     ElementType {
-        /// Which tensor.
         tensor: TensorName,
         /// The element type of its role, in words.
         expected: String,
@@ -196,17 +133,13 @@ pub enum AttentionError {
     },
     /// A tensor lives on another device than `q`.
     #[error("{tensor} is on another device than q")]
-    Device {
-        /// Which tensor.
-        tensor: TensorName,
-    },
+    Device { tensor: TensorName },
     /// The two tensors of key ranges live on different devices.
     #[error("first and end of the key ranges are on different devices")]
     RangesDevice,
     /// The last axis of a tensor is not contiguous, or an output is not contiguous as a whole.
     #[error("{tensor} must have a contiguous last axis, but its strides are {strides:?}")]
     Strides {
-        /// Which tensor.
         tensor: TensorName,
         /// Its strides, in elements.
         strides: Vec<usize>,
@@ -214,11 +147,8 @@ pub enum AttentionError {
     /// A buffer ends before its shape and strides do.
     #[error("{tensor} needs {needed} elements, but its buffer has {actual}")]
     Buffer {
-        /// Which tensor.
         tensor: TensorName,
-        /// Elements that its shape and strides reach.
         needed: usize,
-        /// Elements that the buffer holds.
         actual: usize,
     },
     /// A window of zero keys.
@@ -243,21 +173,14 @@ pub enum AttentionError {
     /// Recent keys and sinks that take more places than the window has.
     #[error("{recent} recent keys and {sinks} sinks pass the window of {window} keys")]
     WindowParts {
-        /// Recent keys.
         recent: usize,
-        /// Sinks.
         sinks: usize,
         /// The window, the least of them if every head has its own.
         window: usize,
     },
     /// Windows per head for another number of heads.
     #[error("there are {windows} windows for {kv_heads} key/value heads")]
-    HeadWindows {
-        /// Windows.
-        windows: usize,
-        /// Heads of the scores.
-        kv_heads: usize,
-    },
+    HeadWindows { windows: usize, kv_heads: usize },
     /// Recent keys, sinks or documents without causal masking.
     #[error(
         "recent keys, sinks and documents need causal masking: without it all queries stand at one position"
@@ -267,16 +190,10 @@ pub enum AttentionError {
     #[error(
         "documents need as many queries as keys, but there are {q_len} and {k_len}: use masked attention"
     )]
-    DocumentQueries {
-        /// Queries per head.
-        q_len: usize,
-        /// Keys per head.
-        k_len: usize,
-    },
+    DocumentQueries { q_len: usize, k_len: usize },
     /// Documents of another number of sequences.
     #[error("the documents are those of {documents} sequences, but there are {batch}")]
     DocumentBatch {
-        /// Sequences of the documents.
         documents: usize,
         /// Sequences of the tensors, or of the documents of the keys.
         batch: usize,
@@ -284,9 +201,7 @@ pub enum AttentionError {
     /// Documents that do not add up to their sequence.
     #[error("the documents of sequence {sequence} have {tokens} tokens, but it has {k_len}")]
     DocumentTokens {
-        /// The sequence.
         sequence: usize,
-        /// Tokens of its documents.
         tokens: usize,
         /// Tokens that it has: keys per head, or queries.
         k_len: usize,
@@ -294,59 +209,37 @@ pub enum AttentionError {
     /// Other numbers of documents for the queries of a sequence than for its keys.
     #[error("sequence {sequence} has the queries of {queries} documents, but the keys of {keys}")]
     DocumentCounts {
-        /// The sequence.
         sequence: usize,
-        /// Documents of its queries.
         queries: usize,
-        /// Documents of its keys.
         keys: usize,
     },
     /// A mask that differs between queries where a selection by intervals is needed.
     #[error(
         "a mask that differs between queries rules out {what}: it leaves keys on no interval of queries"
     )]
-    MaskedSelection {
-        /// What needs intervals.
-        what: &'static str,
-    },
+    MaskedSelection { what: &'static str },
     /// Recent keys or sinks, which are counted in a keep window, without one.
     #[error(
         "{recent} recent keys and {sinks} sinks are counted in a keep window, but there is none: every key is kept"
     )]
-    PartsWithoutWindow {
-        /// Recent keys.
-        recent: usize,
-        /// Sinks.
-        sinks: usize,
-    },
+    PartsWithoutWindow { recent: usize, sinks: usize },
     /// A rotary encoding for no positions, or with a base that is not positive and finite.
     #[error(
         "a rotary encoding needs at least 1 position and a positive, finite base, but has {positions} and {base}"
     )]
-    Rotary {
-        /// Positions that it is for.
-        positions: usize,
-        /// The base of its frequencies.
-        base: f32,
-    },
+    Rotary { positions: usize, base: f32 },
     /// Cumulative lengths that do not begin with 0 or that fall.
     #[error("cumulative lengths must begin with 0 and never fall, which entry {index} breaks")]
-    CumulativeLengths {
-        /// The entry.
-        index: usize,
-    },
+    CumulativeLengths { index: usize },
     /// A given interval that does not begin at its key or that ends out of bounds.
     #[error(
         "the interval of key {key} must begin at it and end at {key} to {k_len}, but is {first}..{end}"
     )]
     IntervalBounds {
-        /// The key, within its head.
         key: usize,
-        /// The first position of the interval.
         first: i64,
         /// One past the last.
         end: i64,
-        /// Keys per head.
         k_len: usize,
     },
     /// Scores were given without their intervals, or intervals without scores.
@@ -363,98 +256,56 @@ pub enum AttentionError {
     Residual,
     /// The scale is NaN or infinite.
     #[error("the scale must be finite, but is {scale}")]
-    Scale {
-        /// The scale that was given.
-        scale: f32,
-    },
+    Scale { scale: f32 },
     /// The softcap is not positive and finite.
     #[error("the softcap must be positive and finite, but is {softcap}")]
-    Softcap {
-        /// The softcap that was given.
-        softcap: f32,
-    },
+    Softcap { softcap: f32 },
     /// The rate of a dropout is no probability less than 1.
     #[error("the dropout rate must be at least 0 and less than 1, but is {rate}")]
-    DropoutRate {
-        /// The rate that was given.
-        rate: f32,
-    },
+    DropoutRate { rate: f32 },
     /// A cache was given options with dropout, which is for training.
     #[error("a cache serves inference: its options must have no dropout")]
     CacheDropout,
     /// A slope of ALiBi is NaN or infinite.
     #[error("the ALiBi slope of head {head} must be finite, but is {slope}")]
-    AlibiSlope {
-        /// The query head.
-        head: usize,
-        /// The slope that was given.
-        slope: f32,
-    },
+    AlibiSlope { head: usize, slope: f32 },
     /// A recency slope is negative, NaN or infinite, or the layer is not causal, or its scores do more than rank.
     #[error(
         "a recency slope must be finite and at least 0, of a causal layer whose scores only rank, but is {slope}"
     )]
-    RecencySlope {
-        /// The slope that was given.
-        slope: f64,
-    },
+    RecencySlope { slope: f64 },
     /// Heads take no tokens in their turn (or more than an i32 counts), the penalty is negative, NaN or infinite, or the
     /// layer's scores do more than rank.
     #[error(
         "heads must be dealt at least 1 token in turn, with a finite penalty of at least 0, by scores that only rank, but \
          it is {run} with {penalty}"
     )]
-    RoundRobin {
-        /// Tokens in a row that were given.
-        run: usize,
-        /// The penalty that was given.
-        penalty: f64,
-    },
+    RoundRobin { run: usize, penalty: f64 },
     /// What a query attends to besides a key that is left out is less than 1e-4, NaN or infinite.
     #[error(
         "what a query attends to besides a key that is left out must be finite and at least 1e-4, but is {besides}"
     )]
-    LeaveOneOut {
-        /// The weight that was given.
-        besides: f64,
-    },
+    LeaveOneOut { besides: f64 },
     /// The factor by which ranks are the logits of a softmax is negative, NaN or infinite.
     #[error(
         "the inverse temperature of a softmax of ranks must be finite and at least 0, but is {inverse_temperature}"
     )]
-    RankSoftmax {
-        /// The factor that was given.
-        inverse_temperature: f64,
-    },
+    RankSoftmax { inverse_temperature: f64 },
     /// A factor on a gradient is negative, NaN or infinite.
     #[error("the factor on a gradient must be finite and at least 0, but is {scale}")]
-    GradientScale {
-        /// The factor that was given.
-        scale: f64,
-    },
+    GradientScale { scale: f64 },
     /// Slopes of ALiBi for another number of heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
-    AlibiHeads {
-        /// Slopes.
-        slopes: usize,
-        /// Heads of `q`.
-        q_heads: usize,
-    },
+    AlibiHeads { slopes: usize, q_heads: usize },
     /// A cache was given options with ALiBi, which its kernels do not add.
     #[error("a cache has no kernels with ALiBi: its options must have none")]
     CacheAlibi,
     /// The epsilon of a norm is not positive and finite.
     #[error("the epsilon of a norm must be positive and finite, but is {epsilon}")]
-    Epsilon {
-        /// The epsilon that was given.
-        epsilon: f32,
-    },
+    Epsilon { epsilon: f32 },
     /// A norm without its weight or input, a rotary encoding without its table, or one of these that nothing needs.
     #[error("{tensor} must be given exactly if the problem has it")]
-    NormOperand {
-        /// Which tensor.
-        tensor: TensorName,
-    },
+    NormOperand { tensor: TensorName },
     /// Positions would exceed 32 bits.
     #[error(
         "the cache has been given {held} tokens: {tokens} more pass the greatest number of positions, {limit}"
@@ -462,9 +313,7 @@ pub enum AttentionError {
     Positions {
         /// Tokens that the longest sequence has been given.
         held: usize,
-        /// Tokens that are to be appended.
         tokens: usize,
-        /// The most tokens that a sequence may be given.
         limit: usize,
     },
     /// The page table has no room for the tokens.
@@ -472,9 +321,7 @@ pub enum AttentionError {
     PagesFull {
         /// Tokens that the longest sequence holds.
         held: usize,
-        /// Tokens that are to be appended.
         tokens: usize,
-        /// Tokens that a sequence has room for.
         capacity: usize,
     },
     /// Pages of zero tokens, or zero pages per sequence.
@@ -496,47 +343,26 @@ pub enum AttentionError {
     CacheNotCausal,
     /// The pool has too few pages left and does not grow.
     #[error("{needed} pages are needed, but the pool has {free}")]
-    PagesUsed {
-        /// Pages that are needed.
-        needed: usize,
-        /// Pages that the pool has for them.
-        free: usize,
-    },
+    PagesUsed { needed: usize, free: usize },
     /// A sequence that the cache does not have.
     #[error("there is no sequence {index}: the cache has {batch}")]
-    Sequence {
-        /// The index that was given.
-        index: usize,
-        /// Sequences of the cache.
-        batch: usize,
-    },
+    Sequence { index: usize, batch: usize },
     /// A call that would change or save a cache while tokens wait beside it.
     #[error("{waiting} tokens wait beside the cache: accept those that stay, or none, before this")]
-    TokensWait {
-        /// Tokens per sequence that wait.
-        waiting: usize,
-    },
+    TokensWait { waiting: usize },
     /// An accept of a cache that does not hold its tokens.
     #[error("the cache does not hold: call hold before the step whose tokens are to wait")]
     NotHolding,
     /// More accepted tokens than wait.
     #[error("{count} tokens cannot be accepted: {waiting} wait beside the cache")]
-    TooManyAccepted {
-        /// Tokens per sequence that were accepted.
-        count: usize,
-        /// Tokens per sequence that wait.
-        waiting: usize,
-    },
+    TooManyAccepted { count: usize, waiting: usize },
     /// An input that is not the whole sequence, of which a cache holds the first tokens.
     #[error(
         "the input is to be the whole sequence, {expected} tokens or more: the cache holds {held}, but it has {tokens}"
     )]
     WholeSequence {
-        /// Tokens that the cache holds.
         held: usize,
-        /// The fewest that the input may have.
         expected: usize,
-        /// Tokens that it has.
         tokens: usize,
     },
     /// Nothing to merge.
@@ -548,7 +374,6 @@ pub enum AttentionError {
     /// Caches that are not of one kind cannot be one.
     #[error("cache {index} cannot be joined to cache 0: they differ in their {what}")]
     JoinedCaches {
-        /// Which of the caches, from 0.
         index: usize,
         /// What is different, in words.
         what: &'static str,
@@ -558,43 +383,29 @@ pub enum AttentionError {
         "sequence {sequence} can share its first {least} to {most} tokens, but {tokens} were asked for"
     )]
     Prefix {
-        /// The sequence.
         sequence: usize,
-        /// The tokens that were asked for.
         tokens: usize,
         /// The fewest that it can share: with a window, its pages before these are gone.
         least: usize,
-        /// The tokens that it has been given.
         most: usize,
     },
     /// A page table from outside that does not fit, or a call that would change one.
     #[error("the block table does not fit: {reason}")]
-    BlockTable {
-        /// What does not fit.
-        reason: String,
-    },
+    BlockTable { reason: String },
     /// A tensor tracked by autodiff in an operation without gradients.
     #[error(
         "{tensor} is tracked by autodiff, but a cache has no gradients: use it without autodiff"
     )]
-    Tracked {
-        /// Which tensor.
-        tensor: TensorName,
-    },
+    Tracked { tensor: TensorName },
     /// A saved cache that does not fit.
     #[error("the saved cache does not fit: {reason}")]
-    Record {
-        /// What does not fit.
-        reason: String,
-    },
+    Record { reason: String },
     /// A size exceeds what the engine can index.
     #[error("{what} is {}, past the limit of {limit}", counted(*size))]
     TooLarge {
-        /// Which size.
         what: &'static str,
         /// Its value, `usize::MAX` for more than that.
         size: usize,
-        /// The greatest value that is supported.
         limit: usize,
     },
     /// A launch would need more cubes along an axis of its grid than the device has.
@@ -602,21 +413,15 @@ pub enum AttentionError {
         "{what} is {size}, and the device launches {limit} at once: split the batch over several calls"
     )]
     Grid {
-        /// What is counted along the axis.
         what: &'static str,
-        /// Their number.
         size: usize,
-        /// The greatest number that the device launches.
         limit: usize,
     },
     /// An engine that was asked for does not serve the call.
     #[error("{engine} cannot run {pass}: {obstacle}")]
     Engine {
-        /// The engine that was asked for.
         engine: Engine,
-        /// The pass that it does not run.
         pass: PassKind,
-        /// Why.
         obstacle: Obstacle,
     },
     /// Attention on a backend that has no engine.
@@ -629,16 +434,12 @@ pub enum AttentionError {
     },
     /// The device lacks what the engine needs.
     #[error("the device does not support {what}")]
-    Unsupported {
-        /// The missing feature.
-        what: String,
-    },
+    Unsupported { what: String },
     /// The device has failed while it computed: memory ran out, a kernel did not compile or was refused, or a fault has
     /// ended its context. The outputs of the operation must not be used; unless the context has ended, the next
     /// operation runs.
     #[error("{operation} failed on the device: {reason}")]
     DeviceFailed {
-        /// Which operation.
         operation: &'static str,
         /// The message of the runtime.
         reason: String,
@@ -647,10 +448,7 @@ pub enum AttentionError {
     #[error(
         "{tensor} is tracked by autodiff in a backward pass, but there are no second derivatives"
     )]
-    SecondOrder {
-        /// Which tensor.
-        tensor: TensorName,
-    },
+    SecondOrder { tensor: TensorName },
 }
 
 /// The names of the variants, by a match that the compiler checks for completeness.

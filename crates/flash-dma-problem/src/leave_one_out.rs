@@ -23,22 +23,8 @@ pub struct LeaveOneOut {
     besides: f32,
 }
 
-/// What is read from a file.
 #[cfg(feature = "serde")]
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unchecked {
-    besides: f64,
-}
-
-#[cfg(feature = "serde")]
-impl TryFrom<Unchecked> for LeaveOneOut {
-    type Error = AttentionError;
-
-    fn try_from(Unchecked { besides }: Unchecked) -> Result<Self, AttentionError> {
-        Self::new(besides)
-    }
-}
+deserialize_by_new!(LeaveOneOut { besides: f64 });
 
 /// `besides` is a finite number.
 impl Eq for LeaveOneOut {}

@@ -23,6 +23,26 @@
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]
 
+/// Reads a type from a file through its constructor, which checks the fields.
+#[cfg(feature = "serde")]
+macro_rules! deserialize_by_new {
+    ($type:ident { $($field:ident: $value:ty),* }) => {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Unchecked {
+            $($field: $value,)*
+        }
+
+        impl TryFrom<Unchecked> for $type {
+            type Error = $crate::AttentionError;
+
+            fn try_from(Unchecked { $($field),* }: Unchecked) -> Result<Self, Self::Error> {
+                Self::new($($field),*)
+            }
+        }
+    };
+}
+
 mod alibi;
 mod cache;
 pub mod cost;

@@ -1,5 +1,6 @@
 //! Attention under an arbitrary mask and bias: what broadcasts, and how a mask is cut into tiles.
 
+use crate::problem::{MAX_LEN, check_limit, check_shape, rank};
 use crate::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 
 /// Sizes and options of one valid problem with a mask, a bias, both or neither. Like a [`Problem`], it can only be
@@ -65,20 +66,14 @@ impl MaskedProblem {
     ) -> Result<Self, AttentionError> {
         let mut problem = Self::new(q, k, v, None, bias, element, options)?;
         check_broadcast(TensorName::Mask, &plan.mask, &problem.attention)?;
-        let (attention, tensor) = (&problem.attention, TensorName::Plan);
-        for (axis, expected, actual) in [
-            (2, attention.q_len, plan.q_len),
-            (3, attention.k_len, plan.k_len),
-        ] {
-            if expected != actual {
-                return Err(AttentionError::Shape {
-                    tensor,
-                    axis,
-                    expected,
-                    actual,
-                });
-            }
-        }
+        let attention = &problem.attention;
+        let logits = |q_len, k_len| [attention.batch, attention.q_heads, q_len, k_len];
+        let planned = logits(plan.q_len, plan.k_len);
+        check_shape(
+            TensorName::Plan,
+            &planned,
+            &logits(attention.q_len, attention.k_len),
+        )?;
         if plan.causal != attention.causal {
             return Err(AttentionError::PlanCausal {
                 plan: plan.causal,
@@ -116,11 +111,7 @@ fn check_broadcast(
     shape: &[usize],
     problem: &Problem,
 ) -> Result<[usize; 4], AttentionError> {
-    let shape: [usize; 4] = shape.try_into().map_err(|_| AttentionError::Rank {
-        tensor,
-        expected: 4,
-        actual: shape.len(),
-    })?;
+    let shape: [usize; 4] = rank(tensor, shape)?;
     let sizes: [&[usize]; 4] = [
         &[problem.batch],
         &[problem.q_heads, problem.kv_heads],
@@ -182,19 +173,12 @@ impl PlanGeometry {
         causal: bool,
     ) -> Result<Self, AttentionError> {
         let tensor = TensorName::Mask;
-        let mask: [usize; 4] = mask.try_into().map_err(|_| AttentionError::Rank {
-            tensor,
-            expected: 4,
-            actual: mask.len(),
-        })?;
+        let mask: [usize; 4] = rank(tensor, mask)?;
         for (axis, what, size) in [
             (2, "the number of queries", q_len),
             (3, "the number of keys", k_len),
         ] {
-            let limit = i32::MAX as usize;
-            if size > limit {
-                return Err(AttentionError::TooLarge { what, size, limit });
-            }
+            check_limit(what, size, MAX_LEN)?;
             if mask[axis] != 1 && mask[axis] != size {
                 return Err(AttentionError::Broadcast {
                     tensor,
@@ -218,15 +202,9 @@ impl PlanGeometry {
     ///
     /// [`AttentionError::Shape`] of the mask if it does not have all keys.
     pub fn ranges_shape(&self) -> Result<[usize; 4], AttentionError> {
-        let [batch, heads, queries, keys] = self.mask;
-        if keys != self.k_len {
-            return Err(AttentionError::Shape {
-                tensor: TensorName::Mask,
-                axis: 3,
-                expected: self.k_len,
-                actual: keys,
-            });
-        }
+        let [batch, heads, queries, _] = self.mask;
+        let whole = [batch, heads, queries, self.k_len];
+        check_shape(TensorName::Mask, &self.mask, &whole)?;
         Ok([batch, heads, queries, 1])
     }
 
@@ -244,11 +222,7 @@ impl PlanGeometry {
     ) -> Result<Self, AttentionError> {
         let mut mask = [1, 1, 1, k_len];
         for (tensor, shape) in [(TensorName::FirstKeys, first), (TensorName::EndKeys, end)] {
-            let shape: [usize; 3] = shape.try_into().map_err(|_| AttentionError::Rank {
-                tensor,
-                expected: 3,
-                actual: shape.len(),
-            })?;
+            let shape: [usize; 3] = rank(tensor, shape)?;
             for (axis, actual) in shape.into_iter().enumerate() {
                 // The queries' size is given; the sizes of the other axes are taken from the first of the two.
                 let expected = if axis == 2 { q_len } else { mask[axis] };
@@ -332,19 +306,12 @@ mod tests {
 
     #[test]
     fn a_shape_that_does_not_broadcast_is_refused_by_tensor_and_axis() {
-        let text = |r: Result<MaskedProblem, String>| r.unwrap_err();
-        assert_eq!(
-            text(new(Some(&[2, 3, 5, 7]), None)),
-            "the mask must have size 1, 4 or 2 on axis 1, but has 3"
-        );
-        assert_eq!(
-            text(new(None, Some(&[2, 1, 5, 6]))),
-            "the bias must have size 1 or 7 on axis 3, but has 6"
-        );
-        assert_eq!(
-            text(new(None, Some(&[5, 7]))),
-            "the bias must have 4 axes, but has 2"
-        );
+        let heads = "the mask must have size 1, 4 or 2 on axis 1, but has 3";
+        assert_eq!(new(Some(&[2, 3, 5, 7]), None).unwrap_err(), heads);
+        let keys = "the bias must have size 1 or 7 on axis 3, but has 6";
+        assert_eq!(new(None, Some(&[2, 1, 5, 6])).unwrap_err(), keys);
+        let axes = "the bias must have 4 axes, but has 2";
+        assert_eq!(new(None, Some(&[5, 7])).unwrap_err(), axes);
     }
 
     #[test]
@@ -379,30 +346,15 @@ mod tests {
         assert_eq!(of(&[1, 1, 1], &[3, 1, 1]), Ok([3, 1, 1, 7]));
         assert_eq!(of(&[3, 1, 5], &[1, 2, 1]), Ok([3, 2, 5, 7]));
         assert_eq!(of(&[0, 1, 5], &[1, 2, 1]), Ok([0, 2, 5, 7]));
-        for (first, end, text) in [
-            (
-                &[1, 1, 4][..],
-                &[1, 1, 5][..],
-                "first of the key ranges must have size 1 or 5 on axis 2, but has 4",
-            ),
-            (
-                &[1, 1, 5],
-                &[1, 1, 7],
-                "end of the key ranges must have size 1 or 5 on axis 2, but has 7",
-            ),
-            (
-                &[2, 1, 5],
-                &[3, 1, 5],
-                "end of the key ranges must have size 1 or 2 on axis 0, but has 3",
-            ),
-            (
-                &[2, 5],
-                &[1, 1, 5],
-                "first of the key ranges must have 3 axes, but has 2",
-            ),
-        ] {
-            assert_eq!(of(first, end).unwrap_err(), text);
-        }
+        let refused = |first: &[usize], end: &[usize]| of(first, end).unwrap_err();
+        let text = "first of the key ranges must have size 1 or 5 on axis 2, but has 4";
+        assert_eq!(refused(&[1, 1, 4], &[1, 1, 5]), text);
+        let text = "end of the key ranges must have size 1 or 5 on axis 2, but has 7";
+        assert_eq!(refused(&[1, 1, 5], &[1, 1, 7]), text);
+        let text = "end of the key ranges must have size 1 or 2 on axis 0, but has 3";
+        assert_eq!(refused(&[2, 1, 5], &[3, 1, 5]), text);
+        let text = "first of the key ranges must have 3 axes, but has 2";
+        assert_eq!(refused(&[2, 5], &[1, 1, 5]), text);
         let plan = PlanGeometry::of_ranges(&[3, 1, 1], &[1, 2, 5], [5, 7], true).unwrap();
         assert_eq!(plan.ranges_shape(), Ok([3, 2, 5, 1]));
         let of_one = PlanGeometry::new(&[1, 1, 5, 1], [5, 7], true).unwrap();

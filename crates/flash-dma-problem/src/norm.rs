@@ -1,7 +1,9 @@
 //! RMS norm of rows, and rotary encoding of heads.
 
 use crate::error::{AttentionError, TensorName};
-use crate::problem::{ElementType, check_head_dim, check_limit, check_shape, rank, size_in_bytes};
+use crate::problem::{
+    ElementType, MAX_BYTES, check_head_dim, check_limit, check_shape, rank, size_in_bytes,
+};
 
 /// The most features of a row of [`NormProblem::rows`].
 pub const MAX_NORM_WIDTH: usize = 8192;
@@ -118,7 +120,7 @@ impl NormProblem {
             return Err(AttentionError::Epsilon { epsilon });
         }
         let bytes = size_in_bytes(self.element, self.x_shape());
-        check_limit("the size of x in bytes", bytes, isize::MAX as usize)?;
+        check_limit("the size of x in bytes", bytes, MAX_BYTES)?;
         Ok(self)
     }
 

@@ -7,7 +7,10 @@ use core::fmt;
 pub const MAX_HEAD_DIM: usize = 256;
 
 /// The greatest length of a sequence: positions are signed 32-bit numbers.
-const MAX_LEN: usize = i32::MAX as usize;
+pub(crate) const MAX_LEN: usize = i32::MAX as usize;
+
+/// The most bytes of a tensor.
+pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
 
 /// Element types of `q`, `k`, `v` and their gradients. Scores, LSE and arithmetic are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -189,19 +192,13 @@ impl Problem {
             check_shape(TensorName::Scores, scores, &kv_shape[..3])?;
         }
         check_head_dim(head_dim)?;
-        for (what, size) in [
-            ("the number of queries", q_len),
-            ("the number of keys", k_len),
-        ] {
-            check_limit(what, size, MAX_LEN)?;
-        }
+        check_limit("the number of queries", q_len, MAX_LEN)?;
+        check_limit("the number of keys", k_len, MAX_LEN)?;
         // Buffers are addressed by `usize`, byte sizes included.
-        for (what, factors) in [
-            ("the size of q in bytes", [batch, q_heads, q_len, head_dim]),
-            ("the size of k in bytes", kv_shape),
-        ] {
-            check_limit(what, size_in_bytes(element, factors), isize::MAX as usize)?;
-        }
+        let q_bytes = size_in_bytes(element, [batch, q_heads, q_len, head_dim]);
+        check_limit("the size of q in bytes", q_bytes, MAX_BYTES)?;
+        let k_bytes = size_in_bytes(element, kv_shape);
+        check_limit("the size of k in bytes", k_bytes, MAX_BYTES)?;
         let window = resolve_window(options.keep_window, scores.is_some())?;
         let scale = check_options(options, head_dim)?;
         if let Some(slopes) = options.alibi {
@@ -362,35 +359,20 @@ mod tests {
         let p = new([1, 2, 5, 8], [1, 1, 3, 8], AttentionOptions::new()).unwrap();
         assert_eq!(p.position(0), -2);
         let full = AttentionOptions::new().with_causal(false);
-        assert_eq!(
-            new([1, 2, 5, 8], [1, 1, 3, 8], full).unwrap().position(0),
-            2
-        );
+        let p = new([1, 2, 5, 8], [1, 1, 3, 8], full).unwrap();
+        assert_eq!(p.position(0), 2);
     }
 
     #[test]
     fn sizes_past_the_index_type_are_refused_without_allocating() {
         let long = 1usize << 31;
-        let error = new([1, 1, 4, 8], [1, 1, long, 8], AttentionOptions::new()).unwrap_err();
+        let new = |q, k| new(q, k, AttentionOptions::new());
+        let error = new([1, 1, 4, 8], [1, 1, long, 8]).unwrap_err();
         assert!(matches!(error, AttentionError::TooLarge { size, .. } if size == long));
-        let error = new(
-            [1 << 30, 1 << 20, 1 << 30, 8],
-            [1 << 30, 1, 4, 8],
-            AttentionOptions::new(),
-        );
-        assert!(matches!(
-            error.unwrap_err(),
-            AttentionError::TooLarge { .. }
-        ));
+        let error = new([1 << 30, 1 << 20, 1 << 30, 8], [1 << 30, 1, 4, 8]).unwrap_err();
+        assert!(matches!(error, AttentionError::TooLarge { .. }));
         // 2^33 elements are fine: they are addressed by 64 bits.
-        assert!(
-            new(
-                [1, 32, 1 << 21, 128],
-                [1, 8, 1 << 21, 128],
-                AttentionOptions::new()
-            )
-            .is_ok()
-        );
+        assert!(new([1, 32, 1 << 21, 128], [1, 8, 1 << 21, 128]).is_ok());
     }
 
     #[test]
@@ -398,31 +380,19 @@ mod tests {
         let ok = [1, 2, 3, 8];
         let o = AttentionOptions::new;
         let text = |r: Result<Problem, AttentionError>| r.unwrap_err().to_string();
-        assert_eq!(
-            text(new(ok, [1, 2, 3, 16], o())),
-            "k must have size 8 on axis 3, but has 16"
-        );
-        assert_eq!(
-            text(new([1, 3, 3, 8], ok, o())),
-            "the 3 query heads are no positive multiple of the 2 key/value heads"
-        );
-        assert_eq!(
-            text(new(ok, ok, o().with_keep_window(0))),
-            "the keep window must be at least 1"
-        );
+        let dims = "k must have size 8 on axis 3, but has 16";
+        assert_eq!(text(new(ok, [1, 2, 3, 16], o())), dims);
+        let heads = "the 3 query heads are no positive multiple of the 2 key/value heads";
+        assert_eq!(text(new([1, 3, 3, 8], ok, o())), heads);
+        let window = "the keep window must be at least 1";
+        assert_eq!(text(new(ok, ok, o().with_keep_window(0))), window);
         assert!(text(new([1, 2, 3, 12], [1, 2, 3, 12], o())).contains("12 is not supported"));
         assert!(text(new(ok, ok, o().with_softcap(0.0))).contains("softcap"));
         assert!(text(new(ok, ok, o().with_scale(f32::NAN))).contains("scale"));
-        let p = Problem::new(&ok[..3], &ok, &ok, None, ElementType::F32, &o());
+        let plain = |q, options| Problem::new(q, &ok, &ok, None, ElementType::F32, &options);
+        let p = plain(&ok[..3], o());
         assert_eq!(text(p), "q must have 4 axes, but has 3");
-        let p = Problem::new(
-            &ok,
-            &ok,
-            &ok,
-            None,
-            ElementType::F32,
-            &o().with_keep_window(3),
-        );
+        let p = plain(&ok, o().with_keep_window(3));
         assert_eq!(text(p), "a keep window needs scores to rank the keys by");
     }
 
@@ -434,10 +404,8 @@ mod tests {
             strides,
         };
         assert!(spec(&[12, 4, 1]).check(&[2, 3, 4]).is_ok());
-        assert!(matches!(
-            spec(&[1, 2, 6]).check(&[2, 3, 4]),
-            Err(AttentionError::Strides { .. })
-        ));
+        let strided = spec(&[1, 2, 6]).check(&[2, 3, 4]);
+        assert!(matches!(strided, Err(AttentionError::Strides { .. })));
         let empty = TensorSpec {
             shape: &[2, 0, 4],
             ..spec(&[0, 0, 8])

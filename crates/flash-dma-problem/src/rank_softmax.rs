@@ -23,22 +23,10 @@ pub struct RankSoftmax {
     inverse_temperature: f32,
 }
 
-/// What is read from a file.
 #[cfg(feature = "serde")]
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unchecked {
-    inverse_temperature: f64,
-}
-
-#[cfg(feature = "serde")]
-impl TryFrom<Unchecked> for RankSoftmax {
-    type Error = AttentionError;
-
-    fn try_from(read: Unchecked) -> Result<Self, AttentionError> {
-        Self::new(read.inverse_temperature)
-    }
-}
+deserialize_by_new!(RankSoftmax {
+    inverse_temperature: f64
+});
 
 /// `inverse_temperature` is a finite number.
 impl Eq for RankSoftmax {}

@@ -2,11 +2,12 @@
 
 use crate::compare::Exact;
 use crate::naive;
-use crate::rows::{self, Change, Logits, Pairs, Tensors};
+use crate::rows::{self, Change, Grads, Pairs, Tensors, kv_head, kv_keys};
 use crate::{compose, select};
 use flash_dma_problem::{LeaveOneOut, Problem, ScoreRole, SelectionRule};
 
-/// The inputs of one problem: contiguous, in the shapes of the problem.
+/// The inputs of one problem: contiguous, in the shapes of the problem. Every method panics if a tensor has another
+/// shape.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// Sizes and options.
@@ -51,35 +52,35 @@ pub(crate) struct Selected<'a> {
     ranked: Vec<Vec<usize>>,
 }
 
-/// What is added to the logits of a key of this score.
-fn added(role: ScoreRole, score: f64) -> f64 {
-    match role {
-        ScoreRole::RankAndBias => score,
+/// Keys of a head of these scores, and what is added to their logits.
+fn biased(keys: Vec<usize>, scores: &[f64], role: ScoreRole) -> Vec<(usize, f64)> {
+    let added = |j: usize| match role {
+        ScoreRole::RankAndBias => scores[j],
         ScoreRole::Rank => 0.0,
+    };
+    keys.into_iter().map(|j| (j, added(j))).collect()
+}
+
+impl Selected<'_> {
+    /// The keys that query `i` attends to with a window, ascending.
+    fn take(&self, [b, h, i]: [usize; 3], window: usize) -> Vec<usize> {
+        let p = self.problem;
+        select::take(&self.ranked[kv_head(p, b, h)], window, p.position(i))
+    }
+
+    /// Keys of the kv head that a query head reads, and what is added to their logits.
+    fn biased(&self, b: usize, h: usize, keys: Vec<usize>) -> Vec<(usize, f64)> {
+        let scores = self.scores.expect("keys are selected by scores");
+        biased(keys, &scores[kv_keys(self.problem, b, h)], self.role)
     }
 }
 
 impl Pairs for Selected<'_> {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        let p = self.problem;
-        let position = p.position(i);
-        keys.clear();
-        let Some(scores) = self.scores else {
-            keys.extend(
-                (0..p.k_len)
-                    .filter(|&j| j as i64 <= position)
-                    .map(|j| (j, 0.0)),
-            );
-            return;
-        };
-        let head = b * p.kv_heads + h / p.group();
-        let scores = &scores[head * p.k_len..];
-        let selected = select::take(&self.ranked[head], p.window, position);
-        keys.extend(
-            selected
-                .into_iter()
-                .map(|j| (j, added(self.role, scores[j]))),
-        );
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
+        if self.scores.is_none() {
+            return rows::visible(self.problem, i).map(|j| (j, 0.0)).collect();
+        }
+        self.biased(b, h, self.take([b, h, i], self.problem.window))
     }
 }
 
@@ -92,20 +93,13 @@ pub(crate) struct Ruled<'a> {
 }
 
 impl Pairs for Ruled<'_> {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        let p = self.problem;
-        keys.clear();
-        let Ok(position) = usize::try_from(p.position(i)) else {
-            return;
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
+        let Ok(position) = usize::try_from(self.problem.position(i)) else {
+            return Vec::new();
         };
-        let head = b * p.kv_heads + h / p.group();
-        let scores = &self.scores[head * p.k_len..(head + 1) * p.k_len];
+        let scores = &self.scores[kv_keys(self.problem, b, h)];
         let attended = compose::attended(scores, self.rule, position);
-        keys.extend(
-            attended
-                .into_iter()
-                .map(|j| (j, added(self.role, scores[j]))),
-        );
+        biased(attended, scores, self.role)
     }
 }
 
@@ -116,22 +110,15 @@ struct RunnersUp<'a> {
 }
 
 impl Pairs for RunnersUp<'_> {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        let Selected {
-            problem: p,
-            scores,
-            role,
-            ranked,
-        } = self.selected;
-        let head = b * p.kv_heads + h / p.group();
-        let take = |window| select::take(&ranked[head], window, p.position(i));
-        let scores = &scores.expect("runners-up have scores")[head * p.k_len..];
-        let selected = take(p.window);
-        let wider = take(p.window.saturating_add(self.more));
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
+        let window = self.selected.problem.window;
+        let selected = self.selected.take([b, h, i], window);
+        let mut outside = self
+            .selected
+            .take([b, h, i], window.saturating_add(self.more));
         // Both are ascending.
-        let outside = (wider.into_iter()).filter(|key| selected.binary_search(key).is_err());
-        keys.clear();
-        keys.extend(outside.map(|j| (j, added(*role, scores[j]))));
+        outside.retain(|key| selected.binary_search(key).is_err());
+        self.selected.biased(b, h, outside)
     }
 }
 
@@ -143,36 +130,26 @@ struct KeptByRank<'a> {
 }
 
 impl Pairs for KeptByRank<'_> {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
         let p = self.selected.problem;
-        self.selected.row(b, h, i, keys);
-        let head = b * p.kv_heads + h / p.group();
-        let from = &self.from[head * p.k_len..(head + 1) * p.k_len];
+        let from = &self.from[kv_keys(p, b, h)];
+        let mut keys = self.selected.row(b, h, i);
         keys.retain(|&(j, _)| i64::from(from[j]) <= p.position(i));
+        keys
     }
 }
 
 impl Inputs {
     /// The output and the LSE.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor does not have the problem's shape.
     #[must_use]
     pub fn forward(&self) -> Forward {
-        let (out, lse) = rows::forward(&self.tensors(), &self.selected());
-        Forward { out, lse }
+        self.forward_for(ScoreRole::default())
     }
 
     /// The output and the LSE if the scores are for `role`.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor does not have the problem's shape.
     #[must_use]
     pub fn forward_for(&self, role: ScoreRole) -> Forward {
-        let (out, lse) = rows::forward(&self.tensors(), &self.selected_for(role));
-        Forward { out, lse }
+        rows::forward(&self.tensors(), &self.selected_for(role))
     }
 
     /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has, and the
@@ -180,18 +157,17 @@ impl Inputs {
     ///
     /// # Panics
     ///
-    /// If a tensor does not have the problem's shape, or there are no scores.
+    /// If there are no scores.
     #[must_use]
     pub fn forward_by(&self, rule: &SelectionRule, role: ScoreRole) -> Forward {
-        let (out, lse) = rows::forward(&self.tensors(), &self.ruled(rule, role));
-        Forward { out, lse }
+        rows::forward(&self.tensors(), &self.ruled(rule, role))
     }
 
     /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]`.
     ///
     /// # Panics
     ///
-    /// If a tensor does not have the problem's shape, or there is no such query.
+    /// If there is no such query.
     #[must_use]
     pub fn probabilities(&self, rows: &[usize]) -> Exact {
         rows::probabilities(&self.tensors(), &self.selected(), rows)
@@ -199,34 +175,19 @@ impl Inputs {
 
     /// The gradients, from the gradients of `out` (`[batch, q_heads, q_len, head_dim]`) and of the LSE
     /// (`[batch, q_heads, q_len]`, `None` is zero).
-    ///
-    /// # Panics
-    ///
-    /// If a tensor does not have the problem's shape.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Backward {
-        self.backward_of(&self.tensors(), grad_out, grad_lse)
+        self.backward_of(&self.tensors(), (grad_out, grad_lse))
     }
 
-    pub(crate) fn backward_of(
-        &self,
-        tensors: &Tensors<'_>,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Backward {
-        let p = &self.problem;
+    pub(crate) fn backward_of(&self, tensors: &Tensors<'_>, grads: Grads<'_>) -> Backward {
         let mut scores = self.scores.as_ref().map(|s| Exact::zeros(s.len()));
-        let [q, k, v] = rows::backward(
-            tensors,
-            &self.selected(),
-            grad_out,
-            grad_lse,
-            |b, h, _, j, ds, size| {
-                if let Some(scores) = &mut scores {
-                    scores.add((b * p.kv_heads + h / p.group()) * p.k_len + j, ds, size);
-                }
-            },
-        );
+        let sink = |b, h, _, j, ds, size| {
+            if let Some(scores) = &mut scores {
+                scores.add(tensors.k_row(b, h, j), ds, size);
+            }
+        };
+        let [q, k, v] = rows::backward(tensors, &self.selected(), grads, sink);
         Backward { q, k, v, scores }
     }
 
@@ -236,7 +197,7 @@ impl Inputs {
     ///
     /// # Panics
     ///
-    /// If a tensor does not have the problem's shape, or there are no scores.
+    /// If there are no scores.
     #[must_use]
     pub fn rank_gradient(
         &self,
@@ -250,22 +211,15 @@ impl Inputs {
     pub(crate) fn rank_gradient_of(
         &self,
         tensors: &Tensors<'_>,
-        runners_up: usize,
-        grads: (&[f64], Option<&[f64]>),
+        more: usize,
+        grads: Grads<'_>,
     ) -> Exact {
-        let selected = self.selected();
-        let runners = RunnersUp {
-            selected: &selected,
-            more: runners_up,
-        };
-        exact_rank(tensors, &selected, (&runners, Change::Added), grads)
+        let selected = &self.selected();
+        let runners_up = (&RunnersUp { selected, more }, Change::Added);
+        rows::rank(tensors, selected, runners_up, grads)
     }
 
     /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn naive_rank_gradient(
         &self,
@@ -273,12 +227,9 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        let selected = self.selected();
-        let runners = RunnersUp {
-            selected: &selected,
-            more: runners_up,
-        };
-        self.naive_rank(&selected, (&runners, Change::Added), grad_out, grad_lse)
+        let (selected, more) = (&self.selected(), runners_up);
+        let runners_up = (&RunnersUp { selected, more }, Change::Added);
+        naive::rank(&self.tensors(), selected, runners_up, (grad_out, grad_lse))
     }
 
     /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they
@@ -287,7 +238,7 @@ impl Inputs {
     ///
     /// # Panics
     ///
-    /// If a tensor does not have the problem's shape, or there are no scores.
+    /// If there are no scores.
     #[must_use]
     pub fn left_out_gradient(
         &self,
@@ -302,18 +253,14 @@ impl Inputs {
         &self,
         tensors: &Tensors<'_>,
         (from, how): (&[u32], LeaveOneOut),
-        grads: (&[f64], Option<&[f64]>),
+        grads: Grads<'_>,
     ) -> Exact {
         let selected = &self.selected();
         let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
-        exact_rank(tensors, selected, kept, grads)
+        rows::rank(tensors, selected, kept, grads)
     }
 
     /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,
@@ -323,46 +270,18 @@ impl Inputs {
     ) -> Vec<f64> {
         let selected = &self.selected();
         let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
-        self.naive_rank(selected, kept, grad_out, grad_lse)
-    }
-
-    fn naive_rank(
-        &self,
-        selected: &Selected,
-        asked: (&impl Pairs, Change),
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Vec<f64> {
-        let mut rank = vec![0.0f32; self.problem.scores_shape().iter().product()];
-        let t = self.tensors();
-        let sink = |b, h, j, gradient| rank[t.k_row(b, h, j)] += gradient;
-        naive::rank(&t, selected, asked, grad_out, grad_lse, sink);
-        rank.into_iter().map(f64::from).collect()
+        naive::rank(&self.tensors(), selected, kept, (grad_out, grad_lse))
     }
 
     pub(crate) fn tensors(&self) -> Tensors<'_> {
-        let p = &self.problem;
-        assert_eq!(self.q.len(), p.q_shape().iter().product::<usize>(), "q");
-        assert_eq!(self.k.len(), p.kv_shape().iter().product::<usize>(), "k");
-        assert_eq!(self.v.len(), self.k.len(), "v");
-        Tensors {
-            problem: p,
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
-            logits: Logits::Exact,
-        }
+        Tensors::new(&self.problem, [&self.q, &self.k, &self.v])
     }
 
     pub(crate) fn ruled<'a>(&'a self, rule: &'a SelectionRule, role: ScoreRole) -> Ruled<'a> {
         let p = &self.problem;
         assert_eq!(p.window, rule.window, "the window of the rule");
         let scores = self.scores.as_deref().expect("a rule ranks scores");
-        assert_eq!(
-            scores.len(),
-            p.scores_shape().iter().product::<usize>(),
-            "scores"
-        );
+        assert_eq!(scores.len(), p.batch * p.kv_heads * p.k_len, "scores");
         Ruled {
             problem: p,
             scores,
@@ -391,16 +310,4 @@ impl Inputs {
             ranked: ranked.collect(),
         }
     }
-}
-
-fn exact_rank(
-    t: &Tensors<'_>,
-    selected: &Selected,
-    asked: (&impl Pairs, Change),
-    (grad_out, grad_lse): (&[f64], Option<&[f64]>),
-) -> Exact {
-    let mut rank = Exact::zeros(t.problem.scores_shape().iter().product());
-    let sink = |b, h, j, gradient, size| rank.add(t.k_row(b, h, j), gradient, size);
-    rows::rank(t, selected, asked, grad_out, grad_lse, sink);
-    rank
 }

@@ -64,9 +64,8 @@ impl Exact {
     /// Adds `weight` times a row from element `at` on, and `size` times its absolute values to the magnitude.
     pub(crate) fn add_row(&mut self, at: usize, weight: f64, size: f64, row: &[f64]) {
         let end = at + row.len();
-        let sums = self.values[at..end]
-            .iter_mut()
-            .zip(&mut self.magnitude[at..end]);
+        let values = self.values[at..end].iter_mut();
+        let sums = values.zip(&mut self.magnitude[at..end]);
         for ((value, magnitude), x) in sums.zip(row) {
             *value += weight * x;
             *magnitude += size * x.abs() + f64::MIN_POSITIVE;
@@ -90,7 +89,7 @@ pub fn sum(
 }
 
 /// The worst element of a tensor that passed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Greatest error over its bound, so at most 1.
     pub ratio: f64,
@@ -149,11 +148,8 @@ impl core::error::Error for Failure {}
 /// The greatest error of the naive implementation in a tensor, where both it and f64 are finite.
 #[must_use]
 pub fn naive_error(exact: &Exact, naive: &[f64]) -> f64 {
-    let errors = exact
-        .values
-        .iter()
-        .zip(naive)
-        .map(|(exact, naive)| (exact - naive).abs());
+    let pairs = exact.values.iter().zip(naive);
+    let errors = pairs.map(|(exact, naive)| (exact - naive).abs());
     errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
 }
 
@@ -171,15 +167,8 @@ pub fn compare(
     element: ElementType,
     factor: f64,
 ) -> Result<Report, Failure> {
-    compare_by(
-        name,
-        shape,
-        actual,
-        exact,
-        naive_error(exact, naive),
-        element,
-        factor,
-    )
+    let error = naive_error(exact, naive);
+    compare_by(name, shape, actual, exact, error, element, factor)
 }
 
 /// As [`compare()`], with a given [`naive_error`]: a tensor that is NaN nearly everywhere has too few elements to
@@ -211,9 +200,7 @@ pub fn compare_by(
 ///
 /// As [`compare`].
 pub fn compare_lse(shape: &[usize], actual: &[f64], exact: &Exact) -> Result<Report, Failure> {
-    check("lse", shape, actual, exact, |value, magnitude| {
-        f64::from(f32::EPSILON) * (value.abs() + ARITHMETIC * magnitude)
-    })
+    check("lse", shape, actual, exact, of_arithmetic)
 }
 
 /// Compares probabilities. As an LSE they are f32 arithmetic on the given inputs, and are granted its error alone: a pair
@@ -227,13 +214,12 @@ pub fn compare_probabilities(
     actual: &[f64],
     exact: &Exact,
 ) -> Result<Report, Failure> {
-    check(
-        "the probabilities",
-        shape,
-        actual,
-        exact,
-        |value, magnitude| f64::from(f32::EPSILON) * (value.abs() + ARITHMETIC * magnitude),
-    )
+    check("the probabilities", shape, actual, exact, of_arithmetic)
+}
+
+/// The bound of an f32 that is made by f32 arithmetic alone.
+fn of_arithmetic(value: f64, magnitude: f64) -> f64 {
+    f64::from(f32::EPSILON) * (value.abs() + ARITHMETIC * magnitude)
 }
 
 fn check(
@@ -257,12 +243,7 @@ fn check(
     if actual.len() != len || exact.values.len() != len {
         return Err(failure(None, 0.0, len));
     }
-    let mut worst = Report {
-        ratio: 0.0,
-        error: 0.0,
-        bound: 0.0,
-        index: Vec::new(),
-    };
+    let mut worst = Report::default();
     let (mut worst_at, mut failed) = (None, 0);
     for (at, (&actual, &value)) in actual.iter().zip(&exact.values).enumerate() {
         let error = (actual - value).abs();
@@ -300,15 +281,10 @@ fn check(
 
 /// The index of a flat offset.
 pub(crate) fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut index: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|&n| {
-            let i = at % n;
-            at /= n;
-            i
-        })
-        .collect();
-    index.reverse();
+    let mut index = vec![0; shape.len()];
+    for (i, &n) in index.iter_mut().zip(shape).rev() {
+        *i = at % n;
+        at /= n;
+    }
     index
 }

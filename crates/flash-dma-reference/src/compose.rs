@@ -40,12 +40,8 @@ pub fn intervals(scores: &[f64], documents: &[usize], rule: &SelectionRule) -> V
         for position in start..end {
             for key in attended(&scores[start..end], rule, position - start) {
                 let interval = &mut intervals[start + key];
-                assert_eq!(
-                    interval.end,
-                    position as u32,
-                    "key {} returns at position {position}",
-                    start + key
-                );
+                let (key, before) = (start + key, interval.end as usize);
+                assert_eq!(before, position, "key {key} returns at position {position}");
                 interval.end = position as u32 + 1;
             }
         }

@@ -58,60 +58,37 @@ impl Scores {
         let mut z: Vec<f64> = (0..len).map(|_| f64::from(rng.normal() as f32)).collect();
         match self {
             Self::Normal => {}
-            Self::Ties => z
-                .iter_mut()
-                .for_each(|z| *z = [-1.0, -0.0, 0.0, 0.5][rng.below(4)]),
+            Self::Ties => z.fill_with(|| [-1.0, -0.0, 0.0, 0.5][rng.below(4)]),
             Self::AllEqual => z.fill(0.25),
             Self::AllPadded => z.fill(f64::NEG_INFINITY),
-            Self::Padded => {
-                for (j, z) in z.iter_mut().enumerate() {
-                    if 3 * j >= 2 * len || rng.below(10) == 0 {
-                        *z = f64::NEG_INFINITY;
-                    }
-                }
-            }
-            Self::Nan => {
-                for z in &mut z {
-                    match rng.below(16) {
-                        0 | 1 => *z = f64::NAN,
-                        2 => *z = f64::NEG_INFINITY,
-                        _ => {}
-                    }
-                }
-            }
+            Self::Padded => change(&mut z, |j, z| {
+                let hidden = 3 * j >= 2 * len || rng.below(10) == 0;
+                if hidden { f64::NEG_INFINITY } else { z }
+            }),
+            Self::Nan => change(&mut z, |_, z| match rng.below(16) {
+                0 | 1 => f64::NAN,
+                2 => f64::NEG_INFINITY,
+                _ => z,
+            }),
             Self::Increasing => z.sort_by(f64::total_cmp),
             Self::Decreasing => z.sort_by(|a, b| b.total_cmp(a)),
-            Self::Recency => {
-                for (j, z) in z.iter_mut().enumerate() {
-                    *z = f64::from((*z + 4.0 * j as f64 / len as f64) as f32);
-                }
-            }
-            Self::Fading => {
-                for (j, z) in z.iter_mut().enumerate() {
-                    *z = f64::from((*z - 4.0 * j as f64 / len as f64) as f32);
-                }
-            }
-            Self::Large => z.iter_mut().for_each(|z| *z = f64::from((1e3 * *z) as f32)),
-            Self::Blocks => {
-                for (j, z) in z.iter_mut().enumerate() {
-                    let level = if (j / 32).is_multiple_of(2) {
-                        2.0
-                    } else {
-                        -6.0
-                    };
-                    *z = f64::from((0.1 * *z + level) as f32);
-                }
-            }
+            Self::Recency => change(&mut z, |j, z| z + 4.0 * j as f64 / len as f64),
+            Self::Fading => change(&mut z, |j, z| z - 4.0 * j as f64 / len as f64),
+            Self::Large => change(&mut z, |_, z| 1e3 * z),
+            Self::Blocks => change(&mut z, |j, z| 0.1 * z + [2.0, -6.0][j / 32 % 2]),
             Self::Turns => {
                 let (run, own) = ([1, 4, 16][rng.below(3)], rng.below(4));
-                for (j, z) in z.iter_mut().enumerate() {
-                    if j / run % 4 != own {
-                        *z = f64::from((*z - 12.0) as f32);
-                    }
-                }
+                change(&mut z, |j, z| if j / run % 4 == own { z } else { z - 12.0 });
             }
         }
         z
+    }
+}
+
+/// Changes each value by its index, to an f32.
+fn change(values: &mut [f64], mut to: impl FnMut(usize, f64) -> f64) {
+    for (j, z) in values.iter_mut().enumerate() {
+        *z = f64::from(to(j, *z) as f32);
     }
 }
 
@@ -137,9 +114,8 @@ pub fn inputs(problem: Problem, scores: Scores, scale: f64, seed: u64) -> Inputs
         k: normal(kv_size, scale, element, &mut rng),
         v: normal(kv_size, scale, element, &mut rng),
         scores: p.has_scores.then(|| {
-            (0..p.batch * p.kv_heads)
-                .flat_map(|_| scores.head(p.k_len, &mut rng))
-                .collect()
+            let heads = 0..p.batch * p.kv_heads;
+            heads.flat_map(|_| scores.head(p.k_len, &mut rng)).collect()
         }),
     }
 }

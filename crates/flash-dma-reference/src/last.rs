@@ -2,7 +2,7 @@
 
 use crate::attention::{Forward, Inputs};
 use crate::naive::{self, NaiveForward};
-use crate::rows::{self, Pairs};
+use crate::rows::{self, Pairs, kv_keys};
 
 /// The last keys of every row, but those of a score of −∞.
 struct LastKeys<'a> {
@@ -11,40 +11,27 @@ struct LastKeys<'a> {
 }
 
 impl Pairs for LastKeys<'_> {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
         let p = &self.inputs.problem;
-        keys.clear();
-        let Ok(position) = usize::try_from(p.position(i)) else {
-            return;
-        };
-        let head = b * p.kv_heads + h / p.group();
-        let scores = self.inputs.scores.as_ref();
-        let score = |key| scores.map_or(0.0, |scores| scores[head * p.k_len + key]);
-        let first = (position + 1).saturating_sub(self.window);
-        let last = (first..=position).map(|key| (key, score(key)));
-        keys.extend(last.filter(|&(_, score)| score != f64::NEG_INFINITY));
+        let end = rows::visible(p, i).end;
+        let scores = (self.inputs.scores.as_ref()).map(|scores| &scores[kv_keys(p, b, h)]);
+        let score = |key: usize| scores.map_or(0.0, |scores| scores[key]);
+        let last = (end.saturating_sub(self.window)..end).map(|key| (key, score(key)));
+        last.filter(|&(_, score)| score != f64::NEG_INFINITY)
+            .collect()
     }
 }
 
 impl Inputs {
     /// The output and the LSE if every position attends to the last `window` keys that it sees, its own included, but
     /// to none of a score of −∞; scores are added to the logits if there are any.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor does not have the problem's shape.
     #[must_use]
     pub fn forward_last(&self, window: usize) -> Forward {
         let inputs = self;
-        let (out, lse) = rows::forward(&self.tensors(), &LastKeys { inputs, window });
-        Forward { out, lse }
+        rows::forward(&self.tensors(), &LastKeys { inputs, window })
     }
 
     /// As [`Inputs::forward_last`], by the same-dtype naive implementation.
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn naive_forward_last(&self, window: usize) -> NaiveForward {
         let inputs = self;

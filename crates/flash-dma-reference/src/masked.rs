@@ -2,7 +2,7 @@
 
 use crate::compare::Exact;
 use crate::naive::Mean;
-use crate::rows::{self, Change, Logits, Pairs, Tensors};
+use crate::rows::{self, Change, Grads, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
 use flash_dma_problem::{LeaveOneOut, Problem};
 
@@ -45,7 +45,7 @@ impl<T: Copy> Broadcast<T> {
 }
 
 /// The inputs of attention under a mask and a bias. The problem has no scores; its causal masking
-/// comes on top of the mask.
+/// comes on top of the mask. Every method panics if a shape does not fit the problem.
 #[derive(Clone, Debug)]
 pub struct MaskedInputs {
     /// Sizes and options.
@@ -76,8 +76,8 @@ pub struct MaskedBackward {
 }
 
 impl Pairs for MaskedInputs {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        self.keys_of(self.visible.as_ref(), [b, h, i], keys);
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
+        self.keys_of(self.visible.as_ref(), [b, h, i])
     }
 }
 
@@ -88,62 +88,43 @@ struct Shown<'a> {
 }
 
 impl Pairs for Shown<'_> {
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        self.inputs.keys_of(Some(self.shown), [b, h, i], keys);
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
+        self.inputs.keys_of(Some(self.shown), [b, h, i])
     }
 }
 
 impl MaskedInputs {
     /// The output and the LSE.
-    ///
-    /// # Panics
-    ///
-    /// If a shape does not fit the problem.
     #[must_use]
     pub fn forward(&self) -> Forward {
-        let (out, lse) = rows::forward(&self.tensors(), self);
-        Forward { out, lse }
+        rows::forward(&self.tensors(), self)
     }
 
     /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]`.
     ///
     /// # Panics
     ///
-    /// If a shape does not fit the problem, or there is no such query.
+    /// If there is no such query.
     #[must_use]
     pub fn probabilities(&self, rows: &[usize]) -> Exact {
         rows::probabilities(&self.tensors(), self, rows)
     }
 
     /// The gradients, from the gradients of `out` and of the LSE (`None` is zero).
-    ///
-    /// # Panics
-    ///
-    /// If a shape does not fit the problem.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> MaskedBackward {
-        self.backward_of(&self.tensors(), grad_out, grad_lse)
+        self.backward_of(&self.tensors(), (grad_out, grad_lse))
     }
 
-    pub(crate) fn backward_of(
-        &self,
-        tensors: &Tensors<'_>,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> MaskedBackward {
-        let mut dbias = self.bias.as_ref().map(|b| Exact::zeros(b.values.len()));
-        let [q, k, v] =
-            rows::backward(tensors, self, grad_out, grad_lse, |b, h, i, j, ds, size| {
-                if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
-                    grad.add(bias.index(&self.problem, b, h, i, j), ds, size);
-                }
-            });
-        MaskedBackward {
-            q,
-            k,
-            v,
-            bias: dbias,
-        }
+    pub(crate) fn backward_of(&self, tensors: &Tensors<'_>, grads: Grads<'_>) -> MaskedBackward {
+        let mut bias = self.bias.as_ref().map(|b| Exact::zeros(b.values.len()));
+        let sink = |b, h, i, j, ds, size| {
+            if let (Some(grad), Some(bias)) = (&mut bias, &self.bias) {
+                grad.add(bias.index(&self.problem, b, h, i, j), ds, size);
+            }
+        };
+        let [q, k, v] = rows::backward(tensors, self, grads, sink);
+        MaskedBackward { q, k, v, bias }
     }
 
     /// The same, by the same-dtype naive implementation.
@@ -159,7 +140,7 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> (NaiveBackward, Option<Vec<f64>>) {
-        self.naive_gradients(grad_out, grad_lse, Mean::OfOutput)
+        self.naive_gradients((grad_out, grad_lse), Mean::OfOutput)
     }
 
     /// As [`naive_backward`](Self::naive_backward), by automatic differentiation of the naive forward pass: see
@@ -170,15 +151,11 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> (NaiveBackward, Option<Vec<f64>>) {
-        self.naive_gradients(grad_out, grad_lse, Mean::OfPairs)
+        self.naive_gradients((grad_out, grad_lse), Mean::OfPairs)
     }
 
     /// The gradient of what ranks the keys, `[batch, kv_heads, k_len]`, if the pairs that `runners_up` shows, none of
     /// which may be attended, are those of runners-up: as [`Inputs::rank_gradient`](crate::Inputs::rank_gradient).
-    ///
-    /// # Panics
-    ///
-    /// If a shape does not fit the problem.
     #[must_use]
     pub fn rank_gradient(
         &self,
@@ -186,14 +163,11 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        self.exact_rank((runners_up, Change::Added), grad_out, grad_lse)
+        let asked = (&self.shown(runners_up), Change::Added);
+        rows::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
     /// As [`rank_gradient`](Self::rank_gradient), by the same-dtype naive implementation.
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn naive_rank_gradient(
         &self,
@@ -201,15 +175,12 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        self.naive_rank((runners_up, Change::Added), grad_out, grad_lse)
+        let asked = (&self.shown(runners_up), Change::Added);
+        naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
     /// The gradient of what ranks the keys, `[batch, kv_heads, k_len]`, of the pairs that `kept` shows, all of which must
     /// be attended: as [`Inputs::left_out_gradient`](crate::Inputs::left_out_gradient).
-    ///
-    /// # Panics
-    ///
-    /// If a shape does not fit the problem.
     #[must_use]
     pub fn left_out_gradient(
         &self,
@@ -217,14 +188,11 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        self.exact_rank((kept, Change::LeftOut(how)), grad_out, grad_lse)
+        let asked = (&self.shown(kept), Change::LeftOut(how));
+        rows::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
     /// As [`left_out_gradient`](Self::left_out_gradient), by the same-dtype naive implementation.
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,
@@ -232,89 +200,39 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        self.naive_rank((kept, Change::LeftOut(how)), grad_out, grad_lse)
+        let asked = (&self.shown(kept), Change::LeftOut(how));
+        naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    fn exact_rank(
-        &self,
-        (shown, change): (&Broadcast<bool>, Change),
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Exact {
-        let mut rank = Exact::zeros(self.problem.scores_shape().iter().product());
-        let (t, inputs) = (self.tensors(), self);
-        let asked = (&Shown { inputs, shown }, change);
-        let sink = |b, h, j, gradient, size| rank.add(t.k_row(b, h, j), gradient, size);
-        rows::rank(&t, self, asked, grad_out, grad_lse, sink);
-        rank
-    }
-
-    fn naive_rank(
-        &self,
-        (shown, change): (&Broadcast<bool>, Change),
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Vec<f64> {
-        let mut rank = vec![0.0f32; self.problem.scores_shape().iter().product()];
-        let (t, inputs) = (self.tensors(), self);
-        let asked = (&Shown { inputs, shown }, change);
-        let sink = |b, h, j, gradient| rank[t.k_row(b, h, j)] += gradient;
-        naive::rank(&t, self, asked, grad_out, grad_lse, sink);
-        rank.into_iter().map(f64::from).collect()
-    }
-
-    /// The keys that query `i` of head `h` of sequence `b` sees by `shown` and the causal masking, and their biases.
-    fn keys_of(
-        &self,
-        shown: Option<&Broadcast<bool>>,
-        [b, h, i]: [usize; 3],
-        keys: &mut Vec<(usize, f64)>,
-    ) {
-        let p = &self.problem;
-        keys.clear();
-        for j in (0..p.k_len).filter(|&j| j as i64 <= p.position(i)) {
-            let sees = |m: &Broadcast<bool>| m.values[m.index(p, b, h, i, j)];
-            if shown.is_none_or(sees) {
-                let bias = |m: &Broadcast<f64>| m.values[m.index(p, b, h, i, j)];
-                keys.push((j, self.bias.as_ref().map_or(0.0, bias)));
-            }
+    fn shown<'a>(&'a self, shown: &'a Broadcast<bool>) -> Shown<'a> {
+        Shown {
+            inputs: self,
+            shown,
         }
     }
 
-    fn naive_gradients(
-        &self,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-        mean: Mean,
-    ) -> (NaiveBackward, Option<Vec<f64>>) {
+    /// The keys that query `i` of head `h` of sequence `b` sees by `shown` and the causal masking, and their biases.
+    fn keys_of(&self, shown: Option<&Broadcast<bool>>, [b, h, i]: [usize; 3]) -> Vec<(usize, f64)> {
+        let p = &self.problem;
+        let sees = |&j: &usize| shown.is_none_or(|m| m.values[m.index(p, b, h, i, j)]);
+        let bias = |j| (self.bias.as_ref()).map_or(0.0, |m| m.values[m.index(p, b, h, i, j)]);
+        let keys = rows::visible(p, i).filter(sees);
+        keys.map(|j| (j, bias(j))).collect()
+    }
+
+    fn naive_gradients(&self, grads: Grads<'_>, mean: Mean) -> (NaiveBackward, Option<Vec<f64>>) {
         let mut dbias = self.bias.as_ref().map(|b| vec![0.0f32; b.values.len()]);
-        let grads = naive::backward(
-            &self.tensors(),
-            self,
-            grad_out,
-            grad_lse,
-            mean,
-            |b, h, i, j, ds| {
-                if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
-                    grad[bias.index(&self.problem, b, h, i, j)] += ds;
-                }
-            },
-        );
+        let sink = |b, h, i, j, ds| {
+            if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
+                grad[bias.index(&self.problem, b, h, i, j)] += ds;
+            }
+        };
+        let grads = naive::backward(&self.tensors(), self, grads, mean, sink);
         (grads, dbias.map(|g| g.into_iter().map(f64::from).collect()))
     }
 
     pub(crate) fn tensors(&self) -> Tensors<'_> {
-        let p = &self.problem;
-        assert!(!p.has_scores, "scores go through `Inputs`");
-        assert_eq!(self.q.len(), p.q_shape().iter().product::<usize>(), "q");
-        assert_eq!(self.k.len(), p.kv_shape().iter().product::<usize>(), "k");
-        assert_eq!(self.v.len(), self.k.len(), "v");
-        Tensors {
-            problem: p,
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
-            logits: Logits::Exact,
-        }
+        assert!(!self.problem.has_scores, "scores go through `Inputs`");
+        Tensors::new(&self.problem, [&self.q, &self.k, &self.v])
     }
 }

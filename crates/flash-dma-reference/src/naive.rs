@@ -8,7 +8,7 @@
 
 use crate::attention::Inputs;
 use crate::round::round_f32;
-use crate::rows::{Change, Pairs, Tensors};
+use crate::rows::{Change, Grads, Pairs, Tensors};
 use core::array;
 use flash_dma_problem::{ScoreRole, SelectionRule};
 
@@ -48,10 +48,6 @@ impl Inputs {
     }
 
     /// As [`Inputs::forward_by`], by the same-dtype naive implementation.
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn naive_forward_by(&self, rule: &SelectionRule, role: ScoreRole) -> NaiveForward {
         forward(&self.tensors(), &self.ruled(rule, role))
@@ -60,7 +56,7 @@ impl Inputs {
     /// As [`Inputs::backward`], by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
-        self.naive_gradients(grad_out, grad_lse, Mean::OfOutput)
+        self.naive_gradients((grad_out, grad_lse), Mean::OfOutput)
     }
 
     /// As [`Inputs::naive_backward`], but each step of the naive forward pass by automatic differentiation: dL/dp is
@@ -69,29 +65,18 @@ impl Inputs {
     /// gradients.
     #[must_use]
     pub fn naive_autograd(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
-        self.naive_gradients(grad_out, grad_lse, Mean::OfPairs)
+        self.naive_gradients((grad_out, grad_lse), Mean::OfPairs)
     }
 
-    fn naive_gradients(
-        &self,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-        mean: Mean,
-    ) -> NaiveBackward {
-        let p = &self.problem;
+    fn naive_gradients(&self, grads: Grads<'_>, mean: Mean) -> NaiveBackward {
+        let t = self.tensors();
         let mut scores = self.scores.as_ref().map(|s| vec![0.0f32; s.len()]);
-        let mut grads = backward(
-            &self.tensors(),
-            &self.selected(),
-            grad_out,
-            grad_lse,
-            mean,
-            |b, h, _, j, ds| {
-                if let Some(scores) = &mut scores {
-                    scores[(b * p.kv_heads + h / p.group()) * p.k_len + j] += ds;
-                }
-            },
-        );
+        let sink = |b, h, _, j, ds| {
+            if let Some(scores) = &mut scores {
+                scores[t.k_row(b, h, j)] += ds;
+            }
+        };
+        let mut grads = backward(&t, &self.selected(), grads, mean, sink);
         grads.scores = scores.map(|s| s.into_iter().map(f64::from).collect());
         grads
     }
@@ -167,10 +152,9 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
     let (dim, element) = (t.problem.head_dim, t.problem.element);
     let mut out = vec![0.0f32; t.q.len()];
     let mut lse = vec![f64::NEG_INFINITY; t.q.len() / dim];
-    let mut keys = Vec::new();
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        let keys = pairs.biased_row(t.problem, [b, h, i]);
         let Some((p, _, [max, ln_sum])) = softmax(t, t.row(t.q, row), b, h, &keys) else {
             continue;
         };
@@ -184,10 +168,8 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
             }
         }
     }
-    NaiveForward {
-        out: widen(out, t),
-        lse,
-    }
+    let out = widen(out, t);
+    NaiveForward { out, lse }
 }
 
 /// What the mean of dL/dp under p is computed from.
@@ -202,19 +184,17 @@ pub(crate) enum Mean {
 pub(crate) fn backward(
     t: &Tensors,
     pairs: &impl Pairs,
-    grad_out: &[f64],
-    grad_lse: Option<&[f64]>,
+    (grad_out, grad_lse): Grads,
     mean: Mean,
     mut sink: impl FnMut(usize, usize, usize, usize, f32),
 ) -> NaiveBackward {
     let (dim, element, scale) = (t.problem.head_dim, t.problem.element, t.problem.scale);
     let out = forward(t, pairs).out;
     let [mut dq, mut dk, mut dv] = [t.q, t.k, t.v].map(|x| vec![0.0f32; x.len()]);
-    let mut keys = Vec::new();
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        let keys = pairs.biased_row(t.problem, [b, h, i]);
         let Some((p, slopes, _)) = softmax(t, q, b, h, &keys) else {
             continue;
         };
@@ -249,12 +229,8 @@ pub(crate) fn backward(
         }
     }
     let [q, k, v] = [dq, dk, dv].map(|x| widen(x, t));
-    NaiveBackward {
-        q,
-        k,
-        v,
-        scores: None,
-    }
+    let scores = None;
+    NaiveBackward { q, k, v, scores }
 }
 
 /// As `rows::rank`, with the rounded output and in f32; nothing between is stored.
@@ -262,22 +238,19 @@ pub(crate) fn rank(
     t: &Tensors,
     pairs: &impl Pairs,
     (asked, change): (&impl Pairs, Change),
-    grad_out: &[f64],
-    grad_lse: Option<&[f64]>,
-    mut sink: impl FnMut(usize, usize, usize, f32),
-) {
-    let dim = t.problem.head_dim;
+    (grad_out, grad_lse): Grads,
+) -> Vec<f64> {
     let out = forward(t, pairs).out;
-    let (mut keys, mut outside) = (Vec::new(), Vec::new());
+    let mut rank = vec![0.0f32; t.problem.scores_shape().iter().product()];
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
-        asked.biased_row(t.problem, [b, h, i], &mut outside);
+        let keys = pairs.biased_row(t.problem, [b, h, i]);
+        let outside = asked.biased_row(t.problem, [b, h, i]);
         let Some((_, _, [max, ln_sum])) = softmax(t, q, b, h, &keys) else {
             continue;
         };
-        let mean = dot(dout, &out[row * dim..(row + 1) * dim]);
+        let mean = dot(dout, t.row(&out, row));
         let products = dots(q, &outside, |j| t.row(t.k, t.k_row(b, h, j)));
         let dp = dots(dout, &outside, |j| t.row(t.v, t.k_row(b, h, j)));
         for ((&(j, bias), product), dp) in outside.iter().zip(products).zip(dp) {
@@ -300,7 +273,8 @@ pub(crate) fn rank(
             if let Some(grad_lse) = grad_lse {
                 gradient += grad_lse[row] as f32 * of_lse;
             }
-            sink(b, h, j, gradient);
+            rank[t.k_row(b, h, j)] += gradient;
         }
     }
+    rank.into_iter().map(f64::from).collect()
 }

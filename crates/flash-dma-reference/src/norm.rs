@@ -77,9 +77,7 @@ impl Norm {
             problem,
             x: normal(problem.x_shape().iter().product(), 1.0, element, &mut rng),
             gamma,
-            table: problem
-                .rotary
-                .map(|rotary| angles(rotary.positions, problem.width)),
+            table: (problem.rotary).map(|rotary| angles(rotary.positions, problem.width)),
         }
     }
 
@@ -114,10 +112,8 @@ impl Norm {
     /// Cosine and sine of a pair of features of a row.
     fn angle(&self, row: Row, pair: usize) -> Option<(f64, f64)> {
         let table = self.table.as_ref()?;
-        Some((
-            table[row.angles + 2 * pair],
-            table[row.angles + 2 * pair + 1],
-        ))
+        let at = row.angles + 2 * pair;
+        Some((table[at], table[at + 1]))
     }
 
     /// The terms of element `feature` of a row that is rotated, or rotated back: its own and its partner's.
@@ -158,13 +154,13 @@ impl Norm {
             let r = self.reciprocal(row);
             let x = &self.x[row.from..row.from + width];
             let grad = &grad_out[row.to..row.to + width];
-            let terms: Vec<[f64; 2]> = (0..width)
-                .map(|j| self.rotated(row, j, grad, true))
-                .collect();
+            let rotated = |j| {
+                let [own, partner] = self.rotated(row, j, grad, true);
+                (own + partner, own.abs() + partner.abs())
+            };
             let (mut dot, mut dot_size) = (0.0, 0.0);
             for j in 0..width {
-                let [own, partner] = terms[j];
-                let (g, size) = (own + partner, own.abs() + partner.abs());
+                let (g, size) = rotated(j);
                 if let Some(gamma_grad) = &mut gamma_grad {
                     gamma_grad.add(j, g * x[j] * r, size * (x[j] * r).abs());
                 }
@@ -172,13 +168,9 @@ impl Norm {
                 dot_size += size * (self.weight(j) * x[j]).abs();
             }
             for j in 0..width {
-                let [own, partner] = terms[j];
+                let (g, size) = rotated(j);
                 let direct = r * self.weight(j);
-                x_grad.add(
-                    row.from + j,
-                    (own + partner) * direct,
-                    (own.abs() + partner.abs()) * direct.abs(),
-                );
+                x_grad.add(row.from + j, g * direct, size * direct.abs());
                 if gamma_grad.is_some() {
                     // The derivative of the reciprocal.
                     let through = -r.powi(3) * x[j] / width as f64;
@@ -264,10 +256,10 @@ impl Norm {
     /// All elements of a row that is rotated, or rotated back.
     fn naive_rotated(&self, row: Row, values: &[f32], back: bool) -> Vec<f32> {
         let wide: Vec<f64> = values.iter().map(|&x| x.into()).collect();
-        let terms = (0..wide.len()).map(|j| self.rotated(row, j, &wide, back));
-        let rounded = |[own, partner]: [f64; 2]| own as f32 + partner as f32;
-        terms
-            .map(|terms| round_f32(rounded(terms), self.problem.element))
-            .collect()
+        let rotated = |j| {
+            let [own, partner] = self.rotated(row, j, &wide, back);
+            round_f32(own as f32 + partner as f32, self.problem.element)
+        };
+        (0..wide.len()).map(rotated).collect()
     }
 }

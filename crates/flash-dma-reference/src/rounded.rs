@@ -38,32 +38,19 @@ fn rounded(tensors: Tensors<'_>) -> Tensors<'_> {
 
 impl Rounded<'_, Inputs> {
     /// As [`Inputs::forward`].
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn forward(&self) -> Forward {
-        let (out, lse) = rows::forward(&rounded(self.0.tensors()), &self.0.selected());
-        Forward { out, lse }
+        rows::forward(&rounded(self.0.tensors()), &self.0.selected())
     }
 
     /// As [`Inputs::backward`].
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Backward {
         let tensors = rounded(self.0.tensors());
-        self.0.backward_of(&tensors, grad_out, grad_lse)
+        self.0.backward_of(&tensors, (grad_out, grad_lse))
     }
 
     /// As [`Inputs::rank_gradient`].
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn rank_gradient(
         &self,
@@ -71,16 +58,11 @@ impl Rounded<'_, Inputs> {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        let tensors = rounded(self.0.tensors());
-        self.0
-            .rank_gradient_of(&tensors, runners_up, (grad_out, grad_lse))
+        let (tensors, grads) = (rounded(self.0.tensors()), (grad_out, grad_lse));
+        self.0.rank_gradient_of(&tensors, runners_up, grads)
     }
 
     /// As [`Inputs::left_out_gradient`].
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn left_out_gradient(
         &self,
@@ -88,32 +70,22 @@ impl Rounded<'_, Inputs> {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        let tensors = rounded(self.0.tensors());
-        self.0
-            .left_out_gradient_of(&tensors, kept, (grad_out, grad_lse))
+        let (tensors, grads) = (rounded(self.0.tensors()), (grad_out, grad_lse));
+        self.0.left_out_gradient_of(&tensors, kept, grads)
     }
 }
 
 impl Rounded<'_, MaskedInputs> {
     /// As [`MaskedInputs::forward`].
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn forward(&self) -> Forward {
-        let (out, lse) = rows::forward(&rounded(self.0.tensors()), self.0);
-        Forward { out, lse }
+        rows::forward(&rounded(self.0.tensors()), self.0)
     }
 
     /// As [`MaskedInputs::backward`].
-    ///
-    /// # Panics
-    ///
-    /// As it.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> MaskedBackward {
         let tensors = rounded(self.0.tensors());
-        self.0.backward_of(&tensors, grad_out, grad_lse)
+        self.0.backward_of(&tensors, (grad_out, grad_lse))
     }
 }

@@ -1,12 +1,14 @@
 //! Attention over explicit pairs: the only implementation of a row's softmax and its gradients.
 
+use crate::Forward;
 use crate::compare::{CUT_OFF, Exact};
 use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
+use std::ops::Range;
 
 /// The keys that a query attends to, and their biases.
 pub(crate) trait Pairs {
-    /// Fills `keys` with the attended keys of query `i` of query head `h`, and their biases.
-    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>);
+    /// The attended keys of query `i` of query head `h`, and their biases.
+    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)>;
 
     /// What ALiBi adds to the logits of that query, for each key.
     fn alibi(&self, p: &Problem, [_, h, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
@@ -14,12 +16,10 @@ pub(crate) trait Pairs {
     }
 
     /// As [`row`](Self::row), with ALiBi in the biases.
-    fn biased_row(&self, p: &Problem, [b, h, i]: [usize; 3], keys: &mut Vec<(usize, f64)>) {
-        self.row(b, h, i, keys);
+    fn biased_row(&self, p: &Problem, [b, h, i]: [usize; 3]) -> Vec<(usize, f64)> {
         let alibi = self.alibi(p, [b, h, i]);
-        for (j, bias) in keys {
-            *bias += alibi(*j);
-        }
+        let keys = self.row(b, h, i).into_iter();
+        keys.map(|(j, bias)| (j, bias + alibi(j))).collect()
     }
 
     /// The factors by which dropout multiplies the probabilities of that query, for each key.
@@ -34,6 +34,25 @@ pub(crate) fn alibi(p: &Problem, h: usize, i: usize) -> impl Fn(usize) -> f64 + 
     let (p, slope) = (*p, p.slope(h).map_or(0.0, f64::from));
     move |j| -slope * p.distance(i, j) as f64
 }
+
+/// The kv head, counted over the batch, that query head `h` reads.
+pub(crate) fn kv_head(p: &Problem, b: usize, h: usize) -> usize {
+    b * p.kv_heads + h / p.group()
+}
+
+/// The keys of that head in a tensor of keys.
+pub(crate) fn kv_keys(p: &Problem, b: usize, h: usize) -> Range<usize> {
+    let head = kv_head(p, b, h);
+    head * p.k_len..(head + 1) * p.k_len
+}
+
+/// The keys up to the position of query `i`.
+pub(crate) fn visible(p: &Problem, i: usize) -> Range<usize> {
+    0..(p.position(i) + 1).clamp(0, p.k_len as i64) as usize
+}
+
+/// The gradients of `out` and of the LSE (`None` is zero).
+pub(crate) type Grads<'a> = (&'a [f64], Option<&'a [f64]>);
 
 /// Contiguous `q`, `k`, `v`.
 #[derive(Clone, Copy)]
@@ -58,6 +77,21 @@ pub(crate) enum Logits {
 const VANISHES: f64 = 104.0;
 
 impl<'a> Tensors<'a> {
+    /// Tensors in the shapes of a problem, with exact logits.
+    pub fn new(problem: &'a Problem, [q, k, v]: [&'a [f64]; 3]) -> Self {
+        let logits = Logits::Exact;
+        assert_eq!(q.len(), problem.q_shape().iter().product::<usize>(), "q");
+        assert_eq!(k.len(), problem.kv_shape().iter().product::<usize>(), "k");
+        assert_eq!(v.len(), k.len(), "v");
+        Self {
+            problem,
+            q,
+            k,
+            v,
+            logits,
+        }
+    }
+
     /// Offset of query row `i` in units of rows, so the offset in the LSE as well.
     pub fn q_row(&self, b: usize, h: usize, i: usize) -> usize {
         (b * self.problem.q_heads + h) * self.problem.q_len + i
@@ -65,7 +99,7 @@ impl<'a> Tensors<'a> {
 
     /// Offset of key row `j` of the kv head that query head `h` reads, in units of rows.
     pub fn k_row(&self, b: usize, h: usize, j: usize) -> usize {
-        (b * self.problem.kv_heads + h / self.problem.group()) * self.problem.k_len + j
+        kv_head(self.problem, b, h) * self.problem.k_len + j
     }
 
     /// Row `row` of a tensor with rows of `head_dim`.
@@ -174,14 +208,13 @@ fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) ->
 }
 
 /// `out` and `lse` with their magnitudes.
-pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
+pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> Forward {
     let p = t.problem;
     let mut out = Exact::zeros(t.q.len());
     let mut lse = Exact::zeros(p.batch * p.q_heads * p.q_len);
-    let mut keys = Vec::new();
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        let keys = pairs.biased_row(p, [b, h, i]);
         let Some(s) = softmax(t, t.row(t.q, row), h, b, &keys) else {
             lse.values[row] = f64::NEG_INFINITY;
             continue;
@@ -194,7 +227,7 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
             out.add_row(row * p.head_dim, prob, s.spread * prob, v);
         }
     }
-    (out, lse)
+    Forward { out, lse }
 }
 
 /// The probabilities of the queries `chosen`, `[batch, q_heads, chosen, k_len]`, 0 where nothing is attended. They are
@@ -202,11 +235,10 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
 pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -> Exact {
     let p = t.problem;
     let mut probabilities = Exact::zeros(p.batch * p.q_heads * chosen.len() * p.k_len);
-    let mut keys = Vec::new();
     let heads = (0..p.batch).flat_map(|b| (0..p.q_heads).map(move |h| (b, h)));
     let rows = heads.flat_map(|(b, h)| chosen.iter().map(move |&i| (b, h, i)));
     for (row, (b, h, i)) in rows.enumerate() {
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        let keys = pairs.biased_row(p, [b, h, i]);
         let Some(s) = softmax(t, t.row(t.q, t.q_row(b, h, i)), h, b, &keys) else {
             continue;
         };
@@ -223,29 +255,25 @@ pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -
 pub(crate) fn backward(
     t: &Tensors,
     pairs: &impl Pairs,
-    grad_out: &[f64],
-    grad_lse: Option<&[f64]>,
+    (grad_out, grad_lse): Grads,
     mut sink: impl FnMut(usize, usize, usize, usize, f64, f64),
 ) -> [Exact; 3] {
     let (dim, scale) = (t.problem.head_dim, f64::from(t.problem.scale));
     let [mut dq, mut dk, mut dv] = [t.q, t.k, t.v].map(|x| Exact::zeros(x.len()));
-    let mut keys = Vec::new();
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        let keys = pairs.biased_row(t.problem, [b, h, i]);
         let Some(s) = softmax(t, q, h, b, &keys) else {
             continue;
         };
         // dL/dp of each pair, and their mean under p, which is dout . out.
         let weights = pairs.weights(t.problem, [b, h, i]);
-        let dp: Vec<(f64, f64)> = keys
-            .iter()
-            .map(|&(j, _)| {
-                let (dp, size) = dot(dout, t.row(t.v, t.k_row(b, h, j)));
-                (dp * weights(j), size * weights(j))
-            })
-            .collect();
+        let dp = |j: usize| {
+            let (dp, size) = dot(dout, t.row(t.v, t.k_row(b, h, j)));
+            (dp * weights(j), size * weights(j))
+        };
+        let dp: Vec<(f64, f64)> = keys.iter().map(|&(j, _)| dp(j)).collect();
         let dlse = grad_lse.map_or(0.0, |g| g[row]);
         let mean: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.0).sum();
         let mean_abs: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.1).sum();
@@ -311,22 +339,20 @@ impl Change {
     }
 }
 
-/// The gradient of the rank: for each key that `asked` pairs with a row, the first-order change of the loss that the key
-/// would make, if `pairs` does not have the pair, or makes; `sink` gets `(b, h, j, gradient, magnitude)`.
+/// The gradient of the rank, `[batch, kv_heads, k_len]`: for each key that `asked` pairs with a row, the first-order
+/// change of the loss that the key would make, if `pairs` does not have the pair, or makes.
 pub(crate) fn rank(
     t: &Tensors,
     pairs: &impl Pairs,
     (asked, change): (&impl Pairs, Change),
-    grad_out: &[f64],
-    grad_lse: Option<&[f64]>,
-    mut sink: impl FnMut(usize, usize, usize, f64, f64),
-) {
-    let (mut keys, mut outside) = (Vec::new(), Vec::new());
+    (grad_out, grad_lse): Grads,
+) -> Exact {
+    let mut rank = Exact::zeros(t.problem.scores_shape().iter().product());
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.biased_row(t.problem, [b, h, i], &mut keys);
-        asked.biased_row(t.problem, [b, h, i], &mut outside);
+        let keys = pairs.biased_row(t.problem, [b, h, i]);
+        let outside = asked.biased_row(t.problem, [b, h, i]);
         // A row that attends to nothing gives none.
         let Some(s) = softmax(t, q, h, b, &keys) else {
             continue;
@@ -362,7 +388,8 @@ pub(crate) fn rank(
                 // The slope of the part of the LSE is the weight.
                 magnitude += dlse.abs() * (lse + spread * weight);
             }
-            sink(b, h, j, gradient, magnitude);
+            rank.add(t.k_row(b, h, j), gradient, magnitude);
         }
     }
+    rank
 }

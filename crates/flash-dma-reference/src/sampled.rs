@@ -24,8 +24,8 @@ pub use choose::{attended_keys, spread};
 pub use keys::SampledKeys;
 
 use crate::compare::{self, Exact, Failure, Report};
-use crate::rows::{self, Logits, Pairs, Tensors};
-use crate::{naive, select};
+use crate::rows::{self, Pairs, Tensors};
+use crate::{Forward, naive, select};
 use flash_dma_problem::{ElementType, Problem};
 use std::collections::BTreeMap;
 
@@ -154,11 +154,7 @@ impl Sampled {
     }
 
     fn read(&self, actual: ReadRow) -> Vec<f64> {
-        let mut values = vec![0.0; self.rows.len() * self.width];
-        for (&row, into) in self.rows.iter().zip(values.chunks_exact_mut(self.width)) {
-            actual(row, into);
-        }
-        values
+        read_rows(actual, &self.rows, self.width)
     }
 
     fn at_home(&self, shape: &[usize], result: Result<Report, Failure>) -> Result<Report, Failure> {
@@ -178,6 +174,14 @@ impl Sampled {
             }),
         }
     }
+}
+
+fn read_rows(tensor: ReadRow, rows: &[usize], width: usize) -> Vec<f64> {
+    let mut values = vec![0.0; rows.len() * width];
+    for (&row, into) in rows.iter().zip(values.chunks_exact_mut(width)) {
+        tensor(row, into);
+    }
+    values
 }
 
 /// The first row among the first `len`, other than `rows` (ascending), that has a nonzero element, with its values.
@@ -251,10 +255,8 @@ impl Source<'_> {
     fn kv_head(&self, row: usize) -> usize {
         let p = &self.problem;
         let head = row / p.q_len;
-        assert!(
-            head < p.batch * p.q_heads,
-            "row {row} is not in the problem"
-        );
+        let heads = p.batch * p.q_heads;
+        assert!(head < heads, "row {row} is not in the problem");
         head / p.group()
     }
 
@@ -276,13 +278,8 @@ impl Source<'_> {
         Some(scores.iter().copied().map(f64::from).collect())
     }
 
-    fn read(&self, tensor: ReadRow, rows: impl ExactSizeIterator<Item = usize>) -> Vec<f64> {
-        let dim = self.problem.head_dim;
-        let mut values = vec![0.0; rows.len() * dim];
-        for (row, into) in rows.zip(values.chunks_exact_mut(dim)) {
-            tensor(row, into);
-        }
-        values
+    fn read(&self, tensor: ReadRow, rows: &[usize]) -> Vec<f64> {
+        read_rows(tensor, rows, self.problem.head_dim)
     }
 }
 
@@ -304,8 +301,8 @@ struct Part {
 }
 
 impl Pairs for Part {
-    fn row(&self, _: usize, _: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        keys.clone_from(&self.pairs[i]);
+    fn row(&self, _: usize, _: usize, i: usize) -> Vec<(usize, f64)> {
+        self.pairs[i].clone()
     }
 
     fn alibi(&self, _: &Problem, [_, _, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
@@ -326,21 +323,16 @@ impl Part {
         let p = &source.problem;
         let scores = source.head_scores(head);
         let ranked = scores.as_deref().map(select::ranked);
-        let mut pairs: Vec<Vec<(usize, f64)>> = Vec::new();
-        for row in &rows {
-            let position = p.position(row % p.q_len);
-            let keys = match (&ranked, &scores) {
-                (Some(ranked), Some(scores)) => select::take(ranked, p.window, position)
-                    .into_iter()
-                    .map(|j| (j, scores[j]))
-                    .collect(),
-                _ => (0..p.k_len)
-                    .filter(|&j| j as i64 <= position)
-                    .map(|j| (j, 0.0))
-                    .collect(),
+        let keys_of = |row: &usize| -> Vec<(usize, f64)> {
+            let query = row % p.q_len;
+            let keys = match &ranked {
+                Some(ranked) => select::take(ranked, p.window, p.position(query)),
+                None => rows::visible(p, query).collect(),
             };
-            pairs.push(keys);
-        }
+            let score = |j: usize| scores.as_ref().map_or(0.0, |scores| scores[j]);
+            keys.into_iter().map(|j| (j, score(j))).collect()
+        };
+        let mut pairs: Vec<_> = rows.iter().map(keys_of).collect();
         let mut keys: Vec<usize> = pairs.iter().flatten().map(|&(j, _)| j).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -351,16 +343,14 @@ impl Part {
         let mut problem = *p;
         (problem.batch, problem.q_heads, problem.kv_heads) = (1, 1, 1);
         (problem.q_len, problem.k_len) = (rows.len(), keys.len());
-        let read = |tensor, rows: &[usize]| source.read(tensor, rows.iter().copied());
         Self {
             problem,
             whole: *p,
-            q: read(source.q, &rows),
-            k: read(source.k, &keys),
-            v: read(source.v, &keys),
-            grad_out: read(source.grad_out, &rows),
-            grad_lse: source
-                .grad_lse
+            q: source.read(source.q, &rows),
+            k: source.read(source.k, &keys),
+            v: source.read(source.v, &keys),
+            grad_out: source.read(source.grad_out, &rows),
+            grad_lse: (source.grad_lse)
                 .map(|g| rows.iter().map(|&row| f64::from(g[row])).collect()),
             rows,
             keys,
@@ -369,33 +359,18 @@ impl Part {
     }
 
     fn solve(&self) -> SampledRows {
-        let tensors = Tensors {
-            problem: &self.problem,
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
-            logits: Logits::Exact,
-        };
-        let grad_lse = self.grad_lse.as_deref();
-        let (out, lse) = rows::forward(&tensors, self);
+        let tensors = Tensors::new(&self.problem, [&self.q, &self.k, &self.v]);
+        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
+        let Forward { out, lse } = rows::forward(&tensors, self);
         let mut scores = Exact::zeros(self.keys.len());
-        let [dq, dk, dv] = rows::backward(
-            &tensors,
-            self,
-            &self.grad_out,
-            grad_lse,
-            |_, _, _, j, ds, size| scores.add(j, ds, size),
-        );
+        let sink = |_, _, _, j, ds, size| scores.add(j, ds, size);
+        let [dq, dk, dv] = rows::backward(&tensors, self, grads, sink);
         let naive = naive::forward(&tensors, self);
         let mut naive_scores = vec![0.0f32; self.keys.len()];
-        let naive_grads = naive::backward(
-            &tensors,
-            self,
-            &self.grad_out,
-            grad_lse,
-            naive::Mean::OfOutput,
-            |_, _, _, j, ds| naive_scores[j] += ds,
-        );
+        let (mean, sink) = (naive::Mean::OfOutput, |_, _, _, j: usize, ds| {
+            naive_scores[j] += ds
+        });
+        let naive_grads = naive::backward(&tensors, self, grads, mean, sink);
         let sampled = |rows: &Vec<usize>, width, exact, naive| Sampled {
             rows: rows.clone(),
             width,

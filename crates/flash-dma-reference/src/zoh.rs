@@ -44,11 +44,8 @@ impl Zoh {
     /// The scores, `[batch, heads, len]`.
     #[must_use]
     pub fn scores(&self) -> Vec<f64> {
-        let mut scores = Vec::with_capacity(self.batch * self.heads * self.len);
-        for (b, h, n) in self.rows() {
-            scores.push((self.a[h] * softplus(self.dt(b, h, n))).exp());
-        }
-        scores
+        let score = |(b, h, n)| (self.a[h] * softplus(self.dt(b, h, n))).exp();
+        self.rows().map(score).collect()
     }
 
     /// Gradients of the inputs from the gradient of the scores, `[batch, heads, len]`.
@@ -79,9 +76,8 @@ impl Zoh {
     }
 
     fn dt(&self, b: usize, h: usize, n: usize) -> f64 {
-        self.terms(b, h, n)
-            .map(|(w, v)| self.dt_proj[w] * self.v[v])
-            .sum()
+        let terms = self.terms(b, h, n);
+        terms.map(|(w, v)| self.dt_proj[w] * self.v[v]).sum()
     }
 
     /// The indices in `dt_proj` and in `v` of the products whose sum is `dt` of a head and token.
@@ -89,10 +85,8 @@ impl Zoh {
         let (heads, len, dim) = (self.heads, self.len, self.head_dim);
         (0..heads * dim).map(move |c| {
             let (from, d) = (c / dim, c % dim);
-            (
-                h * heads * dim + c,
-                ((b * heads + from) * len + n) * dim + d,
-            )
+            let v = ((b * heads + from) * len + n) * dim + d;
+            (h * heads * dim + c, v)
         })
     }
 }

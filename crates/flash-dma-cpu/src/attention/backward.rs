@@ -4,12 +4,12 @@
 //! and keeps f32 gradients of the keys it touches; a second step adds those of a head's chunks, in
 //! order, so the result does not depend on the threads.
 
+use super::Operands;
 use super::bias_gradient::{
     AllLogits, BiasGradient, BiasSums, ColumnSums, LogitGradients, NoLogits,
 };
 use super::dropout::DropoutWords;
 use super::key_gradient::{KeyGradients, KeyOutputs, reduce};
-use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::{GradientBlock, RowLse};
 use crate::args::Saved;

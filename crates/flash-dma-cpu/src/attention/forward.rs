@@ -1,7 +1,7 @@
 //! The forward pass: online softmax over gathered blocks of keys.
 
+use super::Operands;
 use super::dropout::DropoutWords;
-use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::SoftmaxBlock;
 use crate::args::Outputs;

@@ -4,8 +4,8 @@
 //! The tasks and tiles of the backward pass, with the runners-up or the kept keys as keys and two products per pair.
 //! Every task sums over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
 
+use super::Operands;
 use super::backward::{GradientTile, PairGradients};
-use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::{RowLse, at_most_0};
 use crate::args::Saved;

@@ -115,29 +115,22 @@ mod tests {
 
     #[test]
     fn chunks_cover_every_query_once_in_whole_tiles() {
-        for (q_len, k_len) in [
+        let lengths = [
             (0, 5),
             (1, 1),
             (1000, 1000),
             (4096, 4096),
             (777, 3),
             (3, 9000),
-        ] {
+        ];
+        for (q_len, k_len) in lengths {
             for causal in [false, true] {
                 for window in [1, 100, 5000] {
-                    let options = AttentionOptions::new()
-                        .with_causal(causal)
-                        .with_keep_window(window);
-                    let k = [1, 2, k_len, 64];
-                    let p = Problem::new(
-                        &[1, 8, q_len, 64],
-                        &k,
-                        &k,
-                        Some(&k[..3]),
-                        ElementType::F32,
-                        &options,
-                    )
-                    .unwrap();
+                    let options = AttentionOptions::new().with_causal(causal);
+                    let options = options.with_keep_window(window);
+                    let (q, k) = ([1, 8, q_len, 64], [1, 2, k_len, 64]);
+                    let (scores, f32) = (Some(&k[..3]), ElementType::F32);
+                    let p = Problem::new(&q, &k, &k, scores, f32, &options).unwrap();
                     for (Chunks { bounds, .. }, most) in [
                         (Chunks::forward(&p), FORWARD_CHUNKS),
                         (Chunks::backward(&p), BACKWARD_CHUNKS),

@@ -1,14 +1,15 @@
 //! Pages: appending to them, and attention over them.
 
-use super::forward_problem::forward_problem;
+use super::forward_problem;
 use super::tensors::{Pages, PagesRef, Tokens};
 use crate::args::Outputs;
+use crate::attention::Operands;
 use crate::attention::forward::forward;
-use crate::attention::operands::Operands;
 use crate::element::Element;
 use crate::keys::bias::Bias;
 use crate::keys::source::{KeyRows, KeySource, Keys};
 use crate::queries::KvHead;
+use crate::select::interval_of;
 use crate::view::View;
 use flash_dma_problem::{
     AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval, Problem, Storage,
@@ -92,20 +93,11 @@ impl<E> SequenceRows<'_, E> {
 
 impl<E: Element> KeyRows<E> for SequenceRows<'_, E> {
     #[inline]
-    fn key(&self, KvHead { head, .. }: KvHead, key: usize) -> &[E] {
+    fn rows(&self, KvHead { head, .. }: KvHead, key: usize) -> [&[E]; 2] {
         let dim = self.shape.head_dim;
         match self.row(head, key) {
-            Ok(row) => &self.pages.k[row * dim..(row + 1) * dim],
-            Err(token) => self.tokens.k.row(self.sequence, head, token),
-        }
-    }
-
-    #[inline]
-    fn value(&self, KvHead { head, .. }: KvHead, key: usize) -> &[E] {
-        let dim = self.shape.head_dim;
-        match self.row(head, key) {
-            Ok(row) => &self.pages.v[row * dim..(row + 1) * dim],
-            Err(token) => self.tokens.v.row(self.sequence, head, token),
+            Ok(row) => [self.pages.k, self.pages.v].map(|rows| &rows[row * dim..(row + 1) * dim]),
+            Err(token) => self.tokens.rows(self.sequence, head, token),
         }
     }
 }
@@ -147,8 +139,8 @@ pub(crate) fn attend<E: Element>(
                 strides: q.strides,
             };
             let intervals = selects.then(|| shown(scores.as_deref(), &problem, last));
-            let scores =
-                (scores.as_deref()).map(|scores| View::contiguous(scores, problem.scores_shape()));
+            let scores = scores.as_deref();
+            let scores = scores.map(|scores| View::contiguous(scores, problem.scores_shape()));
             let operands = Operands {
                 problem: &problem,
                 q,
@@ -170,16 +162,11 @@ fn shown(scores: Option<&[f32]>, problem: &Problem, last: Option<usize>) -> Vec<
     let last = last.unwrap_or(len);
     let interval = |at: usize| {
         let key = at % len;
-        let hidden = scores.is_some_and(|scores| scores[at] == f32::NEG_INFINITY);
-        let end = if hidden {
-            key
-        } else {
-            key.saturating_add(last).min(len)
+        let end = match scores {
+            Some(scores) if scores[at] == f32::NEG_INFINITY => key,
+            _ => key.saturating_add(last).min(len),
         };
-        Interval {
-            first: key as u32,
-            end: end as u32,
-        }
+        interval_of(key, end)
     };
     (0..heads * len).map(interval).collect()
 }

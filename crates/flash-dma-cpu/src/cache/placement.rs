@@ -1,6 +1,6 @@
 //! Appending to the slots of one head: which tokens enter, which keys are evicted, and when.
 
-use crate::select::quality;
+use crate::select::{interval_of, quality};
 use flash_dma_problem::{Interval, SelectionRule};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -45,16 +45,16 @@ impl Placement<'_> {
     ) {
         let HeldKeys { scores, positions } = held;
         let window = scores.len();
-        let end = (window + tokens.len()) as u32;
+        let end = window + tokens.len();
         self.token.fill(KEEP);
         for (slot, interval) in self.intervals[..window].iter_mut().enumerate() {
             let shown = positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY;
-            *interval = interval_of(slot, if shown { end } else { slot as u32 });
+            *interval = interval_of(slot, if shown { end } else { slot });
         }
         let mut contest = Contest::new(rule, held, tokens.len(), position);
         for (j, &score) in tokens.iter().enumerate() {
             let key = window + j;
-            self.intervals[key] = interval_of(key, key as u32);
+            self.intervals[key] = interval_of(key, key);
             let Some(slot) = contest.insert(score, position + j) else {
                 continue;
             };
@@ -66,7 +66,7 @@ impl Placement<'_> {
                 self.intervals[evicted].end = key as u32;
             }
             if score != f32::NEG_INFINITY {
-                self.intervals[key].end = end;
+                self.intervals[key].end = end as u32;
             }
             self.token[slot] = j as u32;
         }
@@ -193,18 +193,17 @@ impl Contest {
     }
 }
 
-fn interval_of(key: usize, end: u32) -> Interval {
-    Interval {
-        first: key as u32,
-        end,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use flash_dma_reference::compose::attended as expected_keys;
     use flash_dma_reference::{Rng, generate::Scores};
+
+    fn sorted(keys: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut keys: Vec<usize> = keys.collect();
+        keys.sort_unstable();
+        keys
+    }
 
     /// After any split of a sequence into appends the slots hold the keys of the rule, and the intervals of each append
     /// are the keys of its tokens.
@@ -244,29 +243,24 @@ mod tests {
                     positions[slot] = (done + token) as i32;
                 }
                 for i in 0..n {
-                    let mut attended: Vec<usize> = (0..window + n)
-                        .filter(|&key| intervals[key].contains((window + i) as i64))
-                        .map(|key| match key.checked_sub(window) {
-                            Some(token) => done + token,
-                            None => before[key] as usize,
-                        })
-                        .collect();
-                    attended.sort_unstable();
-                    let expected = expected_keys(&head, &rule, done + i);
+                    let attends = |&key: &usize| intervals[key].contains((window + i) as i64);
+                    let place = |key: usize| match key.checked_sub(window) {
+                        Some(token) => done + token,
+                        None => before[key] as usize,
+                    };
+                    let attended = sorted((0..window + n).filter(attends).map(place));
                     let position = done + i;
+                    let expected = expected_keys(&head, &rule, position);
                     assert_eq!(attended, expected, "{kind:?} {rule:?} position {position}");
                 }
                 done += n;
-                let mut live: Vec<usize> = (0..window)
-                    .filter(|&slot| positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY)
-                    .map(|slot| positions[slot] as usize)
-                    .collect();
-                live.sort_unstable();
-                assert_eq!(
-                    live,
-                    expected_keys(&head, &rule, done - 1),
-                    "{kind:?} {rule:?}"
-                );
+                let is_live =
+                    |&slot: &usize| positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY;
+                let live = (0..window)
+                    .filter(is_live)
+                    .map(|slot| positions[slot] as usize);
+                let expected = expected_keys(&head, &rule, done - 1);
+                assert_eq!(sorted(live), expected, "{kind:?} {rule:?}");
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Slots: what an append does to them, and attention over them and the new tokens.
 
-use super::forward_problem::forward_problem;
+use super::forward_problem;
 use super::placement::{HeldKeys, Placement, changes};
 use super::tensors::{Slots, SlotsRef, Tokens};
 use crate::args::Outputs;
+use crate::attention::Operands;
 use crate::attention::forward::forward;
-use crate::attention::operands::Operands;
 use crate::element::Element;
 use crate::keys::bias::Bias;
 use crate::keys::source::{KeyRows, KeySource, Keys};
@@ -94,35 +94,15 @@ struct SlotRows<'a, E> {
     tokens: Tokens<'a, E>,
 }
 
-impl<E> SlotRows<'_, E> {
-    /// The row of a slot, or the token.
-    #[inline]
-    fn place(&self, KvHead { batch, head }: KvHead, key: usize) -> Result<usize, usize> {
-        let window = self.shape.capacity();
-        match key.checked_sub(window) {
-            None => Ok((batch * self.shape.kv_heads + head) * window + key),
-            Some(token) => Err(token),
-        }
-    }
-}
-
 impl<E: Element> KeyRows<E> for SlotRows<'_, E> {
     #[inline]
-    fn key(&self, head: KvHead, key: usize) -> &[E] {
-        let dim = self.shape.head_dim;
-        match self.place(head, key) {
-            Ok(row) => &self.k[row * dim..(row + 1) * dim],
-            Err(token) => self.tokens.k.row(head.batch, head.head, token),
+    fn rows(&self, KvHead { batch, head }: KvHead, key: usize) -> [&[E]; 2] {
+        let (window, dim) = (self.shape.capacity(), self.shape.head_dim);
+        if let Some(token) = key.checked_sub(window) {
+            return self.tokens.rows(batch, head, token);
         }
-    }
-
-    #[inline]
-    fn value(&self, head: KvHead, key: usize) -> &[E] {
-        let dim = self.shape.head_dim;
-        match self.place(head, key) {
-            Ok(row) => &self.v[row * dim..(row + 1) * dim],
-            Err(token) => self.tokens.v.row(head.batch, head.head, token),
-        }
+        let slot = (batch * self.shape.kv_heads + head) * window + key;
+        [self.k, self.v].map(|rows| &rows[slot * dim..(slot + 1) * dim])
     }
 }
 

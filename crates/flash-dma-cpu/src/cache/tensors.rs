@@ -143,3 +143,11 @@ pub struct Tokens<'a, E> {
     /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores: slots have.
     pub scores: Option<View<'a, f32, 3>>,
 }
+
+impl<'a, E> Tokens<'a, E> {
+    /// The rows of K and V of a token.
+    #[inline]
+    pub(crate) fn rows(&self, batch: usize, head: usize, token: usize) -> [&'a [E]; 2] {
+        [&self.k, &self.v].map(|rows| rows.row(batch, head, token))
+    }
+}

@@ -16,16 +16,27 @@ const DIM: usize = 16;
 /// `[batch, heads, range of the sequence, dim]` of a contiguous tensor.
 fn part(x: &[f64], shape: [usize; 4], range: std::ops::Range<usize>) -> Vec<f32> {
     let [_, _, len, dim] = shape;
-    x.chunks_exact(len * dim)
-        .flat_map(|rows| &rows[range.start * dim..range.end * dim])
-        .map(|&x| x as f32)
-        .collect()
+    let rows = (x.chunks_exact(len * dim)).flat_map(|x| &x[range.start * dim..range.end * dim]);
+    rows.map(|&x| x as f32).collect()
+}
+
+/// Tokens in the shape of their keys.
+fn tokens<'a>(k: &'a [f32], v: &'a [f32], z: Option<&'a [f32]>, kv: [usize; 4]) -> Tokens<'a, f32> {
+    let [batch, heads, count, _] = kv;
+    Tokens {
+        k: View::contiguous(k, kv),
+        v: View::contiguous(v, kv),
+        scores: z.map(|z| View::contiguous(z, [batch, heads, count])),
+    }
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
 }
 
 /// The first `len` tokens of every sequence.
 fn prefix(inputs: &Inputs, len: usize, queries: usize) -> Inputs {
     let p = &inputs.problem;
-    let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();
     let q = [p.batch, p.q_heads, queries, p.head_dim];
     let kv = [p.batch, p.kv_heads, len, p.head_dim];
     let options = AttentionOptions {
@@ -36,10 +47,10 @@ fn prefix(inputs: &Inputs, len: usize, queries: usize) -> Inputs {
     let [b, h, n, _] = p.kv_shape();
     Inputs {
         problem: Problem::new(&q, &kv, &kv, scores, p.element, &options).unwrap(),
-        q: wide(part(&inputs.q, p.q_shape(), len - queries..len)),
-        k: wide(part(&inputs.k, p.kv_shape(), 0..len)),
-        v: wide(part(&inputs.v, p.kv_shape(), 0..len)),
-        scores: (inputs.scores.as_ref()).map(|z| wide(part(z, [b, h, n, 1], 0..len))),
+        q: wide(&part(&inputs.q, p.q_shape(), len - queries..len)),
+        k: wide(&part(&inputs.k, p.kv_shape(), 0..len)),
+        v: wide(&part(&inputs.v, p.kv_shape(), 0..len)),
+        scores: (inputs.scores.as_ref()).map(|z| wide(&part(z, [b, h, n, 1], 0..len))),
     }
 }
 
@@ -108,18 +119,11 @@ fn step(
     through_keys: Option<&mut State>,
 ) {
     let p = &inputs.problem;
-    let (k, v) = (
-        part(&inputs.k, p.kv_shape(), at..at + n),
-        part(&inputs.v, p.kv_shape(), at..at + n),
-    );
+    let [k, v] = [&inputs.k, &inputs.v].map(|x| part(x, p.kv_shape(), at..at + n));
     let [b, h, len, _] = p.kv_shape();
     let z = (inputs.scores.as_ref()).map(|z| part(z, [b, h, len, 1], at..at + n));
     let kv = [b, h, n, DIM];
-    let tokens = Tokens {
-        k: View::contiguous(&k, kv),
-        v: View::contiguous(&v, kv),
-        scores: z.as_ref().map(|z| View::contiguous(z, [b, h, n])),
-    };
+    let tokens = tokens(&k, &v, z.as_deref(), kv);
     let exact = prefix(inputs, at + n, n);
     let q: Vec<f32> = exact.q.iter().map(|&x| x as f32).collect();
     let q_shape = exact.problem.q_shape();
@@ -132,19 +136,14 @@ fn step(
     let view = View::contiguous(&q, q_shape);
     match through_keys {
         None => {
-            let problem = shape
-                .decode(&q_shape, &kv, &kv, scores, p.element, at, &options)
-                .unwrap();
-            decode(&problem, view, cache, tokens, &mut out, &mut lse).unwrap();
+            let problem = shape.decode(&q_shape, &kv, &kv, scores, p.element, at, &options);
+            decode(&problem.unwrap(), view, cache, tokens, &mut out, &mut lse).unwrap();
         }
         Some(state) => {
             let problem = shape.append(&kv, &kv, scores, p.element, at).unwrap();
             let keys = p.window + n;
             let all = [b, h, keys, DIM];
-            let (mut k, mut v) = (
-                vec![f32::NAN; b * h * keys * DIM],
-                vec![f32::NAN; b * h * keys * DIM],
-            );
+            let [mut k, mut v] = [(); 2].map(|()| vec![f32::NAN; b * h * keys * DIM]);
             let [mut z, mut rank] = [(); 2].map(|()| vec![f32::NAN; b * h * keys]);
             let rule = shape.rule().unwrap();
             let target = ChunkKeys {
@@ -154,14 +153,14 @@ fn step(
                 rank: (rule.sinks > 0).then_some(&mut rank[..]),
             };
             chunk_keys(&problem, state.read(), tokens, target).unwrap();
-            let rank = if rule.sinks > 0 { &rank } else { &z };
-            let intervals = chunk_intervals(View::contiguous(rank, [b, h, keys]), rule);
+            let rank = View::contiguous(if rule.sinks > 0 { &rank } else { &z }, [b, h, keys]);
+            let mut intervals = vec![Interval { first: 0, end: 0 }; b * h * keys];
+            crate::select(rank, rule.kept(), &mut intervals).unwrap();
             if !shape.adds_scores() {
                 z.fill(0.0);
             }
             let scores = View::contiguous(&z, [b, h, keys]);
-            let whole =
-                Problem::new(&q_shape, &all, &all, Some(&all[..3]), p.element, &options).unwrap();
+            let whole = Problem::new(&q_shape, &all, &all, Some(&all[..3]), p.element, &options);
             let inputs = crate::Inputs {
                 q: view,
                 k: View::contiguous(&k, all),
@@ -172,11 +171,15 @@ fn step(
                     far: None,
                 }),
             };
-            crate::forward(&whole, inputs, crate::Outputs::new(&mut out, &mut lse)).unwrap();
+            crate::forward(
+                &whole.unwrap(),
+                inputs,
+                crate::Outputs::new(&mut out, &mut lse),
+            )
+            .unwrap();
             append(&problem, Cache::Slots(state.slots()), tokens).unwrap();
         }
     }
-    let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let (oracle, naive) = match (shape.rule(), shape.page_window()) {
         (Some(rule), _) => (
             exact.forward_by(&rule, shape.score_role()),
@@ -185,48 +188,24 @@ fn step(
         (None, Some(keys)) => (exact.forward_last(keys), exact.naive_forward_last(keys)),
         (None, None) => (exact.forward(), exact.naive_forward()),
     };
-    let at = format!("tokens {at}..{}", at + n);
+    let (out, lse, element) = (wide(&out), wide(&lse), p.element);
     compare(
         "out",
         &q_shape,
-        &wide(&out),
+        &out,
         &oracle.out,
         &naive.out,
-        p.element,
+        element,
         OUTPUT,
     )
-    .unwrap_or_else(|error| panic!("{at}: {error}"));
-    compare_lse(&exact.problem.lse_shape(), &wide(&lse), &oracle.lse)
-        .unwrap_or_else(|error| panic!("{at}: {error}"));
-}
-
-/// The intervals of the keys of a chunk, of which the rule selects the older ones by rank.
-fn chunk_intervals(rank: View<'_, f32, 3>, rule: SelectionRule) -> Vec<Interval> {
-    let [batch, heads, keys] = rank.shape;
-    let index = |n: usize| (n % keys) as u32;
-    let mut intervals: Vec<Interval> = (0..batch * heads * keys)
-        .map(|n| Interval {
-            first: index(n),
-            end: index(n),
-        })
-        .collect();
-    if rule.ranked() > 0 {
-        crate::select(rank, rule.ranked(), &mut intervals).unwrap();
-    }
-    for (interval, &rank) in intervals.iter_mut().zip(rank.data) {
-        if rank != f32::NEG_INFINITY {
-            interval.end = (interval.end + rule.recent as u32).min(keys as u32);
-        }
-    }
-    intervals
+    .and_then(|_| compare_lse(&exact.problem.lse_shape(), &lse, &oracle.lse))
+    .unwrap_or_else(|error| panic!("tokens {at}..{}: {error}", at + n));
 }
 
 fn live(state: &State, row: usize, window: usize) -> Vec<usize> {
     let slots = row * window..(row + 1) * window;
-    let mut live: Vec<usize> = slots
-        .filter(|&slot| state.score[slot] != f32::NEG_INFINITY)
-        .map(|slot| state.position[slot] as usize)
-        .collect();
+    let shown = slots.filter(|&slot| state.score[slot] != f32::NEG_INFINITY);
+    let mut live: Vec<usize> = shown.map(|slot| state.position[slot] as usize).collect();
     live.sort_unstable();
     live
 }
@@ -276,11 +255,8 @@ fn slots_decode_as_one_pass_would() {
                 let scores = inputs.scores.as_ref().unwrap();
                 for (row, scores) in scores.chunks_exact(70).enumerate() {
                     let expected = attended(scores, &rule, at - 1);
-                    assert_eq!(
-                        live(&state, row, rule.window),
-                        expected,
-                        "{kind:?} {rule:?}"
-                    );
+                    let live = live(&state, row, rule.window);
+                    assert_eq!(live, expected, "{kind:?} {rule:?}");
                 }
             }
         }
@@ -310,16 +286,11 @@ fn a_step_that_appends_later_leaves_the_slots() {
         let rows = HEADS[1] * 4;
         let (k, v, z) = (random(rows * DIM), random(rows * DIM), random(rows));
         let q = random(HEADS[0] * 4 * DIM);
-        let tokens = Tokens {
-            k: View::contiguous(&k, kv),
-            v: View::contiguous(&v, kv),
-            scores: Some(View::contiguous(&z, [1, HEADS[1], 4])),
-        };
+        let tokens = tokens(&k, &v, Some(&z), kv);
         let options = AttentionOptions::new().with_keep_window(5);
-        let scores = Some(&kv[..3]);
-        let now = shape
-            .decode(&q_shape, &kv, &kv, scores, ElementType::F32, at, &options)
-            .unwrap();
+        let (scores, f32) = (Some(&kv[..3]), ElementType::F32);
+        let now = shape.decode(&q_shape, &kv, &kv, scores, f32, at, &options);
+        let now = now.unwrap();
         let later = now.with_appending(Appending::Later);
         let view = View::contiguous(&q, q_shape);
         let before = bits(&state);
@@ -366,22 +337,15 @@ fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {
                 let z = part(&scores, [1, 2, LEN, 1], at..at + n);
                 let kv = [1, 2, n, 8];
                 let rows = vec![0.0; 2 * n * 8];
-                let tokens = Tokens {
-                    k: View::contiguous(&rows, kv),
-                    v: View::contiguous(&rows, kv),
-                    scores: Some(View::contiguous(&z, [1, 2, n])),
-                };
+                let tokens = tokens(&rows, &rows, Some(&z), kv);
                 let problem = shape.append(&kv, &kv, Some(&kv[..3]), ElementType::F32, at);
                 append(&problem.unwrap(), Cache::Slots(state.slots()), tokens).unwrap();
                 at += n;
                 for (row, scores) in scores.chunks_exact(LEN).enumerate() {
                     if rng.below(10) == 0 || at == LEN {
                         let expected = attended(scores, &rule, at - 1);
-                        assert_eq!(
-                            live(&state, row, rule.window),
-                            expected,
-                            "{kind:?} {rule:?}"
-                        );
+                        let live = live(&state, row, rule.window);
+                        assert_eq!(live, expected, "{kind:?} {rule:?}");
                     }
                 }
             }
@@ -455,12 +419,10 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
     for (kind, window) in (kinds.iter()).flat_map(|&kind| [1, 5, 8, 30, 99].map(|w| (kind, w))) {
         let inputs = inputs(2, LEN, kind, window as u64);
         let shape = CacheShape::pages(2, HEADS[1], [14, 8, 7], DIM, ElementType::F32).unwrap();
-        let shape = if kind.is_some() {
-            shape.with_scores()
-        } else {
-            shape
-        };
-        let shape = shape.with_window(window).unwrap();
+        let mut shape = shape.with_window(window).unwrap();
+        if kind.is_some() {
+            shape = shape.with_scores();
+        }
         let rows = 14 * HEADS[1] * 8;
         let (mut k, mut v) = (vec![f32::NAN; rows * DIM], vec![f32::NAN; rows * DIM]);
         let mut scores = kind.map(|_| vec![f32::NAN; rows]);
@@ -472,15 +434,13 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
                 page @ 0..7 => (13 - page * 2 - b) as i32,
                 _ => -1,
             };
-            let table: Vec<i32> = (0..2)
-                .flat_map(|b| (0..7).map(move |at| page(b, at)))
-                .collect();
+            let table = [0, 1].map(|b| [0, 1, 2, 3, 4, 5, 6].map(|at| page(b, at)));
             let mut lengths = vec![(at - dropped * 8) as i32; 2];
             let pages = Pages {
                 k: &mut k,
                 v: &mut v,
                 scores: scores.as_deref_mut(),
-                table: &table,
+                table: table.as_flattened(),
                 lengths: &mut lengths,
             };
             step(&inputs, &shape, at, n, Cache::Pages(pages), None);
@@ -494,15 +454,10 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
 fn a_refused_call_leaves_the_cache_as_it_was() {
     let shape = CacheShape::slots(1, 2, 4, DIM, ElementType::F32).unwrap();
     let kv = [1, 2, 3, DIM];
-    let problem = shape
-        .append(&kv, &kv, Some(&kv[..3]), ElementType::F32, 0)
-        .unwrap();
+    let problem = shape.append(&kv, &kv, Some(&kv[..3]), ElementType::F32, 0);
+    let problem = problem.unwrap();
     let (rows, z) = (vec![1.0; 2 * 3 * DIM], vec![0.5; 6]);
-    let tokens = Tokens {
-        k: View::contiguous(&rows, kv),
-        v: View::contiguous(&rows, kv),
-        scores: Some(View::contiguous(&z, [1, 2, 3])),
-    };
+    let tokens = tokens(&rows, &rows, Some(&z), kv);
     let mut state = State::new(&shape);
     let without = Tokens {
         scores: None,
@@ -518,10 +473,8 @@ fn a_refused_call_leaves_the_cache_as_it_was() {
     assert!(matches!(error, AttentionError::Buffer { .. }), "{error}");
     state.position.pop();
     let error = append(&problem, Cache::Slots(state.slots()), tokens).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the cached positions needs 8 elements, but its buffer has 7"
-    );
+    let text = "the cached positions needs 8 elements, but its buffer has 7";
+    assert_eq!(error.to_string(), text);
     assert!(state.k.iter().all(|x| x.is_nan()) && state.seen == [0]);
     assert!(state.position.iter().all(|&p| p == EMPTY));
 
@@ -529,18 +482,9 @@ fn a_refused_call_leaves_the_cache_as_it_was() {
     let problem = shape.append(&kv, &kv, None, ElementType::F32, 0).unwrap();
     let mut pool = vec![7.0; 2 * 2 * 4 * DIM];
     let mut other = pool.clone();
-    for (table, lengths, text) in [
-        (
-            [0, 5],
-            [4],
-            "a page of the page table is 5, past the limit of 1",
-        ),
-        (
-            [0, 1],
-            [6],
-            "the page table holds 6 tokens of 8: there is no room for 3 more",
-        ),
-    ] {
+    let no_page = "a page of the page table is 5, past the limit of 1";
+    let no_room = "the page table holds 6 tokens of 8: there is no room for 3 more";
+    for (table, lengths, text) in [([0, 5], [4], no_page), ([0, 1], [6], no_room)] {
         let pages = Pages {
             k: &mut pool,
             v: &mut other,

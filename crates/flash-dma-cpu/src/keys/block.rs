@@ -58,16 +58,13 @@ impl BlockBuffers {
         let columns = len.next_multiple_of(LANES);
         let index = &list.list().index;
         self.keys.clear();
-        self.keys
-            .extend(entries.iter().map(|&entry| index[entry as usize]));
+        (self.keys).extend(entries.iter().map(|&entry| index[entry as usize]));
         let (k, v) = (self.k.get(columns * dim), self.v.get(columns * dim));
         for (column, &key) in self.keys.iter().enumerate() {
             let row = column * dim..(column + 1) * dim;
-            E::widen(
-                source.rows.key(tile.kv_head, key as usize),
-                &mut k[row.clone()],
-            );
-            E::widen(source.rows.value(tile.kv_head, key as usize), &mut v[row]);
+            let [key, value] = source.rows.rows(tile.kv_head, key as usize);
+            E::widen(key, &mut k[row.clone()]);
+            E::widen(value, &mut v[row]);
         }
         k[len * dim..].fill(0.0);
         v[len * dim..].fill(0.0);
@@ -110,11 +107,8 @@ impl BlockBuffers {
                     start: self.start.as_chunks().0,
                     end: self.end.as_chunks().0,
                 };
-                let tested = if full == columns {
-                    full
-                } else {
-                    full - full % LANES
-                };
+                // Columns are whole registers.
+                let tested = full - full % LANES;
                 (tested, Visibility::Queries(visible))
             }
             TileKeys::Planned(lists) => {

@@ -1,7 +1,7 @@
 //! Lists of a tile's keys by their intervals: first the *full* keys, which all its queries attend to, then the
 //! *boundary* keys, which some do.
 
-use super::list::KeyList;
+use super::KeyList;
 use crate::position::Span;
 use crate::queries::KvHead;
 use crate::view::View;
@@ -28,6 +28,7 @@ pub(crate) enum RankedPositions<'a> {
 
 /// The keys of a chunk of queries, listed tile by tile. A key enters once and leaves once, so the lists of a whole
 /// chunk cost its keys plus what the tiles attend to.
+#[derive(Default)]
 pub(crate) struct IntervalLists {
     pub(crate) keys: KeyList,
     /// The first position of each entry if it is not the key's index; ascending.
@@ -64,18 +65,12 @@ impl IntervalLists {
             }
         };
         // At once: growing them would be felt where a chunk is the one query of a decode step.
-        let (alive, entries) = (
-            Vec::with_capacity(index.len()),
-            Vec::with_capacity(index.len()),
-        );
+        let [alive, entries] = [(); 2].map(|()| Vec::with_capacity(index.len()));
         Self {
             keys: KeyList { index, entries },
-            first: None,
             end,
             alive,
-            next: 0,
-            full: 0,
-            queries: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -97,11 +92,11 @@ impl IntervalLists {
             }
         };
         let mut lives: Vec<(u32, u32, u32)> = (0..k_len)
-            .map(|j| (positions(j), j as u32))
-            .map(|((first, end), j)| (first, end, j))
-            .filter(|&(first, end, j)| {
+            .filter_map(|j| {
+                let (first, end) = positions(j);
                 let seen = i64::from(first) <= chunk.last && i64::from(end) > chunk.first;
-                seen && first < end && scores[j as usize] != f32::NEG_INFINITY
+                let learns = seen && first < end && scores[j] != f32::NEG_INFINITY;
+                learns.then_some((first, end, j as u32))
             })
             .collect();
         lives.sort_unstable();
@@ -112,10 +107,7 @@ impl IntervalLists {
             },
             first: Some(lives.iter().map(|&(first, ..)| first).collect()),
             end: lives.iter().map(|&(_, end, _)| end).collect(),
-            alive: Vec::new(),
-            next: 0,
-            full: 0,
-            queries: Vec::new(),
+            ..Self::default()
         }
     }
 

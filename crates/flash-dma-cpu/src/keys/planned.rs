@@ -1,9 +1,9 @@
 //! Lists of a tile's keys by a mask's tile plan: whole blocks of keys, with a bit per pair.
 
-use super::list::KeyList;
+use super::KeyList;
 use super::visibility::BitRows;
 use crate::queries::QueryRows;
-use crate::tile_plan::bits::{MaskBits, WORDS};
+use crate::tile_plan::{MaskBits, WORDS};
 use flash_dma_problem::PlanGeometry;
 use std::ops::Range;
 

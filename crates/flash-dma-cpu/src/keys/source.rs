@@ -5,17 +5,14 @@ use super::intervals::{Ranked, RankedPositions};
 use crate::args::{Inputs, MaskedInputs, Selection};
 use crate::element::Element;
 use crate::queries::KvHead;
-use crate::tile_plan::bits::MaskBits;
+use crate::tile_plan::MaskBits;
 use crate::view::View;
 use flash_dma_problem::{Interval, MaskedProblem, Problem};
 
 /// The rows of K and V, wherever they lie. `key` is an index below the problem's `k_len`.
 pub(crate) trait KeyRows<E>: Sync {
-    /// The row of K.
-    fn key(&self, head: KvHead, key: usize) -> &[E];
-
-    /// The row of V.
-    fn value(&self, head: KvHead, key: usize) -> &[E];
+    /// The row of K, and that of V.
+    fn rows(&self, head: KvHead, key: usize) -> [&[E]; 2];
 }
 
 /// Which keys a query attends to.
@@ -49,13 +46,8 @@ pub(crate) struct KeyTensors<'a, E> {
 
 impl<E: Element> KeyRows<E> for KeyTensors<'_, E> {
     #[inline]
-    fn key(&self, KvHead { batch, head }: KvHead, key: usize) -> &[E] {
-        self.k.row(batch, head, key)
-    }
-
-    #[inline]
-    fn value(&self, KvHead { batch, head }: KvHead, key: usize) -> &[E] {
-        self.v.row(batch, head, key)
+    fn rows(&self, KvHead { batch, head }: KvHead, key: usize) -> [&[E]; 2] {
+        [self.k.row(batch, head, key), self.v.row(batch, head, key)]
     }
 }
 

@@ -1,7 +1,7 @@
 //! The keys of a tile of queries, whatever says which they are.
 
+use super::KeyList;
 use super::intervals::IntervalLists;
-use super::list::KeyList;
 use super::planned::PlannedLists;
 use super::source::KeySource;
 use crate::position::Positions;

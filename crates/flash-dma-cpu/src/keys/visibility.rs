@@ -1,7 +1,7 @@
 //! Which rows of a tile attend to which columns of a gathered block.
 
 use crate::simd::LANES;
-use crate::tile_plan::bits::{WORD, WORDS};
+use crate::tile_plan::{WORD, WORDS};
 use flash_dma_problem::PlanGeometry;
 
 /// A row of a tile: its number, and its query's number among those of its head.

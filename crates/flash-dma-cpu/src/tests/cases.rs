@@ -20,14 +20,8 @@ fn random_problems_match_the_oracle() {
             ElementType::F32 => (pick(&lengths), pick(&lengths)),
             _ => (pick(&lengths[6..]), 257),
         };
-        let shape = [
-            pick(&[1, 2]),
-            hkv * group,
-            hkv,
-            nq,
-            nk,
-            pick(&[8, 16, 40, 64]),
-        ];
+        let (batch, dim) = (pick(&[1, 2]), pick(&[8, 16, 40, 64]));
+        let shape = [batch, hkv * group, hkv, nq, nk, dim];
         let has_scores = pick(&[0, 1, 1, 1]) == 1;
         let mut options = AttentionOptions::new().with_causal(pick(&[0, 1, 1]) == 1);
         if has_scores {
@@ -148,17 +142,10 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let p = problem([1, 4, 1, 900, 900, 32], true, ElementType::F32, options);
     let case = generate::inputs(p, Scores::Normal, 1.0, 2);
     let (grad_out, _) = gradients(&p, 2);
-    let results: Vec<String> = [1, 2, 5]
-        .map(|threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
-            format!(
-                "{:?}",
-                pool.install(|| run_engine(&case, &grad_out, None, false))
-            )
-        })
-        .into();
+    let results = [1, 2, 5].map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let run = || run_engine(&case, &grad_out, None, false);
+        format!("{:?}", pool.build().unwrap().install(run))
+    });
     assert!(results[0] == results[1] && results[1] == results[2]);
 }

@@ -4,6 +4,7 @@ mod arguments;
 mod cases;
 
 use crate::*;
+use flash_dma_reference::Exact;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use half::{bf16, f16};
 
@@ -18,88 +19,74 @@ struct Results {
     dz: Vec<f64>,
 }
 
+/// The element types of a test.
+trait Tested: Element + Default + Into<f64> {}
+impl Tested for f32 {}
+impl Tested for f16 {}
+impl Tested for bf16 {}
+
 /// Narrows exactly representable values.
-fn narrow<E: Element + From32>(x: &[f64]) -> Vec<E> {
-    x.iter().map(|&x| E::from32(x as f32)).collect()
+fn narrow<E: Tested>(x: &[f64]) -> Vec<E> {
+    let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+    let mut narrow = vec![E::default(); x.len()];
+    E::round(&x, &mut narrow);
+    narrow
 }
 
-trait From32: Element {
-    fn from32(x: f32) -> Self;
-    fn to64(self) -> f64;
+fn wide<E: Tested>(x: &[E]) -> Vec<f64> {
+    x.iter().map(|&x| x.into()).collect()
 }
 
-impl From32 for f32 {
-    fn from32(x: f32) -> Self {
-        x
-    }
-    fn to64(self) -> f64 {
-        self.into()
-    }
+/// Rows of heads with their layout.
+struct Tensor<E> {
+    data: Vec<E>,
+    shape: [usize; 4],
+    strides: [usize; 4],
 }
 
-impl From32 for f16 {
-    fn from32(x: f32) -> Self {
-        Self::from_f32(x)
+impl<E: Tested> Tensor<E> {
+    /// Contiguous, or stored as `[b, n, h, d]` with gaps after every row.
+    fn new(values: &[f64], shape: [usize; 4], strided: bool) -> Self {
+        let mut data = narrow(values);
+        let mut strides = View::contiguous(&data, shape).strides;
+        if strided {
+            let [b, h, n, d] = shape;
+            let row = d + 3;
+            strides = [h * n * row, row, h * row, 1];
+            let rows = std::mem::replace(&mut data, narrow(&vec![f64::NAN; b * h * n * row]));
+            for (r, values) in rows.chunks_exact(d).enumerate() {
+                let to = r / n / h * strides[0] + r / n % h * strides[1] + r % n * strides[2];
+                data[to..to + d].copy_from_slice(values);
+            }
+        }
+        Self {
+            data,
+            shape,
+            strides,
+        }
     }
-    fn to64(self) -> f64 {
-        self.into()
-    }
-}
 
-impl From32 for bf16 {
-    fn from32(x: f32) -> Self {
-        Self::from_f32(x)
+    fn view(&self) -> View<'_, E, 4> {
+        View {
+            data: &self.data,
+            shape: self.shape,
+            strides: self.strides,
+        }
     }
-    fn to64(self) -> f64 {
-        self.into()
-    }
-}
-
-fn wide<E: From32>(x: &[E]) -> Vec<f64> {
-    x.iter().map(|x| x.to64()).collect()
-}
-
-/// A `[b, h, n, d]` tensor stored as `[b, n, h, d]` with gaps after every row, and its strides.
-fn interleave<E: From32>(x: &[E], [b, h, n, d]: [usize; 4]) -> (Vec<E>, [usize; 4]) {
-    let row = d + 3;
-    let strides = [h * n * row, row, h * row, 1];
-    let mut data = vec![E::from32(f32::NAN); b * h * n * row];
-    for r in 0..b * h * n {
-        let (b, h, n) = (r / n / h, r / n % h, r % n);
-        let to = b * strides[0] + h * strides[1] + n * strides[2];
-        data[to..to + d].copy_from_slice(&x[r * d..(r + 1) * d]);
-    }
-    (data, strides)
 }
 
 /// Selection, forward and backward. Outputs start as NaN: whatever is not written shows.
-fn engine<E: From32>(
+fn engine<E: Tested>(
     case: &flash_dma_reference::Inputs,
     grad_out: &[f64],
     grad_lse: Option<&[f64]>,
     strided: bool,
 ) -> Results {
     let p = &case.problem;
-    let tensor = |x: &[f64], shape: [usize; 4]| -> (Vec<E>, [usize; 4]) {
-        let x = narrow::<E>(x);
-        if strided {
-            return interleave(&x, shape);
-        }
-        let strides = View::contiguous(&x, shape).strides;
-        (x, strides)
-    };
-    fn view<E>((data, strides): &(Vec<E>, [usize; 4]), shape: [usize; 4]) -> View<'_, E, 4> {
-        View {
-            data,
-            shape,
-            strides: *strides,
-        }
-    }
+    let tensor = |x: &[f64], shape| Tensor::<E>::new(x, shape, strided);
     let q = tensor(&case.q, p.q_shape());
-    let k = tensor(&case.k, p.kv_shape());
-    let v = tensor(&case.v, p.kv_shape());
-    let scores: Option<Vec<f32>> =
-        (case.scores.as_ref()).map(|z| z.iter().map(|&z| z as f32).collect());
+    let [k, v] = [&case.k, &case.v].map(|x| tensor(x, p.kv_shape()));
+    let scores: Option<Vec<f32>> = case.scores.as_deref().map(narrow);
     let mut intervals = vec![Interval { first: 9, end: 9 }; scores.as_ref().map_or(0, Vec::len)];
     let selection = scores.as_ref().map(|scores| {
         let scores = View::contiguous(scores, p.scores_shape());
@@ -111,13 +98,13 @@ fn engine<E: From32>(
         }
     });
     let inputs = Inputs {
-        q: view(&q, p.q_shape()),
-        k: view(&k, p.kv_shape()),
-        v: view(&v, p.kv_shape()),
+        q: q.view(),
+        k: k.view(),
+        v: v.view(),
         selection,
     };
-    let nan = E::from32(f32::NAN);
-    let mut out = vec![nan; case.q.len()];
+    let nan = |len: usize| narrow::<E>(&vec![f64::NAN; len]);
+    let mut out = nan(case.q.len());
     let mut lse = vec![f32::NAN; case.q.len() / p.head_dim];
     let mut lse_rest = lse.clone();
     // Autodiff keeps the residual.
@@ -131,20 +118,15 @@ fn engine<E: From32>(
     forward(p, inputs, outputs).unwrap();
 
     let grad_out = tensor(grad_out, p.q_shape());
-    let grad_lse: Option<Vec<f32>> = grad_lse.map(|g| g.iter().map(|&g| g as f32).collect());
-    let (mut dq, mut dk, mut dv) = (
-        out.clone(),
-        vec![nan; case.k.len()],
-        vec![nan; case.v.len()],
-    );
-    dq.fill(nan);
+    let grad_lse: Option<Vec<f32>> = grad_lse.map(narrow);
+    let [mut dq, mut dk, mut dv] = [&case.q, &case.k, &case.v].map(|x| nan(x.len()));
     let mut dz = vec![f32::NAN; scores.as_ref().map_or(0, Vec::len)];
     let saved = Saved {
         out: View::contiguous(&out, p.q_shape()),
         residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
         lse: &lse,
         lse_rest: Some(&lse_rest),
-        grad_out: view(&grad_out, p.q_shape()),
+        grad_out: grad_out.view(),
         grad_lse: grad_lse.as_deref(),
     };
     let grads = Gradients {
@@ -189,61 +171,23 @@ fn check(
     let p = &case.problem;
     let got = run_engine(case, grad_out, grad_lse, strided);
     let (exact, naive) = (case.forward(), case.naive_forward());
-    let (exact_grad, naive_grad) = (
-        case.backward(grad_out, grad_lse),
-        case.naive_backward(grad_out, grad_lse),
-    );
-    let (q, kv) = (p.q_shape(), p.kv_shape());
-    let mut failures = Vec::new();
-    let mut note = |result: Result<_, flash_dma_reference::Failure>| {
-        if let Err(failure) = result {
-            failures.push(failure.to_string());
-        }
+    let exact_grad = case.backward(grad_out, grad_lse);
+    let naive_grad = case.naive_backward(grad_out, grad_lse);
+    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
+    let of_out = compare("out", &q, &got.out, &exact.out, &naive.out, e, OUTPUT);
+    let mut results = vec![of_out, compare_lse(&p.lse_shape(), &got.lse, &exact.lse)];
+    let mut gradient = |name, shape: &[usize], got: &[f64], exact: &Exact, naive: &[f64], e| {
+        results.push(compare(name, shape, got, exact, naive, e, GRADIENT));
     };
-    let e = p.element;
-    note(compare(
-        "out", &q, &got.out, &exact.out, &naive.out, e, OUTPUT,
-    ));
-    note(compare_lse(&p.lse_shape(), &got.lse, &exact.lse));
-    note(compare(
-        "dq",
-        &q,
-        &got.dq,
-        &exact_grad.q,
-        &naive_grad.q,
-        e,
-        GRADIENT,
-    ));
-    note(compare(
-        "dk",
-        &kv,
-        &got.dk,
-        &exact_grad.k,
-        &naive_grad.k,
-        e,
-        GRADIENT,
-    ));
-    note(compare(
-        "dv",
-        &kv,
-        &got.dv,
-        &exact_grad.v,
-        &naive_grad.v,
-        e,
-        GRADIENT,
-    ));
+    gradient("dq", &q, &got.dq, &exact_grad.q, &naive_grad.q, e);
+    gradient("dk", &kv, &got.dk, &exact_grad.k, &naive_grad.k, e);
+    gradient("dv", &kv, &got.dv, &exact_grad.v, &naive_grad.v, e);
     if let (Some(exact), Some(naive)) = (&exact_grad.scores, &naive_grad.scores) {
-        let f32 = ElementType::F32;
-        note(compare(
-            "dz",
-            &p.scores_shape(),
-            &got.dz,
-            exact,
-            naive,
-            f32,
-            GRADIENT,
-        ));
+        let (shape, f32) = (p.scores_shape(), ElementType::F32);
+        gradient("dz", &shape, &got.dz, exact, naive, f32);
     }
+    let failures = results.into_iter().filter_map(Result::err);
+    let failures: Vec<String> = failures.map(|failure| failure.to_string()).collect();
     assert!(failures.is_empty(), "{p:?}\n{}", failures.join("\n"));
 }
 

@@ -6,8 +6,9 @@ mod norm;
 mod products;
 mod zoh;
 
-use crate::args::{Far, Gradients, Inputs, LeftOut, Outputs, Saved, Selection};
+use crate::args::{Far, LeftOut, Selection};
 use crate::codegen::cuda::Gpu;
+use crate::codegen::tensors::{self, tensor};
 use crate::host::engine::Engine;
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{live_keys, tile_key_lists};
@@ -15,8 +16,7 @@ use crate::{
     AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, backward, forward, select,
 };
 use cubecl::client::Client;
-use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, LeaveOneOut, contiguous_strides};
+use flash_dma_problem::{AttentionError, LeaveOneOut};
 
 /// A call of the library.
 pub(crate) struct Case {
@@ -49,22 +49,21 @@ pub(crate) fn all() -> Vec<Case> {
 
 /// Selection and key lists, with 32 and 64 bit addresses.
 pub(crate) fn selection() -> Vec<Case> {
-    let mut cases = vec![case("select-long".into(), |client| {
-        selected(client, SORTED_K_LEN, 2048);
-    })];
+    let select = |name: String, k_len, window| {
+        case(name, move |client| {
+            selected(client, k_len, window);
+        })
+    };
+    let mut cases = vec![select("select-long".into(), SORTED_K_LEN, 2048)];
     for (suffix, k_len) in [("", K_LEN), ("-64bit", LONG_K_LEN)] {
-        cases.push(case(format!("select{suffix}"), move |client| {
-            selected(client, k_len, 2048);
-        }));
-        cases.push(case(format!("select-all{suffix}"), move |client| {
-            selected(client, k_len, k_len);
-        }));
+        cases.push(select(format!("select{suffix}"), k_len, 2048));
+        cases.push(select(format!("select-all{suffix}"), k_len, k_len));
         cases.push(case(format!("lists{suffix}"), move |client| {
             let options = AttentionOptions::new().with_keep_window(2048);
-            let shape = [1, HEADS, k_len, 64];
+            let (shape, element) = ([1, HEADS, k_len, 64], ElementType::Bf16);
             let scores = Some(&shape[..3]);
-            let problem = Problem::new(&shape, &shape, &shape, scores, ElementType::Bf16, &options)
-                .expect("a valid problem");
+            let problem = Problem::new(&shape, &shape, &shape, scores, element, &options);
+            let problem = problem.expect("a valid problem");
             let live = live_keys(client, &problem, &selected(client, k_len, 2048));
             let tiles = QueryTiles::new(&problem, 64);
             let slice = tiles.slices(HEADS).next().expect("there are queries");
@@ -78,187 +77,129 @@ pub(crate) fn selection() -> Vec<Case> {
 /// each option that changes the code.
 fn attention() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
-    let sparse = AttentionOptions::new().with_keep_window(2048);
-    let dims =
-        |dims: &[usize], element| dims.iter().map(move |&d| (d, element)).collect::<Vec<_>>();
-    let mut cases = Vec::new();
-    for (head_dim, element) in [
-        dims(&[32, 64, 96, 128, 192, 256], Bf16),
-        dims(&[128], F16),
-        dims(&[64, 256], F32),
-    ]
-    .concat()
-    {
-        let name = format!("{element}-d{head_dim}");
-        let call = Attention::new(head_dim, element, Some(sparse));
-        cases.push(call.case(name));
-    }
-    for (head_dim, element) in [(128, Bf16), (128, F32)] {
-        let name = format!("{element}-d{head_dim}-dense");
-        cases.push(Attention::new(head_dim, element, None).case(name));
-    }
-    let dropout = dropout();
-    for (name, options) in [
-        ("bf16-d128-full", sparse.with_causal(false)),
-        ("bf16-d128-softcap", sparse.with_softcap(30.0)),
-        ("bf16-d128-deterministic", sparse.with_deterministic(true)),
-        ("bf16-d128-dropout", sparse.with_dropout(dropout)),
-        ("bf16-d128-alibi", sparse.with_alibi(slopes())),
-        (
-            "bf16-d128-alibi-softcap",
-            sparse.with_alibi(slopes()).with_softcap(30.0),
-        ),
-        (
-            "bf16-d128-alibi-dropout",
-            sparse.with_alibi(slopes()).with_dropout(dropout),
-        ),
-    ] {
-        cases.push(Attention::new(128, Bf16, Some(options)).case(name.into()));
-    }
-    for (name, head_dim, element, options) in [
-        ("bf16-d64-dropout", 64, Bf16, sparse),
-        ("bf16-d96-dropout", 96, Bf16, sparse),
-        ("f16-d128-dropout", 128, F16, sparse),
-        (
-            "bf16-d128-dropout-softcap",
-            128,
-            Bf16,
-            sparse.with_softcap(30.0),
-        ),
-    ] {
-        let options = options.with_dropout(dropout);
-        cases.push(Attention::new(head_dim, element, Some(options)).case(name.into()));
-    }
-    let mut call = Attention::new(128, Bf16, Some(sparse.with_dropout(dropout)));
-    call.residual = true;
-    cases.push(call.case("bf16-d128-dropout-residual".into()));
-    let options = AttentionOptions::new().with_dropout(dropout);
-    let mut call = Attention::new(128, Bf16, Some(options));
-    call.scored = false;
-    cases.push(call.case("bf16-d128-dense-dropout".into()));
-    let options = AttentionOptions::new().with_alibi(slopes());
-    let mut call = Attention::new(128, Bf16, Some(options));
-    call.scored = false;
-    cases.push(call.case("bf16-d128-dense-alibi".into()));
-    let mut call = Attention::new(128, Bf16, Some(sparse));
-    call.row_padding = 1;
-    cases.push(call.case("bf16-d128-unaligned".into()));
-    let mut call = Attention::new(128, Bf16, Some(sparse));
-    call.k_len = LONG_K_LEN;
-    cases.push(call.case("bf16-d128-64bit".into()));
-    for (name, head_dim, element, options) in [
-        ("bf16-d64-residual", 64, Bf16, Some(sparse)),
-        ("bf16-d128-residual", 128, Bf16, Some(sparse)),
-        ("bf16-d256-residual", 256, Bf16, Some(sparse)),
-        ("bf16-d128-dense-residual", 128, Bf16, None),
-        ("f16-d128-residual", 128, F16, Some(sparse)),
-    ] {
-        let mut call = Attention::new(head_dim, element, options);
-        call.residual = true;
-        cases.push(call.case(name.into()));
-    }
-    for (name, options) in [
-        ("bf16-d128-few", Some(sparse)),
-        ("bf16-d128-few-dense", None),
-    ] {
-        let call = Attention {
-            q_len: 16,
-            backward: false,
-            ..Attention::new(128, Bf16, options)
-        };
-        cases.push(call.case(name.into()));
-        let call = Attention {
-            residual: true,
-            ..call
-        };
-        cases.push(call.case(format!("{name}-residual")));
-    }
-    for (name, head_dim, element, options) in [
-        ("bf16-d32-runners", 32, Bf16, sparse),
-        ("bf16-d64-runners", 64, Bf16, sparse),
-        ("bf16-d96-runners", 96, Bf16, sparse),
-        ("bf16-d128-runners", 128, Bf16, sparse),
-        ("bf16-d192-runners", 192, Bf16, sparse),
-        ("bf16-d256-runners", 256, Bf16, sparse),
-        ("f16-d128-runners", 128, F16, sparse),
-        ("f32-d64-runners", 64, F32, sparse),
-        (
-            "bf16-d128-runners-full",
-            128,
-            Bf16,
-            sparse.with_causal(false),
-        ),
-        (
-            "bf16-d128-runners-softcap",
-            128,
-            Bf16,
-            sparse.with_softcap(30.0),
-        ),
-        (
-            "bf16-d128-runners-alibi",
-            128,
-            Bf16,
-            sparse.with_alibi(slopes()),
-        ),
-        (
-            "bf16-d128-runners-deterministic",
-            128,
-            Bf16,
-            sparse.with_deterministic(true),
-        ),
-    ] {
-        let mut call = Attention::new(head_dim, element, Some(options));
-        call.runners_up = true;
-        cases.push(call.case(name.into()));
-    }
-    let mut call = Attention::new(128, Bf16, Some(sparse));
-    (call.runners_up, call.grad_lse) = (true, false);
-    cases.push(call.case("bf16-d128-runners-no-lse".into()));
-    let mut call = Attention::new(128, Bf16, Some(sparse));
-    (call.runners_up, call.k_len) = (true, LONG_K_LEN);
-    cases.push(call.case("bf16-d128-runners-64bit".into()));
-    // Enough chunks for tiles of 128 runners-up.
-    (call.q_len, call.k_len) = (1 << 15, 1 << 15);
-    cases.push(call.case("bf16-d128-runners-long".into()));
-    let left_out = |head_dim, element, options| Attention {
-        runners_up: true,
-        left_out: true,
-        ..Attention::new(head_dim, element, Some(options))
+    let dense = AttentionOptions::new();
+    let sparse = dense.with_keep_window(2048);
+    let (dropout, slopes) = (dropout(), slopes());
+    let (dropped, biased) = (sparse.with_dropout(dropout), sparse.with_alibi(slopes));
+    let (full, fixed) = (sparse.with_causal(false), sparse.with_deterministic(true));
+    let capped = sparse.with_softcap(30.0);
+
+    let of = |head_dim, element| Attention::new(head_dim, element, Some(sparse));
+    let [d64, d96, d128, f16] = [of(64, Bf16), of(96, Bf16), of(128, Bf16), of(128, F16)];
+    let dims = [of(32, Bf16), d64, d96, d128, of(192, Bf16), of(256, Bf16)];
+    let on = |call, options| Attention { options, ..call };
+    let unscored = |options| Attention {
+        scored: false,
+        ..on(d128, options)
     };
-    for (name, head_dim, element, options) in [
-        ("bf16-d64-left-out", 64, Bf16, sparse),
-        ("bf16-d96-left-out", 96, Bf16, sparse),
-        ("bf16-d128-left-out", 128, Bf16, sparse),
-        ("f32-d64-left-out", 64, F32, sparse),
-        (
-            "bf16-d128-left-out-deterministic",
-            128,
-            Bf16,
-            sparse.with_deterministic(true),
-        ),
-    ] {
-        cases.push(left_out(head_dim, element, options).case(name.into()));
-    }
-    let mut call = left_out(128, Bf16, sparse);
-    call.grad_lse = false;
-    cases.push(call.case("bf16-d128-left-out-no-lse".into()));
-    let mut call = left_out(128, Bf16, sparse);
-    (call.q_len, call.k_len) = (1 << 15, 1 << 15);
-    cases.push(call.case("bf16-d128-left-out-long".into()));
-    cases.extend(on_mma(sparse));
-    cases
+    let in_f32 = |call| Attention {
+        element: F32,
+        ..call
+    };
+    let residual = |call| Attention {
+        residual: true,
+        ..call
+    };
+    let few = |call| Attention {
+        q_len: 16,
+        backward: false,
+        ..call
+    };
+    let runners = |call| Attention {
+        runners_up: true,
+        ..call
+    };
+    let left_out = |call| Attention {
+        left_out: true,
+        ..runners(call)
+    };
+    let no_lse = |call| Attention {
+        grad_lse: false,
+        ..call
+    };
+    let huge = |call| Attention {
+        k_len: LONG_K_LEN,
+        ..call
+    };
+    // Enough chunks for tiles of 128 runners-up.
+    let long = |call| Attention {
+        q_len: 1 << 15,
+        k_len: 1 << 15,
+        ..call
+    };
+    let unaligned = Attention {
+        row_padding: 1,
+        ..d128
+    };
+
+    let mut calls: Vec<_> = dims.map(|call| ("", call)).into();
+    calls.extend([
+        ("", f16),
+        ("", of(64, F32)),
+        ("", of(256, F32)),
+        ("-dense", unscored(dense)),
+        ("-dense", in_f32(unscored(dense))),
+        ("-full", on(d128, full)),
+        ("-softcap", on(d128, capped)),
+        ("-deterministic", on(d128, fixed)),
+        ("-dropout", on(d128, dropped)),
+        ("-alibi", on(d128, biased)),
+        ("-alibi-softcap", on(d128, biased.with_softcap(30.0))),
+        ("-alibi-dropout", on(d128, biased.with_dropout(dropout))),
+        ("-dropout", on(d64, dropped)),
+        ("-dropout", on(d96, dropped)),
+        ("-dropout", on(f16, dropped)),
+        ("-dropout-softcap", on(d128, dropped.with_softcap(30.0))),
+        ("-dropout-residual", residual(on(d128, dropped))),
+        ("-dense-dropout", unscored(dense.with_dropout(dropout))),
+        ("-dense-alibi", unscored(dense.with_alibi(slopes))),
+        ("-unaligned", unaligned),
+        ("-64bit", huge(d128)),
+        ("-residual", residual(d64)),
+        ("-residual", residual(d128)),
+        ("-residual", residual(of(256, Bf16))),
+        ("-dense-residual", residual(unscored(dense))),
+        ("-residual", residual(f16)),
+        ("-few", few(d128)),
+        ("-few-residual", residual(few(d128))),
+        ("-few-dense", few(unscored(dense))),
+        ("-few-dense-residual", residual(few(unscored(dense)))),
+    ]);
+    calls.extend(dims.map(|call| ("-runners", runners(call))));
+    calls.extend([
+        ("-runners", runners(f16)),
+        ("-runners", runners(of(64, F32))),
+        ("-runners-full", runners(on(d128, full))),
+        ("-runners-softcap", runners(on(d128, capped))),
+        ("-runners-alibi", runners(on(d128, biased))),
+        ("-runners-deterministic", runners(on(d128, fixed))),
+        ("-runners-no-lse", no_lse(runners(d128))),
+        ("-runners-64bit", huge(runners(d128))),
+        ("-runners-long", long(runners(d128))),
+        ("-left-out", left_out(d64)),
+        ("-left-out", left_out(d96)),
+        ("-left-out", left_out(d128)),
+        ("-left-out", left_out(of(64, F32))),
+        ("-left-out-deterministic", left_out(on(d128, fixed))),
+        ("-left-out-no-lse", no_lse(left_out(d128))),
+        ("-left-out-long", long(left_out(d128))),
+    ]);
+    let case = |(suffix, call): (&str, Attention)| {
+        call.case(format!("{}-d{}{suffix}", call.element, call.head_dim))
+    };
+    calls.into_iter().map(case).chain(on_mma(sparse)).collect()
 }
 
 /// Attention on `mma`, on each kind of device with different limits: the head dimensions of most models.
 fn on_mma(sparse: AttentionOptions) -> impl Iterator<Item = Case> {
-    [
+    let calls = [
         ("mma-d64", 64, Some(sparse)),
         ("mma-d128", 128, Some(sparse)),
         ("mma-d256", 256, Some(sparse)),
         ("mma-d64-dense", 64, None),
         ("mma-d128-dense", 128, None),
-    ]
-    .map(|(name, head_dim, options)| {
+    ];
+    calls.into_iter().map(|(name, head_dim, options)| {
         let mut call = Attention::new(head_dim, ElementType::Bf16, options);
         call.engines = &[Engine::Mma];
         Case {
@@ -266,7 +207,6 @@ fn on_mma(sparse: AttentionOptions) -> impl Iterator<Item = Case> {
             ..call.case(name.into())
         }
     })
-    .into_iter()
 }
 
 fn slopes() -> AlibiSlopes {
@@ -326,85 +266,49 @@ impl Attention {
     }
 
     fn run(self, client: &Client) {
-        let (q_shape, kv_shape) = (
-            [1, 4 * HEADS, self.q_len, self.head_dim],
-            [1, HEADS, self.k_len, self.head_dim],
-        );
-        let scores_shape = self.scored.then_some(&kv_shape[..3]);
-        let element = self.element;
-        let problem = Problem::new(
-            &q_shape,
-            &kv_shape,
-            &kv_shape,
-            scores_shape,
-            element,
-            &self.options,
-        )
-        .expect("a valid problem");
-        let selection = (self.scored).then(|| selected(client, self.k_len, problem.window));
-        let words = || tensor(client, problem.scores_shape(), size_of::<u32>());
-        let selection = selection.map(|selection| Selection {
-            far: self.runners_up.then(|| Far {
+        let q = [1, 4 * HEADS, self.q_len, self.head_dim];
+        let kv = [1, HEADS, self.k_len, self.head_dim];
+        let (scores, size) = (self.scored.then_some(&kv[..3]), self.element.size());
+        let problem = Problem::new(&q, &kv, &kv, scores, self.element, &self.options);
+        let problem = problem.expect("a valid problem");
+        let mut tensors = tensors::Attention::scored(client, &problem);
+        let padded = || {
+            let mut padded = tensor(
+                client,
+                [1, HEADS, self.k_len, self.head_dim + self.row_padding],
+                size,
+            );
+            padded.shape = kv.into();
+            padded
+        };
+        (tensors.inputs.k, tensors.inputs.v) = (padded(), padded());
+        let words = || tensor(client, problem.scores_shape(), 4);
+        if let Some(selection) = &mut tensors.inputs.selection {
+            *selection = selected(client, self.k_len, problem.window);
+            selection.far = self.runners_up.then(|| Far {
                 ends: words(),
                 max_live: 2 * problem.window,
                 left_out: self.left_out.then(|| LeftOut {
                     from: words(),
                     how: LeaveOneOut::default(),
                 }),
-            }),
-            ..selection
-        });
-        let q = || tensor(client, q_shape, element.size());
-        let kv = || tensor(client, kv_shape, element.size());
-        let lse = tensor(client, problem.lse_shape(), size_of::<f32>());
-        let padded = || {
-            let [batch, heads, rows, dim] = kv_shape;
-            let mut tensor = tensor(
-                client,
-                [batch, heads, rows, dim + self.row_padding],
-                element.size(),
-            );
-            tensor.shape = kv_shape.into();
-            tensor
-        };
-        let inputs = Inputs {
-            q: q(),
-            k: padded(),
-            v: padded(),
-            selection,
-        };
-        let saved = Saved {
-            out: q(),
-            residual: self.residual.then(q),
-            lse: lse.clone(),
-            lse_rest: Some(lse.clone()),
-            grad_out: q(),
-            grad_lse: self.grad_lse.then(|| lse.clone()),
-        };
-        let grads = Gradients {
-            q: q(),
-            k: kv(),
-            v: kv(),
-            scores: scores_shape.map(|_| tensor(client, problem.scores_shape(), size_of::<f32>())),
-            rank: self.runners_up.then(words),
-        };
-        let call = |engine| {
-            let outputs = Outputs {
-                out: saved.out.clone(),
-                residual: saved.residual.clone(),
-                lse: lse.clone(),
-                lse_rest: self.residual.then(|| lse.clone()),
-            };
-            forward::plan_on(engine, client, &problem, &inputs)?.run(outputs)
-        };
-        self.on_each(call);
-        if !self.backward {
-            return;
+            });
         }
-        let call = |engine| {
-            backward::plan_on(engine, client, &problem, &inputs, &saved)?.run(grads.clone())
-        };
-        self.on_each(call);
+        tensors.grads.rank = self.runners_up.then(words);
+        tensors.saved.grad_lse = tensors.saved.grad_lse.filter(|_| self.grad_lse);
+        tensors.saved.residual = self.residual.then(|| tensor(client, q, size));
+        let inputs = &tensors.inputs;
+        self.on_each(|engine| {
+            let mut outputs = tensors.outputs();
+            outputs.lse_rest = outputs.lse_rest.filter(|_| self.residual);
+            forward::plan_on(engine, client, &problem, inputs)?.run(outputs)
+        });
+        if self.backward {
+            let (saved, grads) = (&tensors.saved, &tensors.grads);
+            self.on_each(|engine| {
+                backward::plan_on(engine, client, &problem, inputs, saved)?.run(grads.clone())
+            });
+        }
     }
 
     fn on_each(self, call: impl Fn(Engine) -> Result<(), AttentionError>) {
@@ -433,16 +337,4 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
         intervals,
         far: None,
     }
-}
-
-/// A contiguous tensor of undefined content.
-pub(crate) fn tensor<const R: usize>(
-    client: &Client,
-    shape: [usize; R],
-    elem_size: usize,
-) -> TensorBinding {
-    let strides = contiguous_strides(&shape).collect();
-    let handle = client.empty(shape.iter().product::<usize>() * elem_size);
-    // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.
-    unsafe { TensorBinding::from_raw_parts(handle, strides, shape.into()) }
 }

@@ -1,9 +1,9 @@
 //! The report of engines beside the kernels that are launched, on every device, without a GPU.
 
-use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
-use crate::codegen::cases::tensor;
+use crate::args::Outputs;
 use crate::codegen::cuda::Gpu;
-use crate::codegen::{kernel_name, recorder};
+use crate::codegen::recorder;
+use crate::codegen::tensors::Attention;
 use crate::host::engine::Engine;
 use crate::report::{check_engine, engine_for, engines, fits_grid};
 use crate::{AttentionOptions, ElementType, MaskedProblem, Problem, backward, forward};
@@ -20,50 +20,19 @@ fn problem(head_dim: usize, element: ElementType, options: AttentionOptions) -> 
 
 /// Runs both passes as a call does; the names of the kernels of either.
 fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
-    let size = p.element.size();
-    let q = || tensor(client, p.q_shape(), size);
-    let kv = || tensor(client, p.kv_shape(), size);
-    let words = || tensor(client, p.scores_shape(), 4);
-    let inputs = Inputs {
-        q: q(),
-        k: kv(),
-        v: kv(),
-        selection: Some(Selection {
-            scores: words(),
-            intervals: tensor(client, p.intervals_shape(), 4),
-            far: None,
-        }),
-    };
-    let lse = tensor(client, p.lse_shape(), 4);
-    let saved = Saved {
-        out: q(),
-        residual: p.residual_shape().map(|_| q()),
-        lse: lse.clone(),
-        lse_rest: Some(lse.clone()),
-        grad_out: q(),
-        grad_lse: None,
-    };
-    let grads = Gradients {
-        q: q(),
-        k: kv(),
-        v: kv(),
-        scores: Some(words()),
-        rank: None,
-    };
-    let names = |run: &dyn Fn()| -> Vec<String> {
-        let kernels = recorder::record(client, |_| run());
-        let names = kernels
-            .iter()
-            .map(|k| kernel_name(k.id().type_name()).to_owned());
-        names.collect()
-    };
+    let Attention {
+        inputs,
+        saved,
+        grads,
+    } = &Attention::scored(client, p);
+    let names = |run: &dyn Fn()| -> Vec<String> { recorder::names(client, |_| run()) };
     let forward = names(&|| {
-        let outputs = Outputs::new(saved.out.clone(), lse.clone());
-        let plan = forward::plan(client, p, &inputs).expect("a plan");
+        let plan = forward::plan(client, p, inputs).expect("a plan");
+        let outputs = Outputs::new(saved.out.clone(), saved.lse.clone());
         plan.run(outputs).expect("a valid call");
     });
     let backward = names(&|| {
-        let plan = backward::plan(client, p, &inputs, &saved).expect("a plan");
+        let plan = backward::plan(client, p, inputs, saved).expect("a plan");
         plan.run(grads.clone()).expect("a valid call");
     });
     [forward, backward]
@@ -143,29 +112,23 @@ fn the_report_names_the_engines_whose_kernels_are_launched() {
                     let over: Vec<Engine> = over.map(|over| over.engine).collect();
                     let all = [Engine::Wgmma, Engine::Mma, Engine::Portable];
                     let faster = all.iter().take_while(|&&other| other != engine);
-                    assert!(
-                        faster.eq(&over),
-                        "{gpu:?} {element} {head_dim} {pass}: {over:?}"
-                    );
+                    let what = format!("{gpu:?} {element} {head_dim} {pass}");
+                    assert!(faster.eq(&over), "{what}: {over:?}");
                     *seen.entry((pass, engine)).or_default() += 1;
                 }
             }
         }
     }
-    assert_eq!(
-        seen.len(),
-        6,
-        "every engine runs either pass of some problem: {seen:?}"
-    );
+    // Every engine runs either pass of some problem.
+    assert_eq!(seen.len(), 6, "{seen:?}");
 }
 
 #[test]
 fn reasons_are_those_of_the_device_and_the_problem() {
     let reasons = |gpu, head_dim, element| {
         let p = problem(head_dim, element, AttentionOptions::new());
-        engine_for(&recorder::client(gpu), &p)
-            .expect("a report")
-            .why
+        let report = engine_for(&recorder::client(gpu), &p);
+        report.expect("a report").why
     };
     let over = |pass, engine, obstacle| PassedOver {
         pass,
@@ -203,17 +166,13 @@ fn a_forced_engine_runs_or_is_refused_with_its_reason() {
         let p = forced(128, engine);
         let report = engine_for(&client, &p).expect("a report");
         assert_eq!([report.forward, report.backward], [engine; 2]);
-        let [forward, backward] = launched(&client, &p);
-        assert!(
-            forward
-                .iter()
-                .any(|name| name == mark(PassKind::Forward, engine))
-        );
-        assert!(
-            backward
-                .iter()
-                .any(|name| name == mark(PassKind::Backward, engine))
-        );
+        let passes = [PassKind::Forward, PassKind::Backward];
+        for (pass, names) in passes.into_iter().zip(launched(&client, &p)) {
+            assert!(
+                names.iter().any(|name| name == mark(pass, engine)),
+                "{names:?}"
+            );
+        }
     }
     let p = forced(80, Engine::Wgmma);
     assert_eq!(check_engine(&client, &p, false), Ok(()));
@@ -232,10 +191,8 @@ fn a_forced_engine_runs_or_is_refused_with_its_reason() {
         pass,
         obstacle,
     };
-    assert_eq!(
-        check_engine(&client, &forced(128, engine), false),
-        Err(refused)
-    );
+    let forced = forced(128, engine);
+    assert_eq!(check_engine(&client, &forced, false), Err(refused));
 }
 
 #[test]
@@ -253,10 +210,8 @@ fn masks_and_devices_are_reported() {
     let keys = engine_for(&client, &masked([1, 2, 1, 512])).expect("a report");
     assert_eq!((keys.forward, keys.backward), (Engine::Mma, Engine::Mma));
     let pairs = engine_for(&client, &masked([1, 2, 512, 512])).expect("a report");
-    assert_eq!(
-        (pairs.forward, pairs.backward),
-        (Engine::Mma, Engine::Portable)
-    );
+    let both = (pairs.forward, pairs.backward);
+    assert_eq!(both, (Engine::Mma, Engine::Portable));
     let reason = pairs.why.iter().find(|over| over.engine == Engine::Mma);
     assert_eq!(reason.map(|over| over.obstacle), Some(Obstacle::PairBias));
 }
@@ -286,21 +241,15 @@ fn unused_tensor_cores_are_warned_of_once_for_each_reason() {
     log::set_logger(&Log).expect("there is no other logger");
     log::set_max_level(log::LevelFilter::Warn);
     let warned = |gpu, options| {
-        let (client, p) = (
-            recorder::client(gpu),
-            problem(112, ElementType::Bf16, options),
-        );
+        let client = recorder::client(gpu);
+        let p = problem(112, ElementType::Bf16, options);
         engine_for(&client, &p).expect("a report says nothing");
         for _ in 0..2 {
             launched(&client, &p);
         }
         let mut logged = LOGGED.lock().expect("no test panics here");
-        let own: Vec<String> = logged
-            .iter()
-            .filter(|line| line.contains("112"))
-            .cloned()
-            .collect();
-        logged.clear();
+        let mut own = std::mem::take(&mut *logged);
+        own.retain(|line| line.contains("112"));
         own
     };
     let plain = AttentionOptions::new();

@@ -12,6 +12,7 @@ mod memory;
 mod recorder;
 #[cfg(test)]
 mod routines;
+mod tensors;
 #[cfg(test)]
 mod upstream;
 
@@ -138,6 +139,13 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    /// The names of the kernels of a case, in order.
+    fn launches(gpu: Gpu, name: &str) -> Vec<String> {
+        let case = cases::all().into_iter().find(|case| case.name == name);
+        let run = case.expect("a case").run;
+        recorder::names(&recorder::client(gpu), |client| run(client))
+    }
+
     #[test]
     fn a_variant_is_named_after_the_kernel_function() {
         let name = "flash_dma_kernels::select::sort::merge_blocks_kernel::MergeBlocksKernel";
@@ -160,13 +168,7 @@ mod tests {
 
     #[test]
     fn a_selection_takes_the_launches_its_documentation_says() {
-        let launches = |name: &str| {
-            let case = cases::all()
-                .into_iter()
-                .find(|case| case.name == name)
-                .unwrap();
-            recorder::record(&recorder::client(Gpu::H200), |client| (case.run)(client)).len()
-        };
+        let launches = |name: &str| launches(Gpu::H200, name).len();
         assert_eq!(launches("select"), 2);
         assert_eq!(launches("select-long"), 30);
         assert_eq!(launches("select-all"), 1);
@@ -189,12 +191,10 @@ mod tests {
                 ("decode-mma-d128-slots", &["decode_mma"]),
                 ("decode-mma-d128-pages", &["decode_mma"]),
             ] {
-                let case = cases::all().into_iter().find(|case| case.name == name);
-                let run = case.expect("a case").run;
-                let launched = recorder::record(&recorder::client(gpu), |client| run(client));
+                let launched = launches(gpu, name);
                 for kernel in kernels {
-                    let mut names = launched.iter().map(|k| kernel_name(k.id().type_name()));
-                    assert!(names.any(|name| name == *kernel), "{gpu:?} {name} {kernel}");
+                    let found = launched.iter().any(|name| name == kernel);
+                    assert!(found, "{gpu:?} {name} {kernel}");
                 }
             }
         }
@@ -203,15 +203,7 @@ mod tests {
     /// A case calls the engines in turn: portable, mma, wgmma, first forward, then backward.
     #[test]
     fn a_pass_takes_the_launches_that_the_notes_say() {
-        let launches = |name: &str| -> Vec<String> {
-            let case = cases::all().into_iter().find(|case| case.name == name);
-            let run = case.expect("a case").run;
-            let kernels = recorder::record(&recorder::client(Gpu::H200), |client| run(client));
-            let names = kernels
-                .iter()
-                .map(|k| kernel_name(k.id().type_name()).to_owned());
-            names.collect()
-        };
+        let launches = |name| launches(Gpu::H200, name);
         let sparse = launches("bf16-d128");
         let forward = sparse.iter().position(|k| k == "forward_wgmma").unwrap();
         assert_eq!(
@@ -233,10 +225,8 @@ mod tests {
             ]
         );
         let dense = launches("bf16-d128-dense");
-        assert_eq!(
-            dense[dense.len() - 3..],
-            ["delta_mma", "dq_wgmma", "dkdv_wgmma"]
-        );
+        let backward = ["delta_mma", "dq_wgmma", "dkdv_wgmma"];
+        assert_eq!(dense[dense.len() - 3..], backward);
         assert_eq!(dense[..3], ["forward", "forward_mma", "forward_wgmma"]);
         let pairs = launches("masked-bf16-d128-pairs-no-mask");
         assert_eq!(

@@ -1,7 +1,8 @@
 //! A CubeCL server that records kernels instead of running them, with the properties of a CUDA device.
 
-use crate::codegen::cuda;
-use crate::codegen::cuda::Gpu;
+use crate::codegen::cuda::{self, Gpu};
+#[cfg(test)]
+use crate::codegen::kernel_name;
 use cubecl::CubeKernel;
 use cubecl::client::Client;
 use cubecl::prelude::CubeCount;
@@ -41,6 +42,15 @@ pub(crate) fn record(client: &Client, run: impl FnOnce(&Client)) -> Vec<Box<dyn 
     run(client);
     client.flush().expect("the recorder does not fail");
     std::mem::take(&mut *LAUNCHED.lock().expect("no recording panics"))
+}
+
+/// The names of these kernels.
+#[cfg(test)]
+pub(crate) fn names(client: &Client, run: impl FnOnce(&Client)) -> Vec<String> {
+    let kernels = record(client, run).into_iter();
+    kernels
+        .map(|kernel| kernel_name(kernel.id().type_name()).to_owned())
+        .collect()
 }
 
 struct Recorder {

@@ -1,38 +1,25 @@
 //! CubeK's products on a recorded H200: what its host side accepts.
 
-use crate::ElementType::{self, Bf16, F32};
-use crate::codegen::cases::tensor;
+use crate::ElementType::{Bf16, F32};
 use crate::codegen::cuda::Gpu;
 use crate::codegen::recorder;
+use crate::codegen::tensors::{operands, tensor};
 use crate::product::{Choice, Instruction, Operands, Route, Routine, Tile, Tiling, product_by};
 use cubecl::client::Client;
-
-/// `[m, n, k]`, and whether A and B are transposed.
-fn operands(
-    client: &Client,
-    [m, n, k]: [usize; 3],
-    turned: [bool; 2],
-    element: ElementType,
-) -> Operands {
-    let matrix = |[rows, columns]: [usize; 2], turned: bool| {
-        let mut matrix = tensor(client, [rows, columns], element.size());
-        if turned {
-            matrix.strides = [1, rows].into();
-        }
-        matrix
-    };
-    Operands {
-        a: matrix([m, k], turned[0]),
-        b: matrix([k, n], turned[1]),
-        element,
-    }
-}
 
 /// Whether a route serves.
 fn served(client: &Client, operands: &Operands, route: Route, parts: usize) -> bool {
     let [m, n] = [operands.a.shape[0], operands.b.shape[1]];
     let out = tensor(client, [m, n], 4);
     product_by(client, operands, &out, F32, Choice { route, parts }).is_ok()
+}
+
+fn tiling(routine: Routine, partition: [u32; 3], planes: [u32; 2]) -> Tiling {
+    Tiling {
+        instruction: routine.instruction(),
+        partition,
+        planes,
+    }
 }
 
 const LAYOUTS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
@@ -62,11 +49,7 @@ fn any_product_is_served_or_refused() {
                     for &routine in Routine::ALL {
                         served(client, &operands, Route::Library(routine, None), parts);
                         for (partition, planes) in tilings {
-                            let tiling = Tiling {
-                                instruction: routine.instruction(),
-                                partition,
-                                planes,
-                            };
+                            let tiling = tiling(routine, partition, planes);
                             let route = Route::Library(routine, Some(tiling));
                             served(client, &operands, route, parts);
                         }
@@ -89,16 +72,9 @@ fn large_products_are_served_by_tensor_cores() {
             for tile in Tile::ALL {
                 assert!(served(client, &operands, Route::Wgmma(tile), 1));
             }
-            let tiling = |routine: Routine| {
-                let (partition, planes) = match routine.instruction() {
-                    Instruction::Mma => ([2, 16, 2], [4, 1]),
-                    Instruction::Cmma => ([2, 8, 2], [4, 1]),
-                };
-                Tiling {
-                    instruction: routine.instruction(),
-                    partition,
-                    planes,
-                }
+            let tiling = |routine: Routine| match routine.instruction() {
+                Instruction::Mma => tiling(routine, [2, 16, 2], [4, 1]),
+                Instruction::Cmma => tiling(routine, [2, 8, 2], [4, 1]),
             };
             let serves = |routine: &&Routine, tiling: Option<Tiling>| {
                 served(client, &operands, Route::Library(**routine, tiling), 1)
@@ -116,11 +92,12 @@ fn large_products_are_served_by_tensor_cores() {
 #[test]
 fn the_standard_routine_is_one_launch() {
     let client = recorder::client(Gpu::H200);
-    for (size, element) in [
+    let products = [
         ([64, 64, 64], Bf16),
         ([1, 1024, 256], Bf16),
         ([33, 7, 65], F32),
-    ] {
+    ];
+    for (size, element) in products {
         let launched = recorder::record(&client, |client| {
             let operands = operands(client, size, [false; 2], element);
             assert!(served(client, &operands, Route::Standard, 1));

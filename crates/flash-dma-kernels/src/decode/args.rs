@@ -119,13 +119,8 @@ impl Slots {
         check_tensor(TensorName::CachedKey, &self.k, &kv, size, whole)?;
         check_tensor(TensorName::CachedValue, &self.v, &kv, size, whole)?;
         check_tensor(TensorName::CachedScores, &self.score, &kv[..3], 4, whole)?;
-        check_tensor(
-            TensorName::CachedPositions,
-            &self.position,
-            &kv[..3],
-            4,
-            whole,
-        )?;
+        let positions = TensorName::CachedPositions;
+        check_tensor(positions, &self.position, &kv[..3], 4, whole)?;
         check_tensor(TensorName::Seen, &self.seen, &[cache.batch], 4, whole)
     }
 }

@@ -6,12 +6,10 @@ use crate::forward::merge::{PartOutputs, merge};
 use crate::forward::plan;
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
-use crate::portable::blueprint::{Blueprint, micro};
-use crate::testing::placement::{Output, Placement, client, problem, upload_inputs};
+use crate::portable::blueprint::{Blueprint, Micro};
+use crate::testing::{self, Output, Placement, client, problem, upload_inputs};
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{
-    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Problem, TensorName,
-};
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
 use flash_dma_reference::{self as oracle};
@@ -23,21 +21,21 @@ fn forward(p: &Problem, given: &Inputs, out: &Output, lse: &Output) -> Result<()
     plan(&client(), p, given)?.run(Outputs::new(out, lse))
 }
 
-/// Runs the kernel (with a forced blueprint, if any) and compares output and LSE with the oracle.
-fn check(inputs: &oracle::Inputs, placement: Placement, blueprint: Option<Blueprint>) {
+/// Runs the kernel (with a forced register tile, if any) and compares output and LSE with the oracle.
+fn check(inputs: &oracle::Inputs, placement: Placement, micro: Option<Micro>) {
     let (p, client) = (&inputs.problem, client());
     let out = Output::new(&client, &p.q_shape(), p.element);
     let lse = Output::new(&client, &p.lse_shape(), F32);
     let given = upload_inputs(&client, inputs, placement);
-    match blueprint {
+    match micro {
         None => forward(p, &given, &out, &lse).unwrap(),
-        Some(blueprint) => {
+        Some(micro) => {
             let pass = ScoredForward {
                 problem: p,
                 inputs: &given,
                 tuning: Default::default(),
             };
-            let config = Config::Portable(blueprint);
+            let config = Config::Portable(Blueprint::with_micro(micro, p));
             let (out, lse) = (out.binding(), lse.binding());
             Plan::with(&client, Engine::Portable, config, pass)
                 .and_then(|plan| plan.run(Outputs::new(out, lse)))
@@ -46,19 +44,19 @@ fn check(inputs: &oracle::Inputs, placement: Placement, blueprint: Option<Bluepr
     }
     let (exact, naive) = (inputs.forward(), inputs.naive_forward());
     let (out, lse) = (out.read(&client), lse.read(&client));
-    let result = compare(
-        "out",
-        &p.q_shape(),
-        &out,
-        &exact.out,
-        &naive.out,
-        p.element,
-        OUTPUT,
+    let (shape, element) = (p.q_shape(), p.element);
+    compare("out", &shape, &out, &exact.out, &naive.out, element, OUTPUT)
+        .and_then(|_| compare_lse(&p.lse_shape(), &lse, &exact.lse))
+        .unwrap_or_else(|failure| panic!("{failure}\n{p:?}, {placement:?}, {micro:?}"));
+}
+
+/// [`check`] of contiguous tensors with normal scores, by the blueprint of the problem.
+fn check_normal(p: Problem, seed: u64) {
+    check(
+        &inputs(p, Scores::Normal, 1.0, seed),
+        Placement::Contiguous,
+        None,
     );
-    let context = || format!("{p:?}, {placement:?}, {blueprint:?}");
-    result.unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
-    compare_lse(&p.lse_shape(), &lse, &exact.lse)
-        .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
 }
 
 fn options() -> AttentionOptions {
@@ -80,23 +78,15 @@ fn sparse(q: [usize; 4], kv: [usize; 2], element: ElementType, window: usize) ->
 
 #[test]
 fn plain_attention_matches_the_oracle() {
-    for (n, (q, kv)) in [
-        ([2, 4, 37, 24], [2, 37]),
-        ([1, 2, 5, 8], [1, 40]),
-        ([1, 2, 40, 8], [1, 5]),
-        ([1, 1, 1, 128], [1, 17]),
-        ([1, 1, 17, 256], [1, 33]),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (seed, q, kv) in [
+        (0, [2, 4, 37, 24], [2, 37]),
+        (1, [1, 2, 5, 8], [1, 40]),
+        (2, [1, 2, 40, 8], [1, 5]),
+        (3, [1, 1, 1, 128], [1, 17]),
+        (4, [1, 1, 17, 256], [1, 33]),
+    ] {
         for causal in [true, false] {
-            let p = dense(q, kv, F32, options().with_causal(causal));
-            check(
-                &inputs(p, Scores::Normal, 1.0, n as u64),
-                Placement::Contiguous,
-                None,
-            );
+            check_normal(dense(q, kv, F32, options().with_causal(causal)), seed);
         }
     }
 }
@@ -118,84 +108,22 @@ fn half_types_softcap_scale_and_strides_match_the_oracle() {
 
 #[test]
 fn cooperating_units_match_the_oracle() {
-    for micro in [micro(2, 2, 2, 4), micro(4, 1, 3, 4), micro(1, 2, 4, 8)] {
-        let p = dense([1, 2, 13, 24], [1, 19], F32, options());
-        let blueprint = Blueprint::with_micro(micro, &p);
-        check(
-            &inputs(p, Scores::Normal, 1.0, 3),
-            Placement::Contiguous,
-            Some(blueprint),
-        );
-        let p = sparse([1, 2, 13, 24], [1, 19], F32, 4);
-        let blueprint = Blueprint::with_micro(micro, &p);
-        check(
-            &inputs(p, Scores::Normal, 1.0, 4),
-            Placement::Contiguous,
-            Some(blueprint),
-        );
-    }
+    testing::cooperating_units(&check);
 }
 
 #[test]
 fn selected_keys_match_the_oracle_for_every_kind_of_scores() {
-    for (seed, scores) in Scores::ALL.into_iter().enumerate() {
-        for window in [1, 6, 1000] {
-            let p = sparse([2, 4, 50, 16], [2, 50], F32, window);
-            check(
-                &inputs(p, scores, 1.0, seed as u64),
-                Placement::Contiguous,
-                None,
-            );
-        }
-    }
+    testing::every_kind_of_scores(&check);
 }
 
 #[test]
 fn fewer_and_more_queries_than_keys_match_the_oracle() {
-    for (q_len, k_len) in [(3, 70), (70, 33), (1, 1), (17, 17)] {
-        for causal in [true, false] {
-            let options = options().with_keep_window(9).with_causal(causal);
-            let p = problem([1, 2, q_len, 8], [1, k_len], true, F32, &options);
-            check(
-                &inputs(p, Scores::Normal, 1.0, 11),
-                Placement::TokenMajor,
-                None,
-            );
-        }
-    }
+    testing::fewer_and_more_queries(&check);
 }
 
 #[test]
 fn dropout_and_alibi_match_the_oracle() {
-    for (n, (q, kv, micro, causal)) in [
-        ([2, 4, 37, 16], [2, 37], None, true),
-        ([1, 2, 9, 8], [1, 40], None, false),
-        ([1, 2, 40, 8], [1, 9], None, true),
-        ([1, 2, 9, 8], [1, 13], Some(micro(2, 2, 2, 4)), true),
-        ([1, 2, 9, 8], [1, 13], Some(micro(1, 2, 4, 8)), false),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let dropout = Dropout::new([0.1, 0.6][n % 2], 1 << (15 * n)).unwrap();
-        for (window, alibi) in [
-            (None, false),
-            (Some(6), false),
-            (None, true),
-            (Some(6), true),
-        ] {
-            let mut options = options().with_causal(causal).with_dropout(dropout);
-            options.keep_window = window;
-            if alibi {
-                options = options.with_alibi(AlibiSlopes::standard(q[1]));
-                options.dropout = window.map(|_| dropout);
-            }
-            let p = problem(q, kv, window.is_some(), F32, &options);
-            let inputs = inputs(p, Scores::Normal, 1.0, n as u64);
-            let blueprint = micro.map(|micro| Blueprint::with_micro(micro, &p));
-            check(&inputs, Placement::Contiguous, blueprint);
-        }
-    }
+    testing::dropout_and_alibi(&check);
 }
 
 #[test]
@@ -233,10 +161,8 @@ fn merged_parts_are_weighted_by_their_lse() {
         let mut out = random(parts * rows * dim);
         let mut lse: Vec<f64> = random(parts * rows).iter().map(|x| x * 10.0).collect();
         for part in 0..parts {
-            for row in [4, 9, 20]
-                .into_iter()
-                .filter(|row| *row == 4 || part != row % parts)
-            {
+            let without = |row: &usize| *row == 4 || part != row % parts;
+            for row in [4, 9, 20].into_iter().filter(without) {
                 lse[part * rows + row] = none;
                 out[(part * rows + row) * dim..][..dim].fill(0.0);
             }
@@ -251,7 +177,7 @@ fn merged_parts_are_weighted_by_their_lse() {
         out[12 * dim..][..dim].fill(f64::NAN);
         out[15 * dim + 3] = f64::NAN;
         let upload = |values: &[f64], shape: &[usize]| {
-            crate::testing::placement::upload(&client, values, shape, F32, Placement::Contiguous)
+            testing::upload(&client, values, shape, F32, Placement::Contiguous)
         };
         let given = || PartOutputs {
             count: parts,
@@ -280,15 +206,15 @@ fn merged_parts_are_weighted_by_their_lse() {
         let residual = residual.map(|residual| residual.read(&client));
         for row in 0..rows {
             let offset = if row == 17 { -1e9 } else { 0.0 };
-            let weights: Vec<f64> = (0..parts)
-                .map(|part| part * rows + row)
-                .map(|at| (lse[at] - offset + rest[at]).exp())
-                .collect();
+            let weight = |at: usize| (lse[at] - offset + rest[at]).exp();
+            let weights: Vec<f64> = (0..parts).map(|part| weight(part * rows + row)).collect();
             let sum: f64 = weights.iter().sum();
             let close = |got: f64, want: f64, error: f64| {
+                let same = got == want || got.is_nan() && want.is_nan();
+                let what = format!("row {row} of {parts} parts");
                 assert!(
-                    got == want || got.is_nan() && want.is_nan() || (got - want).abs() <= error,
-                    "row {row} of {parts} parts: {got} instead of {want}"
+                    same || (got - want).abs() <= error,
+                    "{what}: {got} instead of {want}"
                 );
             };
             match sum {
@@ -338,11 +264,8 @@ fn rows_are_the_same_in_either_order_of_heads_and_tokens() {
         };
         run(rows.0.binding(), rows.1.as_ref().map(Output::binding)).unwrap();
         let lse_of_rows = lse.read(&client);
-        run(
-            turned.0.token_major(),
-            turned.1.as_ref().map(Output::token_major),
-        )
-        .unwrap();
+        let of_turned = turned.1.as_ref().map(Output::token_major);
+        run(turned.0.token_major(), of_turned).unwrap();
         assert!(lse.read(&client) == lse_of_rows);
         assert!(turned.0.read_token_major(&client) == rows.0.read(&client));
         if let (Some(rows), Some(turned)) = (&rows.1, &turned.1) {
@@ -352,11 +275,10 @@ fn rows_are_the_same_in_either_order_of_heads_and_tokens() {
         // Of both in one order, or not at all.
         if let Some(residual) = &rows.1 {
             let error = run(turned.0.token_major(), Some(residual.binding())).unwrap_err();
-            let tensor = TensorName::Residual;
-            assert!(
-                matches!(error, AttentionError::Strides { tensor: t, .. } if t == tensor),
-                "{error}"
-            );
+            let AttentionError::Strides { tensor, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(tensor, TensorName::Residual);
         }
     }
 }
@@ -391,10 +313,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         forward(&p, &given, &out, &lse).unwrap_err()
     };
     let error = run(&|given| given.k.shape[2] = 4);
-    assert!(
-        matches!(error, AttentionError::Shape { axis: 2, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, AttentionError::Shape { axis: 2, .. }));
     let error = run(&|given| given.v.strides[3] = 2);
     assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
     let error = run(&|given| given.q.strides[1] = 1000);

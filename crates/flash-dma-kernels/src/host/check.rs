@@ -89,15 +89,9 @@ pub fn check_tensor(
 impl Inputs {
     /// Checks every input against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (size, kv) = (problem.element.size(), problem.kv_shape());
-        let strided = Layout::Strided;
-        check_tensor(
-            TensorName::Query,
-            &self.q,
-            &problem.q_shape(),
-            size,
-            strided,
-        )?;
+        let (q, kv) = (problem.q_shape(), problem.kv_shape());
+        let (size, strided) = (problem.element.size(), Layout::Strided);
+        check_tensor(TensorName::Query, &self.q, &q, size, strided)?;
         check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
         check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
         match &self.selection {
@@ -106,30 +100,35 @@ impl Inputs {
             _ => Err(AttentionError::ScoresWithoutIntervals),
         }
     }
+
+    /// The tensors of the problem's element type.
+    pub(crate) fn typed(&self) -> [&TensorBinding; 3] {
+        [&self.q, &self.k, &self.v]
+    }
 }
 
 impl Selection {
     fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let shape = problem.scores_shape();
+        let (shape, pairs) = (problem.scores_shape(), problem.intervals_shape());
         check_tensor(TensorName::Scores, &self.scores, &shape, 4, Layout::Strided)?;
-        let shape = problem.intervals_shape();
-        check_tensor(
-            TensorName::Intervals,
-            &self.intervals,
-            &shape,
-            4,
-            Layout::Contiguous,
-        )?;
-        let Some(far) = &self.far else {
-            return Ok(());
-        };
-        let (shape, layout) = (problem.scores_shape(), Layout::Contiguous);
-        check_tensor(TensorName::Far, &far.ends, &shape, 4, layout)?;
-        match &far.left_out {
-            Some(left_out) => check_tensor(TensorName::LeftOut, &left_out.from, &shape, 4, layout),
-            None => Ok(()),
-        }
+        check_words(TensorName::Intervals, Some(&self.intervals), &pairs)?;
+        let far = self.far.as_ref();
+        check_words(TensorName::Far, far.map(|far| &far.ends), &shape)?;
+        let left_out = far.and_then(|far| far.left_out.as_ref());
+        let from = left_out.map(|left_out| &left_out.from);
+        check_words(TensorName::LeftOut, from, &shape)
     }
+}
+
+/// As [`check_tensor`], of a contiguous tensor of words that may be missing.
+fn check_words(
+    name: TensorName,
+    tensor: Option<&TensorBinding>,
+    shape: &[usize],
+) -> Result<(), AttentionError> {
+    tensor.map_or(Ok(()), |tensor| {
+        check_tensor(name, tensor, shape, 4, Layout::Contiguous)
+    })
 }
 
 /// Checks the residual of `out`, if there is one.
@@ -146,21 +145,11 @@ fn check_residual(
     check_tensor(TensorName::Residual, residual, &shape, size, layout)
 }
 
-/// Checks what the rounding of LSEs of this shape lost, if it is given.
-fn check_rest(rest: Option<&TensorBinding>, shape: &[usize]) -> Result<(), AttentionError> {
-    rest.map_or(Ok(()), |rest| {
-        check_tensor(TensorName::LseRest, rest, shape, 4, Layout::Contiguous)
-    })
-}
-
 impl Outputs {
     /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (size, rows, lse) = (
-            problem.element.size(),
-            problem.q_shape(),
-            problem.lse_shape(),
-        );
+        let (rows, lse) = (problem.q_shape(), problem.lse_shape());
+        let size = problem.element.size();
         check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Rows)?;
         check_residual(problem, self.residual.as_ref(), Layout::Rows)?;
         let order = queries_before_heads(&self.out);
@@ -172,66 +161,46 @@ impl Outputs {
                 strides: residual.strides.to_vec(),
             });
         }
-        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
-        check_rest(self.lse_rest.as_ref(), &lse)
+        check_words(TensorName::Lse, Some(&self.lse), &lse)?;
+        check_words(TensorName::LseRest, self.lse_rest.as_ref(), &lse)
     }
 }
 
 impl Saved {
     /// Checks every tensor against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (size, rows, lse) = (
-            problem.element.size(),
-            problem.q_shape(),
-            problem.lse_shape(),
-        );
-        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Strided)?;
-        check_residual(problem, self.residual.as_ref(), Layout::Strided)?;
-        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
-        check_rest(self.lse_rest.as_ref(), &lse)?;
-        check_tensor(
-            TensorName::GradOut,
-            &self.grad_out,
-            &rows,
-            size,
-            Layout::Strided,
-        )?;
-        match &self.grad_lse {
-            Some(grad) => check_tensor(TensorName::GradLse, grad, &lse, 4, Layout::Contiguous),
-            None => Ok(()),
-        }
+        let (rows, lse) = (problem.q_shape(), problem.lse_shape());
+        let (size, strided) = (problem.element.size(), Layout::Strided);
+        check_tensor(TensorName::Out, &self.out, &rows, size, strided)?;
+        check_residual(problem, self.residual.as_ref(), strided)?;
+        check_words(TensorName::Lse, Some(&self.lse), &lse)?;
+        check_words(TensorName::LseRest, self.lse_rest.as_ref(), &lse)?;
+        check_tensor(TensorName::GradOut, &self.grad_out, &rows, size, strided)?;
+        check_words(TensorName::GradLse, self.grad_lse.as_ref(), &lse)
     }
 }
 
 impl Gradients {
     /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
-        let (size, kv, contiguous) = (
-            problem.element.size(),
+        let (q, kv, scores) = (
+            problem.q_shape(),
             problem.kv_shape(),
-            Layout::Contiguous,
+            problem.scores_shape(),
         );
-        let q = problem.q_shape();
+        let (size, contiguous) = (problem.element.size(), Layout::Contiguous);
         check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
         check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
         check_tensor(TensorName::GradValue, &self.v, &kv, size, contiguous)?;
-        match &self.scores {
-            Some(scores) if problem.has_scores => {
-                let shape = problem.scores_shape();
-                check_tensor(TensorName::GradScores, scores, &shape, 4, contiguous)
-            }
-            None if !problem.has_scores => Ok(()),
-            _ => Err(AttentionError::ScoresGradient),
-        }?;
-        let far = inputs.selection.as_ref().and_then(|s| s.far.as_ref());
-        match (&self.rank, far) {
-            (Some(rank), Some(_)) => {
-                let shape = problem.scores_shape();
-                check_tensor(TensorName::GradRank, rank, &shape, 4, contiguous)
-            }
-            (None, None) => Ok(()),
-            _ => Err(AttentionError::RankGradient),
+        if self.scores.is_some() != problem.has_scores {
+            return Err(AttentionError::ScoresGradient);
         }
+        check_words(TensorName::GradScores, self.scores.as_ref(), &scores)?;
+        let far = inputs.selection.as_ref().and_then(|s| s.far.as_ref());
+        if self.rank.is_some() != far.is_some() {
+            return Err(AttentionError::RankGradient);
+        }
+        check_words(TensorName::GradRank, self.rank.as_ref(), &scores)
     }
 }
 
@@ -278,11 +247,25 @@ pub(crate) fn limits(client: &Client) -> [usize; 3] {
 pub fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     let aligned = tensors.iter().all(|tensor| {
         let outer = tensor.strides.len() - 1;
-        let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
-        tensor.strides[..outer].iter().all(|s| s.is_multiple_of(4))
-            && offset.is_multiple_of(4 * size)
+        tensor.strides[..outer].iter().all(|s| s.is_multiple_of(4)) && begins_at(tensor, 4 * size)
     });
     if aligned { 4 } else { 1 }
+}
+
+/// Whether a tensor begins at a multiple of `bytes`.
+pub(crate) fn begins_at(tensor: &TensorBinding, bytes: usize) -> bool {
+    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
+    begin.is_multiple_of(bytes)
+}
+
+/// Whether the rows of a tensor, of elements of `size` bytes, can be read in vectors of `n` elements: strides of axes of
+/// one element, unlike in [`vector_size`], do not count.
+pub(crate) fn reads_in(tensor: &TensorBinding, n: usize, size: usize) -> bool {
+    let axes = tensor.shape.len();
+    let outer = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis].is_multiple_of(n);
+    tensor.shape[axes - 1].is_multiple_of(n)
+        && (0..axes - 1).all(outer)
+        && begins_at(tensor, n * size)
 }
 
 /// The address type that reaches every element (of `size` bytes) of `tensors`.
@@ -300,32 +283,19 @@ pub(crate) fn check_segments<'a>(
     element_size: usize,
 ) -> Result<(), Obstacle> {
     let mut tensors = tensors.into_iter();
-    match tensors.all(|tensor| rows_are_segments(tensor, element_size)) {
-        true => Ok(()),
-        false => Err(Obstacle::UnalignedRows),
-    }
-}
-
-impl Inputs {
-    /// The tensors of the problem's element type.
-    pub(crate) fn typed(&self) -> [&TensorBinding; 3] {
-        [&self.q, &self.k, &self.v]
-    }
+    let aligned = tensors.all(|tensor| rows_are_segments(tensor, element_size));
+    aligned.then_some(()).ok_or(Obstacle::UnalignedRows)
 }
 
 /// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance between two rows fits
 /// 32 bits.
 pub(crate) fn rows_are_segments(tensor: &TensorBinding, element_size: usize) -> bool {
-    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
+    let pitch = |axis: usize| tensor.strides[axis] * element_size;
+    let aligned = |axis| tensor.shape[axis] <= 1 || pitch(axis).is_multiple_of(SEGMENT_BYTES);
     tensor.strides.len() == 4
-        && begin.is_multiple_of(SEGMENT_BYTES)
-        && tensor.strides[..3]
-            .iter()
-            .zip(&tensor.shape[..3])
-            .all(|(&stride, &len)| {
-                len <= 1 || (stride * element_size).is_multiple_of(SEGMENT_BYTES)
-            })
-        && (tensor.shape[2] <= 1 || u32::try_from(tensor.strides[2] * element_size).is_ok())
+        && begins_at(tensor, SEGMENT_BYTES)
+        && (0..3).all(aligned)
+        && (tensor.shape[2] <= 1 || u32::try_from(pitch(2)).is_ok())
 }
 
 #[cfg(test)]
@@ -346,13 +316,8 @@ mod tests {
             assert_eq!(check([12, 7, 4, 1], layout), Ok(()));
         }
         assert_eq!(check([16, 16, 5, 1], Layout::Strided), Ok(()));
-        let strides = vec![16, 16, 5, 1];
-        assert_eq!(
-            check([16, 16, 5, 1], Layout::Contiguous),
-            Err(AttentionError::Strides {
-                tensor: TensorName::Out,
-                strides
-            })
-        );
+        let (tensor, strides) = (TensorName::Out, vec![16, 16, 5, 1]);
+        let refused = AttentionError::Strides { tensor, strides };
+        assert_eq!(check([16, 16, 5, 1], Layout::Contiguous), Err(refused));
     }
 }

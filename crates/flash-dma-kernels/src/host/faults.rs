@@ -23,12 +23,8 @@ pub fn check<'a>(
     operation: &'static str,
     results: impl IntoIterator<Item = &'a Handle>,
 ) -> Result<(), AttentionError> {
-    client
-        .check(results)
-        .map_err(|error| AttentionError::DeviceFailed {
-            operation,
-            reason: error.to_string(),
-        })
+    let failed = |reason| AttentionError::DeviceFailed { operation, reason };
+    (client.check(results)).map_err(|error| failed(error.to_string()))
 }
 
 /// Makes `token` depend on `result`, so that it inherits its note: both are read.

@@ -20,10 +20,8 @@ pub(crate) fn warn(
     static WARNED: Mutex<Option<HashSet<(String, String)>>> = Mutex::new(None);
     let name = properties.identity.name.clone();
     let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
-    if warned
-        .get_or_insert_default()
-        .insert((name.clone(), text.clone()))
-    {
+    let warned = warned.get_or_insert_default();
+    if warned.insert((name.clone(), text.clone())) {
         log::warn!("{name}: {text}");
     }
 }
@@ -39,8 +37,8 @@ fn text(pass: PassKind, engine: Engine, passed_over: &[PassedOver]) -> Option<St
         .and_then(|over| over.obstacle.advice())?;
     let reasons = passed_over
         .iter()
-        .filter(|over| over.obstacle != Obstacle::Device)
-        .map(|over| format!("{}: {}", over.engine, over.obstacle));
+        .filter(|over| over.obstacle != Obstacle::Device);
+    let reasons = reasons.map(|over| format!("{}: {}", over.engine, over.obstacle));
     let reasons: Vec<_> = reasons.collect();
     Some(format!(
         "{pass} runs on {engine}, although the device has tensor cores ({}). To use them, {advice}.",
@@ -59,11 +57,8 @@ mod tests {
             engine,
             obstacle,
         };
-        let all = [
-            over(Engine::Wgmma, Obstacle::Device),
-            over(Engine::Mma, mma),
-        ];
-        text(PassKind::Forward, engine, &all)
+        let wgmma = over(Engine::Wgmma, Obstacle::Device);
+        text(PassKind::Forward, engine, &[wgmma, over(Engine::Mma, mma)])
     }
 
     #[test]
@@ -79,11 +74,8 @@ mod tests {
 
     #[test]
     fn nothing_is_said_where_nobody_can_change_it() {
-        for reason in [
-            Obstacle::Device,
-            Obstacle::Variable,
-            Obstacle::Forced(Engine::Portable),
-        ] {
+        let forced = Obstacle::Forced(Engine::Portable);
+        for reason in [Obstacle::Device, Obstacle::Variable, forced] {
             assert_eq!(said(Engine::Portable, reason), None, "{reason}");
         }
     }

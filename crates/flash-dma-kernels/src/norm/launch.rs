@@ -1,6 +1,6 @@
 //! Host side: which kernels run, on how many cubes, on which buffers.
 
-use crate::host::check::{address_type, elem_type};
+use crate::host::check::{address_type, begins_at, elem_type, reads_in};
 use crate::host::scratch::scratch;
 use crate::norm::blueprint::{NormBlueprint, SumsBlueprint};
 use crate::norm::kernel::{
@@ -71,7 +71,8 @@ impl<'a> Call<'a> {
         let typed: Vec<_> = (typed.iter().copied()).chain(&parameters.gamma).collect();
         let table: Vec<_> = parameters.table.iter().collect();
         let mut sizes = client.io_optimized_vector_sizes(size);
-        let vector = sizes.find(|&n| n * size <= VECTOR_BYTES && reads_in(n, &typed, problem));
+        let vector =
+            sizes.find(|&n| n * size <= VECTOR_BYTES && typed.iter().all(|t| reads_in(t, n, size)));
         Self {
             client,
             problem,
@@ -94,7 +95,7 @@ impl<'a> Call<'a> {
         unsafe {
             norm_forward_kernel::launch_unchecked(
                 self.client,
-                self.cubes(CUBES, blueprint),
+                CubeCount::Static(self.cubes(CUBES, blueprint) as u32, 1, 1),
                 blueprint.cube_dim(),
                 self.address,
                 self.vector,
@@ -119,15 +120,13 @@ impl<'a> Call<'a> {
     ) {
         let p = self.problem;
         let most = if blueprint.norm { SUM_ROWS } else { CUBES };
-        let cubes = p.row_count().div_ceil(blueprint.rows).min(most);
+        let cubes = self.cubes(most, blueprint);
         let width = p.width;
         let sums = (blueprint.norm).then(|| scratch(self.client, [cubes, width]));
         if !p.is_empty() {
             let normed = x.zip(self.parameters.gamma.clone());
-            let address = sums
-                .iter()
-                .map(|sums| address_type(&[sums], 4))
-                .fold(self.address, AddressType::max);
+            let sums_address = address_type(&sums.iter().collect::<Vec<_>>(), 4);
+            let address = self.address.max(sums_address);
             // SAFETY: as in the forward pass; the sums have a row for each cube.
             unsafe {
                 norm_backward_kernel::launch_unchecked(
@@ -174,9 +173,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn cubes(&self, most: usize, blueprint: NormBlueprint) -> CubeCount {
-        let cubes = self.problem.row_count().div_ceil(blueprint.rows).min(most);
-        CubeCount::Static(cubes as u32, 1, 1)
+    fn cubes(&self, most: usize, blueprint: NormBlueprint) -> usize {
+        self.problem.row_count().div_ceil(blueprint.rows).min(most)
     }
 
     fn angles<T: Size>(&self) -> ComptimeOptionArgs<Angles<T>> {
@@ -190,27 +188,12 @@ impl<'a> Call<'a> {
     /// Whether cosine and sine are read at once: 2, or 1.
     fn table_vector(&self) -> usize {
         let together = |table: &TensorBinding| {
-            let offset = table.handle.offset_start.unwrap_or(0) as usize;
-            let outer = table.strides[..2].iter();
-            offset.is_multiple_of(2 * size_of::<f32>()) && outer.clone().all(|s| s % 2 == 0)
+            let mut outer = table.strides[..2].iter();
+            begins_at(table, 2 * size_of::<f32>()) && outer.all(|s| s % 2 == 0)
         };
         match &self.parameters.table {
             Some(table) if together(table) => 2,
             _ => 1,
         }
     }
-}
-
-/// Whether the rows of all `tensors` can be read in vectors of `n` elements.
-fn reads_in(n: usize, tensors: &[&TensorBinding], problem: &NormProblem) -> bool {
-    let aligned = |tensor: &&TensorBinding| {
-        let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
-        let outer = tensor.strides.len() - 1;
-        let axes = tensor.shape.iter().zip(tensor.strides.iter()).take(outer);
-        offset.is_multiple_of(n * problem.element.size())
-            && axes
-                .clone()
-                .all(|(&len, &stride)| len <= 1 || stride.is_multiple_of(n))
-    };
-    problem.width.is_multiple_of(n) && tensors.iter().all(aligned)
 }

@@ -3,25 +3,17 @@
 use crate::norm::blueprint::{LaneSums, NormBlueprint};
 use crate::norm::launch::Call;
 use crate::norm::{NormGradients, NormParameters};
-use crate::testing::{client, read_u32, strided, zeros};
+use crate::testing::{self, Placement, client, read_f64, zeros};
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{ElementType, NormProblem, Rotary, contiguous_strides};
+use flash_dma_problem::{ElementType, NormProblem, Rotary};
 use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare};
 use flash_dma_reference::norm::Norm;
 
-fn upload(values: &[f64], shape: &[usize]) -> TensorBinding {
-    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    let strides: Vec<usize> = contiguous_strides(shape).collect();
-    strided(&client(), &values, shape, &strides)
-}
+const F32: ElementType = ElementType::F32;
 
-fn read(tensor: TensorBinding) -> Vec<f64> {
-    let words = read_u32(&client(), tensor);
-    words
-        .iter()
-        .map(|&x| f64::from(f32::from_bits(x)))
-        .collect()
+fn upload(values: &[f64], shape: &[usize]) -> TensorBinding {
+    testing::upload(&client(), values, shape, F32, Placement::Contiguous)
 }
 
 /// Both passes with `units` units a cube that share rows in vectors of `vector` elements.
@@ -43,8 +35,8 @@ fn check(problem: NormProblem, vector: usize, units: usize) {
     assert_eq!(blueprint.units(), units);
     let call = Call::new(&client, &problem, &parameters, &[&x]).with_vector(vector);
     let agree = |name, shape: &[usize], actual, exact, naive: &[f64], factor| {
-        let element = ElementType::F32;
-        let result = compare(name, shape, &read(actual), exact, naive, element, factor);
+        let actual = read_f64(&client, actual, F32);
+        let result = compare(name, shape, &actual, exact, naive, F32, factor);
         result.unwrap_or_else(|failure| panic!("{blueprint:?}: {failure}"));
     };
 
@@ -55,30 +47,21 @@ fn check(problem: NormProblem, vector: usize, units: usize) {
 
     let grads = NormGradients {
         x: zeros(&client, &problem.x_shape()),
-        gamma: inputs
-            .gamma
-            .as_ref()
-            .map(|_| zeros(&client, &[problem.width])),
+        gamma: (inputs.gamma.as_ref()).map(|_| zeros(&client, &[problem.width])),
     };
     let x = problem.epsilon.map(|_| x);
     let of_out = upload(&grad_out, &problem.out_shape());
     call.backward(x, of_out, grads.clone(), blueprint);
     let (exact, naive) = (inputs.backward(&grad_out), inputs.naive_backward(&grad_out));
-    agree(
-        "dx",
-        &problem.x_shape(),
-        grads.x,
-        &exact.x,
-        &naive.x,
-        GRADIENT,
-    );
+    let (shape, dx) = (problem.x_shape(), grads.x);
+    agree("dx", &shape, dx, &exact.x, &naive.x, GRADIENT);
     if let (Some(actual), Some(exact), Some(naive)) = (grads.gamma, &exact.gamma, &naive.gamma) {
         agree("dgamma", &[problem.width], actual, exact, naive, GRADIENT);
     }
 }
 
 fn rows(rows: usize, width: usize) -> NormProblem {
-    NormProblem::rows(&[rows, width], &[width], ElementType::F32, 1e-5).expect("a good case")
+    NormProblem::rows(&[rows, width], &[width], F32, 1e-5).expect("a good case")
 }
 
 #[test]
@@ -94,24 +77,20 @@ fn units_that_share_a_row_agree_with_the_oracle() {
     };
     let gamma = [8];
     for norm in [None, Some((&gamma[..], 1e-5))] {
-        let problem = NormProblem::heads(&shape, norm, Some(rotary), ElementType::F32);
-        let problem = problem.expect("a good case");
-        check(problem, 1, 4);
+        let problem = NormProblem::heads(&shape, norm, Some(rotary), F32);
+        check(problem.expect("a good case"), 1, 4);
     }
 }
 
 /// Shared memory for the gradients of gamma stays within what every GPU has, whatever the width and the alignment.
 #[test]
 fn a_cube_fits_every_gpu() {
-    for width in (1..=8192)
-        .rev()
-        .step_by(97)
-        .chain([8, 128, 256, 512, 1024, 2048, 4096])
-    {
-        for vector in [1, 2, 4, 8] {
-            if width % vector > 0 {
-                continue;
-            }
+    let widths = (1..=8192).rev().step_by(97);
+    for width in widths.chain([8, 128, 256, 512, 1024, 2048, 4096]) {
+        for vector in [1, 2, 4, 8]
+            .into_iter()
+            .filter(|vector| width % vector == 0)
+        {
             for (units, words) in [(256, 10 << 10), (128, 5 << 10)] {
                 let sums = LaneSums::Shared;
                 let blueprint = NormBlueprint::with(&rows(1, width), vector, sums, units);

@@ -262,7 +262,7 @@ fn no_tile(head_dim: usize, hardware: &HardwareProperties) -> AttentionError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::placement::client;
+    use crate::testing::client;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
     const KERNELS: [Kernel; 3] = [Kernel::Forward, Kernel::GradQuery, Kernel::GradKeyValue];

@@ -1,6 +1,5 @@
 //! CubeK's products.
 
-use super::operands::Operands;
 use crate::host::check::elem_type;
 use crate::host::engine::{Engine, is_allowed};
 use cubecl::client::Client;
@@ -151,10 +150,9 @@ impl Routine {
 
     /// K-stages that it consumes per iteration.
     fn stages(self) -> u32 {
-        if self.name().starts_with("Simple") {
-            1
-        } else {
-            2
+        match self.name().starts_with("Simple") {
+            true => 1,
+            false => 2,
         }
     }
 }
@@ -169,21 +167,6 @@ pub(super) struct LibraryProduct {
 }
 
 impl LibraryProduct {
-    pub(super) fn new(
-        operands: &Operands,
-        [a, b]: [TensorBinding; 2],
-        out: TensorBinding,
-        out_element: ElementType,
-    ) -> Self {
-        Self {
-            a,
-            b,
-            element: operands.element,
-            out,
-            out_element,
-        }
-    }
-
     /// Launches a routine, or returns why it refuses.
     pub(super) fn by(
         &self,
@@ -222,9 +205,9 @@ impl LibraryProduct {
     }
 
     fn launch(&self, client: &Client, strategy: &Strategy) -> Result<(), String> {
-        let (element, out) = (elem_type(self.element), elem_type(self.out_element));
+        let element = elem_type(self.element);
         let mut elements = MatmulElems::from_globals(&self.globals());
-        debug_assert_eq!(elements.acc_global, out);
+        debug_assert_eq!(elements.acc_global, elem_type(self.out_element));
         launch_ref(
             strategy,
             client,
@@ -255,9 +238,10 @@ impl LibraryProduct {
         if tiling.instruction != routine.instruction() {
             return Err("the sizes are those of another instruction".into());
         }
-        let (kind, [tile_m, tile_n, tile_k]) = match tiling.instruction {
-            Instruction::Cmma => (TileMatmulKind::Cmma, tiling.instruction.sizes()),
-            Instruction::Mma => (TileMatmulKind::Mma, tiling.instruction.sizes()),
+        let [tile_m, tile_n, tile_k] = tiling.instruction.sizes();
+        let kind = match tiling.instruction {
+            Instruction::Cmma => TileMatmulKind::Cmma,
+            Instruction::Mma => TileMatmulKind::Mma,
         };
         let size = self.element.size();
         let address = (self.a.required_address_type(size))
@@ -295,10 +279,9 @@ impl LibraryProduct {
             .global_order(GlobalOrder::SwizzleRow(4))
             .cube_count_strategy(cubes)
             .build();
-        let buffering = if pn > 1 {
-            PartitionBuffering::Double
-        } else {
-            PartitionBuffering::Single
+        let buffering = match pn {
+            0 | 1 => PartitionBuffering::Single,
+            _ => PartitionBuffering::Double,
         };
         let mut builder =
             BatchMatmulBlueprint::builder(kind, scheme, hardware.plane_size_max, &problem)
@@ -312,7 +295,12 @@ impl LibraryProduct {
             });
         }
         if kind.should_swizzle(client) {
-            let depth = scheme.elements_per_stage_along_k() as usize;
+            let [m, n, depth] = [
+                scheme.elements_per_stage_along_m(),
+                scheme.elements_per_stage_along_n(),
+                scheme.elements_per_stage_along_k(),
+            ]
+            .map(|elements| elements as usize);
             let of = |layout, rows, columns| {
                 let width = match layout {
                     MatrixLayout::RowMajor => columns,
@@ -321,16 +309,8 @@ impl LibraryProduct {
                 select_swizzle(width, elem_type(self.element), 16 / size)
             };
             builder = builder.shared_swizzle(SwizzleModes {
-                lhs: of(
-                    problem.lhs_layout,
-                    scheme.elements_per_stage_along_m() as usize,
-                    depth,
-                ),
-                rhs: of(
-                    problem.rhs_layout,
-                    depth,
-                    scheme.elements_per_stage_along_n() as usize,
-                ),
+                lhs: of(problem.lhs_layout, m, depth),
+                rhs: of(problem.rhs_layout, depth, n),
                 ..SwizzleModes::default()
             });
         }

@@ -1,6 +1,6 @@
 //! The tensors of a product.
 
-use crate::host::check::{Layout, SEGMENT_BYTES, check_tensor};
+use crate::host::check::{Layout, SEGMENT_BYTES, begins_at, check_tensor};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
@@ -56,10 +56,10 @@ impl Operands {
         out: &TensorBinding,
         out_element: ElementType,
     ) -> Result<(), AttentionError> {
-        for (tensor, name) in [
-            (&self.a, TensorName::LeftFactor),
-            (&self.b, TensorName::RightFactor),
-        ] {
+        let named = [TensorName::LeftFactor, TensorName::RightFactor]
+            .into_iter()
+            .zip([&self.a, &self.b]);
+        for (name, tensor) in named.clone() {
             if tensor.shape.len() != 2 {
                 return Err(AttentionError::Rank {
                     tensor: name,
@@ -69,23 +69,14 @@ impl Operands {
             }
         }
         let Sizes { m, n, k } = self.sizes();
-        let size = self.element.size();
-        for (tensor, shape, name) in [
-            (&self.a, [m, k], TensorName::LeftFactor),
-            (&self.b, [k, n], TensorName::RightFactor),
-        ] {
-            let strided = Layout::Strided;
+        let (size, strided) = (self.element.size(), Layout::Strided);
+        for ((name, tensor), [rows, columns]) in named.zip([[m, k], [k, n]]) {
             match major(tensor) {
-                Some(Major::Row) => check_tensor(name, tensor, &shape, size, strided)?,
+                Some(Major::Row) => check_tensor(name, tensor, &[rows, columns], size, strided)?,
                 Some(Major::Column) => {
                     // The axes change places for the check alone, so sizes are compared first.
-                    check_tensor(
-                        name,
-                        &transposed(tensor),
-                        &[shape[1], shape[0]],
-                        size,
-                        strided,
-                    )?;
+                    let turned = transposed(tensor);
+                    check_tensor(name, &turned, &[columns, rows], size, strided)?;
                 }
                 None => {
                     return Err(AttentionError::Strides {
@@ -95,14 +86,8 @@ impl Operands {
                 }
             }
         }
-        let contiguous = Layout::Contiguous;
-        check_tensor(
-            TensorName::Product,
-            out,
-            &[m, n],
-            out_element.size(),
-            contiguous,
-        )
+        let (size, contiguous) = (out_element.size(), Layout::Contiguous);
+        check_tensor(TensorName::Product, out, &[m, n], size, contiguous)
     }
 
     /// The same operands with strides as of a matrix for axes of one element, whose strides are never used.
@@ -136,8 +121,7 @@ impl Operands {
                 Major::Row => tensor.strides[0],
                 Major::Column => tensor.strides[1],
             } * self.element.size();
-            let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
-            begin.is_multiple_of(SEGMENT_BYTES)
+            begins_at(tensor, SEGMENT_BYTES)
                 && pitch.is_multiple_of(SEGMENT_BYTES)
                 && (1..1 << 40).contains(&pitch)
         })
@@ -147,12 +131,10 @@ impl Operands {
 /// The contiguous axis of a matrix, rows if both are.
 pub(crate) fn major(tensor: &TensorBinding) -> Option<Major> {
     let contiguous = |axis: usize| tensor.strides[axis] == 1 || tensor.shape[axis] <= 1;
-    if contiguous(1) {
-        Some(Major::Row)
-    } else if contiguous(0) {
-        Some(Major::Column)
-    } else {
-        None
+    match [contiguous(0), contiguous(1)] {
+        [_, true] => Some(Major::Row),
+        [true, _] => Some(Major::Column),
+        _ => None,
     }
 }
 

@@ -99,9 +99,8 @@ impl Route {
     /// The rows and columns that one cube computes, for the estimate of waves; none if sums are never cut.
     fn tile(self) -> Option<[usize; 2]> {
         match self {
-            Self::Standard => Some([128, 128]),
             Self::Library(_, Some(tiling)) => Some(tiling.tile()),
-            Self::Library(_, None) => Some([128, 128]),
+            Self::Standard | Self::Library(_, None) => Some([128, 128]),
             Self::Wgmma(tile) => Some([Tile::ROWS, tile.columns()]),
             Self::FewRows => None,
         }
@@ -118,10 +117,9 @@ fn parts(sizes: Sizes, [rows, columns]: [usize; 2], processors: usize) -> usize 
     let tiles = m.div_ceil(rows) * n.div_ceil(columns);
     let time = |parts: usize| {
         let waves = (tiles * parts).div_ceil(processors);
-        let added = if parts == 1 {
-            0
-        } else {
-            parts * m * n / ADDED_PER_STEP
+        let added = match parts {
+            1 => 0,
+            _ => parts * m * n / ADDED_PER_STEP,
         };
         waves * (k.div_ceil(parts) + CUBE_COST) + added
     };
@@ -157,17 +155,7 @@ mod tests {
         assert_eq!(parts(tall, [128, 256], 132), 1);
         let deep = Sizes { k: 65536, ..tall };
         assert_eq!(parts(deep, [128, 256], 132), 1);
-        assert_eq!(
-            parts(
-                Sizes {
-                    m: 8,
-                    n: 8,
-                    k: 65536
-                },
-                [128, 256],
-                1
-            ),
-            1
-        );
+        let small = Sizes { m: 8, n: 8, ..deep };
+        assert_eq!(parts(small, [128, 256], 1), 1);
     }
 }

@@ -26,20 +26,7 @@ pub fn product(
     out: &TensorBinding,
     out_element: ElementType,
 ) -> Result<(), AttentionError> {
-    operands.check(out, out_element)?;
-    if served_empty(client, operands, out, out_element) {
-        return Ok(());
-    }
-    let _range = range!("product");
-    let operands = &operands.canonical();
-    let mut refused = Vec::new();
-    for choice in Choice::of(client, operands) {
-        match launch(client, operands, out, out_element, choice) {
-            Ok(()) => return Ok(()),
-            Err(reason) => refused.push(reason),
-        }
-    }
-    Err(unsupported(&refused.join("; ")))
+    by_first(client, operands, out, out_element, Choice::of)
 }
 
 /// [`product`] by one choice alone, for tests and measurements.
@@ -54,33 +41,36 @@ pub fn product_by(
     out_element: ElementType,
     choice: Choice,
 ) -> Result<(), AttentionError> {
-    operands.check(out, out_element)?;
-    if served_empty(client, operands, out, out_element) {
-        return Ok(());
-    }
-    let _range = range!("product");
-    let operands = &operands.canonical();
-    launch(client, operands, out, out_element, choice).map_err(|reason| unsupported(&reason))
+    by_first(client, operands, out, out_element, |_, _| vec![choice])
 }
 
-fn unsupported(reason: &str) -> AttentionError {
-    AttentionError::Unsupported {
-        what: format!("this product: {reason}"),
-    }
-}
-
-/// Writes a result that is empty or zero.
-fn served_empty(
+/// Checks the tensors and multiplies by the first choice that serves.
+fn by_first(
     client: &Client,
     operands: &Operands,
     out: &TensorBinding,
     out_element: ElementType,
-) -> bool {
+    choices: impl Fn(&Client, &Operands) -> Vec<Choice>,
+) -> Result<(), AttentionError> {
+    operands.check(out, out_element)?;
     let Sizes { m, n, k } = operands.sizes();
     if k == 0 {
         fill(client, out, 0.0, elem_type(out_element));
     }
-    m * n * k == 0
+    if m * n * k == 0 {
+        return Ok(());
+    }
+    let _range = range!("product");
+    let operands = &operands.canonical();
+    let mut refused = Vec::new();
+    for choice in choices(client, operands) {
+        match launch(client, operands, out, out_element, choice) {
+            Ok(()) => return Ok(()),
+            Err(reason) => refused.push(reason),
+        }
+    }
+    let what = format!("this product: {}", refused.join("; "));
+    Err(AttentionError::Unsupported { what })
 }
 
 /// Launches the kernels of a choice, or returns why it refuses.
@@ -114,8 +104,14 @@ fn launch(
     {
         return Err("its copies need rows that begin at multiples of 16 bytes".into());
     }
-    let by = |factors, out: TensorBinding, element| {
-        let product = LibraryProduct::new(operands, factors, out, element);
+    let by = |[a, b]: [TensorBinding; 2], out: TensorBinding, out_element| {
+        let product = LibraryProduct {
+            a,
+            b,
+            element: operands.element,
+            out,
+            out_element,
+        };
         match choice.route {
             Route::Library(routine, tiling) => product.by(client, routine, tiling),
             Route::Standard | Route::Wgmma(_) | Route::FewRows => product.standard(client),

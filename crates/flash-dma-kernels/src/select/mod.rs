@@ -38,10 +38,11 @@ pub(crate) mod sort;
 mod tests;
 pub(crate) mod thresholds;
 
+use crate::host::check::{Layout, check_tensor};
 use crate::host::range::range;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, KeptKeys, TensorName, TensorSpec};
+use flash_dma_problem::{AttentionError, KeptKeys, TensorName};
 
 /// Selects the keys: writes the [`Interval`](flash_dma_problem::Interval) of every key.
 ///
@@ -78,14 +79,15 @@ pub fn select(
             return Err(AttentionError::TooLarge { what, size, limit });
         }
     }
-    check(&scores, TensorName::Scores, &[batch, heads, k_len])?;
-    check(&intervals, TensorName::Intervals, &[batch, heads, k_len, 2])?;
-    if !is_contiguous(&intervals) {
-        return Err(AttentionError::Strides {
-            tensor: TensorName::Intervals,
-            strides: intervals.strides.to_vec(),
-        });
-    }
+    let (keys, pairs) = ([batch, heads, k_len], [batch, heads, k_len, 2]);
+    check_tensor(TensorName::Scores, &scores, &keys, 4, Layout::Strided)?;
+    check_tensor(
+        TensorName::Intervals,
+        &intervals,
+        &pairs,
+        4,
+        Layout::Contiguous,
+    )?;
     let _range = range!("select");
     launch::launch(client, scores, kept, intervals);
     Ok(())
@@ -100,43 +102,4 @@ pub fn select_workspace(
     kept: impl Into<KeptKeys>,
 ) -> usize {
     launch::workspace(client, batch * heads, k_len, kept.into())
-}
-
-/// Checks the shape, the last axis and that the buffer of 32-bit elements is long enough.
-fn check(
-    binding: &TensorBinding,
-    tensor: TensorName,
-    shape: &[usize],
-) -> Result<(), AttentionError> {
-    let spec = TensorSpec {
-        name: tensor,
-        shape: &binding.shape,
-        strides: &binding.strides,
-    };
-    spec.check(shape)?;
-    let needed = spec.required_len().unwrap_or(usize::MAX);
-    let actual = binding.handle.size_in_used() as usize / size_of::<u32>();
-    if actual < needed {
-        return Err(AttentionError::Buffer {
-            tensor,
-            needed,
-            actual,
-        });
-    }
-    Ok(())
-}
-
-fn is_contiguous(binding: &TensorBinding) -> bool {
-    let mut expected = 1;
-    binding.shape.contains(&0)
-        || binding
-            .shape
-            .iter()
-            .zip(binding.strides.iter())
-            .rev()
-            .all(|(&size, &stride)| {
-                let fits = size == 1 || stride == expected;
-                expected *= size;
-                fits
-            })
 }

@@ -29,17 +29,17 @@ fn check_kept(rows: &[Vec<f32>], kept: KeptKeys) {
     if (1..n).contains(&kept.best) {
         let aligned = strided(&client, &rows.concat(), &shape, &[heads * n, n, 1]);
         for (scores, block) in [(scores, 32), (aligned, 256)] {
-            let blueprint = BlocksBlueprint {
-                team: Team {
-                    lanes: 1,
-                    planes: 1,
-                },
-                block,
-                ptx: false,
-            };
-            blocks::launch(&client, scores, kept, out.clone(), blueprint);
+            blocks::launch(&client, scores, kept, out.clone(), blueprint(1, block));
             compare(rows, kept, &read_u32(&client, out.clone()));
         }
+    }
+}
+
+fn blueprint(planes: usize, block: usize) -> BlocksBlueprint {
+    BlocksBlueprint {
+        team: Team { lanes: 1, planes },
+        block,
+        ptx: false,
     }
 }
 
@@ -49,17 +49,13 @@ fn compare(rows: &[Vec<f32>], kept: KeptKeys, actual: &[u32]) {
     let rule = SelectionRule::from(kept);
     for (r, row) in rows.iter().enumerate() {
         let wide: Vec<f64> = row.iter().map(|&z| f64::from(z)).collect();
-        let expected = if n <= 300 {
-            intervals(&wide, &[n], &rule)
-        } else {
-            intervals_by_heap(&wide, &[n], &rule)
+        let expected = match n {
+            ..=300 => intervals(&wide, &[n], &rule),
+            _ => intervals_by_heap(&wide, &[n], &rule),
         };
-        let actual = actual[r * n * 2..][..n * 2].chunks(2);
-        for (j, (actual, expected)) in actual.zip(expected).enumerate() {
-            let actual = Interval {
-                first: actual[0],
-                end: actual[1],
-            };
+        let (actual, _) = actual[r * n * 2..][..n * 2].as_chunks();
+        for (j, (&[first, end], expected)) in actual.iter().zip(expected).enumerate() {
+            let actual = Interval { first, end };
             assert_eq!(actual, expected, "row {r} of {n}, {kept:?}, key {j}");
         }
     }
@@ -79,10 +75,8 @@ fn short_rows_select_what_the_oracle_selects() {
     for n in [1, 2, 3, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129] {
         for window in [1, 2, 3, n / 2, n - 1, n, usize::MAX] {
             if window > 0 {
-                check(
-                    &rows_of_every_kind(n, 10, (n * 1000 + window % 1000) as u64),
-                    window,
-                );
+                let seed = (n * 1000 + window % 1000) as u64;
+                check(&rows_of_every_kind(n, 10, seed), window);
             }
         }
     }
@@ -121,19 +115,11 @@ fn units_share_a_block() {
             .collect();
         let scores = strided(&client, &row, &[1, 1, 300], &[300, 300, 1]);
         let out = zeros(&client, &[1, 1, 300, 2]);
-        let blueprint = BlocksBlueprint {
-            team: Team {
-                lanes: 1,
-                planes: 4,
-            },
-            block: 128,
-            ptx: false,
-        };
         let kept = KeptKeys {
             best: 70,
             recent: 9,
         };
-        blocks::launch(&client, scores, kept, out.clone(), blueprint);
+        blocks::launch(&client, scores, kept, out.clone(), blueprint(4, 128));
         compare(&[row], kept, &read_u32(&client, out));
     }
 }

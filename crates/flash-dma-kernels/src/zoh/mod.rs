@@ -4,7 +4,8 @@
 mod kernel;
 
 use crate::host::check::{
-    Layout, SEGMENT_BYTES, address_type, check_grid, check_tensor, check_type, elem_type,
+    Layout, SEGMENT_BYTES, address_type, begins_at, check_grid, check_tensor, check_type,
+    elem_type, reads_in,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -72,23 +73,21 @@ fn run(
     let (size, of_parameters) = (element.size(), parameters.element.size());
     let shape = [batch, heads, len, head_dim];
     check_tensor(TensorName::Value, values, &shape, size, Layout::Strided)?;
-    let contiguous = Layout::Contiguous;
-    let ZohParameters {
-        dt_proj, bias, a, ..
-    } = parameters;
-    let of = of_parameters;
-    check_tensor(
+    let contiguous = |name, tensor, shape: &[usize], size| {
+        check_tensor(name, tensor, shape, size, Layout::Contiguous)
+    };
+    let (dt_proj, bias, a) = (&parameters.dt_proj, &parameters.bias, &parameters.a);
+    contiguous(
         TensorName::DtProjection,
         dt_proj,
         &[heads, width],
-        of,
-        contiguous,
+        of_parameters,
     )?;
     if let Some(bias) = bias {
-        check_tensor(TensorName::DtProjection, bias, &[heads], of, contiguous)?;
+        contiguous(TensorName::DtProjection, bias, &[heads], of_parameters)?;
     }
-    check_tensor(TensorName::Decay, a, &[heads], of, contiguous)?;
-    check_tensor(TensorName::Scores, out, &[batch, heads, len], 4, contiguous)?;
+    contiguous(TensorName::Decay, a, &[heads], of_parameters)?;
+    contiguous(TensorName::Scores, out, &[batch, heads, len], 4)?;
     check_grid(client, 5, [batch * len, heads, 1])?;
     if batch * len * heads == 0 {
         return Ok(());
@@ -125,17 +124,6 @@ fn run(
         );
     }
     Ok(())
-}
-
-/// Whether rows are read in vectors of `n` elements.
-fn reads_in(rows: &TensorBinding, n: usize, size: usize) -> bool {
-    let axes = rows.shape.len();
-    let outer = |axis: usize| rows.shape[axis] <= 1 || rows.strides[axis].is_multiple_of(n);
-    rows.shape[axes - 1].is_multiple_of(n) && (0..axes - 1).all(outer) && begins_at(rows, n * size)
-}
-
-fn begins_at(tensor: &TensorBinding, bytes: usize) -> bool {
-    (tensor.handle.offset_start.unwrap_or(0) as usize).is_multiple_of(bytes)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Cubes of several units, as on a GPU, and of one.
 
 use super::{ZohParameters, run};
-use crate::testing::{client, read_u32, strided, zeros};
-use flash_dma_problem::{AttentionError, ElementType, TensorName, contiguous_strides};
+use crate::testing::{client, contiguous, read_f64, strided, zeros};
+use flash_dma_problem::{AttentionError, ElementType, TensorName};
 use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{Exact, OUTPUT, compare};
 
@@ -67,14 +67,11 @@ impl Inputs {
 
     fn parameters(&self, biased: bool) -> ZohParameters {
         let [_, heads, _, head_dim] = self.shape;
-        let upload = |values: &[f32], shape: &[usize]| {
-            let strides: Vec<usize> = contiguous_strides(shape).collect();
-            strided(&client(), values, shape, &strides)
-        };
+        let client = client();
         ZohParameters {
-            dt_proj: upload(&self.dt_proj, &[heads, heads * head_dim]),
-            bias: biased.then(|| upload(&self.bias, &[heads])),
-            a: upload(&self.a, &[heads]),
+            dt_proj: contiguous(&client, &self.dt_proj, &[heads, heads * head_dim]),
+            bias: biased.then(|| contiguous(&client, &self.bias, &[heads])),
+            a: contiguous(&client, &self.a, &[heads]),
             element: ElementType::F32,
         }
     }
@@ -88,10 +85,7 @@ fn check(shape: Shape, strides: Shape, biased: bool, units: usize) {
     let element = ElementType::F32;
     let parameters = inputs.parameters(biased);
     run(&client, &values, element, &parameters, &out, units).expect("good inputs");
-    let words = read_u32(&client, out);
-    let actual: Vec<f64> = (words.iter())
-        .map(|&x| f64::from(f32::from_bits(x)))
-        .collect();
+    let actual = read_f64(&client, out, element);
     let (exact, naive) = inputs.scores(biased);
     let shape = [batch, heads, len];
     compare("scores", &shape, &actual, &exact, &naive, element, OUTPUT)
@@ -116,13 +110,12 @@ fn bad_scores_are_refused_by_name() {
     let mut parameters = inputs.parameters(false);
     parameters.dt_proj.shape = [2, 7].into();
     let element = ElementType::F32;
-    assert_eq!(
-        run(&client, &values, element, &parameters, &out, 1).expect_err("7 features"),
-        AttentionError::Shape {
-            tensor: TensorName::DtProjection,
-            axis: 1,
-            expected: 8,
-            actual: 7
-        }
-    );
+    let error = run(&client, &values, element, &parameters, &out, 1);
+    let refused = AttentionError::Shape {
+        tensor: TensorName::DtProjection,
+        axis: 1,
+        expected: 8,
+        actual: 7,
+    };
+    assert_eq!(error, Err(refused));
 }

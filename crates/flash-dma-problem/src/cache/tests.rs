@@ -21,10 +21,8 @@ fn text<T: core::fmt::Debug>(result: Result<T, AttentionError>) -> String {
 fn memory_is_what_the_slots_take() {
     assert_eq!(slots().bytes(), 2 * 2 * 5 * (2 * 16 * 2 + 8) + 2 * 4);
     assert_eq!(pages().bytes(), 2 * 7 * 2 * 4 * 16 * 2 + 2 * 4 * 4);
-    assert_eq!(
-        pages().with_scores().bytes() - pages().bytes(),
-        7 * 2 * 4 * 4
-    );
+    let scores = pages().with_scores().bytes() - pages().bytes();
+    assert_eq!(scores, 7 * 2 * 4 * 4);
     assert_eq!(slots().with_scores(), slots());
     assert_eq!(pages().capacity(), 12);
 }
@@ -34,15 +32,11 @@ fn appends_that_do_not_fit_say_why() {
     let (bf16, scores) = (ElementType::Bf16, Some(&KV[..3]));
     let append = slots().append(&KV, &KV, scores, bf16, 1 << 20).unwrap();
     assert_eq!((append.tokens, append.kv_shape()), (3, KV));
-    assert_eq!(
-        text(slots().append(&KV, &KV, scores, ElementType::F16, 0)),
-        "k must be bf16, but is f16"
-    );
+    let f16 = slots().append(&KV, &KV, scores, ElementType::F16, 0);
+    assert_eq!(text(f16), "k must be bf16, but is f16");
     let other = [3, 2, 3, 16];
-    assert_eq!(
-        text(slots().append(&other, &other, Some(&other[..3]), bf16, 0)),
-        "k must have size 2 on axis 0, but has 3"
-    );
+    let other = slots().append(&other, &other, Some(&other[..3]), bf16, 0);
+    assert_eq!(text(other), "k must have size 2 on axis 0, but has 3");
     let most = i32::MAX as usize;
     assert!(slots().append(&KV, &KV, scores, bf16, most - 3).is_ok());
     assert_eq!(

@@ -86,14 +86,10 @@ impl Key {
         Self {
             row,
             interval,
-            k: source.read(source.k, std::iter::once(row)),
-            v: source.read(source.v, std::iter::once(row)),
+            k: source.read(source.k, &[row]),
+            v: source.read(source.v, &[row]),
             score: source.scores.map_or(0.0, |scores| f64::from(scores[row])),
         }
-    }
-
-    fn attended(&self, position: i64) -> bool {
-        i64::from(self.interval.first) <= position && position < i64::from(self.interval.end)
     }
 }
 
@@ -143,7 +139,7 @@ impl Sums {
         let p = &source.problem;
         let position = p.position(row % p.q_len);
         let mut attended = (keys.iter().enumerate())
-            .filter(|(_, key)| key.attended(position))
+            .filter(|(_, key)| key.interval.contains(position))
             .peekable();
         // A row with an LSE of −∞ has only logits of −∞ and contributes nothing.
         let mut row_lse = [0.0];
@@ -152,7 +148,7 @@ impl Sums {
         if attended.peek().is_none() || lse == f64::NEG_INFINITY {
             return;
         }
-        let read = |tensor| source.read(tensor, std::iter::once(row));
+        let read = |tensor| source.read(tensor, &[row]);
         let (grad_out, out) = (read(source.grad_out), read(out));
         let query = Query {
             q: read(source.q),

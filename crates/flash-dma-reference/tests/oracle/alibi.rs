@@ -1,9 +1,10 @@
 //! ALiBi in the oracle: the bias that it is.
 
+use crate::masked;
 use flash_dma_problem::{AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem};
+use flash_dma_reference::Exact;
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_reference::{Exact, Inputs};
 
 const SLOPES: [f32; 4] = [0.5, 0.0, 2.0, -0.125];
 
@@ -13,29 +14,19 @@ fn problem([q_len, k_len]: [usize; 2], scores: bool, options: AttentionOptions) 
     Problem::new(&q, &k, &k, scores, ElementType::F32, &options).unwrap()
 }
 
-fn masked(inputs: Inputs, bias: Option<Broadcast<f64>>) -> MaskedInputs {
-    MaskedInputs {
-        problem: inputs.problem,
-        q: inputs.q,
-        k: inputs.k,
-        v: inputs.v,
-        visible: None,
-        bias,
-    }
-}
-
 fn bits(x: &Exact) -> Vec<u64> {
     x.values.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]
 fn it_is_a_bias_of_pairs_with_every_option_and_any_lengths() {
-    for (lengths, causal) in [
+    let cases = [
         ([6, 6], true),
         ([3, 9], true),
         ([9, 3], true),
         ([4, 7], false),
-    ] {
+    ];
+    for (lengths, causal) in cases {
         let options = AttentionOptions::new()
             .with_causal(causal)
             .with_softcap(1.5)
@@ -58,15 +49,14 @@ fn it_is_a_bias_of_pairs_with_every_option_and_any_lengths() {
             values: values.collect(),
         };
         let draw = |p| generate::inputs(p, Scores::Normal, 1.0, 5);
-        let (by_bias, by_slopes) = (masked(draw(plain), Some(bias)), masked(draw(alibi), None));
+        let by_bias = masked(&draw(plain), None, Some(bias));
+        let by_slopes = masked(&draw(alibi), None, None);
         let (a, b) = (by_bias.forward(), by_slopes.forward());
         assert_eq!(bits(&a.out), bits(&b.out));
         assert_eq!(bits(&a.lse), bits(&b.lse));
         let (grad_out, grad_lse) = generate::gradients(&plain, 4);
-        let (a, b) = (
-            by_bias.backward(&grad_out, Some(&grad_lse)),
-            by_slopes.backward(&grad_out, Some(&grad_lse)),
-        );
+        let backward = |inputs: &MaskedInputs| inputs.backward(&grad_out, Some(&grad_lse));
+        let (a, b) = (backward(&by_bias), backward(&by_slopes));
         for (a, b) in [(a.q, b.q), (a.k, b.k), (a.v, b.v)] {
             assert_eq!(bits(&a), bits(&b));
         }

@@ -1,37 +1,42 @@
 //! The forward pass against closed-form cases, and the propagation of NaN.
 
+use crate::masked;
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_reference::{Inputs, compare};
+use flash_dma_reference::masked::Broadcast;
+use flash_dma_reference::{Exact, Inputs};
 
-fn problem(q_len: usize, k_len: usize, options: AttentionOptions, element: ElementType) -> Problem {
+/// Random inputs of two query heads that share a kv head.
+fn inputs(
+    [q_len, k_len]: [usize; 2],
+    options: AttentionOptions,
+    element: ElementType,
+    seed: u64,
+) -> Inputs {
     let (q, k) = ([1, 2, q_len, 8], [1, 1, k_len, 8]);
-    Problem::new(&q, &k, &k, Some(&k[..3]), element, &options).unwrap()
+    let problem = Problem::new(&q, &k, &k, Some(&k[..3]), element, &options).unwrap();
+    generate::inputs(problem, Scores::Normal, 1.0, seed)
+}
+
+fn all(values: &[f64], holds: impl Fn(f64) -> bool) -> bool {
+    values.iter().all(|&x| holds(x))
 }
 
 #[test]
 fn zero_queries_average_the_values_by_the_softmax_of_the_scores() {
     let options = AttentionOptions::new().with_keep_window(2);
-    let mut inputs = generate::inputs(
-        problem(3, 3, options, ElementType::F32),
-        Scores::Normal,
-        1.0,
-        1,
-    );
+    let mut inputs = inputs([3, 3], options, ElementType::F32, 1);
     inputs.q.fill(0.0);
     // The weights of keys 0, 1, 2 are 1, 2, 3; the last query keeps the two best.
     inputs.scores = Some(vec![0.0, 2f64.ln(), 3f64.ln()]);
     let forward = inputs.forward();
     let sums = [1.0f64, 3.0, 5.0];
-    for (i, weights) in [[1.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 2.0, 3.0]]
-        .iter()
-        .enumerate()
-    {
+    let weights = [[1.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 2.0, 3.0]];
+    for (i, weights) in weights.iter().enumerate() {
         for d in 0..8 {
-            let expected: f64 = (0..3)
-                .map(|j| weights[j] / sums[i] * inputs.v[j * 8 + d])
-                .sum();
+            let term = |j: usize| weights[j] / sums[i] * inputs.v[j * 8 + d];
+            let expected: f64 = (0..3).map(term).sum();
             assert!((forward.out.values[i * 8 + d] - expected).abs() < 1e-14);
         }
         assert!((forward.lse.values[i] - sums[i].ln()).abs() < 1e-14);
@@ -40,88 +45,51 @@ fn zero_queries_average_the_values_by_the_softmax_of_the_scores() {
 
 #[test]
 fn rows_that_see_nothing_are_zero_and_have_zero_gradients() {
-    let inputs = generate::inputs(
-        problem(5, 3, AttentionOptions::new(), ElementType::F32),
-        Scores::Normal,
-        1.0,
-        2,
-    );
+    let inputs = inputs([5, 3], AttentionOptions::new(), ElementType::F32, 2);
     let forward = inputs.forward();
-    assert!(forward.out.values[..16].iter().all(|&x| x == 0.0));
-    assert!(
-        forward.lse.values[..2]
-            .iter()
-            .all(|&x| x == f64::NEG_INFINITY)
-    );
-    assert!(forward.lse.values[2..5].iter().all(|x| x.is_finite()));
+    assert!(all(&forward.out.values[..16], |x| x == 0.0));
+    assert_eq!(forward.lse.values[..2], [f64::NEG_INFINITY; 2]);
+    assert!(all(&forward.lse.values[2..5], f64::is_finite));
     let (mut grad_out, grad_lse) = generate::gradients(&inputs.problem, 2);
     grad_out[..16].fill(f64::NAN);
     let grads = inputs.backward(&grad_out, Some(&grad_lse));
-    assert!(grads.q.values[..16].iter().all(|&x| x == 0.0));
-    assert!(grads.k.values.iter().all(|x| x.is_finite()));
+    assert!(all(&grads.q.values[..16], |x| x == 0.0));
+    assert!(all(&grads.k.values, f64::is_finite));
 }
 
 #[test]
 fn nan_reaches_the_rows_that_select_its_key_and_no_other() {
     let options = AttentionOptions::new().with_keep_window(1);
-    let mut inputs = generate::inputs(
-        problem(3, 3, options, ElementType::F32),
-        Scores::Normal,
-        1.0,
-        3,
-    );
+    let mut inputs = inputs([3, 3], options, ElementType::F32, 3);
     inputs.scores = Some(vec![0.0, 1.0, 0.5]);
     // Key 0 is selected only by query 0, key 2 by no query.
     inputs.k[..8].fill(f64::NAN);
     inputs.v[16..].fill(f64::NAN);
     let forward = inputs.forward();
     for h in 0..2 {
-        assert!(
-            forward.out.values[h * 24..h * 24 + 8]
-                .iter()
-                .all(|x| x.is_nan())
-        );
+        let (first, others) = forward.out.values[h * 24..][..24].split_at(8);
+        assert!(all(first, f64::is_nan) && all(others, f64::is_finite));
         assert!(forward.lse.values[h * 3].is_nan());
-        assert!(
-            forward.out.values[h * 24 + 8..h * 24 + 24]
-                .iter()
-                .all(|x| x.is_finite())
-        );
     }
     let (grad_out, _) = generate::gradients(&inputs.problem, 3);
     let grads = inputs.backward(&grad_out, None);
-    assert!(grads.v.values[..8].iter().all(|x| x.is_nan()));
-    assert!(grads.v.values[8..16].iter().all(|x| x.is_finite()));
+    assert!(all(&grads.v.values[..8], f64::is_nan));
+    assert!(all(&grads.v.values[8..16], f64::is_finite));
     for unselected in [&grads.k.values[16..], &grads.v.values[16..]] {
-        assert!(unselected.iter().all(|&x| x == 0.0));
+        assert!(all(unselected, |x| x == 0.0));
     }
     assert_eq!(grads.scores.unwrap().values[2], 0.0);
 }
 
 #[test]
 fn scores_with_every_key_kept_are_a_bias_on_the_key_axis() {
-    let scored = problem(
-        6,
-        9,
-        AttentionOptions::new().with_softcap(2.0),
-        ElementType::F32,
-    );
-    let inputs = generate::inputs(scored, Scores::Normal, 1.0, 4);
-    let mut plain = scored;
-    plain.has_scores = false;
-    let masked = MaskedInputs {
-        problem: plain,
-        q: inputs.q.clone(),
-        k: inputs.k.clone(),
-        v: inputs.v.clone(),
-        visible: None,
-        bias: inputs.scores.clone().map(|values| Broadcast {
-            shape: [1, 1, 1, 9],
-            values,
-        }),
-    };
+    let options = AttentionOptions::new().with_softcap(2.0);
+    let inputs = inputs([6, 9], options, ElementType::F32, 4);
+    let shape = [1, 1, 1, 9];
+    let bias = (inputs.scores.clone()).map(|values| Broadcast { shape, values });
+    let masked = masked(&inputs, None, bias);
     assert_eq!(inputs.forward().out.values, masked.forward().out.values);
-    let (grad_out, grad_lse) = generate::gradients(&scored, 4);
+    let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 4);
     let scores = inputs.backward(&grad_out, Some(&grad_lse)).scores.unwrap();
     let bias = masked.backward(&grad_out, Some(&grad_lse)).bias.unwrap();
     assert_eq!(scores.values, bias.values);
@@ -129,7 +97,7 @@ fn scores_with_every_key_kept_are_a_bias_on_the_key_axis() {
 
 fn small(element: ElementType) -> Inputs {
     let options = AttentionOptions::new().with_keep_window(11);
-    generate::inputs(problem(24, 33, options, element), Scores::Normal, 1.0, 5)
+    inputs([24, 33], options, element, 5)
 }
 
 #[test]
@@ -144,25 +112,21 @@ fn the_naive_implementation_has_the_error_of_its_element_type() {
         let (exact, naive) = (inputs.forward(), inputs.naive_forward());
         let grads = inputs.backward(&grad_out, Some(&grad_lse));
         let naive_grads = inputs.naive_backward(&grad_out, Some(&grad_lse));
-        let worst = |a: &[f64], b: &[f64]| {
-            a.iter()
-                .zip(b)
-                .map(|(a, b)| (a - b).abs())
-                .fold(0.0, f64::max)
+        let worst = |exact: &Exact, naive: &[f64]| {
+            let pairs = exact.values.iter().zip(naive);
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
         };
-        let pairs = [
-            (&grads.q.values, &naive_grads.q),
-            (&grads.k.values, &naive_grads.k),
-            (&grads.v.values, &naive_grads.v),
-            (&grads.scores.unwrap().values, &naive_grads.scores.unwrap()),
+        let errors = [
+            worst(&grads.q, &naive_grads.q),
+            worst(&grads.k, &naive_grads.k),
+            worst(&grads.v, &naive_grads.v),
+            worst(&grads.scores.unwrap(), &naive_grads.scores.unwrap()),
         ];
-        let greatest = pairs.iter().map(|(a, b)| worst(a, b)).fold(0.0, f64::max);
+        let greatest = errors.into_iter().fold(0.0, f64::max);
         assert!(error.contains(&greatest), "{element}: {greatest:e}");
-        assert!(
-            worst(&exact.out.values, &naive.out) < error.end,
-            "{element}"
-        );
-        compare::compare_lse(&[1, 2, 24], &naive.lse, &exact.lse).unwrap();
+        let of_out = worst(&exact.out, &naive.out);
+        assert!(of_out < error.end, "{element}: {of_out:e}");
+        compare_lse(&[1, 2, 24], &naive.lse, &exact.lse).unwrap();
     }
 }
 
@@ -170,31 +134,18 @@ fn the_naive_implementation_has_the_error_of_its_element_type() {
 fn the_comparer_names_the_worst_element() {
     let inputs = small(ElementType::F32);
     let (exact, naive) = (inputs.forward().out, inputs.naive_forward().out);
-    let run = |actual: &[f64]| {
-        let shape = inputs.problem.q_shape();
-        compare::compare(
-            "out",
-            &shape,
-            actual,
-            &exact,
-            &naive,
-            ElementType::F32,
-            compare::OUTPUT,
-        )
-    };
+    let (shape, f32) = (inputs.problem.q_shape(), ElementType::F32);
+    let run = |actual: &[f64]| compare("out", &shape, actual, &exact, &naive, f32, OUTPUT);
     run(&naive).unwrap();
     let mut wrong = naive.clone();
     wrong[8] += 2e-5;
     wrong[24 * 8 + 3 * 8 + 5] += 1e-4;
     let failure = run(&wrong).unwrap_err();
-    assert_eq!(
-        (failure.index.as_slice(), failure.failed),
-        ([0, 1, 3, 5].as_slice(), 2)
-    );
+    assert_eq!((&failure.index[..], failure.failed), (&[0, 1, 3, 5][..], 2));
+    let text = failure.to_string();
     assert!(
-        failure
-            .to_string()
-            .contains("out [1, 2, 24, 8]: 2 of 384 elements are wrong")
+        text.contains("out [1, 2, 24, 8]: 2 of 384 elements are wrong"),
+        "{text}"
     );
     for bad in [f64::NAN, f64::INFINITY] {
         wrong[17] = bad;
@@ -206,47 +157,30 @@ fn the_comparer_names_the_worst_element() {
 #[test]
 fn the_comparer_wants_nan_infinity_and_untouched_zeros_exactly() {
     let options = AttentionOptions::new().with_keep_window(1);
-    let mut inputs = generate::inputs(
-        problem(3, 3, options, ElementType::F32),
-        Scores::Normal,
-        1.0,
-        6,
-    );
+    let f32 = ElementType::F32;
+    let mut inputs = inputs([3, 3], options, f32, 6);
     inputs.scores = Some(vec![0.0, 1.0, f64::NEG_INFINITY]);
     inputs.v[0] = f64::NAN;
     let (exact, naive) = (inputs.forward(), inputs.naive_forward());
-    let run = |actual: &[f64]| {
-        let shape = inputs.problem.q_shape();
-        compare::compare(
-            "out",
-            &shape,
-            actual,
-            &exact.out,
-            &naive.out,
-            ElementType::F32,
-            2.0,
-        )
-    };
+    let shape = inputs.problem.q_shape();
+    let run = |actual: &[f64]| compare("out", &shape, actual, &exact.out, &naive.out, f32, 2.0);
     run(&naive.out).unwrap();
     let mut wrong = naive.out.clone();
     wrong[0] = 0.0;
     assert!(run(&wrong).unwrap_err().exact.is_nan());
     let (grad_out, _) = generate::gradients(&inputs.problem, 6);
-    let (grads, mut dk) = (
-        inputs.backward(&grad_out, None),
-        inputs.naive_backward(&grad_out, None).k,
-    );
+    let grads = inputs.backward(&grad_out, None);
+    let naive_dk = inputs.naive_backward(&grad_out, None).k;
+    let mut dk = naive_dk.clone();
     let shape = inputs.problem.kv_shape();
-    let naive_dk = dk.clone();
-    let run =
-        |dk: &[f64]| compare::compare("dk", &shape, dk, &grads.k, &naive_dk, ElementType::F32, 3.0);
+    let run = |dk: &[f64]| compare("dk", &shape, dk, &grads.k, &naive_dk, f32, 3.0);
     run(&dk).unwrap();
     dk[16] = 1e-30;
     assert_eq!(run(&dk).unwrap_err().bound, 0.0);
     let mut lse = naive.lse.clone();
-    compare::compare_lse(&[1, 2, 3], &lse, &exact.lse).unwrap();
+    compare_lse(&[1, 2, 3], &lse, &exact.lse).unwrap();
     lse[0] = f64::NEG_INFINITY;
-    assert!(compare::compare_lse(&[1, 2, 3], &lse, &exact.lse).is_err());
+    assert!(compare_lse(&[1, 2, 3], &lse, &exact.lse).is_err());
 }
 
 #[test]
@@ -270,10 +204,11 @@ fn no_keys_give_zeros_and_an_lse_of_minus_infinity() {
 /// Every bound stays a number, so that the comparison is possible.
 #[test]
 fn an_infinite_logit_leaves_finite_magnitudes() {
+    let infinity = f64::INFINITY;
     for (softcap, k) in [
-        (None, f64::NEG_INFINITY),
-        (Some(2.0), f64::NEG_INFINITY),
-        (Some(2.0), f64::INFINITY),
+        (None, -infinity),
+        (Some(2.0), -infinity),
+        (Some(2.0), infinity),
     ] {
         let mut options = AttentionOptions::new();
         options.softcap = softcap;
@@ -284,7 +219,7 @@ fn an_infinite_logit_leaves_finite_magnitudes() {
         inputs.q.iter_mut().for_each(|q| *q = q.abs());
         inputs.k[8 + 3] = k;
         let forward = inputs.forward();
-        assert!(forward.out.values.iter().all(|x| x.is_finite()));
+        assert!(all(&forward.out.values, f64::is_finite));
         let sizes = forward.out.magnitude.iter().chain(&forward.lse.magnitude);
         assert!(sizes.into_iter().all(|&x| x.is_finite() && x < 100.0));
     }

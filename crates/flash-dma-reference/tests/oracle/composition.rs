@@ -103,12 +103,8 @@ fn slots_suffice(scores: &[f64], rule: SelectionRule, from: usize) {
         let expected = compose::attended(scores, &rule, position);
         assert_eq!(cache.attended(), expected, "at {position}, {}", context());
         if position >= from {
-            assert_eq!(
-                tail[position - from],
-                expected,
-                "at {position} from {from}, {}",
-                context()
-            );
+            let own = &tail[position - from];
+            assert_eq!(own, &expected, "at {position} from {from}, {}", context());
         }
     }
 }
@@ -120,8 +116,7 @@ fn as_many_slots_as_the_window_suffice_for_all_short_sequences() {
         for recent in 0..=window {
             for sinks in 0..=window - recent {
                 for sequence in 0..4usize.pow(6) {
-                    let scores: Vec<f64> =
-                        (0..6).map(|n| values[(sequence >> (2 * n)) % 4]).collect();
+                    let scores = [0, 1, 2, 3, 4, 5].map(|n| values[(sequence >> (2 * n)) % 4]);
                     slots_suffice(&scores, rule(window, recent, sinks), sequence % 6);
                 }
             }
@@ -147,13 +142,12 @@ fn as_many_slots_as_the_window_suffice() {
 fn slots_of_a_small_sequence_by_hand() {
     let hidden = f64::NEG_INFINITY;
     let mut cache = SlotCache::new(rule(2, 1, 1));
-    let steps = [
+    for (score, attended) in [
         (hidden, vec![]),
         (3.0, vec![1]),
         (hidden, vec![1]),
         (0.0, vec![1, 3]),
-    ];
-    for (score, attended) in steps {
+    ] {
         cache.push(score);
         assert_eq!(cache.attended(), attended);
     }
@@ -178,8 +172,6 @@ fn a_small_composition_by_hand() {
     // A sliding window of 2 in documents of 4 and 2 tokens.
     let expected = [(0, 2), (1, 3), (2, 2), (3, 4), (4, 6), (5, 6)]
         .map(|(first, end)| Interval { first, end });
-    assert_eq!(
-        compose::intervals(&scores, &[4, 2], &rule(2, 2, 0)),
-        expected
-    );
+    let sliding = compose::intervals(&scores, &[4, 2], &rule(2, 2, 0));
+    assert_eq!(sliding, expected);
 }

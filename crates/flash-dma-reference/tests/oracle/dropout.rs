@@ -21,10 +21,7 @@ fn forward(rate: f32, seed: u64) -> Forward {
 fn the_expectation_over_seeds_is_the_output_without_dropout() {
     let seeds = 4000;
     let plain = inputs(None).forward();
-    let (mut sums, mut squares) = (
-        vec![0.0; plain.out.values.len()],
-        vec![0.0; plain.out.values.len()],
-    );
+    let [mut sums, mut squares] = [(); 2].map(|()| vec![0.0; plain.out.values.len()]);
     for seed in 0..seeds {
         let dropped = forward(0.3, seed);
         assert_eq!(dropped.lse.values, plain.lse.values, "the LSE has none");
@@ -37,10 +34,8 @@ fn the_expectation_over_seeds_is_the_output_without_dropout() {
     for (n, &exact) in plain.out.values.iter().enumerate() {
         let mean = sums[n] / len;
         let deviation = ((squares[n] / len - mean * mean) / len).sqrt();
-        assert!(
-            (mean - exact).abs() < 5.0 * deviation,
-            "{n}: {mean}, not {exact} to {deviation}"
-        );
+        let close = (mean - exact).abs() < 5.0 * deviation;
+        assert!(close, "{n}: {mean}, not {exact} to {deviation}");
     }
 }
 

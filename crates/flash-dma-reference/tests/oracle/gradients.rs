@@ -1,5 +1,6 @@
 //! Every gradient against central differences, in f64.
 
+use crate::masked;
 use flash_dma_problem::{
     AlibiSlopes, AttentionOptions, Dropout, ElementType, LeaveOneOut, NormProblem, Problem, Rotary,
 };
@@ -43,15 +44,8 @@ fn weigh(out: &[f64], weights: &[f64]) -> f64 {
 
 fn problem(q: [usize; 3], k: [usize; 2], scores: bool, options: AttentionOptions) -> Problem {
     let (q, k) = ([2, q[0], q[1], q[2]], [2, k[0], k[1], q[2]]);
-    Problem::new(
-        &q,
-        &k,
-        &k,
-        scores.then_some(&k[..3]),
-        ElementType::F32,
-        &options,
-    )
-    .unwrap()
+    let scores = scores.then_some(&k[..3]);
+    Problem::new(&q, &k, &k, scores, ElementType::F32, &options).unwrap()
 }
 
 fn check_attention(problem: Problem, kind: Scores) {
@@ -66,44 +60,40 @@ fn check_attention(problem: Problem, kind: Scores) {
     check("k", &inputs, |x| &mut x.k, &grads.k.values, loss);
     check("v", &inputs, |x| &mut x.v, &grads.v.values, loss);
     if let Some(scores) = grads.scores {
-        check(
-            "scores",
-            &inputs,
-            |x| x.scores.as_mut().unwrap(),
-            &scores.values,
-            loss,
-        );
+        fn of(x: &mut Inputs) -> &mut Vec<f64> {
+            x.scores.as_mut().unwrap()
+        }
+        check("scores", &inputs, of, &scores.values, loss);
     }
 }
 
 #[test]
 fn attention_gradients_equal_central_differences() {
-    let options = AttentionOptions::new;
     for causal in [true, false] {
-        let base = options().with_causal(causal);
-        check_attention(
-            problem([4, 7, 8], [2, 9], true, base.with_keep_window(3)),
-            Scores::Normal,
-        );
-        check_attention(
-            problem([3, 9, 8], [1, 6], true, base.with_keep_window(2)),
-            Scores::Recency,
-        );
+        let base = AttentionOptions::new().with_causal(causal);
         let capped = base.with_keep_window(4).with_softcap(1.5).with_scale(0.6);
-        check_attention(problem([2, 8, 16], [2, 8], true, capped), Scores::Padded);
-        check_attention(
-            problem([2, 5, 8], [1, 11], false, base.with_softcap(2.0)),
-            Scores::Normal,
-        );
-        check_attention(problem([2, 5, 8], [1, 6], true, base), Scores::AllPadded);
-        for rate in [0.2, 0.9] {
-            let dropped = capped.with_dropout(Dropout::new(rate, 3).unwrap());
-            check_attention(problem([4, 7, 8], [2, 9], true, dropped), Scores::Normal);
-        }
+        let dropped = |rate| capped.with_dropout(Dropout::new(rate, 3).unwrap());
         let alibi = capped.with_alibi(AlibiSlopes::standard(4));
-        check_attention(problem([4, 7, 8], [2, 9], true, alibi), Scores::Normal);
-        check_attention(problem([4, 9, 8], [2, 7], true, alibi), Scores::Normal);
+        for (q, k, options, kind) in [
+            ([4, 7, 8], [2, 9], base.with_keep_window(3), Scores::Normal),
+            ([3, 9, 8], [1, 6], base.with_keep_window(2), Scores::Recency),
+            ([2, 8, 16], [2, 8], capped, Scores::Padded),
+            ([2, 5, 8], [1, 6], base, Scores::AllPadded),
+            ([4, 7, 8], [2, 9], dropped(0.2), Scores::Normal),
+            ([4, 7, 8], [2, 9], dropped(0.9), Scores::Normal),
+            ([4, 7, 8], [2, 9], alibi, Scores::Normal),
+            ([4, 9, 8], [2, 7], alibi, Scores::Normal),
+        ] {
+            check_attention(problem(q, k, true, options), kind);
+        }
+        let plain = problem([2, 5, 8], [1, 11], false, base.with_softcap(2.0));
+        check_attention(plain, Scores::Normal);
     }
+}
+
+fn draw<T>(shape: [usize; 4], mut value: impl FnMut() -> T) -> Option<Broadcast<T>> {
+    let values = (0..shape.iter().product()).map(|_| value()).collect();
+    Some(Broadcast { shape, values })
 }
 
 #[test]
@@ -132,23 +122,9 @@ fn masked_gradients_equal_central_differences() {
                     ]
                 };
                 let (mask, bias) = (shape_of((bits + 9) % 24), shape_of(bits));
-                let mut inner = generate::inputs(problem, Scores::Normal, 1.0, bits as u64);
-                let inputs = MaskedInputs {
-                    problem,
-                    q: std::mem::take(&mut inner.q),
-                    k: std::mem::take(&mut inner.k),
-                    v: std::mem::take(&mut inner.v),
-                    visible: Some(Broadcast {
-                        shape: mask,
-                        values: (0..mask.iter().product())
-                            .map(|_| rng.below(3) > 0)
-                            .collect(),
-                    }),
-                    bias: Some(Broadcast {
-                        shape: bias,
-                        values: (0..bias.iter().product()).map(|_| rng.normal()).collect(),
-                    }),
-                };
+                let inner = generate::inputs(problem, Scores::Normal, 1.0, bits as u64);
+                let mask = draw(mask, || rng.below(3) > 0);
+                let inputs = masked(&inner, mask, draw(bias, || rng.normal()));
                 let (grad_out, grad_lse) = generate::gradients(&problem, 3);
                 let loss = |x: &MaskedInputs| {
                     let forward = x.forward();
@@ -156,13 +132,10 @@ fn masked_gradients_equal_central_differences() {
                 };
                 let grads = inputs.backward(&grad_out, Some(&grad_lse));
                 let bias = grads.bias.expect("there is a bias");
-                check(
-                    "bias",
-                    &inputs,
-                    |x| &mut x.bias.as_mut().unwrap().values,
-                    &bias.values,
-                    loss,
-                );
+                fn of(x: &mut MaskedInputs) -> &mut Vec<f64> {
+                    &mut x.bias.as_mut().unwrap().values
+                }
+                check("bias", &inputs, of, &bias.values, loss);
                 if bits == 23 {
                     check("q", &inputs, |x| &mut x.q, &grads.q.values, loss);
                     check("k", &inputs, |x| &mut x.k, &grads.k.values, loss);
@@ -184,8 +157,7 @@ fn zoh_gradients_equal_central_differences() {
         len,
         head_dim,
         v: normal(batch * heads * len * head_dim),
-        dt_proj: normal(heads * heads * head_dim)
-            .iter()
+        dt_proj: (normal(heads * heads * head_dim).iter())
             .map(|w| 0.3 * w)
             .collect(),
         a: normal(heads).iter().map(|a| 0.5 * a).collect(),
@@ -212,12 +184,8 @@ fn zoh_scores_read_every_head_of_their_own_token() {
     };
     // exp(softplus(x)) = 1 + exp(x), and its square with a = 2.
     let one_plus = |x: f64| 1.0 + x.exp();
-    let expected = [
-        one_plus(1.0),
-        one_plus(2.0),
-        one_plus(3.0).powi(2),
-        one_plus(5.0).powi(2),
-    ];
+    let squared = |x| one_plus(x).powi(2);
+    let expected = [one_plus(1.0), one_plus(2.0), squared(3.0), squared(5.0)];
     for (z, expected) in zoh.scores().iter().zip(expected) {
         assert!((z / expected - 1.0).abs() < 1e-14, "{z} {expected}");
     }
@@ -226,31 +194,34 @@ fn zoh_scores_read_every_head_of_their_own_token() {
 /// The results of a problem whose query heads attend to the pairs of `visible`, `[batch, heads, q_len, k_len]`, with the
 /// scores as a bias of keys: dense attention under a mask, which knows nothing of selections.
 fn masked_forward(inputs: &Inputs, visible: &[bool]) -> Forward {
-    let mut problem = inputs.problem;
-    let [batch, heads, q_len] = problem.lse_shape();
-    let (kv_heads, k_len) = (problem.kv_heads, problem.k_len);
-    problem.has_scores = false;
-    let masked = MaskedInputs {
-        problem,
-        q: inputs.q.clone(),
-        k: inputs.k.clone(),
-        v: inputs.v.clone(),
-        visible: Some(Broadcast {
-            shape: [batch, heads, q_len, k_len],
-            values: visible.to_vec(),
-        }),
-        bias: Some(Broadcast {
-            shape: [batch, kv_heads, 1, k_len],
-            values: inputs.scores.clone().unwrap(),
-        }),
+    let p = &inputs.problem;
+    let visible = Broadcast {
+        shape: [p.batch, p.q_heads, p.q_len, p.k_len],
+        values: visible.to_vec(),
     };
-    masked.forward()
+    masked(inputs, Some(visible), Some(key_bias(inputs))).forward()
+}
+
+/// The scores as a bias of keys.
+fn key_bias(inputs: &Inputs) -> Broadcast<f64> {
+    let [batch, kv_heads, k_len] = inputs.problem.scores_shape();
+    Broadcast {
+        shape: [batch, kv_heads, 1, k_len],
+        values: inputs.scores.clone().unwrap(),
+    }
 }
 
 /// The loss of [`masked_forward`].
 fn masked_loss(inputs: &Inputs, visible: &[bool], grad_out: &[f64], grad_lse: &[f64]) -> f64 {
     let forward = masked_forward(inputs, visible);
     weigh(&forward.out.values, grad_out) + weigh(&forward.lse.values, grad_lse)
+}
+
+/// The kv head, counted over the batch, and the position of a query row.
+fn place(p: &Problem, row: usize) -> (usize, i64) {
+    let (h, i) = (row / p.q_len, row % p.q_len);
+    let head = h / p.q_heads * p.kv_heads + h % p.q_heads / p.group();
+    (head, p.position(i))
 }
 
 /// `out` and the LSE change by exactly `p (v - out)` and `softplus` when a key is added, so that the change of a
@@ -267,22 +238,17 @@ fn check_runners_up(problem: Problem, kind: Scores, runners_up: usize, with_lse:
     let scores = inputs.scores.as_ref().unwrap();
     let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
     let mut outside = Vec::new();
-    for b in 0..p.batch {
-        for h in 0..p.q_heads {
-            for i in 0..p.q_len {
-                let head = b * p.kv_heads + h / p.group();
-                let scores = &scores[head * p.k_len..][..p.k_len];
-                let row = ((b * p.q_heads + h) * p.q_len + i) * p.k_len;
-                let kept = select::selected(scores, p.window, p.position(i));
-                kept.iter().for_each(|j| visible[row + j] = true);
-                if kept.is_empty() {
-                    continue;
-                }
-                let wider = select::selected(scores, p.window + runners_up, p.position(i));
-                let beyond = wider.into_iter().filter(|j| !kept.contains(j));
-                outside.extend(beyond.map(|j| (row + j, head * p.k_len + j)));
-            }
+    for row in 0..p.batch * p.q_heads * p.q_len {
+        let (head, position) = place(p, row);
+        let scores = &scores[head * p.k_len..][..p.k_len];
+        let kept = select::selected(scores, p.window, position);
+        kept.iter().for_each(|j| visible[row * p.k_len + j] = true);
+        if kept.is_empty() {
+            continue;
         }
+        let wider = select::selected(scores, p.window + runners_up, position);
+        let beyond = wider.into_iter().filter(|j| !kept.contains(j));
+        outside.extend(beyond.map(|j| (row * p.k_len + j, head * p.k_len + j)));
     }
     let loss = |visible: &[bool]| masked_loss(&inputs, visible, &grad_out, &grad_lse);
     let without = loss(&visible);
@@ -307,39 +273,21 @@ fn check_runners_up(problem: Problem, kind: Scores, runners_up: usize, with_lse:
 fn the_gradient_of_a_runner_up_is_the_change_of_the_loss_if_it_is_attended() {
     let options = AttentionOptions::new().with_keep_window(3);
     for with_lse in [false, true] {
-        let all = [
-            Scores::Normal,
-            Scores::Ties,
-            Scores::Padded,
-            Scores::Increasing,
-        ];
-        for kind in all {
+        use Scores::{Increasing, Normal, Padded, Ties};
+        for kind in [Normal, Ties, Padded, Increasing] {
             for runners_up in [0, 1, 2, 20] {
                 let p = problem([4, 9, 8], [2, 9], true, options);
                 check_runners_up(p, kind, runners_up, with_lse);
             }
         }
         let capped = options.with_softcap(1.5).with_scale(0.6);
-        check_runners_up(
-            problem([4, 5, 8], [1, 9], true, capped),
-            Scores::Normal,
-            2,
-            with_lse,
-        );
-        let full = options.with_causal(false);
-        check_runners_up(
-            problem([2, 4, 8], [2, 9], true, full),
-            Scores::Normal,
-            2,
-            with_lse,
-        );
+        let p = problem([4, 5, 8], [1, 9], true, capped);
+        check_runners_up(p, Normal, 2, with_lse);
+        let p = problem([2, 4, 8], [2, 9], true, options.with_causal(false));
+        check_runners_up(p, Normal, 2, with_lse);
         // The first queries see nothing, so that all keys that they might add count for nothing.
-        check_runners_up(
-            problem([2, 9, 8], [1, 6], true, options),
-            Scores::Normal,
-            2,
-            with_lse,
-        );
+        let p = problem([2, 9, 8], [1, 6], true, options);
+        check_runners_up(p, Normal, 2, with_lse);
     }
 }
 
@@ -368,13 +316,12 @@ fn check_kept(problem: Problem, kind: Scores, besides: f64, with_lse: bool) {
     let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
     let mut counted = Vec::new();
     for row in 0..p.batch * p.q_heads * p.q_len {
-        let (i, h) = (row % p.q_len, row / p.q_len);
-        let head = h / p.q_heads * p.kv_heads + h % p.q_heads / p.group();
+        let (head, position) = place(p, row);
         let scores = &scores[head * p.k_len..][..p.k_len];
-        for j in select::selected(scores, p.window, p.position(i)) {
+        for j in select::selected(scores, p.window, position) {
             visible[row * p.k_len + j] = true;
             let key = head * p.k_len + j;
-            if i64::from(from[key]) <= p.position(i) {
+            if i64::from(from[key]) <= position {
                 counted.push((row, row * p.k_len + j, key));
             }
         }
@@ -438,7 +385,7 @@ fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
         let p = problem([4, 6, 8], [2, 9], true, options);
         let inputs = generate::inputs(p, kind, 1.0, 13);
         let (grad_out, grad_lse) = generate::gradients(&p, 13);
-        let scores = inputs.scores.clone().unwrap();
+        let scores = inputs.scores.as_ref().unwrap();
         let shape = [p.batch, p.kv_heads, p.q_len, p.k_len];
         let pairs = |window: usize| -> Vec<bool> {
             let heads = scores.chunks(p.k_len);
@@ -450,41 +397,20 @@ fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
             .collect()
         };
         let (attended, wider) = (pairs(3), pairs(5));
-        let outside = wider
-            .iter()
-            .zip(&attended)
-            .map(|(&wider, &kept)| wider && !kept);
-        let runners_up = Broadcast {
-            shape,
-            values: outside.collect(),
-        };
-        let mut without = p;
-        without.has_scores = false;
-        let masked = MaskedInputs {
-            problem: without,
-            q: inputs.q.clone(),
-            k: inputs.k.clone(),
-            v: inputs.v.clone(),
-            visible: Some(Broadcast {
-                shape,
-                values: attended,
-            }),
-            bias: Some(Broadcast {
-                shape: [p.batch, p.kv_heads, 1, p.k_len],
-                values: scores,
-            }),
-        };
+        let outside = (wider.iter().zip(&attended)).map(|(&wider, &kept)| wider && !kept);
+        let broadcast = |values| Broadcast { shape, values };
+        let runners_up = broadcast(outside.collect());
+        let attended = Some(broadcast(attended));
+        let masked = masked(&inputs, attended, Some(key_bias(&inputs)));
         let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
-        let [of_mask, of_scores] = [
-            masked.rank_gradient(&runners_up, &grad_out, Some(&grad_lse)),
-            inputs.rank_gradient(2, &grad_out, Some(&grad_lse)),
-        ];
+        let grad_lse = Some(&grad_lse[..]);
+        let of_mask = masked.rank_gradient(&runners_up, &grad_out, grad_lse);
+        let of_scores = inputs.rank_gradient(2, &grad_out, grad_lse);
         assert_eq!(bits(&of_mask.values), bits(&of_scores.values));
         assert_eq!(bits(&of_mask.magnitude), bits(&of_scores.magnitude));
-        assert_eq!(
-            bits(&masked.naive_rank_gradient(&runners_up, &grad_out, Some(&grad_lse))),
-            bits(&inputs.naive_rank_gradient(2, &grad_out, Some(&grad_lse))),
-        );
+        let of_mask = masked.naive_rank_gradient(&runners_up, &grad_out, grad_lse);
+        let of_scores = inputs.naive_rank_gradient(2, &grad_out, grad_lse);
+        assert_eq!(bits(&of_mask), bits(&of_scores));
     }
 }
 
@@ -492,15 +418,8 @@ fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
 fn the_gradient_of_a_runner_up_is_stable_far_from_the_lse() {
     let options = AttentionOptions::new().with_keep_window(1).with_scale(1.0);
     for (logit, weight, softplus) in [(1e4, 1.0, 1e4), (-1e4, 0.0, 0.0), (0.0, 0.5, 2f64.ln())] {
-        let shape = [1, 1, 2, 8];
-        let p = Problem::new(
-            &[1, 1, 1, 8],
-            &shape,
-            &shape,
-            Some(&[1, 1, 2]),
-            ElementType::F32,
-            &options,
-        );
+        let (q, k, f32) = ([1, 1, 1, 8], [1, 1, 2, 8], ElementType::F32);
+        let p = Problem::new(&q, &k, &k, Some(&k[..3]), f32, &options);
         let inputs = Inputs {
             problem: p.unwrap(),
             q: vec![1.0; 8],
@@ -516,12 +435,8 @@ fn the_gradient_of_a_runner_up_is_stable_far_from_the_lse() {
 
 #[test]
 fn a_runner_up_that_is_not_a_number_reaches_its_own_gradient_only() {
-    let p = problem(
-        [2, 6, 8],
-        [1, 6],
-        true,
-        AttentionOptions::new().with_keep_window(1),
-    );
+    let options = AttentionOptions::new().with_keep_window(1);
+    let p = problem([2, 6, 8], [1, 6], true, options);
     let mut inputs = generate::inputs(p, Scores::Decreasing, 1.0, 4);
     let (grad_out, grad_lse) = generate::gradients(&p, 4);
     // Key 2 of the first head is a runner-up of the queries from its own on.
@@ -554,13 +469,10 @@ fn norm_gradients_equal_central_differences() {
         let grads = inputs.backward(&grad_out);
         check("x", &inputs, |n| &mut n.x, &grads.x.values, loss);
         if let Some(gamma) = grads.gamma {
-            check(
-                "gamma",
-                &inputs,
-                |n| n.gamma.as_mut().unwrap(),
-                &gamma.values,
-                loss,
-            );
+            fn of(norm: &mut Norm) -> &mut Vec<f64> {
+                norm.gamma.as_mut().unwrap()
+            }
+            check("gamma", &inputs, of, &gamma.values, loss);
         }
     }
 }

@@ -33,66 +33,32 @@ fn case(
 
 /// Every kind of problem: causal or not, more queries than keys and fewer, groups, ties, NaN and −∞.
 fn cases() -> Vec<Case> {
-    let o = AttentionOptions::new;
-    let window = |w| o().with_keep_window(w);
+    use ElementType::{Bf16, F16, F32};
+    let window = |w| AttentionOptions::new().with_keep_window(w);
+    let (dropout, alibi) = (Dropout::new(0.4, 1).unwrap(), AlibiSlopes::standard(4));
+    let full = window(6).with_causal(false);
+    let capped = AttentionOptions::new().with_softcap(1.5);
+    let normal = Some(Scores::Normal);
     vec![
-        case(
-            [1, 2, 1, 40, 40],
-            Some(Scores::Normal),
-            window(7),
-            ElementType::F32,
-        ),
-        case(
-            [2, 6, 2, 5, 90],
-            Some(Scores::Ties),
-            window(20),
-            ElementType::Bf16,
-        ),
-        case(
-            [1, 3, 3, 50, 30],
-            Some(Scores::Padded),
-            window(4),
-            ElementType::F16,
-        ),
-        case(
-            [1, 4, 2, 33, 33],
-            Some(Scores::Nan),
-            window(9),
-            ElementType::F32,
-        ),
+        case([1, 2, 1, 40, 40], normal, window(7), F32),
+        case([2, 6, 2, 5, 90], Some(Scores::Ties), window(20), Bf16),
+        case([1, 3, 3, 50, 30], Some(Scores::Padded), window(4), F16),
+        case([1, 4, 2, 33, 33], Some(Scores::Nan), window(9), F32),
         case(
             [2, 4, 2, 21, 40],
-            Some(Scores::Normal),
-            window(9).with_dropout(Dropout::new(0.4, 1).unwrap()),
-            ElementType::F32,
+            normal,
+            window(9).with_dropout(dropout),
+            F32,
         ),
-        case(
-            [2, 4, 2, 21, 40],
-            Some(Scores::Normal),
-            window(9).with_alibi(AlibiSlopes::standard(4)),
-            ElementType::F32,
-        ),
-        case(
-            [2, 2, 1, 17, 29],
-            None,
-            o().with_softcap(1.5),
-            ElementType::F32,
-        ),
+        case([2, 4, 2, 21, 40], normal, window(9).with_alibi(alibi), F32),
+        case([2, 2, 1, 17, 29], None, capped, F32),
         case(
             [1, 2, 2, 21, 48],
             Some(Scores::Increasing),
-            window(6)
-                .with_causal(false)
-                .with_softcap(0.7)
-                .with_scale(0.8),
-            ElementType::F32,
+            full.with_softcap(0.7).with_scale(0.8),
+            F32,
         ),
-        case(
-            [1, 1, 1, 12, 12],
-            Some(Scores::AllPadded),
-            window(3),
-            ElementType::F32,
-        ),
+        case([1, 1, 1, 12, 12], Some(Scores::AllPadded), window(3), F32),
     ]
 }
 
@@ -140,10 +106,8 @@ fn assert_rows(name: &str, sampled: &Sampled, whole: &Exact) {
             let equal = actual == expected
                 || (actual.is_nan() && expected.is_nan())
                 || (actual - expected).abs() <= 1e-13 * whole.magnitude[of];
-            assert!(
-                equal,
-                "{name} row {row}, {d}: {actual} instead of {expected}"
-            );
+            let what = format!("{name} row {row}, {d}");
+            assert!(equal, "{what}: {actual} instead of {expected}");
         }
     }
 }
@@ -233,9 +197,8 @@ fn the_naive_error_of_a_sample_is_of_the_size_of_the_whole_one() {
             }
             // Compares the naive implementation's whole passes with its sample.
             let shape = case.inputs.problem.kv_shape();
-            let k = keys
-                .k
-                .compare("dk", &shape, &reader(&naive_grads.k), element, GRADIENT);
+            let dk = reader(&naive_grads.k);
+            let k = keys.k.compare("dk", &shape, &dk, element, GRADIENT);
             assert!(k.is_ok(), "{}", k.unwrap_err());
         });
     }
@@ -244,12 +207,8 @@ fn the_naive_error_of_a_sample_is_of_the_size_of_the_whole_one() {
 #[test]
 fn a_spoiled_element_is_named_by_its_index_in_the_whole_tensor() {
     let options = AttentionOptions::new().with_keep_window(8);
-    let case = case(
-        [2, 4, 2, 30, 30],
-        Some(Scores::Normal),
-        options,
-        ElementType::F32,
-    );
+    let (normal, f32) = (Some(Scores::Normal), ElementType::F32);
+    let case = case([2, 4, 2, 30, 30], normal, options, f32);
     let mut out = case.inputs.forward().out.values;
     let rows = [3, 125, 239];
     // Row 125 is query 5 of head 0 of sequence 1.
@@ -257,7 +216,7 @@ fn a_spoiled_element_is_named_by_its_index_in_the_whole_tensor() {
     let shape = case.inputs.problem.q_shape();
     case.with_source(|source| {
         let sampled = source.rows(&rows).out;
-        let result = sampled.compare("out", &shape, &reader(&out), ElementType::F32, OUTPUT);
+        let result = sampled.compare("out", &shape, &reader(&out), f32, OUTPUT);
         let failure = result.unwrap_err();
         assert_eq!(failure.index, [1, 0, 5, 9]);
         assert_eq!(failure.shape, shape);
@@ -269,9 +228,7 @@ fn a_spoiled_element_is_named_by_its_index_in_the_whole_tensor() {
 
 #[test]
 fn half_precision_buffers_are_read_as_they_are() {
-    let values: Vec<half::bf16> = (0..8)
-        .map(|n| half::bf16::from_f32(n as f32 / 4.0))
-        .collect();
+    let values = [0, 1, 2, 3, 4, 5, 6, 7].map(|n| half::bf16::from_f32(n as f32 / 4.0));
     let mut row = [0.0; 4];
     reader(&values)(1, &mut row);
     assert_eq!(row, [1.0, 1.25, 1.5, 1.75]);
@@ -311,27 +268,19 @@ fn a_problem_past_2_to_the_31_elements_is_sampled_in_a_moment() {
         keys.into_iter().map(|j| (j, z[j].exp() / sum)).collect()
     };
     for (n, &row) in rows.iter().enumerate() {
-        let mean: f64 = softmax(row)
-            .iter()
-            .map(|&(j, p)| p * j as f64 / LEN as f64)
-            .sum();
-        assert!(
-            (sampled.out.exact.values[n * 64] - mean).abs() < 1e-12,
-            "row {row}"
-        );
+        let terms = softmax(row).into_iter();
+        let mean: f64 = terms.map(|(j, p)| p * j as f64 / LEN as f64).sum();
+        let error = (sampled.out.exact.values[n * 64] - mean).abs();
+        assert!(error < 1e-12, "row {row}");
     }
     // dv of a key is the sum of its probabilities. The best key of the last sequence stays once it is there.
     let last = head(2 * 64 * LEN - 1);
-    let best = (0..LEN)
-        .max_by(|&a, &b| last[a].total_cmp(&last[b]))
-        .unwrap();
+    let best = (0..LEN).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+    let best = best.unwrap();
     let lse = |row: usize, into: &mut [f64]| into[0] = if row < 124 * LEN { 0.0 } else { 40.0 };
     let dv = source.keys(31, &[best], &zero, &lse).v;
     let expected = (4 * (LEN - best)) as f64 * (f64::from(last[best]) - 40.0).exp();
     assert_eq!(dv.rows, [31 * LEN + best]);
-    assert!(
-        (dv.exact.values[63] / expected - 1.0).abs() < 1e-9,
-        "{}",
-        dv.exact.values[63]
-    );
+    let sum = dv.exact.values[63];
+    assert!((sum / expected - 1.0).abs() < 1e-9, "{sum}");
 }

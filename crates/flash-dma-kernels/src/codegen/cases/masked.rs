@@ -1,10 +1,10 @@
 //! Plans, masks and biases.
 
-use crate::args::{Outputs, Saved};
-use crate::codegen::cases::{Case, HEADS, case, tensor};
+use crate::codegen::cases::{Case, HEADS, case};
 use crate::codegen::cuda::Gpu;
+use crate::codegen::tensors::{self, mask_bits, tensor};
 use crate::host::engine::Engine;
-use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
+use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::plan::{plan, plan_ranges};
 use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry, backward, forward};
 use cubecl::client::Client;
@@ -13,38 +13,29 @@ use cubecl::client::Client;
 const LEN: usize = 32 << 10;
 
 pub(crate) fn all() -> Vec<Case> {
-    use ElementType::{Bf16, F32};
+    let (heads, pairs) = (Some(HEADS), Some(LEN));
+    let call = |head_dim, mask, bias| Masked::new(head_dim, mask, bias);
+    let base = call(128, heads, Some(1));
+    let in_f32 = Masked {
+        element: ElementType::F32,
+        ..base
+    };
     let mut cases = Vec::new();
-    for (name, head_dim, element, mask, bias) in [
-        ("masked-bf16-d128", 128, Bf16, Some(HEADS), Some(1)),
-        ("masked-bf16-d64", 64, Bf16, Some(HEADS), Some(1)),
-        ("masked-bf16-d128-no-bias", 128, Bf16, Some(HEADS), None),
-        ("masked-bf16-d128-no-mask", 128, Bf16, None, Some(1)),
+    for (name, call) in [
+        ("masked-bf16-d128", base),
+        ("masked-bf16-d64", call(64, heads, Some(1))),
+        ("masked-bf16-d128-no-bias", call(128, heads, None)),
+        ("masked-bf16-d128-no-mask", call(128, None, Some(1))),
         (
             "masked-bf16-d128-heads",
-            128,
-            Bf16,
-            Some(4 * HEADS),
-            Some(1),
+            call(128, Some(4 * HEADS), Some(1)),
         ),
-        ("masked-bf16-d128-pairs", 128, Bf16, Some(HEADS), Some(LEN)),
-        ("masked-bf16-d128-pairs-no-mask", 128, Bf16, None, Some(LEN)),
-        ("masked-bf16-d64-pairs", 64, Bf16, Some(HEADS), Some(LEN)),
-        ("masked-f32-d128", 128, F32, Some(HEADS), Some(1)),
+        ("masked-bf16-d128-pairs", call(128, heads, pairs)),
+        ("masked-bf16-d128-pairs-no-mask", call(128, None, pairs)),
+        ("masked-bf16-d64-pairs", call(64, heads, pairs)),
+        ("masked-f32-d128", in_f32),
     ] {
-        cases.push(case(name.into(), move |client| {
-            let engines = [Engine::Portable, Engine::Wgmma];
-            run(
-                client,
-                head_dim,
-                element,
-                mask,
-                bias,
-                false,
-                AttentionOptions::new(),
-                &engines,
-            );
-        }));
+        cases.push(call.case(name));
     }
     // The variants that pack masks of each shape and element size, and ranges instead of a mask.
     for (name, queries, len, size) in [
@@ -66,59 +57,39 @@ pub(crate) fn all() -> Vec<Case> {
         plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
     }));
     cases.extend(on_mma());
-    for (name, mask, bias) in [
-        ("masked-bf16-d128-dropout", Some(HEADS), Some(1)),
-        ("masked-bf16-d128-pairs-dropout", Some(HEADS), Some(LEN)),
+    let dropped = AttentionOptions::new().with_dropout(super::dropout());
+    let biased = AttentionOptions::new().with_alibi(super::slopes());
+    let on = |call, options, engines| Masked {
+        options,
+        engines,
+        ..call
+    };
+    let of_pairs = call(128, heads, pairs);
+    let residual = Masked {
+        residual: true,
+        ..on(base, AttentionOptions::new(), ALL)
+    };
+    for (name, call) in [
+        ("masked-bf16-d128-dropout", on(base, dropped, base.engines)),
+        (
+            "masked-bf16-d128-pairs-dropout",
+            on(of_pairs, dropped, base.engines),
+        ),
+        ("masked-mma-d128-dropout", on(base, dropped, &[Engine::Mma])),
+        ("masked-bf16-d128-alibi", on(base, biased, ALL)),
+        ("masked-bf16-d128-pairs-alibi", on(of_pairs, biased, ALL)),
+        ("masked-bf16-d128-residual", residual),
     ] {
-        cases.push(case(name.into(), move |client| {
-            let engines = [Engine::Portable, Engine::Wgmma];
-            let options = AttentionOptions::new().with_dropout(super::dropout());
-            run(client, 128, Bf16, mask, bias, false, options, &engines);
-        }));
+        cases.push(call.case(name));
     }
-    cases.push(case("masked-mma-d128-dropout".into(), |client| {
-        let engines = [Engine::Mma];
-        run(
-            client,
-            128,
-            Bf16,
-            Some(HEADS),
-            Some(1),
-            false,
-            AttentionOptions::new().with_dropout(super::dropout()),
-            &engines,
-        );
-    }));
-    for (name, mask, bias) in [
-        ("masked-bf16-d128-alibi", Some(HEADS), Some(1)),
-        ("masked-bf16-d128-pairs-alibi", Some(HEADS), Some(LEN)),
-    ] {
-        cases.push(case(name.into(), move |client| {
-            let options = AttentionOptions::new().with_alibi(super::slopes());
-            let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
-            run(client, 128, Bf16, mask, bias, false, options, &engines);
-        }));
-    }
-    cases.push(case("masked-bf16-d128-residual".into(), move |client| {
-        let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
-        run(
-            client,
-            128,
-            Bf16,
-            Some(HEADS),
-            Some(1),
-            true,
-            AttentionOptions::new(),
-            &engines,
-        );
-    }));
     cases
 }
 
+const ALL: &[Engine] = &[Engine::Portable, Engine::Mma, Engine::Wgmma];
+
 /// Masks and biases without `wgmma`, on each kind of device with different limits.
 fn on_mma() -> impl Iterator<Item = Case> {
-    use ElementType::Bf16;
-    [
+    let calls = [
         ("masked-mma-d128", 128, Some(HEADS), Some(1)),
         ("masked-mma-d64", 64, Some(HEADS), Some(1)),
         ("masked-mma-d256", 256, Some(HEADS), Some(1)),
@@ -126,103 +97,88 @@ fn on_mma() -> impl Iterator<Item = Case> {
         ("masked-mma-d128-no-mask", 128, None, Some(1)),
         ("masked-mma-d128-heads", 128, Some(4 * HEADS), Some(1)),
         ("masked-mma-d128-pairs", 128, Some(HEADS), Some(LEN)),
-    ]
-    .map(|(name, head_dim, mask, bias)| Case {
-        gpus: &Gpu::ALL,
-        ..case(name.into(), move |client| {
-            run(
-                client,
-                head_dim,
-                Bf16,
-                mask,
-                bias,
-                false,
-                AttentionOptions::new(),
-                &[Engine::Mma],
-            );
-        })
+    ];
+    calls.into_iter().map(|(name, head_dim, mask, bias)| {
+        let mut call = Masked::new(head_dim, mask, bias);
+        call.engines = &[Engine::Mma];
+        Case {
+            gpus: &Gpu::ALL,
+            ..call.case(name)
+        }
     })
-    .into_iter()
 }
 
 /// A mask of `queries` rows, or of one for all, and room for its plan.
 fn planned(client: &Client, queries: usize, len: usize) -> (PlanGeometry, MaskBits) {
     let geometry =
         PlanGeometry::new(&[1, 1, queries, len], [len; 2], true).expect("a valid geometry");
-    let bits = MaskBits {
-        bits: tensor(client, geometry.bits_shape(), 4),
-        counts: tensor(client, geometry.counts_shape(), 4),
-    };
+    let bits = mask_bits(client, &geometry);
     (geometry, bits)
 }
 
-fn run(
-    client: &Client,
+/// One call of forward and backward.
+#[derive(Clone, Copy)]
+struct Masked {
     head_dim: usize,
     element: ElementType,
+    /// Heads of the mask.
     mask: Option<usize>,
+    /// Queries of the bias.
     bias: Option<usize>,
+    /// The forward pass writes the residual of `out`, and the backward pass reads it.
     residual: bool,
     options: AttentionOptions,
-    engines: &[Engine],
-) {
-    let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
-    let mask_shape = mask.map(|heads| [1, heads, LEN, LEN]);
-    let bias_shape = bias.map(|queries| [1, mask.unwrap_or(HEADS), queries, LEN]);
-    let problem = MaskedProblem::new(
-        &q,
-        &kv,
-        &kv,
-        mask_shape.as_ref().map(<[usize; 4]>::as_slice),
-        bias_shape.as_ref().map(<[usize; 4]>::as_slice),
-        element,
-        &options,
-    )
-    .expect("a valid problem");
-    let rows = |shape| tensor(client, shape, element.size());
-    let words = |shape| tensor(client, shape, 4);
-    let bits = problem.plan.map(|geometry| {
-        let bits = MaskBits {
-            bits: tensor(client, geometry.bits_shape(), 4),
-            counts: words(geometry.counts_shape()),
-        };
-        let mask = tensor(client, geometry.mask, 1);
-        plan(client, &geometry, mask, 1, false, bits.clone()).expect("a valid plan");
-        bits
-    });
-    let inputs = MaskedInputs {
-        q: rows(q),
-        k: rows(kv),
-        v: rows(kv),
-        plan: bits,
-        bias: problem.bias.map(words),
-    };
-    let (out, lse) = (rows(q), tensor(client, problem.attention.lse_shape(), 4));
-    let saved = Saved {
-        out: out.clone(),
-        residual: residual.then(|| out.clone()),
-        lse: lse.clone(),
-        lse_rest: Some(lse.clone()),
-        grad_out: out,
-        grad_lse: Some(lse),
-    };
-    let grads = MaskedGradients {
-        q: rows(q),
-        k: rows(kv),
-        v: rows(kv),
-        bias: problem.bias.map(words),
-    };
-    for &engine in engines {
-        // Refused if the engine does not support the problem.
-        let outputs = Outputs {
-            out: saved.out.clone(),
-            residual: saved.residual.clone(),
-            lse: saved.lse.clone(),
-            lse_rest: saved.residual.is_some().then(|| saved.lse.clone()),
-        };
-        let _ =
-            forward::plan_on(engine, client, &problem, &inputs).and_then(|plan| plan.run(outputs));
-        let _ = backward::plan_on(engine, client, &problem, &inputs, &saved)
-            .and_then(|plan| plan.run(grads.clone()));
+    /// Those to launch, if they support the problem.
+    engines: &'static [Engine],
+}
+
+impl Masked {
+    fn new(head_dim: usize, mask: Option<usize>, bias: Option<usize>) -> Self {
+        Self {
+            head_dim,
+            element: ElementType::Bf16,
+            mask,
+            bias,
+            residual: false,
+            options: AttentionOptions::new(),
+            engines: &[Engine::Portable, Engine::Wgmma],
+        }
+    }
+
+    fn case(self, name: &str) -> Case {
+        case(name.into(), move |client| self.run(client))
+    }
+
+    fn run(self, client: &Client) {
+        let (q, kv) = (
+            [1, 4 * HEADS, LEN, self.head_dim],
+            [1, HEADS, LEN, self.head_dim],
+        );
+        let heads = self.mask.unwrap_or(HEADS);
+        let mask = self.mask.map(|heads| [1, heads, LEN, LEN]);
+        let bias = self.bias.map(|queries| [1, heads, queries, LEN]);
+        let [mask, bias] = [&mask, &bias].map(|shape| shape.as_ref().map(<[usize; 4]>::as_slice));
+        let problem = MaskedProblem::new(&q, &kv, &kv, mask, bias, self.element, &self.options);
+        let problem = problem.expect("a valid problem");
+        let mut tensors = tensors::Attention::masked(client, &problem);
+        if let (Some(geometry), Some(bits)) = (&problem.plan, &tensors.inputs.plan) {
+            let mask = tensor(client, geometry.mask, 1);
+            plan(client, geometry, mask, 1, false, bits.clone()).expect("a valid plan");
+        }
+        tensors.saved.residual = self.residual.then(|| tensors.saved.out.clone());
+        let tensors::Attention {
+            inputs,
+            saved,
+            grads,
+        } = &tensors;
+        for &engine in self.engines {
+            // Refused if the engine does not support the problem.
+            let mut outputs = tensors.outputs();
+            outputs.lse_rest = outputs.lse_rest.filter(|_| self.residual);
+            let _ = forward::plan_on(engine, client, &problem, inputs)
+                .and_then(|plan| plan.run(outputs));
+            let _ = backward::plan_on(engine, client, &problem, inputs, saved)
+                .and_then(|plan| plan.run(grads.clone()));
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Norms of rows, and norm and rotary encoding of heads.
 
-use crate::codegen::cases::{Case, HEADS, case, tensor};
+use crate::codegen::cases::{Case, HEADS, case};
+use crate::codegen::tensors::tensor;
 use crate::{ElementType, NormGradients, NormParameters, NormProblem, Rotary};
 use crate::{norm_backward, norm_forward};
 use cubecl::client::Client;

@@ -1,141 +1,91 @@
 //! Products of matrices on `wgmma`, the addition of parts of their sums, and products of a few rows. CubeK's kernels are not ours to check.
 
-use super::{Case, tensor};
+use super::Case;
 use crate::ElementType;
 use crate::codegen::cuda::Gpu;
-use crate::product::{Choice, Operands, Route, Tile, product_by};
+use crate::codegen::tensors::{operands, tensor};
+use crate::product::{Choice, Route, Tile, product_by};
 use cubecl::client::Client;
-use cubecl::prelude::TensorBinding;
 
 /// Sizes whose addresses fit 32 bits.
 const TOKENS: usize = 32768;
 const WIDTH: usize = 1024;
 
-/// The product of a linear layer.
-#[derive(Clone, Copy)]
-enum Pass {
-    /// `X W`: the columns of A and the rows of B are contiguous.
-    Forward,
-    /// `dY Wᵀ`.
-    Input,
-    /// `Xᵀ dY`.
-    Weight,
-    /// Both transposed.
-    Turned,
-}
-
 pub(super) fn all() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
+    let tall = [TOKENS, WIDTH, WIDTH];
+    // Of a linear layer: `X W`, where the columns of A and the rows of B are contiguous, `dY Wᵀ` and `Xᵀ dY`.
+    let forward = (tall, [false, false]);
+    let weight = ([WIDTH, WIDTH, TOKENS], [true, false]);
     let passes = [
-        ("forward", Pass::Forward),
-        ("input", Pass::Input),
-        ("weight", Pass::Weight),
-        ("turned", Pass::Turned),
+        ("forward", forward),
+        ("input", (tall, [false, true])),
+        ("weight", weight),
+        ("turned", (tall, [true, true])),
     ];
+    let wgmma = |tile, parts| Choice {
+        route: Route::Wgmma(tile),
+        parts,
+    };
     let mut cases = Vec::new();
     for (name, pass) in passes {
         for tile in Tile::ALL {
-            let columns = tile.columns();
-            let base = format!("product-{name}-{columns}");
-            cases.push(case(base.clone(), pass, tile, Bf16, Bf16, 1));
+            let base = format!("product-{name}-{}", tile.columns());
+            cases.push(case(base.clone(), pass, wgmma(tile, 1), [Bf16; 2]));
             // Parts are f32.
-            cases.push(case(format!("{base}-parts"), pass, tile, Bf16, Bf16, 4));
+            let name = format!("{base}-parts");
+            cases.push(case(name, pass, wgmma(tile, 4), [Bf16; 2]));
         }
     }
-    for (name, element, out) in [("f16", F16, F16), ("f16-f32", F16, F32), ("f32", Bf16, F32)] {
+    for (name, elements) in [
+        ("f16", [F16; 2]),
+        ("f16-f32", [F16, F32]),
+        ("f32", [Bf16, F32]),
+    ] {
         let tile = Tile::Columns256;
-        cases.push(case(
-            format!("product-{name}"),
-            Pass::Forward,
-            tile,
-            element,
-            out,
-            1,
-        ));
-        let name = format!("product-{name}-parts");
-        cases.push(case(name, Pass::Weight, tile, element, out, 4));
+        let base = format!("product-{name}");
+        cases.push(case(base.clone(), forward, wgmma(tile, 1), elements));
+        let name = format!("{base}-parts");
+        cases.push(case(name, weight, wgmma(tile, 4), elements));
     }
-    for (element, name) in [(Bf16, "bf16"), (F16, "f16"), (F32, "f32")] {
+    let few_rows = Choice {
+        route: Route::FewRows,
+        parts: 1,
+    };
+    for element in [Bf16, F16, F32] {
         for (turned, order) in [(false, "forward"), (true, "turned")] {
             let rows: &[usize] = match element {
                 Bf16 => &[1, 2, 4, 8],
                 _ => &[1],
             };
             for &m in rows {
-                let name = format!("product-few-{name}-{order}-{m}");
-                cases.push(few_rows(name, [m, WIDTH, WIDTH], turned, element, element));
+                let name = format!("product-few-{element}-{order}-{m}");
+                let layout = ([m, WIDTH, WIDTH], [false, turned]);
+                cases.push(case(name, layout, few_rows, [element; 2]));
             }
         }
     }
     // Terms behind the last tile, and columns that are read one by one.
-    let name = String::from("product-few-bf16-odd");
-    cases.push(few_rows(name, [3, 1023, 1001], false, Bf16, F32));
+    let (name, layout) = (
+        "product-few-bf16-odd".into(),
+        ([3, 1023, 1001], [false, false]),
+    );
+    cases.push(case(name, layout, few_rows, [Bf16, F32]));
     cases
 }
 
-/// The product of a few rows, with the columns of B contiguous if it is `turned`.
-fn few_rows(
-    name: String,
-    [m, n, k]: [usize; 3],
-    turned: bool,
-    element: ElementType,
-    out: ElementType,
-) -> Case {
-    let run = move |client: &Client| {
-        let a = tensor(client, [m, k], element.size());
-        let mut b = tensor(client, [k, n], element.size());
-        if turned {
-            b.strides = [1, k].into();
-        }
-        let operands = Operands { a, b, element };
-        let result = tensor(client, [m, n], out.size());
-        let choice = Choice {
-            route: Route::FewRows,
-            parts: 1,
-        };
-        product_by(client, &operands, &result, out, choice).expect("the rows are contiguous");
-    };
-    Case {
-        name,
-        gpus: &[Gpu::H200],
-        run: Box::new(run),
-    }
-}
-
+/// A product of these sizes, with the columns of the factors that are `turned` contiguous.
 fn case(
     name: String,
-    pass: Pass,
-    tile: Tile,
-    element: ElementType,
-    out: ElementType,
-    parts: usize,
+    (sizes, turned): ([usize; 3], [bool; 2]),
+    choice: Choice,
+    [element, out]: [ElementType; 2],
 ) -> Case {
     let run = move |client: &Client| {
-        let matrix = |[rows, columns]: [usize; 2], turned: bool| -> TensorBinding {
-            let mut matrix = tensor(client, [rows, columns], element.size());
-            if turned {
-                matrix.strides = [1, rows].into();
-            }
-            matrix
-        };
-        let tall = [TOKENS, WIDTH];
-        let ([m, k], a_turned, b_turned) = match pass {
-            Pass::Forward => (tall, false, false),
-            Pass::Input => (tall, false, true),
-            Pass::Weight => ([WIDTH, TOKENS], true, false),
-            Pass::Turned => (tall, true, true),
-        };
-        let operands = Operands {
-            a: matrix([m, k], a_turned),
-            b: matrix([k, WIDTH], b_turned),
-            element,
-        };
-        let result = tensor(client, [m, WIDTH], out.size());
-        let choice = Choice {
-            route: Route::Wgmma(tile),
-            parts,
-        };
-        product_by(client, &operands, &result, out, choice).expect("an H200 has wgmma");
+        let operands = operands(client, sizes, turned, element);
+        let [m, n, _] = sizes;
+        let result = tensor(client, [m, n], out.size());
+        product_by(client, &operands, &result, out, choice).expect("an H200 serves it");
     };
     Case {
         name,

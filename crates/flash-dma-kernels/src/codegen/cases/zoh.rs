@@ -1,6 +1,7 @@
 //! Scores of a few tokens.
 
-use crate::codegen::cases::{Case, case, tensor};
+use crate::codegen::cases::{Case, case};
+use crate::codegen::tensors::tensor;
 use crate::{ElementType, ZohParameters, zoh_scores};
 
 /// Heads and their features.

@@ -3,9 +3,9 @@
 
 mod masked;
 
-use crate::args::{Far, Gradients, Inputs, LeftOut, Outputs, Saved, Selection};
-use crate::codegen::cases::tensor;
+use crate::args::{Far, Gradients, Inputs, LeftOut};
 use crate::codegen::cuda::Gpu;
+use crate::codegen::tensors::{Attention, tensor};
 use crate::codegen::{kernel_name, recorder};
 use crate::host::engine::Engine;
 use crate::host::pass::Plan;
@@ -48,59 +48,24 @@ fn window(keys: usize) -> Option<AttentionOptions> {
     Some(AttentionOptions::new().with_keep_window(keys))
 }
 
-/// The tensors of a problem, contiguous.
-struct Tensors {
-    inputs: Inputs,
-    saved: Saved,
-    grads: Gradients,
-}
+/// The tensors of both passes.
+type Tensors = Attention<Inputs, Gradients>;
 
 impl Tensors {
-    fn new(client: &Client, p: &Problem) -> Self {
-        let size = p.element.size();
-        let [q, out, grad_out, grad_q] = [(); 4].map(|()| tensor(client, p.q_shape(), size));
-        let [k, v, grad_k, grad_v] = [(); 4].map(|()| tensor(client, p.kv_shape(), size));
-        let words = || tensor(client, p.scores_shape(), 4);
-        let selection = p.has_scores.then(|| Selection {
-            scores: words(),
-            intervals: tensor(client, p.intervals_shape(), 4),
-            far: None,
-        });
-        let lse = tensor(client, p.lse_shape(), 4);
-        Self {
-            inputs: Inputs { q, k, v, selection },
-            saved: Saved {
-                residual: p.residual_shape().map(|_| out.clone()),
-                out,
-                lse: lse.clone(),
-                lse_rest: Some(lse.clone()),
-                grad_out,
-                grad_lse: Some(lse),
-            },
-            grads: Gradients {
-                q: grad_q,
-                k: grad_k,
-                v: grad_v,
-                scores: p.has_scores.then(words),
-                rank: None,
-            },
-        }
-    }
-
     /// The same with runners-up, and with kept keys that learn.
-    fn with_runners_up(self, client: &Client, p: &Problem) -> Self {
-        let mut all = self;
-        let selection = all.inputs.selection.as_mut().expect("there are scores");
+    fn with_runners_up(mut self, client: &Client, p: &Problem) -> Self {
+        let words = || tensor(client, p.scores_shape(), 4);
+        let selection = self.inputs.selection.as_mut().expect("there are scores");
         selection.far = Some(Far {
-            ends: tensor(client, p.scores_shape(), 4),
+            ends: words(),
             max_live: p.window.saturating_add(p.window / 4),
             left_out: Some(LeftOut {
-                from: tensor(client, p.scores_shape(), 4),
+                from: words(),
                 how: LeaveOneOut::default(),
             }),
         });
-        all.grads.rank = Some(tensor(client, p.scores_shape(), 4));
-        all
+        self.grads.rank = Some(words());
+        self
     }
 
     /// The bytes that the selection requested and announced.
@@ -116,23 +81,12 @@ impl Tensors {
     /// The bytes that both passes requested and announced on an engine; `None` if it does not support the problem.
     fn passes(&self, client: &Client, p: &Problem, engine: Engine) -> [Option<[usize; 2]>; 2] {
         let Self { inputs, saved, .. } = self;
-        let outputs = outputs_of(saved);
         let forward = forward::plan_on(engine, client, p, inputs);
         let backward = backward::plan_on(engine, client, p, inputs, saved);
         [
-            requested(client, forward, outputs),
+            requested(client, forward, self.outputs()),
             requested(client, backward, self.grads.clone()),
         ]
-    }
-}
-
-/// The outputs that were saved.
-fn outputs_of(saved: &Saved) -> Outputs {
-    Outputs {
-        out: saved.out.clone(),
-        residual: saved.residual.clone(),
-        lse: saved.lse.clone(),
-        lse_rest: saved.lse_rest.clone(),
     }
 }
 
@@ -150,6 +104,28 @@ fn requested<Outputs>(
     let said = plan.workspace_bytes();
     let peak = peak_of(client, || plan.run(outputs).expect("a valid call"));
     Some([peak.requested, said])
+}
+
+/// Compares what both passes requested with what they said, and counts those that an engine supports.
+fn compare(passes: [Option<[usize; 2]>; 2], compared: &mut [usize; 2], what: &str) {
+    for ((name, pass), count) in ["forward", "backward"]
+        .into_iter()
+        .zip(passes)
+        .zip(compared)
+    {
+        if let Some([requested, said]) = pass {
+            assert_eq!(requested, said, "{name}, {what}");
+            *count += 1;
+        }
+    }
+}
+
+/// The fastest engine of a device.
+fn fastest(gpu: Gpu) -> Engine {
+    match gpu {
+        Gpu::H200 => Engine::Wgmma,
+        _ => Engine::Mma,
+    }
 }
 
 /// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for
@@ -182,27 +158,20 @@ fn every_pass_requests_the_workspace_it_says() {
         let mut compared = [[0; 2]; 3];
         recorder::record(&client, |client| {
             for p in &problems {
-                let tensors = Tensors::new(client, p);
+                let tensors = Tensors::scored(client, p);
                 if let Some([requested, said]) = tensors.select(client, p) {
                     assert_eq!(requested, said, "the selection on {gpu:?}, {p:?}");
                 }
-                if p.has_scores {
-                    let tensors = Tensors::new(client, p).with_runners_up(client, p);
-                    for engine in ENGINES {
-                        let [_, backward] = tensors.passes(client, p, engine);
-                        if let Some([requested, said]) = backward {
-                            assert_eq!(requested, said, "runners-up, {engine:?}, {gpu:?}, {p:?}");
-                        }
-                    }
-                }
                 for (engine, compared) in ENGINES.into_iter().zip(&mut compared) {
                     let passes = tensors.passes(client, p, engine);
-                    for (pass, n) in ["forward", "backward"].into_iter().zip(0..2) {
-                        let Some([requested, said]) = passes[n] else {
-                            continue;
-                        };
-                        assert_eq!(requested, said, "{pass} of {engine:?} on {gpu:?}, {p:?}");
-                        compared[n] += 1;
+                    compare(passes, compared, &format!("{engine:?}, {gpu:?}, {p:?}"));
+                }
+                if p.has_scores {
+                    let tensors = tensors.with_runners_up(client, p);
+                    for engine in ENGINES {
+                        let [_, backward] = tensors.passes(client, p, engine);
+                        let what = format!("runners-up, {engine:?}, {gpu:?}, {p:?}");
+                        compare([None, backward], &mut [0; 2], &what);
                     }
                 }
             }
@@ -221,12 +190,12 @@ fn memory_is_linear_in_the_tokens_up_to_four_million() {
     let client = recorder::client(Gpu::H200);
     recorder::record(&client, |client| {
         let windows: [fn(usize) -> usize; 2] = [|_| 2048, |n| n / 8];
-        for (window_of, deterministic) in windows.into_iter().flat_map(|w| [(w, false), (w, true)])
-        {
+        let cases = windows.into_iter().flat_map(|w| [(w, false), (w, true)]);
+        for (window_of, deterministic) in cases {
             let workspaces = |n: usize| {
                 let options = window(window_of(n)).map(|o| o.with_deterministic(deterministic));
                 let p = problem([n; 2], 128, options);
-                let tensors = Tensors::new(client, &p);
+                let tensors = Tensors::scored(client, &p);
                 ENGINES.map(|engine| {
                     let (inputs, saved) = (&tensors.inputs, &tensors.saved);
                     let forward = forward::plan_on(engine, client, &p, inputs);
@@ -243,10 +212,8 @@ fn memory_is_linear_in_the_tokens_up_to_four_million() {
                 n *= 2;
                 let next = workspaces(n);
                 for (last, next) in last.iter().flatten().zip(next.iter().flatten()) {
-                    assert!(
-                        *next <= 2 * last + LISTS,
-                        "{last} to {next} bytes at {n} tokens"
-                    );
+                    let linear = *next <= 2 * last + LISTS;
+                    assert!(linear, "{last} to {next} bytes at {n} tokens");
                 }
                 last = next;
             }
@@ -266,25 +233,18 @@ fn a_plan_is_the_tensors_and_the_greatest_workspace() {
                 ([7, 900], window(64)),
             ] {
                 let p = problem(lengths, 128, options);
-                let tensors = Tensors::new(client, &p);
-                let selecting = tensors
-                    .select(client, &p)
-                    .map_or(0, |[requested, _]| requested);
-                let fastest = if gpu == Gpu::H200 {
-                    Engine::Wgmma
-                } else {
-                    Engine::Mma
+                let mut tensors = Tensors::scored(client, &p);
+                let selecting = tensors.select(client, &p);
+                let selecting = selecting.map_or(0, |[requested, _]| requested);
+                let passes = |tensors: &Tensors| {
+                    let passes = tensors.passes(client, &p, fastest(gpu));
+                    passes.map(|pass| pass.expect("served")[0])
                 };
-                let [forward, backward] = tensors.passes(client, &p, fastest);
-                let ([forward, _], [backward, _]) = (forward.unwrap(), backward.unwrap());
-                let ranked = match p.has_scores {
-                    false => backward,
-                    true => {
-                        let tensors = tensors.with_runners_up(client, &p);
-                        let [_, ranked] = tensors.passes(client, &p, fastest);
-                        ranked.expect("served")[0]
-                    }
-                };
+                let [forward, backward] = passes(&tensors);
+                if p.has_scores {
+                    tensors = tensors.with_runners_up(client, &p);
+                }
+                let [_, ranked] = passes(&tensors);
                 let most = selecting.max(forward);
                 for (passes, workspace) in [
                     (Passes::Forward, most),
@@ -304,32 +264,20 @@ fn a_planned_length_or_batch_fits_and_one_more_does_not() {
     let client = recorder::client(Gpu::H200);
     recorder::record(&client, |client| {
         let template = problem_of(3, [8, 4], [4096; 2], 128, window(2048));
-        for passes in [
-            Passes::Forward,
-            Passes::ForwardAndBackward,
-            Passes::WithRunnersUp,
-        ] {
+        use Passes::{Forward, ForwardAndBackward, WithRunnersUp};
+        for passes in [Forward, ForwardAndBackward, WithRunnersUp] {
             for bytes in [1 << 20, 1 << 30, 80 << 30, 140 << 30] {
                 let needs = |sizes| {
                     let p = template.with_sizes(sizes).expect("valid sizes");
                     required_bytes(client, &p, passes).expect("served")
                 };
                 let n = longest(client, &template, passes, bytes).expect("served");
-                assert!(
-                    n > 0 && needs([3, n, n]) <= bytes,
-                    "{n} tokens of {bytes} bytes"
-                );
-                assert!(
-                    needs([3, n + 1, n + 1]) > bytes,
-                    "{n} tokens of {bytes} bytes"
-                );
+                let (fits, more) = (needs([3, n, n]) <= bytes, needs([3, n + 1, n + 1]) <= bytes);
+                assert!(n > 0 && fits && !more, "{n} tokens of {bytes} bytes");
                 let batch = largest_batch(client, &template, passes, bytes).expect("served");
                 let fits = batch == 0 || needs([batch, 4096, 4096]) <= bytes;
-                assert!(fits, "{batch} sequences of {bytes} bytes");
-                assert!(
-                    needs([batch + 1, 4096, 4096]) > bytes,
-                    "{batch} of {bytes} bytes"
-                );
+                let more = needs([batch + 1, 4096, 4096]) <= bytes;
+                assert!(fits && !more, "{batch} sequences of {bytes} bytes");
             }
         }
     });
@@ -337,19 +285,14 @@ fn a_planned_length_or_batch_fits_and_one_more_does_not() {
 
 /// A problem's own choice of engine, selection included.
 fn launch_all(client: &Client, p: &Problem) {
-    let tensors = Tensors::new(client, p);
+    let tensors = Tensors::scored(client, p);
     tensors.select(client, p);
-    let Tensors {
-        inputs,
-        saved,
-        grads,
-    } = tensors;
-    forward::plan(client, p, &inputs)
-        .and_then(|plan| plan.run(outputs_of(&saved)))
-        .expect("a valid call");
-    backward::plan(client, p, &inputs, &saved)
-        .and_then(|plan| plan.run(grads))
-        .expect("a valid call");
+    let forward = forward::plan(client, p, &tensors.inputs);
+    let forward = forward.and_then(|plan| plan.run(tensors.outputs()));
+    forward.expect("a valid call");
+    let backward = backward::plan(client, p, &tensors.inputs, &tensors.saved);
+    let backward = backward.and_then(|plan| plan.run(tensors.grads));
+    backward.expect("a valid call");
 }
 
 /// The compiled kernels by name: each counts once per difference in its code or in the size of its cubes. The 64-bit
@@ -403,10 +346,8 @@ fn kernels_do_not_grow_in_number_with_tokens_and_sequences() {
         ("fill", 4),
         ("scan_spans", 2),
     ];
-    for (gpu, options) in [Gpu::H200, Gpu::A100]
-        .into_iter()
-        .flat_map(|gpu| [(gpu, window(2048)), (gpu, None)])
-    {
+    let gpus = [Gpu::H200, Gpu::A100].into_iter();
+    for (gpu, options) in gpus.flat_map(|gpu| [(gpu, window(2048)), (gpu, None)]) {
         let client = recorder::client(gpu);
         let mut compiled = Compiled::default();
         for n in (8..=19).map(|log| 1 << log) {

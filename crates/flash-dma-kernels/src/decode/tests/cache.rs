@@ -3,8 +3,8 @@
 use crate::decode::append::{append, append_pages};
 use crate::decode::args::{ChunkOutputs, Pages, Slots, Tokens};
 use crate::decode::chunk::chunk_keys;
-use crate::decode::tests::{SlotCache, Words};
-use crate::testing::placement::{Placement, client, upload};
+use crate::decode::tests::{SlotCache, filled};
+use crate::testing::{Placement, client, contiguous, read_u32, upload};
 use cubecl::client::Client;
 use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, ElementType, SelectionRule};
 use flash_dma_reference::generate::Scores;
@@ -49,12 +49,8 @@ impl Cache {
         to: usize,
         placement: Placement,
     ) -> (AppendProblem, Tokens) {
-        let shape = [
-            self.slots.shape.batch,
-            self.slots.shape.kv_heads,
-            to - from,
-            self.slots.shape.head_dim,
-        ];
+        let cache = self.slots.shape;
+        let shape = [cache.batch, cache.kv_heads, to - from, cache.head_dim];
         let mut k = Vec::new();
         let mut z = Vec::new();
         for (row, scores) in scores.iter().enumerate() {
@@ -64,20 +60,15 @@ impl Cache {
             }
         }
         let v: Vec<f64> = k.iter().map(|x| -x).collect();
-        let problem = self
-            .slots
-            .shape
-            .append(&shape, &shape, Some(&shape[..3]), F32, self.held);
+        let scores = Some(&shape[..3]);
+        let problem = cache.append(&shape, &shape, scores, F32, self.held);
+        let up = |values: &[f64], shape: &[usize], placement| {
+            upload(&self.client, values, shape, F32, placement)
+        };
         let tokens = Tokens {
-            k: upload(&self.client, &k, &shape, F32, placement),
-            v: upload(&self.client, &v, &shape, F32, placement),
-            scores: Some(upload(
-                &self.client,
-                &z,
-                &shape[..3],
-                F32,
-                Placement::Contiguous,
-            )),
+            k: up(&k, &shape, placement),
+            v: up(&v, &shape, placement),
+            scores: scores.map(|shape| up(&z, shape, Placement::Contiguous)),
         };
         (problem.unwrap(), tokens)
     }
@@ -87,15 +78,20 @@ impl Cache {
         let (window, dim) = (self.slots.shape.capacity(), self.slots.shape.head_dim);
         let rule = self.slots.shape.rule().unwrap();
         let client = &self.client;
-        let position = self.slots.position.read(client);
-        let score = self.slots.score.read(client);
-        let (k, v) = (self.slots.k.read(client), self.slots.v.read(client));
+        let Slots {
+            k,
+            v,
+            score,
+            position,
+            seen,
+        } = self.slots();
+        let [k, v, score, position, seen] =
+            [k, v, score, position, seen].map(|words| read_u32(client, words));
         let live = self.slots.live(client);
         for (row, head) in scores.iter().enumerate() {
             let slots = row * window..(row + 1) * window;
-            let live = &live[row];
             let want = compose::attended(head, &rule, self.held - 1);
-            assert_eq!(*live, want, "row {row} after {} {context}", self.held);
+            assert_eq!(live[row], want, "row {row} after {} {context}", self.held);
             for slot in slots {
                 if position[slot] == u32::MAX {
                     assert_eq!(score[slot], f32::NEG_INFINITY.to_bits());
@@ -110,8 +106,7 @@ impl Cache {
                 }
             }
         }
-        let seen = vec![self.held as u32; self.slots.shape.batch];
-        assert_eq!(self.slots.seen.read(client), seen);
+        assert_eq!(seen, vec![self.held as u32; self.slots.shape.batch]);
     }
 }
 
@@ -141,15 +136,18 @@ fn tokens_one_at_a_time_leave_the_best_for_every_kind_of_scores() {
 
 #[test]
 fn thousands_of_steps_leave_the_best() {
-    let scores = scores(Scores::Ties, 1, 3000, 5);
-    let mut cache = Cache::new(1, 1, 13, 8);
+    check_thousands(Scores::Ties, SelectionRule::top(13), 5);
+}
+
+fn check_thousands(kind: Scores, rule: SelectionRule, seed: u64) {
+    let scores = scores(kind, 1, 3000, seed);
+    let mut cache = Cache::new(1, 1, rule, 8);
     for token in 0..3000 {
         cache.append(&scores, token, token + 1, Placement::Contiguous);
-        if token % 97 == 0 {
-            cache.check(&scores, "ties");
+        if token % 97 == 0 || token == 2999 {
+            cache.check(&scores, &format!("{kind:?}"));
         }
     }
-    cache.check(&scores, "ties");
 }
 
 #[test]
@@ -181,7 +179,7 @@ fn equal_scores_of_long_sequences_are_told_apart_by_position() {
     for seen in [3000, 5 << 22] {
         let scores = vec![vec![1.0; 5000]];
         let mut cache = Cache::new(1, 1, 40, 8);
-        cache.slots.seen = Words::of(&cache.client, &[1], &[seen]);
+        cache.slots.slots.seen = contiguous(&cache.client, &[seen], &[1]);
         cache.append(&scores, 0, 5000, Placement::Contiguous);
         let want: Vec<usize> = (seen as usize..seen as usize + 40).collect();
         assert_eq!(cache.slots.live(&cache.client), [want]);
@@ -209,14 +207,11 @@ fn rule([window, recent, sinks]: [usize; 3]) -> SelectionRule {
 
 #[test]
 fn recent_keys_and_sinks_keep_their_slots() {
-    let kinds = [
-        Scores::Normal,
-        Scores::Ties,
-        Scores::Padded,
-        Scores::AllPadded,
-        Scores::Nan,
-    ];
-    for (seed, kind) in kinds.into_iter().enumerate() {
+    use Scores::{AllPadded, Nan, Normal, Padded, Ties};
+    for (seed, kind) in [Normal, Ties, Padded, AllPadded, Nan]
+        .into_iter()
+        .enumerate()
+    {
         let scores = scores(kind, 4, 80, 200 + seed as u64);
         for parts in RULES {
             for pieces in [&[1][..], &[16, 3, 1], &[2, 40, 1, 17, 5], &[80]] {
@@ -239,15 +234,7 @@ fn recent_keys_and_sinks_keep_their_slots() {
 
 #[test]
 fn thousands_of_steps_leave_what_the_rule_says() {
-    let scores = scores(Scores::Nan, 1, 3000, 6);
-    let mut cache = Cache::new(1, 1, rule([13, 5, 3]), 8);
-    for token in 0..3000 {
-        cache.append(&scores, token, token + 1, Placement::Contiguous);
-        if token % 97 == 0 {
-            cache.check(&scores, "NaN");
-        }
-    }
-    cache.check(&scores, "NaN");
+    check_thousands(Scores::Nan, rule([13, 5, 3]), 6);
 }
 
 #[test]
@@ -270,17 +257,17 @@ fn a_chunk_sees_the_slots_in_order() {
         let (problem, tokens) = cache.tokens(&scores, first, 100, Placement::TokenMajor);
         let keys = window + 100 - first;
         let all = [2, 2, keys, 8];
-        let rows = || Words::new(&cache.client, &all, f32::NAN.to_bits());
-        let words = || Words::new(&cache.client, &all[..3], 0);
+        let rows = || filled(&cache.client, &all, f32::NAN.to_bits());
+        let words = || filled(&cache.client, &all[..3], 0);
         let (k, v, z, rank) = (rows(), rows(), words(), words());
         let target = ChunkOutputs {
-            k: k.binding(),
-            v: v.binding(),
-            scores: z.binding(),
-            rank: (rule.sinks > 0).then(|| rank.binding()),
+            k: k.clone(),
+            v: v.clone(),
+            scores: z.clone(),
+            rank: (rule.sinks > 0).then(|| rank.clone()),
         };
         chunk_keys(&cache.client, &problem, cache.slots(), tokens, target).unwrap();
-        let [k, v, z, rank] = [k, v, z, rank].map(|words| words.read(&cache.client));
+        let [k, v, z, rank] = [k, v, z, rank].map(|words| read_u32(&cache.client, words));
         for (row, head) in scores.iter().enumerate() {
             let mut oracle = OracleSlots::new(rule);
             head[..first].iter().for_each(|&z| oracle.push(z));
@@ -320,15 +307,14 @@ fn a_chunk_sees_the_slots_in_order() {
 fn pages_get_their_tokens_in_order() {
     let client = client();
     let shape = CacheShape::pages(2, 2, [7, 4, 3], 8, F32).unwrap();
-    let rows = || Words::new(&client, &shape.kv_shape(), 0);
-    let (k, v) = (rows(), rows());
+    let rows = || filled(&client, &shape.kv_shape(), 0);
     let table: [[u32; 3]; 2] = [[5, 0, 2], [1, 6, 3]];
     let pages = Pages {
-        k: k.binding(),
-        v: v.binding(),
+        k: rows(),
+        v: rows(),
         scores: None,
-        table: Words::of(&client, &[2, 3], table.as_flattened()).binding(),
-        lengths: Words::of(&client, &[2], &[0, 1]).binding(),
+        table: contiguous(&client, table.as_flattened(), &[2, 3]),
+        lengths: contiguous(&client, &[0u32, 1], &[2]),
     };
     let mut held = [0usize, 1];
     for piece in [3usize, 1, 6] {
@@ -350,7 +336,7 @@ fn pages_get_their_tokens_in_order() {
         append_pages(&client, &problem, pages.clone(), tokens).unwrap();
         held = held.map(|n| n + piece);
     }
-    let (k, v) = (k.read(&client), v.read(&client));
+    let [k, v] = [pages.k, pages.v].map(|rows| read_u32(&client, rows));
     for row in 0..4 {
         for at in row / 2..held[row / 2] {
             let page = table[row / 2][at / 4] as usize;
@@ -384,11 +370,8 @@ fn a_refused_append_leaves_the_cache_as_it_was() {
     let error = refused(cache.slots(), bare);
     assert_eq!(error, AttentionError::CacheScores);
     let mut short = cache.slots();
-    short.seen = Words::new(&cache.client, &[2], 0).binding();
-    let error = refused(short, tokens);
-    assert_eq!(
-        error.to_string(),
-        "the count of seen tokens must have size 1 on axis 0, but has 2"
-    );
+    short.seen = filled(&cache.client, &[2], 0);
+    let text = "the count of seen tokens must have size 1 on axis 0, but has 2";
+    assert_eq!(refused(short, tokens).to_string(), text);
     cache.check(&scores, "after refusals");
 }

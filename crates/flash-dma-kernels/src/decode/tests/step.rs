@@ -7,7 +7,7 @@ use crate::decode::tests::{PageCache, SlotCache};
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, Micro, micro};
-use crate::testing::placement::{Output, Placement, client, upload};
+use crate::testing::{Output, Placement, client, upload};
 use cubecl::client::Client;
 use flash_dma_problem::{
     AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType, Problem, ScoreRole,
@@ -139,14 +139,12 @@ impl Case {
             };
             let out = Output::new(&client, &q, p.element);
             let lse = Output::new(&client, &q[..3], F32);
-            let query = up(&prefix.q, &q);
             let cache = slots.as_ref().map_or(pages.shape, |s| s.shape);
             let z = self.scored().then_some(&new[..3]);
-            let problem = cache
-                .decode(&q, &new, &new, z, p.element, from, &options)
-                .unwrap();
+            let problem = cache.decode(&q, &new, &new, z, p.element, from, &options);
+            let problem = problem.unwrap();
             let inputs = StepInputs {
-                q: query,
+                q: up(&prefix.q, &q),
                 tokens: given,
             };
             let outputs = StepOutputs {
@@ -165,8 +163,7 @@ impl Case {
             let naive = prefix.naive_forward_for(self.role);
             let got = out.read(&client);
             compare("out", &q, &got, &exact.out, &naive.out, p.element, OUTPUT)
-                .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
-            compare_lse(&q[..3], &lse.read(&client), &exact.lse)
+                .and_then(|_| compare_lse(&q[..3], &lse.read(&client), &exact.lse))
                 .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
             if let (Some(cache), Some(window)) = (&slots, self.window) {
                 let want: Vec<Vec<usize>> = (prefix.scores.iter().flat_map(|z| z.chunks(to)))
@@ -211,11 +208,11 @@ impl Case {
 fn a_token_at_a_time_equals_the_full_pass() {
     for (seed, scores) in Scores::ALL.into_iter().enumerate() {
         for window in [1, 6, 100] {
-            let case = Case {
+            Case {
                 scores,
                 ..case([4, 2], 40, 8, Some(window))
-            };
-            case.check(seed as u64);
+            }
+            .check(seed as u64);
         }
     }
 }
@@ -224,35 +221,32 @@ fn a_token_at_a_time_equals_the_full_pass() {
 fn several_tokens_see_what_each_would_alone() {
     for (seed, scores) in Scores::ALL.into_iter().enumerate() {
         for window in [1, 5, 17, 100] {
-            let case = Case {
+            Case {
                 scores,
                 pieces: vec![16, 3, 1, 7, 2, 13],
                 ..case([2, 1], 58, 8, Some(window))
-            };
-            case.check(seed as u64);
+            }
+            .check(seed as u64);
         }
     }
 }
 
 #[test]
 fn scores_that_only_rank_add_nothing() {
-    let kinds = [
-        Scores::Ties,
-        Scores::Padded,
-        Scores::AllPadded,
-        Scores::Nan,
-        Scores::Large,
-    ];
-    for (seed, scores) in kinds.into_iter().enumerate() {
+    use Scores::{AllPadded, Large, Nan, Padded, Ties};
+    for (seed, scores) in [Ties, Padded, AllPadded, Nan, Large]
+        .into_iter()
+        .enumerate()
+    {
         for (window, parts) in [(1, None), (5, Some(2)), (17, None), (100, Some(3))] {
-            let case = Case {
+            Case {
                 scores,
                 parts,
                 role: ScoreRole::Rank,
                 pieces: vec![16, 3, 1, 7, 2, 13],
                 ..case([4, 2], 58, 8, Some(window))
-            };
-            case.check(seed as u64);
+            }
+            .check(seed as u64);
         }
     }
 }
@@ -260,13 +254,13 @@ fn scores_that_only_rank_add_nothing() {
 #[test]
 fn pages_with_scores_have_a_key_bias() {
     for (seed, scores) in Scores::ALL.into_iter().enumerate() {
-        let case = Case {
+        Case {
             scores,
             biased: true,
             pieces: vec![1, 7, 2],
             ..case([4, 2], 33, 16, None)
-        };
-        case.check(seed as u64);
+        }
+        .check(seed as u64);
     }
 }
 
@@ -282,12 +276,12 @@ fn groups_and_head_dimensions_match_the_oracle() {
     ] {
         for window in [Some(9), None] {
             for pieces in [vec![1], vec![4, 9]] {
-                let case = Case {
+                Case {
                     batch,
                     pieces,
                     ..case(heads, 23, head_dim, window)
-                };
-                case.check(head_dim as u64);
+                }
+                .check(head_dim as u64);
             }
         }
     }
@@ -301,14 +295,14 @@ fn types_options_and_strides_match_the_oracle() {
         (F32, Placement::TokenMajor),
     ] {
         for window in [Some(7), None] {
-            let case = Case {
+            Case {
                 element,
                 placement,
                 options: AttentionOptions::new().with_softcap(2.0).with_scale(0.7),
                 pieces: vec![1, 5],
                 ..case([4, 2], 31, 24, window)
-            };
-            case.check(11);
+            }
+            .check(11);
         }
     }
 }
@@ -317,13 +311,13 @@ fn types_options_and_strides_match_the_oracle() {
 fn parts_of_the_keys_add_up() {
     for parts in [2, 3, 11] {
         for window in [Some(30), Some(3), None] {
-            let case = Case {
+            Case {
                 parts: Some(parts),
                 scores: Scores::Padded,
                 pieces: vec![1, 2, 16],
                 ..case([4, 2], 70, 16, window)
-            };
-            case.check(parts as u64);
+            }
+            .check(parts as u64);
         }
     }
 }
@@ -331,13 +325,13 @@ fn parts_of_the_keys_add_up() {
 #[test]
 fn cooperating_units_match_the_oracle() {
     for window in [Some(6), None] {
-        let case = Case {
+        Case {
             micro: Some(micro(2, 2, 2, 4)),
             parts: Some(2),
             pieces: vec![5, 1],
             ..case([4, 2], 20, 24, window)
-        };
-        case.check(5);
+        }
+        .check(5);
     }
 }
 
@@ -375,9 +369,8 @@ fn a_refused_step_leaves_the_cache_as_it_was() {
     let cache = SlotCache::new(&client, shape);
     let new = [1, 1, 2, 8];
     let options = AttentionOptions::new().with_keep_window(3);
-    let problem = shape
-        .decode(&new, &new, &new, Some(&new[..3]), F32, 0, &options)
-        .unwrap();
+    let problem = shape.decode(&new, &new, &new, Some(&new[..3]), F32, 0, &options);
+    let problem = problem.unwrap();
     let up = |shape: &[usize]| {
         let values = vec![1.0; shape.iter().product()];
         upload(&client, &values, shape, F32, Placement::Contiguous)
@@ -387,10 +380,7 @@ fn a_refused_step_leaves_the_cache_as_it_was() {
         v: up(&new),
         scores: Some(up(&new[..3])),
     };
-    let (out, lse) = (
-        Output::new(&client, &new, F32),
-        Output::new(&client, &new[..3], F32),
-    );
+    let [out, lse] = [&new[..], &new[..3]].map(|shape| Output::new(&client, shape, F32));
     let run = |problem: &DecodeProblem, q: &[usize], tokens, cache| {
         let inputs = StepInputs { q: up(q), tokens };
         let outputs = StepOutputs {
@@ -409,17 +399,15 @@ fn a_refused_step_leaves_the_cache_as_it_was() {
     let pages = CacheShape::pages(1, 1, [3, 8, 2], 8, F32).unwrap();
     let pages = PageCache::new(&client, pages, 2, 3);
     let error = run(&problem, &new, given(2), Cache::Pages(pages.pages()));
-    assert_eq!(
-        error.unwrap_err().to_string(),
-        "the device does not support pages where the problem has slots"
-    );
+    let text = "the device does not support pages where the problem has slots";
+    assert_eq!(error.unwrap_err().to_string(), text);
     let many = [1, 1, 17, 8];
     let long = shape.decode(&many, &many, &many, Some(&many[..3]), F32, 0, &options);
-    let error = run(&long.unwrap(), &many, given(2), slots()).unwrap_err();
-    assert!(
-        matches!(error, AttentionError::TooLarge { limit: 16, .. }),
-        "{error}"
-    );
+    let error = run(&long.unwrap(), &many, given(2), slots());
+    assert!(matches!(
+        error,
+        Err(AttentionError::TooLarge { limit: 16, .. })
+    ));
     assert_eq!(cache.live(&client), [[0usize; 0]]);
     assert!(out.read(&client).iter().all(|x| x.is_nan()));
     step(&new, given(2)).unwrap();

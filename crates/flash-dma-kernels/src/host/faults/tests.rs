@@ -57,10 +57,10 @@ fn a_kernel_that_does_not_compile_fails_by_the_name_of_its_operation() {
         panic!("{error:?}");
     };
     assert_eq!(*operation, "this test");
+    let text = error.to_string();
     assert!(
-        error
-            .to_string()
-            .starts_with("this test failed on the device: ")
+        text.starts_with("this test failed on the device: "),
+        "{text}"
     );
     assert!(!reason.is_empty());
     assert!(client.read_one(handle).is_err());

@@ -551,9 +551,8 @@ fn chunk_keys_with(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Selection;
     use crate::pattern::intervals::live_keys;
-    use crate::testing::{client, read_u32, strided, zeros};
+    use crate::testing::{client, contiguous, problem, read_u32, selection, zeros};
     use flash_dma_problem::{AttentionOptions, ElementType, Interval};
     use flash_dma_reference::compose::max_live;
     use flash_dma_reference::{Rng, select::intervals};
@@ -590,34 +589,15 @@ mod tests {
 
     fn check(q_len: usize, k_len: usize, window: usize, causal: bool, chunk: usize) {
         let client = client();
-        let options = AttentionOptions::new()
-            .with_keep_window(window)
-            .with_causal(causal);
-        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
-        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let options = AttentionOptions::new().with_keep_window(window);
+        let (q, options) = ([1, 2, q_len, 8], options.with_causal(causal));
+        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
         let mut rng = Rng::new(3);
-        let rows: Vec<Vec<Interval>> = (0..2)
-            .map(|_| {
-                let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
-                intervals(&scores, p.window)
-            })
-            .collect();
-        let words: Vec<u32> = rows
-            .iter()
-            .flatten()
-            .flat_map(|i| [i.first, i.end])
-            .collect();
-        let selection = Selection {
-            scores: zeros(&client, &k[..3]),
-            intervals: strided(
-                &client,
-                &words,
-                &[1, 2, k_len, 2],
-                &[4 * k_len, 2 * k_len, 2, 1],
-            ),
-            far: None,
-        };
-        let live = live_keys(&client, &p, &selection);
+        let rows = [(); 2].map(|()| {
+            let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
+            intervals(&scores, p.window)
+        });
+        let live = live_keys(&client, &p, &selection(&client, &rows));
         for planes in [1, 4] {
             let team = Team { lanes: 1, planes };
             let lists = chunk_keys_with(&client, &p, Keys::Live(&live), chunk, team);
@@ -658,23 +638,19 @@ mod tests {
     /// Two rows of keys in any order, on spans that begin anywhere.
     fn check_ranked(q_len: usize, k_len: usize, chunk: usize) {
         let client = client();
-        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
-        let options = AttentionOptions::new().with_keep_window(3);
-        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let (q, options) = (
+            [1, 2, q_len, 8],
+            AttentionOptions::new().with_keep_window(3),
+        );
+        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
         let mut rng = Rng::new(4);
-        let spans: Vec<Vec<Interval>> = (0..2)
-            .map(|_| {
-                let span = |key: usize| {
-                    let first = key + rng.below(k_len - key);
-                    let end = first + 1 + rng.below((k_len - first).min(40));
-                    Interval {
-                        first: first as u32,
-                        end: end as u32,
-                    }
-                };
-                (0..k_len).map(span).collect()
-            })
-            .collect();
+        let mut span = |key: usize| {
+            let first = key + rng.below(k_len - key);
+            let end = first + 1 + rng.below((k_len - first).min(40));
+            let [first, end] = [first, end].map(|position| position as u32);
+            Interval { first, end }
+        };
+        let spans = [(); 2].map(|()| (0..k_len).map(&mut span).collect::<Vec<Interval>>());
         // Every third key is none, and the list descends.
         let listed: Vec<u32> = (0..k_len as u32).rev().filter(|key| key % 3 != 0).collect();
         let mut keys = vec![0; 2 * k_len];
@@ -686,16 +662,11 @@ mod tests {
                 positions[2 * (row * k_len + n)..][..2].copy_from_slice(&[span.first, span.end]);
             }
         }
-        let pairs = |words: &[u32]| {
-            let strides = [4 * k_len, 2 * k_len, 2, 1];
-            strided(&client, words, &[1, 2, k_len, 2], &strides)
-        };
-        let row_strides = [k_len, 1];
         let ranked = RankedKeys {
-            keys: strided(&client, &keys, &[2, k_len], &row_strides),
+            keys: contiguous(&client, &keys, &[2, k_len]),
             spans: zeros(&client, &[1, 2, k_len, 2]),
-            listed: pairs(&positions),
-            counts: strided(&client, &[listed.len() as u32; 2], &[2], &[1]),
+            listed: contiguous(&client, &positions, &[1, 2, k_len, 2]),
+            counts: contiguous(&client, &[listed.len() as u32; 2], &[2]),
         };
         let most = spans.iter().map(|row| {
             let until = row.iter().enumerate().map(|(key, span)| Interval {

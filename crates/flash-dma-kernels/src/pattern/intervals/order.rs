@@ -186,41 +186,23 @@ fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Selection;
     use crate::pattern::intervals::live_keys;
-    use crate::testing::{client, read_u32, strided, zeros};
+    use crate::testing::{client, problem, read_u32, selection};
     use flash_dma_problem::{AttentionOptions, ElementType, Interval};
     use flash_dma_reference::{Rng, select::intervals};
 
     /// Two rows of `k_len` keys and a window of 30.
     fn check(q_len: usize, k_len: usize, causal: bool) {
         let client = client();
-        let options = AttentionOptions::new()
-            .with_keep_window(30)
-            .with_causal(causal);
-        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
-        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let options = AttentionOptions::new().with_keep_window(30);
+        let (q, options) = ([1, 2, q_len, 8], options.with_causal(causal));
+        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
         let mut rng = Rng::new(5);
-        let rows: Vec<Vec<Interval>> = (0..2)
-            .map(|_| {
-                let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
-                intervals(&scores, p.window)
-            })
-            .collect();
-        let words: Vec<u32> = (rows.iter().flatten())
-            .flat_map(|i| [i.first, i.end])
-            .collect();
-        let selection = Selection {
-            scores: zeros(&client, &k[..3]),
-            intervals: strided(
-                &client,
-                &words,
-                &[1, 2, k_len, 2],
-                &[4 * k_len, 2 * k_len, 2, 1],
-            ),
-            far: None,
-        };
-        let live = live_keys(&client, &p, &selection);
+        let rows = [(); 2].map(|()| {
+            let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
+            intervals(&scores, p.window)
+        });
+        let live = live_keys(&client, &p, &selection(&client, &rows));
         let width = class_width(&p) as u32;
         for units in [1, 4] {
             let ordered = by_death_with(&client, &p, &live, units);

@@ -452,7 +452,7 @@ fn ranked_keys_with(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{client, read_u32, strided};
+    use crate::testing::{client, contiguous, problem, read_u32};
     use flash_dma_problem::{AttentionOptions, ElementType};
     use flash_dma_reference::Rng;
 
@@ -486,11 +486,10 @@ mod tests {
 
     fn check_source(q_len: usize, k_len: usize, causal: bool, kept: bool, unit_counts: &[usize]) {
         let client = client();
-        let options = AttentionOptions::new()
-            .with_keep_window(3)
-            .with_causal(causal);
-        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
-        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let options = AttentionOptions::new().with_keep_window(3);
+        let (q, options) = ([1, 2, q_len, 8], options.with_causal(causal));
+        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
+        let shape = p.scores_shape();
         let mut rng = Rng::new(5);
         let (mut all, mut ends) = (Vec::new(), Vec::new());
         for n in 0..2 * k_len {
@@ -504,26 +503,20 @@ mod tests {
             ends.push(end as u32);
             all.push((first as u32, past as u32, score));
         }
-        let row_strides = [2 * k_len, k_len, 1];
         let scores: Vec<f32> = all.iter().map(|&(.., score)| score).collect();
         let bound = |&(first, past, _): &(u32, u32, f32)| if kept { first } else { past };
         let bounds: Vec<u32> = all.iter().map(bound).collect();
         let words: Vec<u32> = (ends.iter().enumerate())
             .flat_map(|(n, &end)| [(n % k_len) as u32, end])
             .collect();
-        let bounds = strided(&client, &bounds, &k[..3], &row_strides);
+        let bounds = contiguous(&client, &bounds, &shape);
         let source = match kept {
             true => RankedSource::Kept(&bounds),
             false => RankedSource::RunnersUp(&bounds),
         };
         let selection = Selection {
-            scores: strided(&client, &scores, &k[..3], &row_strides),
-            intervals: strided(
-                &client,
-                &words,
-                &[1, 2, k_len, 2],
-                &[4 * k_len, 2 * k_len, 2, 1],
-            ),
+            scores: contiguous(&client, &scores, &shape),
+            intervals: contiguous(&client, &words, &p.intervals_shape()),
             far: None,
         };
         let width = k_len.div_ceil(CLASSES).max(1) as u32;
@@ -539,18 +532,14 @@ mod tests {
                     let positions = i64::from(first)..i64::from(past);
                     (0..q_len).any(|query| positions.contains(&p.position(query)))
                 };
-                let mut expected: Vec<usize> = (0..k_len)
-                    .filter(|&key| {
-                        let (first, past, score) = all[key];
-                        runs(first, past) && score != f32::NEG_INFINITY
-                    })
-                    .collect();
+                let learns = |&key: &usize| {
+                    let (first, past, score) = all[key];
+                    runs(first, past) && score != f32::NEG_INFINITY
+                };
+                let mut expected: Vec<usize> = (0..k_len).filter(learns).collect();
                 expected.sort_by_key(|&key| (all[key].0 / width, key % units));
-                assert_eq!(
-                    counts[row] as usize,
-                    expected.len(),
-                    "row {row}, {units} units"
-                );
+                let count = counts[row] as usize;
+                assert_eq!(count, expected.len(), "row {row}, {units} units");
                 let ordered = &ordered[row * k_len..][..expected.len()];
                 for (ours, listed) in ordered.chunks(TILE).zip(expected.chunks(TILE)) {
                     let mut listed: Vec<usize> = listed.to_vec();
@@ -559,11 +548,8 @@ mod tests {
                     assert_eq!(ours, listed, "row {row}");
                 }
                 for (n, &key) in expected.iter().enumerate() {
-                    assert_eq!(
-                        listed[row * k_len + n] as usize,
-                        key,
-                        "row {row}, entry {n}"
-                    );
+                    let listed = listed[row * k_len + n] as usize;
+                    assert_eq!(listed, key, "row {row}, entry {n}");
                     let span = &spans[2 * (row * k_len + key)..][..2];
                     assert_eq!(span, [all[key].0, all[key].1], "row {row}, key {key}");
                     assert_eq!(&listed_spans[2 * (row * k_len + n)..][..2], span);

@@ -1,38 +1,21 @@
-use crate::args::Selection;
 use crate::pattern::intervals::live::{BLOCK, BRIEF};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{launch, live_keys, tile_key_lists};
 use crate::team::Team;
-use crate::testing::{client, read_u32, strided, zeros};
+use crate::testing::{self, client, read_u32, selection};
 use crate::{AttentionOptions, ElementType, Problem};
 use flash_dma_problem::Interval;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::{Rng, select::intervals};
 
 fn problem(heads: usize, q_len: usize, k_len: usize, window: usize, causal: bool) -> Problem {
-    let options = AttentionOptions::new()
-        .with_keep_window(window)
-        .with_causal(causal);
-    let (q, k) = ([1, heads, q_len, 8], [1, heads, k_len, 8]);
-    Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap()
-}
-
-/// The intervals of `rows` as the selection of a call; the scores are not read by the lists.
-fn selection(rows: &[Vec<Interval>]) -> Selection {
-    let client = client();
-    let n = rows[0].len();
-    let mut words: Vec<u32> = rows
-        .iter()
-        .flatten()
-        .flat_map(|i| [i.first, i.end])
-        .collect();
-    words.push(0); // An empty buffer cannot be made.
-    let shape = [1, rows.len(), n, 2];
-    Selection {
-        scores: zeros(&client, &shape[..3]),
-        intervals: strided(&client, &words, &shape, &[rows.len() * n * 2, n * 2, 2, 1]),
-        far: None,
-    }
+    let options = AttentionOptions::new().with_keep_window(window);
+    let (q, kv, options) = (
+        [1, heads, q_len, 8],
+        [heads, k_len],
+        options.with_causal(causal),
+    );
+    testing::problem(q, kv, true, ElementType::F32, &options)
 }
 
 /// Makes all lists, slice by slice, and compares them with their definition.
@@ -49,18 +32,15 @@ fn check_team(
     team: Team,
 ) {
     let client = client();
-    let live = launch::live_keys(&client, problem, &selection(rows), team);
+    let live = launch::live_keys(&client, problem, &selection(&client, rows), team);
     let n = problem.k_len;
     let [entries, counts, starts] =
         [&live.entries, &live.counts, &live.starts].map(|b| read_u32(&client, b.clone()));
     for (r, row) in rows.iter().enumerate() {
         let listed = |list: usize, len: usize| -> Vec<Interval> {
-            (entries[(2 * r + list) * n * 2..].chunks(2).take(len))
-                .map(|pair| Interval {
-                    first: pair[0],
-                    end: pair[1],
-                })
-                .collect()
+            let (pairs, _) = entries[(2 * r + list) * n * 2..].as_chunks();
+            let interval = |&[first, end]: &[u32; 2]| Interval { first, end };
+            pairs.iter().take(len).map(interval).collect()
         };
         let filtered = |lists: &dyn Fn(&Interval) -> bool| -> Vec<Interval> {
             row.iter().copied().filter(lists).collect()
@@ -96,19 +76,15 @@ fn check_team(
                     0..problem.q_len
                 };
                 let seen_by = |i: &Interval| {
-                    queries
-                        .clone()
-                        .filter(|&q| i.contains(problem.position(q)))
-                        .count()
+                    let sees = |&q: &usize| i.contains(problem.position(q));
+                    queries.clone().filter(sees).count()
                 };
-                let listed = |all: bool| {
-                    row.iter()
-                        .filter(|i| match seen_by(i) {
-                            0 => false,
-                            some => (some == queries.len()) == all,
-                        })
-                        .map(|i| i.first)
-                        .collect::<Vec<_>>()
+                let listed = |all: bool| -> Vec<u32> {
+                    let belongs = |i: &&Interval| match seen_by(i) {
+                        0 => false,
+                        some => (some == queries.len()) == all,
+                    };
+                    row.iter().filter(belongs).map(|i| i.first).collect()
                 };
                 let list = r * slice.len() + tile - slice.start;
                 let [full, total] = [counts[list * 2], counts[list * 2 + 1]].map(|c| c as usize);
@@ -121,6 +97,10 @@ fn check_team(
     }
 }
 
+fn planes(planes: usize) -> Team {
+    Team { lanes: 1, planes }
+}
+
 fn rows(heads: usize, n: usize, window: usize, seed: u64) -> Vec<Vec<Interval>> {
     let mut rng = Rng::new(seed);
     (0..heads)
@@ -131,14 +111,15 @@ fn rows(heads: usize, n: usize, window: usize, seed: u64) -> Vec<Vec<Interval>> 
 
 #[test]
 fn lists_hold_exactly_the_keys_of_each_tile() {
-    for (q_len, k_len) in [
+    let lengths = [
         (1, 1),
         (17, 17),
         (5, 40),
         (129, 129),
         (300, 300),
         (100, 290),
-    ] {
+    ];
+    for (q_len, k_len) in lengths {
         for window in [1, 3, 16, k_len] {
             let heads = Scores::ALL.len();
             let rows = rows(heads, k_len, window, (q_len * k_len + window) as u64);
@@ -156,10 +137,7 @@ fn lists_hold_exactly_the_keys_of_each_tile() {
 #[test]
 fn planes_share_a_list() {
     // Several rounds of waiting entries, and tile counts that leave planes without work.
-    let team = Team {
-        lanes: 1,
-        planes: 3,
-    };
+    let team = planes(3);
     let rows = rows(3, 150, 120, 9);
     for causal in [true, false] {
         check_team(&problem(3, 130, 150, 120, causal), &rows, 16, 2, team);
@@ -188,15 +166,14 @@ fn no_keys_and_no_queries_make_empty_lists() {
 fn foreign_intervals_do_not_write_past_the_capacity() {
     // Every key lives forever: far more than the window of 2 allows.
     let n = 50;
-    let row: Vec<_> = (0..n as u32)
-        .map(|first| Interval {
-            first,
-            end: u32::MAX >> 1,
-        })
-        .collect();
+    let forever = |first| Interval {
+        first,
+        end: u32::MAX >> 1,
+    };
+    let row: Vec<_> = (0..n as u32).map(forever).collect();
     let problem = problem(2, n, n, 2, true);
     let client = client();
-    let live = live_keys(&client, &problem, &selection(&[row.clone(), row]));
+    let live = live_keys(&client, &problem, &selection(&client, &[row.clone(), row]));
     let tiles = QueryTiles::new(&problem, 4);
     let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
     let counts = read_u32(&client, lists.counts);
@@ -232,10 +209,7 @@ fn brief_keys_that_are_gone_are_not_read() {
         given(n, |j| j + if j % 97 == 0 { n } else { BRIEF }),
     ];
     let window = most_alive(&rows, n);
-    let several = Team {
-        lanes: 1,
-        planes: 5,
-    };
+    let several = planes(5);
     for q_len in [n, n / 2] {
         let causal = problem(3, q_len, n, window, true);
         check(&causal, &rows, 64, 1);
@@ -254,10 +228,7 @@ fn most_alive(rows: &[Vec<Interval>], n: usize) -> usize {
 #[test]
 fn boundary_keys_spill_where_many_die_at_once() {
     let n = 700;
-    let several = Team {
-        lanes: 1,
-        planes: 3,
-    };
+    let several = planes(3);
     // Documents whose ends lie inside tiles; all keys dying at one position; deaths in the first and last query of a
     // tile; two mass deaths within one tile, with survivors among them; and everything alive to the end.
     let ends: [&dyn Fn(usize) -> usize; 5] = [
@@ -290,20 +261,13 @@ fn more_deaths_than_the_capacity_do_not_write_past_it() {
     let row = given(n, |_| 198);
     let problem = problem(2, n, n, 2, true);
     let client = client();
-    let live = live_keys(&client, &problem, &selection(&[row.clone(), row]));
+    let live = live_keys(&client, &problem, &selection(&client, &[row.clone(), row]));
     let tiles = QueryTiles::new(&problem, 16);
     let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
     assert_eq!(tiles.capacity, 17);
-    let (keys, counts) = (
-        read_u32(&client, lists.keys),
-        read_u32(&client, lists.counts),
-    );
-    for (list, count) in keys
-        .chunks(17)
-        .zip(counts.chunks(2))
-        .skip(12)
-        .step_by(tiles.lists)
-    {
+    let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
+    let all = keys.chunks(17).zip(counts.chunks(2));
+    for (list, count) in all.skip(12).step_by(tiles.lists) {
         assert_eq!(count, [0, 17]);
         assert!(list.iter().all(|&key| key < n as u32), "{list:?}");
     }

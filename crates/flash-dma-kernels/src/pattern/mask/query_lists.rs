@@ -345,7 +345,7 @@ fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{client, read_u32, strided};
+    use crate::testing::{client, contiguous, read_u32};
     use crate::{AttentionOptions, ElementType};
     use flash_dma_reference::Rng;
 
@@ -353,23 +353,14 @@ mod tests {
     #[test]
     fn lists_hold_the_steps_that_see_keys_and_the_whole_ones_first() {
         let client = client();
-        for (n, (mask_heads, heads, fragments)) in [(1, 4, 2), (2, 4, 1), (8, 1, 2), (8, 1, 1)]
-            .into_iter()
-            .enumerate()
-        {
+        let cases = [(1, 4, 2), (2, 4, 1), (8, 1, 2), (8, 1, 1)];
+        for (n, (mask_heads, heads, fragments)) in cases.into_iter().enumerate() {
             let (q_len, k_len, group) = (150 + n, 333, 4);
             let (q, kv) = ([2, 8, q_len, 64], [2, 2, k_len, 64]);
             let mask = [2, mask_heads, q_len, k_len];
-            let problem = MaskedProblem::new(
-                &q,
-                &kv,
-                &kv,
-                Some(&mask),
-                None,
-                ElementType::Bf16,
-                &AttentionOptions::new().with_causal(false),
-            )
-            .unwrap();
+            let (element, options) = (ElementType::Bf16, AttentionOptions::new());
+            let (mask, options) = (Some(&mask[..]), options.with_causal(false));
+            let problem = MaskedProblem::new(&q, &kv, &kv, mask, None, element, &options).unwrap();
             let geometry = problem.plan.unwrap();
             let shape = geometry.counts_shape();
             let [_, _, query_blocks, key_blocks] = shape;
@@ -380,8 +371,7 @@ mod tests {
                     [0, pairs, pairs, pairs / 2][rng.below(4)] as u32
                 })
                 .collect();
-            let contiguous: Vec<usize> = crate::contiguous_strides(&shape).collect();
-            let tensor = strided(&client, &counts, &shape, &contiguous);
+            let tensor = contiguous(&client, &counts, &shape);
             let plan = MaskBits {
                 bits: tensor.clone(),
                 counts: tensor,
@@ -392,10 +382,7 @@ mod tests {
                 heads,
             };
             let lists = query_lists(&client, &problem, &plan, step);
-            let (list, totals) = (
-                read_u32(&client, lists.list),
-                read_u32(&client, lists.counts),
-            );
+            let [list, totals] = [lists.list, lists.counts].map(|words| read_u32(&client, words));
             let (keys, queries) = (step.keys, step.queries);
             let (tiles, list_heads) = (k_len.div_ceil(keys), mask_heads.min(2));
             for item in 0..2 * list_heads * tiles {
@@ -423,11 +410,8 @@ mod tests {
                 let full = expected[0].len();
                 let expected = expected.concat();
                 let total = expected.len();
-                assert_eq!(
-                    totals[at..at + 2],
-                    [full as u32, total as u32],
-                    "{n} {item}"
-                );
+                let counted = [full as u32, total as u32];
+                assert_eq!(totals[at..at + 2], counted, "{n} {item}");
                 let from = item * lists.capacity;
                 assert_eq!(list[from..from + total], expected, "{n} {item}");
             }

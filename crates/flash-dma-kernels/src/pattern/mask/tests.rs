@@ -4,8 +4,8 @@ use crate::pattern::layout::{KEY_BLOCK, TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::plan::plan;
 use crate::pattern::mask::tile_lists::tile_lists;
-use crate::testing::{client, read_u32, strided, zeros};
-use flash_dma_problem::{ElementType, PlanGeometry, contiguous_strides};
+use crate::testing::{client, contiguous, read_u32, zeros};
+use flash_dma_problem::{ElementType, PlanGeometry};
 use flash_dma_reference::Rng;
 
 /// A mask, and how it is drawn.
@@ -47,9 +47,8 @@ impl Case {
         let [q_len, k_len] = self.lengths;
         let queries = tile * self.queries..((tile + 1) * self.queries).min(q_len);
         let count = |key: usize| {
-            let of = queries.clone();
-            of.filter(|&query| self.sees(visible, row, query, key))
-                .count()
+            let sees = |&query: &usize| self.sees(visible, row, query, key);
+            queries.clone().filter(sees).count()
         };
         let (mut all, mut some) = (Vec::new(), Vec::new());
         for key in 0..k_len {
@@ -103,55 +102,40 @@ impl Case {
             bits: zeros(&client, &geometry.bits_shape()),
             counts: zeros(&client, &geometry.counts_shape()),
         };
-        let dense: Vec<usize> = contiguous_strides(&self.mask).collect();
-        let mask = strided(&client, &visible, &self.mask, &dense);
+        let mask = contiguous(&client, &visible, &self.mask);
         plan(&client, &geometry, mask, 4, false, bits.clone()).unwrap();
         let shape = [1, 2, k_len, 16];
         let mut values = vec![1.0f32; shape.iter().product()];
         if let Some(at) = self.not_finite {
             values[at] = f32::NAN;
         }
-        let dense: Vec<usize> = contiguous_strides(&shape).collect();
-        let watched = strided(&client, &values, &shape, &dense);
-        let lists = tile_lists(
-            &client,
-            &geometry,
-            &bits,
-            self.queries,
-            &watched,
-            ElementType::F32,
-            self.gather,
-        );
+        let (watched, f32) = (contiguous(&client, &values, &shape), ElementType::F32);
+        let (queries, gather) = (self.queries, self.gather);
+        let lists = tile_lists(&client, &geometry, &bits, queries, &watched, f32, gather);
         let [.., tiles, capacity] = lists.list.shape[..] else {
             unreachable!()
         };
-        let (list, totals) = (
-            read_u32(&client, lists.list),
-            read_u32(&client, lists.counts),
-        );
+        let [list, totals] = [lists.list, lists.counts].map(|words| read_u32(&client, words));
         assert_eq!(totals[2], u32::from(self.not_finite.is_some()), "{name}");
         let room = totals[3] as usize;
         for row in 0..batch * heads {
-            let all: Vec<Expected> = (0..tiles)
-                .map(|tile| self.expected(&visible, row, tile))
-                .collect();
+            let expected = |tile| self.expected(&visible, row, tile);
+            let all: Vec<Expected> = (0..tiles).map(expected).collect();
             let mut turns: Vec<usize> = (0..tiles).collect();
             turns.sort_by_key(|&tile| (all[tile].total, tile));
             turns.reverse();
             for (tile, expected) in all.iter().enumerate() {
                 let item = row * tiles + tile;
                 let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
-                let words = [
-                    expected.full,
-                    expected.total,
-                    usize::from(expected.gathered),
-                    turns[tile],
-                ];
-                assert_eq!(
-                    totals[at..at + TILE_LIST_WORDS],
-                    words.map(|word| word as u32),
-                    "{name} {item}"
-                );
+                let &Expected {
+                    full,
+                    total,
+                    gathered,
+                    ..
+                } = expected;
+                let words = [full, total, usize::from(gathered), turns[tile]];
+                let words = words.map(|word| word as u32);
+                assert_eq!(totals[at..at + TILE_LIST_WORDS], words, "{name} {item}");
                 let own = &list[item * capacity..][..capacity];
                 let entries = &expected.entries;
                 assert_eq!(&own[..entries.len()], entries, "{name} {item}");
@@ -164,11 +148,8 @@ impl Case {
                         let word = room + (column / 64 * self.queries + n) * 2 + column / 32 % 2;
                         let seen = (entries.get(column))
                             .is_some_and(|&key| self.sees(&visible, row, query, key as usize));
-                        assert_eq!(
-                            own[word] >> (column % 32) & 1,
-                            u32::from(seen),
-                            "{name} {item} column {column} query {n}"
-                        );
+                        let bit = own[word] >> (column % 32) & 1 == 1;
+                        assert_eq!(bit, seen, "{name} {item} column {column} query {n}");
                     }
                 }
             }

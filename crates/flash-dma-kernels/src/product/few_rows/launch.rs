@@ -2,8 +2,8 @@
 
 use super::blueprint::{Blueprint, Task};
 use super::kernel::{ExtentLaunch, product_few_rows_kernel};
-use crate::host::check::{SEGMENT_BYTES, address_type, elem_type};
-use crate::product::operands::{Major, Operands, Sizes, major};
+use crate::host::check::{SEGMENT_BYTES, address_type, elem_type, reads_in};
+use crate::product::operands::{Major, Operands, Sizes, major, transposed};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
@@ -32,16 +32,14 @@ impl<'a> Plan<'a> {
             let sizes = client.io_optimized_vector_sizes(size);
             sizes.filter(move |n| n * size <= SEGMENT_BYTES && *n <= most)
         };
-        let reads = |tensor, length: usize| move |n: &usize| reads_in(tensor, length, *n, size);
-        let length = match b {
-            Major::Row => n,
-            Major::Column => k,
+        let (length, rows) = match b {
+            Major::Row => (n, operands.b.clone()),
+            Major::Column => (k, transposed(&operands.b)),
         };
+        let b_vector = vectors(length).find(|&n| reads_in(&rows, n, size));
         let mut task = Task {
             b,
-            b_vector: vectors(length)
-                .find(reads(&operands.b, length))
-                .unwrap_or(1),
+            b_vector: b_vector.unwrap_or(1),
             a_vector: 1,
             m,
             n,
@@ -49,7 +47,7 @@ impl<'a> Plan<'a> {
         };
         let terms = Blueprint::choose(client, &task).terms();
         if k.is_multiple_of(terms) {
-            let found = vectors(terms).find(reads(&operands.a, k));
+            let found = vectors(terms).find(|&n| reads_in(&operands.a, n, size));
             task.a_vector = found.unwrap_or(1);
         }
         Self::with(client, operands, Blueprint::choose(client, &task))
@@ -105,15 +103,4 @@ impl<'a> Plan<'a> {
             );
         }
     }
-}
-
-/// Whether a matrix, `length` elements along its contiguous axis, is read in vectors of `n` elements.
-fn reads_in(tensor: &TensorBinding, length: usize, n: usize, size: usize) -> bool {
-    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
-    let pitch = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis].is_multiple_of(n);
-    let outer = match major(tensor) {
-        Some(Major::Row) => pitch(0),
-        _ => pitch(1),
-    };
-    length.is_multiple_of(n) && begin.is_multiple_of(n * size) && outer
 }

@@ -3,13 +3,12 @@
 use super::blueprint::{Blueprint, Task};
 use super::launch::Plan;
 use crate::product::operands::{Major, Operands};
-use crate::testing::{client, read_u32, strided, zeros};
-use cubecl::prelude::{CubeElement, TensorBinding};
+use crate::testing::{client, read_f64, upload_strided, zeros};
+use cubecl::prelude::TensorBinding;
 use flash_dma_problem::ElementType;
 use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{Exact, OUTPUT, compare};
 use flash_dma_reference::round::round;
-use half::{bf16, f16};
 
 /// A matrix in f64, rounded to an element type.
 struct Matrix {
@@ -35,16 +34,7 @@ impl Matrix {
             Major::Row => [columns + gap, 1],
             Major::Column => [1, rows + gap],
         };
-        match self.element {
-            ElementType::F32 => self.laid(strides, |x| x as f32),
-            ElementType::F16 => self.laid(strides, f16::from_f64),
-            ElementType::Bf16 => self.laid(strides, bf16::from_f64),
-        }
-    }
-
-    fn laid<E: CubeElement>(&self, strides: [usize; 2], of: impl Fn(f64) -> E) -> TensorBinding {
-        let values: Vec<E> = self.values.iter().map(|&x| of(x)).collect();
-        strided(&client(), &values, &self.shape, &strides)
+        upload_strided(&client(), &self.values, &self.shape, &strides, self.element)
     }
 }
 
@@ -100,11 +90,7 @@ fn run(a: &Matrix, b: &Matrix, shape: Shape) -> Vec<f64> {
     let plan = Plan::with(&client, &operands, blueprint).expect("a small product");
     let out = zeros(&client, &[m, n]);
     plan.launch(&client, &out, ElementType::F32);
-    let words = read_u32(&client, out);
-    words
-        .iter()
-        .map(|&x| f64::from(f32::from_bits(x)))
-        .collect()
+    read_f64(&client, out, ElementType::F32)
 }
 
 fn check([m, n, k]: [usize; 3], element: ElementType, shape: Shape) {

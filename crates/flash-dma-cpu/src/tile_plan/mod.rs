@@ -1,4 +1,0 @@
-//! Tile plans of masks: writing and reading them.
-
-pub(crate) mod bits;
-pub(crate) mod pack;
