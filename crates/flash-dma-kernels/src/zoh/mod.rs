@@ -66,24 +66,16 @@ fn run(
             actual: values.shape.len(),
         });
     };
-    let width = heads * head_dim;
     check_type(client, element)?;
     check_type(client, parameters.element)?;
-    let (size, of_parameters) = (element.size(), parameters.element.size());
-    let shape = [batch, heads, len, head_dim];
+    let (size, of) = (element.size(), parameters.element.size());
+    let (shape, contiguous) = ([batch, heads, len, head_dim], Layout::Contiguous);
     check_tensor(TensorName::Value, values, &shape, size, Layout::Strided)?;
-    let contiguous = Layout::Contiguous;
     let ZohParameters {
         dt_proj, bias, a, ..
     } = parameters;
-    let of = of_parameters;
-    check_tensor(
-        TensorName::DtProjection,
-        dt_proj,
-        &[heads, width],
-        of,
-        contiguous,
-    )?;
+    let shape = [heads, heads * head_dim];
+    check_tensor(TensorName::DtProjection, dt_proj, &shape, of, contiguous)?;
     if let Some(bias) = bias {
         check_tensor(TensorName::DtProjection, bias, &[heads], of, contiguous)?;
     }
@@ -93,13 +85,13 @@ fn run(
     if batch * len * heads == 0 {
         return Ok(());
     }
-    let widest = size.max(of_parameters);
+    let widest = size.max(of);
     let vector = (client.io_optimized_vector_sizes(widest))
         .filter(|n| n * widest <= SEGMENT_BYTES)
-        .find(|&n| reads_in(values, n, size) && begins_at(dt_proj, n * of_parameters))
+        .find(|&n| reads_in(values, n, size) && begins_at(dt_proj, n * of))
         .unwrap_or(1);
     let address = address_type(&[values], size)
-        .max(address_type(&[dt_proj], of_parameters))
+        .max(address_type(&[dt_proj], of))
         .max(address_type(&[out], 4));
     let blueprint = ZohBlueprint {
         units,
