@@ -1,8 +1,8 @@
 //! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
 
 use crate::host::engine::Instruction;
-use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::mma::product::Shape;
+use crate::matrix::blueprint::{MmaBlueprint, heads_per_tile, processors};
+use crate::matrix::mma::Shape;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::query_lists::StepShape;
 use cubecl::CubeDim;
@@ -107,6 +107,14 @@ fn check_wgmma_dim(head_dim: usize) -> Result<(), Obstacle> {
     }
 }
 
+/// Tiles of `mma`: warps of each role, groups of 16 keys that a warp owns, and rows of a query tile.
+type MmaTile = (usize, usize, usize);
+
+/// Those of the dk/dv kernel, the largest first.
+const MMA_TILES: [MmaTile; 5] = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (4, 1, 16)];
+/// Those of the rank kernel.
+const MMA_RANK_TILES: [MmaTile; 5] = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (2, 1, 32)];
+
 /// Queries of the shortest chunk; shorter chunks would write the keys' gradients too often.
 const MIN_CHUNK: usize = 1024;
 
@@ -116,96 +124,76 @@ const MIN_CHUNK: usize = 1024;
 const RANK_CHUNKS: [usize; 2] = [512, 1024];
 
 impl MmaBlueprints {
-    /// The configuration for `problem`, or why this engine does not support it.
+    /// The configuration for `problem` on an instruction, or why it does not support it.
     pub(crate) fn choose(
+        instruction: Instruction,
         problem: &Problem,
         properties: &DeviceProperties,
     ) -> Result<Self, Obstacle> {
-        let tile = MmaBlueprint::choose(problem, properties)?;
         let shared = properties.hardware.max_shared_memory_size;
+        let tile = MmaBlueprint::choose(instruction, problem, properties)?;
         let dq = DqBlueprint::choose(tile, shared)?;
-        let dkdv = DkdvBlueprint::choose(problem, shared)?;
-        Self::scored(dq, dkdv, problem, shared)
-    }
-
-    /// The configuration with these tiles for a problem without a mask.
-    fn scored(
-        dq: DqBlueprint,
-        dkdv: DkdvBlueprint,
-        problem: &Problem,
-        shared: usize,
-    ) -> Result<Self, Obstacle> {
+        let dkdv = DkdvBlueprint::choose(instruction, problem, shared)?;
         let rank = match problem.has_scores {
             true => Some(dkdv.choose_rank(problem, shared)?.with_rank_chunks(problem)),
             false => None,
         };
-        let (dkdv, chunk) = dkdv.with_chunks(problem);
-        Ok(Self {
-            dq,
-            dkdv,
-            chunk,
-            rank,
-        })
+        Ok(Self::with_tiles(dq, dkdv, rank, problem, properties))
     }
 
-    /// The configuration for `problem` on `wgmma`, or why it does not support it.
-    pub(crate) fn choose_wgmma(
-        problem: &Problem,
-        properties: &DeviceProperties,
-    ) -> Result<Self, Obstacle> {
-        let tile = MmaBlueprint::choose_wgmma(problem, properties)?;
-        let shared = properties.hardware.max_shared_memory_size;
-        let dq = DqBlueprint::choose_wgmma(tile, shared)?;
-        let dkdv = DkdvBlueprint::choose_wgmma(problem, shared)?;
-        Ok(Self::scored(dq, dkdv, problem, shared)?.spread(problem, properties))
-    }
-
-    /// The configuration for a problem with a mask or a bias on an instruction, or why it does not support it: as
-    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` supports biases that all queries share;
-    /// with dropout `wgmma` does, too.
+    /// As [`choose`](Self::choose) for a problem with a mask or a bias. `mma` supports biases that all queries share; with
+    /// dropout `wgmma` does, too.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
         properties: &DeviceProperties,
     ) -> Result<Self, Obstacle> {
-        let p = &problem.attention;
+        let (p, shared) = (
+            &problem.attention,
+            properties.hardware.max_shared_memory_size,
+        );
         let tile = MmaBlueprint::choose_masked(instruction, problem, properties)?;
-        if tile.pattern.has_pair_bias() && instruction == Instruction::Mma {
-            return Err(Obstacle::PairBias);
+        if tile.pattern.has_pair_bias() {
+            if instruction == Instruction::Mma {
+                return Err(Obstacle::PairBias);
+            }
+            if tile.dropout {
+                // The registers of dk/dv do not hold the biases and the words: ptxas would serialise its products (C7515).
+                return Err(Obstacle::DroppedPairBias);
+            }
+            if tile.alibi {
+                return Err(Obstacle::AlibiPairBias);
+            }
         }
-        if tile.pattern.has_pair_bias() && tile.dropout {
-            // The registers of dk/dv do not hold the biases and the words: ptxas would serialise its products (C7515).
-            return Err(Obstacle::DroppedPairBias);
-        }
-        if tile.pattern.has_pair_bias() && tile.alibi {
-            return Err(Obstacle::AlibiPairBias);
-        }
-        let shared = properties.hardware.max_shared_memory_size;
-        let dq = match instruction {
-            Instruction::Mma => DqBlueprint::choose(tile, shared),
-            Instruction::Wgmma => DqBlueprint::choose_wgmma(tile, shared),
-        }?;
+        let dq = DqBlueprint::choose(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_masked(instruction, problem, shared)?;
-        let (dkdv, chunk) = dkdv.with_chunks(p);
+        Ok(Self::with_tiles(dq, dkdv, None, p, properties))
+    }
+
+    /// The configuration with these tiles.
+    fn with_tiles(
+        dq: DqBlueprint,
+        dkdv: DkdvBlueprint,
+        rank: Option<RankBlueprint>,
+        problem: &Problem,
+        properties: &DeviceProperties,
+    ) -> Self {
+        let (dkdv, chunk) = dkdv.with_chunks(problem);
         let all = Self {
             dq,
             dkdv,
             chunk,
-            rank: None,
+            rank,
         };
-        Ok(match instruction {
+        match dkdv.instruction {
             Instruction::Mma => all,
-            Instruction::Wgmma => all.spread(p, properties),
-        })
+            Instruction::Wgmma => all.spread(problem, processors(properties)),
+        }
     }
 
     /// Uses key tiles of 64 keys if tiles of 128 would be too few to fill the device.
-    fn spread(self, problem: &Problem, properties: &DeviceProperties) -> Self {
+    fn spread(self, problem: &Problem, processors: usize) -> Self {
         let mut all = self;
-        let processors = properties
-            .hardware
-            .num_streaming_multiprocessors
-            .unwrap_or(1) as usize;
         if all.key_tiles(problem) < 4 * processors {
             all.dkdv.fragments = 1;
         }
@@ -230,44 +218,36 @@ impl RankBlueprint {
 }
 
 impl DqBlueprint {
-    /// The largest tiles that fit: with more queries each gathered key is reused more often, and 64 keys keep the
-    /// tensor cores busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
+    /// The configuration for the query tiles of a forward pass.
+    ///
+    /// - `mma`: the largest tiles that fit: with more queries each gathered key is reused more often, and 64 keys keep the
+    ///   tensor cores busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
+    /// - `wgmma`: at most three warpgroups, of 168 registers: dQ and two products take 128 of them at head dimension 128.
+    ///   Three stages, so that one warpgroup may be ahead of another; Q and dO leave no room for a fourth. Biases of pairs,
+    ///   loaded while the products are in flight, take 32 more registers, so there are two warpgroups.
     fn choose(tile: MmaBlueprint, max_shared: usize) -> Result<Self, Obstacle> {
-        [tile.warps, 4]
-            .into_iter()
-            .flat_map(|warps| {
-                [64, 32].map(|key_tile| Self {
-                    tile: MmaBlueprint {
-                        warps: warps.min(tile.warps),
-                        key_tile,
-                        stages: 2,
-                        ..tile
-                    },
-                    resident: tile.head_dim <= RESIDENT_DIM,
-                })
-            })
-            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
-            .ok_or(Obstacle::SharedMemory)
-    }
-
-    /// At most three warpgroups, of 168 registers: dQ and two products take 128 of them at head dimension 128.
-    /// Three stages, so that one warpgroup may be ahead of another; Q and dO leave no room for a fourth. Biases of
-    /// pairs, loaded while the products are in flight, take 32 more registers, so there are two warpgroups.
-    fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Result<Self, Obstacle> {
-        check_wgmma_dim(tile.head_dim)?;
-        Some(Self {
+        let with = |warps: usize, key_tile, stages, resident| Self {
             tile: MmaBlueprint {
-                warps: tile
-                    .warps
-                    .min(if tile.pattern.has_pair_bias() { 8 } else { 12 }),
-                key_tile: 64,
-                stages: 3,
+                warps: warps.min(tile.warps),
+                key_tile,
+                stages,
                 ..tile
             },
-            resident: false,
-        })
-        .filter(|blueprint| blueprint.shared_bytes() + 4096 <= max_shared)
-        .ok_or(Obstacle::SharedMemory)
+            resident,
+        };
+        let fitting = match tile.instruction {
+            Instruction::Mma => [(tile.warps, 64), (tile.warps, 32), (4, 64), (4, 32)]
+                .into_iter()
+                .map(|(warps, keys)| with(warps, keys, 2, tile.head_dim <= RESIDENT_DIM))
+                .find(|blueprint| blueprint.shared_bytes() <= max_shared),
+            Instruction::Wgmma => {
+                check_wgmma_dim(tile.head_dim)?;
+                let warps = if tile.pattern.has_pair_bias() { 8 } else { 12 };
+                Some(with(warps, 64, 3, false))
+                    .filter(|blueprint| blueprint.shared_bytes() + 4096 <= max_shared)
+            }
+        };
+        fitting.ok_or(Obstacle::SharedMemory)
     }
 
     /// The products of a warp's rows with [`DQ_BLOCK`] keys.
@@ -293,110 +273,29 @@ impl DqBlueprint {
 }
 
 /// The number of heads of a group, at most `most`, for which a tile of 16, 32 or 64 rows has a power of two of queries.
-fn whole_heads(group: usize, most: usize) -> Option<usize> {
-    let mut all = [32, 16, 8, 4, 2, 1].into_iter();
-    all.find(|&n| n <= most && group.is_multiple_of(n))
-}
-
-/// The slopes that a cube of a problem reads.
-fn slopes(problem: &Problem) -> usize {
-    problem.alibi.map_or(0, |_| problem.group())
+fn whole_heads(problem: &Problem, most: usize) -> usize {
+    let mut all = [32, 16, 8, 4, 2].into_iter();
+    let fits = |n: &usize| *n <= most && problem.group().is_multiple_of(*n);
+    all.find(fits).unwrap_or(1)
 }
 
 impl DkdvBlueprint {
-    /// The largest tiles that fit. A warp's accumulators of dk or dv take `fragments * head_dim / 2` registers per
-    /// lane, its products with a query tile `fragments * rows / 2`.
-    fn choose(problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
-        let group = problem.group();
-        Self::choose_heads(problem, max_shared, |rows| {
-            (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))
-        })
-    }
-
-    /// [`choose`](Self::choose) with the given number of heads per tile.
-    fn choose_heads(
+    /// The configuration for `problem` on an instruction.
+    fn choose(
+        instruction: Instruction,
         problem: &Problem,
         max_shared: usize,
-        heads: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self, Obstacle> {
-        [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (4, 1, 16)]
-            .into_iter()
-            .filter(|(_, fragments, _)| fragments * problem.head_dim <= 256)
-            .filter_map(|(role_warps, fragments, rows)| {
-                Some(Self {
-                    instruction: Instruction::Mma,
-                    element: problem.element,
-                    head_dim: problem.head_dim,
-                    role_warps,
-                    fragments,
-                    rows,
-                    stages: 3,
-                    heads: heads(rows)?,
-                    causal: problem.causal,
-                    pattern: Pattern::scored(problem),
-                    softcap: problem.softcap.is_some(),
-                    dropout: problem.dropout.is_some(),
-                    slopes: slopes(problem),
-                    shared_keys: false,
-                    parts: false,
-                    divided: Divided::Gradients,
-                })
-            })
-            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
-            .ok_or(Obstacle::SharedMemory)
-    }
-
-    /// The rank kernel's configuration beside this one of the dk/dv kernel, on its instruction: the same tiles with
-    /// `wgmma`, the largest that fit with `mma`.
-    fn choose_rank(self, problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
-        match self.instruction {
-            Instruction::Mma => Self::choose_rank_mma(problem, max_shared),
-            Instruction::Wgmma => Ok(Self {
-                dropout: false,
-                ..self
-            }),
+        let base = Self::of(instruction, problem);
+        match instruction {
+            Instruction::Mma => {
+                base.choose_mma(MMA_TILES, max_shared, |rows| heads_per_tile(problem, rows))
+            }
+            Instruction::Wgmma => base.choose_wgmma(max_shared, |rows| whole_heads(problem, rows)),
         }
     }
 
-    /// A warp keeps the fragments of its keys and values, `fragments * head_dim / 2` registers per lane. One tile of
-    /// queries is in use, the other in flight. The smallest tiles fit wherever any of [`choose`](Self::choose) do.
-    fn choose_rank_mma(problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
-        let all = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (2, 1, 32)];
-        let group = problem.group();
-        (all.into_iter())
-            .filter(|(_, fragments, _)| fragments * problem.head_dim <= 256)
-            .map(|(role_warps, fragments, rows)| Self {
-                instruction: Instruction::Mma,
-                element: problem.element,
-                head_dim: problem.head_dim,
-                role_warps,
-                fragments,
-                rows,
-                stages: 2,
-                heads: (1..=group.min(rows))
-                    .rfind(|n| group.is_multiple_of(*n))
-                    .unwrap_or(1),
-                causal: problem.causal,
-                pattern: Pattern::scored(problem),
-                softcap: problem.softcap.is_some(),
-                dropout: false,
-                slopes: slopes(problem),
-                shared_keys: false,
-                parts: false,
-                divided: Divided::Rows,
-            })
-            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
-            .ok_or(Obstacle::SharedMemory)
-    }
-
-    /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head dimension of 128.
-    /// One warpgroup is used for problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
-    fn choose_wgmma(problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
-        Self::choose_wgmma_heads(problem, max_shared, 32)
-    }
-
-    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads with different masks or biases have separate
-    /// tiles.
+    /// As [`choose`](Self::choose) for masks and biases. Heads with different masks or biases have separate tiles.
     fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -405,58 +304,108 @@ impl DkdvBlueprint {
         let p = &problem.attention;
         let apart = |shape: [usize; 4]| problem.heads_each(shape[1]) < p.group();
         let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
-        let most = if shapes.into_iter().flatten().any(apart) {
-            1
-        } else {
-            32
+        let heads = |most: usize| match shapes.into_iter().flatten().any(apart) {
+            true => 1,
+            false => whole_heads(p, most),
         };
         let bias = match Bias::of(problem) {
             Bias::Key if problem.bias.is_some_and(apart) => Bias::HeadKey,
             bias => bias,
         };
+        let base = Self::of(instruction, p);
         let blueprint = match instruction {
-            Instruction::Mma => Self::choose_heads(p, max_shared, |rows| {
-                whole_heads(p.group(), most.min(rows / 2))
-            }),
-            Instruction::Wgmma => Self::choose_wgmma_heads(p, max_shared, most),
-        };
-        blueprint.map(|blueprint| Self {
+            Instruction::Mma => base.choose_mma(MMA_TILES, max_shared, |rows| heads(rows / 2)),
+            Instruction::Wgmma => base.choose_wgmma(max_shared, heads),
+        }?;
+        Ok(Self {
             pattern: Pattern::masked(problem, bias),
             ..blueprint
         })
     }
 
-    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads per tile.
-    fn choose_wgmma_heads(
-        problem: &Problem,
-        max_shared: usize,
-        most: usize,
-    ) -> Result<Self, Obstacle> {
-        check_wgmma_dim(problem.head_dim)?;
-        let rows = 64;
-        // Boxes hold whole query tiles, 16 bytes of a head at least: two queries, or four words of the mask of dropout.
-        let queries = if problem.dropout.is_some() { 4 } else { 2 };
-        let heads = whole_heads(problem.group(), most.min(rows / queries)).unwrap_or(1);
-        Some(Self {
-            instruction: Instruction::Wgmma,
+    /// The rank kernel's configuration beside this one of the dk/dv kernel, on its instruction: the same tiles with
+    /// `wgmma`, the largest that fit with `mma`. There a warp keeps the fragments of its keys and values,
+    /// `fragments * head_dim / 2` registers per lane. One tile of queries is in use, the other in flight. The smallest
+    /// tiles fit wherever any of [`choose`](Self::choose) do.
+    fn choose_rank(self, problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
+        let base = Self {
+            dropout: false,
+            ..self
+        };
+        match self.instruction {
+            Instruction::Mma => Self {
+                stages: 2,
+                divided: Divided::Rows,
+                ..base
+            }
+            .choose_mma(MMA_RANK_TILES, max_shared, |rows| {
+                heads_per_tile(problem, rows)
+            }),
+            Instruction::Wgmma => Ok(base),
+        }
+    }
+
+    /// What the problem decides, with the greatest tiles.
+    fn of(instruction: Instruction, problem: &Problem) -> Self {
+        Self {
+            instruction,
             element: problem.element,
             head_dim: problem.head_dim,
             role_warps: 4,
             fragments: 2,
-            rows,
-            stages: 4,
-            heads,
+            rows: 64,
+            stages: match instruction {
+                Instruction::Mma => 3,
+                Instruction::Wgmma => 4,
+            },
+            heads: 1,
             causal: problem.causal,
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             dropout: problem.dropout.is_some(),
-            slopes: slopes(problem),
+            slopes: problem.alibi.map_or(0, |_| problem.group()),
             shared_keys: false,
             parts: false,
             divided: Divided::Gradients,
-        })
-        .filter(|blueprint| blueprint.shared_bytes() + 4096 <= max_shared)
-        .ok_or(Obstacle::SharedMemory)
+        }
+    }
+
+    /// The first of these tiles that fits, with `heads` of its rows. A warp's accumulators of dk or dv take
+    /// `fragments * head_dim / 2` registers per lane, its products with a query tile `fragments * rows / 2`.
+    fn choose_mma(
+        self,
+        tiles: [MmaTile; 5],
+        max_shared: usize,
+        heads: impl Fn(usize) -> usize,
+    ) -> Result<Self, Obstacle> {
+        (tiles.into_iter())
+            .filter(|(_, fragments, _)| fragments * self.head_dim <= 256)
+            .map(|(role_warps, fragments, rows)| Self {
+                role_warps,
+                fragments,
+                rows,
+                heads: heads(rows),
+                ..self
+            })
+            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+            .ok_or(Obstacle::SharedMemory)
+    }
+
+    /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head dimension of 128.
+    /// One warpgroup is used for problems with few key tiles, see [`MmaBlueprints::choose`]. `heads` has at most as many
+    /// heads as it is given.
+    fn choose_wgmma(
+        self,
+        max_shared: usize,
+        heads: impl Fn(usize) -> usize,
+    ) -> Result<Self, Obstacle> {
+        check_wgmma_dim(self.head_dim)?;
+        // Boxes hold whole query tiles, 16 bytes of a head at least: two queries, or four words of the mask of dropout.
+        let queries = if self.dropout { 4 } else { 2 };
+        let heads = heads(self.rows / queries);
+        Some(Self { heads, ..self })
+            .filter(|blueprint| blueprint.shared_bytes() + 4096 <= max_shared)
+            .ok_or(Obstacle::SharedMemory)
     }
 
     /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a contiguous range of

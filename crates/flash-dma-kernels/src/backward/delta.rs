@@ -23,18 +23,14 @@ pub(crate) struct SumTerms {
 }
 
 impl SumTerms {
-    pub(crate) fn new(saved: &Saved, boxed: bool) -> Self {
+    /// With the words of the rows if there is `dropout`.
+    pub(crate) fn new(saved: &Saved, boxed: bool, dropout: bool) -> Self {
         Self {
             residual: saved.residual.is_some(),
             grad_lse: saved.grad_lse.is_some(),
             boxed,
-            dropout: false,
+            dropout,
         }
-    }
-
-    /// The same, and the words of the rows if there is `dropout`.
-    pub(crate) fn with_dropout(self, dropout: bool) -> Self {
-        Self { dropout, ..self }
     }
 }
 

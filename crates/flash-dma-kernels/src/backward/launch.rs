@@ -11,11 +11,10 @@ use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
+use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
-use crate::pattern::intervals::ranked::{RankedKeys, RankedSource, ranked_keys};
-use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
-use crate::pattern::intervals::tiles::QueryTiles;
-use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::pattern::intervals::ranked::{RankedKeys, ranked_keys};
+use crate::pattern::intervals::slices::{SelectedKeys, slice_bytes};
 use crate::pattern::kind::{Bias, Pattern};
 use crate::portable::blueprint::{Blueprint, Kernel};
 use crate::portable::delta::delta_kernel;
@@ -66,7 +65,7 @@ impl Blueprints {
         [tiles.max(key_tiles), problem.q_heads, problem.batch]
     }
 
-    /// The bytes of the buffers that [`launch_portable`] holds at once at most.
+    /// The bytes of the buffers that [`PortablePass`] holds at once at most.
     pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let dkdv = OrderedKeys::bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
@@ -123,10 +122,7 @@ impl Pass for ScoredBackward<'_> {
         properties: &DeviceProperties,
     ) -> Result<MmaBlueprints, Refusal> {
         let (p, size) = (self.problem, self.problem.element.size());
-        let blueprints = match instruction {
-            Instruction::Mma => MmaBlueprints::choose(p, properties),
-            Instruction::Wgmma => MmaBlueprints::choose_wgmma(p, properties),
-        }?;
+        let blueprints = MmaBlueprints::choose(instruction, p, properties)?;
         check_segments(self.inputs.typed(), size)?;
         self.saved.check_rows(instruction, &self.inputs.q, size)?;
         Ok(blueprints)
@@ -163,43 +159,28 @@ impl Pass for ScoredBackward<'_> {
         let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
         match config {
             Config::Portable(blueprints) => {
-                launch_portable(client, problem, inputs, saved, &grads, blueprints);
+                if problem.has_scores {
+                    // Keys that no query attends to are never visited.
+                    zero(client, problem, &grads);
+                }
+                let sums = RowSums::new(client, problem, saved);
+                let pass = PortablePass {
+                    keys: SelectedKeys::new(client, problem, inputs),
+                    inputs,
+                    saved,
+                    sums,
+                    grads: &grads,
+                    blueprints,
+                };
+                pass.launch_dq();
+                pass.launch_dkdv();
+                pass.launch_rank();
             }
             Config::Matrix(blueprints) => {
-                matrix::launch::launch(client, problem, inputs, saved, &grads, blueprints);
+                matrix::launch(client, problem, inputs, saved, &grads, blueprints);
             }
         }
     }
-}
-
-fn launch_portable(
-    client: &Client,
-    problem: &Problem,
-    inputs: &Inputs,
-    saved: &Saved,
-    grads: &Gradients,
-    blueprints: Blueprints,
-) {
-    if problem.has_scores {
-        // Keys that no query attends to are never visited.
-        zero(client, problem, grads);
-    }
-    let delta = launch_delta(client, problem, saved);
-    let lse_rest = saved.rest_or_zeros(client, problem);
-    let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
-    let pass = BackwardPass {
-        client,
-        problem,
-        inputs,
-        saved,
-        delta: &delta,
-        lse_rest: &lse_rest,
-        live: live.as_ref(),
-    };
-    let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
-    pass.launch_dq(grads, &tiles, blueprints.dq);
-    pass.launch_dkdv(grads, blueprints.dkdv);
-    pass.launch_rank(grads, blueprints.dkdv);
 }
 
 /// Zeroes the gradients of k, v, the scores and the rank.
@@ -228,9 +209,7 @@ impl Saved {
             false => Err(Obstacle::RepeatedRows),
         }
     }
-}
 
-impl Saved {
     /// What the rounding of the LSEs lost; zeros in a new buffer if it was not kept.
     pub(crate) fn rest_or_zeros(&self, client: &Client, problem: &Problem) -> TensorBinding {
         self.lse_rest.clone().unwrap_or_else(|| {
@@ -249,121 +228,108 @@ impl Saved {
     }
 }
 
-/// The row sums `delta` in a new buffer `[batch, q_heads, q_len]`, f32.
-pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
-    let delta = scratch(client, problem.lse_shape());
-    let rows = problem.lse_shape().iter().product();
-    let (cube_count, cube_dim) = one_unit_each(client, rows);
-    let size = problem.element.size();
-    let typed = saved.typed();
-    let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
-    let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
-    // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
-    unsafe {
-        delta_kernel::launch_unchecked(
-            client,
-            cube_count,
-            cube_dim,
-            address_type(&typed, size).max(address_type(&[&delta], 4)),
-            vector_size(&typed, size),
-            saved.out.clone().into_tensor_arg(),
-            residual.into(),
-            saved.grad_out.clone().into_tensor_arg(),
-            grad_lse.into(),
-            delta.clone().into_tensor_arg(),
-            problem.head_dim,
-            SumTerms::new(saved, false),
-            elem_type(problem.element),
-        );
-    }
-    delta
+/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
+pub(crate) struct RowSums {
+    pub delta: TensorBinding,
+    pub lse_rest: TensorBinding,
 }
 
-/// The inputs of both large kernels.
-struct BackwardPass<'a> {
-    client: &'a Client,
-    problem: &'a Problem,
+impl RowSums {
+    /// Launches the portable kernel of the row sums.
+    pub(crate) fn new(client: &Client, problem: &Problem, saved: &Saved) -> Self {
+        let delta = scratch(client, problem.lse_shape());
+        let rows = problem.lse_shape().iter().product();
+        let (cube_count, cube_dim) = one_unit_each(client, rows);
+        let size = problem.element.size();
+        let typed = saved.typed();
+        let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
+        let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
+        // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
+        unsafe {
+            delta_kernel::launch_unchecked(
+                client,
+                cube_count,
+                cube_dim,
+                address_type(&typed, size).max(address_type(&[&delta], 4)),
+                vector_size(&typed, size),
+                saved.out.clone().into_tensor_arg(),
+                residual.into(),
+                saved.grad_out.clone().into_tensor_arg(),
+                grad_lse.into(),
+                delta.clone().into_tensor_arg(),
+                problem.head_dim,
+                SumTerms::new(saved, false, false),
+                elem_type(problem.element),
+            );
+        }
+        let lse_rest = saved.rest_or_zeros(client, problem);
+        Self { delta, lse_rest }
+    }
+}
+
+/// The portable kernels of a checked, non-empty problem.
+struct PortablePass<'a> {
+    keys: SelectedKeys<'a>,
     inputs: &'a Inputs,
     saved: &'a Saved,
-    delta: &'a TensorBinding,
-    lse_rest: &'a TensorBinding,
-    live: Option<&'a LiveKeys>,
+    sums: RowSums,
+    grads: &'a Gradients,
+    blueprints: Blueprints,
 }
 
-impl<'a> BackwardPass<'a> {
-    fn launch_dq(&self, grads: &Gradients, tiles: &QueryTiles, blueprint: Blueprint) {
-        let (client, problem, inputs) = (self.client, self.problem, self.inputs);
-        let results = [&grads.q];
-        for_each_slice(
-            client,
-            problem,
-            inputs,
-            self.live,
-            tiles,
-            &results,
-            |slice| {
-                let kernel = self.kernel(PortableKeys::of_slice(slice.selection), blueprint);
-                kernel.dq(self.saved(), slice.first_tile, slice.tiles, &grads.q);
-            },
-        );
+impl<'a> PortablePass<'a> {
+    fn launch_dq(&self) {
+        let (grad, blueprint) = (&self.grads.q, self.blueprints.dq);
+        (self.keys).for_each_slice(blueprint.outer_rows(), &[grad], |tiles| {
+            let kernel = self.kernel(PortableKeys::of_tiles(tiles.source), blueprint);
+            kernel.dq(self.saved(), tiles.first, tiles.count, grad);
+        });
     }
 
-    fn launch_dkdv(&self, grads: &Gradients, blueprint: Blueprint) {
-        let (keys, listed) = match (&self.inputs.selection, self.live) {
-            (Some(selection), Some(live)) => {
-                let ordered = by_death(self.client, self.problem, live);
+    fn launch_dkdv(&self) {
+        let (client, problem) = (self.keys.client, self.keys.problem);
+        let (grads, blueprint) = (self.grads, self.blueprints.dkdv);
+        let (keys, listed) = match &self.keys.selection {
+            Some((selection, live)) => {
+                let ordered = by_death(client, problem, live);
                 let scores = selection.scores.clone();
                 let tensors = [scores, ordered.keys, ordered.ends, ordered.counts];
                 (PortableKeys::Intervals(Box::new(tensors)), ordered.capacity)
             }
-            _ => (PortableKeys::All, self.problem.k_len),
+            None => (PortableKeys::All, problem.k_len),
         };
         let key_tiles = listed.div_ceil(blueprint.outer_rows());
-        let kernel = self.kernel(keys, blueprint);
         let rows = [&grads.k, &grads.v];
+        let kernel = self.kernel(keys, blueprint);
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    /// The gradient of the rank, if one learns; all other keys keep their zero. `blueprint` is that of
-    /// dk and dv, whose tiles have room for more than this kernel needs.
-    fn launch_rank(&self, grads: &Gradients, blueprint: Blueprint) {
-        let (client, problem) = (self.client, self.problem);
-        let (Some(selection), Some(rank)) = (&self.inputs.selection, &grads.rank) else {
+    /// The gradient of the rank, if one learns; all other keys keep their zero. The blueprint is that of dk and dv, whose
+    /// tiles have room for more than this kernel needs.
+    fn launch_rank(&self) {
+        let (Some((selection, _)), Some(rank)) = (&self.keys.selection, &self.grads.rank) else {
             return;
         };
         let far = selection.far.as_ref().expect("a rank comes with it");
-        let kernel = self.kernel(PortableKeys::All, blueprint);
-        let launch = |source, left_out| {
-            let ranked = ranked_keys(client, problem, selection, source);
+        let kernel = self.kernel(PortableKeys::All, self.blueprints.dkdv);
+        for (source, left_out) in far.sources() {
+            let ranked = ranked_keys(self.keys.client, self.keys.problem, selection, source);
             let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
             kernel.rank(self.saved(), terms, &selection.scores, ranked, rank);
-        };
-        launch(RankedSource::RunnersUp(&far.ends), None);
-        if let Some(left_out) = &far.left_out {
-            launch(RankedSource::Kept(&left_out.from), Some(left_out.how));
         }
     }
 
     fn kernel(&self, keys: PortableKeys<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {
-        let Inputs { q, k, v, .. } = self.inputs;
-        PortableLaunch {
-            client: self.client,
-            problem: self.problem,
-            q,
-            k,
-            v,
-            keys,
-            bias: None,
-            blueprint,
-        }
+        let SelectedKeys {
+            client, problem, ..
+        } = self.keys;
+        PortableLaunch::scored(client, problem, self.inputs, keys, blueprint)
     }
 
-    fn saved(&self) -> SavedTensors<'a> {
+    fn saved(&self) -> SavedTensors<'_> {
         SavedTensors {
-            grad_out: &self.saved.grad_out,
-            lse: &self.saved.lse,
-            lse_rest: self.lse_rest,
-            delta: self.delta,
+            saved: self.saved,
+            sums: &self.sums,
         }
     }
 }

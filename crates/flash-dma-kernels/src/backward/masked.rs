@@ -3,12 +3,11 @@
 use crate::args::Saved;
 use crate::backward::Backward;
 use crate::backward::bias::blueprint::BiasBlueprint;
-use crate::backward::bias::launch::BiasGradient;
 use crate::backward::bias::rows::{row_bias_bytes, row_bias_gradient};
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
-use crate::backward::launch::{BINDINGS, Blueprints, launch_delta};
-use crate::backward::matrix::masked::{MaskLists, launch_masked};
-use crate::backward::matrix::pass::{RowSums, row_sums_bytes};
+use crate::backward::dkdv::shared::args::GradientTensors;
+use crate::backward::launch::{BINDINGS, Blueprints, RowSums};
+use crate::backward::matrix::pass::{KeyLists, MmaPass, row_sums_bytes};
 use crate::host::check::elem_type;
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
@@ -18,8 +17,8 @@ use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::mask::args::{MaskedGradients, MaskedInputs};
 use crate::pattern::mask::listed::listed_bytes;
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
-use crate::portable::blueprint::Blueprint;
-use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors, bias_cubes};
+use crate::pattern::tensors::{KeyTensors, SourceTensors, TileLaunch};
+use crate::portable::launch::{PortableLaunch, SavedTensors, bias_cubes};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -75,7 +74,7 @@ impl BiasPlan {
     fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
         match (self, problem.bias) {
             (Self::Portable(blueprints), Some(bias)) => bias_cubes(bias, blueprints.dkdv),
-            (Self::Wgmma(_), Some(bias)) => BiasBlueprint::most_cubes(bias),
+            (Self::Wgmma(_), Some(bias)) => BiasBlueprint::cubes_of(bias, 1),
             (_, None) => [1; 3],
         }
     }
@@ -167,99 +166,97 @@ impl Pass for MaskedBackward<'_> {
     }
 
     fn launch(&self, client: &Client, config: ConfigOf<Self>, mut grads: MaskedGradients) {
-        let &Self {
-            problem,
-            inputs,
-            saved,
-        } = self;
-        let of_rows = grads.bias.take_if(|_| problem.has_row_bias());
-        let portable = |sums: RowSums, blueprints| PortablePass {
-            client,
-            problem,
-            inputs,
-            saved,
-            grads: &grads,
-            sums,
-            blueprints,
-        };
-        let delta = match config {
-            Config::Portable(blueprints) => {
-                let delta = launch_delta(client, &problem.attention, saved);
-                let sums = RowSums {
-                    delta: delta.clone(),
-                    lse_rest: saved.rest_or_zeros(client, &problem.attention),
-                };
-                let pass = portable(sums, blueprints);
-                pass.launch_rows();
-                pass.launch_bias();
-                delta
-            }
-            Config::Matrix((blueprints, bias)) => {
-                let of_pairs = match &bias {
-                    Some(BiasPlan::Wgmma(blueprint)) => Some(*blueprint),
-                    _ => None,
-                };
-                let sums = launch_mma(client, problem, inputs, saved, &grads, blueprints, of_pairs);
-                let delta = sums.delta.clone();
-                if let Some(BiasPlan::Portable(blueprints)) = bias {
-                    portable(sums, blueprints).launch_bias();
-                }
-                delta
-            }
-        };
+        let of_rows = grads.bias.take_if(|_| self.problem.has_row_bias());
+        let delta = self.launch_pairs(client, config, &grads);
         if let Some(bias) = &of_rows {
-            row_bias_gradient(client, &problem.attention, saved, &delta, bias);
+            row_bias_gradient(client, &self.problem.attention, self.saved, &delta, bias);
         }
     }
 }
 
-/// Returns the row sums.
-fn launch_mma(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: &MaskedInputs,
-    saved: &Saved,
-    grads: &MaskedGradients,
-    blueprints: MmaBlueprints,
-    bias: Option<BiasBlueprint>,
-) -> RowSums {
-    let p = &problem.attention;
-    let (steps, capacity) = match &inputs.plan {
-        Some(plan) => {
-            let lists = query_lists(client, problem, plan, blueprints.dkdv.step_shape());
-            (Some([lists.list, lists.counts]), lists.capacity)
+impl MaskedBackward<'_> {
+    /// All gradients but that of a bias that all keys share. Returns the row sums `delta`.
+    fn launch_pairs(
+        &self,
+        client: &Client,
+        config: ConfigOf<Self>,
+        grads: &MaskedGradients,
+    ) -> TensorBinding {
+        let (problem, saved, p) = (self.problem, self.saved, &self.problem.attention);
+        let sums = match &config {
+            Config::Portable(_) => RowSums::new(client, p, saved),
+            Config::Matrix((blueprints, bias)) => {
+                self.launch_matrix(client, *blueprints, bias.as_ref(), grads)
+            }
+        };
+        let rows = SavedTensors { saved, sums: &sums };
+        let kernel = |blueprint| PortableLaunch::masked(client, problem, self.inputs, blueprint);
+        if let Config::Portable(Blueprints { dq, dkdv }) = config {
+            let tiles = p.q_len.div_ceil(dq.outer_rows());
+            kernel(dq).dq(rows, 0, tiles, &grads.q);
+            let tiles = p.k_len.div_ceil(dkdv.outer_rows());
+            kernel(dkdv).dkdv(rows, tiles, [&grads.k, &grads.v], None);
         }
-        None => (None, p.k_len),
-    };
-    let lists = MaskLists {
-        blocks: inputs.listed(client, problem, blueprints.dq.tile.queries(), &inputs.k),
-        steps,
-        capacity,
-    };
-    let parts = bias_parts(p, blueprints.dkdv).map(|shape| scratch(client, shape));
-    if let Some(parts) = (parts.as_ref()).filter(|_| blueprints.dkdv.pattern.has_head_bias()) {
-        fill(client, parts, 0.0, f32::elem_type_native());
+        let of_bias = match config {
+            Config::Portable(blueprints)
+            | Config::Matrix((_, Some(BiasPlan::Portable(blueprints)))) => Some(blueprints.dkdv),
+            Config::Matrix(_) => None,
+        };
+        if let (Some(blueprint), Some(grad), Some(shape)) = (of_bias, &grads.bias, problem.bias) {
+            kernel(blueprint).bias_gradient(rows, grad, shape);
+        }
+        sums.delta
     }
-    let biases = inputs.bias.as_ref().zip(grads.bias.as_ref());
-    let of_pairs = biases.zip(bias).map(|((bias, grad), blueprint)| {
-        let plan = inputs.plan.as_ref();
-        (BiasGradient { bias, plan, grad }, blueprint)
-    });
-    let sums = launch_masked(
-        client,
-        problem,
-        [&inputs.q, &inputs.k, &inputs.v],
-        saved,
-        lists,
-        [&grads.q, &grads.k, &grads.v],
-        parts.clone(),
-        of_pairs,
-        blueprints,
-    );
-    if let Some((parts, bias)) = parts.as_ref().zip(grads.bias.as_ref()) {
-        sum_heads(client, parts, bias);
+
+    /// The kernels on tensor cores; `bias` computes the gradient of a bias, if it is one of them.
+    fn launch_matrix(
+        &self,
+        client: &Client,
+        blueprints: MmaBlueprints,
+        bias: Option<&BiasPlan>,
+        grads: &MaskedGradients,
+    ) -> RowSums {
+        let (problem, inputs, p) = (self.problem, self.inputs, &self.problem.attention);
+        let MmaBlueprints { dq, dkdv, .. } = blueprints;
+        let (keys, capacity) = match &inputs.plan {
+            Some(plan) => {
+                let lists = query_lists(client, problem, plan, dkdv.step_shape());
+                let tensors = [plan.bits.clone(), lists.list, lists.counts];
+                (KeyTensors::Planned(tensors), lists.capacity)
+            }
+            None => (KeyTensors::All, p.k_len),
+        };
+        let key_lists = KeyLists {
+            source: SourceTensors {
+                bias: inputs.bias.clone(),
+                keys,
+            },
+            capacity,
+            chunks: 1,
+            tiles: p.k_len.div_ceil(dkdv.keys()),
+        };
+        let queries = dq.tile.queries();
+        let tiles = TileLaunch {
+            source: inputs.listed(client, problem, queries, &inputs.k),
+            first: 0,
+            count: p.q_len.div_ceil(queries),
+        };
+        let parts = bias_parts(p, dkdv).map(|shape| scratch(client, shape));
+        if let Some(parts) = (parts.as_ref()).filter(|_| dkdv.pattern.has_head_bias()) {
+            fill(client, parts, 0.0, f32::elem_type_native());
+        }
+        let pass = MmaPass::new(client, p, inputs.typed(), self.saved, blueprints);
+        pass.launch_dq(tiles, &grads.q);
+        let to = [&grads.k, &grads.v].map(GradientTensors::of);
+        pass.launch_dkdv(key_lists, to, parts.clone(), elem_type(p.element));
+        if let (Some(BiasPlan::Wgmma(blueprint)), Some(grad)) = (bias, &grads.bias) {
+            pass.launch_bias(problem, inputs, grad, *blueprint);
+        }
+        if let Some((parts, bias)) = parts.as_ref().zip(grads.bias.as_ref()) {
+            sum_heads(client, parts, bias);
+        }
+        pass.data.sums
     }
-    sums
 }
 
 /// The shape of the gradients of a bias per key before summing over the sequences and heads that share one. The kernel
@@ -270,58 +267,4 @@ fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> Option<[usize; 3]> {
         true => p.q_heads,
     };
     (blueprint.pattern.has_key_bias()).then_some([p.batch, heads, p.k_len])
-}
-
-/// The portable kernels of a checked, non-empty problem.
-struct PortablePass<'a> {
-    client: &'a Client,
-    problem: &'a MaskedProblem,
-    inputs: &'a MaskedInputs,
-    saved: &'a Saved,
-    grads: &'a MaskedGradients,
-    sums: RowSums,
-    blueprints: Blueprints,
-}
-
-impl<'a> PortablePass<'a> {
-    /// The gradients of q, k and v.
-    fn launch_rows(&self) {
-        let p = &self.problem.attention;
-        let (Blueprints { dq, dkdv }, grads) = (self.blueprints, self.grads);
-        let tiles = p.q_len.div_ceil(dq.outer_rows());
-        (self.kernel(dq)).dq(self.saved_rows(), 0, tiles, &grads.q);
-        let tiles = p.k_len.div_ceil(dkdv.outer_rows());
-        (self.kernel(dkdv)).dkdv(self.saved_rows(), tiles, [&grads.k, &grads.v], None);
-    }
-
-    /// The gradient of the bias, if it is requested.
-    fn launch_bias(&self) {
-        if let (Some(grad), Some(shape)) = (&self.grads.bias, self.problem.bias) {
-            let kernel = self.kernel(self.blueprints.dkdv);
-            kernel.bias_gradient(self.saved_rows(), grad, shape);
-        }
-    }
-
-    fn kernel(&self, blueprint: Blueprint) -> PortableLaunch<'a> {
-        let inputs = self.inputs;
-        PortableLaunch {
-            client: self.client,
-            problem: &self.problem.attention,
-            q: &inputs.q,
-            k: &inputs.k,
-            v: &inputs.v,
-            keys: PortableKeys::of_mask(inputs.plan.as_ref()),
-            bias: inputs.bias.as_ref(),
-            blueprint,
-        }
-    }
-
-    fn saved_rows(&self) -> SavedTensors<'_> {
-        SavedTensors {
-            grad_out: &self.saved.grad_out,
-            lse: &self.saved.lse,
-            lse_rest: &self.sums.lse_rest,
-            delta: &self.sums.delta,
-        }
-    }
 }

@@ -10,7 +10,7 @@ use crate::alibi::AlibiRow;
 use crate::backward::dkdv::shared::alibi::key_place;
 use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows};
 use crate::backward::dkdv::shared::keys::OwnKey;
-use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::Pairs;
 use crate::dropout::{column_word, head_word, row_word};
 use crate::finite::is_finite;
 use crate::matrix::logit_scale::ExactLse;

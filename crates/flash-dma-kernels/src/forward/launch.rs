@@ -1,15 +1,15 @@
 //! Host side of the forward pass without a mask.
 
 use crate::args::{Inputs, Outputs};
-use crate::forward::{Forward, matrix};
+use crate::forward::Forward;
+use crate::forward::matrix::{MatrixForward, workspace};
 use crate::host::check::{check_segments, elem_type};
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
-use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
-use crate::matrix::blueprint::MmaBlueprint;
-use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
-use crate::pattern::intervals::tiles::QueryTiles;
-use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::host::pass::{Config, Pass, Plan, Rows};
+use crate::matrix::blueprint::{MmaBlueprint, processors};
+use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::slices::{SelectedKeys, slice_bytes};
 use crate::portable::blueprint::{Blueprint, Kernel};
 use crate::portable::launch::{PortableKeys, PortableLaunch};
 use cubecl::client::Client;
@@ -93,18 +93,33 @@ impl Tuning {
     }
 }
 
-/// Queries per tile.
-fn queries(config: &ConfigOf<ScoredForward<'_>>) -> usize {
-    match config {
-        Config::Portable(blueprint) => blueprint.outer_rows(),
-        Config::Matrix((blueprint, _)) => blueprint.queries(),
+/// The configuration of a forward pass. On tensor cores it has the parts of a tile's keys beside the blueprint.
+pub(crate) type ForwardConfig = Config<Blueprint, (MmaBlueprint, usize)>;
+
+impl ForwardConfig {
+    /// Queries per tile.
+    pub(crate) fn queries(&self) -> usize {
+        match self {
+            Self::Portable(blueprint) => blueprint.outer_rows(),
+            Self::Matrix((blueprint, _)) => blueprint.queries(),
+        }
+    }
+
+    /// Cubes along each axis; along the first, query tiles.
+    pub(crate) fn cubes(&self, p: &Problem) -> [usize; 3] {
+        let tiles = p.q_len.div_ceil(self.queries());
+        match self {
+            Self::Portable(_) => [tiles, p.q_heads, p.batch],
+            Self::Matrix((blueprint, parts)) => {
+                [tiles, p.batch * p.q_heads / blueprint.heads, *parts]
+            }
+        }
     }
 }
 
 impl Pass for ScoredForward<'_> {
     type Outputs = Outputs;
     type Portable = Blueprint;
-    /// The comptime configuration, and the parts of a tile's keys.
     type Matrix = (MmaBlueprint, usize);
 
     const BINDINGS: u32 = BINDINGS;
@@ -123,35 +138,21 @@ impl Pass for ScoredForward<'_> {
         instruction: Instruction,
         properties: &DeviceProperties,
     ) -> Result<Self::Matrix, Refusal> {
-        let hardware = &properties.hardware;
-        let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
-        let max_shared = hardware.max_shared_memory_size;
-        let blueprint = match instruction {
-            Instruction::Mma => MmaBlueprint::choose(self.problem, properties),
-            Instruction::Wgmma => MmaBlueprint::choose_wgmma(self.problem, properties),
-        }?;
+        let blueprint = MmaBlueprint::choose(instruction, self.problem, properties)?;
         check_segments(self.inputs.typed(), self.problem.element.size())?;
-        let chosen = blueprint.split(self.problem, processors, max_shared);
+        let max_shared = properties.hardware.max_shared_memory_size;
+        let chosen = blueprint.split(self.problem, processors(properties), max_shared);
         Ok(self.tuning.apply(chosen)?)
     }
 
-    fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
-        let p = self.problem;
-        let tiles = p.q_len.div_ceil(queries(config));
-        match config {
-            Config::Portable(_) => [tiles, p.q_heads, p.batch],
-            Config::Matrix((blueprint, parts)) => {
-                [tiles, p.batch * p.q_heads / blueprint.heads, *parts]
-            }
-        }
+    fn cubes(&self, config: &ForwardConfig) -> [usize; 3] {
+        config.cubes(self.problem)
     }
 
-    fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
+    fn workspace_bytes(&self, config: &ForwardConfig) -> usize {
         let of_slice = match config {
-            Config::Portable(_) => slice_bytes(self.problem, queries(config)),
-            Config::Matrix((blueprint, parts)) => {
-                matrix::workspace(self.problem, *blueprint, *parts)
-            }
+            Config::Portable(blueprint) => slice_bytes(self.problem, blueprint.outer_rows()),
+            Config::Matrix((blueprint, parts)) => workspace(self.problem, *blueprint, *parts),
         };
         LiveKeys::bytes(self.problem) + of_slice
     }
@@ -165,20 +166,25 @@ impl Pass for ScoredForward<'_> {
         select_nothing(client, self.problem, &outputs);
     }
 
-    fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: Outputs) {
+    fn launch(&self, client: &Client, config: ForwardConfig, outputs: Outputs) {
         let (problem, inputs) = (self.problem, self.inputs);
-        let tiles = QueryTiles::new(problem, queries(&config));
-        let live =
-            (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
-        let live = live.as_ref();
+        let queries = config.queries();
+        let keys = SelectedKeys::new(client, problem, inputs);
         match config {
             Config::Portable(blueprint) => {
-                launch_portable(client, problem, inputs, live, &tiles, &outputs, blueprint);
+                keys.for_each_slice(queries, &outputs.all(), |tiles| {
+                    let keys = PortableKeys::of_tiles(tiles.source);
+                    let kernel = PortableLaunch::scored(client, problem, inputs, keys, blueprint);
+                    kernel.forward(tiles.first, tiles.count, &outputs);
+                });
             }
-            Config::Matrix((blueprint, parts)) => {
-                matrix::launch(
-                    client, problem, inputs, live, &tiles, &outputs, blueprint, parts,
-                );
+            Config::Matrix(chosen) => {
+                let pass = MatrixForward::new(client, problem, inputs.typed(), &outputs, chosen);
+                pass.in_parts(&outputs, |outputs| {
+                    keys.for_each_slice(queries, &outputs.all(), |tiles| {
+                        pass.launch(tiles, outputs);
+                    });
+                });
             }
         }
     }
@@ -194,29 +200,4 @@ pub(crate) fn select_nothing(client: &Client, problem: &Problem, outputs: &Outpu
     if let Some(rest) = &outputs.lse_rest {
         fill(client, rest, 0.0, word);
     }
-}
-
-fn launch_portable(
-    client: &Client,
-    problem: &Problem,
-    inputs: &Inputs,
-    live: Option<&LiveKeys>,
-    tiles: &QueryTiles,
-    outputs: &Outputs,
-    blueprint: Blueprint,
-) {
-    let results = outputs.all();
-    for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
-        let kernel = PortableLaunch {
-            client,
-            problem,
-            q: &inputs.q,
-            k: &inputs.k,
-            v: &inputs.v,
-            keys: PortableKeys::of_slice(slice.selection),
-            bias: None,
-            blueprint,
-        };
-        kernel.forward(slice.first_tile, slice.tiles, outputs);
-    });
 }

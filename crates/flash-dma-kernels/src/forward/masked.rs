@@ -1,17 +1,18 @@
 //! Host side of the forward pass under a mask and a bias.
 
 use crate::args::Outputs;
-use crate::forward::launch::{BINDINGS, select_nothing};
-use crate::forward::{Forward, matrix};
+use crate::forward::Forward;
+use crate::forward::launch::{BINDINGS, ForwardConfig, select_nothing};
+use crate::forward::matrix::MatrixForward;
 use crate::host::engine::{Engine, Instruction, Refusal};
-use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
-use crate::matrix::args::TileLaunch;
+use crate::host::pass::{Config, Pass, Plan, Rows};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::listed::listed_bytes;
+use crate::pattern::tensors::TileLaunch;
 use crate::portable::blueprint::{Blueprint, Kernel};
-use crate::portable::launch::{PortableKeys, PortableLaunch};
+use crate::portable::launch::PortableLaunch;
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use flash_dma_problem::{AttentionError, MaskedProblem, PassKind};
@@ -39,18 +40,10 @@ impl Forward for MaskedProblem {
     }
 }
 
-/// Queries per tile.
-fn queries(config: &ConfigOf<MaskedForward<'_>>) -> usize {
-    match config {
-        Config::Portable(blueprint) => blueprint.outer_rows(),
-        Config::Matrix(blueprint) => blueprint.queries(),
-    }
-}
-
 impl Pass for MaskedForward<'_> {
     type Outputs = Outputs;
     type Portable = Blueprint;
-    type Matrix = MmaBlueprint;
+    type Matrix = (MmaBlueprint, usize);
 
     const BINDINGS: u32 = BINDINGS;
     const KIND: PassKind = PassKind::Forward;
@@ -69,27 +62,20 @@ impl Pass for MaskedForward<'_> {
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<MmaBlueprint, Refusal> {
+    ) -> Result<Self::Matrix, Refusal> {
         let blueprint = MmaBlueprint::choose_masked(instruction, self.problem, properties)?;
         self.inputs.check_segments(self.problem)?;
-        Ok(blueprint)
+        Ok((blueprint, 1))
     }
 
-    fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
-        let p = &self.problem.attention;
-        let tiles = p.q_len.div_ceil(queries(config));
-        match config {
-            Config::Portable(_) => [tiles, p.q_heads, p.batch],
-            Config::Matrix(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
-        }
+    fn cubes(&self, config: &ForwardConfig) -> [usize; 3] {
+        config.cubes(&self.problem.attention)
     }
 
-    fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
+    fn workspace_bytes(&self, config: &ForwardConfig) -> usize {
         match config {
             Config::Portable(_) => 0,
-            Config::Matrix(blueprint) => {
-                listed_bytes(self.problem, blueprint.queries()).iter().sum()
-            }
+            Config::Matrix(_) => listed_bytes(self.problem, config.queries()).iter().sum(),
         }
     }
 
@@ -102,49 +88,24 @@ impl Pass for MaskedForward<'_> {
         select_nothing(client, &self.problem.attention, &outputs);
     }
 
-    fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: Outputs) {
+    fn launch(&self, client: &Client, config: ForwardConfig, outputs: Outputs) {
         let (problem, inputs) = (self.problem, self.inputs);
         let p = &problem.attention;
-        let tiles = p.q_len.div_ceil(queries(&config));
+        let (queries, [count, ..]) = (config.queries(), config.cubes(p));
         match config {
             Config::Portable(blueprint) => {
-                launch_portable(client, problem, inputs, &outputs, tiles, blueprint);
+                let kernel = PortableLaunch::masked(client, problem, inputs, blueprint);
+                kernel.forward(0, count, &outputs);
             }
-            Config::Matrix(blueprint) => {
+            Config::Matrix(chosen) => {
+                let pass = MatrixForward::new(client, p, inputs.typed(), &outputs, chosen);
                 let tiles = TileLaunch {
-                    source: inputs.listed(client, problem, blueprint.queries(), &inputs.v),
+                    source: inputs.listed(client, problem, queries, &inputs.v),
                     first: 0,
-                    count: tiles,
+                    count,
                 };
-                let rows = [&inputs.q, &inputs.k, &inputs.v].map(Clone::clone);
-                let blueprint = MmaBlueprint {
-                    residual: outputs.residual.is_some(),
-                    rest: outputs.lse_rest.is_some(),
-                    ..blueprint
-                };
-                matrix::launch_slice(client, p, rows, tiles, &outputs, blueprint, 1);
+                pass.launch(tiles, &outputs);
             }
         }
     }
-}
-
-fn launch_portable(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: &MaskedInputs,
-    outputs: &Outputs,
-    tiles: usize,
-    blueprint: Blueprint,
-) {
-    let kernel = PortableLaunch {
-        client,
-        problem: &problem.attention,
-        q: &inputs.q,
-        k: &inputs.k,
-        v: &inputs.v,
-        keys: PortableKeys::of_mask(inputs.plan.as_ref()),
-        bias: inputs.bias.as_ref(),
-        blueprint,
-    };
-    kernel.forward(0, tiles, outputs);
 }

@@ -3,7 +3,6 @@
 use crate::alibi::AlibiArg;
 use crate::matrix::query_tile::{OutputRows, RowOrder};
 use crate::matrix::softmax::SoftmaxSums;
-use crate::pattern::intervals::slices::Slice;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -106,6 +105,14 @@ pub(crate) struct LaunchedTiles {
     pub count: u32,
 }
 
+impl<E: Float, NQ: Size> OperandsLaunch<E, NQ> {
+    /// The launch argument of q, k and v.
+    pub(crate) fn of(rows: [&TensorBinding; 3]) -> Self {
+        let [q, k, v] = rows.map(|rows| rows.clone().into_tensor_arg());
+        Self::new(q, k, v)
+    }
+}
+
 impl SourceTensors {
     /// The launch argument of kernels that own query tiles, with the slopes of ALiBi.
     pub(crate) fn into_query_tiles(self, slopes: Option<TensorBinding>) -> KeySourceLaunch {
@@ -113,18 +120,16 @@ impl SourceTensors {
         match self.keys {
             KeyTensors::All => {}
             KeyTensors::Intervals([pairs, list, counts]) => {
+                let (list, counts) = (list.into_tensor_arg(), counts.into_tensor_arg());
                 intervals = Some(IntervalKeysLaunch::new(
                     pairs.into_buffer_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
+                    list,
+                    counts,
                 ));
             }
             KeyTensors::Planned([bits, list, counts]) => {
-                plan = Some(PlannedKeysLaunch::new(
-                    bits.into_buffer_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                ));
+                let (list, counts) = (list.into_tensor_arg(), counts.into_tensor_arg());
+                plan = Some(PlannedKeysLaunch::new(bits.into_buffer_arg(), list, counts));
             }
         }
         KeySourceLaunch::new(
@@ -133,34 +138,5 @@ impl SourceTensors {
             plan.into(),
             slopes.map(TensorBinding::into_tensor_arg).into(),
         )
-    }
-}
-
-/// The query tiles of one launch, and their keys.
-pub(crate) struct TileLaunch {
-    pub source: SourceTensors,
-    /// The first query tile.
-    pub first: usize,
-    /// Query tiles, the size of the grid along x.
-    pub count: usize,
-}
-
-impl From<Slice> for TileLaunch {
-    fn from(slice: Slice) -> Self {
-        let source = match slice.selection {
-            None => SourceTensors {
-                bias: None,
-                keys: KeyTensors::All,
-            },
-            Some([scores, intervals, list, counts]) => SourceTensors {
-                bias: Some(scores),
-                keys: KeyTensors::Intervals([intervals, list, counts]),
-            },
-        };
-        Self {
-            source,
-            first: slice.first_tile,
-            count: slice.tiles,
-        }
     }
 }

@@ -105,12 +105,17 @@ pub(crate) fn check_rows(
     }
 }
 
+/// The multiprocessors of a device; 1 if it does not say.
+pub(crate) fn processors(properties: &DeviceProperties) -> usize {
+    (properties.hardware.num_streaming_multiprocessors).unwrap_or(1) as usize
+}
+
 /// Positions, strides and the copies are only correct for multiples of this: the swizzle is closed for rows of a
 /// multiple of 64 bytes, and the products take 16 columns at a time.
 const HEAD_DIM_STEP: usize = 32;
 
 /// The most heads of a group, at most `most`, that divide it.
-fn heads_per_tile(problem: &Problem, most: usize) -> usize {
+pub(crate) fn heads_per_tile(problem: &Problem, most: usize) -> usize {
     let group = problem.group();
     let mut all = (1..=group.min(most)).rev();
     all.find(|n| group.is_multiple_of(*n)).unwrap_or(1)
@@ -135,41 +140,60 @@ impl MmaBlueprint {
         }
     }
 
-    /// The configuration for `problem`, or why this engine does not support it: f16 and bf16 on a device with
-    /// `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head dimensions that are multiples of 32.
+    /// The configuration for `problem` on an instruction, or why it does not support it.
     ///
-    /// A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of 255 registers fill a multiprocessor;
-    /// 64 keys per tile keep its tensor cores busy between two barriers, and 32 leave room for the registers of
-    /// `head_dim > 128`. Four warps are used for problems that would leave multiprocessors idle with eight.
+    /// - `mma`: f16 and bf16 on a device with `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head
+    ///   dimensions that are multiples of 32. A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of
+    ///   255 registers fill a multiprocessor; 64 keys per tile keep its tensor cores busy between two barriers, and 32
+    ///   leave room for the registers of `head_dim > 128`. Four warps are used for problems that would leave
+    ///   multiprocessors idle with eight.
+    /// - `wgmma`: f16 and bf16 on sm_90, head dimensions that are multiples of 16, at least 32. The warpgroups of a cube
+    ///   share every key that is copied, and while one computes its softmax the tensor cores work for the others. There
+    ///   are as many as the registers of an output and two products in flight allow: four of 128 registers, three of 168
+    ///   or two of 255. Problems of few cubes take the number that wastes least of the last wave of multiprocessors.
     pub(crate) fn choose(
+        instruction: Instruction,
         problem: &Problem,
         properties: &DeviceProperties,
     ) -> Result<Self, Obstacle> {
-        Self::choose_mma_heads(problem, properties, 64)?.fitting(properties)
+        Self::choose_heads(instruction, problem, properties, 64)?.fitting(properties)
     }
 
     /// [`choose`](Self::choose) with at most `most` heads per tile, and stages that may not fit.
-    fn choose_mma_heads(
+    fn choose_heads(
+        instruction: Instruction,
         problem: &Problem,
         properties: &DeviceProperties,
         most: usize,
     ) -> Result<Self, Obstacle> {
-        let (element, dim) = (problem.element, problem.head_dim);
-        let (on_device, fits) = (
-            has_mma(element, properties),
-            dim.is_multiple_of(HEAD_DIM_STEP),
-        );
-        check_rows(on_device, element, dim, fits, "multiples of 32")?;
-        let heads = heads_per_tile(problem, most);
-        let key_tile = if problem.head_dim <= 128 { 64 } else { 32 };
+        let (element, head_dim) = (problem.element, problem.head_dim);
+        let (on_device, fits, served) = match instruction {
+            Instruction::Mma => (
+                has_mma(element, properties),
+                head_dim.is_multiple_of(HEAD_DIM_STEP),
+                "multiples of 32",
+            ),
+            Instruction::Wgmma => (
+                properties.features.copy_async && has_wgmma(properties),
+                head_dim >= 32 && head_dim.is_multiple_of(16),
+                "multiples of 16 from 32 on",
+            ),
+        };
+        check_rows(on_device, element, head_dim, fits, served)?;
+        let (key_tile, stages) = match (instruction, head_dim <= 128) {
+            (Instruction::Mma, true) => (64, 3),
+            (Instruction::Mma, false) => (32, 3),
+            (Instruction::Wgmma, true) => (64, 4),
+            (Instruction::Wgmma, false) => (64, 2),
+        };
         let with = |warps| Self {
-            instruction: Instruction::Mma,
-            element: problem.element,
-            head_dim: problem.head_dim,
+            instruction,
+            element,
+            head_dim,
             warps,
             key_tile,
-            stages: 3,
-            heads,
+            stages,
+            heads: heads_per_tile(problem, most),
             causal: problem.causal,
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
@@ -180,82 +204,21 @@ impl MmaBlueprint {
             rest: false,
             stores: RowStores::Pairs,
         };
-        let full = with(8);
-        let cubes =
-            problem.q_len.div_ceil(full.queries()) * problem.batch * problem.q_heads / heads;
-        let processors = properties
-            .hardware
-            .num_streaming_multiprocessors
-            .unwrap_or(1);
-        let blueprint = if cubes < processors as usize {
-            with(4)
-        } else {
-            full
-        };
-        Ok(blueprint)
+        let processors = processors(properties);
+        Ok(match instruction {
+            Instruction::Mma if with(8).cubes(problem) < processors => with(4),
+            Instruction::Mma => with(8),
+            Instruction::Wgmma => (with(4).sizes().iter())
+                .map(|&warps| with(warps))
+                .min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
+                    rounds @ ..4 => rounds * cube.warps,
+                    _ => 0,
+                })
+                .expect("a kernel has sizes"),
+        })
     }
 
-    /// The configuration for `problem` on `wgmma`, or why it is not supported: f16 and bf16 on sm_90, head
-    /// dimensions that are multiples of 16, at least 32.
-    ///
-    /// The warpgroups of a cube share every key that is copied, and while one computes its softmax the tensor cores
-    /// work for the others. There are as many as the registers of an output and two products in flight allow: four of
-    /// 128 registers, three of 168 or two of 255. Problems of few cubes take the number that wastes least of the last
-    /// wave of multiprocessors.
-    pub(crate) fn choose_wgmma(
-        problem: &Problem,
-        properties: &DeviceProperties,
-    ) -> Result<Self, Obstacle> {
-        Self::choose_wgmma_heads(problem, properties, 64)?.fitting(properties)
-    }
-
-    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads per tile, and stages that may not fit.
-    fn choose_wgmma_heads(
-        problem: &Problem,
-        properties: &DeviceProperties,
-        most: usize,
-    ) -> Result<Self, Obstacle> {
-        let (element, dim) = (problem.element, problem.head_dim);
-        let on_device = properties.features.copy_async && has_wgmma(properties);
-        let fits = dim >= 32 && dim.is_multiple_of(16);
-        check_rows(on_device, element, dim, fits, "multiples of 16 from 32 on")?;
-        let heads = heads_per_tile(problem, most);
-        let smallest = Self {
-            instruction: Instruction::Wgmma,
-            element: problem.element,
-            head_dim: problem.head_dim,
-            warps: 4,
-            key_tile: 64,
-            stages: if problem.head_dim <= 128 { 4 } else { 2 },
-            heads,
-            causal: problem.causal,
-            pattern: Pattern::scored(problem),
-            softcap: problem.softcap.is_some(),
-            dropout: problem.dropout.is_some(),
-            alibi: problem.alibi.is_some(),
-            split: false,
-            residual: false,
-            rest: false,
-            stores: RowStores::Pairs,
-        };
-        let processors = properties
-            .hardware
-            .num_streaming_multiprocessors
-            .unwrap_or(1) as usize;
-        let sizes = smallest
-            .sizes()
-            .iter()
-            .map(|&warps| Self { warps, ..smallest });
-        let best = sizes.min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
-            rounds @ ..4 => rounds * cube.warps,
-            _ => 0,
-        });
-        Ok(best.expect("a kernel has sizes"))
-    }
-
-    /// The configuration for a problem with a mask or a bias on an instruction, or why it does not support it: as
-    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and
-    /// bias.
+    /// As [`choose`](Self::choose) for a problem with a mask or a bias. A tile has rows of heads that share both.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -263,18 +226,13 @@ impl MmaBlueprint {
     ) -> Result<Self, Obstacle> {
         let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
         let shared = |shape: &[usize; 4]| problem.heads_each(shape[1]) >= problem.attention.group();
-        let most = if shapes.iter().flatten().all(shared) {
-            64
-        } else {
-            1
+        let most = match shapes.iter().flatten().all(shared) {
+            true => 64,
+            false => 1,
         };
-        let blueprint = match instruction {
-            Instruction::Mma => Self::choose_mma_heads(&problem.attention, properties, most),
-            Instruction::Wgmma => Self::choose_wgmma_heads(&problem.attention, properties, most),
-        }?;
         Self {
             pattern: Pattern::masked(problem, Bias::of(problem)),
-            ..blueprint
+            ..Self::choose_heads(instruction, &problem.attention, properties, most)?
         }
         .fitting(properties)
     }

@@ -9,6 +9,17 @@ use cubecl::prelude::*;
 /// then moves a probability by 6e-6 at most. A greater one is subtracted first, which is exact for logits near it.
 const LARGE: f32 = 128.0;
 
+/// What the pairs of a tile of queries and a tile of keys need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PairKind {
+    /// Every row sees every key, and no LSE is large.
+    Full,
+    /// Some row may not see some key.
+    Boundary,
+    /// As `Boundary`, and some LSE is large.
+    Large,
+}
+
 /// Whether an LSE is [`LARGE`]; -inf, the LSE of a row without keys, is not.
 #[cube]
 pub(crate) fn is_large(lse: f32) -> bool {

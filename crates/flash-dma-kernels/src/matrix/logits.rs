@@ -1,6 +1,6 @@
 //! Logits and their visibility.
 
-use crate::matrix::alibi::with_alibi;
+use crate::alibi::biased;
 use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -158,4 +158,28 @@ fn hide_unseen<E: Float, N: Size>(
         }
     }
     hidden
+}
+
+/// `z`, a part of the logits of column `col` of key tile `tile`, with what ALiBi adds to those of both rows.
+#[cube]
+pub(crate) fn with_alibi<E: Float>(
+    z: PerRow,
+    rows: &RowPair,
+    stages: &Stages<E>,
+    tile: usize,
+    col: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> PerRow {
+    #[comptime]
+    match &stages.keys {
+        ComptimeOption::Some(keys) => {
+            let stage = tile % comptime!(bp.stages);
+            let key = keys[stage * comptime!(bp.key_tile) + col];
+            PerRow {
+                upper: biased(&rows.upper_alibi, z.upper, key),
+                lower: biased(&rows.lower_alibi, z.lower, key),
+            }
+        }
+        ComptimeOption::None => z,
+    }
 }

@@ -19,8 +19,7 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast_row};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
-use crate::pattern::layout::KEY_BLOCK;
-use crate::pattern::mask::words::first_bits;
+use crate::pattern::layout::{KEY_BLOCK, first_bits};
 use cubecl::prelude::*;
 
 /// Location of the bits of a cube's rows. Strides of 0 broadcast.

@@ -4,12 +4,9 @@
 //! [`mma`] and [`wgmma`] hold what differs between the engines: products, and for `wgmma` the ring of stages and the
 //! boxes of the tensor copy unit.
 
-pub(crate) mod alibi;
 pub(crate) mod args;
 pub(crate) mod attended;
-pub(crate) mod bit_copies;
 pub(crate) mod blueprint;
-pub(crate) mod copies;
 pub(crate) mod dropout;
 pub(crate) mod fragment;
 pub(crate) mod key_stream;

@@ -236,6 +236,6 @@ pub(crate) fn ptx_type(element: ElementType) -> &'static str {
     match element {
         ElementType::F16 => "f16",
         ElementType::Bf16 => "bf16",
-        ElementType::F32 => panic!("the wgmma engine multiplies 16-bit types"),
+        ElementType::F32 => panic!("tensor cores multiply 16-bit types"),
     }
 }

@@ -2,11 +2,10 @@
 
 use crate::alibi::{AlibiArg, AlibiRow};
 use crate::host::check::queries_before_heads;
-use crate::matrix::alibi::row_alibi;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::copies::copied_segment;
 use crate::matrix::ptx::copy_or_zero;
+use crate::matrix::stages::copied_segment;
 use crate::matrix::wgmma::panel::group_place;
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::position::last_key;
@@ -313,4 +312,21 @@ pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> us
     let (batch, head) = broadcast_row(list, own);
     let tile = (batch * list.shape(1) + head) * list.shape(2) + tile;
     TILE_LIST_HEADER + tile * TILE_LIST_WORDS
+}
+
+/// ALiBi of a row, whose place is the number of the key that it stands at.
+#[cube]
+pub(crate) fn row_alibi(
+    slopes: &AlibiArg,
+    own: &CubeTile,
+    row: &TileRow,
+) -> ComptimeOption<AlibiRow> {
+    #[comptime]
+    match slopes {
+        ComptimeOption::Some(slopes) => ComptimeOption::new_Some(AlibiRow {
+            slope: slopes[row.head],
+            place: f32::cast_from((row.query + own.k_len) as i32 - own.q_len as i32),
+        }),
+        ComptimeOption::None => ComptimeOption::new_None(),
+    }
 }

@@ -8,15 +8,13 @@
 use crate::alibi::biased;
 use crate::dropout::column_word;
 use crate::finite::is_finite;
-use crate::matrix::alibi::row_alibi;
 use crate::matrix::args::{KeySource, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::copies::copied_segment;
 use crate::matrix::dropout::word_of;
 use crate::matrix::logit_scale::ExactLse;
-use crate::matrix::query_tile::TileRow;
-use crate::matrix::stages::{RowAddress, place_of};
+use crate::matrix::query_tile::{TileRow, row_alibi};
+use crate::matrix::stages::{RowAddress, copied_segment, place_of};
 use crate::matrix::tile_keys::listed_key;
 use crate::vectors::Segment;
 use cubecl::prelude::*;

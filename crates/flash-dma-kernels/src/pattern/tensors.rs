@@ -1,9 +1,9 @@
-//! The tensors of the keys that a pass on tensor cores reads.
+//! The tensors of the keys that a pass reads.
 
 use cubecl::prelude::*;
 
-/// The tensors that say which keys a tensor-core kernel reads, and what is added to their logits.
-#[derive(Clone)]
+/// The tensors that say which keys a kernel reads, and what is added to their logits.
+#[derive(Clone, Default)]
 pub(crate) struct SourceTensors {
     /// Scores or a bias.
     pub bias: Option<TensorBinding>,
@@ -11,13 +11,23 @@ pub(crate) struct SourceTensors {
 }
 
 /// Which keys are read, and the tensors that say so.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) enum KeyTensors {
+    #[default]
     All,
     /// Intervals, lists and counts.
     Intervals([TensorBinding; 3]),
     /// Bits, lists and counts.
     Planned([TensorBinding; 3]),
+}
+
+/// The query tiles of one launch, and their keys.
+pub(crate) struct TileLaunch {
+    pub source: SourceTensors,
+    /// The first query tile.
+    pub first: usize,
+    /// Query tiles, the size of the grid along x.
+    pub count: usize,
 }
 
 impl SourceTensors {
@@ -28,13 +38,5 @@ impl SourceTensors {
             KeyTensors::Intervals(tensors) | KeyTensors::Planned(tensors) => tensors,
         };
         self.bias.iter().chain(keys)
-    }
-
-    /// The bits of the plan, if there is one.
-    pub(crate) fn bits(&self) -> Option<&TensorBinding> {
-        match &self.keys {
-            KeyTensors::Planned([bits, ..]) => Some(bits),
-            _ => None,
-        }
     }
 }

@@ -107,11 +107,7 @@ impl Blueprint {
             .iter()
             .filter(|micro| serial || micro.outer <= if narrow { 4 } else { 2 })
             .map(|&micro| Self::with_micro(micro, problem))
-            .find(|blueprint| {
-                blueprint.shared_bytes(kernel) <= hardware.max_shared_memory_size
-                    && blueprint.micro.units_x * blueprint.micro.units_y
-                        <= hardware.max_units_per_cube as usize
-            })
+            .find(|blueprint| blueprint.fits(kernel, hardware))
             .ok_or_else(|| no_tile(problem.head_dim, hardware))
     }
 
@@ -142,12 +138,8 @@ impl Blueprint {
             dropout: false,
             rest: false,
         };
-        let fit = || {
-            (candidates.iter().map(with)).filter(|blueprint| {
-                blueprint.shared_bytes(Kernel::Forward) <= hardware.max_shared_memory_size
-                    && blueprint.units() <= hardware.max_units_per_cube as usize
-            })
-        };
+        let fits = |blueprint: &Self| blueprint.fits(Kernel::Forward, hardware);
+        let fit = || candidates.iter().map(with).filter(fits);
         fit()
             .find(|blueprint| blueprint.outer_rows() >= rows.min(16))
             .or_else(|| fit().next())
@@ -166,6 +158,11 @@ impl Blueprint {
             dropout: problem.dropout.is_some(),
             rest: false,
         }
+    }
+
+    fn fits(&self, kernel: Kernel, hardware: &HardwareProperties) -> bool {
+        self.shared_bytes(kernel) <= hardware.max_shared_memory_size
+            && self.units() <= hardware.max_units_per_cube as usize
     }
 
     /// The same kernel for other keys and biases.

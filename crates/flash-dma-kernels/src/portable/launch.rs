@@ -1,26 +1,28 @@
 //! Launches of the portable kernels, the same for every pattern.
 
 use crate::alibi::slopes;
-use crate::args::{Outputs, scaling};
+use crate::args::{Inputs, Outputs, Saved, scaling};
+use crate::backward::launch::RowSums;
 use crate::backward::rank::terms::RankTermsLaunch;
 use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::ranked::RankedKeys;
-use crate::pattern::mask::args::MaskBits;
+use crate::pattern::mask::args::{MaskBits, MaskedInputs};
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::portable::args::{
     KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, OperandsLaunch,
     OrderedIntervals, OrderedIntervalsLaunch, RankedListLaunch, SavedRowsLaunch, TilePlanLaunch,
 };
+use crate::portable::bias::bias_kernel;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dkdv::dkdv_kernel;
 use crate::portable::dq::dq_kernel;
 use crate::portable::forward::forward_kernel;
-use crate::portable::masked::bias::bias_kernel;
 use crate::portable::rank::rank_kernel;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
+use flash_dma_problem::{MaskedProblem, Problem};
 
 /// The keys that queries may attend to.
 #[derive(Debug)]
@@ -35,9 +37,8 @@ pub(crate) enum PortableKeys<'a> {
 pub(crate) struct PortableLaunch<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
-    pub q: &'a TensorBinding,
-    pub k: &'a TensorBinding,
-    pub v: &'a TensorBinding,
+    /// q, k and v.
+    pub rows: [&'a TensorBinding; 3],
     pub keys: PortableKeys<'a>,
     /// Given exactly if the blueprint's pattern has a bias of pairs.
     pub bias: Option<&'a TensorBinding>,
@@ -45,25 +46,21 @@ pub(crate) struct PortableLaunch<'a> {
 }
 
 /// What the backward pass knows per query row.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct SavedTensors<'a> {
-    pub grad_out: &'a TensorBinding,
-    pub lse: &'a TensorBinding,
-    /// What the rounding of the LSEs lost.
-    pub lse_rest: &'a TensorBinding,
-    /// The row sums.
-    pub delta: &'a TensorBinding,
+    pub saved: &'a Saved,
+    pub sums: &'a RowSums,
 }
 
-impl<'a> PortableKeys<'a> {
-    /// The keys of a slice of query tiles.
-    pub(crate) fn of_slice(selection: Option<[TensorBinding; 4]>) -> Self {
-        selection.map_or(Self::All, |selection| Self::Intervals(Box::new(selection)))
-    }
-
-    /// A mask, if there is one.
-    pub(crate) fn of_mask(plan: Option<&'a MaskBits>) -> Self {
-        plan.map_or(Self::All, Self::Planned)
+impl PortableKeys<'_> {
+    /// The keys of some query tiles without a mask.
+    pub(crate) fn of_tiles(source: SourceTensors) -> Self {
+        match (source.bias, source.keys) {
+            (Some(scores), KeyTensors::Intervals([intervals, list, counts])) => {
+                Self::Intervals(Box::new([scores, intervals, list, counts]))
+            }
+            _ => Self::All,
+        }
     }
 
     fn all(&self) -> Vec<&TensorBinding> {
@@ -75,33 +72,27 @@ impl<'a> PortableKeys<'a> {
     }
 
     fn listed(&self) -> KeysArgs<ListedIntervals> {
-        match self {
-            Self::All => KeysArgs::All,
-            Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
-            Self::Intervals(tensors) => {
-                let [scores, intervals, list, counts] = (**tensors).clone();
-                KeysArgs::Intervals(ListedIntervalsLaunch::new(
-                    scores.into_tensor_arg(),
-                    intervals.into_tensor_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                ))
-            }
-        }
+        self.args(|[scores, intervals, list, counts]| {
+            ListedIntervalsLaunch::new(scores, intervals, list, counts)
+        })
     }
 
     fn ordered(&self) -> KeysArgs<OrderedIntervals> {
+        self.args(|[scores, keys, ends, counts]| {
+            OrderedIntervalsLaunch::new(scores, keys, ends, counts)
+        })
+    }
+
+    fn args<I: LaunchArg>(
+        &self,
+        intervals: impl FnOnce([TensorArg; 4]) -> I::RuntimeArg,
+    ) -> KeysArgs<I> {
         match self {
             Self::All => KeysArgs::All,
             Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
             Self::Intervals(tensors) => {
-                let [scores, keys, ends, counts] = (**tensors).clone();
-                KeysArgs::Intervals(OrderedIntervalsLaunch::new(
-                    scores.into_tensor_arg(),
-                    keys.into_tensor_arg(),
-                    ends.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                ))
+                let tensors = (**tensors).clone().map(TensorBinding::into_tensor_arg);
+                KeysArgs::Intervals(intervals(tensors))
             }
         }
     }
@@ -114,9 +105,45 @@ fn tile_plan(plan: &MaskBits) -> TilePlanLaunch {
     )
 }
 
-impl PortableLaunch<'_> {
-    /// Launches [`forward_kernel`] for `tiles` query tiles from `first_tile` on.
-    pub(crate) fn forward(&self, first_tile: usize, tiles: usize, outputs: &Outputs) {
+impl<'a> PortableLaunch<'a> {
+    /// The kernels under a mask and a bias.
+    pub(crate) fn masked(
+        client: &'a Client,
+        problem: &'a MaskedProblem,
+        inputs: &'a MaskedInputs,
+        blueprint: Blueprint,
+    ) -> Self {
+        let plan = inputs.plan.as_ref();
+        Self {
+            client,
+            problem: &problem.attention,
+            rows: inputs.typed(),
+            keys: plan.map_or(PortableKeys::All, PortableKeys::Planned),
+            bias: inputs.bias.as_ref(),
+            blueprint,
+        }
+    }
+
+    /// The kernels without a mask and a bias.
+    pub(crate) fn scored(
+        client: &'a Client,
+        problem: &'a Problem,
+        inputs: &'a Inputs,
+        keys: PortableKeys<'a>,
+        blueprint: Blueprint,
+    ) -> Self {
+        Self {
+            client,
+            problem,
+            rows: inputs.typed(),
+            keys,
+            bias: None,
+            blueprint,
+        }
+    }
+
+    /// Launches [`forward_kernel`] for `count` query tiles from `first` on.
+    pub(crate) fn forward(&self, first: usize, count: usize, outputs: &Outputs) {
         let p = self.problem;
         let Outputs {
             out,
@@ -133,58 +160,54 @@ impl PortableLaunch<'_> {
         unsafe {
             forward_kernel::launch_unchecked(
                 self.client,
-                cubes([tiles, p.q_heads, p.batch]),
+                cubes([count, p.q_heads, p.batch]),
                 blueprint.cube_dim(),
                 self.address_type(&typed, &[&lse]),
                 self.vector_size(&typed),
                 self.operands(),
                 self.keys.listed(),
                 self.bias().into(),
-                slopes(self.client, p)
-                    .map(TensorBinding::into_tensor_arg)
-                    .into(),
+                self.slopes().into(),
                 dropout(p).into(),
                 out.into_tensor_arg(),
                 residual.map(TensorBinding::into_tensor_arg).into(),
                 lse.into_tensor_arg(),
                 lse_rest.map(TensorBinding::into_tensor_arg).into(),
                 scaling(p.scale, p.softcap),
-                first_tile,
+                first,
                 blueprint,
                 elem_type(p.element),
             );
         }
     }
 
-    /// Launches [`dq_kernel`] for `tiles` query tiles from `first_tile` on.
+    /// Launches [`dq_kernel`] for `count` query tiles from `first` on.
     pub(crate) fn dq(
         &self,
-        saved: SavedTensors,
-        first_tile: usize,
-        tiles: usize,
+        rows: SavedTensors,
+        first: usize,
+        count: usize,
         grad_q: &TensorBinding,
     ) {
         let p = self.problem;
-        let typed = [saved.grad_out, grad_q];
+        let typed = [&rows.saved.grad_out, grad_q];
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             dq_kernel::launch_unchecked(
                 self.client,
-                cubes([tiles, p.q_heads, p.batch]),
+                cubes([count, p.q_heads, p.batch]),
                 self.blueprint.cube_dim(),
-                self.address_type(&typed, &[saved.delta]),
+                self.address_type(&typed, &[&rows.sums.delta]),
                 self.vector_size(&typed),
                 self.operands(),
-                saved.rows(),
+                rows.arg(),
                 self.keys.listed(),
                 self.bias().into(),
-                slopes(self.client, p)
-                    .map(TensorBinding::into_tensor_arg)
-                    .into(),
+                self.slopes().into(),
                 dropout(p).into(),
                 grad_q.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
-                first_tile,
+                first,
                 self.blueprint,
                 elem_type(p.element),
             );
@@ -194,14 +217,14 @@ impl PortableLaunch<'_> {
     /// Launches [`dkdv_kernel`] for `tiles` key tiles.
     pub(crate) fn dkdv(
         &self,
-        saved: SavedTensors,
+        rows: SavedTensors,
         tiles: usize,
         [grad_k, grad_v]: [&TensorBinding; 2],
         grad_scores: Option<&TensorBinding>,
     ) {
         let p = self.problem;
-        let typed = [saved.grad_out, grad_k, grad_v];
-        let words: Vec<_> = grad_scores.into_iter().chain([saved.delta]).collect();
+        let typed = [&rows.saved.grad_out, grad_k, grad_v];
+        let words: Vec<_> = grad_scores.into_iter().chain([&rows.sums.delta]).collect();
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             dkdv_kernel::launch_unchecked(
@@ -211,18 +234,17 @@ impl PortableLaunch<'_> {
                 self.address_type(&typed, &words),
                 self.vector_size(&typed),
                 self.operands(),
-                saved.rows(),
+                rows.arg(),
                 self.keys.ordered(),
                 self.bias().into(),
-                slopes(self.client, p)
-                    .map(TensorBinding::into_tensor_arg)
-                    .into(),
+                self.slopes().into(),
                 dropout(p).into(),
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
                     grad_v.clone().into_tensor_arg(),
                     grad_scores
-                        .map(|scores| scores.clone().into_tensor_arg())
+                        .cloned()
+                        .map(TensorBinding::into_tensor_arg)
                         .into(),
                 ),
                 scaling(p.scale, p.softcap),
@@ -235,16 +257,16 @@ impl PortableLaunch<'_> {
     /// Launches [`rank_kernel`] for some of the keys with `scores`.
     pub(crate) fn rank(
         &self,
-        saved: SavedTensors,
+        rows: SavedTensors,
         terms: RankTermsLaunch,
         scores: &TensorBinding,
         ranked: RankedKeys,
         rank: &TensorBinding,
     ) {
         let p = self.problem;
-        let typed = [saved.grad_out];
+        let typed = [&rows.saved.grad_out];
         let tiles = p.k_len.div_ceil(self.blueprint.outer_rows());
-        let words = [saved.delta, scores, &ranked.spans];
+        let words = [&rows.sums.delta, scores, &ranked.spans];
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by, and the list holds
         // keys below `k_len`.
         unsafe {
@@ -255,7 +277,7 @@ impl PortableLaunch<'_> {
                 self.address_type(&typed, &words),
                 self.vector_size(&typed),
                 self.operands(),
-                saved.rows(),
+                rows.arg(),
                 terms,
                 RankedListLaunch::new(
                     scores.clone().into_tensor_arg(),
@@ -263,9 +285,7 @@ impl PortableLaunch<'_> {
                     ranked.spans.into_tensor_arg(),
                     ranked.counts.into_tensor_arg(),
                 ),
-                slopes(self.client, p)
-                    .map(TensorBinding::into_tensor_arg)
-                    .into(),
+                self.slopes().into(),
                 rank.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 self.blueprint,
@@ -277,27 +297,25 @@ impl PortableLaunch<'_> {
     /// Launches [`bias_kernel`] for a bias of a given shape with all keys.
     pub(crate) fn bias_gradient(
         &self,
-        saved: SavedTensors,
+        rows: SavedTensors,
         grad_bias: &TensorBinding,
         shape: [usize; 4],
     ) {
         let p = self.problem;
-        let typed = [saved.grad_out];
+        let typed = [&rows.saved.grad_out];
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             bias_kernel::launch_unchecked(
                 self.client,
                 cubes(bias_cubes(shape, self.blueprint)),
                 self.blueprint.cube_dim(),
-                self.address_type(&typed, &[saved.delta, grad_bias]),
+                self.address_type(&typed, &[&rows.sums.delta, grad_bias]),
                 self.vector_size(&typed),
                 self.operands(),
-                saved.rows(),
+                rows.arg(),
                 self.keys.ordered(),
                 self.bias().into(),
-                slopes(self.client, p)
-                    .map(TensorBinding::into_tensor_arg)
-                    .into(),
+                self.slopes().into(),
                 dropout(p).into(),
                 grad_bias.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
@@ -309,20 +327,21 @@ impl PortableLaunch<'_> {
     }
 
     fn operands<F: Float, N: Size>(&self) -> OperandsLaunch<F, N> {
-        OperandsLaunch::new(
-            self.q.clone().into_tensor_arg(),
-            self.k.clone().into_tensor_arg(),
-            self.v.clone().into_tensor_arg(),
-        )
+        let [q, k, v] = self.rows.map(|rows| rows.clone().into_tensor_arg());
+        OperandsLaunch::new(q, k, v)
     }
 
     fn bias(&self) -> Option<TensorArg> {
         self.bias.map(|bias| bias.clone().into_tensor_arg())
     }
 
+    fn slopes(&self) -> Option<TensorArg> {
+        slopes(self.client, self.problem).map(TensorBinding::into_tensor_arg)
+    }
+
     /// The address type that reaches every element of q, k, v and `typed`, and of the keys, the bias and `words`.
     fn address_type(&self, typed: &[&TensorBinding], words: &[&TensorBinding]) -> AddressType {
-        let typed = [&[self.q, self.k, self.v], typed].concat();
+        let typed = [&self.rows, typed].concat();
         let words: Vec<_> = (self.keys.all().into_iter())
             .chain(self.bias)
             .chain(words.iter().copied())
@@ -331,18 +350,19 @@ impl PortableLaunch<'_> {
     }
 
     fn vector_size(&self, typed: &[&TensorBinding]) -> usize {
-        let typed = [&[self.q, self.k, self.v], typed].concat();
+        let typed = [&self.rows, typed].concat();
         vector_size(&typed, self.problem.element.size())
     }
 }
 
 impl SavedTensors<'_> {
-    fn rows<F: Float, N: Size>(&self) -> SavedRowsLaunch<F, N> {
+    fn arg<F: Float, N: Size>(&self) -> SavedRowsLaunch<F, N> {
+        let Self { saved, sums } = self;
         SavedRowsLaunch::new(
-            self.grad_out.clone().into_tensor_arg(),
-            self.lse.clone().into_tensor_arg(),
-            self.lse_rest.clone().into_tensor_arg(),
-            self.delta.clone().into_tensor_arg(),
+            saved.grad_out.clone().into_tensor_arg(),
+            saved.lse.clone().into_tensor_arg(),
+            sums.lse_rest.clone().into_tensor_arg(),
+            sums.delta.clone().into_tensor_arg(),
         )
     }
 }

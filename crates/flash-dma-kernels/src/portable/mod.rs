@@ -14,6 +14,8 @@
 
 pub(crate) mod alibi;
 pub(crate) mod args;
+pub(crate) mod bias;
+pub(crate) mod bits;
 pub(crate) mod blueprint;
 pub(crate) mod delta;
 pub(crate) mod dkdv;
@@ -23,7 +25,6 @@ pub(crate) mod forward;
 pub(crate) mod intervals;
 pub(crate) mod keys;
 pub(crate) mod launch;
-pub(crate) mod masked;
 pub(crate) mod memory;
 pub(crate) mod product;
 pub(crate) mod rank;

@@ -4,8 +4,7 @@
 mod kernel;
 
 use crate::host::check::{
-    Layout, SEGMENT_BYTES, address_type, begins_at, check_grid, check_tensor, check_type,
-    elem_type, reads_in,
+    Layout, SEGMENT_BYTES, address_type, check_grid, check_tensor, check_type, elem_type,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -67,38 +66,32 @@ fn run(
             actual: values.shape.len(),
         });
     };
-    let width = heads * head_dim;
     check_type(client, element)?;
     check_type(client, parameters.element)?;
-    let (size, of_parameters) = (element.size(), parameters.element.size());
-    let shape = [batch, heads, len, head_dim];
+    let (size, of) = (element.size(), parameters.element.size());
+    let (shape, contiguous) = ([batch, heads, len, head_dim], Layout::Contiguous);
     check_tensor(TensorName::Value, values, &shape, size, Layout::Strided)?;
-    let contiguous = |name, tensor, shape: &[usize], size| {
-        check_tensor(name, tensor, shape, size, Layout::Contiguous)
-    };
-    let (dt_proj, bias, a) = (&parameters.dt_proj, &parameters.bias, &parameters.a);
-    contiguous(
-        TensorName::DtProjection,
-        dt_proj,
-        &[heads, width],
-        of_parameters,
-    )?;
+    let ZohParameters {
+        dt_proj, bias, a, ..
+    } = parameters;
+    let shape = [heads, heads * head_dim];
+    check_tensor(TensorName::DtProjection, dt_proj, &shape, of, contiguous)?;
     if let Some(bias) = bias {
-        contiguous(TensorName::DtProjection, bias, &[heads], of_parameters)?;
+        check_tensor(TensorName::DtProjection, bias, &[heads], of, contiguous)?;
     }
-    contiguous(TensorName::Decay, a, &[heads], of_parameters)?;
-    contiguous(TensorName::Scores, out, &[batch, heads, len], 4)?;
+    check_tensor(TensorName::Decay, a, &[heads], of, contiguous)?;
+    check_tensor(TensorName::Scores, out, &[batch, heads, len], 4, contiguous)?;
     check_grid(client, 5, [batch * len, heads, 1])?;
     if batch * len * heads == 0 {
         return Ok(());
     }
-    let widest = size.max(of_parameters);
+    let widest = size.max(of);
     let vector = (client.io_optimized_vector_sizes(widest))
         .filter(|n| n * widest <= SEGMENT_BYTES)
-        .find(|&n| reads_in(values, n, size) && begins_at(dt_proj, n * of_parameters))
+        .find(|&n| reads_in(values, n, size) && begins_at(dt_proj, n * of))
         .unwrap_or(1);
     let address = address_type(&[values], size)
-        .max(address_type(&[dt_proj], of_parameters))
+        .max(address_type(&[dt_proj], of))
         .max(address_type(&[out], 4));
     let blueprint = ZohBlueprint {
         units,
@@ -124,6 +117,17 @@ fn run(
         );
     }
     Ok(())
+}
+
+/// Whether rows are read in vectors of `n` elements.
+fn reads_in(rows: &TensorBinding, n: usize, size: usize) -> bool {
+    let axes = rows.shape.len();
+    let outer = |axis: usize| rows.shape[axis] <= 1 || rows.strides[axis].is_multiple_of(n);
+    rows.shape[axes - 1].is_multiple_of(n) && (0..axes - 1).all(outer) && begins_at(rows, n * size)
+}
+
+fn begins_at(tensor: &TensorBinding, bytes: usize) -> bool {
+    (tensor.handle.offset_start.unwrap_or(0) as usize).is_multiple_of(bytes)
 }
 
 #[cfg(test)]

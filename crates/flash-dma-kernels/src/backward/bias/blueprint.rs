@@ -84,11 +84,6 @@ impl BiasBlueprint {
             batch * heads,
         ]
     }
-
-    /// The most cubes for a bias of this shape.
-    pub(crate) fn most_cubes(shape: [usize; 4]) -> [usize; 3] {
-        Self::cubes_of(shape, 1)
-    }
 }
 
 /// Steps per cube at which the cost of its first copies is small.

@@ -8,38 +8,28 @@ use crate::backward::bias::kernel::{
 use crate::backward::bias::steps::PlanTensorsLaunch;
 use crate::backward::matrix::pass::MmaPass;
 use crate::host::check::{address_type, elem_type};
+use crate::matrix::blueprint::processors;
 use crate::matrix::wgmma::boxes::{boxes_of, word_boxes_of};
-use crate::pattern::mask::args::MaskBits;
+use crate::pattern::mask::args::MaskedInputs;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// A bias of pairs, the plan, and the buffer for the gradient.
-pub(crate) struct BiasGradient<'a> {
-    /// f32, any strides.
-    pub bias: &'a TensorBinding,
-    /// The plan of the mask.
-    pub plan: Option<&'a MaskBits>,
-    /// f32, contiguous, the shape of `bias`; overwritten.
-    pub grad: &'a TensorBinding,
-}
-
 impl MmaPass<'_> {
-    /// The gradient of a bias with all queries and keys, on `wgmma`.
+    /// The gradient of a bias with all queries and keys, on `wgmma`: f32, contiguous, the shape of the bias; overwritten.
     pub(crate) fn launch_bias(
         &self,
         problem: &MaskedProblem,
-        tensors: BiasGradient,
+        inputs: &MaskedInputs,
+        grad: &TensorBinding,
         blueprint: BiasBlueprint,
     ) {
         let (client, p) = (self.client, self.problem);
         let shape = problem.bias.expect("there is a bias");
-        let processors = (client.properties().hardware)
-            .num_streaming_multiprocessors
-            .unwrap_or(1);
-        let run = BiasBlueprint::run(problem, shape, processors as usize);
+        let bias = inputs.bias.as_ref().expect("it was checked");
+        let run = BiasBlueprint::run(problem, shape, processors(client.properties()));
         let [x, y, z] = BiasBlueprint::cubes_of(shape, run);
-        let BiasGradient { bias, plan, grad } = tensors;
+        let plan = inputs.plan.as_ref();
         let words: Vec<_> = (plan.iter().flat_map(|plan| [&plan.bits, &plan.counts]))
             .chain([bias, grad])
             .collect();
@@ -63,7 +53,7 @@ impl MmaPass<'_> {
                 plan.into(),
                 SavedLsesLaunch::new(
                     self.saved.lse.clone().into_buffer_arg(),
-                    self.lse_rest().clone().into_buffer_arg(),
+                    self.data.sums.lse_rest.clone().into_buffer_arg(),
                 ),
                 grad.clone().into_buffer_arg(),
                 scaling(p.scale, p.softcap),

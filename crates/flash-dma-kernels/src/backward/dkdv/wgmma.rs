@@ -15,8 +15,7 @@ use crate::backward::dkdv::shared::args::{
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::QueryRows;
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows};
 use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::output::{

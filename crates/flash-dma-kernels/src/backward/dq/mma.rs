@@ -9,7 +9,7 @@ use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::key_stream::KeyCopies;
-use crate::matrix::mma::product::{LanePlace, load_a};
+use crate::matrix::mma::{LanePlace, load_a};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use crate::matrix::query_tile::{CubeTile, TileRow};
 use crate::matrix::stages::Stages;

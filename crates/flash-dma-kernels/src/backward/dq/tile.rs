@@ -7,10 +7,10 @@ use crate::matrix::args::SavedRows;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{PairMask, pair_mask, without_delta};
 use crate::matrix::fragment::pack;
-use crate::matrix::logit_scale::exp_of;
+use crate::matrix::logit_scale::{PairKind, exp_of};
 use crate::matrix::logits::{scores, sees};
 use crate::matrix::mask::{SeenPair, is_set};
-use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
+use crate::matrix::mma::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use crate::pattern::layout::KEY_BLOCK;
@@ -116,18 +116,18 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         for n in 0..comptime!(DQ_BLOCK / 16) {
             let ds = if comptime!(boundary) {
                 if large {
-                    let (lses, kind) = (rows.exact(saved), comptime!(TileKind::Large));
+                    let (lses, kind) = (rows.exact(saved), comptime!(PairKind::Large));
                     gradients::<E, N, NA>(
                         &products, stages, &columns, rows, &lses, attended, n, kind,
                     )
                 } else {
-                    let kind = comptime!(TileKind::Boundary);
+                    let kind = comptime!(PairKind::Boundary);
                     gradients::<E, N, NA>(
                         &products, stages, &columns, rows, &none, attended, n, kind,
                     )
                 }
             } else {
-                let kind = comptime!(TileKind::Full);
+                let kind = comptime!(PairKind::Full);
                 gradients::<E, N, NA>(&products, stages, &columns, rows, &none, attended, n, kind)
             };
             let keys = k_keys + comptime!(n as u32 * 16 * row_bytes);
@@ -190,17 +190,6 @@ struct Columns {
     seen: SeenPair,
 }
 
-/// What the pairs of a tile need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum TileKind {
-    /// Every row sees every key, and no LSE is large.
-    Full,
-    /// Some row may not see some key.
-    Boundary,
-    /// As `Boundary`, and some LSE is large.
-    Large,
-}
-
 /// dS of the `n`-th 16 of the columns, rounded, as an A operand: zero where a row does not see a key. The LSEs `lses` are
 /// read if some are large.
 #[cube]
@@ -212,7 +201,7 @@ fn gradients<E: Float, N: Size, NA: Size>(
     lses: &ExactRows,
     attended: &AttendedKeys,
     #[comptime] n: usize,
-    #[comptime] kind: TileKind,
+    #[comptime] kind: PairKind,
 ) -> Vector<u32, NA> {
     let bp = comptime!(attended.own.bp);
     let mut ds = Vector::<u32, NA>::new(0u32);
@@ -256,9 +245,9 @@ fn gradient<E: Float, N: Size>(
     mask: &ComptimeOption<PairMask>,
     attended: &AttendedKeys,
     #[comptime] column: usize,
-    #[comptime] kind: TileKind,
+    #[comptime] kind: PairKind,
 ) -> PerRow {
-    let boundary = comptime!(kind != TileKind::Full);
+    let boundary = comptime!(kind != PairKind::Full);
     let bp = comptime!(attended.own.bp);
     let logit_scale = &attended.scale;
     // The two elements of an accumulator that lie in this column, see `tile_logits`.
@@ -273,12 +262,12 @@ fn gradient<E: Float, N: Size>(
     let e = comptime!(column % 2);
     let of_pair0 = without_delta(mask, dp0, rows.upper.delta, e, false);
     let of_pair1 = without_delta(mask, dp1, rows.lower.delta, e, true);
-    let p0 = if comptime!(kind == TileKind::Large) {
+    let p0 = if comptime!(kind == PairKind::Large) {
         lses.upper.probability(x0)
     } else {
         exp_of(x0, rows.upper.reference)
     };
-    let p1 = if comptime!(kind == TileKind::Large) {
+    let p1 = if comptime!(kind == PairKind::Large) {
         lses.lower.probability(x1)
     } else {
         exp_of(x1, rows.lower.reference)

@@ -1,12 +1,11 @@
 //! dS of a key tile of the dq kernel.
 
 use crate::backward::dq::rows::{ExactRows, LaneRows};
-use crate::matrix::alibi::with_alibi;
 use crate::matrix::args::{KeySource, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{pair_mask, without_delta};
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::{scores, sees};
+use crate::matrix::logits::{scores, sees, with_alibi};
 use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::query_tile::RowPair;
 use crate::matrix::softmax::PerRow;

@@ -1,6 +1,223 @@
 //! The host side of the backward pass on tensor cores.
 
-pub(crate) mod launch;
-pub(crate) mod masked;
 pub(crate) mod pass;
-pub(crate) mod workspace;
+
+use crate::args::{Gradients, Inputs, Saved, Selection};
+use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::dkdv::shared::args::GradientTensors;
+use crate::backward::dkdv::shared::gather::KeyParts;
+use crate::backward::dkdv::shared::key_sums::KeySums;
+use crate::backward::matrix::pass::{KeyLists, MmaPass, row_sums_bytes};
+use crate::host::check::elem_type;
+use crate::host::fill::fill;
+use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::chunks::{ChunkKeys, Keys, chunk_keys};
+use crate::pattern::intervals::order::{OrderedKeys, by_death};
+use crate::pattern::intervals::ranked::{RankedKeys, RankedSource, ranked_keys};
+use crate::pattern::intervals::slices::{SelectedKeys, slice_bytes};
+use crate::pattern::intervals::tiles::most_keys;
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+impl MmaBlueprints {
+    /// Cubes along each axis of the largest grids: query tiles by heads, and key tiles.
+    pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
+        let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
+        let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
+        // As many as there could be keys whose ranks learn.
+        let rank = self.rank.map_or(0, |rank| {
+            let tiles = problem.k_len.div_ceil(rank.tiles.keys());
+            tiles * rank.chunks(problem) * problem.batch * problem.kv_heads
+        });
+        [
+            query_tiles.max(self.key_tiles(problem)).max(rank),
+            head_groups.max(problem.batch * problem.kv_heads),
+            1,
+        ]
+    }
+
+    /// The most key tiles of all chunks and heads.
+    pub(crate) fn key_tiles(&self, problem: &Problem) -> usize {
+        self.tiles_each(problem) * self.chunks(problem) * problem.batch * problem.kv_heads
+    }
+
+    /// Chunks of queries.
+    pub(crate) fn chunks(&self, problem: &Problem) -> usize {
+        problem.q_len.div_ceil(self.chunk)
+    }
+
+    /// The most key tiles of a chunk.
+    pub(crate) fn tiles_each(&self, problem: &Problem) -> usize {
+        let keys = if problem.has_scores {
+            most_keys(problem, self.chunk)
+        } else {
+            problem.k_len
+        };
+        keys.div_ceil(self.dkdv.keys())
+    }
+
+    /// The bytes of the buffers that [`launch`] holds at once at most.
+    pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
+        // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made, and
+        // those before the lists of the keys whose ranks learn, of which there is one at a time.
+        let dq = slice_bytes(problem, self.dq.tile.queries());
+        let keys = (self.key_bytes(problem)).max(self.rank_bytes(problem, selection));
+        LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(keys)
+    }
+
+    /// The keys whose ranks learn, and with several chunks those of each. Kept ones take no more than runners-up.
+    fn rank_bytes(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
+        let far = selection.and_then(|selection| selection.far.as_ref());
+        let (Some(far), Some(rank)) = (far, self.rank) else {
+            return 0;
+        };
+        let chunked = match rank.chunks(problem) {
+            1 => 0,
+            _ => ChunkKeys::bytes(problem, far.max_live, rank.chunk),
+        };
+        RankedKeys::bytes(problem, selection) + chunked
+    }
+
+    /// The keys of each chunk, and the sums or parts of keys with several chunks.
+    fn key_bytes(&self, problem: &Problem) -> usize {
+        let (dkdv, chunks) = (self.dkdv, self.chunks(problem));
+        let listed = match chunks {
+            _ if !problem.has_scores => 0,
+            1 => OrderedKeys::bytes(problem),
+            _ => ChunkKeys::bytes(problem, problem.window, self.chunk),
+        };
+        listed
+            + match (dkdv.parts, dkdv.shared_keys) {
+                (true, _) => KeyParts::bytes(problem, chunks, most_keys(problem, self.chunk)),
+                (false, true) => KeySums::bytes(problem),
+                (false, false) => 0,
+            }
+    }
+}
+
+/// Launches the backward pass of a checked, non-empty problem whose rows begin at multiples of 16 bytes.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    grads: &Gradients,
+    blueprints: MmaBlueprints,
+) {
+    let keys = SelectedKeys::new(client, problem, inputs);
+    let pass = MmaPass::new(client, problem, inputs.typed(), saved, blueprints);
+    keys.for_each_slice(blueprints.dq.tile.queries(), &[&grads.q], |tiles| {
+        pass.launch_dq(tiles, &grads.q);
+    });
+    pass.launch_keys(&keys, grads);
+    pass.launch_ranks(&keys, grads);
+}
+
+impl MmaPass<'_> {
+    /// The keys of each chunk, with scores.
+    fn chunk_keys(&self, live: &LiveKeys) -> ChunkKeys {
+        let (client, problem) = (self.client, self.problem);
+        if self.blueprints.chunks(problem) > 1 {
+            return chunk_keys(client, problem, Keys::Live(live), self.blueprints.chunk);
+        }
+        // Over whole lifetimes, the keys that die together are neighbours.
+        let ordered = by_death(client, problem, live);
+        ChunkKeys {
+            keys: ordered.keys,
+            counts: ordered.counts,
+            starts: None,
+            capacity: ordered.capacity,
+        }
+    }
+
+    /// The gradients of k, v and the scores.
+    fn launch_keys(&self, keys: &SelectedKeys, grads: &Gradients) {
+        let (client, problem, blueprints) = (self.client, self.problem, self.blueprints);
+        let (element, words) = (elem_type(problem.element), f32::elem_type_native());
+        let selected = keys.selection.as_ref();
+        let selected = selected.map(|(selection, live)| (*selection, self.chunk_keys(live)));
+        let (source, capacity) = match &selected {
+            Some((selection, listed)) => {
+                let (keys, counts) = (listed.keys.clone(), listed.counts.clone());
+                let source = SourceTensors {
+                    bias: Some(selection.scores.clone()),
+                    keys: KeyTensors::Intervals([selection.intervals.clone(), keys, counts]),
+                };
+                (source, listed.capacity)
+            }
+            None => (SourceTensors::default(), problem.k_len),
+        };
+        let lists = KeyLists {
+            source,
+            capacity,
+            chunks: blueprints.chunks(problem),
+            // As many as the lists may fill: any other bound could silently drop keys.
+            tiles: capacity.div_ceil(blueprints.dkdv.keys()),
+        };
+        if blueprints.dkdv.parts {
+            let (selection, listed) = selected.as_ref().expect("chunks come with scores");
+            let parts = KeyParts::new(client, problem, lists.chunks, capacity);
+            let to = [&parts.k, &parts.v].map(GradientTensors::of);
+            self.launch_dkdv(lists, to, Some(parts.scores.clone()), words);
+            parts.gather(client, problem, selection, listed, blueprints.chunk, grads);
+            return;
+        }
+        let scores = grads.scores.clone();
+        if let Some(scores) = &scores {
+            fill(client, scores, 0.0, words);
+        }
+        // Several cubes add to f32 sums; a single cube writes the gradients, and skips keys that no query attends to.
+        if blueprints.dkdv.shared_keys {
+            let (selection, _) = selected.as_ref().expect("chunks come with scores");
+            let sums = KeySums::new(client, problem, selection, blueprints.chunk);
+            self.launch_dkdv(lists, sums.beside(grads), scores, element);
+            sums.round(grads);
+            return;
+        }
+        if problem.has_scores {
+            fill(client, &grads.k, 0.0, element);
+            fill(client, &grads.v, 0.0, element);
+        }
+        let to = [&grads.k, &grads.v].map(GradientTensors::of);
+        self.launch_dkdv(lists, to, scores, element);
+    }
+
+    /// The gradient of the rank, if one learns; all other keys get zero.
+    fn launch_ranks(&self, keys: &SelectedKeys, grads: &Gradients) {
+        let (Some((selection, _)), Some(rank)) = (&keys.selection, &grads.rank) else {
+            return;
+        };
+        let (client, problem) = (self.client, self.problem);
+        let far = selection.far.as_ref().expect("a rank comes with it");
+        let blueprint = self.blueprints.rank.expect("a rank comes with scores");
+        let chunks = blueprint.chunks(problem);
+        fill(client, rank, 0.0, f32::elem_type_native());
+        for (source, left_out) in far.sources() {
+            let ranked = ranked_keys(client, problem, selection, source);
+            let (keys, counts, capacity) = if chunks > 1 {
+                let max_live = match source {
+                    RankedSource::RunnersUp(_) => far.max_live,
+                    RankedSource::Kept(_) => problem.window,
+                };
+                let keys = Keys::Ranked(&ranked, max_live);
+                let listed = chunk_keys(client, problem, keys, blueprint.chunk);
+                (listed.keys, listed.counts, listed.capacity)
+            } else {
+                ranked.order_tiles(client, problem, blueprint.tiles.keys());
+                (ranked.keys, ranked.counts, problem.k_len)
+            };
+            let lists = KeyLists {
+                source: SourceTensors {
+                    bias: Some(selection.scores.clone()),
+                    keys: KeyTensors::Intervals([ranked.spans, keys, counts]),
+                },
+                capacity,
+                chunks,
+                tiles: capacity.div_ceil(blueprint.tiles.keys()),
+            };
+            self.launch_rank(lists, left_out, rank, blueprint);
+        }
+    }
+}

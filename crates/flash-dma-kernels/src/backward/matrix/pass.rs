@@ -2,7 +2,7 @@
 
 use crate::alibi::slopes;
 use crate::args::{Saved, scaling, scaling_and_dropout};
-use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints, RankBlueprint};
+use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints, RankBlueprint};
 use crate::backward::delta::{
     BoxedRowsLaunch, CUBE_ROWS, RowWordsLaunch, SumTerms, delta_mma_kernel,
 };
@@ -14,6 +14,7 @@ use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
+use crate::backward::launch::RowSums;
 use crate::backward::rank::mma::rank_mma_kernel;
 use crate::backward::rank::terms::rank_terms;
 use crate::backward::rank::wgmma::rank_wgmma_kernel;
@@ -21,11 +22,11 @@ use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch, TileLaunch};
+use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
-use crate::pattern::tensors::SourceTensors;
+use crate::pattern::tensors::{SourceTensors, TileLaunch};
 use cubecl::client::Client;
-use cubecl::ir::ElemType;
+use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use flash_dma_problem::{LeaveOneOut, Problem};
 
@@ -36,7 +37,8 @@ pub(crate) struct MmaPass<'a> {
     /// q, k and v.
     pub rows: [&'a TensorBinding; 3],
     pub saved: &'a Saved,
-    data: QueryData,
+    pub blueprints: MmaBlueprints,
+    pub data: QueryData,
     /// The slopes of ALiBi.
     slopes: Option<TensorBinding>,
 }
@@ -50,15 +52,23 @@ pub(crate) struct KeyLists {
     pub tiles: usize,
 }
 
-/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
-pub(crate) struct RowSums {
-    pub delta: TensorBinding,
-    pub lse_rest: TensorBinding,
+impl KeyLists {
+    fn cubes(&self, problem: &Problem) -> CubeCount {
+        let cubes = self.tiles * self.chunks * problem.batch * problem.kv_heads;
+        CubeCount::Static(cubes as u32, 1, 1)
+    }
+
+    /// The launch argument for chunks of `chunk` queries.
+    fn grid(&self, chunk: usize) -> KeyGridLaunch {
+        let [chunk, chunks, tiles, capacity] =
+            [chunk, self.chunks, self.tiles, self.capacity].map(|n| n as u32);
+        KeyGridLaunch::new(chunk, chunks, tiles, capacity)
+    }
 }
 
 /// The preprocessed data of every query row.
-struct QueryData {
-    sums: RowSums,
+pub(crate) struct QueryData {
+    pub sums: RowSums,
     /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
     /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
@@ -75,28 +85,21 @@ fn boxed_shape(problem: &Problem) -> [usize; 3] {
 /// The shape of the buffer of [`QueryData::words`]: heads begin at multiples of 16 bytes if the words are copied as boxes.
 fn words_shape(problem: &Problem, for_boxes: bool) -> [usize; 3] {
     let [batch, heads, len] = problem.lse_shape();
-    [
-        batch,
-        heads,
-        if for_boxes {
-            len.next_multiple_of(4)
-        } else {
-            len
-        },
-    ]
+    let len = match for_boxes {
+        true => len.next_multiple_of(4),
+        false => len,
+    };
+    [batch, heads, len]
 }
 
 /// The bytes of the row sums of a pass.
 pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
     let for_boxes = blueprints.dkdv.instruction == Instruction::Wgmma;
-    let boxed = if for_boxes {
-        bytes(boxed_shape(problem))
-    } else {
-        0
+    let boxed = match for_boxes {
+        true => bytes(boxed_shape(problem)),
+        false => 0,
     };
-    let words = problem
-        .dropout
-        .map_or(0, |_| bytes(words_shape(problem, for_boxes)));
+    let words = (problem.dropout).map_or(0, |_| bytes(words_shape(problem, for_boxes)));
     bytes(problem.lse_shape()) + boxed + words
 }
 
@@ -135,7 +138,7 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
             boxed.into(),
             masked.into(),
             problem.head_dim,
-            SumTerms::new(saved, for_boxes).with_dropout(problem.dropout.is_some()),
+            SumTerms::new(saved, for_boxes, problem.dropout.is_some()),
             elem_type(problem.element),
         );
     }
@@ -170,6 +173,7 @@ impl<'a> MmaPass<'a> {
             problem,
             rows,
             saved,
+            blueprints,
             data: launch_delta(client, problem, saved, for_boxes),
             slopes: slopes(client, problem),
         }
@@ -180,47 +184,33 @@ impl<'a> MmaPass<'a> {
         self.data.rows.as_ref().expect("wgmma asked for them")
     }
 
-    /// What the rounding of the LSEs lost, `[batch, q_heads, q_len]`.
-    pub(crate) fn lse_rest(&self) -> &TensorBinding {
-        &self.data.sums.lse_rest
-    }
-
-    /// The row sums.
-    pub(crate) fn into_sums(self) -> RowSums {
-        self.data.sums
+    /// The address type that reaches every element of q, k, v and the output gradient, and of the row sums and `words`.
+    fn address_type<'b>(&'b self, words: impl Iterator<Item = &'b TensorBinding>) -> AddressType {
+        let [q, k, v] = self.rows;
+        let typed = [q, k, v, &self.saved.grad_out];
+        let words: Vec<_> = words.chain([&self.data.sums.delta]).collect();
+        address_type(&typed, self.problem.element.size()).max(address_type(&words, 4))
     }
 
     /// One launch of the dq kernel.
-    pub(crate) fn launch_dq(
-        &self,
-        tiles: TileLaunch,
-        grad_q: &TensorBinding,
-        blueprint: DqBlueprint,
-    ) {
-        let (client, problem) = (self.client, self.problem);
+    pub(crate) fn launch_dq(&self, tiles: TileLaunch, grad_q: &TensorBinding) {
+        let (problem, blueprint) = (self.problem, self.blueprints.dq);
         let tile = blueprint.tile.writing([grad_q]);
         let size = problem.element.size();
         let head_groups = (problem.batch * problem.q_heads / tile.heads) as u32;
-        let [q, k, v] = self.rows.map(Clone::clone);
-        let typed = [&q, &k, &v, &self.saved.grad_out, grad_q];
-        let words: Vec<_> = tiles.source.all().chain([&self.data.sums.delta]).collect();
-        let address = address_type(&typed, size).max(address_type(&words, 4));
+        let address = (self.address_type(tiles.source.all())).max(address_type(&[grad_q], size));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $maps:expr)?) => {
-        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
-        // the lists hold keys below `k_len` or blocks of the plan.
-        unsafe {
-            $kernel::launch_unchecked(
-                        client,
+            ($kernel:ident, $blueprint:expr $(, $maps:expr)?) => {
+                // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and the
+                // lists hold keys below `k_len` or blocks of the plan.
+                unsafe {
+                    $kernel::launch_unchecked(
+                        self.client,
                         CubeCount::Static(tiles.count as u32, head_groups, 1),
                         tile.cube_dim(),
                         address,
-                        OperandsLaunch::new(
-                            q.into_tensor_arg(),
-                            k.into_tensor_arg(),
-                            v.into_tensor_arg(),
-                        ),
+                        OperandsLaunch::of(self.rows),
                         self.saved.grad_out.clone().into_tensor_arg(),
                         tiles.source.into_query_tiles(self.slopes.clone()),
                         SavedRowsLaunch::new(
@@ -234,22 +224,23 @@ impl<'a> MmaPass<'a> {
                         LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                         $blueprint,
                         elem_type(problem.element),
-            )
+                    )
+                }
+            };
         }
-    };
-}
         match tile.instruction {
             Instruction::Mma => launch!(dq_mma_kernel, blueprint),
             Instruction::Wgmma => {
                 // Contiguous keys: one unit copies them for all.
                 let listed =
                     problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
+                let [_, k, v] = self.rows;
                 // With dropout and with ALiBi every unit notes a key.
                 let boxes = !listed
                     && !tile.notes_columns()
-                    && takes_boxes(&k, size)
-                    && takes_boxes(&v, size);
-                let [k_boxes, v_boxes] = [&k, &v].map(|rows| {
+                    && takes_boxes(k, size)
+                    && takes_boxes(v, size);
+                let [k_boxes, v_boxes] = [k, v].map(|rows| {
                     let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
                     boxes.into()
                 });
@@ -259,73 +250,22 @@ impl<'a> MmaPass<'a> {
         }
     }
 
-    /// The launch of the rank kernel for `keys`, which are runners-up on their intervals, or kept ones that learn `left_out`;
-    /// these add to the rank.
-    pub(crate) fn launch_rank(
-        &self,
-        keys: KeyLists,
-        left_out: Option<LeaveOneOut>,
-        rank: &TensorBinding,
-        RankBlueprint {
-            tiles: blueprint,
-            chunk,
-        }: RankBlueprint,
-    ) {
-        let (client, problem) = (self.client, self.problem);
-        let [q, k, v] = self.rows.map(Clone::clone);
-        let rows = problem.batch * problem.kv_heads;
-        let typed = [&q, &k, &v, &self.saved.grad_out];
-        let mut words = vec![&self.data.sums.delta, rank];
-        words.extend(keys.source.all());
-        let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
-        let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
+    /// The inputs of the kernels that own key tiles, with the words of the rows for `mma`.
+    fn key_inputs<E: Float>(&self, words: Option<&TensorBinding>) -> BackwardInputsLaunch<E> {
+        let [q, k, v] = self.rows.map(|rows| rows.clone().into_tensor_arg());
+        let words = words.map(|words| words.clone().into_buffer_arg());
         let slopes = self.slopes.clone().map(TensorBinding::into_tensor_arg);
-        // One argument list, because both kernels take the same arguments.
-        macro_rules! launch {
-    ($kernel:ident $(, $boxes:expr)?) => {
-        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and the list holds
-        // keys below `k_len`.
-        unsafe {
-            $kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static((keys.tiles * keys.chunks * rows) as u32, 1, 1),
-                    blueprint.cube_dim(),
-                    address,
-                    BackwardInputsLaunch::new(
-                        q.into_tensor_arg(),
-                        k.into_tensor_arg(),
-                        v.into_tensor_arg(),
-                        self.saved.grad_out.clone().into_tensor_arg(),
-                        self.saved.lse.clone().into_buffer_arg(),
-                        self.data.sums.lse_rest.clone().into_buffer_arg(),
-                        self.data.sums.delta.clone().into_buffer_arg(),
-                        None.into(),
-                        slopes.into(),
-                    ),
-                    terms,
-                    keys.source.into_key_tiles(),
-                    rank.clone().into_buffer_arg(),
-                    scaling(problem.scale, problem.softcap),
-                    $($boxes,)?
-                    KeyGridLaunch::new(
-                        chunk as u32,
-                        keys.chunks as u32,
-                        keys.tiles as u32,
-                        keys.capacity as u32,
-                    ),
-                    blueprint,
-                    elem_type(problem.element),
-            )
-        }
-    };
-}
-        match blueprint.instruction {
-            Instruction::Mma => launch!(rank_mma_kernel),
-            Instruction::Wgmma => {
-                let boxes = self.query_boxes(blueprint);
-                launch!(rank_wgmma_kernel, boxes);
-            }
-        }
+        BackwardInputsLaunch::new(
+            q,
+            k,
+            v,
+            self.saved.grad_out.clone().into_tensor_arg(),
+            self.saved.lse.clone().into_buffer_arg(),
+            self.data.sums.lse_rest.clone().into_buffer_arg(),
+            self.data.sums.delta.clone().into_buffer_arg(),
+            words.into(),
+            slopes.into(),
+        )
     }
 
     /// The boxes in which `wgmma` copies query tiles of `blueprint`.
@@ -340,6 +280,48 @@ impl<'a> MmaPass<'a> {
         QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
 
+    /// The launch of the rank kernel for `keys`, which are runners-up on their intervals, or kept ones that learn `left_out`;
+    /// these add to the rank.
+    pub(crate) fn launch_rank(
+        &self,
+        keys: KeyLists,
+        left_out: Option<LeaveOneOut>,
+        rank: &TensorBinding,
+        RankBlueprint { tiles, chunk }: RankBlueprint,
+    ) {
+        let problem = self.problem;
+        let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
+        let (cubes, grid) = (keys.cubes(problem), keys.grid(chunk));
+        // One argument list, because both kernels take the same arguments.
+        macro_rules! launch {
+            ($kernel:ident $(, $boxes:expr)?) => {
+                // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and the list
+                // holds keys below `k_len`.
+                unsafe {
+                    $kernel::launch_unchecked(
+                        self.client,
+                        cubes,
+                        tiles.cube_dim(),
+                        self.address_type(keys.source.all().chain([rank])),
+                        self.key_inputs(None),
+                        terms,
+                        keys.source.into_key_tiles(),
+                        rank.clone().into_buffer_arg(),
+                        scaling(problem.scale, problem.softcap),
+                        $($boxes,)?
+                        grid,
+                        tiles,
+                        elem_type(problem.element),
+                    )
+                }
+            };
+        }
+        match tiles.instruction {
+            Instruction::Mma => launch!(rank_mma_kernel),
+            Instruction::Wgmma => launch!(rank_wgmma_kernel, self.query_boxes(tiles)),
+        }
+    }
+
     /// One launch of the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores
     /// or biases of the kv heads.
     pub(crate) fn launch_dkdv(
@@ -348,68 +330,42 @@ impl<'a> MmaPass<'a> {
         grads: [GradientTensors; 2],
         grad_scores: Option<TensorBinding>,
         output: ElemType,
-        blueprints: MmaBlueprints,
     ) {
-        let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
-        let [q, k, v] = self.rows.map(Clone::clone);
-        let rows = problem.batch * problem.kv_heads;
-        let typed = [&q, &k, &v, &self.saved.grad_out];
-        let mut words = vec![&self.data.sums.delta];
-        words.extend(keys.source.all());
+        let (problem, blueprint) = (self.problem, self.blueprints.dkdv);
         // `wgmma` copies them as boxes.
-        let row_words = (self.data.words.clone())
-            .filter(|_| blueprint.instruction == Instruction::Mma)
-            .map(TensorBinding::into_buffer_arg);
-        let address = address_type(&typed, problem.element.size())
-            .max(address_type(&words, 4))
-            .max(address_type(&[&grads[0].own], output.size()))
-            .max(address_type(&grads[0].sums.iter().collect::<Vec<_>>(), 4));
-        let slopes = self.slopes.clone().map(TensorBinding::into_tensor_arg);
+        let row_words =
+            (self.data.words.as_ref()).filter(|_| blueprint.instruction == Instruction::Mma);
+        let (cubes, grid) = (keys.cubes(problem), keys.grid(self.blueprints.chunk));
+        let [grad_k, _] = &grads;
+        let address = (self.address_type(keys.source.all().chain(&grad_k.sums)))
+            .max(address_type(&[&grad_k.own], output.size()));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
-        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
-        // the lists hold keys below `k_len` or steps of the problem.
-        unsafe {
-            $kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static((keys.tiles * keys.chunks * rows) as u32, 1, 1),
-                    blueprint.cube_dim(),
-                    address,
-                    BackwardInputsLaunch::new(
-                        q.into_tensor_arg(),
-                        k.into_tensor_arg(),
-                        v.into_tensor_arg(),
-                        self.saved.grad_out.clone().into_tensor_arg(),
-                        self.saved.lse.clone().into_buffer_arg(),
-                        self.data.sums.lse_rest.clone().into_buffer_arg(),
-                        self.data.sums.delta.clone().into_buffer_arg(),
-                        row_words.into(),
-                        slopes.into(),
-                    ),
-                    keys.source.into_key_tiles(),
-                    KeyGradientsLaunch::of(grads, grad_scores),
-                    scaling_and_dropout(problem),
-                    $($boxes,)?
-                    KeyGridLaunch::new(
-                        blueprints.chunk as u32,
-                        keys.chunks as u32,
-                        keys.tiles as u32,
-                        keys.capacity as u32,
-                    ),
-                    $blueprint,
-                    elem_type(problem.element),
-                    output,
-            )
+            ($kernel:ident $(, $boxes:expr)?) => {
+                // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and the
+                // lists hold keys below `k_len` or steps of the problem.
+                unsafe {
+                    $kernel::launch_unchecked(
+                        self.client,
+                        cubes,
+                        blueprint.cube_dim(),
+                        address,
+                        self.key_inputs(row_words),
+                        keys.source.into_key_tiles(),
+                        KeyGradientsLaunch::of(grads, grad_scores),
+                        scaling_and_dropout(problem),
+                        $($boxes,)?
+                        grid,
+                        blueprint,
+                        elem_type(problem.element),
+                        output,
+                    )
+                }
+            };
         }
-    };
-}
         match blueprint.instruction {
-            Instruction::Mma => launch!(dkdv_mma_kernel, blueprint),
-            Instruction::Wgmma => {
-                let boxes = self.query_boxes(blueprint);
-                launch!(dkdv_wgmma_kernel, blueprint, boxes)
-            }
+            Instruction::Mma => launch!(dkdv_mma_kernel),
+            Instruction::Wgmma => launch!(dkdv_wgmma_kernel, self.query_boxes(blueprint)),
         }
     }
 }

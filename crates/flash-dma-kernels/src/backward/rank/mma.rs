@@ -16,14 +16,13 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::{QueryRows, Step, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::rank::terms::{RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::{LogitScale, is_unusual};
-use crate::matrix::mma::product::{LanePlace, load_a, multiply};
+use crate::matrix::mma::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
 use cubecl::prelude::*;
 

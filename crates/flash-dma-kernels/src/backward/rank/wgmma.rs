@@ -11,18 +11,17 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::{QueryRows, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
-use crate::backward::dkdv::wgmma::weights::{StagedStep, StepKind, StepProducts, selected};
+use crate::backward::dkdv::wgmma::weights::{StagedStep, StepProducts, selected};
 use crate::backward::rank::terms::{Change, RankTerms, adds, write_or_add};
 use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::LogitScale;
+use crate::matrix::logit_scale::{LogitScale, PairKind};
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but};
@@ -120,7 +119,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
                 finish::<NS>(products.dp, comptime!(bp.rows / 2));
             } else if step.at.large {
                 let lses = steps.lses(&step, &pairs.rows, bp);
-                let kind = comptime!(StepKind::Large);
+                let kind = comptime!(PairKind::Large);
                 sums.add::<E, NS>(
                     &products,
                     inputs,
@@ -133,7 +132,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
                     kind,
                 );
             } else if step.at.boundary {
-                let kind = comptime!(StepKind::Boundary);
+                let kind = comptime!(PairKind::Boundary);
                 sums.add::<E, NS>(
                     &products,
                     inputs,
@@ -146,7 +145,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
                     kind,
                 );
             } else {
-                let kind = comptime!(StepKind::Full);
+                let kind = comptime!(PairKind::Full);
                 sums.add::<E, NS>(
                     &products,
                     inputs,
@@ -226,15 +225,15 @@ impl KeySums {
         tiles: &Tiles<E>,
         step: &StagedStep,
         pairs: &Pairs,
-        #[comptime] kind: StepKind,
+        #[comptime] kind: PairKind,
     ) {
         let bp = comptime!(pairs.bp);
-        let boundary = comptime!(kind != StepKind::Full);
+        let boundary = comptime!(kind != PairKind::Full);
         let with_lse = comptime!(lse_gradients.given);
         let quad = UNIT_POS_X as usize % 4;
         let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let s = &products.s;
-        let exact = comptime!(kind == StepKind::Large);
+        let exact = comptime!(kind == PairKind::Large);
         let exponents = self.exponents::<E, NS>(s, inputs, lses, keys, tiles, step, pairs, exact);
         let mut changes = Vector::<f32, NS>::new(0.0f32);
         let mut weights = Vector::<f32, NS>::new(0.0f32);

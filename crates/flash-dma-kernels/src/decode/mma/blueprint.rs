@@ -1,7 +1,7 @@
 //! The comptime configuration of the tensor-core decode kernel, and the rule that chooses it.
 
 use crate::matrix::blueprint::{check_rows, has_mma};
-use crate::matrix::mma::product::Shape;
+use crate::matrix::mma::Shape;
 use cubecl::CubeDim;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use flash_dma_problem::{DecodeProblem, ElementType, Obstacle, Storage};

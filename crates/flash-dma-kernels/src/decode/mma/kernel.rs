@@ -7,7 +7,7 @@ use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::{Held, NextTile, WarpStages, start_copies};
 use crate::decode::tensors::StepTensors;
 use crate::matrix::logit_scale::LogitScale;
-use crate::matrix::mma::product::{LanePlace, multiply};
+use crate::matrix::mma::{LanePlace, multiply};
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::query_tile::OutputRows;
 use crate::matrix::softmax::{Columns, OnlineSoftmax};

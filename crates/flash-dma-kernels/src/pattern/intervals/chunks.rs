@@ -459,41 +459,6 @@ pub(crate) enum Keys<'a> {
     Ranked(&'a RankedKeys, usize),
 }
 
-impl Keys<'_> {
-    fn listed(&self) -> Listed {
-        match self {
-            Self::Live(_) => Listed::Live,
-            Self::Ranked(..) => Listed::Ranked,
-        }
-    }
-
-    fn max_live(&self, problem: &Problem) -> usize {
-        match self {
-            Self::Live(_) => problem.window,
-            Self::Ranked(_, max_live) => *max_live,
-        }
-    }
-
-    /// The launch argument, and its largest buffer.
-    fn list(&self) -> (KeyListLaunch, &TensorBinding) {
-        match self {
-            Self::Live(live) => {
-                let lists = KeyListLaunch::new(Some(live.lists()).into(), None.into());
-                (lists, &live.entries)
-            }
-            Self::Ranked(ranked, _) => {
-                let [keys, spans, counts] = [&ranked.keys, &ranked.listed, &ranked.counts]
-                    .map(|binding| binding.clone().into_buffer_arg());
-                let lists = RankedListsLaunch::new(keys, spans, counts);
-                (
-                    KeyListLaunch::new(None.into(), Some(lists).into()),
-                    &ranked.listed,
-                )
-            }
-        }
-    }
-}
-
 /// Lists the keys of every chunk of `chunk` queries, in one launch. `chunks` and the rows must fit the
 /// device's cube counts.
 pub(crate) fn chunk_keys(
@@ -512,7 +477,20 @@ fn chunk_keys_with(
     chunk: usize,
     team: Team,
 ) -> ChunkKeys {
-    let (lists, counts, starts) = ChunkKeys::shapes(problem, keys.max_live(problem), chunk);
+    let (listed, max_live, all, largest) = match keys {
+        Keys::Live(live) => {
+            let all = KeyListLaunch::new(Some(live.lists()).into(), None.into());
+            (Listed::Live, problem.window, all, &live.entries)
+        }
+        Keys::Ranked(ranked, max_live) => {
+            let [keys, spans, counts] = [&ranked.keys, &ranked.listed, &ranked.counts]
+                .map(|binding| binding.clone().into_buffer_arg());
+            let lists = RankedListsLaunch::new(keys, spans, counts);
+            let all = KeyListLaunch::new(None.into(), Some(lists).into());
+            (Listed::Ranked, max_live, all, &ranked.listed)
+        }
+    };
+    let (lists, counts, starts) = ChunkKeys::shapes(problem, max_live, chunk);
     let [rows, chunks, capacity] = lists;
     let starts = scratch(client, starts);
     let out = ChunkKeys {
@@ -521,7 +499,6 @@ fn chunk_keys_with(
         starts: Some(starts.clone()),
         capacity,
     };
-    let (all, largest) = keys.list();
     let address = address_type([largest, &out.keys]);
     // SAFETY: a row's list has at most `k_len` entries; the kernel writes only below `capacity`.
     unsafe {
@@ -540,7 +517,7 @@ fn chunk_keys_with(
                 chunk as u32,
                 capacity as u32,
             ),
-            keys.listed(),
+            listed,
             problem.causal,
             team,
         );

@@ -6,7 +6,6 @@
 //! that are alive at one position. Any number of them may die at once.
 
 pub(crate) mod chunks;
-pub(crate) mod launch;
 pub(crate) mod live;
 pub(crate) mod order;
 pub(crate) mod ranked;
@@ -17,13 +16,24 @@ pub(crate) mod tile_keys;
 pub(crate) mod tiles;
 
 use crate::args::Selection;
-use crate::host::scratch::bytes;
+use crate::host::scratch::{address_type, bytes, cubes, scratch};
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
+use live::live_keys_kernel;
 use std::ops::Range;
+use tile_keys::{TileKeysBlueprint, TileListSizesLaunch, tile_keys_kernel};
 use tiles::QueryTiles;
+
+/// Planes per cube that lists the live keys of a row.
+const ROW_PLANES: usize = 32;
+
+/// Planes per cube that lists the keys of tiles, and thus tiles per cube, given the number of all lists. Planes share
+/// the reads of the live list, but with few lists large cubes would leave a GPU idle.
+fn tile_planes(lists: usize) -> usize {
+    if lists < 4096 { 8 } else { 16 }
+}
 
 /// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]
@@ -106,8 +116,42 @@ impl TileKeyLists {
 /// Each interval must begin at its key, and at most `problem.window` of a row may hold any one position. Whatever they
 /// hold, nothing is read or written out of bounds.
 pub(crate) fn live_keys(client: &Client, problem: &Problem, selection: &Selection) -> LiveKeys {
-    let team = Team::new(client, launch::ROW_PLANES);
-    launch::live_keys(client, problem, selection, team)
+    live_keys_with(client, problem, selection, Team::new(client, ROW_PLANES))
+}
+
+fn live_keys_with(
+    client: &Client,
+    problem: &Problem,
+    selection: &Selection,
+    team: Team,
+) -> LiveKeys {
+    let (rows, n) = (problem.batch * problem.kv_heads, problem.k_len);
+    let (entries, counts, starts) = LiveKeys::shapes(problem);
+    let out = LiveKeys {
+        entries: scratch(client, entries),
+        counts: scratch(client, counts),
+        starts: scratch(client, starts),
+    };
+    if rows == 0 {
+        return out;
+    }
+    let dim = team.cube_dim();
+    // SAFETY: cubes past `rows` return; the intervals hold `[rows, n, 2]`, and a live key's place is at
+    // most its own index. Without keys nothing is read, and the counts are 0.
+    unsafe {
+        live_keys_kernel::launch_unchecked(
+            client,
+            cubes(client, rows, dim),
+            dim,
+            address_type([&selection.intervals, &out.entries]),
+            selection.intervals.clone().into_buffer_arg(),
+            out.lists(),
+            rows as u32,
+            n as u32,
+            team,
+        );
+    }
+    out
 }
 
 /// Lists the keys of the query tiles in `slice`, one of [`QueryTiles::slices`], in one launch.
@@ -119,8 +163,62 @@ pub(crate) fn tile_key_lists(
     slice: Range<usize>,
 ) -> TileKeyLists {
     let rows = problem.batch * problem.kv_heads;
-    let team = Team::new(client, launch::tile_planes(rows * slice.len()));
-    launch::tile_key_lists(client, problem, live, tiles, slice, team)
+    let team = Team::new(client, tile_planes(rows * slice.len()));
+    tile_key_lists_with(client, problem, live, tiles, slice, team)
+}
+
+fn tile_key_lists_with(
+    client: &Client,
+    problem: &Problem,
+    live: &LiveKeys,
+    tiles: &QueryTiles,
+    slice: Range<usize>,
+    team: Team,
+) -> TileKeyLists {
+    let (rows, n) = (problem.batch * problem.kv_heads, problem.k_len);
+    let [keys, counts] = TileKeyLists::shapes(problem, tiles, slice.len());
+    let lists = TileKeyLists {
+        keys: scratch(client, keys),
+        counts: scratch(client, counts),
+        slice: slice.clone(),
+    };
+    if rows * slice.len() == 0 {
+        return lists;
+    }
+    // Without causal masking all queries share one list: the list of a single query at the last key.
+    let (tile_size, q_len, offset) = if problem.causal {
+        (tiles.size, problem.q_len, problem.position(0))
+    } else {
+        (1, 1, problem.k_len as i64 - 1)
+    };
+    let blueprint = TileKeysBlueprint::new(team, tile_size);
+    let groups = slice.len().div_ceil(team.planes);
+    let dim = team.cube_dim();
+    // SAFETY: cubes past the groups return; live counts are at most `n`, and the kernel writes only
+    // below `capacity`.
+    unsafe {
+        tile_keys_kernel::launch_unchecked(
+            client,
+            cubes(client, rows * groups, dim),
+            dim,
+            address_type([&live.entries, &lists.keys]),
+            live.lists(),
+            lists.keys.clone().into_buffer_arg(),
+            lists.counts.clone().into_buffer_arg(),
+            TileListSizesLaunch::new(
+                rows as u32,
+                n as u32,
+                slice.start as u32,
+                slice.len() as u32,
+                tile_size as u32,
+                q_len as u32,
+                offset as i32,
+                tiles.capacity as u32,
+            ),
+            blueprint,
+        );
+    }
+    lists
 }
 
 /// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: these

@@ -8,13 +8,14 @@
 //! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
 //! are listed. Where tensor cores cut the queries into chunks, [`chunks`](super::chunks) lists them again for each.
 
-use crate::args::Selection;
+use crate::args::{Far, Selection};
 use crate::finite::negative_infinity;
-use crate::host::scratch::{bytes, cubes, scratch};
+use crate::host::scratch::{address_type, bytes, cubes, scratch};
 use cubecl::client::Client;
 use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
+use flash_dma_problem::{LeaveOneOut, Problem};
+use std::iter;
 
 /// Classes of first positions.
 const CLASSES: usize = 256;
@@ -30,6 +31,15 @@ pub(crate) enum RankedSource<'a> {
     RunnersUp(&'a TensorBinding),
     /// Kept keys: [`LeftOut::from`](crate::args::LeftOut::from).
     Kept(&'a TensorBinding),
+}
+
+impl Far {
+    /// The keys whose ranks learn, launch by launch, and what kept ones learn.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = (RankedSource<'_>, Option<LeaveOneOut>)> {
+        let kept = self.left_out.as_ref();
+        let kept = kept.map(|keys| (RankedSource::Kept(&keys.from), Some(keys.how)));
+        iter::once((RankedSource::RunnersUp(&self.ends), None)).chain(kept)
+    }
 }
 
 /// Those keys of each of the `batch * kv_heads` rows.
@@ -58,7 +68,7 @@ impl RankedKeys {
                 client,
                 CubeCount::Static(problem.k_len.div_ceil(tile) as u32, rows as u32, 1),
                 CubeDim::new_1d(tile as u32),
-                crate::host::scratch::address_type([&self.keys, &self.spans, &self.counts]),
+                address_type([&self.keys, &self.spans, &self.counts]),
                 self.keys.clone().into_buffer_arg(),
                 self.spans.clone().into_buffer_arg(),
                 self.counts.clone().into_buffer_arg(),
@@ -426,7 +436,7 @@ fn ranked_keys_with(
             client,
             cubes(client, rows * PARTS, dim),
             dim,
-            crate::host::scratch::address_type(words),
+            address_type(words),
             selection.intervals.clone().into_buffer_arg(),
             bounds.clone().into_buffer_arg(),
             selection.scores.clone().into_tensor_arg(),

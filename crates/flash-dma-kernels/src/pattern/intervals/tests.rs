@@ -1,6 +1,6 @@
 use crate::pattern::intervals::live::{BLOCK, BRIEF};
 use crate::pattern::intervals::tiles::QueryTiles;
-use crate::pattern::intervals::{launch, live_keys, tile_key_lists};
+use crate::pattern::intervals::{live_keys, live_keys_with, tile_key_lists, tile_key_lists_with};
 use crate::team::Team;
 use crate::testing::{self, client, read_u32, selection};
 use crate::{AttentionOptions, ElementType, Problem};
@@ -32,7 +32,7 @@ fn check_team(
     team: Team,
 ) {
     let client = client();
-    let live = launch::live_keys(&client, problem, &selection(&client, rows), team);
+    let live = live_keys_with(&client, problem, &selection(&client, rows), team);
     let n = problem.k_len;
     let [entries, counts, starts] =
         [&live.entries, &live.counts, &live.starts].map(|b| read_u32(&client, b.clone()));
@@ -64,7 +64,7 @@ fn check_team(
     let step = tiles.lists.div_ceil(slices).max(1);
     for start in (0..tiles.lists).step_by(step) {
         let slice = start..(start + step).min(tiles.lists);
-        let lists = launch::tile_key_lists(&client, problem, &live, &tiles, slice.clone(), team);
+        let lists = tile_key_lists_with(&client, problem, &live, &tiles, slice.clone(), team);
         assert_eq!(lists.slice, slice);
         let keys = read_u32(&client, lists.keys);
         let counts = read_u32(&client, lists.counts);

@@ -102,29 +102,35 @@ impl MaskedInputs {
         check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
         check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
         match (&self.plan, &problem.plan) {
-            (Some(plan), Some(geometry)) => {
-                plan.check(geometry)?;
-            }
+            (Some(plan), Some(geometry)) => plan.check(geometry)?,
             (None, None) => {}
             (plan, geometry) => {
-                return Err(AttentionError::Buffer {
-                    tensor: TensorName::Plan,
-                    needed: geometry.map_or(0, |plan| plan.bits_shape().iter().product()),
-                    actual: plan
-                        .as_ref()
-                        .map_or(0, |plan| plan.bits.shape.iter().product()),
-                });
+                let needed = geometry.map(|plan| plan.bits_shape().iter().product());
+                let actual = plan.as_ref().map(|plan| &plan.bits);
+                return Err(mismatch(TensorName::Plan, needed, actual));
             }
         }
         match (&self.bias, &problem.bias) {
             (Some(bias), Some(shape)) => check_broadcast(TensorName::Bias, bias, shape, 4),
             (None, None) => Ok(()),
-            (bias, shape) => Err(AttentionError::Buffer {
-                tensor: TensorName::Bias,
-                needed: shape.map_or(0, |shape| shape.iter().product()),
-                actual: bias.as_ref().map_or(0, |bias| bias.shape.iter().product()),
-            }),
+            (bias, shape) => {
+                let needed = shape.map(|shape| shape.iter().product());
+                Err(mismatch(TensorName::Bias, needed, bias.as_ref()))
+            }
         }
+    }
+}
+
+/// The error of a tensor that the problem has or has not, unlike the call.
+fn mismatch(
+    tensor: TensorName,
+    needed: Option<usize>,
+    actual: Option<&TensorBinding>,
+) -> AttentionError {
+    AttentionError::Buffer {
+        tensor,
+        needed: needed.unwrap_or(0),
+        actual: actual.map_or(0, |actual| actual.shape.iter().product()),
     }
 }
 

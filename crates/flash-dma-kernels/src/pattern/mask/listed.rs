@@ -1,8 +1,9 @@
-//! The data of a mask and a bias that kernels read.
+//! The data of a mask and a bias that kernels read, and the memory of the lists of tiles.
 
 use crate::host::check::check_segments;
+use crate::host::scratch::bytes;
+use crate::pattern::layout::{KEY_BLOCK, TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskedInputs;
-use crate::pattern::mask::sizes::TileLists;
 use crate::pattern::mask::tile_lists::tile_lists;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use cubecl::client::Client;
@@ -21,13 +22,15 @@ pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2
 }
 
 impl MaskedInputs {
+    /// The tensors of the problem's element type.
+    pub(crate) fn typed(&self) -> [&TensorBinding; 3] {
+        [&self.q, &self.k, &self.v]
+    }
+
     /// Refuses rows without the alignment that the tensor-core engines need, and a bias without the layout that they
     /// read.
     pub(crate) fn check_segments(&self, problem: &MaskedProblem) -> Result<(), Obstacle> {
-        check_segments(
-            [&self.q, &self.k, &self.v],
-            problem.attention.element.size(),
-        )?;
+        check_segments(self.typed(), problem.attention.element.size())?;
         match &self.bias {
             Some(bias) if problem.has_key_bias() && bias.strides.last() != Some(&1) => {
                 Err(Obstacle::BiasStride)
@@ -60,3 +63,83 @@ impl MaskedInputs {
         }
     }
 }
+
+/// Planes that list a tile together, one range of blocks each.
+pub(crate) const PLANES: usize = 8;
+
+/// The keys that each query tile sees, for every row of the mask, as described in [`mask`](crate::matrix::mask).
+#[derive(Clone, Debug)]
+pub(crate) struct TileLists {
+    /// `[batch, heads, tiles, capacity]` of the mask, u32; past a list's end undefined.
+    pub list: TensorBinding,
+    /// [`TILE_LIST_HEADER`] words, then `[batch, heads, tiles, TILE_LIST_WORDS]`, u32.
+    pub counts: TensorBinding,
+}
+
+/// Sizes of the lists of one call.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    /// Tiles of a row of the mask, and of all rows.
+    pub tiles: usize,
+    pub items: usize,
+    /// Queries per tile.
+    pub queries: usize,
+    /// Key blocks.
+    pub blocks: usize,
+    /// Capacity of a gathered list in keys, in whole steps; its bits begin after them.
+    pub room: usize,
+}
+
+impl TileLists {
+    /// The bytes of the lists for tiles of `queries` queries, and of their scratch.
+    pub(crate) fn bytes(geometry: &PlanGeometry, queries: usize, gather: bool) -> [usize; 2] {
+        let sizes = Sizes::new(geometry, queries, gather);
+        [
+            bytes(sizes.list(geometry)) + bytes(sizes.counts()),
+            bytes(sizes.spans()),
+        ]
+    }
+}
+
+impl Sizes {
+    pub(crate) fn new(geometry: &PlanGeometry, queries: usize, gather: bool) -> Self {
+        let [batch, heads, _, blocks] = geometry.counts_shape();
+        let tiles = geometry.q_len.div_ceil(queries);
+        Self {
+            tiles,
+            items: batch * heads * tiles,
+            queries,
+            blocks,
+            room: if gather {
+                (geometry.k_len / GATHERED_PART).next_multiple_of(KEY_BLOCK)
+            } else {
+                0
+            },
+        }
+    }
+
+    /// The shape of [`TileLists::list`].
+    pub(crate) fn list(&self, geometry: &PlanGeometry) -> [usize; 4] {
+        let [batch, heads, ..] = geometry.counts_shape();
+        [batch, heads, self.tiles, self.capacity()]
+    }
+
+    /// The shape of [`TileLists::counts`].
+    pub(crate) fn counts(&self) -> [usize; 1] {
+        [TILE_LIST_HEADER + self.items * TILE_LIST_WORDS]
+    }
+
+    /// The keys of each block that some, and that all, queries of a tile see: two words each.
+    pub(crate) fn spans(&self) -> [usize; 2] {
+        [self.items * self.blocks, 4]
+    }
+
+    /// Words per list: blocks, or keys and their bits, which are read in pairs.
+    pub(crate) fn capacity(&self) -> usize {
+        let gathered = self.room + self.room / 32 * self.queries;
+        self.blocks.max(gathered).next_multiple_of(2)
+    }
+}
+
+/// A gathered list has room for one in this many of all keys.
+pub(crate) const GATHERED_PART: usize = 2;

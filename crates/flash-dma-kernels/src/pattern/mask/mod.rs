@@ -12,8 +12,6 @@ pub(crate) mod pack_rows;
 pub(crate) mod plan;
 pub(crate) mod query_lists;
 pub(crate) mod ranges;
-pub(crate) mod sizes;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tile_lists;
-pub(crate) mod words;

@@ -1,6 +1,6 @@
 //! From a mask of any shape and strides to its tile plan: bits, then counts.
 
-use crate::pattern::mask::words::first_bits;
+use crate::pattern::layout::first_bits;
 use crate::pattern::position::end_key;
 use cubecl::prelude::*;
 

@@ -1,6 +1,6 @@
 //! From a mask with a row for every query and an element for every key to its tile plan, in one pass.
 
-use crate::pattern::mask::words::{first_bits, nonzero_bytes};
+use crate::pattern::layout::{first_bits, nonzero_bytes};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 

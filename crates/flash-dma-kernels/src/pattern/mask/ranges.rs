@@ -1,6 +1,6 @@
 //! From a range of keys per query to a tile plan.
 
-use crate::pattern::mask::words::first_bits;
+use crate::pattern::layout::first_bits;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 

@@ -2,11 +2,10 @@
 //! shorter.
 
 use crate::host::scratch::{address_type, cubes, scratch};
-use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
+use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS, first_bits};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::gather::finish_lists;
-use crate::pattern::mask::sizes::{PLANES, Sizes, TileLists};
-use crate::pattern::mask::words::first_bits;
+use crate::pattern::mask::listed::{PLANES, Sizes, TileLists};
 use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;

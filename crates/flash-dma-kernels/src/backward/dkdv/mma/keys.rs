@@ -5,7 +5,7 @@ use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::score_row;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::Pairs;
 use crate::dropout::{DropoutArg, copied};
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;

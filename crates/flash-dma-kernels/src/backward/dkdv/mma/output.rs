@@ -5,7 +5,7 @@ use crate::backward::dkdv::mma::keys::local_key;
 use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::{is_shared, own_key, score_row};
-use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::Pairs;
 use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;

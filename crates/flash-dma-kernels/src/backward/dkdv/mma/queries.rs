@@ -8,10 +8,10 @@ use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, StepLses, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
-use crate::matrix::copies::copied_segment;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::logit_scale::{ExactLse, is_large, is_unusual};
 use crate::matrix::ptx::copy_or_zero;
+use crate::matrix::stages::copied_segment;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 

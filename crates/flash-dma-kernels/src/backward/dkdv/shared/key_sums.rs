@@ -27,10 +27,9 @@ impl<'a> KeySums<'a> {
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
-        selection: &'a Option<Selection>,
+        selection: &'a Selection,
         chunk: usize,
     ) -> Self {
-        let selection = selection.as_ref().expect("chunks come with scores");
         let [k, v] = [(); 2].map(|()| scratch(client, problem.kv_shape()));
         let sums = Self {
             client,

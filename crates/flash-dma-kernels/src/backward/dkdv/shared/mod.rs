@@ -8,7 +8,6 @@ pub(crate) mod gather;
 pub(crate) mod key_sums;
 pub(crate) mod keys;
 pub(crate) mod mask;
-pub(crate) mod pairs;
 pub(crate) mod queries;
 pub(crate) mod seen;
 pub(crate) mod steps;

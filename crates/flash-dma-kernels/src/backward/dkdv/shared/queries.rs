@@ -2,9 +2,11 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::steps::StepOrder;
+use crate::dropout::DropoutArg;
 use crate::finite::is_finite;
-use crate::matrix::logit_scale::ExactLse;
+use crate::matrix::logit_scale::{ExactLse, LogitScale};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
@@ -145,4 +147,18 @@ pub(crate) fn all_finite<E: Float>(
         at += 32;
     }
     finite
+}
+
+/// What the pairs of a warp's keys and the queries are computed from.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Pairs {
+    /// Where the rows of the queries are.
+    pub rows: QueryRows,
+    /// The bits and the biases of the keys.
+    pub mask: KeyMask,
+    pub logit_scale: LogitScale,
+    /// The seed of the mask of dropout.
+    pub dropout: DropoutArg,
+    #[cube(comptime)]
+    pub bp: DkdvBlueprint,
 }

@@ -6,7 +6,7 @@ use crate::backward::dkdv::shared::args::{
 };
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::is_shared;
-use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::Pairs;
 use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::weights::StepWeights;

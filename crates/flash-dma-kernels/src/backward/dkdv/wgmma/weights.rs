@@ -5,14 +5,14 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
-use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::queries::{Step, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses};
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
+use crate::matrix::logit_scale::PairKind;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
@@ -61,17 +61,17 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     let none = StepLses::none();
     if step.at.large {
         let lses = steps.lses(step, &pairs.rows, pairs.bp);
-        let kind = comptime!(StepKind::Large);
+        let kind = comptime!(PairKind::Large);
         set_weights::<E, NS, NP>(
             weights, products, inputs, &lses, keys, tiles, step, pairs, kind,
         );
     } else if step.at.boundary {
-        let kind = comptime!(StepKind::Boundary);
+        let kind = comptime!(PairKind::Boundary);
         set_weights::<E, NS, NP>(
             weights, products, inputs, &none, keys, tiles, step, pairs, kind,
         );
     } else {
-        let kind = comptime!(StepKind::Full);
+        let kind = comptime!(PairKind::Full);
         set_weights::<E, NS, NP>(
             weights, products, inputs, &none, keys, tiles, step, pairs, kind,
         );
@@ -89,12 +89,12 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
     tiles: &Tiles<E>,
     step: &StagedStep,
     pairs: &Pairs,
-    #[comptime] kind: StepKind,
+    #[comptime] kind: PairKind,
 ) {
     let (s, logit_scale, bp) = (&products.s, &pairs.logit_scale, comptime!(pairs.bp));
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
-    let boundary = comptime!(kind != StepKind::Full);
+    let boundary = comptime!(kind != PairKind::Full);
     let unrounded = probabilities::<E, NS>(s, inputs, lses, keys, tiles, step, pairs, kind);
     let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
     let mut p = Vector::<u32, NP>::new(0u32);
@@ -155,17 +155,6 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
     weights.dz1 += dz1;
 }
 
-/// What the pairs of a step need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum StepKind {
-    /// All are selected, and no LSE is large.
-    Full,
-    /// Some may not be selected.
-    Boundary,
-    /// As `Boundary`, and some LSE is large.
-    Large,
-}
-
 /// The probabilities of a step's pairs, in f32; 0 where a pair is not selected.
 #[cube]
 fn probabilities<E: Float, NS: Size>(
@@ -176,10 +165,10 @@ fn probabilities<E: Float, NS: Size>(
     tiles: &Tiles<E>,
     step: &StagedStep,
     pairs: &Pairs,
-    #[comptime] kind: StepKind,
+    #[comptime] kind: PairKind,
 ) -> Vector<f32, NS> {
     let (logit_scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
-    let boundary = comptime!(kind != StepKind::Full);
+    let boundary = comptime!(kind != PairKind::Full);
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
     let bias = PairBiases::read(pairs, keys, step);
@@ -217,7 +206,7 @@ fn probabilities<E: Float, NS: Size>(
                 ),
             );
             let (s0, s1) = (s.extract(at0), s.extract(at1));
-            if comptime!(kind == StepKind::Large) {
+            if comptime!(kind == PairKind::Large) {
                 let lse = lses.exact::<E>(inputs, row, bp);
                 let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
                 let p1 = lse.probability(logit_scale.apply(s1, z1, capped));

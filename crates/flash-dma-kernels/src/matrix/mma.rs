@@ -1,27 +1,18 @@
-//! Products of fragments with shared-memory tiles, each one block of PTX: fragments of B are loaded and
-//! used inside it. Written out in the kernel language, the same products are forty lines of C++ each, and
-//! the backward kernels took NVRTC ten times as long.
+//! The `mma.sync` matrix engine, tensor cores of sm_80 and newer: products of fragments with shared-memory tiles, each
+//! one block of PTX: fragments of B are loaded and used inside it. Written out in the kernel language, the same products
+//! are forty lines of C++ each, and the backward kernels took NVRTC ten times as long.
 //!
 //! An accumulator block is 16 columns: for each group of 16 rows (*fragment*) the eight values that a lane
 //! holds of `[16, 16]`, four of the left half, then four of the right, each `[row g: 2t, 2t + 1; row
 //! g + 8: the same]` with `g = lane / 4`, `t = lane % 4`.
 
-use crate::matrix::ptx::value;
+use crate::matrix::ptx::{ptx_type, value};
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
 use std::fmt::Write as _;
 
 /// Columns of a block of accumulators, and rows of a fragment.
 const BLOCK: usize = 16;
-
-/// PTX's name of the element type, and the bits of its exponent.
-fn ptx_type(element: ElementType) -> (&'static str, u32) {
-    match element {
-        ElementType::F16 => ("f16", 0x7c00),
-        ElementType::Bf16 => ("bf16", 0x7f80),
-        ElementType::F32 => panic!("the mma engine multiplies 16-bit types"),
-    }
-}
 
 /// The shape of a product of [`multiply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,7 +169,11 @@ fn multiply_asm(shape: Shape) -> String {
         column,
         cleaned,
     } = shape;
-    let (ty, exponent) = ptx_type(element);
+    let ty = ptx_type(element);
+    let exponent: u32 = match element {
+        ElementType::F16 => 0x7c00,
+        _ => 0x7f80,
+    };
     let values = shape.values();
     let row = 2 * values + 4 * fragments;
     let trans = if transposed { ".trans" } else { "" };

@@ -1,6 +1,6 @@
 //! Visibility by a word of bits per query, and the bias of a pair.
 
-use crate::pattern::mask::words::first_bits;
+use crate::pattern::layout::first_bits;
 use crate::pattern::position::{end_key, query_shift};
 use crate::portable::args::{PairBiasArg, Sizes, TilePlan};
 use crate::portable::blueprint::Blueprint;
