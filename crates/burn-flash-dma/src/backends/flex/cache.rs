@@ -1,6 +1,6 @@
 //! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
 
-use super::tensors::{Stored, addressable, buffer, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, by_element, run, tensor, view};
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
@@ -9,23 +9,10 @@ use crate::ops::types::{
 use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::Element;
 use flash_dma_cpu::cache::{self, Cache, CacheRef, Pages, PagesRef, Slots, SlotsRef, Tokens};
 use flash_dma_problem::{AppendProblem, Appending, AttentionError, DecodeProblem};
-
-/// Calls a generic function with the element type of the cache.
-macro_rules! by_element {
-    ($dtype:expr, $call:ident($($argument:expr),*)) => {
-        match $dtype {
-            DType::F32 => $call::<f32>($($argument),*),
-            DType::F16 => $call::<f16>($($argument),*),
-            DType::BF16 => $call::<bf16>($($argument),*),
-            other => panic!("k must be f32, f16 or bf16, but is {other:?}"),
-        }
-    };
-}
 
 impl CacheOps for Flex {
     fn cache_append_slots(
@@ -275,10 +262,7 @@ fn pages_ref<E: Stored>(pages: &PageTensors<Flex>) -> PagesRef<'_, E> {
     PagesRef {
         k: elements(&pages.k),
         v: elements(&pages.v),
-        scores: match &pages.scores {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(scores) => Some(elements(scores)),
-        },
+        scores: pages.scores.as_option().map(elements),
         table: elements(&pages.table),
         lengths: elements(&pages.lengths),
     }
