@@ -84,83 +84,50 @@ fn split<const N: usize>(name: TensorName, x: Tensor<5>) -> Result<[Tensor<4>; N
     Ok(std::array::from_fn(|_| parts.next().expect("N parts")))
 }
 
-impl Attention {
-    /// Self-attention of packed heads, `[batch, len, 3, heads, head_dim]`: [`new`](Self::new) of [`split_qkv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_qkv`](Self::try_from_qkv) returns an error, with that error's text.
-    pub fn from_qkv(qkv: Tensor<5>) -> Self {
-        expect(Self::try_from_qkv(qkv))
-    }
+/// The constructors of a call from packed tensors.
+macro_rules! from_packed {
+    ($call:ty) => {
+        impl $call {
+            /// Self-attention of packed heads, `[batch, len, 3, heads, head_dim]`: [`new`](Self::new) of [`split_qkv`].
+            ///
+            /// # Panics
+            ///
+            /// If [`try_from_qkv`](Self::try_from_qkv) returns an error, with that error's text.
+            pub fn from_qkv(qkv: Tensor<5>) -> Self {
+                expect(Self::try_from_qkv(qkv))
+            }
 
-    /// Like [`from_qkv`](Self::from_qkv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_qkv`].
-    pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [q, k, v] = try_split_qkv(qkv)?;
-        Ok(Self::new(q, k, v))
-    }
+            /// Like [`from_qkv`](Self::from_qkv), but returns the error.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_split_qkv`].
+            pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
+                let [q, k, v] = try_split_qkv(qkv)?;
+                Ok(Self::new(q, k, v))
+            }
 
-    /// Attention of `q`, `[batch, q_heads, q_len, head_dim]`, over packed keys and values,
-    /// `[batch, k_len, 2, kv_heads, head_dim]`: [`new`](Self::new) of [`split_kv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_q_kv`](Self::try_from_q_kv) returns an error, with that error's text.
-    pub fn from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Self {
-        expect(Self::try_from_q_kv(q, kv))
-    }
+            /// Attention of `q`, `[batch, q_heads, q_len, head_dim]`, over packed keys and values,
+            /// `[batch, k_len, 2, kv_heads, head_dim]`: [`new`](Self::new) of [`split_kv`].
+            ///
+            /// # Panics
+            ///
+            /// If [`try_from_q_kv`](Self::try_from_q_kv) returns an error, with that error's text.
+            pub fn from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Self {
+                expect(Self::try_from_q_kv(q, kv))
+            }
 
-    /// Like [`from_q_kv`](Self::from_q_kv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_kv`].
-    pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [k, v] = try_split_kv(kv)?;
-        Ok(Self::new(q, k, v))
-    }
+            /// Like [`from_q_kv`](Self::from_q_kv), but returns the error.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_split_kv`].
+            pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
+                let [k, v] = try_split_kv(kv)?;
+                Ok(Self::new(q, k, v))
+            }
+        }
+    };
 }
-
-impl MaskedAttention {
-    /// As [`Attention::from_qkv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_qkv`](Self::try_from_qkv) returns an error, with that error's text.
-    pub fn from_qkv(qkv: Tensor<5>) -> Self {
-        expect(Self::try_from_qkv(qkv))
-    }
-
-    /// Like [`from_qkv`](Self::from_qkv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_qkv`].
-    pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [q, k, v] = try_split_qkv(qkv)?;
-        Ok(Self::new(q, k, v))
-    }
-
-    /// As [`Attention::from_q_kv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_q_kv`](Self::try_from_q_kv) returns an error, with that error's text.
-    pub fn from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Self {
-        expect(Self::try_from_q_kv(q, kv))
-    }
-
-    /// Like [`from_q_kv`](Self::from_q_kv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_kv`].
-    pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [k, v] = try_split_kv(kv)?;
-        Ok(Self::new(q, k, v))
-    }
-}
+from_packed!(Attention);
+from_packed!(MaskedAttention);

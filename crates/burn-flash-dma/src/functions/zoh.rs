@@ -78,10 +78,8 @@ pub(crate) fn try_biased_zoh_scores(
     }
     let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
     let a = as_f32(TensorName::Decay, a)?;
-    let bias = match bias {
-        None => None,
-        Some(bias) => Some(as_f32(TensorName::DtProjection, bias)?),
-    };
+    let bias = bias.map(|bias| as_f32(TensorName::DtProjection, bias));
+    let bias = bias.transpose()?;
     // Cast last: what a cast tensor is reshaped to would be kept for the backward pass.
     let tokens = reshaped(values.swap_dims(1, 2), [batch * len, width]);
     let tokens = as_f32(TensorName::Value, tokens)?;
