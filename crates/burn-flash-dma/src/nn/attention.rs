@@ -2,14 +2,13 @@
 
 use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
-use super::gradient_scale::GradientScale;
 use super::heads::{
     Encoding, Starts, check_positions, check_type, check_weights, encode, encode_by, merge,
     norm_epsilon, rotary, split,
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{INITIAL, ScoreForm, Scorer};
+use super::scorer::{GradientScale, INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
@@ -159,13 +158,13 @@ pub struct DynamicMaskAttention {
     pub rope: Option<RotaryEncoding>,
     d_model: usize,
     n_heads: usize,
-    n_kv_heads: usize,
-    head_dim: usize,
-    recent: usize,
-    sinks: usize,
+    pub(super) n_kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) recent: usize,
+    pub(super) sinks: usize,
     dropout: Option<CallDropout>,
     #[module(skip)]
-    by_position: Option<ByPosition>,
+    pub(super) by_position: Option<ByPosition>,
     #[module(skip)]
     token_gradient: GradientScale,
     #[module(skip)]
@@ -339,12 +338,8 @@ impl DynamicMaskAttention {
         same_device(&tokens.x.device(), TensorName::Scores, scores.device())?;
         let scores = scores_as_f32(scores)?;
         let dropout = self.draw_dropout(&tokens.x);
-        self.attend(
-            self.project(tokens.x.clone(), Starts::Positions(&[]))?,
-            scores,
-            &tokens,
-            dropout,
-        )
+        let rows = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
+        self.attend(rows, scores, &tokens, dropout)
     }
 
     twin! {
@@ -521,11 +516,6 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
-    /// Whether the position of a token adds to its score.
-    pub(super) fn ranks_by_position(&self) -> bool {
-        self.by_position.is_some()
-    }
-
     /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
     /// only for the form that reads them.
     pub(super) fn scores_from(
@@ -561,7 +551,7 @@ impl DynamicMaskAttention {
         let scores = tokens.hidden(scores);
         if let Some(mask) = tokens.pairs.clone() {
             let out = self.attend_pairs([q, k, v], scores, tokens, mask, options)?;
-            return Ok(tokens.zeroed(self.merge_heads(out)?));
+            return Ok(tokens.zeroed(merge(out, &self.o_proj)?));
         }
         if self.evicts_nothing(&scores, tokens) {
             // Then it may be that nothing is to be selected.
@@ -570,7 +560,7 @@ impl DynamicMaskAttention {
                 ScoreRole::Rank => hiding_alone(scores),
             };
             let attention = Attention::new(q, k, v).scores(scores).options(options);
-            return Ok(tokens.zeroed(self.merge_heads(self.beside_sink(attention)?)?));
+            return Ok(tokens.zeroed(merge(self.beside_sink(attention)?, &self.o_proj)?));
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
@@ -633,7 +623,7 @@ impl DynamicMaskAttention {
             }
             ScoreRole::Rank => self.beside_sink(attention.intervals(intervals))?,
         };
-        Ok(tokens.zeroed(self.merge_heads(out)?))
+        Ok(tokens.zeroed(merge(out, &self.o_proj)?))
     }
 
     /// The output of an attention, beside the layer's sink if it has one.
@@ -727,11 +717,6 @@ impl DynamicMaskAttention {
         Ok(split(rows, self.n_kv_heads).swap_dims(1, 2))
     }
 
-    /// `[batch, n_heads, len, head_dim]` to `[batch, len, d_model]`.
-    pub(super) fn merge_heads(&self, out: Tensor<4>) -> Result<Tensor<3>, AttentionError> {
-        merge(out, &self.o_proj)
-    }
-
     /// The options of its attention, without the dropout of a call.
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
@@ -768,21 +753,6 @@ impl DynamicMaskAttention {
         let runners_up = self.runners_up.filter(|&runners_up| runners_up > 0);
         let kept = || self.leave_one_out.map(|_| "kept keys that learn");
         runners_up.map(|_| "runners-up").or_else(kept)
-    }
-
-    /// The recent keys and the sinks of its window.
-    pub(super) fn kept_by_position(&self) -> [usize; 2] {
-        [self.recent, self.sinks]
-    }
-
-    /// Heads of k and v.
-    pub(super) fn kv_heads(&self) -> usize {
-        self.n_kv_heads
-    }
-
-    /// Features of a head.
-    pub(super) fn head_dim(&self) -> usize {
-        self.head_dim
     }
 }
 

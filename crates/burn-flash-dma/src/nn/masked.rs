@@ -4,7 +4,7 @@ use super::heads::{
     Encoding, check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary,
     split,
 };
-use crate::functions::masked::MaskedAttention;
+use crate::functions::masked::{Mask, MaskedAttention};
 use crate::functions::product::try_linear;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
@@ -111,18 +111,8 @@ pub struct MaskedAttentionLayer {
 #[must_use = "a layer takes it"]
 pub struct MaskedInput {
     x: Tensor<3>,
-    seen: Seen,
+    mask: Option<Mask>,
     bias: Option<Tensor<4>>,
-}
-
-/// What the tokens see.
-// There is one per call, which moves it a few times.
-#[allow(clippy::large_enum_variant)]
-#[derive(Clone, Debug)]
-enum Seen {
-    All,
-    Mask(AttentionMask),
-    Plan(TilePlan),
 }
 
 impl MaskedInput {
@@ -130,7 +120,7 @@ impl MaskedInput {
     pub fn new(x: Tensor<3>) -> Self {
         Self {
             x,
-            seen: Seen::All,
+            mask: None,
             bias: None,
         }
     }
@@ -138,14 +128,14 @@ impl MaskedInput {
     /// Which tokens each one sees, `[batch | 1, n_heads | n_kv_heads | 1, len | 1, len | 1]`, in the place of a mask
     /// or a plan that was given before. The call cuts it into tiles.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
-        self.seen = Seen::Mask(mask);
+        self.mask = Some(Mask::Tensor(mask));
         self
     }
 
     /// Which tokens each one sees, as a mask that was cut into tiles before, in the place of a mask or a plan that was
     /// given before. Several layers share one.
     pub fn plan(mut self, plan: &TilePlan) -> Self {
-        self.seen = Seen::Plan(plan.clone());
+        self.mask = Some(Mask::Plan(plan.clone()));
         self
     }
 
@@ -230,7 +220,7 @@ impl MaskedAttentionLayer {
     /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, or the
     /// mask, the plan or the bias does not fit.
     pub fn try_forward(&self, input: impl Into<MaskedInput>) -> Result<Tensor<3>, AttentionError> {
-        let MaskedInput { x, seen, bias } = input.into();
+        let MaskedInput { x, mask, bias } = input.into();
         let shape @ [batch, len, _] = x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
         check_type(&x, &self.q_norm)?;
@@ -249,15 +239,8 @@ impl MaskedAttentionLayer {
         let q = placed(rows(&self.q_proj, self.n_heads)?, &self.q_norm)?;
         let k = placed(rows(&self.k_proj, self.n_kv_heads)?, &self.k_norm)?;
         let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
-        let call = MaskedAttention::new(q, k, v)
-            .bias(bias)
-            .options(self.options);
-        let out = match seen {
-            Seen::All => call.try_forward()?,
-            Seen::Mask(mask) => call.mask(mask).try_forward()?,
-            Seen::Plan(plan) => call.plan(&plan).try_forward()?,
-        };
-        merge(out, &self.o_proj)
+        let call = MaskedAttention::new(q, k, v).masked(mask).bias(bias);
+        merge(call.options(self.options).try_forward()?, &self.o_proj)
     }
 
     /// The options of its attention.
