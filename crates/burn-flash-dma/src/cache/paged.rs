@@ -81,14 +81,11 @@ impl PagedCache {
         let pool = PagePool::new(config.batch, config.page_len, pages);
         let rows = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
         let [_, heads, page_len, _] = shape.kv_shape();
-        let scores = config
-            .scored
-            .then(|| Tensor::zeros([pages, heads, page_len], (&device, DType::F32)));
-        let (k, v) = (rows(), rows());
+        let words = || Tensor::zeros([pages, heads, page_len], (&device, DType::F32));
         let contents = Contents {
-            k,
-            v,
-            scores,
+            k: rows(),
+            v: rows(),
+            scores: config.scored.then(words),
             pool,
             lengths: vec![0; config.batch],
             dropped: vec![0; config.batch],
@@ -166,25 +163,18 @@ impl PagedCache {
         let element = self.shape.element;
         let new = NewTokens::new(&self.device, element, k, v, scores)?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
-        new.decode_over(
-            &self.shape,
-            &q.dims(),
-            self.most_held(),
-            &self.config.options,
-        )?;
+        let problem = |cache: &Self| {
+            let (held, options) = (cache.most_held(), &cache.config.options);
+            new.decode_over(&cache.shape, &q.dims(), held, options)
+        };
+        problem(self)?;
         let tokens = new.shape()[2];
         // Tokens that wait have their pages, too, so that accepting them needs no more.
         self.reserve(tokens)?;
 
         let map = self.map();
         // The pool may have grown.
-        let problem = new.decode_over(
-            &self.shape,
-            &q.dims(),
-            self.most_held(),
-            &self.config.options,
-        )?;
-        let problem = problem.with_appending(self.hold.appending());
+        let problem = problem(self)?.with_appending(self.hold.appending());
         let lengths = match problem.appending {
             Appending::Now => None,
             Appending::Later => {

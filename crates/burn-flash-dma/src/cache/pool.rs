@@ -119,9 +119,8 @@ impl PagePool {
             return Err(AttentionError::PagesUsed { needed, free });
         }
         // More pages than can be counted are refused by their number.
-        Ok(missing
-            .checked_next_multiple_of(grow_by)
-            .unwrap_or(usize::MAX))
+        let growth = missing.checked_next_multiple_of(grow_by);
+        Ok(growth.unwrap_or(usize::MAX))
     }
 
     pub(crate) fn grow(&mut self, pages: usize) {

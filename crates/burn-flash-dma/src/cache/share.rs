@@ -1,6 +1,6 @@
 //! Sequences that begin alike.
 
-use super::either::AttentionCache;
+use super::either::{AttentionCache, of_either};
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
 use super::tokens::check_sequences;
@@ -120,10 +120,7 @@ impl AttentionCache {
     ///
     /// Those of [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
-        match self {
-            Self::DynamicMask(cache) => cache.try_fork(sequence),
-            Self::Paged(cache) => cache.try_fork(sequence),
-        }
+        of_either!(self, try_fork(sequence))
     }
 }
 
