@@ -13,9 +13,8 @@ impl PagedCache {
         let pages = self.pool.pages().saturating_add(growth);
         let shape = self.config.shape(pages)?;
         self.grow(growth, shape);
-        let allocated = self.pool.allocate(&held, tokens);
-        self.copy(&allocated.copies);
-        if allocated.table {
+        if let Some(copies) = self.pool.allocate(&held, tokens) {
+            self.copy(&copies);
             self.upload_table();
         }
         Ok(())

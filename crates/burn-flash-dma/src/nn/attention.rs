@@ -3,8 +3,8 @@
 use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
 use super::heads::{
-    Encoding, Starts, check_positions, check_type, check_weights, encode, encode_by, merge,
-    norm_epsilon, rotary, split,
+    Starts, check_positions, check_type, check_weights, encode, encode_by, merge, norm_epsilon,
+    rotary, split,
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
@@ -506,7 +506,7 @@ impl DynamicMaskAttention {
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
         let [batch, len, _] = input.dims();
         self.check_tokens(input.tokens())?;
-        check_positions(self.rope.as_ref(), len)?;
+        check_positions(&self.rope, len)?;
         if let Some(documents) = input.its_documents() {
             documents.check([batch, self.n_kv_heads, len])?;
             if !self.options.causal {
@@ -691,15 +691,11 @@ impl DynamicMaskAttention {
         starts: Starts<'_>,
     ) -> Result<Tensor<4>, AttentionError> {
         let [batch, _, _, _] = heads.dims();
-        let by = Encoding {
-            norm: norm.as_ref(),
-            rope: self.rope.as_ref(),
-        };
         let starts = match starts {
             Starts::Positions(starts) => starts,
-            Starts::Angles(angles) => return encode_by(heads, by, angles),
+            Starts::Angles(angles) => return encode_by(heads, norm, angles),
         };
-        let at = |heads, start| encode(heads, by, start);
+        let at = |heads, start| encode(heads, norm, &self.rope, start);
         let start = starts.first().copied().unwrap_or(0);
         // A cache of other sequences is refused later.
         if starts.len() != batch || starts.iter().all(|&other| other == start) {

@@ -1,6 +1,6 @@
 //! Cross-attention that keeps the best tokens of its context.
 
-use super::heads::{Encoding, check_type, check_weights, encode, merge, norm_epsilon, split};
+use super::heads::{check_type, check_weights, encode, merge, norm_epsilon, split};
 use super::input::DynamicMaskInput;
 use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
@@ -269,7 +269,7 @@ impl DynamicMaskCrossAttention {
             let rows = try_linear(layer, tokens.x.clone())?;
             Ok::<_, AttentionError>(split(rows, self.n_kv_heads))
         };
-        let k = encode(heads(&self.k_proj)?, normed(&self.k_norm), 0)?;
+        let k = encode(heads(&self.k_proj)?, &self.k_norm, &None, 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
         let scores = (self.scorer).scores(
             ScoreRole::RankAndBias,
@@ -314,7 +314,7 @@ impl DynamicMaskCrossAttention {
             return Err(AttentionError::IntervalsWindow { intervals, options });
         }
         let q = split(try_linear(&self.q_proj, x)?, self.n_heads);
-        let q = encode(q, normed(&self.q_norm), 0)?;
+        let q = encode(q, &self.q_norm, &None, 0)?;
         let out = Attention::new(q, keys.k.clone(), keys.v.clone())
             .scores(keys.scores.clone())
             .intervals(&keys.intervals)
@@ -344,13 +344,5 @@ impl DynamicMaskCrossAttention {
             ScoreForm::Zoh => 0,
         };
         Selector::top(window).runners_up(self.runners_up.unwrap_or(default))
-    }
-}
-
-/// The encoding of heads without positions.
-fn normed(norm: &Option<RmsNorm>) -> Encoding<'_> {
-    Encoding {
-        norm: norm.as_ref(),
-        rope: None,
     }
 }

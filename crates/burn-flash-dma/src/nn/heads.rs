@@ -13,29 +13,23 @@ pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     x.reshape([batch, len, heads, width / heads])
 }
 
-/// What happens to the heads of q and of k before attention.
-#[derive(Clone, Copy)]
-pub(super) struct Encoding<'a> {
-    pub(super) norm: Option<&'a RmsNorm>,
-    pub(super) rope: Option<&'a RotaryEncoding>,
-}
-
 /// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `start` on, to
 /// `[batch, heads, len, head_dim]`.
 pub(super) fn encode(
     heads: Tensor<4>,
-    by: Encoding<'_>,
+    norm: &Option<RmsNorm>,
+    rope: &Option<RotaryEncoding>,
     start: usize,
 ) -> Result<Tensor<4>, AttentionError> {
-    if by.norm.is_none() && by.rope.is_none() {
+    if norm.is_none() && rope.is_none() {
         return Ok(heads.swap_dims(1, 2));
     }
     let [_, len, _, _] = heads.dims();
     let mut encoding = HeadEncoding::new(heads);
-    if let Some(norm) = by.norm {
+    if let Some(norm) = norm {
         encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
     }
-    if let Some(rope) = by.rope {
+    if let Some(rope) = rope {
         let (table, start) = angles(rope, start, len);
         encoding = encoding.rotary(table, start);
     }
@@ -81,12 +75,12 @@ pub(super) enum Starts<'a> {
 /// As [`encode`], for one token of each sequence, rotated by its own angles, `[batch, head_dim, 2]`.
 pub(super) fn encode_by(
     heads: Tensor<4>,
-    by: Encoding<'_>,
+    norm: &Option<RmsNorm>,
     angles: &Tensor<3>,
 ) -> Result<Tensor<4>, AttentionError> {
     // The tokens of one sequence have angles of their own, so the sequences are seen as tokens of one.
     let mut encoding = HeadEncoding::new(heads.swap_dims(0, 1));
-    if let Some(norm) = by.norm {
+    if let Some(norm) = norm {
         encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
     }
     let encoding = encoding.rotary(angles.clone(), 0);
@@ -159,7 +153,7 @@ pub(super) fn rotary(
 
 /// Refuses a sequence that is longer than a table of rotary positions.
 pub(super) fn check_positions(
-    rope: Option<&RotaryEncoding>,
+    rope: &Option<RotaryEncoding>,
     len: usize,
 ) -> Result<(), AttentionError> {
     let Some(rope) = rope else { return Ok(()) };

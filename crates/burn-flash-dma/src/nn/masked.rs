@@ -1,8 +1,7 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
 use super::heads::{
-    Encoding, check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary,
-    split,
+    check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary, split,
 };
 use crate::functions::masked::{Mask, MaskedAttention};
 use crate::functions::product::try_linear;
@@ -224,20 +223,17 @@ impl MaskedAttentionLayer {
         let shape @ [batch, len, _] = x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
         check_type(&x, &self.q_norm)?;
-        check_positions(self.rope.as_ref(), len)?;
+        check_positions(&self.rope, len)?;
         let rows = |layer, heads| {
             let rows = try_linear(layer, x.clone())?;
             Ok::<_, AttentionError>(split(rows, heads))
         };
-        let placed = |rows, norm: &Option<RmsNorm>| {
-            let by = Encoding {
-                norm: norm.as_ref(),
-                rope: self.rope.as_ref(),
-            };
-            encode(rows, by, 0)
-        };
-        let q = placed(rows(&self.q_proj, self.n_heads)?, &self.q_norm)?;
-        let k = placed(rows(&self.k_proj, self.n_kv_heads)?, &self.k_norm)?;
+        let (q, k) = (
+            rows(&self.q_proj, self.n_heads)?,
+            rows(&self.k_proj, self.n_kv_heads)?,
+        );
+        let q = encode(q, &self.q_norm, &self.rope, 0)?;
+        let k = encode(k, &self.k_norm, &self.rope, 0)?;
         let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
         let call = MaskedAttention::new(q, k, v).masked(mask).bias(bias);
         merge(call.options(self.options).try_forward()?, &self.o_proj)

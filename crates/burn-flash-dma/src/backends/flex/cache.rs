@@ -21,7 +21,7 @@ impl CacheOps for Flex {
         problem: AppendProblem,
     ) -> SlotTensors<Self> {
         let _span = span!("append", engine = "cpu");
-        let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (mut slots, tokens) = (whole_slots(slots), readable(tokens));
         by_element!(slots.k.dtype(), append_slots(&mut slots, &tokens, &problem));
         slots
     }
@@ -33,7 +33,7 @@ impl CacheOps for Flex {
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
         let _span = span!("decode", engine = "cpu");
-        let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (mut slots, tokens) = (whole_slots(slots), readable(tokens));
         let (dtype, q) = (q.dtype(), addressable(q));
         let (out, lse) = by_element!(dtype, decode_slots(&q, &mut slots, &tokens, &problem));
         DecodedSlots { out, lse, slots }
@@ -45,7 +45,7 @@ impl CacheOps for Flex {
         problem: AppendProblem,
     ) -> ChunkKeys<Self> {
         let _span = span!("chunk_keys", engine = "cpu");
-        let (slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (slots, tokens) = (whole_slots(slots), readable(tokens));
         by_element!(slots.k.dtype(), chunk_keys(&slots, &tokens, &problem))
     }
 
@@ -56,7 +56,7 @@ impl CacheOps for Flex {
         problem: AppendProblem,
     ) -> PageTensors<Self> {
         let _span = span!("append", engine = "cpu");
-        let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
+        let (mut pages, tokens) = (whole_pages(pages), readable(tokens));
         by_element!(pages.k.dtype(), append_pages(&mut pages, &tokens, &problem));
         pages
     }
@@ -69,7 +69,7 @@ impl CacheOps for Flex {
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
         let _span = span!("decode", engine = "cpu");
-        let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
+        let (mut pages, tokens) = (whole_pages(pages), readable(tokens));
         let (dtype, q) = (q.dtype(), addressable(q));
         let (out, lse) = by_element!(dtype, decode_pages(&q, &mut pages, &tokens, &problem));
         DecodedPages { out, lse, pages }
@@ -78,17 +78,17 @@ impl CacheOps for Flex {
 
 fn append_slots<E: Element + Stored>(
     slots: &mut SlotTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &AppendProblem,
 ) {
     let cache = Cache::Slots(slots_mut::<E>(slots));
-    run(cache::append(problem, cache, tokens.view()));
+    run(cache::append(problem, cache, tokens_ref(tokens)));
 }
 
 fn decode_slots<E: Element + Stored>(
     q: &FlexTensor,
     slots: &mut SlotTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     match problem.appending {
@@ -99,17 +99,17 @@ fn decode_slots<E: Element + Stored>(
 
 fn append_pages<E: Element + Stored>(
     pages: &mut PageTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &AppendProblem,
 ) {
     let cache = Cache::Pages(pages_mut::<E>(pages));
-    run(cache::append(problem, cache, tokens.view()));
+    run(cache::append(problem, cache, tokens_ref(tokens)));
 }
 
 fn decode_pages<E: Element + Stored>(
     q: &FlexTensor,
     pages: &mut PageTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     match problem.appending {
@@ -121,11 +121,11 @@ fn decode_pages<E: Element + Stored>(
 fn decode<E: Element + Stored>(
     q: &FlexTensor,
     cache: Cache<'_, E>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     outputs::<E>(problem, |out, lse| {
-        cache::decode(problem, view(q), cache, tokens.view(), out, lse)
+        cache::decode(problem, view(q), cache, tokens_ref(tokens), out, lse)
     })
 }
 
@@ -133,11 +133,11 @@ fn decode<E: Element + Stored>(
 fn attend<E: Element + Stored>(
     q: &FlexTensor,
     cache: CacheRef<'_, E>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     outputs::<E>(problem, |out, lse| {
-        cache::attend(problem, view(q), cache, tokens.view(), out, lse)
+        cache::attend(problem, view(q), cache, tokens_ref(tokens), out, lse)
     })
 }
 
@@ -157,7 +157,7 @@ fn outputs<E: Element + Stored>(
 
 fn chunk_keys<E: Element + Stored>(
     slots: &SlotTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &AppendProblem,
 ) -> ChunkKeys<Flex> {
     let [batch, heads, window, dim] = problem.cache.kv_shape();
@@ -169,7 +169,7 @@ fn chunk_keys<E: Element + Stored>(
     run(cache::chunk_keys(
         problem,
         slots_ref(slots),
-        tokens.view(),
+        tokens_ref(tokens),
         cache::ChunkKeys {
             k: &mut k,
             v: &mut v,
@@ -187,27 +187,19 @@ fn chunk_keys<E: Element + Stored>(
 }
 
 /// Tokens in a form that the engine can address.
-struct NewTokens {
-    k: FlexTensor,
-    v: FlexTensor,
-    scores: Option<FlexTensor>,
+fn readable(tokens: TokenTensors<Flex>) -> TokenTensors<Flex> {
+    TokenTensors {
+        k: addressable(tokens.k),
+        v: addressable(tokens.v),
+        scores: tokens.scores.map(addressable),
+    }
 }
 
-impl NewTokens {
-    fn new(tokens: TokenTensors<Flex>) -> Self {
-        Self {
-            k: addressable(tokens.k),
-            v: addressable(tokens.v),
-            scores: tokens.scores.into_option().map(addressable),
-        }
-    }
-
-    fn view<E: Element + Stored>(&self) -> Tokens<'_, E> {
-        Tokens {
-            k: view(&self.k),
-            v: view(&self.v),
-            scores: self.scores.as_ref().map(view),
-        }
+fn tokens_ref<E: Element + Stored>(tokens: &TokenTensors<Flex>) -> Tokens<'_, E> {
+    Tokens {
+        k: view(&tokens.k),
+        v: view(&tokens.v),
+        scores: tokens.scores.as_option().map(view),
     }
 }
 
