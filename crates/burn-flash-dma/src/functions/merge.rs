@@ -64,8 +64,8 @@ pub fn try_merge_attention(
     let [batch, heads, len, _] = shape;
     if shape.contains(&0) {
         // Burn reshapes no empty tensors.
-        let (lse, none) = ([batch, heads, len], f32::NEG_INFINITY);
-        let lse = Tensor::full(lse, none, (&device, DType::F32));
+        let none = f32::NEG_INFINITY;
+        let lse = Tensor::full([batch, heads, len], none, (&device, DType::F32));
         return Ok((Tensor::zeros(shape, (&device, dtype)), lse));
     }
     let columns = |lse: &Tensor<3>| lse.clone().unsqueeze_dim::<4>(3);

@@ -198,9 +198,9 @@ impl Selector {
         let mut sorted = windows.clone();
         sorted.sort_unstable();
         // The least window says first what does not fit.
-        sorted
-            .into_iter()
-            .try_for_each(|window| rule(window).check())?;
+        for window in sorted {
+            rule(window).check()?;
+        }
         if matches!(self.window, Window::PerHead(_)) && windows.len() != kv_heads {
             return Err(AttentionError::HeadWindows {
                 windows: windows.len(),

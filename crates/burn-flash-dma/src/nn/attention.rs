@@ -86,10 +86,10 @@ pub struct DynamicMaskAttentionConfig {
     /// Base of the rotary frequencies. Default: 10000.
     #[config(default = 10000.0)]
     pub rope_theta: f32,
-    /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
+    /// RMS norm of each head of q and k, before the rotary encoding. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
-    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
     /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default: false.
     #[config(default = false)]
@@ -504,10 +504,10 @@ impl DynamicMaskAttention {
 
     /// The tokens of an input, if it fits this layer.
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
-        let [batch, len, _] = input.dims();
-        self.check_tokens(input.tokens())?;
+        let [batch, len, _] = input.x.dims();
+        self.check_tokens(&input.x)?;
         check_positions(&self.rope, len)?;
-        if let Some(documents) = input.its_documents() {
+        if let Some(documents) = &input.documents {
             documents.check([batch, self.n_kv_heads, len])?;
             if !self.options.causal {
                 return Err(AttentionError::SelectionNotCausal);

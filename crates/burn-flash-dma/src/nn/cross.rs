@@ -45,10 +45,10 @@ pub struct DynamicMaskCrossAttentionConfig {
     /// [`Selector::runners_up`](crate::Selector::runners_up). Default: a quarter of the window with
     /// [`ScoreForm::Linear`], none with [`ScoreForm::Zoh`].
     pub runners_up: Option<usize>,
-    /// RMS normalisation of each head of q and k. Default: true.
+    /// RMS norm of each head of q and k. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
-    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
     /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default:
     /// false.
@@ -233,7 +233,7 @@ impl DynamicMaskCrossAttention {
         context: impl Into<DynamicMaskInput>,
     ) -> Result<Tensor<3>, AttentionError> {
         let context = context.into();
-        self.check_queries(&x, context.dims()[0])?;
+        self.check_queries(&x, context.x.dims()[0])?;
         self.try_forward_with_keys(x, &self.try_keys(context)?)
     }
 
@@ -254,10 +254,10 @@ impl DynamicMaskCrossAttention {
         context: impl Into<DynamicMaskInput>,
     ) -> Result<CrossKeys, AttentionError> {
         let context = context.into();
-        let shape @ [batch, len, _] = context.dims();
+        let shape @ [batch, len, _] = context.x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_context])?;
-        check_type(context.tokens(), &self.k_norm)?;
-        if context.its_documents().is_some() {
+        check_type(&context.x, &self.k_norm)?;
+        if context.documents.is_some() {
             return Err(AttentionError::SelectionNotCausal);
         }
         if context.has_pairs() {

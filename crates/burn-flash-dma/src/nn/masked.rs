@@ -37,10 +37,10 @@ pub struct MaskedAttentionLayerConfig {
     /// Base of the rotary frequencies. Default: 10000.
     #[config(default = 10000.0)]
     pub rope_theta: f32,
-    /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
+    /// RMS norm of each head of q and k, before the rotary encoding. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
-    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
     /// Whether the four projections have biases. Default: false.
     #[config(default = false)]
