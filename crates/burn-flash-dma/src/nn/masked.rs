@@ -228,11 +228,9 @@ impl MaskedAttentionLayer {
             let rows = try_linear(layer, x.clone())?;
             Ok::<_, AttentionError>(split(rows, heads))
         };
-        let (q, k) = (
-            rows(&self.q_proj, self.n_heads)?,
-            rows(&self.k_proj, self.n_kv_heads)?,
-        );
+        let q = rows(&self.q_proj, self.n_heads)?;
         let q = encode(q, &self.q_norm, &self.rope, 0)?;
+        let k = rows(&self.k_proj, self.n_kv_heads)?;
         let k = encode(k, &self.k_norm, &self.rope, 0)?;
         let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
         let call = MaskedAttention::new(q, k, v).masked(mask).bias(bias);
