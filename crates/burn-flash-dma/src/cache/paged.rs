@@ -17,9 +17,8 @@ use flash_dma_problem::{
 /// Every key and value that each sequence has been given, in pages of `page_len` tokens of a common pool: for
 /// attention without scores, and for scores without a window.
 ///
-/// A sequence takes a page when its tokens need one and gives all back when it is reset, so sequences of
-/// different lengths share the pool. The pool is taken up front ([`PagedCacheConfig::pages`]) or grows by whole
-/// blocks of pages ([`PagedCacheConfig::grow_by`]).
+/// A sequence takes a page when its tokens need one and gives all back when it is reset. The pool is taken up front
+/// ([`PagedCacheConfig::pages`]) or grows by blocks of pages ([`PagedCacheConfig::grow_by`]).
 ///
 /// Sequences that begin alike may have the same pages ([`fork`](Self::fork), [`share_prefix`](Self::share_prefix),
 /// [`reorder`](Self::reorder)): a page that several have is copied before one of them writes to it. With a window

@@ -27,9 +27,8 @@ impl DynamicMaskCache {
 
 impl PagedCache {
     twin! {
-        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
-        /// greatest: several continuations of one text. It has the same pages, and nothing is copied until one of the two
-        /// is given tokens; then the last page is, unless it is full.
+        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the greatest.
+        /// Nothing is copied until one of the two is given tokens; then the last page is, unless it is full.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {

@@ -10,9 +10,8 @@ use flash_dma_problem::{AttentionError, ElementType, Problem};
 
 impl<S> Attention<S> {
     twin! {
-        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: to
-        /// look at, and never in the graph. A key that is not attended to has exactly 0; the others of a query add up to 1,
-        /// but for rounding.
+        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, off
+        /// the graph. A key that is not attended to has exactly 0; the others of a query add up to 1, but for rounding.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {

@@ -93,27 +93,24 @@ impl Selector {
         self
     }
 
-    /// Gives the scores of the `runners_up` best keys outside the window a gradient
-    /// ([`far`](Intervals::far)): the same rule with so many more keys by rank. Costs a second selection, which is made
-    /// only if autodiff tracks the scores. The gradient is that of the tensor that [`select`](Self::select) gets, whatever
-    /// tensor attention adds to the logits.
+    /// Gives the scores of the `runners_up` best keys outside the window a gradient ([`far`](Intervals::far)). Costs a
+    /// second selection, made only if autodiff tracks the scores. The gradient is that of the tensor that
+    /// [`select`](Self::select) gets, whatever tensor attention adds to the logits.
     pub fn runners_up(mut self, runners_up: usize) -> Self {
         self.runners_up = runners_up;
         self
     }
 
     /// Gives the scores of the keys that their rank keeps the gradient of what they are worth, see [`LeaveOneOut`],
-    /// whether or not there are runners-up. Recent keys and sinks are kept whatever their rank, and learn nothing. The
-    /// backward pass then multiplies as many pairs again as there are kept ones, twice where attention multiplies them
-    /// five times; nothing else changes. As with runners-up, autodiff must track the scores.
+    /// whether or not there are runners-up. Recent keys and sinks learn nothing. The backward pass then multiplies each
+    /// kept pair seven times in place of five. As with runners-up, autodiff must track the scores.
     pub fn leave_one_out(mut self, how: impl Into<Option<LeaveOneOut>>) -> Self {
         self.leave_one_out = how.into();
         self
     }
 
     /// Charges what some keys gain by their ranks to all of their head, see [`RankSoftmax`]; the documents of a sequence are
-    /// charged together. Nothing without [`runners_up`](Self::runners_up) or [`leave_one_out`](Self::leave_one_out). It
-    /// costs a few operations per score.
+    /// charged together. Nothing without [`runners_up`](Self::runners_up) or [`leave_one_out`](Self::leave_one_out).
     pub fn rank_softmax(mut self, softmax: impl Into<Option<RankSoftmax>>) -> Self {
         self.rank_softmax = softmax.into();
         self

@@ -10,9 +10,8 @@ twin! {
     /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
     /// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
     ///
-    /// A query that none of its keys matches can then attend to nothing, where it would have to share out its weight among
-    /// keys. It is what models with a *learnable sink* compute, such as gpt-oss; a sink among the keys themselves
-    /// ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
+    /// A query that none of its keys matches can then attend to nothing, as in models with a *learnable sink*, such as
+    /// gpt-oss. A sink among the keys ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
     ///
     /// | tensor | shape | type |
     /// |---|---|---|

@@ -13,9 +13,8 @@ pub enum BlockRule {
 }
 
 impl AttentionMask {
-    /// Bottom-right aligned causal masking, `[1, 1, q_len, k_len]`: query `i` sees the keys
-    /// `j <= i + k_len - q_len`. (Attention applies it if its options ask for it; this mask is for combining with
-    /// others.)
+    /// Bottom-right aligned causal masking, `[1, 1, q_len, k_len]`, to combine with other masks (attention has an option
+    /// for it): query `i` sees the keys `j <= i + k_len - q_len`.
     #[must_use]
     pub fn causal(lengths: [usize; 2], device: &Device) -> Self {
         Self::visible(distance(lengths, device).greater_equal_elem(0))

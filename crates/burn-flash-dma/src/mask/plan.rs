@@ -14,10 +14,9 @@ use flash_dma_problem::{AttentionError, PlanGeometry};
 /// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
 /// pairs of it are visible, so that empty blocks are skipped and full ones are not tested.
 ///
-/// A plan is an eighth of its mask in size and does not need the mask any more. It serves forward and backward, and
-/// every layer with the same mask: build it once, and pass it to
-/// [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking are fixed;
-/// axes that the mask broadcasts stay broadcast.
+/// A plan is an eighth of its mask in size and does not need the mask any more. It serves every layer with the same mask:
+/// build it once, and pass it to [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking
+/// are fixed; axes that the mask broadcasts stay broadcast.
 ///
 /// Where each query sees one range of keys, as under a sliding window, [`from_ranges`](Self::from_ranges) makes the
 /// plan without any mask.
@@ -52,9 +51,8 @@ impl TilePlan {
     }
 
     twin! {
-        /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with
-        /// bottom-right aligned causal masking on top of it if `causal`. No tensor of `q_len` times `k_len` elements is
-        /// made, but for the bits.
+        /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with bottom-right
+        /// aligned causal masking on top of it if `causal`. Only the bits are `q_len` times `k_len`.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {

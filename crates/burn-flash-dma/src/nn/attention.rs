@@ -62,9 +62,7 @@ pub struct DynamicMaskAttentionConfig {
     /// different keys, where they would otherwise learn to keep the same ones. Default: none. For scores that only rank.
     pub round_robin: Option<RoundRobin>,
     /// Factor on the gradient that a token (with [`ScoreForm::Zoh`] its values) gets through its scores, beside the one it
-    /// gets through attention. It changes no output, and not what the projection of the scores learns. With 0 a token
-    /// learns nothing through its scores; with more, it learns to be told apart by them rather than what it is for
-    /// otherwise. Default: 1.
+    /// gets through attention. It changes no output, and not what the projection of the scores learns. Default: 1.
     pub token_gradient_scale: Option<f64>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
     /// [`Selector::runners_up`]. Default: a quarter of the window in force with scores that only rank and with
@@ -113,9 +111,9 @@ pub struct DynamicMaskAttentionConfig {
     #[config(default = "ScoreForm::Linear")]
     pub score_form: ScoreForm,
     /// What the scores are for. Default: [`ScoreRole::Rank`] of [`ScoreForm::Linear`], and [`ScoreRole::RankAndBias`] of
-    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by their [runners-up](Self::runners_up), by none if the
-    /// configuration says 0, and by [what kept keys are worth](Self::leave_one_out); their size does not matter. Without a window they do nothing. A mask that differs
-    /// between queries is refused in training with them.
+    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by their [runners-up](Self::runners_up) and by
+    /// [what kept keys are worth](Self::leave_one_out), and do nothing without a window. A mask that differs between queries
+    /// is refused in training with them.
     pub score_role: Option<ScoreRole>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
@@ -131,9 +129,8 @@ pub struct DynamicMaskAttentionConfig {
 /// parameters are; dynamic-mask attention; output projection. Biases, dropout of the attention probabilities and a
 /// learnable sink if the configuration asks for them. `x` is to be normalised, as it is in a pre-norm block.
 ///
-/// The seeds of the dropout follow from a random number that the layer draws when it is made, so
-/// [`Device::seed`] before that makes a run of one thread repeatable. A graph of launches that is recorded and replayed
-/// would repeat its mask.
+/// The seeds of the dropout follow from a random number that the layer draws when it is made, so [`Device::seed`] before
+/// that makes a run of one thread repeatable. A recorded graph of launches would repeat its mask.
 ///
 /// In a record the parameters of the scores stand beside the projections: `dt_proj`, `dt_bias` if there is one, and `a`,
 /// or `score_proj`. A record fits the layers of its own form only.
@@ -367,9 +364,8 @@ impl DynamicMaskAttention {
 
     twin! {
         /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
-        /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
-        /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time. With
-        /// dropout the mask is another one; `train::Selections` keeps that, too.
+        /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are computed, for what the layer's
+        /// [`ScoreRole`] says. With dropout the mask is another one; `train::Selections` keeps that, too.
         pub fn forward_with_intervals(
             &self, input: impl Into<DynamicMaskInput>, intervals: &Intervals
         ) -> Tensor<3> = Self::try_forward_with_intervals;

@@ -74,9 +74,8 @@ pub struct DynamicMaskCrossAttentionConfig {
 /// No query stands before another one, so there is one selection for all of them: of each key/value head the
 /// `keep_window` tokens of greatest score. What a context holds beyond them costs its projections and the selection.
 ///
-/// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection. There is no rotary
-/// encoding: positions of two sequences have no difference. Both inputs are to be normalised, as they are in a
-/// pre-norm block behind an encoder's last norm.
+/// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection; no rotary encoding.
+/// Both inputs are to be normalised, as they are in a pre-norm block behind an encoder's last norm.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

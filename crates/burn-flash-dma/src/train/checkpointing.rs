@@ -10,9 +10,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 use flash_dma_problem::{AttentionError, Dropout};
 
-/// The selections of a block's attention layers, in the order of its calls: made in a first pass, and used again when
-/// the block is computed a second time. Scores that differ in their last bit select other keys, so a second selection
-/// could be that of another function. The seeds of the layers' dropout are kept with them.
+/// The selections of a block's attention layers and the seeds of their dropout, in the order of its calls: made in a
+/// first pass, and used again in the second, where scores that differ in their last bit would select other keys.
 #[derive(Debug, Default)]
 pub struct Selections {
     made: Vec<Intervals>,
