@@ -147,9 +147,9 @@ impl Intervals {
         (self.tensor, self.runners_up)
     }
 
-    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32: present if
-    /// autodiff tracks the scores and the selector has [runners-up](crate::Selector::runners_up) or
-    /// [leaves keys out](crate::Selector::leave_one_out).
+    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32,
+    /// never before the end of its interval: present if autodiff tracks the scores and the selector has
+    /// [runners-up](crate::Selector::runners_up) or [leaves keys out](crate::Selector::leave_one_out).
     #[must_use]
     pub fn far(&self) -> Option<&Tensor<3, Int>> {
         self.runners_up.as_ref().map(|next| &next.far)
@@ -299,7 +299,9 @@ pub fn try_sliding_window(
 twin! {
     /// Selects the `window` highest scored visible keys of each query, as one interval per key.
     ///
-    /// The short form of [`Selector::top`](crate::Selector::top), exact for any window; `window >= k_len` keeps every key.
+    /// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
+    /// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
+    /// k_len` keeps every key. The short form of [`Selector::top`](crate::Selector::top).
     pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
 }
 

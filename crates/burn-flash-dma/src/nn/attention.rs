@@ -365,7 +365,8 @@ impl DynamicMaskAttention {
     twin! {
         /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
         /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are computed, for what the layer's
-        /// [`ScoreRole`] says. With dropout the mask is another one; `train::Selections` keeps that, too.
+        /// [`ScoreRole`] says; with runners-up they rank those of the first time. With dropout the mask is another one;
+        /// `train::Selections` keeps that, too.
         pub fn forward_with_intervals(
             &self, input: impl Into<DynamicMaskInput>, intervals: &Intervals
         ) -> Tensor<3> = Self::try_forward_with_intervals;

@@ -12,8 +12,8 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 /// the type of the activations, where a sum in bf16 stops growing at 256 times a term, by one thread per column.
 ///
 /// Up to 1024 rows the gradient is a product of one-hot rows, 128 MiB of them at a time, with that of the output: the same
-/// in every run, and one that is not finite reaches all rows. Beyond, it is made by additions at indices, on a GPU
-/// atomic, so that the last bits differ from run to run.
+/// in every run, and one that is not finite reaches all rows. Beyond, it is made by additions at indices, in memory that
+/// does not depend on the vocabulary, and on a GPU atomic, so that the last bits differ from run to run.
 ///
 /// # Panics
 ///
