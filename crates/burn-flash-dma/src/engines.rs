@@ -49,8 +49,7 @@ pub fn engines(device: &Device) -> Result<Vec<Engine>, AttentionError> {
 /// does. A [`Problem`], or a [`MaskedProblem`].
 ///
 /// Rows that do not begin at multiples of 16 bytes, or are repeated, exclude tensor cores unless the call asks for them.
-/// An engine may leave single kernels of a pass to the portable ones; those of biases do, as the book's chapter on masks
-/// says.
+/// An engine may leave single kernels of a pass to the portable ones, as those of biases.
 ///
 /// # Errors
 ///
@@ -65,12 +64,11 @@ pub fn engine_for<P: EngineProblem>(
         #[cfg(feature = "cube")]
         (_, Kind::Cube(client)) => flash_dma_kernels::engine_for(&client, problem),
         #[cfg(feature = "flex")]
-        (EngineChoice::Fastest | EngineChoice::Only(Engine::Cpu), Kind::Flex) => {
+        (choice, Kind::Flex) => {
+            check_cpu(choice)?;
             let cpu = || (Engine::Cpu, Vec::new());
             Ok(EngineReport::new(cpu(), cpu()))
         }
-        #[cfg(feature = "flex")]
-        (EngineChoice::Only(engine), Kind::Flex) => Err(other_backend(engine)),
     }
 }
 
@@ -84,8 +82,7 @@ pub(crate) fn has_kernels(device: &Device) -> bool {
 }
 
 /// Refuses a backend without an engine, an engine that a call asks for and that does not serve it, and a call that is too
-/// large for the device's grid: the forward pass, and the backward pass if `gradients`. Without this an operation would
-/// fail when it is run, which may be later.
+/// large for the device's grid, before the operation fails when it is run. Checks the backward pass if `gradients`.
 pub(crate) fn check<P: EngineProblem>(
     problem: &P,
     device: &Device,
@@ -104,9 +101,7 @@ pub(crate) fn check<P: EngineProblem>(
         #[cfg(feature = "cube")]
         (_, Kind::Cube(client)) => flash_dma_kernels::check_engine(&client, problem, gradients),
         #[cfg(feature = "flex")]
-        (EngineChoice::Fastest | EngineChoice::Only(Engine::Cpu), Kind::Flex) => Ok(()),
-        #[cfg(feature = "flex")]
-        (EngineChoice::Only(engine), Kind::Flex) => Err(other_backend(engine)),
+        (choice, Kind::Flex) => check_cpu(choice),
     }
 }
 
@@ -128,13 +123,16 @@ fn no_engine(device: &str) -> AttentionError {
     AttentionError::NoEngine { backend }
 }
 
+/// Refuses any engine but the CPU's.
 #[cfg(feature = "flex")]
-fn other_backend(engine: Engine) -> AttentionError {
-    let (pass, obstacle) = (PassKind::Forward, Obstacle::OtherBackend);
-    AttentionError::Engine {
-        engine,
-        pass,
-        obstacle,
+fn check_cpu(choice: EngineChoice) -> Result<(), AttentionError> {
+    match choice {
+        EngineChoice::Fastest | EngineChoice::Only(Engine::Cpu) => Ok(()),
+        EngineChoice::Only(engine) => Err(AttentionError::Engine {
+            engine,
+            pass: PassKind::Forward,
+            obstacle: Obstacle::OtherBackend,
+        }),
     }
 }
 

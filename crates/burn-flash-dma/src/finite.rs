@@ -234,16 +234,11 @@ impl FiniteChecks {
                 found[*at].copy_from_slice(words);
             }
         }
-        let bad = self
-            .pieces
-            .iter()
-            .zip(&found)
-            .find(|(_, found)| found[0] > 0);
-        let Some((piece, [_, place, code])) = bad else {
+        let pieces = || self.pieces.iter().zip(&found);
+        let Some((piece, [_, place, code])) = pieces().find(|(_, found)| found[0] > 0) else {
             return Ok(());
         };
-        let same = |(other, _): &(&Piece, &[usize; 3])| other.tensor == piece.tensor;
-        let pieces = self.pieces.iter().zip(&found).filter(same);
+        let pieces = pieces().filter(|(other, _)| other.tensor == piece.tensor);
         Err(FiniteError::NonFinite(NonFinite {
             tensor: piece.tensor.clone(),
             step,
@@ -262,13 +257,10 @@ impl FiniteChecks {
 /// The numbers of a [`Piece`], of at least one element.
 fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
     let (len, device) = (flat.dims()[0] as i64, flat.device());
-    let infinite = match hiding {
-        false => flat.clone().is_inf(),
-        true => flat
-            .clone()
-            .is_inf()
-            .bool_and(flat.clone().greater_elem(0.0)),
-    };
+    let mut infinite = flat.clone().is_inf();
+    if hiding {
+        infinite = infinite.bool_and(flat.clone().greater_elem(0.0));
+    }
     let bad = flat.clone().is_nan().bool_or(infinite);
     let places = Tensor::<1, Int>::arange(0..len, &device);
     let first = places.mask_fill(bad.clone().bool_not(), len).min();
@@ -282,12 +274,10 @@ fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
 }
 
 /// The place of an element on every axis.
-fn index_of(mut place: usize, shape: &[usize]) -> Vec<usize> {
-    let mut index: Vec<usize> = Vec::new();
-    for &size in shape.iter().rev() {
-        index.push(place % size);
-        place /= size;
+pub(crate) fn index_of(mut place: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = shape.to_vec();
+    for axis in index.iter_mut().rev() {
+        (place, *axis) = (place / *axis, place % *axis);
     }
-    index.reverse();
     index
 }

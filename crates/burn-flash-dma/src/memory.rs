@@ -20,12 +20,10 @@
 //! ```
 //!
 //! All numbers are for one attention call: its tensors, contiguous and held at once, and the workspace of the engine.
-//! Between the passes of one call autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the
-//! scores, two integers per key, `out`, the LSE and what its rounding loses, and in 16 bits the residual of `out`, as large
-//! as `out`, which [`Passes::ForwardAndBackward`] counts, and one more integer per key with runners-up
-//! ([`Passes::WithRunnersUp`]; where kept keys are [left out](crate::Selector::leave_one_out) as well, yet another). The
-//! inputs among them are the graph's own; with other operations in between, or gradient checkpointing, they may be
-//! shared or recomputed.
+//! Between the passes autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the scores, two
+//! integers per key, `out`, the LSE and what its rounding loses, and in 16 bits the residual of `out`, as large as `out`,
+//! which [`Passes::ForwardAndBackward`] counts, and one more integer per key with runners-up ([`Passes::WithRunnersUp`];
+//! where kept keys are [left out](crate::Selector::leave_one_out) as well, yet another).
 
 pub use flash_dma_problem::memory::{Passes, tensor_bytes};
 

@@ -34,7 +34,7 @@ macro_rules! twin {
         #[doc = ""]
         #[doc = concat!("If [`", stringify!($try), "`] returns an error, with that error's text.")]
         pub fn $($name)*($($params)*) {
-            $crate::validate::expect_of($try($($args)*));
+            $crate::validate::expect($try($($args)*));
         }
     };
     (@ [$($docs:tt)*] [$($name:tt)*] [$($params:tt)*] [$($args:tt)*] [$out:ty] $try:path) => {
@@ -45,7 +45,7 @@ macro_rules! twin {
         #[doc = concat!("If [`", stringify!($try), "`] returns an error, with that error's text.")]
         #[must_use]
         pub fn $($name)*($($params)*) -> $out {
-            $crate::validate::expect_of($try($($args)*))
+            $crate::validate::expect($try($($args)*))
         }
     };
 }

@@ -11,7 +11,14 @@ pub(crate) fn element_type<const D: usize>(
     name: TensorName,
     tensor: &Tensor<D>,
 ) -> Result<ElementType, AttentionError> {
-    let dtype = tensor.dtype();
+    supported_element(name, tensor.dtype())
+}
+
+/// The element type of a tensor by its Burn type.
+pub(crate) fn supported_element(
+    name: TensorName,
+    dtype: DType,
+) -> Result<ElementType, AttentionError> {
     element_of(dtype).ok_or_else(|| AttentionError::ElementType {
         tensor: name,
         expected: "f32, f16 or bf16".into(),
@@ -40,10 +47,7 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     let names = [TensorName::Query, TensorName::Key, TensorName::Value];
     let element = element_type(names[0], &rows[0])?;
     for (name, tensor) in names.into_iter().zip(rows) {
-        let actual = element_type(name, tensor)?;
-        if actual != element {
-            return Err(AttentionError::element_type(name, element, actual));
-        }
+        check_element(name, tensor, element)?;
     }
     Ok(element)
 }
@@ -108,14 +112,15 @@ pub(crate) fn as_f32<const D: usize>(
     })
 }
 
-/// Refuses a tensor of another type than f32.
-pub(crate) fn check_f32<const D: usize>(
+/// Refuses a tensor of another element type.
+pub(crate) fn check_element<const D: usize>(
     name: TensorName,
     tensor: &Tensor<D>,
+    expected: ElementType,
 ) -> Result<(), AttentionError> {
     match element_type(name, tensor)? {
-        ElementType::F32 => Ok(()),
-        other => Err(AttentionError::element_type(name, ElementType::F32, other)),
+        actual if actual == expected => Ok(()),
+        actual => Err(AttentionError::element_type(name, expected, actual)),
     }
 }
 
@@ -155,13 +160,7 @@ pub(crate) fn same_device(
 
 /// The value, or a panic with the error's text.
 #[track_caller]
-pub(crate) fn expect<T>(result: Result<T, AttentionError>) -> T {
-    expect_of(result)
-}
-
-/// [`expect`], for any error.
-#[track_caller]
-pub(crate) fn expect_of<T>(result: Result<T, impl std::fmt::Display>) -> T {
+pub(crate) fn expect<T>(result: Result<T, impl std::fmt::Display>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),

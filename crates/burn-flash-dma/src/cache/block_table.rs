@@ -52,15 +52,12 @@ impl BlockTable {
         let mut had = vec![None; pages];
         for (sequence, (row, &length)) in self.pages.iter().zip(&self.lengths).enumerate() {
             let (have, most) = (row.len(), config.max_pages());
+            let has = format!("sequence {sequence} has {have} pages");
             if have > most {
-                return refused(format!(
-                    "sequence {sequence} has {have} pages, past the limit of {most}"
-                ));
+                return refused(format!("{has}, past the limit of {most}"));
             }
             if have * config.page_len < length {
-                return refused(format!(
-                    "sequence {sequence} has {have} pages for {length} tokens"
-                ));
+                return refused(format!("{has} for {length} tokens"));
             }
             for (index, &page) in row.iter().enumerate() {
                 let full = (index + 1) * config.page_len <= length;
@@ -69,7 +66,7 @@ impl BlockTable {
                         "sequence {sequence} has page {page}, but there are {pages}"
                     ));
                 };
-                let how = match had.replace((sequence, index, full)) {
+                let (other, how) = match had.replace((sequence, index, full)) {
                     None => continue,
                     Some((other, ..)) if other == sequence => {
                         return refused(format!("sequence {sequence} has page {page} twice"));
@@ -79,8 +76,7 @@ impl BlockTable {
                     Some((other, ..)) => (other, "which is not full"),
                 };
                 return refused(format!(
-                    "sequences {} and {sequence} have page {page}, {}",
-                    how.0, how.1
+                    "sequences {other} and {sequence} have page {page}, {how}"
                 ));
             }
         }
@@ -188,11 +184,8 @@ impl PagedCache {
                 return refused(format!("page {to} is written by two copies or read by one"));
             }
         }
-        let pages: Vec<[i32; 2]> = pages
-            .iter()
-            .map(|copy| copy.map(|page| page as i32))
-            .collect();
-        self.copy(&pages);
+        let pages = pages.iter().map(|copy| copy.map(|page| page as i32));
+        self.copy(&pages.collect::<Vec<_>>());
         Ok(())
     }
 }

@@ -56,10 +56,8 @@ pub(super) fn attend_pages<B: DynamicMaskOps>(
                     intervals,
                     runners_up: RunnersUp::None,
                 };
-                (
-                    selection,
-                    options.with_keep_window(window.unwrap_or(usize::MAX)),
-                )
+                let window = window.unwrap_or(usize::MAX);
+                (selection, options.with_keep_window(window))
             }
         };
         let q = B::float_slice(q.clone(), &[Slice::from(batch..batch + 1)]);

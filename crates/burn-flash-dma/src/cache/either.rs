@@ -32,6 +32,17 @@ pub enum AttentionCache {
     Paged(PagedCache),
 }
 
+/// Calls a method of the cache of either kind.
+macro_rules! of_either {
+    ($cache:expr, $method:ident($($argument:expr),*)) => {
+        match $cache {
+            AttentionCache::DynamicMask(cache) => cache.$method($($argument),*),
+            AttentionCache::Paged(cache) => cache.$method($($argument),*),
+        }
+    };
+}
+pub(super) use of_either;
+
 impl From<DynamicMaskCache> for AttentionCache {
     fn from(cache: DynamicMaskCache) -> Self {
         Self::DynamicMask(cache)
@@ -101,10 +112,7 @@ impl AttentionCache {
     /// The number of tokens that each sequence has been given, which is the position of its next token.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
-        match self {
-            Self::DynamicMask(cache) => cache.lengths(),
-            Self::Paged(cache) => cache.lengths(),
-        }
+        of_either!(self, lengths())
     }
 
     twin! {
@@ -118,10 +126,7 @@ impl AttentionCache {
     ///
     /// Those of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
-        match self {
-            Self::DynamicMask(cache) => cache.try_reorder(indices),
-            Self::Paged(cache) => cache.try_reorder(indices),
-        }
+        of_either!(self, try_reorder(indices))
     }
 
     twin! {
@@ -135,10 +140,7 @@ impl AttentionCache {
     ///
     /// Those of [`DynamicMaskCache::try_reset`].
     pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
-        match self {
-            Self::DynamicMask(cache) => cache.try_reset(sequence),
-            Self::Paged(cache) => cache.try_reset(sequence),
-        }
+        of_either!(self, try_reset(sequence))
     }
 
     twin! {
@@ -173,27 +175,18 @@ impl AttentionCache {
     /// The number of sequences.
     #[must_use]
     pub fn sequences(&self) -> usize {
-        match self {
-            Self::DynamicMask(cache) => cache.sequences(),
-            Self::Paged(cache) => cache.sequences(),
-        }
+        of_either!(self, sequences())
     }
 
     /// The size in bytes on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        match self {
-            Self::DynamicMask(cache) => cache.bytes(),
-            Self::Paged(cache) => cache.bytes(),
-        }
+        of_either!(self, bytes())
     }
 
     /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
-        match self {
-            Self::DynamicMask(cache) => cache.device(),
-            Self::Paged(cache) => cache.device(),
-        }
+        of_either!(self, device())
     }
 }

@@ -1,6 +1,6 @@
 //! Tokens that wait beside a cache until it is known how many of them stay.
 
-use super::either::AttentionCache;
+use super::either::{AttentionCache, of_either};
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
 use super::tokens::NewTokens;
@@ -171,10 +171,7 @@ impl AttentionCache {
     ///
     /// [`AttentionError::TokensWait`] if tokens wait already.
     pub fn try_hold(&mut self) -> Result<(), AttentionError> {
-        match self {
-            Self::DynamicMask(cache) => cache.try_hold(),
-            Self::Paged(cache) => cache.try_hold(),
-        }
+        of_either!(self, try_hold())
     }
 
     twin! {
@@ -189,18 +186,12 @@ impl AttentionCache {
     ///
     /// Those of [`DynamicMaskCache::try_accept`].
     pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
-        match self {
-            Self::DynamicMask(cache) => cache.try_accept(count),
-            Self::Paged(cache) => cache.try_accept(count),
-        }
+        of_either!(self, try_accept(count))
     }
 
     /// The number of tokens per sequence that wait to be [accepted](Self::accept).
     #[must_use]
     pub fn waiting(&self) -> usize {
-        match self {
-            Self::DynamicMask(cache) => cache.waiting(),
-            Self::Paged(cache) => cache.waiting(),
-        }
+        of_either!(self, waiting())
     }
 }

@@ -10,13 +10,11 @@ impl PagedCache {
     pub(super) fn reserve(&mut self, tokens: usize) -> Result<(), AttentionError> {
         let held = self.held();
         let growth = (self.pool).growth(&held, tokens, self.config.grow_by)?;
-        let shape = self
-            .config
-            .shape(self.pool.pages().saturating_add(growth))?;
+        let pages = self.pool.pages().saturating_add(growth);
+        let shape = self.config.shape(pages)?;
         self.grow(growth, shape);
-        let allocated = self.pool.allocate(&held, tokens);
-        self.copy(&allocated.copies);
-        if allocated.table {
+        if let Some(copies) = self.pool.allocate(&held, tokens) {
+            self.copy(&copies);
             self.upload_table();
         }
         Ok(())

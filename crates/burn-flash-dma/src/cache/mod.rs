@@ -13,7 +13,7 @@
 //!
 //! A step equals the last rows of attention over everything that the sequence has been given, in whatever
 //! pieces. A guess can be taken back: after [`hold`](AttentionCache::hold) the tokens of a step wait beside the cache
-//! until [`accept`](AttentionCache::accept) says how many of them stay. Nothing in this module waits for the device, except the functions whose names end in `_sync`.
+//! until [`accept`](AttentionCache::accept) says how many of them stay. Only functions named `_sync` wait for the device.
 //!
 //! For inference only: a tensor that autodiff tracks is refused (`model.valid()`, or
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).

@@ -17,9 +17,8 @@ use flash_dma_problem::{
 /// Every key and value that each sequence has been given, in pages of `page_len` tokens of a common pool: for
 /// attention without scores, and for scores without a window.
 ///
-/// A sequence takes a page when its tokens need one and gives all back when it is reset, so sequences of
-/// different lengths share the pool. The pool is taken up front ([`PagedCacheConfig::pages`]) or grows by whole
-/// blocks of pages ([`PagedCacheConfig::grow_by`]).
+/// A sequence takes a page when its tokens need one and gives all back when it is reset. The pool is taken up front
+/// ([`PagedCacheConfig::pages`]) or grows by blocks of pages ([`PagedCacheConfig::grow_by`]).
 ///
 /// Sequences that begin alike may have the same pages ([`fork`](Self::fork), [`share_prefix`](Self::share_prefix),
 /// [`reorder`](Self::reorder)): a page that several have is copied before one of them writes to it. With a window
@@ -81,14 +80,11 @@ impl PagedCache {
         let pool = PagePool::new(config.batch, config.page_len, pages);
         let rows = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
         let [_, heads, page_len, _] = shape.kv_shape();
-        let scores = config
-            .scored
-            .then(|| Tensor::zeros([pages, heads, page_len], (&device, DType::F32)));
-        let (k, v) = (rows(), rows());
+        let words = || Tensor::zeros([pages, heads, page_len], (&device, DType::F32));
         let contents = Contents {
-            k,
-            v,
-            scores,
+            k: rows(),
+            v: rows(),
+            scores: config.scored.then(words),
             pool,
             lengths: vec![0; config.batch],
             dropped: vec![0; config.batch],
@@ -166,25 +162,18 @@ impl PagedCache {
         let element = self.shape.element;
         let new = NewTokens::new(&self.device, element, k, v, scores)?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
-        new.decode_over(
-            &self.shape,
-            &q.dims(),
-            self.most_held(),
-            &self.config.options,
-        )?;
+        let problem = |cache: &Self| {
+            let (held, options) = (cache.most_held(), &cache.config.options);
+            new.decode_over(&cache.shape, &q.dims(), held, options)
+        };
+        problem(self)?;
         let tokens = new.shape()[2];
         // Tokens that wait have their pages, too, so that accepting them needs no more.
         self.reserve(tokens)?;
 
         let map = self.map();
         // The pool may have grown.
-        let problem = new.decode_over(
-            &self.shape,
-            &q.dims(),
-            self.most_held(),
-            &self.config.options,
-        )?;
-        let problem = problem.with_appending(self.hold.appending());
+        let problem = problem(self)?.with_appending(self.hold.appending());
         let lengths = match problem.appending {
             Appending::Now => None,
             Appending::Later => {

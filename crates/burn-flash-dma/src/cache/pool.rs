@@ -31,15 +31,6 @@ enum Supply {
     Given,
 }
 
-/// What [`PagePool::allocate`] changed.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Allocated {
-    /// Whether the table is another one.
-    pub(crate) table: bool,
-    /// Pages `[from, to]` whose contents are to be copied before anything is written. No page is in both columns.
-    pub(crate) copies: Vec<[i32; 2]>,
-}
-
 impl PagePool {
     pub(crate) fn new(batch: usize, page_len: usize, pages: usize) -> Self {
         Self::restored(page_len, pages, vec![Vec::new(); batch])
@@ -119,9 +110,8 @@ impl PagePool {
             return Err(AttentionError::PagesUsed { needed, free });
         }
         // More pages than can be counted are refused by their number.
-        Ok(missing
-            .checked_next_multiple_of(grow_by)
-            .unwrap_or(usize::MAX))
+        let growth = missing.checked_next_multiple_of(grow_by);
+        Ok(growth.unwrap_or(usize::MAX))
     }
 
     pub(crate) fn grow(&mut self, pages: usize) {
@@ -139,14 +129,17 @@ impl PagePool {
 
     /// Gives each sequence the pages for `tokens` more tokens, and its own copy of a shared page that they are written
     /// to. The pool must have grown enough.
-    pub(crate) fn allocate(&mut self, held: &[usize], tokens: usize) -> Allocated {
+    ///
+    /// `None` if the table stays as it is; else pages `[from, to]` to be copied before anything is written, none of which
+    /// is in both columns.
+    pub(crate) fn allocate(&mut self, held: &[usize], tokens: usize) -> Option<Vec<[i32; 2]>> {
         let tails = self.shared_tails(held, tokens);
         if tails.is_empty() && self.lacking(held, tokens) == 0 {
-            return Allocated::default();
+            return None;
         }
         let page_len = self.page_len;
         let Supply::Own { free, owners } = &mut self.supply else {
-            return Allocated::default();
+            return None;
         };
         let table = Arc::make_mut(&mut self.table);
         let mut take = || {
@@ -169,10 +162,7 @@ impl PagePool {
             // The last owner keeps it.
             owners[from as usize] -= 1;
         }
-        Allocated {
-            table: true,
-            copies,
-        }
+        Some(copies)
     }
 
     /// Takes back the pages that the tokens do not need, in the order that undoes [`allocate`](Self::allocate).

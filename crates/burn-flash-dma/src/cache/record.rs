@@ -7,6 +7,7 @@ use super::slots::{DynamicMaskCache, State};
 use crate::validate::expect;
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
+use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
@@ -107,22 +108,23 @@ impl DynamicMaskCache {
         let kv = record.config.shape()?.kv_shape();
         check("k", &record.k, &kv, record.config.dtype.into())?;
         let empty = Self::try_new(&record.config, device)?;
-        let (dtype, place) = (DType::from(record.config.dtype), empty.device().clone());
+        let (dtype, device) = (DType::from(record.config.dtype), empty.device());
         let slots = empty.state();
-        check("seen", &record.seen, &slots.seen.dims(), DType::I32)?;
+        let (words, ints) = (DType::F32, DType::I32);
+        check("seen", &record.seen, &slots.seen.dims(), ints)?;
         let lengths: Vec<i32> = record.seen.iter::<i32>().collect();
         let state = State {
-            k: tensor("k", record.k, slots.k.dims(), dtype, &place)?,
-            v: tensor("v", record.v, slots.v.dims(), dtype, &place)?,
-            score: tensor(
-                "score",
-                record.score,
-                slots.score.dims(),
-                DType::F32,
-                &place,
+            k: tensor("k", record.k, slots.k.dims(), dtype, device)?,
+            v: tensor("v", record.v, slots.v.dims(), dtype, device)?,
+            score: tensor("score", record.score, slots.score.dims(), words, device)?,
+            position: tensor(
+                "position",
+                record.position,
+                slots.position.dims(),
+                ints,
+                device,
             )?,
-            position: ints("position", record.position, slots.position.dims(), &place)?,
-            seen: ints("seen", record.seen, slots.seen.dims(), &place)?,
+            seen: tensor("seen", record.seen, slots.seen.dims(), ints, device)?,
         };
         empty.with_state(state, &lengths)
     }
@@ -164,19 +166,12 @@ impl DynamicMaskCache {
             position: loaded.position.val(),
             seen: loaded.seen.val(),
         };
+        let like = |a: &Tensor<4>, b: &Tensor<4>| a.dtype() == b.dtype() && a.dims() == b.dims();
+        let scores = state.score.dtype() == DType::F32 && state.score.dims() == own.score.dims();
         let fits = [
-            (
-                "k",
-                state.k.dtype() == own.k.dtype() && state.k.dims() == own.k.dims(),
-            ),
-            (
-                "v",
-                state.v.dtype() == own.v.dtype() && state.v.dims() == own.v.dims(),
-            ),
-            (
-                "score",
-                state.score.dtype() == DType::F32 && state.score.dims() == own.score.dims(),
-            ),
+            ("k", like(&state.k, &own.k)),
+            ("v", like(&state.v, &own.v)),
+            ("score", scores),
             ("position", state.position.dims() == own.position.dims()),
             ("seen", state.seen.dims() == own.seen.dims()),
         ];
@@ -275,26 +270,20 @@ impl PagedCache {
                 Some(tensor("scores", data, shape, DType::F32, &place)?)
             }
             _ => {
-                return Err(unfit(
-                    "scores are given exactly if the cache has them".into(),
-                ));
+                let reason = "scores are given exactly if the cache has them";
+                return Err(unfit(reason.into()));
             }
         };
-        check_table(
-            &config,
-            record.pages,
-            &record.table,
-            &record.lengths,
-            &record.dropped,
-        )?;
+        let (lengths, dropped) = (record.lengths, record.dropped);
+        check_table(&config, record.pages, &record.table, &lengths, &dropped)?;
         let pool = PagePool::restored(config.page_len, record.pages, record.table);
         let contents = Contents {
             k,
             v,
             scores,
             pool,
-            lengths: record.lengths,
-            dropped: record.dropped,
+            lengths,
+            dropped,
         };
         Ok(Self::restored(config, shape, &place, contents))
     }
@@ -335,25 +324,15 @@ fn check_table(
     Ok(())
 }
 
-fn tensor<const D: usize>(
+fn tensor<const D: usize, K: Basic>(
     name: &str,
     data: TensorData,
     shape: [usize; D],
     dtype: DType,
     device: &Device,
-) -> Result<Tensor<D>, AttentionError> {
+) -> Result<Tensor<D, K>, AttentionError> {
     check(name, &data, &shape, dtype)?;
     Ok(Tensor::from_data(data, (device, dtype)))
-}
-
-fn ints<const D: usize>(
-    name: &str,
-    data: TensorData,
-    shape: [usize; D],
-    device: &Device,
-) -> Result<Tensor<D, Int>, AttentionError> {
-    check(name, &data, &shape, DType::I32)?;
-    Ok(Tensor::from_data(data, (device, DType::I32)))
 }
 
 fn check(
@@ -362,14 +341,13 @@ fn check(
     shape: &[usize],
     dtype: DType,
 ) -> Result<(), AttentionError> {
-    if data.shape().to_vec() != shape || data.dtype() != dtype {
-        let actual = (data.shape().to_vec(), data.dtype());
-        return Err(unfit(format!(
-            "{name} is {:?} of {:?}, not {shape:?} of {dtype:?}",
-            actual.0, actual.1
-        )));
+    let (actual, element) = (data.shape().to_vec(), data.dtype());
+    if actual == shape && element == dtype {
+        return Ok(());
     }
-    Ok(())
+    Err(unfit(format!(
+        "{name} is {actual:?} of {element:?}, not {shape:?} of {dtype:?}"
+    )))
 }
 
 fn int_param<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {

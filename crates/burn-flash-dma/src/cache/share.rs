@@ -1,6 +1,6 @@
 //! Sequences that begin alike.
 
-use super::either::AttentionCache;
+use super::either::{AttentionCache, of_either};
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
 use super::tokens::check_sequences;
@@ -27,9 +27,8 @@ impl DynamicMaskCache {
 
 impl PagedCache {
     twin! {
-        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
-        /// greatest: several continuations of one text. It has the same pages, and nothing is copied until one of the two
-        /// is given tokens; then the last page is, unless it is full.
+        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the greatest.
+        /// Nothing is copied until one of the two is given tokens; then the last page is, unless it is full.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -120,10 +119,7 @@ impl AttentionCache {
     ///
     /// Those of [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
-        match self {
-            Self::DynamicMask(cache) => cache.try_fork(sequence),
-            Self::Paged(cache) => cache.try_fork(sequence),
-        }
+        of_either!(self, try_fork(sequence))
     }
 }
 

@@ -16,19 +16,17 @@ use flash_dma_problem::{
     ScoreRole, SelectionRule, TensorName,
 };
 
-/// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
-/// been given: no other key will ever be attended to again. With recent keys and sinks in the configuration, the keys
-/// that this rule keeps at the last position, as [`Selector`](crate::Selector) says; memory stays the same.
+/// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has been
+/// given; with recent keys and sinks in the configuration, the keys that [`Selector`](crate::Selector) keeps at the last
+/// position. No other key will ever be attended to again.
 ///
 /// A sequence of the cache is one document: [`reset`](Self::reset) it where the next one begins, and attention equals
 /// that over all of them with [`Selector::documents`](crate::Selector::documents). Other windows per head and given
 /// intervals have no cache.
 ///
-/// Memory is allocated when the cache is made and does not grow with the context. Tokens replace the keys that
-/// they evict in place, as long as no clone shares the tensors. A key is stored with its position, which
-/// decides ties: the lower one wins, as in [`select`](crate::select()).
-///
-/// See the [module](super) for an example.
+/// Memory is allocated when the cache is made and does not grow with the context. Tokens replace the keys that they evict
+/// in place, as long as no clone shares the tensors. Ties go to the key of lower position, as in
+/// [`select`](crate::select()). See the [module](super) for an example.
 #[derive(Clone, Debug)]
 pub struct DynamicMaskCache {
     pub(super) shape: CacheShape,
@@ -209,9 +207,10 @@ impl DynamicMaskCache {
         let scores = match self.shape.adds_scores() {
             true => keys.scores,
             // Hidden keys are in no interval.
-            false => Tensor::<3>::from_dispatch(keys.scores)
-                .zeros_like()
-                .into_dispatch(),
+            false => {
+                let scores = Tensor::<3>::from_dispatch(keys.scores);
+                scores.zeros_like().into_dispatch()
+            }
         };
         let selection = Selection::Scored {
             scores,
@@ -354,10 +353,8 @@ impl DynamicMaskCache {
 
     /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
     fn take(&mut self) -> SlotTensors<Dispatch> {
-        self.state
-            .take()
-            .expect("no operation has the cache")
-            .into_ops()
+        let state = self.state.take().expect("no operation has the cache");
+        state.into_ops()
     }
 
     fn put(&mut self, slots: SlotTensors<Dispatch>) {

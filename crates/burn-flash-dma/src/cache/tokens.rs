@@ -1,10 +1,11 @@
 //! The checks of a call on a cache that need Burn's types.
 
-use crate::engines::check_backend;
 use crate::ops::types::{OptionalFloat, TokenTensors};
-use crate::validate::{element_type, same_device, scores_as_f32};
+use crate::validate::{
+    check_element, computes_in, element_type, same_device, scores_as_f32, supported_element,
+};
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
     TensorName,
@@ -30,13 +31,9 @@ impl NewTokens {
         Ok(Self {
             k: plain(device, TensorName::Key, k, Some(element))?,
             v: plain(device, TensorName::Value, v, Some(element))?,
-            scores: match scores {
-                None => None,
-                Some(scores) => {
-                    let scores = plain(device, TensorName::Scores, scores, None)?;
-                    Some(scores_as_f32(scores)?)
-                }
-            },
+            scores: scores
+                .map(|scores| scores_as_f32(plain(device, TensorName::Scores, scores, None)?))
+                .transpose()?,
         })
     }
 
@@ -100,11 +97,7 @@ pub(crate) fn plain<const D: usize>(
     element: Option<ElementType>,
 ) -> Result<Tensor<D>, AttentionError> {
     let actual = element_type(name, &tensor)?;
-    if let Some(expected) = element
-        && actual != expected
-    {
-        return Err(AttentionError::element_type(name, expected, actual));
-    }
+    check_element(name, &tensor, element.unwrap_or(actual))?;
     same_device(device, name, tensor.device())?;
     #[cfg(feature = "autodiff")]
     if tensor.is_tracked() {
@@ -115,26 +108,12 @@ pub(crate) fn plain<const D: usize>(
 
 /// The element type of a cache.
 pub(crate) fn cache_element(dtype: FloatDType) -> Result<ElementType, AttentionError> {
-    match DType::from(dtype) {
-        DType::F32 => Ok(ElementType::F32),
-        DType::F16 => Ok(ElementType::F16),
-        DType::BF16 => Ok(ElementType::Bf16),
-        other => Err(AttentionError::ElementType {
-            tensor: TensorName::CachedKey,
-            expected: "f32, f16 or bf16".into(),
-            actual: other.name().into(),
-        }),
-    }
+    supported_element(TensorName::CachedKey, dtype.into())
 }
 
 /// Refuses a device without an engine, or that cannot compute with the element type.
 pub(crate) fn check_support(device: &Device, dtype: FloatDType) -> Result<(), AttentionError> {
-    check_backend(device)?;
-    if device.supports_dtype(DType::from(dtype)) {
-        return Ok(());
-    }
-    let what = format!("arithmetic in {}", cache_element(dtype)?);
-    Err(AttentionError::Unsupported { what })
+    computes_in(device, dtype.into(), cache_element(dtype)?)
 }
 
 /// Refuses sequences that do not exist.

@@ -88,7 +88,8 @@ fn no_number<B: Backend>(tensor: FloatTensor<B>) -> BoolTensor<B> {
 #[cfg(feature = "autodiff")]
 pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTensor<B> {
     let heads = logits.shape();
-    let out = unrounded::<B>(saved.out.clone(), saved.residual.cloned());
+    let residual = OptionalFloat::from_option(saved.residual.as_option().cloned());
+    let out = unrounded::<B>(saved.out.clone(), residual);
     let products = B::float_mul(to_f32::<B>(saved.grad_out.clone()), out);
     let sums = B::float_reshape(B::float_sum_dim(products, 3), saved.lse.shape());
     let inner = match &saved.grad_lse {
@@ -98,9 +99,9 @@ pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTe
     // Large numbers cancel before anything small is subtracted.
     let logits = B::float_expand(per_head::<B>(logits), saved.lse.shape());
     let above = B::float_sub(logits, saved.lse.clone());
-    let above = match &saved.lse_rest {
-        OptionalFloat::None => above,
-        OptionalFloat::Some(rest) => B::float_sub(above, rest.clone()),
+    let above = match saved.lse_rest.as_option() {
+        None => above,
+        Some(rest) => B::float_sub(above, rest.clone()),
     };
     // At most 0 but for its rounding. NaN stays.
     let bools = bool_dtype::<B>(&above.device());

@@ -36,9 +36,8 @@ pub fn lookup<B: Backend>(
 /// The gradient of the table that [`lookup`] reads, `[vocabulary, width]` in f32, of that of its rows,
 /// `[tokens, width]`.
 ///
-/// With few classes it is one-hotᵀ · gradient, in as many products as the tokens have segments and one sum over them:
-/// each in f32, whatever the gradient is, and the same in every run. With more it adds at indices: on a GPU atomically,
-/// in f32 and in no certain order.
+/// With few classes it is one-hotᵀ · gradient in f32, a product per segment of the tokens and one sum over them, and the
+/// same in every run. With more it adds at indices: on a GPU atomically, in f32 and in no certain order.
 pub fn lookup_gradient<B: Backend>(
     gradient: FloatTensor<B>,
     tokens: IntTensor<B>,

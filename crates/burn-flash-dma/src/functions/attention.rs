@@ -1,7 +1,7 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
-use super::rank_softmax::charged;
 use super::selection::{Intervals, try_select};
+use super::selector::charged;
 use super::sink::{checked_logits, try_learnable_sink};
 use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::engines;
@@ -94,11 +94,8 @@ impl Attention {
     /// The importance of each key, `[batch, kv_heads, k_len]`: it ranks the keys and is added to their logits.
     pub fn scores(self, scores: Tensor<3>) -> Attention<ScoredKeys> {
         Attention {
-            rows: self.rows,
             scores: Some(scores),
-            intervals: None,
-            options: self.options,
-            state: PhantomData,
+            ..self.state()
         }
     }
 
@@ -106,11 +103,8 @@ impl Attention {
     /// `options.keep_window` as with scores.
     pub fn intervals(self, intervals: &Intervals) -> Attention<SelectedKeys> {
         Attention {
-            rows: self.rows,
-            scores: None,
             intervals: Some(intervals.clone()),
-            options: self.options,
-            state: PhantomData,
+            ..self.state()
         }
     }
 }
@@ -189,42 +183,76 @@ impl<S> Attention<S> {
             let (out, lse) = self.try_forward_with_lse()?;
             return try_learnable_sink(out, lse, logits);
         }
-        let _span = span!("attention");
-        let logits = checked_logits(logits, heads, &self.rows[0].device())?;
-        let (call, intervals) = self.call()?;
-        let (out, lse) = call.run(intervals, |q, k, v, selection, problem| {
-            let logits = logits.into_dispatch();
+        let logits = checked_logits(logits, heads, &self.rows[0].device())?.into_dispatch();
+        self.run(|q, k, v, selection, problem| {
             Dispatch::dynamic_mask_forward_with_sink(q, k, v, logits, selection, problem)
-        })?;
-        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+        })
     }
 
     /// What the rounding of the output to 16 bits loses, as autodiff keeps it; `None` for f32. Not differentiable.
     #[cfg(feature = "testing")]
     pub(crate) fn try_residual(self) -> Result<Option<Tensor<4>>, AttentionError> {
-        let (call, intervals) = self.call()?;
-        let results = call.run(intervals, Dispatch::dynamic_mask_forward_with_residual)?;
+        let results = (self.call()?).run(Dispatch::dynamic_mask_forward_with_residual)?;
         Ok(results.residual.into_option().map(Tensor::from_dispatch))
     }
 
-    fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+    /// The same in another state.
+    pub(super) fn state<T>(self) -> Attention<T> {
+        Attention {
+            rows: self.rows,
+            scores: self.scores,
+            intervals: self.intervals,
+            options: self.options,
+            state: PhantomData,
+        }
+    }
+
+    fn run(
+        self,
+        operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> (Rows, Rows),
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let _span = span!("attention");
-        let (call, intervals) = self.call()?;
-        let (out, lse) = call.run(intervals, operation)?;
+        let (out, lse) = self.call()?.run(operation)?;
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// The checked call, and the intervals if they are given.
-    pub(super) fn call(self) -> Result<(Call, Option<Intervals>), AttentionError> {
-        let options = match &self.intervals {
-            None => self.options,
-            Some(intervals) => intervals.resolve_window(self.options)?,
-        };
-        let call = Call::new(self.rows, self.scores, self.intervals.is_some(), options)?;
-        if let Some(intervals) = &self.intervals {
-            intervals.check(&call.problem, &call.rows[0].device())?;
+    /// The checked call.
+    pub(super) fn call(self) -> Result<Call, AttentionError> {
+        let Self {
+            rows,
+            scores,
+            intervals,
+            mut options,
+            ..
+        } = self;
+        if let Some(intervals) = &intervals {
+            options = intervals.resolve_window(options)?;
         }
-        Ok((call, self.intervals))
+        let element = rows_element(&rows)?;
+        let [q, k, v] = rows.each_ref().map(Tensor::dims);
+        let scores_shape = match &scores {
+            Some(scores) => Some(scores.dims()),
+            // The engines read a score of every key that is selected.
+            None => intervals.is_some().then_some([k[0], k[1], k[2]]),
+        };
+        let scores_shape = scores_shape.as_ref().map(<[usize; 3]>::as_slice);
+        let problem = Problem::new(&q, &k, &v, scores_shape, element, &options)?;
+        let device = supported(&rows, element)?;
+        if let Some(scores) = &scores {
+            same_device(&device, TensorName::Scores, scores.device())?;
+        }
+        let gradients = tracked(&rows) || scores.as_ref().is_some_and(is_tracked);
+        engines::check(&problem, &device, gradients)?;
+        let scores = scores.map(scores_as_f32).transpose()?;
+        if let Some(intervals) = &intervals {
+            intervals.check(&problem, &device)?;
+        }
+        Ok(Call {
+            rows,
+            scores,
+            intervals,
+            problem,
+        })
     }
 }
 
@@ -233,53 +261,18 @@ pub(super) struct Call {
     pub(super) rows: [Tensor<4>; 3],
     /// f32. Absent if the problem has none, and if it has zeros.
     pub(super) scores: Option<Tensor<3>>,
+    /// Those that were given.
+    pub(super) intervals: Option<Intervals>,
     pub(super) problem: Problem,
 }
 
 impl Call {
-    fn new(
-        rows: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-        selected: bool,
-        options: AttentionOptions,
-    ) -> Result<Self, AttentionError> {
-        let element = rows_element(&rows)?;
-        let scores_shape = match &scores {
-            Some(scores) => Some(scores.dims()),
-            // The engines read a score of every key that is selected.
-            None => selected.then(|| {
-                let [batch, heads, k_len, _] = rows[1].dims();
-                [batch, heads, k_len]
-            }),
-        };
-        let problem = Problem::new(
-            &rows[0].dims(),
-            &rows[1].dims(),
-            &rows[2].dims(),
-            scores_shape.as_ref().map(<[usize; 3]>::as_slice),
-            element,
-            &options,
-        )?;
-        let device = supported(&rows, element)?;
-        if let Some(scores) = &scores {
-            same_device(&device, TensorName::Scores, scores.device())?;
-        }
-        let gradients = tracked(&rows) || scores.as_ref().is_some_and(is_tracked);
-        engines::check(&problem, &device, gradients)?;
-        Ok(Self {
-            rows,
-            scores: scores.map(scores_as_f32).transpose()?,
-            problem,
-        })
-    }
-
     /// Makes the intervals unless they are given.
     fn run<R>(
         self,
-        intervals: Option<Intervals>,
         operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> R,
     ) -> Result<R, AttentionError> {
-        let selection = match (self.scores, intervals) {
+        let selection = match (self.scores, self.intervals) {
             (None, None) => Selection::<Dispatch>::All,
             (scores, intervals) => {
                 let scores = scores.unwrap_or_else(|| {
@@ -318,12 +311,3 @@ impl Call {
 }
 
 type Rows = FloatTensor<Dispatch>;
-
-/// One of the two forward operations of users.
-type Operation = fn(
-    Rows,
-    Rows,
-    Rows,
-    Selection<Dispatch>,
-    Problem,
-) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>);

@@ -115,10 +115,8 @@ impl Documents {
             });
         }
         let padding = lengths.iter().map(|own| len - own).collect();
-        Ok(Self::new(
-            lengths.into_iter().map(|own| vec![own]).collect(),
-            padding,
-        ))
+        let documents = lengths.into_iter().map(|own| vec![own]);
+        Ok(Self::new(documents.collect(), padding))
     }
 
     /// The documents of a single sequence by the cumulative lengths of FlashAttention's interface: document `d` has the
@@ -239,22 +237,19 @@ impl Documents {
 
     /// Every document that holds a token, the padding of a sequence as one more.
     pub(crate) fn all(&self) -> impl Iterator<Item = Document> {
-        self.lengths
-            .iter()
-            .zip(self.padding.iter())
-            .enumerate()
-            .flat_map(|(sequence, (lengths, padding))| {
-                let mut start = 0;
-                lengths.iter().chain([padding]).map(move |&len| {
-                    start += len;
-                    Document {
-                        sequence,
-                        start: start - len,
-                        len,
-                    }
-                })
+        let sequences = self.lengths.iter().zip(self.padding.iter()).enumerate();
+        let all = sequences.flat_map(|(sequence, (lengths, padding))| {
+            let mut start = 0;
+            lengths.iter().chain([padding]).map(move |&len| {
+                start += len;
+                Document {
+                    sequence,
+                    start: start - len,
+                    len,
+                }
             })
-            .filter(|document| document.len > 0)
+        });
+        all.filter(|document| document.len > 0)
     }
 
     /// The length of every document, if they are equally long.

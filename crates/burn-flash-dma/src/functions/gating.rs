@@ -1,7 +1,7 @@
 //! The gate of a feed-forward network.
 
 use crate::ops::TrainingOps;
-use crate::validate::{check_shape, computes_in, element_type, same_device};
+use crate::validate::{check_element, check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, TensorName};
@@ -13,9 +13,8 @@ twin! {
     /// |---|---|---|
     /// | `gate`, `up`, result | any, the same | f32, f16 or bf16, the same |
     ///
-    /// Arithmetic is f32, rounded once. Differentiable in both. For the backward pass `gate` and `up` are kept and nothing
-    /// else: the result is computed again where the product behind it asks for it. (Burn's `silu(gate) * up` keeps two more
-    /// tensors of that size, and the product its result.) The layers of Burn's `SwiGlu` fit:
+    /// Arithmetic is f32, rounded once. Differentiable in both. The backward pass keeps `gate` and `up` alone and computes
+    /// the result again, where Burn's `silu(gate) * up` keeps three more tensors. The layers of Burn's `SwiGlu` fit:
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -46,10 +45,7 @@ pub fn try_swiglu<const D: usize>(
 ) -> Result<Tensor<D>, AttentionError> {
     let name = TensorName::Up;
     let element = element_type(TensorName::Gate, &gate)?;
-    let actual = element_type(name, &up)?;
-    if actual != element {
-        return Err(AttentionError::element_type(name, element, actual));
-    }
+    check_element(name, &up, element)?;
     check_shape(name, &up.dims(), &gate.dims())?;
     let device = gate.device();
     same_device(&device, name, up.device())?;

@@ -11,9 +11,8 @@ twin! {
     /// Cuts `[batch, len, heads, head_dim]`, one product's result, into parts of so many heads each: q, k and v.
     ///
     /// The parts are slices, on CubeCL's runtimes views of `x` where they begin and end at the device's alignment (on CUDA
-    /// 512 bytes, two heads of 128 features in 16 bits); [`HeadEncoding`](crate::HeadEncoding) and attention read them in
-    /// place. Their gradients are laid side by side once, where those of slices are as many tensors of the size of `x`, zero
-    /// elsewhere, and added up. Any float type.
+    /// 512 bytes); [`HeadEncoding`](crate::HeadEncoding) and attention read them in place. Their gradients are laid side by
+    /// side once, where those of plain slices would be padded with zeros and added up. Any float type.
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -51,15 +50,13 @@ pub fn try_split_heads<const N: usize>(
     check_backend(&x.device())?;
     let options = (&x.device(), x.dtype());
     let is_empty = |heads: usize| of_part(heads).contains(&0);
-    let sizes: Vec<_> = heads
-        .into_iter()
-        .filter(|&heads| !is_empty(heads))
-        .collect();
-    let mut parts = match sizes.is_empty() {
+    let sizes = heads.into_iter().filter(|&heads| !is_empty(heads));
+    let sizes: Vec<_> = sizes.collect();
+    let parts = match sizes.is_empty() {
         true => Vec::new(),
         false => Dispatch::training_split(x.into_dispatch(), 2, sizes),
-    }
-    .into_iter();
+    };
+    let mut parts = parts.into_iter();
     Ok(heads.map(|heads| match is_empty(heads) {
         true => Tensor::zeros(of_part(heads), options),
         false => Tensor::from_dispatch(parts.next().expect("a part of each size")),

@@ -84,10 +84,7 @@ impl Intervals {
     /// If the device fails to read them.
     #[must_use]
     pub fn stats(&self) -> IntervalStats {
-        read(
-            self.read_lifetimes()
-                .map(|lifetimes| self.stats_of(&lifetimes)),
-        )
+        self.stats_of(&expect(self.read_lifetimes()))
     }
 
     /// How often an index decides in place of a score: the share of positions at which a key that is left out has the
@@ -109,9 +106,9 @@ impl Intervals {
         let expected = [batch, heads, k_len];
         expect(check_shape(TensorName::Scores, &scores.dims(), &expected));
         let scores = expect(scores_as_f32(scores.clone()));
-        let scores = read(scores.try_into_data_as::<f32>());
+        let scores = expect(scores.try_into_data_as::<f32>());
         let scores: Vec<f32> = scores.iter::<f32>().collect();
-        self.tie_rate_of(&read(self.read_lifetimes()), &scores)
+        self.tie_rate_of(&expect(self.read_lifetimes()), &scores)
     }
 
     /// The lifetimes on the host.
@@ -151,9 +148,8 @@ impl Intervals {
         let [_, heads, k_len, _] = self.tensor().dims();
         let origin = self.origin();
         let (mut ties, mut thresholds) = (0, 0);
-        let rows = lifetimes
-            .chunks(k_len.max(1))
-            .zip(scores.chunks(k_len.max(1)));
+        let len = k_len.max(1);
+        let rows = lifetimes.chunks(len).zip(scores.chunks(len));
         for (row, (lifetimes, scores)) in rows.enumerate() {
             let sequence = row / heads.max(1);
             let is_sink = origin.sinks_of(sequence, k_len);
@@ -189,6 +185,7 @@ struct Competitor {
 }
 
 /// The positions that leave a key out, and those of them at which one ties with the least that is kept.
+#[derive(Default)]
 struct Thresholds {
     positions: u64,
     ties: u64,
@@ -202,10 +199,7 @@ fn thresholds_of(keys: Vec<Competitor>, positions: Range<usize>) -> Thresholds {
     let (mut entering, mut leaving) = (keys.iter().peekable(), leaving.into_iter().peekable());
     let mut kept = BinaryHeap::new();
     let mut best_left_out = None;
-    let mut found = Thresholds {
-        positions: 0,
-        ties: 0,
-    };
+    let mut found = Thresholds::default();
     for position in positions {
         while let Some(key) = entering.next_if(|key| key.enters <= position) {
             kept.push((Reverse(key.place), key.leaves));
@@ -237,12 +231,4 @@ fn place(score: f32) -> i32 {
 
 fn share(n: u64, of: u64) -> f64 {
     n as f64 / of.max(1) as f64
-}
-
-/// What has been read from a device, or a panic.
-fn read<T>(result: Result<T, TensorReadError>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("{error}"),
-    }
 }

@@ -13,9 +13,8 @@ twin! {
     /// The importance of each key as a linear function of its token: `10 * (tokens . score_proj)`.
     ///
     /// `tokens` is `[batch, len, d_model]`, normalised as a layer gets them; `score_proj` `[d_model, kv_heads]`, to be
-    /// started at N(0, 0.02²); the result is `[batch, kv_heads, len]`. Both are cast up to f32 before the product, whatever
-    /// they are: in 16 bits dozens of keys would tie at the threshold of a selection. Plain Burn operations: differentiable
-    /// in both. Of an empty sequence the scores are empty, and a constant to autodiff.
+    /// started at N(0, 0.02²); the result is `[batch, kv_heads, len]`, computed in f32: in 16 bits dozens of keys would tie
+    /// at the threshold of a selection. Differentiable in both; an empty result is a constant to autodiff.
     pub fn linear_scores(tokens: Tensor<3>, score_proj: Tensor<2>) -> Tensor<3> = try_linear_scores;
 }
 

@@ -97,7 +97,7 @@ impl MaskedAttention {
         self.masked(Some(Mask::Plan(plan.clone())))
     }
 
-    fn masked(self, mask: Option<Mask>) -> MaskedAttention<Masked> {
+    pub(crate) fn masked(self, mask: Option<Mask>) -> MaskedAttention<Masked> {
         MaskedAttention {
             rows: self.rows,
             mask,
@@ -155,8 +155,50 @@ impl<M> MaskedAttention<M> {
         Ok(call.run(Dispatch::masked_attention_forward_with_lse))
     }
 
+    /// The checked call.
     pub(super) fn call(self) -> Result<Call, AttentionError> {
-        Call::new(self.rows, self.mask, self.bias, self.options)
+        let Self {
+            rows,
+            mask,
+            bias,
+            options,
+            ..
+        } = self;
+        let element = rows_element(&rows)?;
+        let [q, k, v] = rows.each_ref().map(|t| t.dims());
+        let bias_shape = bias.as_ref().map(|bias| bias.dims());
+        let bias_shape = bias_shape.as_ref().map(<[usize; 4]>::as_slice);
+        let problem = match &mask {
+            None => MaskedProblem::new(&q, &k, &v, None, bias_shape, element, &options)?,
+            Some(Mask::Tensor(mask)) => {
+                let shape = mask.dims();
+                MaskedProblem::new(&q, &k, &v, Some(&shape), bias_shape, element, &options)?
+            }
+            Some(Mask::Plan(plan)) => {
+                let plan = plan.geometry();
+                MaskedProblem::with_plan(&q, &k, &v, plan, bias_shape, element, &options)?
+            }
+        };
+        let device = supported(&rows, element)?;
+        match &mask {
+            Some(Mask::Tensor(mask)) => same_device(&device, TensorName::Mask, mask.device())?,
+            Some(Mask::Plan(plan)) => {
+                same_device(&device, TensorName::Plan, plan.counts().device())?
+            }
+            None => {}
+        }
+        if let Some(bias) = &bias {
+            same_device(&device, TensorName::Bias, bias.device())?;
+            element_type(TensorName::Bias, bias)?;
+        }
+        let gradients = tracked(&rows) || bias.as_ref().is_some_and(is_tracked);
+        engines::check(&problem, &device, gradients)?;
+        Ok(Call {
+            rows,
+            mask,
+            bias,
+            problem,
+        })
     }
 }
 
@@ -164,7 +206,7 @@ impl<M> MaskedAttention<M> {
 // There is one per call, which moves it a few times.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
-pub(super) enum Mask {
+pub(crate) enum Mask {
     Tensor(AttentionMask),
     Plan(TilePlan),
 }
@@ -179,50 +221,6 @@ pub(super) struct Call {
 }
 
 impl Call {
-    fn new(
-        rows: [Tensor<4>; 3],
-        mask: Option<Mask>,
-        bias: Option<Tensor<4>>,
-        options: AttentionOptions,
-    ) -> Result<Self, AttentionError> {
-        let element = rows_element(&rows)?;
-        let [q, k, v] = rows.each_ref().map(|t| t.dims());
-        let bias_shape = bias.as_ref().map(|bias| bias.dims());
-        let bias_shape = bias_shape.as_ref().map(<[usize; 4]>::as_slice);
-        let problem = match &mask {
-            Some(Mask::Plan(plan)) => {
-                let plan = plan.geometry();
-                MaskedProblem::with_plan(&q, &k, &v, plan, bias_shape, element, &options)?
-            }
-            mask => {
-                let mask_shape = match mask {
-                    Some(Mask::Tensor(mask)) => Some(mask.dims()),
-                    _ => None,
-                };
-                let mask_shape = mask_shape.as_ref().map(<[usize; 4]>::as_slice);
-                MaskedProblem::new(&q, &k, &v, mask_shape, bias_shape, element, &options)?
-            }
-        };
-        let device = supported(&rows, element)?;
-        match &mask {
-            Some(Mask::Tensor(mask)) => same_device(&device, TensorName::Mask, mask.device())?,
-            Some(Mask::Plan(plan)) => plan.check_device(&device)?,
-            None => {}
-        }
-        if let Some(bias) = &bias {
-            same_device(&device, TensorName::Bias, bias.device())?;
-            element_type(TensorName::Bias, bias)?;
-        }
-        let gradients = tracked(&rows) || bias.as_ref().is_some_and(is_tracked);
-        engines::check(&problem, &device, gradients)?;
-        Ok(Self {
-            rows,
-            mask,
-            bias,
-            problem,
-        })
-    }
-
     fn run(self, operation: Operation) -> (Tensor<4>, Tensor<3>) {
         let plan = match (self.mask, self.problem.plan) {
             (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
@@ -242,11 +240,7 @@ impl Call {
     }
 }
 
+type Float = FloatTensor<Dispatch>;
+
 /// One of the two forward operations.
-type Operation = fn(
-    FloatTensor<Dispatch>,
-    FloatTensor<Dispatch>,
-    FloatTensor<Dispatch>,
-    Masking<Dispatch>,
-    MaskedProblem,
-) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>);
+type Operation = fn(Float, Float, Float, Masking<Dispatch>, MaskedProblem) -> (Float, Float);

@@ -1,8 +1,8 @@
 //! Parts of an attention over disjoint keys, merged by their LSEs.
 
-use crate::validate::{check_f32, check_shape, computes_in, element_type, same_device};
+use crate::validate::{check_element, check_shape, computes_in, element_type, same_device};
 use burn::tensor::{DType, Tensor};
-use flash_dma_problem::{AttentionError, TensorName};
+use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 twin! {
     /// Merges parts of an attention that attend to disjoint keys, `(out, lse)` each, into the `(out, lse)` of all keys:
@@ -15,10 +15,9 @@ twin! {
     ///
     /// The parts may come from any calls that give an LSE: [`Attention`](crate::Attention),
     /// [`MaskedAttention`](crate::MaskedAttention) or a step over a [`cache`](crate::cache). Arithmetic is f32, and `out` is
-    /// rounded once. An LSE is one f32, so the ratio of two parts' weights has its rounding, up to the distance of neighbours
-    /// there: a relative error of 6e-5 at an LSE of 1000, of 6e-2 at 1e6, and at 1e9 nothing is left of it. Where logits have
-    /// an offset that large, take it out of all parts alike, or attend to all keys in one call. A row of a part that attends to nothing (an LSE of −∞) leaves no trace, whatever its `out` holds; where
-    /// all parts attend to nothing, the result is zeros and −∞.
+    /// rounded once. The ratio of two parts' weights has the rounding of an LSE, which is one f32: a relative error of 6e-5
+    /// at an LSE of 1000, of 6e-2 at 1e6, and nothing is left of it at 1e9. A row of a part that attends to nothing (an LSE of
+    /// −∞) leaves no trace, whatever its `out` holds; where all parts attend to nothing, the result is zeros and −∞.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -65,23 +64,18 @@ pub fn try_merge_attention(
     let [batch, heads, len, _] = shape;
     if shape.contains(&0) {
         // Burn reshapes no empty tensors.
-        let lse = Tensor::full(
-            [batch, heads, len],
-            f32::NEG_INFINITY,
-            (&device, DType::F32),
-        );
+        let none = f32::NEG_INFINITY;
+        let lse = Tensor::full([batch, heads, len], none, (&device, DType::F32));
         return Ok((Tensor::zeros(shape, (&device, dtype)), lse));
     }
     let columns = |lse: &Tensor<3>| lse.clone().unsqueeze_dim::<4>(3);
     // What is subtracted changes no result, so it has no gradient.
-    let greatest = (parts.iter().map(|(_, lse)| columns(lse).detach()))
-        .reduce(Tensor::max_pair)
-        .expect("there are parts");
+    let greatest = parts.iter().map(|(_, lse)| columns(lse).detach());
+    let greatest = greatest.reduce(Tensor::max_pair).expect("there are parts");
     let none = greatest.clone().equal_elem(f32::NEG_INFINITY);
     let greatest = greatest.mask_fill(none.clone(), 0.0);
-    let weights: Vec<_> = (parts.iter().map(|(_, lse)| columns(lse)))
-        .map(|lse| (lse - greatest.clone()).exp())
-        .collect();
+    let weight = |(_, lse): &(_, Tensor<3>)| (columns(lse) - greatest.clone()).exp();
+    let weights: Vec<_> = parts.iter().map(weight).collect();
     let sum = (weights.iter().cloned().reduce(|a, b| a + b)).expect("there are parts");
     // Neither a quotient nor a logarithm of zero, whose gradients would be NaN.
     let sum = sum.mask_fill(none.clone(), 1.0);
@@ -104,15 +98,8 @@ fn check(parts: &[(Tensor<4>, Tensor<3>)]) -> Result<(), AttentionError> {
     for (out, lse) in parts {
         check_shape(TensorName::Out, &out.dims(), &shape)?;
         check_shape(TensorName::Lse, &lse.dims(), &shape[..3])?;
-        let actual = element_type(TensorName::Out, out)?;
-        if actual != element {
-            return Err(AttentionError::element_type(
-                TensorName::Out,
-                element,
-                actual,
-            ));
-        }
-        check_f32(TensorName::Lse, lse)?;
+        check_element(TensorName::Out, out, element)?;
+        check_element(TensorName::Lse, lse, ElementType::F32)?;
         same_device(&device, TensorName::Out, out.device())?;
         same_device(&device, TensorName::Lse, lse.device())?;
     }

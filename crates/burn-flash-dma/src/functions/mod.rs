@@ -14,7 +14,6 @@ pub(crate) mod packed;
 pub(crate) mod probabilities;
 pub(crate) mod product;
 pub(crate) mod qkv;
-pub(crate) mod rank_softmax;
 pub(crate) mod selection;
 pub(crate) mod selector;
 pub(crate) mod shorthand;

@@ -2,7 +2,7 @@
 
 use crate::ops::norm::NormOps;
 use crate::ops::types::OptionalFloat;
-use crate::validate::{as_f32, check_shape, computes_in, element_type, same_device};
+use crate::validate::{as_f32, check_element, check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, ElementType, NormProblem, Rotary, TensorName};
@@ -141,11 +141,9 @@ impl HeadEncoding {
             let start = *start;
             angles = Some(Rotary { positions, start });
         }
-        let gamma_dims = norm
-            .as_ref()
-            .map(|(gamma, epsilon)| (gamma.dims(), *epsilon));
-        let gamma_dims = (gamma_dims.as_ref()).map(|(dims, epsilon)| (&dims[..], *epsilon));
-        let problem = NormProblem::heads(&dims, gamma_dims, angles, element)?;
+        let gamma = (norm.as_ref()).map(|(gamma, epsilon)| (gamma.dims(), *epsilon));
+        let gamma = (gamma.as_ref()).map(|(dims, epsilon)| (&dims[..], *epsilon));
+        let problem = NormProblem::heads(&dims, gamma, angles, element)?;
         let table = match rotary {
             None => None,
             Some((table, _)) => Some(as_f32(TensorName::RotaryTable, table)?.into_dispatch()),
@@ -172,15 +170,8 @@ fn check_operands<const D: usize>(
         return Ok(element);
     };
     let name = TensorName::NormWeight;
-    let actual = element_type(name, gamma)?;
-    if actual != element {
-        // A norm is part of a layer, which has one type: tokens of another one are to blame.
-        return Err(AttentionError::element_type(
-            TensorName::Tokens,
-            actual,
-            element,
-        ));
-    }
+    // A norm is part of a layer, which has one type: tokens of another one are to blame.
+    check_element(TensorName::Tokens, x, element_type(name, gamma)?)?;
     same_device(&x.device(), name, gamma.device())?;
     Ok(element)
 }

@@ -5,7 +5,7 @@ use super::documents::Documents;
 use super::masked::MaskedAttention;
 use super::selection::Intervals;
 use super::selector::Selector;
-use super::state::{AllKeys, Masked, ScoredKeys, SelectedKeys, Unscored};
+use super::state::{AllKeys, Masked, ScoredKeys, Unscored};
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::mask::ranges::KeyRanges;
@@ -194,9 +194,7 @@ impl<S> PackedAttention<S> {
     /// [`MaskedAttention::try_forward`].
     pub fn try_forward(self) -> Result<Tensor<3>, AttentionError> {
         let out = match self.call()? {
-            Call::Alone(attention) => attention.try_forward()?,
-            Call::Scored(attention) => attention.try_forward()?,
-            Call::Dense(attention) => attention.try_forward()?,
+            Call::Attention(attention) => attention.try_forward()?,
             Call::Masked(attention) => attention.try_forward()?,
         };
         Ok(tokens_first(out))
@@ -215,9 +213,7 @@ impl<S> PackedAttention<S> {
     /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<3>, Tensor<2>), AttentionError> {
         let (out, lse) = match self.call()? {
-            Call::Alone(attention) => attention.try_forward_with_lse()?,
-            Call::Scored(attention) => attention.try_forward_with_lse()?,
-            Call::Dense(attention) => attention.try_forward_with_lse()?,
+            Call::Attention(attention) => attention.try_forward_with_lse()?,
             Call::Masked(attention) => attention.try_forward_with_lse()?,
         };
         let [_, heads, queries] = lse.dims();
@@ -275,21 +271,20 @@ impl<S> PackedAttention<S> {
         };
         let [q, k, v] = self.rows.map(heads_first);
         let attention = Attention::new(q, k, v).scores(scores).intervals(&intervals);
-        Ok(Call::Scored(attention.options(options)))
+        Ok(Call::Attention(attention.options(options).state()))
     }
 
     fn dense(self) -> Result<Call, AttentionError> {
         let [len, heads, _] = self.rows[1].dims();
         let device = self.rows[0].device();
+        let [q, k, v] = self.rows.map(heads_first);
+        let attention = Attention::new(q, k, v).options(self.options);
         if self.keys.longest() == len {
-            let [q, k, v] = self.rows.map(heads_first);
-            let attention = Attention::new(q, k, v).options(self.options);
-            return Ok(Call::Alone(attention));
+            // All tokens are those of one document.
+            return Ok(Call::Attention(attention.state()));
         }
         let intervals = self.keys.try_intervals([1, heads, len], &device)?;
-        let [q, k, v] = self.rows.map(heads_first);
-        let attention = Attention::new(q, k, v).intervals(&intervals);
-        Ok(Call::Dense(attention.options(self.options)))
+        Ok(Call::Attention(attention.intervals(&intervals).state()))
     }
 
     fn masked(self) -> Result<Call, AttentionError> {
@@ -329,10 +324,8 @@ impl<S> PackedAttention<S> {
 // There is one per call, which moves it a few times.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Call {
-    /// All tokens are those of one document.
-    Alone(Attention),
-    Scored(Attention<ScoredKeys>),
-    Dense(Attention<SelectedKeys>),
+    /// In any state.
+    Attention(Attention<()>),
     Masked(MaskedAttention<Masked>),
 }
 

@@ -10,9 +10,8 @@ use flash_dma_problem::{AttentionError, ElementType, Problem};
 
 impl<S> Attention<S> {
     twin! {
-        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: to
-        /// look at, and never in the graph. A key that is not attended to has exactly 0; the others of a query add up to 1,
-        /// but for rounding.
+        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, off
+        /// the graph. A key that is not attended to has exactly 0; the others of a query add up to 1, but for rounding.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -46,13 +45,13 @@ impl<S> Attention<S> {
     /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if there is no such query; nothing is
     /// computed then.
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
-        let (call, intervals) = self.call()?;
+        let call = self.call()?;
         let [q, k, _] = call.rows;
         let device = q.device();
         let Some(chosen) = ChosenRows::try_new([q, k], rows, &call.problem)? else {
             return Ok(none(rows.len(), &call.problem, &device));
         };
-        let intervals = match (&call.scores, intervals) {
+        let intervals = match (&call.scores, call.intervals) {
             (Some(scores), None) => Some(try_select(scores.clone(), call.problem.window)?),
             (_, intervals) => intervals,
         };
@@ -107,15 +106,12 @@ impl<S> PackedAttention<S> {
     /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<3>, AttentionError> {
         let p = match self.call()? {
-            Call::Alone(attention) => attention.try_probabilities(rows)?,
-            Call::Scored(attention) => attention.try_probabilities(rows)?,
-            Call::Dense(attention) => attention.try_probabilities(rows)?,
+            Call::Attention(attention) => attention.try_probabilities(rows)?,
             Call::Masked(attention) => attention.try_probabilities(rows)?,
         };
         let [_, heads, queries, keys] = p.dims();
-        Ok(unless_empty(p, [heads, queries, keys], |p| {
-            p.squeeze_dim(0)
-        }))
+        let view = |p: Tensor<4>| p.squeeze_dim(0);
+        Ok(unless_empty(p, [heads, queries, keys], view))
     }
 }
 
@@ -196,9 +192,8 @@ impl ChosenRows {
         let logits = logits.mask_fill(hidden.clone(), f32::NEG_INFINITY);
         // Subtracting an LSE would put its rounding into every probability.
         let max = logits.clone().max_dim(4);
-        let max = max
-            .clone()
-            .mask_fill(max.equal_elem(f32::NEG_INFINITY), 0.0);
+        let none = max.clone().equal_elem(f32::NEG_INFINITY);
+        let max = max.mask_fill(none, 0.0);
         let weights = (logits - max).exp().mask_fill(hidden.clone(), 0.0);
         let sum = weights.clone().sum_dim(4);
         let nothing = sum.clone().equal_elem(0.0).expand(pairs);

@@ -35,11 +35,10 @@ twin! {
     ///
     /// - the parts are views of the tensor. CubeCL's runtimes copy those that do not begin at the device's alignment: on
     ///   CUDA 512 bytes, which every part does if `heads * head_dim` is a multiple of 256 (of 128 in f32);
-    /// - the backward pass writes the gradients of the parts into one buffer, and the gradient of the tensor is a view of it.
-    ///   In memory it lies part by part and head by head; what reshapes it to `[batch * len, 3 * heads * head_dim]`, as a
-    ///   linear layer before it does, copies it once, then. A part that something else reads as well, such as scores that
-    ///   are made of v, or that attention reads after another operation, has its gradient in another buffer, and the three
-    ///   are laid side by side once, as those of [`split_heads`](crate::split_heads).
+    /// - the backward pass writes the gradients of the parts into one buffer, and the gradient of the tensor is a view of it,
+    ///   part by part and head by head: what reshapes it to `[batch * len, 3 * heads * head_dim]`, as a linear layer before it
+    ///   does, copies it once. A part that something else reads as well, such as scores made of v, has its gradient in
+    ///   another buffer, and the three are laid side by side once, as those of [`split_heads`](crate::split_heads).
     ///
     /// Any float type.
     pub fn split_qkv(qkv: Tensor<5>) -> [Tensor<4>; 3] = try_split_qkv;
@@ -84,83 +83,50 @@ fn split<const N: usize>(name: TensorName, x: Tensor<5>) -> Result<[Tensor<4>; N
     Ok(std::array::from_fn(|_| parts.next().expect("N parts")))
 }
 
-impl Attention {
-    /// Self-attention of packed heads, `[batch, len, 3, heads, head_dim]`: [`new`](Self::new) of [`split_qkv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_qkv`](Self::try_from_qkv) returns an error, with that error's text.
-    pub fn from_qkv(qkv: Tensor<5>) -> Self {
-        expect(Self::try_from_qkv(qkv))
-    }
+/// The constructors of a call from packed tensors.
+macro_rules! from_packed {
+    ($call:ty) => {
+        impl $call {
+            /// Self-attention of packed heads, `[batch, len, 3, heads, head_dim]`: [`new`](Self::new) of [`split_qkv`].
+            ///
+            /// # Panics
+            ///
+            /// If [`try_from_qkv`](Self::try_from_qkv) returns an error, with that error's text.
+            pub fn from_qkv(qkv: Tensor<5>) -> Self {
+                expect(Self::try_from_qkv(qkv))
+            }
 
-    /// Like [`from_qkv`](Self::from_qkv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_qkv`].
-    pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [q, k, v] = try_split_qkv(qkv)?;
-        Ok(Self::new(q, k, v))
-    }
+            /// Like [`from_qkv`](Self::from_qkv), but returns the error.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_split_qkv`].
+            pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
+                let [q, k, v] = try_split_qkv(qkv)?;
+                Ok(Self::new(q, k, v))
+            }
 
-    /// Attention of `q`, `[batch, q_heads, q_len, head_dim]`, over packed keys and values,
-    /// `[batch, k_len, 2, kv_heads, head_dim]`: [`new`](Self::new) of [`split_kv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_q_kv`](Self::try_from_q_kv) returns an error, with that error's text.
-    pub fn from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Self {
-        expect(Self::try_from_q_kv(q, kv))
-    }
+            /// Attention of `q`, `[batch, q_heads, q_len, head_dim]`, over packed keys and values,
+            /// `[batch, k_len, 2, kv_heads, head_dim]`: [`new`](Self::new) of [`split_kv`].
+            ///
+            /// # Panics
+            ///
+            /// If [`try_from_q_kv`](Self::try_from_q_kv) returns an error, with that error's text.
+            pub fn from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Self {
+                expect(Self::try_from_q_kv(q, kv))
+            }
 
-    /// Like [`from_q_kv`](Self::from_q_kv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_kv`].
-    pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [k, v] = try_split_kv(kv)?;
-        Ok(Self::new(q, k, v))
-    }
+            /// Like [`from_q_kv`](Self::from_q_kv), but returns the error.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_split_kv`].
+            pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
+                let [k, v] = try_split_kv(kv)?;
+                Ok(Self::new(q, k, v))
+            }
+        }
+    };
 }
-
-impl MaskedAttention {
-    /// As [`Attention::from_qkv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_qkv`](Self::try_from_qkv) returns an error, with that error's text.
-    pub fn from_qkv(qkv: Tensor<5>) -> Self {
-        expect(Self::try_from_qkv(qkv))
-    }
-
-    /// Like [`from_qkv`](Self::from_qkv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_qkv`].
-    pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [q, k, v] = try_split_qkv(qkv)?;
-        Ok(Self::new(q, k, v))
-    }
-
-    /// As [`Attention::from_q_kv`].
-    ///
-    /// # Panics
-    ///
-    /// If [`try_from_q_kv`](Self::try_from_q_kv) returns an error, with that error's text.
-    pub fn from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Self {
-        expect(Self::try_from_q_kv(q, kv))
-    }
-
-    /// Like [`from_q_kv`](Self::from_q_kv), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`try_split_kv`].
-    pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
-        let [k, v] = try_split_kv(kv)?;
-        Ok(Self::new(q, k, v))
-    }
-}
+from_packed!(Attention);
+from_packed!(MaskedAttention);

@@ -2,15 +2,10 @@
 
 use super::composition::ints;
 use super::documents::Documents;
-use super::selector::check_len;
-use crate::engines::check_backend;
-use crate::ops::attention::DynamicMaskOps;
-use crate::validate::{same_device, scores_as_f32};
-use burn::backend::Dispatch;
+use super::selector::{Selector, check_len};
+use crate::validate::{check_shape, same_device};
 use burn::tensor::{DType, Device, Int, Tensor};
-use flash_dma_problem::{
-    AttentionError, AttentionOptions, LeaveOneOut, Problem, TensorName, TensorSpec,
-};
+use flash_dma_problem::{AttentionError, AttentionOptions, LeaveOneOut, Problem, TensorName};
 
 /// The positions of the queries that attend to each key: a selection, as a value.
 ///
@@ -77,14 +72,8 @@ impl Intervals {
     /// [`AttentionError::Shape`] if the last axis does not have size 2, [`AttentionError::IntervalBounds`],
     /// [`AttentionError::TooLarge`], or [`AttentionError::DeviceFailed`] if the device fails to read the tensor.
     pub fn try_from_tensor(tensor: Tensor<4, Int>) -> Result<Self, AttentionError> {
-        let [batch, heads, k_len, pair] = tensor.dims();
-        let shape = [batch, heads, k_len, pair];
-        let spec = TensorSpec {
-            name: TensorName::Intervals,
-            shape: &shape,
-            strides: &[1; 4],
-        };
-        spec.check(&[batch, heads, k_len, 2])?;
+        let shape @ [batch, heads, k_len, _] = tensor.dims();
+        check_shape(TensorName::Intervals, &shape, &[batch, heads, k_len, 2])?;
         check_len(k_len)?;
         let data = (tensor.clone().try_into_data_as::<i64>()).map_err(|error| {
             AttentionError::DeviceFailed {
@@ -117,9 +106,8 @@ impl Intervals {
             return Self::try_from_tensor(Tensor::zeros([batch, heads, k_len, 2], options));
         }
         let keys = Tensor::<1, Int>::arange(0..k_len as i64, options);
-        let keys = keys
-            .reshape([1, 1, k_len, 1])
-            .expand([batch, heads, k_len, 1]);
+        let keys = keys.reshape([1, 1, k_len, 1]);
+        let keys = keys.expand([batch, heads, k_len, 1]);
         Self::try_from_tensor(Tensor::cat(vec![keys, ends.unsqueeze_dim(3)], 3))
     }
 
@@ -168,8 +156,7 @@ impl Intervals {
     }
 
     /// The most keys of a head that one position attends to: the window that a selector keeps (the greatest, if every
-    /// head has its own), or what was counted in given intervals, at least 1. What the kernels have room for follows
-    /// from it.
+    /// head has its own), or what was counted in given intervals, at least 1.
     #[must_use]
     pub fn max_live(&self) -> usize {
         self.max_live
@@ -177,15 +164,6 @@ impl Intervals {
 
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
-    }
-
-    /// These intervals with runners-up.
-    #[cfg(all(test, feature = "flex", feature = "autodiff"))]
-    pub(crate) fn with_runners_up(self, next: RankedNext) -> Self {
-        Self {
-            runners_up: Some(next),
-            ..self
-        }
     }
 
     /// The options with this window, if they do not ask for another one.
@@ -203,22 +181,11 @@ impl Intervals {
     }
 
     pub(crate) fn check(&self, problem: &Problem, device: &Device) -> Result<(), AttentionError> {
-        let shape = self.tensor.dims();
-        let spec = TensorSpec {
-            name: TensorName::Intervals,
-            shape: &shape,
-            // The engine checks the strides.
-            strides: &[1; 4],
-        };
-        spec.check(&problem.intervals_shape())?;
-        same_device(device, TensorName::Intervals, self.tensor.device())?;
+        let name = TensorName::Intervals;
+        check_shape(name, &self.tensor.dims(), &problem.intervals_shape())?;
+        same_device(device, name, self.tensor.device())?;
         if let Some(far) = self.far() {
-            let spec = TensorSpec {
-                name: TensorName::Far,
-                shape: &far.dims(),
-                strides: &[1; 3],
-            };
-            spec.check(&problem.scores_shape())?;
+            check_shape(TensorName::Far, &far.dims(), &problem.scores_shape())?;
             same_device(device, TensorName::Far, far.device())?;
         }
         self.origin.check(problem)
@@ -345,15 +312,7 @@ twin! {
 /// [`AttentionError::ZeroWindow`], [`AttentionError::ElementType`], [`AttentionError::TooLarge`] or
 /// [`AttentionError::NoEngine`].
 pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, AttentionError> {
-    if window == 0 {
-        return Err(AttentionError::ZeroWindow);
-    }
-    check_backend(&scores.device())?;
-    let scores = scores_as_f32(scores)?;
-    check_len(scores.dims()[2])?;
-    let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window.into());
-    let tensor = Tensor::from_dispatch(intervals);
-    Ok(Intervals::new(tensor, None, window, Origin::default()))
+    Selector::top(window).try_select(scores)
 }
 
 #[cfg(all(test, feature = "flex", feature = "autodiff"))]
@@ -378,7 +337,7 @@ mod tests {
         if runners_up {
             let far = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
             let far = far.reshape([1, 1, 9]).narrow(2, 0, far_keys);
-            intervals = intervals.with_runners_up(RankedNext {
+            intervals.runners_up = Some(RankedNext {
                 far,
                 max_live: 4,
                 rank: scores.clone(),

@@ -2,11 +2,10 @@
 
 use super::composition::{compose, ints, kept_by_rank_from};
 use super::documents::Documents;
-use super::rank_softmax::shares;
 use super::selection::{Intervals, Origin, RankedNext};
 use crate::engines::check_backend;
-use crate::validate::scores_as_f32;
-use burn::tensor::{DType, Int, Tensor};
+use crate::validate::{is_tracked, scores_as_f32};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, LeaveOneOut, RankSoftmax, SelectionRule};
 
 /// How many keys a query keeps.
@@ -94,27 +93,24 @@ impl Selector {
         self
     }
 
-    /// Gives the scores of the `runners_up` best keys outside the window a gradient
-    /// ([`far`](Intervals::far)): the same rule with so many more keys by rank. Costs a second selection, which is made
-    /// only if autodiff tracks the scores. The gradient is that of the tensor that [`select`](Self::select) gets, whatever
-    /// tensor attention adds to the logits.
+    /// Gives the scores of the `runners_up` best keys outside the window a gradient ([`far`](Intervals::far)). Costs a
+    /// second selection, made only if autodiff tracks the scores. The gradient is that of the tensor that
+    /// [`select`](Self::select) gets, whatever tensor attention adds to the logits.
     pub fn runners_up(mut self, runners_up: usize) -> Self {
         self.runners_up = runners_up;
         self
     }
 
     /// Gives the scores of the keys that their rank keeps the gradient of what they are worth, see [`LeaveOneOut`],
-    /// whether or not there are runners-up. Recent keys and sinks are kept whatever their rank, and learn nothing. The
-    /// backward pass then multiplies as many pairs again as there are kept ones, twice where attention multiplies them
-    /// five times; nothing else changes. As with runners-up, autodiff must track the scores.
+    /// whether or not there are runners-up. Recent keys and sinks learn nothing. The backward pass then multiplies each
+    /// kept pair seven times in place of five. As with runners-up, autodiff must track the scores.
     pub fn leave_one_out(mut self, how: impl Into<Option<LeaveOneOut>>) -> Self {
         self.leave_one_out = how.into();
         self
     }
 
     /// Charges what some keys gain by their ranks to all of their head, see [`RankSoftmax`]; the documents of a sequence are
-    /// charged together. Nothing without [`runners_up`](Self::runners_up) or [`leave_one_out`](Self::leave_one_out). It
-    /// costs a few operations per score.
+    /// charged together. Nothing without [`runners_up`](Self::runners_up) or [`leave_one_out`](Self::leave_one_out).
     pub fn rank_softmax(mut self, softmax: impl Into<Option<RankSoftmax>>) -> Self {
         self.rank_softmax = softmax.into();
         self
@@ -176,16 +172,12 @@ impl Selector {
                 left_out: from.zip(self.leave_one_out),
             }
         });
-        Ok(Intervals::new(
-            tensor,
-            runners_up,
-            max_live,
-            Origin {
-                recent: self.recent,
-                sinks: self.sinks,
-                documents: self.documents.clone(),
-            },
-        ))
+        let origin = Origin {
+            recent: self.recent,
+            sinks: self.sinks,
+            documents: self.documents.clone(),
+        };
+        Ok(Intervals::new(tensor, runners_up, max_live, origin))
     }
 
     /// The distinct rules and the heads of each.
@@ -194,17 +186,17 @@ impl Selector {
             Window::Uniform(window) => vec![*window; kv_heads.max(1)],
             Window::PerHead(windows) => windows.clone(),
         };
+        let rule = |window| SelectionRule {
+            window,
+            recent: self.recent,
+            sinks: self.sinks,
+        };
         let mut rules: Vec<(SelectionRule, Vec<usize>)> = Vec::new();
         let mut sorted = windows.clone();
         sorted.sort_unstable();
         // The least window says first what does not fit.
         for window in sorted {
-            let rule = SelectionRule {
-                window,
-                recent: self.recent,
-                sinks: self.sinks,
-            };
-            rule.check()?;
+            rule(window).check()?;
         }
         if matches!(self.window, Window::PerHead(_)) && windows.len() != kv_heads {
             return Err(AttentionError::HeadWindows {
@@ -215,14 +207,7 @@ impl Selector {
         for (head, window) in windows.into_iter().enumerate() {
             match rules.iter_mut().find(|(rule, _)| rule.window == window) {
                 Some((_, heads)) => heads.push(head),
-                None => {
-                    let rule = SelectionRule {
-                        window,
-                        recent: self.recent,
-                        sinks: self.sinks,
-                    };
-                    rules.push((rule, vec![head]));
-                }
+                None => rules.push((rule(window), vec![head])),
             }
         }
         Ok(rules)
@@ -240,16 +225,6 @@ pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
         });
     }
     Ok(())
-}
-
-#[cfg(feature = "autodiff")]
-pub(crate) fn is_tracked(scores: &Tensor<3>) -> bool {
-    scores.is_tracked()
-}
-
-#[cfg(not(feature = "autodiff"))]
-pub(crate) fn is_tracked(_scores: &Tensor<3>) -> bool {
-    false
 }
 
 /// The intervals of all heads, from those of the heads of each rule.
@@ -285,4 +260,29 @@ fn each_head(
         places[head] = place;
     }
     made.select(1, of(&places))
+}
+
+/// The share of each key in what is charged to its head, `[batch, kv_heads, k_len]`, f32 like `scores`, whose values
+/// these are: of the keys that have a finite score and are for `positions` (none below 1) kept by rank or runners-up.
+fn shares(scores: &Tensor<3>, positions: Tensor<3, Int>, softmax: RankSoftmax) -> Tensor<3> {
+    if scores.dims().contains(&0) {
+        return scores.clone();
+    }
+    let logits = scores.clone() * softmax.inverse_temperature();
+    let without = logits.clone().is_finite().bool_not();
+    let logits = logits.mask_fill(without, f32::MIN);
+    let above = logits.clone().max_dim(2);
+    let weights = positions.clamp_min(0).cast(FloatDType::F32) * (logits - above).exp();
+    let all = weights.clone().sum_dim(2);
+    // Of a head none of whose keys is a candidate there is nothing to charge.
+    let none = all.clone().equal_elem(0);
+    weights / all.mask_fill(none, 1)
+}
+
+/// A rank whose gradient is that of `rank` less its share of the sum. Only the gradient of the result is of use.
+pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<3>>) -> Tensor<3> {
+    match shares {
+        None => rank,
+        Some(shares) => rank.clone() - (rank * shares).sum_dim(2),
+    }
 }

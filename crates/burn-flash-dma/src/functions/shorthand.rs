@@ -19,11 +19,8 @@ twin! {
     /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
     /// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
     ///
-    /// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection is a
-    /// constant. Strided inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in
-    /// place. A score of −∞ hides its key (padding); a query that sees nothing gets zeros.
-    ///
-    /// [`Attention`] gives the LSE beside the output, and takes intervals that were selected before.
+    /// Gradients, strides and hidden keys are those of [`Attention`], which gives the LSE beside the output, and takes
+    /// intervals that were selected before.
     pub fn dynamic_mask_attention(
         q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>, options: AttentionOptions
     ) -> Tensor<4> = try_dynamic_mask_attention;
@@ -107,10 +104,8 @@ twin! {
     /// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
     /// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
     ///
-    /// Differentiable in `q`, `k`, `v` and `bias`, whichever are tracked; the gradient of the bias has its own
-    /// shape and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
-    /// cut into tiles first; to do so once for several calls, make a [`TilePlan`](crate::TilePlan) and pass it to
-    /// [`MaskedAttention::plan`].
+    /// Gradients are those of [`MaskedAttention`]. The mask is cut into tiles first; to do so once for several calls, make
+    /// a [`TilePlan`](crate::TilePlan) and pass it to [`MaskedAttention::plan`].
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {

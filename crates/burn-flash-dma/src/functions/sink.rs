@@ -1,18 +1,17 @@
 //! A logit that no key has, in the softmax of every query.
 
 use crate::fallback::sink;
-use crate::validate::{as_f32, check_f32, check_shape, computes_in, element_type, same_device};
+use crate::validate::{as_f32, check_element, check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{AttentionError, TensorName};
+use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 twin! {
     /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
     /// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
     ///
-    /// A query that none of its keys matches can then attend to nothing, where it would have to share out its weight among
-    /// keys. It is what models with a *learnable sink* compute, such as gpt-oss; a sink among the keys themselves
-    /// ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
+    /// A query that none of its keys matches can then attend to nothing, as in models with a *learnable sink*, such as
+    /// gpt-oss. A sink among the keys ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
     ///
     /// | tensor | shape | type |
     /// |---|---|---|
@@ -20,11 +19,11 @@ twin! {
     /// | `lse`, and the result's | `[batch, q_heads, q_len]` | f32 |
     /// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
     ///
-    /// `out` and `lse` may come from any call that gives an LSE. Plain Burn operations, differentiable in all three; the factor
-    /// is computed in f32 and rounded to the type of `out`. It has the rounding of the LSE, which is one f32: a relative error
-    /// of up to 3e-5 at an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays zero. The
-    /// call knows nothing of the logit, so its runners-up are weighed among the keys alone:
-    /// [`Attention::forward_with_sink`](crate::Attention::forward_with_sink) weighs them beside it.
+    /// `out` and `lse` may come from any call that gives an LSE. Differentiable in all three; the factor is computed in f32
+    /// and rounded to the type of `out`. It has the rounding of the LSE, which is one f32: a relative error of up to 3e-5 at
+    /// an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays zero.
+    /// Runners-up are weighed among the keys alone; [`Attention::forward_with_sink`](crate::Attention::forward_with_sink)
+    /// weighs them beside the logit.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -74,7 +73,7 @@ pub fn try_learnable_sink(
     let element = element_type(TensorName::Out, &out)?;
     computes_in(&device, out.dtype(), element)?;
     check_shape(TensorName::Lse, &lse.dims(), &shape[..3])?;
-    check_f32(TensorName::Lse, &lse)?;
+    check_element(TensorName::Lse, &lse, ElementType::F32)?;
     same_device(&device, TensorName::Lse, lse.device())?;
     let logits = checked_logits(logits, heads, &device)?;
     if shape.contains(&0) {

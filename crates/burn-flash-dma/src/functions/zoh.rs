@@ -15,11 +15,9 @@ twin! {
     /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
     /// values of a token's heads are concatenated.
     ///
-    /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
-    /// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
-    /// selection ranks the keys by it. Differentiable in all three. Of an empty sequence the scores
-    /// are empty, and a constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes; else the
-    /// scores are plain Burn operations.
+    /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`; the
+    /// result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are. Differentiable in all three; an empty result is a
+    /// constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes.
     pub fn zoh_scores(values: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>) -> Tensor<3>
         = try_zoh_scores;
 }
@@ -78,10 +76,8 @@ pub(crate) fn try_biased_zoh_scores(
     }
     let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
     let a = as_f32(TensorName::Decay, a)?;
-    let bias = match bias {
-        None => None,
-        Some(bias) => Some(as_f32(TensorName::DtProjection, bias)?),
-    };
+    let bias = bias.map(|bias| as_f32(TensorName::DtProjection, bias));
+    let bias = bias.transpose()?;
     // Cast last: what a cast tensor is reshaped to would be kept for the backward pass.
     let tokens = reshaped(values.swap_dims(1, 2), [batch * len, width]);
     let tokens = as_f32(TensorName::Value, tokens)?;

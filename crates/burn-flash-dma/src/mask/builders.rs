@@ -1,7 +1,6 @@
 //! Masks made of lengths, windows, documents and biases.
 
-use super::broadcast::{broadcast_shape, expand};
-use super::polarity::AttentionMask;
+use super::polarity::{AttentionMask, broadcast_shape, expand};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 /// The rule by which [`AttentionMask::in_key_blocks`] shows or hides a block of keys.
@@ -14,9 +13,8 @@ pub enum BlockRule {
 }
 
 impl AttentionMask {
-    /// Bottom-right aligned causal masking, `[1, 1, q_len, k_len]`: query `i` sees the keys
-    /// `j <= i + k_len - q_len`. (Attention applies it if its options ask for it; this mask is for combining with
-    /// others.)
+    /// Bottom-right aligned causal masking, `[1, 1, q_len, k_len]`, to combine with other masks (attention has an option
+    /// for it): query `i` sees the keys `j <= i + k_len - q_len`.
     #[must_use]
     pub fn causal(lengths: [usize; 2], device: &Device) -> Self {
         Self::visible(distance(lengths, device).greater_equal_elem(0))
@@ -95,12 +93,8 @@ impl AttentionMask {
         let sorted = bias.clone().sort_descending(3);
         let last = sorted.narrow(3, window - 1, 1).expand(shape);
         let greater = bias.clone().greater(last.clone());
-        let room = greater
-            .clone()
-            .int()
-            .sum_dim(3)
-            .neg()
-            .add_scalar(i32_of(window));
+        let kept = greater.clone().int().sum_dim(3);
+        let room = kept.neg().add_scalar(i32_of(window));
         let equal = bias.equal(last);
         let before = equal.clone().int().cumsum(3);
         let kept = before.lower_equal(room.expand(shape)).bool_and(equal);
@@ -138,18 +132,14 @@ impl AttentionMask {
                 sizes[blocks - 1] = i32_of(block - rest);
                 let sizes = Tensor::<1, Int>::from_data(&sizes[..], &counts.device());
                 let sizes = sizes.cast(counts.dtype()).reshape([1, blocks, 1]);
-                counts
-                    .mul_scalar(2)
-                    .greater(sizes.expand([rows, blocks, 1]))
+                let sizes = sizes.expand([rows, blocks, 1]);
+                counts.mul_scalar(2).greater(sizes)
             }
         };
-        let shown = shown
-            .expand([rows, blocks, block])
-            .reshape([rows, blocks * block]);
-        let shown: Tensor<4, Bool> = shown
-            .narrow(1, 0, k_len)
-            .reshape([batch, heads, q_len, k_len]);
-        Self::visible(shown)
+        let shown = shown.expand([rows, blocks, block]);
+        let shown: Tensor<2, Bool> = shown.reshape([rows, blocks * block]);
+        let shown = shown.narrow(1, 0, k_len);
+        Self::visible(shown.reshape([batch, heads, q_len, k_len]))
     }
 
     /// The pairs that both masks show; axes of size 1 broadcast.

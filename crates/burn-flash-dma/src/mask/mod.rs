@@ -1,9 +1,6 @@
 //! Masks, and the forms that they are cut into.
 
-mod bits;
-mod broadcast;
 mod builders;
-mod packed;
 pub(crate) mod plan;
 pub(crate) mod polarity;
 pub(crate) mod ranges;

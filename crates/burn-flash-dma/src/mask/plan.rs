@@ -1,23 +1,22 @@
 //! The tiles that a mask is cut into.
 
-use super::bits::unpack;
 use super::polarity::AttentionMask;
 use super::ranges::KeyRanges;
 use crate::engines::check_backend;
+use crate::fallback::tensors::bool_dtype;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{OptionalPlan, PlanTensors};
-use crate::validate::same_device;
-use burn::backend::Dispatch;
-use burn::tensor::{Bool, Device, Int, Tensor};
-use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
+use burn::backend::tensor::{BoolTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, TensorMetadata};
+use burn::tensor::{Bool, Int, IntDType, Shape, Slice, Tensor};
+use flash_dma_problem::{AttentionError, PlanGeometry};
 
 /// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
 /// pairs of it are visible, so that empty blocks are skipped and full ones are not tested.
 ///
-/// A plan is an eighth of its mask in size and does not need the mask any more. It serves forward and backward, and
-/// every layer with the same mask: build it once, and pass it to
-/// [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking are fixed;
-/// axes that the mask broadcasts stay broadcast.
+/// A plan is an eighth of its mask in size and does not need the mask any more. It serves every layer with the same mask:
+/// build it once, and pass it to [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking
+/// are fixed; axes that the mask broadcasts stay broadcast.
 ///
 /// Where each query sees one range of keys, as under a sliding window, [`from_ranges`](Self::from_ranges) makes the
 /// plan without any mask.
@@ -52,9 +51,8 @@ impl TilePlan {
     }
 
     twin! {
-        /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with
-        /// bottom-right aligned causal masking on top of it if `causal`. No tensor of `q_len` times `k_len` elements is
-        /// made, but for the bits.
+        /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with bottom-right
+        /// aligned causal masking on top of it if `causal`. Only the bits are `q_len` times `k_len`.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -139,14 +137,44 @@ impl TilePlan {
         Tensor::from_dispatch(unpack::<Dispatch>(bits.into_dispatch(), &geometry))
     }
 
-    pub(crate) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {
-        same_device(device, TensorName::Plan, self.counts.device())
-    }
-
     pub(crate) fn into_dispatch(self) -> OptionalPlan<Dispatch> {
         OptionalPlan::Some {
             bits: self.bits.into_dispatch(),
             counts: self.counts.into_dispatch(),
         }
     }
+}
+
+/// Bits of a word.
+const WORD: usize = 32;
+const KEYS: usize = PlanGeometry::KEY_BLOCK;
+
+/// The mask in its own shape, from its bits.
+fn unpack<B: Backend>(bits: IntTensor<B>, plan: &PlanGeometry) -> BoolTensor<B> {
+    let device = bits.device();
+    let [batch, heads, blocks, queries, _] = plan.bits_shape();
+    let shape = Shape::new([batch * heads, blocks, queries, 2, WORD]);
+    let words = B::int_reshape(bits, Shape::new([batch * heads, blocks, queries, 2, 1]));
+    let powers = B::int_reshape(powers::<B>(&device), Shape::new([1, 1, 1, 1, WORD]));
+    let masked = B::bitwise_and(
+        B::int_expand(words, shape.clone()),
+        B::int_expand(powers, shape),
+    );
+    let shown = B::bool_not(B::int_equal_elem(
+        masked,
+        0.into(),
+        bool_dtype::<B>(&device),
+    ));
+    let shown = B::bool_swap_dims(shown, 1, 2);
+    let shown = B::bool_reshape(shown, Shape::new([batch, heads, queries, blocks * KEYS]));
+    let mut slices = vec![Slice::full(); 3];
+    slices.push((0..plan.mask[3]).into());
+    B::bool_slice(shown, &slices)
+}
+
+/// `2^0 .. 2^31` as 32-bit words.
+fn powers<B: Backend>(device: &B::Device) -> IntTensor<B> {
+    let exponents = B::int_arange(0..WORD as i64, device, IntDType::I32);
+    let ones = B::int_ones(Shape::new([WORD]), device, IntDType::I32);
+    B::bitwise_left_shift(ones, exponents)
 }

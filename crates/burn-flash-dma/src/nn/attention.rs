@@ -2,14 +2,13 @@
 
 use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
-use super::gradient_scale::GradientScale;
 use super::heads::{
-    Encoding, Starts, check_positions, check_type, check_weights, encode, encode_by, merge,
-    norm_epsilon, rotary, split,
+    Starts, check_positions, check_type, check_weights, encode, encode_by, merge, norm_epsilon,
+    rotary, split,
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{INITIAL, ScoreForm, Scorer};
+use super::scorer::{GradientScale, INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
@@ -63,9 +62,7 @@ pub struct DynamicMaskAttentionConfig {
     /// different keys, where they would otherwise learn to keep the same ones. Default: none. For scores that only rank.
     pub round_robin: Option<RoundRobin>,
     /// Factor on the gradient that a token (with [`ScoreForm::Zoh`] its values) gets through its scores, beside the one it
-    /// gets through attention. It changes no output, and not what the projection of the scores learns. With 0 a token
-    /// learns nothing through its scores; with more, it learns to be told apart by them rather than what it is for
-    /// otherwise. Default: 1.
+    /// gets through attention. It changes no output, and not what the projection of the scores learns. Default: 1.
     pub token_gradient_scale: Option<f64>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
     /// [`Selector::runners_up`]. Default: a quarter of the window in force with scores that only rank and with
@@ -87,10 +84,10 @@ pub struct DynamicMaskAttentionConfig {
     /// Base of the rotary frequencies. Default: 10000.
     #[config(default = 10000.0)]
     pub rope_theta: f32,
-    /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
+    /// RMS norm of each head of q and k, before the rotary encoding. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
-    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
     /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default: false.
     #[config(default = false)]
@@ -114,9 +111,9 @@ pub struct DynamicMaskAttentionConfig {
     #[config(default = "ScoreForm::Linear")]
     pub score_form: ScoreForm,
     /// What the scores are for. Default: [`ScoreRole::Rank`] of [`ScoreForm::Linear`], and [`ScoreRole::RankAndBias`] of
-    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by their [runners-up](Self::runners_up), by none if the
-    /// configuration says 0, and by [what kept keys are worth](Self::leave_one_out); their size does not matter. Without a window they do nothing. A mask that differs
-    /// between queries is refused in training with them.
+    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by their [runners-up](Self::runners_up) and by
+    /// [what kept keys are worth](Self::leave_one_out), and do nothing without a window. A mask that differs between queries
+    /// is refused in training with them.
     pub score_role: Option<ScoreRole>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
@@ -132,9 +129,8 @@ pub struct DynamicMaskAttentionConfig {
 /// parameters are; dynamic-mask attention; output projection. Biases, dropout of the attention probabilities and a
 /// learnable sink if the configuration asks for them. `x` is to be normalised, as it is in a pre-norm block.
 ///
-/// The seeds of the dropout follow from a random number that the layer draws when it is made, so
-/// [`Device::seed`] before that makes a run of one thread repeatable. A graph of launches that is recorded and replayed
-/// would repeat its mask.
+/// The seeds of the dropout follow from a random number that the layer draws when it is made, so [`Device::seed`] before
+/// that makes a run of one thread repeatable. A recorded graph of launches would repeat its mask.
 ///
 /// In a record the parameters of the scores stand beside the projections: `dt_proj`, `dt_bias` if there is one, and `a`,
 /// or `score_proj`. A record fits the layers of its own form only.
@@ -159,13 +155,13 @@ pub struct DynamicMaskAttention {
     pub rope: Option<RotaryEncoding>,
     d_model: usize,
     n_heads: usize,
-    n_kv_heads: usize,
-    head_dim: usize,
-    recent: usize,
-    sinks: usize,
+    pub(super) n_kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) recent: usize,
+    pub(super) sinks: usize,
     dropout: Option<CallDropout>,
     #[module(skip)]
-    by_position: Option<ByPosition>,
+    pub(super) by_position: Option<ByPosition>,
     #[module(skip)]
     token_gradient: GradientScale,
     #[module(skip)]
@@ -339,12 +335,8 @@ impl DynamicMaskAttention {
         same_device(&tokens.x.device(), TensorName::Scores, scores.device())?;
         let scores = scores_as_f32(scores)?;
         let dropout = self.draw_dropout(&tokens.x);
-        self.attend(
-            self.project(tokens.x.clone(), Starts::Positions(&[]))?,
-            scores,
-            &tokens,
-            dropout,
-        )
+        let rows = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
+        self.attend(rows, scores, &tokens, dropout)
     }
 
     twin! {
@@ -372,9 +364,9 @@ impl DynamicMaskAttention {
 
     twin! {
         /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
-        /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
-        /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time. With
-        /// dropout the mask is another one; `train::Selections` keeps that, too.
+        /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are computed, for what the layer's
+        /// [`ScoreRole`] says; with runners-up they rank those of the first time. With dropout the mask is another one;
+        /// `train::Selections` keeps that, too.
         pub fn forward_with_intervals(
             &self, input: impl Into<DynamicMaskInput>, intervals: &Intervals
         ) -> Tensor<3> = Self::try_forward_with_intervals;
@@ -509,21 +501,16 @@ impl DynamicMaskAttention {
 
     /// The tokens of an input, if it fits this layer.
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
-        let [batch, len, _] = input.dims();
-        self.check_tokens(input.tokens())?;
-        check_positions(self.rope.as_ref(), len)?;
-        if let Some(documents) = input.its_documents() {
+        let [batch, len, _] = input.x.dims();
+        self.check_tokens(&input.x)?;
+        check_positions(&self.rope, len)?;
+        if let Some(documents) = &input.documents {
             documents.check([batch, self.n_kv_heads, len])?;
             if !self.options.causal {
                 return Err(AttentionError::SelectionNotCausal);
             }
         }
         input.try_into_tokens(self.n_kv_heads)
-    }
-
-    /// Whether the position of a token adds to its score.
-    pub(super) fn ranks_by_position(&self) -> bool {
-        self.by_position.is_some()
     }
 
     /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
@@ -561,7 +548,7 @@ impl DynamicMaskAttention {
         let scores = tokens.hidden(scores);
         if let Some(mask) = tokens.pairs.clone() {
             let out = self.attend_pairs([q, k, v], scores, tokens, mask, options)?;
-            return Ok(tokens.zeroed(self.merge_heads(out)?));
+            return Ok(tokens.zeroed(merge(out, &self.o_proj)?));
         }
         if self.evicts_nothing(&scores, tokens) {
             // Then it may be that nothing is to be selected.
@@ -570,7 +557,7 @@ impl DynamicMaskAttention {
                 ScoreRole::Rank => hiding_alone(scores),
             };
             let attention = Attention::new(q, k, v).scores(scores).options(options);
-            return Ok(tokens.zeroed(self.merge_heads(self.beside_sink(attention)?)?));
+            return Ok(tokens.zeroed(merge(self.beside_sink(attention)?, &self.o_proj)?));
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
@@ -633,7 +620,7 @@ impl DynamicMaskAttention {
             }
             ScoreRole::Rank => self.beside_sink(attention.intervals(intervals))?,
         };
-        Ok(tokens.zeroed(self.merge_heads(out)?))
+        Ok(tokens.zeroed(merge(out, &self.o_proj)?))
     }
 
     /// The output of an attention, beside the layer's sink if it has one.
@@ -701,15 +688,11 @@ impl DynamicMaskAttention {
         starts: Starts<'_>,
     ) -> Result<Tensor<4>, AttentionError> {
         let [batch, _, _, _] = heads.dims();
-        let by = Encoding {
-            norm: norm.as_ref(),
-            rope: self.rope.as_ref(),
-        };
         let starts = match starts {
             Starts::Positions(starts) => starts,
-            Starts::Angles(angles) => return encode_by(heads, by, angles),
+            Starts::Angles(angles) => return encode_by(heads, norm, angles),
         };
-        let at = |heads, start| encode(heads, by, start);
+        let at = |heads, start| encode(heads, norm, &self.rope, start);
         let start = starts.first().copied().unwrap_or(0);
         // A cache of other sequences is refused later.
         if starts.len() != batch || starts.iter().all(|&other| other == start) {
@@ -725,11 +708,6 @@ impl DynamicMaskAttention {
     fn values(&self, x: Tensor<3>) -> Result<Tensor<4>, AttentionError> {
         let rows = try_linear(&self.v_proj, x)?;
         Ok(split(rows, self.n_kv_heads).swap_dims(1, 2))
-    }
-
-    /// `[batch, n_heads, len, head_dim]` to `[batch, len, d_model]`.
-    pub(super) fn merge_heads(&self, out: Tensor<4>) -> Result<Tensor<3>, AttentionError> {
-        merge(out, &self.o_proj)
     }
 
     /// The options of its attention, without the dropout of a call.
@@ -768,21 +746,6 @@ impl DynamicMaskAttention {
         let runners_up = self.runners_up.filter(|&runners_up| runners_up > 0);
         let kept = || self.leave_one_out.map(|_| "kept keys that learn");
         runners_up.map(|_| "runners-up").or_else(kept)
-    }
-
-    /// The recent keys and the sinks of its window.
-    pub(super) fn kept_by_position(&self) -> [usize; 2] {
-        [self.recent, self.sinks]
-    }
-
-    /// Heads of k and v.
-    pub(super) fn kv_heads(&self) -> usize {
-        self.n_kv_heads
-    }
-
-    /// Features of a head.
-    pub(super) fn head_dim(&self) -> usize {
-        self.head_dim
     }
 }
 

@@ -17,9 +17,8 @@ pub(super) enum First<'a> {
 /// Deals tokens to the key/value heads in turn, so that the heads of a layer do not all keep the same ones.
 ///
 /// A token at position `p` is the own one of head `p / run % n_kv_heads`, and ranks `penalty` lower in every other than
-/// its score says. Linear scores that only rank are at most `sqrt(d_model)` in size if a layer's tokens are normalised
-/// (by a norm whose factors are 1), so with twice that a head keeps tokens of others only if it has too few of its own.
-/// Positions are those of a sequence, of packed documents those of their row.
+/// its score says. With a penalty of `2 sqrt(d_model)` and normalised tokens, a head keeps tokens of others only if it has
+/// too few of its own. Positions are those of a sequence, of packed documents those of their row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundRobin {
     /// Tokens in a row that a head is dealt at once.

@@ -2,9 +2,9 @@
 
 use super::attention::DynamicMaskAttention;
 use super::by_position::First;
-use super::heads::Starts;
-use super::sink::beside;
+use super::heads::{Starts, merge};
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
+use crate::functions::sink::try_learnable_sink;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 
@@ -24,17 +24,15 @@ impl DynamicMaskAttention {
     /// # Errors
     ///
     /// [`AttentionError::CacheNotCausal`] if the layer is not causal, [`AttentionError::CacheAlibi`] if it has ALiBi, or
-    /// those of [`DynamicMaskCacheConfig::try_init`]
-    /// and [`PagedCacheConfig::try_init`].
+    /// those of [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
         let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());
-        let (heads, dim, options) = (self.kv_heads(), self.head_dim(), self.options());
+        let (heads, dim, options) = (self.n_kv_heads, self.head_dim, self.options());
         if options.keep_window.is_some() {
-            let [recent, sinks] = self.kept_by_position();
             let config = DynamicMaskCacheConfig::new(batch, heads, dim, options)
-                .with_recent(Some(recent))
-                .with_sinks(Some(sinks))
+                .with_recent(Some(self.recent))
+                .with_sinks(Some(self.sinks))
                 .with_score_role(Some(self.score_role()))
                 .with_dtype(dtype);
             return Ok(config.try_init(&device)?.into());
@@ -79,9 +77,12 @@ impl DynamicMaskAttention {
         };
         let out = match &self.sink_logits {
             None => cache.try_step(q, k, v, scores)?,
-            Some(logits) => beside(cache.try_step_with_lse(q, k, v, scores)?, logits)?,
+            Some(logits) => {
+                let (out, lse) = cache.try_step_with_lse(q, k, v, scores)?;
+                try_learnable_sink(out, lse, logits.val())?.0
+            }
         };
-        self.merge_heads(out)
+        merge(out, &self.o_proj)
     }
 
     /// The scores of the tokens behind those of a cache.
@@ -93,9 +94,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts them up
         // where they are, which a recorded one must, only if nothing else holds them by then.
-        let positions = (self.ranks_by_position())
-            .then(|| cache.device_positions())
-            .flatten();
+        let positions = self.by_position.and_then(|_| cache.device_positions());
         let first = match &positions {
             Some(positions) => First::OnDevice(positions),
             None => First::At(cache.lengths().first().copied().unwrap_or(0)),

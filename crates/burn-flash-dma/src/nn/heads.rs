@@ -1,11 +1,10 @@
 //! What attention layers do with heads, whatever they attend to.
 
-use super::rope::angles;
 use crate::functions::norm::HeadEncoding;
 use crate::functions::product::try_linear;
-use crate::validate::element_type;
+use crate::validate::{check_element, element_type};
 use burn::nn::{Linear, RmsNorm, RotaryEncoding, RotaryEncodingConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
@@ -14,33 +13,54 @@ pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     x.reshape([batch, len, heads, width / heads])
 }
 
-/// What happens to the heads of q and of k before attention.
-#[derive(Clone, Copy)]
-pub(super) struct Encoding<'a> {
-    pub(super) norm: Option<&'a RmsNorm>,
-    pub(super) rope: Option<&'a RotaryEncoding>,
-}
-
 /// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `start` on, to
 /// `[batch, heads, len, head_dim]`.
 pub(super) fn encode(
     heads: Tensor<4>,
-    by: Encoding<'_>,
+    norm: &Option<RmsNorm>,
+    rope: &Option<RotaryEncoding>,
     start: usize,
 ) -> Result<Tensor<4>, AttentionError> {
-    if by.norm.is_none() && by.rope.is_none() {
+    if norm.is_none() && rope.is_none() {
         return Ok(heads.swap_dims(1, 2));
     }
     let [_, len, _, _] = heads.dims();
     let mut encoding = HeadEncoding::new(heads);
-    if let Some(norm) = by.norm {
+    if let Some(norm) = norm {
         encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
     }
-    if let Some(rope) = by.rope {
+    if let Some(rope) = rope {
         let (table, start) = angles(rope, start, len);
         encoding = encoding.rotary(table, start);
     }
     encoding.try_forward()
+}
+
+/// A table of the angles of the positions `start..start + len`, `[positions, head_dim, 2]`, and the first one's place in
+/// it.
+///
+/// Positions within the table of `rope` are read from it; past its end the same angles are computed for the call.
+fn angles(rope: &RotaryEncoding, start: usize, len: usize) -> (Tensor<3>, usize) {
+    let [table, _, _] = rope.freq_complex.dims();
+    if start + len <= table {
+        (rope.freq_complex.clone(), start)
+    } else {
+        (frequencies(rope, start, len), 0)
+    }
+}
+
+/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice per pair of features, as in the
+/// table.
+fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
+    let device = rope.theta.device();
+    let [pairs] = rope.theta.dims();
+    // In f32 whatever the device's default is: 16 bits hold no position past a few hundred.
+    let options = (&device, DType::I32);
+    let positions = Tensor::<1, Int>::arange(start as i64..(start + len) as i64, options);
+    let positions = positions.cast(FloatDType::F32).reshape([len, 1, 1]);
+    let angles: Tensor<3> = positions * rope.theta.clone().reshape([1, pairs, 1]);
+    let angles = angles.repeat_dim(2, 2).reshape([len, 2 * pairs, 1]);
+    Tensor::cat(vec![angles.clone().cos(), angles.sin()], 2)
 }
 
 /// Where the first token of each sequence is.
@@ -55,12 +75,12 @@ pub(super) enum Starts<'a> {
 /// As [`encode`], for one token of each sequence, rotated by its own angles, `[batch, head_dim, 2]`.
 pub(super) fn encode_by(
     heads: Tensor<4>,
-    by: Encoding<'_>,
+    norm: &Option<RmsNorm>,
     angles: &Tensor<3>,
 ) -> Result<Tensor<4>, AttentionError> {
     // The tokens of one sequence have angles of their own, so the sequences are seen as tokens of one.
     let mut encoding = HeadEncoding::new(heads.swap_dims(0, 1));
-    if let Some(norm) = by.norm {
+    if let Some(norm) = norm {
         encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
     }
     let encoding = encoding.rotary(angles.clone(), 0);
@@ -78,13 +98,12 @@ pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Result<Tensor<3>, At
 
 /// Refuses tokens in a type that attention does not compute in, or another one than that of the norm of their heads.
 pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), AttentionError> {
-    let name = TensorName::Tokens;
-    let actual = element_type(name, x)?;
-    let Some(norm) = norm else { return Ok(()) };
-    match element_type(TensorName::NormWeight, &norm.gamma.val())? {
-        expected if expected == actual => Ok(()),
-        expected => Err(AttentionError::element_type(name, expected, actual)),
-    }
+    let actual = element_type(TensorName::Tokens, x)?;
+    let expected = match norm {
+        Some(norm) => element_type(TensorName::NormWeight, &norm.gamma.val())?,
+        None => actual,
+    };
+    check_element(TensorName::Tokens, x, expected)
 }
 
 /// Refuses a layer whose weights, of so many features in and out, could not be addressed: they are made when they are
@@ -134,7 +153,7 @@ pub(super) fn rotary(
 
 /// Refuses a sequence that is longer than a table of rotary positions.
 pub(super) fn check_positions(
-    rope: Option<&RotaryEncoding>,
+    rope: &Option<RotaryEncoding>,
     len: usize,
 ) -> Result<(), AttentionError> {
     let Some(rope) = rope else { return Ok(()) };

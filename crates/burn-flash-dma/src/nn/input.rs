@@ -24,9 +24,9 @@ use flash_dma_problem::{AttentionError, TensorName};
 #[derive(Clone, Debug)]
 #[must_use = "a layer takes it"]
 pub struct DynamicMaskInput {
-    x: Tensor<3>,
+    pub(super) x: Tensor<3>,
     lengths: Option<Vec<usize>>,
-    documents: Option<Documents>,
+    pub(super) documents: Option<Documents>,
     mask: Option<AttentionMask>,
 }
 
@@ -79,15 +79,6 @@ impl DynamicMaskInput {
     /// The tokens.
     pub(crate) fn tokens(&self) -> &Tensor<3> {
         &self.x
-    }
-
-    /// The shape of the tokens.
-    pub(super) fn dims(&self) -> [usize; 3] {
-        self.x.dims()
-    }
-
-    pub(super) fn its_documents(&self) -> Option<&Documents> {
-        self.documents.as_ref()
     }
 
     /// Whether its mask says more than which keys every query sees.

@@ -1,10 +1,9 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
 use super::heads::{
-    Encoding, check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary,
-    split,
+    check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary, split,
 };
-use crate::functions::masked::MaskedAttention;
+use crate::functions::masked::{Mask, MaskedAttention};
 use crate::functions::product::try_linear;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
@@ -38,10 +37,10 @@ pub struct MaskedAttentionLayerConfig {
     /// Base of the rotary frequencies. Default: 10000.
     #[config(default = 10000.0)]
     pub rope_theta: f32,
-    /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
+    /// RMS norm of each head of q and k, before the rotary encoding. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
-    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
     /// Whether the four projections have biases. Default: false.
     #[config(default = false)]
@@ -111,18 +110,8 @@ pub struct MaskedAttentionLayer {
 #[must_use = "a layer takes it"]
 pub struct MaskedInput {
     x: Tensor<3>,
-    seen: Seen,
+    mask: Option<Mask>,
     bias: Option<Tensor<4>>,
-}
-
-/// What the tokens see.
-// There is one per call, which moves it a few times.
-#[allow(clippy::large_enum_variant)]
-#[derive(Clone, Debug)]
-enum Seen {
-    All,
-    Mask(AttentionMask),
-    Plan(TilePlan),
 }
 
 impl MaskedInput {
@@ -130,7 +119,7 @@ impl MaskedInput {
     pub fn new(x: Tensor<3>) -> Self {
         Self {
             x,
-            seen: Seen::All,
+            mask: None,
             bias: None,
         }
     }
@@ -138,14 +127,14 @@ impl MaskedInput {
     /// Which tokens each one sees, `[batch | 1, n_heads | n_kv_heads | 1, len | 1, len | 1]`, in the place of a mask
     /// or a plan that was given before. The call cuts it into tiles.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
-        self.seen = Seen::Mask(mask);
+        self.mask = Some(Mask::Tensor(mask));
         self
     }
 
     /// Which tokens each one sees, as a mask that was cut into tiles before, in the place of a mask or a plan that was
     /// given before. Several layers share one.
     pub fn plan(mut self, plan: &TilePlan) -> Self {
-        self.seen = Seen::Plan(plan.clone());
+        self.mask = Some(Mask::Plan(plan.clone()));
         self
     }
 
@@ -230,34 +219,22 @@ impl MaskedAttentionLayer {
     /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, or the
     /// mask, the plan or the bias does not fit.
     pub fn try_forward(&self, input: impl Into<MaskedInput>) -> Result<Tensor<3>, AttentionError> {
-        let MaskedInput { x, seen, bias } = input.into();
+        let MaskedInput { x, mask, bias } = input.into();
         let shape @ [batch, len, _] = x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
         check_type(&x, &self.q_norm)?;
-        check_positions(self.rope.as_ref(), len)?;
+        check_positions(&self.rope, len)?;
         let rows = |layer, heads| {
             let rows = try_linear(layer, x.clone())?;
             Ok::<_, AttentionError>(split(rows, heads))
         };
-        let placed = |rows, norm: &Option<RmsNorm>| {
-            let by = Encoding {
-                norm: norm.as_ref(),
-                rope: self.rope.as_ref(),
-            };
-            encode(rows, by, 0)
-        };
-        let q = placed(rows(&self.q_proj, self.n_heads)?, &self.q_norm)?;
-        let k = placed(rows(&self.k_proj, self.n_kv_heads)?, &self.k_norm)?;
+        let q = rows(&self.q_proj, self.n_heads)?;
+        let q = encode(q, &self.q_norm, &self.rope, 0)?;
+        let k = rows(&self.k_proj, self.n_kv_heads)?;
+        let k = encode(k, &self.k_norm, &self.rope, 0)?;
         let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
-        let call = MaskedAttention::new(q, k, v)
-            .bias(bias)
-            .options(self.options);
-        let out = match seen {
-            Seen::All => call.try_forward()?,
-            Seen::Mask(mask) => call.mask(mask).try_forward()?,
-            Seen::Plan(plan) => call.plan(&plan).try_forward()?,
-        };
-        merge(out, &self.o_proj)
+        let call = MaskedAttention::new(q, k, v).masked(mask).bias(bias);
+        merge(call.options(self.options).try_forward()?, &self.o_proj)
     }
 
     /// The options of its attention.

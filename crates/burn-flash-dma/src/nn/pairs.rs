@@ -2,13 +2,13 @@
 
 use super::attention::DynamicMaskAttention;
 use super::input::Tokens;
-use super::sink::beside;
 use crate::functions::documents::Documents;
 use crate::functions::masked::MaskedAttention;
 use crate::functions::selection::Origin;
-use crate::functions::selector::is_tracked;
+use crate::functions::sink::try_learnable_sink;
 use crate::mask::polarity::AttentionMask;
 use crate::mask::ranges::KeyRanges;
+use crate::validate::is_tracked;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, SelectionRule};
 
@@ -48,7 +48,10 @@ impl DynamicMaskAttention {
         };
         match &self.sink_logits {
             None => attention.try_forward(),
-            Some(logits) => beside(attention.try_forward_with_lse()?, logits),
+            Some(logits) => {
+                let (out, lse) = attention.try_forward_with_lse()?;
+                Ok(try_learnable_sink(out, lse, logits.val())?.0)
+            }
         }
     }
 }
@@ -137,26 +140,13 @@ mod tests {
         let hidden = |j: usize| !seen[j] || scores[j] == f32::NEG_INFINITY;
         let border = (i + 1).saturating_sub(rule.recent).max(start);
         let mut older: Vec<usize> = (start..border).filter(|&j| !hidden(j)).collect();
-        let place = |j: usize| {
-            let sink = j < start + rule.sinks;
-            let nan = scores[j].is_nan();
-            let score = if nan { f32::NEG_INFINITY } else { scores[j] };
-            (!sink, nan, -score)
+        // Sinks first, whatever their scores; NaN last.
+        let place = |j: usize| match scores[j] {
+            _ if j < start + rule.sinks => f32::NEG_INFINITY,
+            score if score.is_nan() => f32::INFINITY,
+            score => -score,
         };
-        older.sort_by(|&a, &b| {
-            let (a, b) = (place(a), place(b));
-            (a.0.cmp(&b.0))
-                .then(if a.0 {
-                    a.1.cmp(&b.1)
-                } else {
-                    std::cmp::Ordering::Equal
-                })
-                .then(if a.0 {
-                    a.2.total_cmp(&b.2)
-                } else {
-                    std::cmp::Ordering::Equal
-                })
-        });
+        older.sort_by(|&a, &b| place(a).total_cmp(&place(b)));
         older.truncate(rule.window - rule.recent);
         let recent = (border..=i).filter(|&j| !hidden(j));
         let mut kept = vec![false; scores.len()];

@@ -2,6 +2,7 @@
 
 use crate::functions::linear::{try_linear_scores, try_products};
 use crate::functions::zoh::try_biased_zoh_scores;
+use crate::validate::at_least_zero;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
@@ -51,13 +52,10 @@ pub enum Scorer {
 ///
 /// # Initialisation
 ///
-/// `a = 0` (a common choice) makes every score 1: all keys tie, the window keeps the *first* keys of
-/// the sequence, and as `d score / d dt = score * a * sigmoid(dt)` no gradient reaches `dt_proj`
-/// until `a` has moved. Here `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal
-/// with standard deviation 0.02, unless the configuration has a `score_initializer`: the scores differ from the first
-/// step and both parameters learn; the heads start with different strengths; and a negative `a` bounds a score to
-/// `(0, 1)` whatever the values are, so that training starts near plain attention and the exponential cannot overflow.
-/// The initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to become positive.
+/// `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal with standard deviation 0.02, unless the
+/// configuration has a `score_initializer`: the scores differ from the first step, both parameters learn, and a score
+/// stays in `(0, 1)`, near plain attention. (With `a = 0`, a common choice, all keys tie, the window keeps the *first*
+/// keys, and no gradient reaches `dt_proj` until `a` has moved.) Either may change sign in training.
 #[derive(Module, Debug)]
 pub struct ZohScorer {
     /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
@@ -87,9 +85,8 @@ impl Scorer {
     ) -> Self {
         match form {
             ScoreForm::Zoh => {
-                let decay: Vec<f32> = (0..kv_heads)
-                    .map(|head| -((head + 1) as f32) / kv_heads as f32)
-                    .collect();
+                let decay = (1..=kv_heads).map(|nth| -(nth as f32) / kv_heads as f32);
+                let decay: Vec<f32> = decay.collect();
                 Self::Zoh(ZohScorer {
                     dt_proj: initializer.init([kv_heads, kv_heads * head_dim], device),
                     dt_bias: None,
@@ -145,9 +142,8 @@ impl Scorer {
 
 /// The directions of a projection's columns, one per head, as unit vectors.
 ///
-/// Of scores that only rank the length of a column changes nothing that is computed, so nothing holds it back: trained
-/// models had scores with standard deviations of up to 2300. What a token learns from its scores is in proportion to
-/// the length, and drowned what it learns from the loss: language models learned slowly, and ended far above dense ones.
+/// Of scores that only rank the length of a column changes nothing that is computed, so nothing holds it back, but what a
+/// token learns from its scores is in proportion to it and would drown what it learns from the loss.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
     let projection = match projection.dtype() {
         DType::F16 | DType::BF16 => projection.cast(DType::F32),
@@ -155,4 +151,31 @@ fn directions(projection: Tensor<2>) -> Tensor<2> {
     };
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();
     projection / lengths
+}
+
+/// A factor on the gradient that passes through a tensor, which stays as it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GradientScale(f32);
+
+impl GradientScale {
+    /// # Errors
+    ///
+    /// [`AttentionError::GradientScale`] if it is negative or, as f32, not finite.
+    pub(super) fn try_new(scale: f64) -> Result<Self, AttentionError> {
+        let factor = at_least_zero(scale).ok_or(AttentionError::GradientScale { scale })?;
+        Ok(Self(factor))
+    }
+
+    /// The tensor, whose gradient is this times that of the result.
+    pub(super) fn applied<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        if self.0 == 1.0 || !x.device().is_autodiff() {
+            return x;
+        }
+        let value = x.clone().detach();
+        if self.0 == 0.0 {
+            return value;
+        }
+        // The difference is 0 whatever the type, so that no rounding can change a selection.
+        (x - value.clone()) * self.0 + value
+    }
 }

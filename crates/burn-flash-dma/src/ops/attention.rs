@@ -4,7 +4,7 @@ use super::types::{AttentionGrads, Forwarded, Saved, Selection};
 #[cfg(feature = "fusion")]
 use super::types::{
     AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RunnersUpMetadata,
-    SavedMetadata, SelectionMetadata,
+    SelectionMetadata,
 };
 use crate::fallback::sink;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -15,9 +15,9 @@ use flash_dma_problem::{KeptKeys, Problem};
 
 /// Selection, forward and backward of dynamic-mask attention.
 ///
-/// Most users want [`Attention`](crate::Attention) and the functions at the root of the crate: they validate, and these
-/// operations rely on it. `problem` must describe the tensors that are passed; an engine that finds
-/// otherwise panics with the text of its [`AttentionError`](crate::AttentionError).
+/// Most users want [`Attention`](crate::Attention) and the functions at the root of the crate, which validate. `problem`
+/// must describe the tensors: an engine that finds otherwise panics with the text of its
+/// [`AttentionError`](crate::AttentionError).
 ///
 /// A backend without an engine has none of them: the functions return
 /// [`AttentionError::NoEngine`](crate::AttentionError::NoEngine) there.
@@ -28,15 +28,18 @@ use flash_dma_problem::{KeptKeys, Problem};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait DynamicMaskOps: Backend {
-    /// The interval of each key: scores `[batch, kv_heads, k_len]` (f32) to i32
-    /// `[batch, kv_heads, k_len, 2]`, the first position that attends to the key and one past the
-    /// last (see [`Interval`](crate::Interval)), if a position keeps the keys of `kept`.
-    #[fusion(meta = select_meta)]
+    /// The [`Interval`](crate::Interval) of each key if a position keeps the keys of `kept`: scores
+    /// `[batch, kv_heads, k_len]` (f32) to i32 `[batch, kv_heads, k_len, 2]`.
+    #[fusion(dtype = burn::tensor::DType::I32, shape = {
+        let mut shape = scores.clone();
+        shape.push(2);
+        shape
+    })]
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self>;
 
     /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and in any memory layout, and `lse`
     /// `[batch, q_heads, q_len]` in f32. Under autodiff `lse` is a constant.
-    #[fusion(meta = forward_meta)]
+    #[fusion(meta = |q, _k, _v, _selection, problem| (q.clone(), lse(problem)))]
     fn dynamic_mask_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -47,7 +50,7 @@ pub trait DynamicMaskOps: Backend {
 
     /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), the residual of `out` and the rest of `lse`: what
     /// a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
-    #[fusion(meta = forward_with_residual_meta)]
+    #[fusion(meta = |q, _k, _v, _selection, problem| forwarded(q, problem))]
     fn dynamic_mask_forward_with_residual(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -87,11 +90,10 @@ pub trait DynamicMaskOps: Backend {
     }
 
     /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would
-    /// change by if they were attended, and for kept keys that learn what [`LeaveOneOut`](crate::LeaveOneOut) says. First
-    /// order only: autodiff panics with the text of
-    /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks q, k, v, the scores or a
-    /// gradient.
-    #[fusion(meta = backward_meta)]
+    /// change by if they were attended, and for kept keys that learn what [`LeaveOneOut`](crate::LeaveOneOut) says. Under
+    /// autodiff tracked q, k, v, scores or gradients panic with the text of
+    /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
+    #[fusion(meta = |q, k, v, selection, _saved, _problem| gradients([q, k, v], selection))]
     fn dynamic_mask_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -102,58 +104,26 @@ pub trait DynamicMaskOps: Backend {
     ) -> AttentionGrads<Self>;
 }
 
-// Shapes under fusion are taken from here and never compared with what the engine returns.
-
 #[cfg(feature = "fusion")]
-fn select_meta(scores: &TensorSpec, _kept: &KeptKeys) -> TensorSpec {
-    let mut shape = scores.shape.to_vec();
-    shape.push(2);
-    TensorSpec::new(shape.into(), DType::I32)
+fn lse(problem: &Problem) -> TensorSpec {
+    TensorSpec::new(problem.lse_shape().into(), DType::F32)
 }
 
 #[cfg(feature = "fusion")]
-fn forward_meta(
-    q: &TensorSpec,
-    _k: &TensorSpec,
-    _v: &TensorSpec,
-    _selection: &SelectionMetadata,
-    problem: &Problem,
-) -> (TensorSpec, TensorSpec) {
-    (
-        q.clone(),
-        TensorSpec::new(problem.lse_shape().into(), DType::F32),
-    )
-}
-
-#[cfg(feature = "fusion")]
-fn forward_with_residual_meta(
-    q: &TensorSpec,
-    k: &TensorSpec,
-    v: &TensorSpec,
-    selection: &SelectionMetadata,
-    problem: &Problem,
-) -> ForwardedMetadata {
-    let (out, lse) = forward_meta(q, k, v, selection, problem);
+pub(super) fn forwarded(q: &TensorSpec, problem: &Problem) -> ForwardedMetadata {
     ForwardedMetadata {
+        out: q.clone(),
         residual: match problem.residual_shape() {
             None => OptionalFloatMetadata::None,
-            Some(_) => OptionalFloatMetadata::Some(out.clone()),
+            Some(_) => OptionalFloatMetadata::Some(q.clone()),
         },
-        out,
-        lse_rest: lse.clone(),
-        lse,
+        lse: lse(problem),
+        lse_rest: lse(problem),
     }
 }
 
 #[cfg(feature = "fusion")]
-fn backward_meta(
-    q: &TensorSpec,
-    k: &TensorSpec,
-    v: &TensorSpec,
-    selection: &SelectionMetadata,
-    _saved: &SavedMetadata,
-    _problem: &Problem,
-) -> AttentionGradsMetadata {
+fn gradients([q, k, v]: [&TensorSpec; 3], selection: &SelectionMetadata) -> AttentionGradsMetadata {
     AttentionGradsMetadata {
         q: q.clone(),
         k: k.clone(),

@@ -7,7 +7,7 @@ use super::types::{
 #[cfg(feature = "fusion")]
 use super::types::{
     ChunkKeysMetadata, DecodedPagesMetadata, DecodedSlotsMetadata, OptionalFloatMetadata,
-    PageTensorsMetadata, SlotTensorsMetadata, TokenTensorsMetadata,
+    SlotTensorsMetadata,
 };
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{TensorMetadata, backend_extension};
@@ -29,7 +29,7 @@ use flash_dma_problem::{AppendProblem, DecodeProblem};
 )]
 pub trait CacheOps: DynamicMaskOps {
     /// The slots with those of the old keys and the tokens that the cache's rule keeps at the last position.
-    #[fusion(meta = append_slots_meta)]
+    #[fusion(meta = |slots, _tokens, _problem| slots.clone())]
     fn cache_append_slots(
         #[extension_type] slots: SlotTensors<Self>,
         #[extension_type] tokens: TokenTensors<Self>,
@@ -39,7 +39,11 @@ pub trait CacheOps: DynamicMaskOps {
     /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens: query `t` attends
     /// over what the slots would hold if the tokens up to and with `t` were appended one at a time. The slots come out
     /// with the tokens in them, or as they were if the problem appends [later](flash_dma_problem::Appending).
-    #[fusion(meta = decode_slots_meta)]
+    #[fusion(meta = |q, slots, _tokens, problem| DecodedSlotsMetadata {
+        out: q.clone(),
+        lse: lse(problem),
+        slots: slots.clone(),
+    })]
     fn cache_decode_slots(
         q: FloatTensor<Self>,
         #[extension_type] slots: SlotTensors<Self>,
@@ -49,7 +53,7 @@ pub trait CacheOps: DynamicMaskOps {
 
     /// The keys that the tokens of a chunk may attend to, in order of position: selection by their rank, under the rule
     /// without its sinks, and causal attention over them equal one pass over everything before.
-    #[fusion(meta = chunk_keys_meta)]
+    #[fusion(meta = |slots, _tokens, problem| chunk_keys(slots, problem))]
     fn cache_chunk_keys(
         #[extension_type] slots: SlotTensors<Self>,
         #[extension_type] tokens: TokenTensors<Self>,
@@ -57,7 +61,7 @@ pub trait CacheOps: DynamicMaskOps {
     ) -> ChunkKeys<Self>;
 
     /// The pages with the tokens behind those of each sequence.
-    #[fusion(meta = append_pages_meta)]
+    #[fusion(meta = |pages, _tokens, _map, _problem| pages.clone())]
     fn cache_append_pages(
         #[extension_type] pages: PageTensors<Self>,
         #[extension_type] tokens: TokenTensors<Self>,
@@ -68,7 +72,11 @@ pub trait CacheOps: DynamicMaskOps {
     /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens, each attending over
     /// everything up to itself. The pages come out with the tokens in them, or as they were if the problem appends
     /// [later](flash_dma_problem::Appending).
-    #[fusion(meta = decode_pages_meta)]
+    #[fusion(meta = |q, pages, _tokens, _map, problem| DecodedPagesMetadata {
+        out: q.clone(),
+        lse: lse(problem),
+        pages: pages.clone(),
+    })]
     fn cache_decode_pages(
         q: FloatTensor<Self>,
         #[extension_type] pages: PageTensors<Self>,
@@ -78,48 +86,14 @@ pub trait CacheOps: DynamicMaskOps {
     ) -> DecodedPages<Self>;
 
     /// The values in place of the elements, i32: in the memory of `tokens` where a graph may have recorded it.
-    #[fusion(meta = overwrite_meta)]
+    #[fusion(dtype = tokens, shape = tokens)]
     fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
         Self::int_from_data(TensorData::new(values, tokens.shape()), &tokens.device())
     }
 }
 
 #[cfg(feature = "fusion")]
-fn overwrite_meta(tokens: &TensorSpec, _values: &Vec<i32>) -> TensorSpec {
-    tokens.clone()
-}
-
-// Shapes under fusion are taken from here and never compared with what the engine returns.
-
-#[cfg(feature = "fusion")]
-fn append_slots_meta(
-    slots: &SlotTensorsMetadata,
-    _tokens: &TokenTensorsMetadata,
-    _problem: &AppendProblem,
-) -> SlotTensorsMetadata {
-    slots.clone()
-}
-
-#[cfg(feature = "fusion")]
-fn decode_slots_meta(
-    q: &TensorSpec,
-    slots: &SlotTensorsMetadata,
-    _tokens: &TokenTensorsMetadata,
-    problem: &DecodeProblem,
-) -> DecodedSlotsMetadata {
-    DecodedSlotsMetadata {
-        out: q.clone(),
-        lse: lse(problem),
-        slots: slots.clone(),
-    }
-}
-
-#[cfg(feature = "fusion")]
-fn chunk_keys_meta(
-    slots: &SlotTensorsMetadata,
-    _tokens: &TokenTensorsMetadata,
-    problem: &AppendProblem,
-) -> ChunkKeysMetadata {
+fn chunk_keys(slots: &SlotTensorsMetadata, problem: &AppendProblem) -> ChunkKeysMetadata {
     let [batch, heads, window, dim] = problem.cache.kv_shape();
     let len = window + problem.tokens;
     let rows = TensorSpec::new([batch, heads, len, dim].into(), slots.k.dtype);
@@ -132,31 +106,6 @@ fn chunk_keys_meta(
             true => OptionalFloatMetadata::Some(scores.clone()),
         },
         scores,
-    }
-}
-
-#[cfg(feature = "fusion")]
-fn append_pages_meta(
-    pages: &PageTensorsMetadata,
-    _tokens: &TokenTensorsMetadata,
-    _map: &PageMap,
-    _problem: &AppendProblem,
-) -> PageTensorsMetadata {
-    pages.clone()
-}
-
-#[cfg(feature = "fusion")]
-fn decode_pages_meta(
-    q: &TensorSpec,
-    pages: &PageTensorsMetadata,
-    _tokens: &TokenTensorsMetadata,
-    _map: &PageMap,
-    problem: &DecodeProblem,
-) -> DecodedPagesMetadata {
-    DecodedPagesMetadata {
-        out: q.clone(),
-        lse: lse(problem),
-        pages: pages.clone(),
     }
 }
 

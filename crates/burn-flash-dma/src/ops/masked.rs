@@ -2,9 +2,9 @@
 
 use super::types::{Forwarded, MaskedGrads, Masking, PlanTensors, Saved};
 #[cfg(feature = "fusion")]
-use super::types::{
-    ForwardedMetadata, MaskedGradsMetadata, MaskingMetadata, OptionalFloatMetadata,
-    PlanTensorsMetadata, SavedMetadata,
+use super::{
+    attention::forwarded,
+    types::{MaskedGradsMetadata, OptionalFloatMetadata, PlanTensorsMetadata},
 };
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -23,7 +23,7 @@ use flash_dma_problem::{MaskedProblem, PlanGeometry};
 )]
 pub trait MaskedAttentionOps: Backend {
     /// The tile plan of a mask in the geometry's shape, whose `true` hides a key if `hidden` and shows it otherwise.
-    #[fusion(meta = plan_meta)]
+    #[fusion(meta = |_mask, _hidden, geometry| plan(geometry))]
     fn masked_attention_plan(
         mask: BoolTensor<Self>,
         hidden: bool,
@@ -32,7 +32,7 @@ pub trait MaskedAttentionOps: Backend {
 
     /// The tile plan of the mask of a geometry that shows query `i` the keys `first <= j < end`, both i32
     /// `[batch, heads, q_len | 1, 1]`: the geometry's mask, which has all keys, with one.
-    #[fusion(meta = plan_ranges_meta)]
+    #[fusion(meta = |_first, _end, geometry| plan(geometry))]
     fn masked_attention_plan_ranges(
         first: IntTensor<Self>,
         end: IntTensor<Self>,
@@ -41,7 +41,10 @@ pub trait MaskedAttentionOps: Backend {
 
     /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse` `[batch, q_heads, q_len]` in
     /// f32. Under autodiff `lse` is a constant.
-    #[fusion(meta = forward_meta)]
+    #[fusion(meta = |q, _k, _v, _masking, problem| {
+        let results = forwarded(q, &problem.attention);
+        (results.out, results.lse)
+    })]
     fn masked_attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -52,7 +55,7 @@ pub trait MaskedAttentionOps: Backend {
 
     /// The same as [`masked_attention_forward`](Self::masked_attention_forward), the residual of `out` and the rest of
     /// `lse`: what a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
-    #[fusion(meta = forward_with_residual_meta)]
+    #[fusion(meta = |q, _k, _v, _masking, problem| forwarded(q, &problem.attention))]
     fn masked_attention_forward_with_residual(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -74,10 +77,17 @@ pub trait MaskedAttentionOps: Backend {
         Self::masked_attention_forward(q, k, v, masking, problem)
     }
 
-    /// The gradients of the inputs; the bias has one only if `bias_gradient`. First order only: autodiff panics with
-    /// the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or a
-    /// gradient.
-    #[fusion(meta = backward_meta)]
+    /// The gradients of the inputs; the bias has one only if `bias_gradient`. Under autodiff a tracked input or gradient
+    /// panics with the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
+    #[fusion(meta = |q, k, v, _masking, _saved, problem, bias_gradient| MaskedGradsMetadata {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        bias: match problem.bias.filter(|_| *bias_gradient) {
+            None => OptionalFloatMetadata::None,
+            Some(shape) => OptionalFloatMetadata::Some(TensorSpec::new(shape.into(), DType::F32)),
+        },
+    })]
     fn masked_attention_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -89,79 +99,10 @@ pub trait MaskedAttentionOps: Backend {
     ) -> MaskedGrads<Self>;
 }
 
-// Shapes under fusion are taken from here and never compared with what the engine returns.
-
 #[cfg(feature = "fusion")]
-fn plan_meta(_mask: &TensorSpec, _hidden: &bool, geometry: &PlanGeometry) -> PlanTensorsMetadata {
-    plan_specs(geometry)
-}
-
-#[cfg(feature = "fusion")]
-fn plan_ranges_meta(
-    _first: &TensorSpec,
-    _end: &TensorSpec,
-    geometry: &PlanGeometry,
-) -> PlanTensorsMetadata {
-    plan_specs(geometry)
-}
-
-#[cfg(feature = "fusion")]
-fn plan_specs(geometry: &PlanGeometry) -> PlanTensorsMetadata {
+fn plan(geometry: &PlanGeometry) -> PlanTensorsMetadata {
     PlanTensorsMetadata {
         bits: TensorSpec::new(geometry.bits_shape().into(), DType::I32),
         counts: TensorSpec::new(geometry.counts_shape().into(), DType::I32),
-    }
-}
-
-#[cfg(feature = "fusion")]
-fn forward_meta(
-    q: &TensorSpec,
-    _k: &TensorSpec,
-    _v: &TensorSpec,
-    _masking: &MaskingMetadata,
-    problem: &MaskedProblem,
-) -> (TensorSpec, TensorSpec) {
-    let lse = problem.attention.lse_shape();
-    (q.clone(), TensorSpec::new(lse.into(), DType::F32))
-}
-
-#[cfg(feature = "fusion")]
-fn forward_with_residual_meta(
-    q: &TensorSpec,
-    k: &TensorSpec,
-    v: &TensorSpec,
-    masking: &MaskingMetadata,
-    problem: &MaskedProblem,
-) -> ForwardedMetadata {
-    let (out, lse) = forward_meta(q, k, v, masking, problem);
-    ForwardedMetadata {
-        residual: match problem.attention.residual_shape() {
-            None => OptionalFloatMetadata::None,
-            Some(_) => OptionalFloatMetadata::Some(out.clone()),
-        },
-        out,
-        lse_rest: lse.clone(),
-        lse,
-    }
-}
-
-#[cfg(feature = "fusion")]
-fn backward_meta(
-    q: &TensorSpec,
-    k: &TensorSpec,
-    v: &TensorSpec,
-    _masking: &MaskingMetadata,
-    _saved: &SavedMetadata,
-    problem: &MaskedProblem,
-    bias_gradient: &bool,
-) -> MaskedGradsMetadata {
-    MaskedGradsMetadata {
-        q: q.clone(),
-        k: k.clone(),
-        v: v.clone(),
-        bias: match problem.bias.filter(|_| *bias_gradient) {
-            None => OptionalFloatMetadata::None,
-            Some(shape) => OptionalFloatMetadata::Some(TensorSpec::new(shape.into(), DType::F32)),
-        },
     }
 }

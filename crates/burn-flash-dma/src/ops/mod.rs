@@ -10,6 +10,8 @@
 //! | [`ProductOps`] | the products of linear layers, and of their gradients |
 //! | [`ScoreOps`] | scores of a few tokens |
 //! | [`TrainingOps`] | what a training step needs beside attention |
+//!
+//! Under fusion the shapes of results are taken from the attributes, and never compared with what the engine returns.
 
 pub(crate) mod attention;
 pub(crate) mod cache;

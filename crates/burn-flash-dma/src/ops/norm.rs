@@ -12,11 +12,9 @@ use flash_dma_problem::NormProblem;
 
 /// What stands before the attention of a layer: norms and rotary encoding, each a pass over memory.
 ///
-/// Most users want [`rms_norm`](crate::rms_norm()) and [`HeadEncoding`](crate::HeadEncoding): they validate, and these
-/// operations rely on it. The default bodies are plain Burn operations; a backend without an engine of its own needs
-/// only `impl NormOps for MyBackend {}`.
-///
-/// Arithmetic is f32, and the gradient of gamma is summed in two stages and in a fixed order.
+/// Most users want [`rms_norm`](crate::rms_norm()) and [`HeadEncoding`](crate::HeadEncoding), which validate. The default
+/// bodies are plain Burn operations: a backend without an engine needs only `impl NormOps for MyBackend {}`. Arithmetic is
+/// f32, and the gradient of gamma is summed in two stages and in a fixed order.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -26,7 +24,7 @@ use flash_dma_problem::NormProblem;
 pub trait NormOps: Backend {
     /// `x / sqrt(mean of x² over the last axis + epsilon) * gamma`, in the shape and the type of `x`: `x` is
     /// `[.., width]`, `gamma` `[width]`, the problem of [`NormProblem::rows`].
-    #[fusion(meta = rms_norm_meta)]
+    #[fusion(dtype = x, shape = x)]
     fn rms_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -37,7 +35,7 @@ pub trait NormOps: Backend {
 
     /// The gradients of `x` and `gamma`, from that of the result. First order only: autodiff panics with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or the gradient.
-    #[fusion(meta = rms_norm_backward_meta)]
+    #[fusion(meta = |x, gamma, _grad_out, _problem| (x.clone(), gamma.clone()))]
     fn rms_norm_backward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -52,7 +50,7 @@ pub trait NormOps: Backend {
     /// exactly if the problem has a norm; `table`, `[positions, head_dim, 2]` in f32, holds cosine and sine of each
     /// feature's angle (those of a pair of neighbours are the same) and is present exactly if it has rotary encoding.
     /// The problem is that of [`NormProblem::heads`]; the table is a constant under autodiff.
-    #[fusion(meta = encode_heads_meta)]
+    #[fusion(dtype = x, shape = problem.out_shape().into())]
     fn encode_heads(
         x: FloatTensor<Self>,
         #[extension_type] gamma: OptionalFloat<Self>,
@@ -64,7 +62,13 @@ pub trait NormOps: Backend {
 
     /// The gradients of `x`, in its shape, and of `gamma`, from that of the result. First order only, as
     /// [`rms_norm_backward`](Self::rms_norm_backward).
-    #[fusion(meta = encode_heads_backward_meta)]
+    #[fusion(meta = |grad_out, normed, _table, problem| NormGradsMetadata {
+        x: TensorSpec::new(problem.x_shape().into(), grad_out.dtype),
+        gamma: match normed {
+            NormedMetadata::None => OptionalFloatMetadata::None,
+            NormedMetadata::Some { gamma, .. } => OptionalFloatMetadata::Some(gamma.clone()),
+        },
+    })]
     fn encode_heads_backward(
         grad_out: FloatTensor<Self>,
         #[extension_type] normed: Normed<Self>,
@@ -72,48 +76,5 @@ pub trait NormOps: Backend {
         problem: NormProblem,
     ) -> NormGrads<Self> {
         fallback::encode_heads_backward::<Self>(grad_out, normed, table, problem)
-    }
-}
-
-// Shapes under fusion are taken from here and never compared with what the engine returns.
-
-#[cfg(feature = "fusion")]
-fn rms_norm_meta(x: &TensorSpec, _gamma: &TensorSpec, _problem: &NormProblem) -> TensorSpec {
-    x.clone()
-}
-
-#[cfg(feature = "fusion")]
-fn rms_norm_backward_meta(
-    x: &TensorSpec,
-    gamma: &TensorSpec,
-    _grad_out: &TensorSpec,
-    _problem: &NormProblem,
-) -> (TensorSpec, TensorSpec) {
-    (x.clone(), gamma.clone())
-}
-
-#[cfg(feature = "fusion")]
-fn encode_heads_meta(
-    x: &TensorSpec,
-    _gamma: &OptionalFloatMetadata,
-    _table: &OptionalFloatMetadata,
-    problem: &NormProblem,
-) -> TensorSpec {
-    TensorSpec::new(problem.out_shape().into(), x.dtype)
-}
-
-#[cfg(feature = "fusion")]
-fn encode_heads_backward_meta(
-    grad_out: &TensorSpec,
-    normed: &NormedMetadata,
-    _table: &OptionalFloatMetadata,
-    problem: &NormProblem,
-) -> NormGradsMetadata {
-    NormGradsMetadata {
-        x: TensorSpec::new(problem.x_shape().into(), grad_out.dtype),
-        gamma: match normed {
-            NormedMetadata::None => OptionalFloatMetadata::None,
-            NormedMetadata::Some { gamma, .. } => OptionalFloatMetadata::Some(gamma.clone()),
-        },
     }
 }

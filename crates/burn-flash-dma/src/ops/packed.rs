@@ -23,42 +23,33 @@ use burn::backend::{Backend, backend_extension};
 pub trait PackedOps: Backend {
     /// The parts of `x`, `[batch, heads, len, head_dim]` each: views where the backend has views. Under autodiff their
     /// gradients are joined.
-    #[fusion(meta = split_meta)]
+    #[fusion(meta = |x| {
+        let [batch, len, parts, heads, head_dim] = x.shape.dims();
+        let part = TensorSpec::new([batch, heads, len, head_dim].into(), x.dtype);
+        PackedRowsMetadata {
+            q: match parts {
+                3 => OptionalFloatMetadata::Some(part.clone()),
+                _ => OptionalFloatMetadata::None,
+            },
+            k: part.clone(),
+            v: part,
+        }
+    })]
     fn packed_split(x: FloatTensor<Self>) -> PackedRows<Self> {
         fallback::split::<Self>(x)
     }
 
-    /// The tensor of such parts: without a copy if they lie in one buffer, at equal distances and in order. First order
-    /// only: autodiff panics with the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it
-    /// tracks a part.
-    #[fusion(meta = join_meta)]
+    /// The tensor of such parts: without a copy if they lie in one buffer, at equal distances and in order. Under autodiff
+    /// a tracked part panics with the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
+    #[fusion(meta = |rows| {
+        let [batch, heads, len, head_dim] = rows.k.shape.dims();
+        let parts = match rows.q {
+            OptionalFloatMetadata::None => 2,
+            OptionalFloatMetadata::Some(_) => 3,
+        };
+        TensorSpec::new([batch, len, parts, heads, head_dim].into(), rows.k.dtype)
+    })]
     fn packed_join(#[extension_type] rows: PackedRows<Self>) -> FloatTensor<Self> {
         fallback::join::<Self>(rows)
     }
-}
-
-// Shapes under fusion are taken from here and never compared with what the engine returns.
-
-#[cfg(feature = "fusion")]
-fn split_meta(x: &TensorSpec) -> PackedRowsMetadata {
-    let [batch, len, parts, heads, head_dim] = x.shape.dims();
-    let part = TensorSpec::new([batch, heads, len, head_dim].into(), x.dtype);
-    PackedRowsMetadata {
-        q: match parts {
-            3 => OptionalFloatMetadata::Some(part.clone()),
-            _ => OptionalFloatMetadata::None,
-        },
-        k: part.clone(),
-        v: part,
-    }
-}
-
-#[cfg(feature = "fusion")]
-fn join_meta(rows: &PackedRowsMetadata) -> TensorSpec {
-    let [batch, heads, len, head_dim] = rows.k.shape.dims();
-    let parts = match rows.q {
-        OptionalFloatMetadata::None => 2,
-        OptionalFloatMetadata::Some(_) => 3,
-    };
-    TensorSpec::new([batch, len, parts, heads, head_dim].into(), rows.k.dtype)
 }

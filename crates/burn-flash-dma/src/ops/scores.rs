@@ -1,13 +1,9 @@
 //! Scores of keys.
 
 use super::types::OptionalFloat;
-#[cfg(feature = "fusion")]
-use super::types::OptionalFloatMetadata;
 use crate::fallback::scores as fallback;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
-#[cfg(feature = "fusion")]
-use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 
 /// Up to so many tokens are those of a step over a cache: their scores are one operation, and their norms wait for
 /// nothing.
@@ -27,7 +23,10 @@ pub trait ScoreOps: Backend {
     /// `exp(a * softplus(values . dt_projᵀ + bias))`, `[batch, kv_heads, len]` in f32: `values`
     /// `[batch, kv_heads, len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `bias` and `a` `[kv_heads]`, each
     /// f32, f16 or bf16. No size is 0, and arithmetic is f32.
-    #[fusion(meta = zoh_meta)]
+    #[fusion(dtype = burn::tensor::DType::F32, shape = {
+        let [batch, heads, len, _] = values.dims();
+        [batch, heads, len].into()
+    })]
     fn zoh_scores_of_few(
         values: FloatTensor<Self>,
         dt_proj: FloatTensor<Self>,
@@ -36,17 +35,4 @@ pub trait ScoreOps: Backend {
     ) -> FloatTensor<Self> {
         fallback::zoh::<Self>(values, dt_proj, bias, a)
     }
-}
-
-// Shapes under fusion are taken from here and never compared with what the engine returns.
-
-#[cfg(feature = "fusion")]
-fn zoh_meta(
-    values: &TensorSpec,
-    _dt_proj: &TensorSpec,
-    _bias: &OptionalFloatMetadata,
-    _a: &TensorSpec,
-) -> TensorSpec {
-    let [batch, heads, len, _] = values.shape.dims();
-    TensorSpec::new([batch, heads, len].into(), DType::F32)
 }

@@ -51,11 +51,11 @@ impl<B: Backend> OptionalFloat<B> {
         }
     }
 
-    /// The same tensor again.
-    pub(crate) fn cloned(&self) -> Self {
+    #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+    pub(crate) fn as_option(&self) -> Option<&FloatTensor<B>> {
         match self {
-            Self::None => Self::None,
-            Self::Some(tensor) => Self::Some(tensor.clone()),
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
         }
     }
 

@@ -1,5 +1,8 @@
 //! A check that no output of a model depends on later tokens.
 
+use crate::finite::index_of;
+use crate::validate::expect;
+use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Int, Tensor, TensorReadError};
 use core::fmt;
 use thiserror::Error;
@@ -26,7 +29,13 @@ impl fmt::Display for Change {
 }
 
 /// An output that depends on a later token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error(
+    "the output at position {first} depends on later tokens: with the input changed from position {position} on \
+     ({change}), {changed} of {len} earlier elements of the output change, most of all {index:?}: {after:e} instead of \
+     {before:e} (difference {:e}, allowed {allowed:e})",
+    (.after - .before).abs()
+)]
 pub struct Leak {
     /// The position from which on the input was changed: the first one tried that shows the leak.
     pub position: usize,
@@ -48,35 +57,12 @@ pub struct Leak {
     pub len: usize,
 }
 
-impl fmt::Display for Leak {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            position,
-            change,
-            first,
-            index,
-            before,
-            after,
-            allowed,
-            changed,
-            len,
-        } = self;
-        write!(
-            f,
-            "the output at position {first} depends on later tokens: with the input changed from position {position} \
-             on ({change}), {changed} of {len} earlier elements of the output change, most of all {index:?}: \
-             {after:e} instead of {before:e} (difference {:e}, allowed {allowed:e})",
-            (after - before).abs()
-        )
-    }
-}
-
 /// The reasons for which [`try_assert_causal`] refuses a model or an input.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CausalError {
     /// An output depends on later tokens.
-    #[error("{0}")]
+    #[error(transparent)]
     Leak(Leak),
     /// There is no earlier or no later token.
     #[error("a check for causality needs a sequence and 2 tokens at least, not {batch} and {len}")]
@@ -168,20 +154,15 @@ impl CausalInput for Tensor<3> {
     }
 
     fn variants(&self) -> Result<Vec<(Change, Self)>, CausalError> {
-        let huge = if self.dtype() == DType::F16 {
-            6e4
-        } else {
-            1e30
-        };
+        let half = self.dtype() == DType::F16;
+        let huge = if half { 6e4 } else { 1e30 };
         let filled = |x: f32| (Change::Features(x), self.full_like(x));
         let other = self.clone().flip([1]).mul_scalar(-1.5).add_scalar(0.25);
         Ok(vec![(Change::Other, other), filled(huge), filled(-huge)])
     }
 
     fn until(&self, position: usize, late: &Self) -> Self {
-        let rest = self.dims()[1] - position;
-        let late = late.clone().narrow(1, position, rest);
-        Self::cat(vec![self.clone().narrow(1, 0, position), late], 1)
+        join_at(position, self, late)
     }
 }
 
@@ -202,10 +183,19 @@ impl CausalInput for Tensor<2, Int> {
     }
 
     fn until(&self, position: usize, late: &Self) -> Self {
-        let rest = self.dims()[1] - position;
-        let late = late.clone().narrow(1, position, rest);
-        Self::cat(vec![self.clone().narrow(1, 0, position), late], 1)
+        join_at(position, self, late)
     }
+}
+
+/// The first `position` tokens of `early` and the others of `late`.
+fn join_at<const D: usize, K: Basic>(
+    position: usize,
+    early: &Tensor<D, K>,
+    late: &Tensor<D, K>,
+) -> Tensor<D, K> {
+    let rest = early.dims()[1] - position;
+    let late = late.clone().narrow(1, position, rest);
+    Tensor::cat(vec![early.clone().narrow(1, 0, position), late], 1)
 }
 
 /// Asserts that no output of a model depends on later tokens: changes `input` from each of several positions on, to
@@ -243,9 +233,7 @@ pub fn assert_causal<I: CausalInput, const D: usize>(
     input: I,
     tolerance: f64,
 ) {
-    if let Err(error) = try_assert_causal(model, input, tolerance) {
-        panic!("{error}");
-    }
+    expect(try_assert_causal(model, input, tolerance));
 }
 
 /// Like [`assert_causal`], but returns the error.
@@ -291,11 +279,7 @@ pub fn try_assert_causal<I: CausalInput, const D: usize>(
             reads |= !clean.equals(&changed);
         }
     }
-    if reads {
-        Ok(report)
-    } else {
-        Err(CausalError::Blind)
-    }
+    reads.then_some(report).ok_or(CausalError::Blind)
 }
 
 /// The second token, the last, the ends of the quarters, and beside a tile of queries.
@@ -341,18 +325,16 @@ impl Output {
         let worst = earlier().max_by(|&a, &b| error(a).total_cmp(&error(b)));
         let failed: Vec<usize> = earlier().filter(|&at| error(at) > allowed).collect();
         let Some((worst, first)) = worst.zip(failed.iter().map(|&at| token(at)).min()) else {
-            let greatest = worst.map_or(0.0, error);
-            return Ok(if greatest == 0.0 {
-                0.0
-            } else {
-                greatest / scale
+            return Ok(match worst.map_or(0.0, error) {
+                0.0 => 0.0,
+                greatest => greatest / scale,
             });
         };
         Err(CausalError::Leak(Leak {
             position,
             change,
             first,
-            index: self.index(worst),
+            index: index_of(worst, &self.shape),
             before: self.values[worst].into(),
             after: other.values[worst].into(),
             allowed,
@@ -362,23 +344,13 @@ impl Output {
     }
 
     fn equals(&self, other: &Self) -> bool {
-        let bits = |x: &f32| x.to_bits();
-        self.values
-            .iter()
-            .map(bits)
-            .eq(other.values.iter().map(bits))
-    }
-
-    fn index(&self, mut at: usize) -> Vec<usize> {
-        let axes = self.shape.iter().rev();
-        let mut index: Vec<usize> = axes
-            .map(|&size| {
-                let index = at % size;
-                at /= size;
-                index
-            })
-            .collect();
-        index.reverse();
-        index
+        let bits = |output: &Self| {
+            output
+                .values
+                .iter()
+                .map(|x| x.to_bits())
+                .collect::<Vec<_>>()
+        };
+        bits(self) == bits(other)
     }
 }

@@ -10,9 +10,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 use flash_dma_problem::{AttentionError, Dropout};
 
-/// The selections of a block's attention layers, in the order of its calls: made in a first pass, and used again when
-/// the block is computed a second time. Scores that differ in their last bit select other keys, so a second selection
-/// could be that of another function. The seeds of the layers' dropout are kept with them.
+/// The selections of a block's attention layers and the seeds of their dropout, in the order of its calls: made in a
+/// first pass, and used again in the second, where scores that differ in their last bit would select other keys.
 #[derive(Debug, Default)]
 pub struct Selections {
     made: Vec<Intervals>,
@@ -131,16 +130,10 @@ pub struct Checkpointed<'a, M, F> {
     run: F,
     /// With its graph.
     input: Tensor<3>,
-    kept: Vec<Kept>,
+    /// The input of each block, without a graph, and its selections.
+    kept: Vec<(Tensor<3>, Selections)>,
     /// A leaf of the graph of what follows.
     output: Tensor<3>,
-}
-
-/// What is kept of a block.
-struct Kept {
-    /// Without a graph.
-    input: Tensor<3>,
-    selections: Selections,
 }
 
 impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpointed<'a, M, F> {
@@ -159,10 +152,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
             block.visit(&mut Initialise);
             let untracked = block.clone().no_grad();
             let out = run(&untracked, x.clone(), &mut selections).detach();
-            kept.push(Kept {
-                input: x,
-                selections,
-            });
+            kept.push((x, selections));
             x = out;
         }
         Self {
@@ -182,7 +172,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
 
     /// The selections of each block's attention layers.
     pub fn selections(&self) -> impl Iterator<Item = &[Intervals]> {
-        self.kept.iter().map(|kept| kept.selections.intervals())
+        (self.kept.iter()).map(|(_, selections)| selections.intervals())
     }
 
     /// The gradients of a loss of [`output`](Self::output), of all parameters of `module`, to which the blocks and what
@@ -203,15 +193,15 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
         };
         let mut slope = add(loss.backward(), Some(&self.output));
         drop(self.output);
-        for (block, kept) in self.blocks.iter().zip(self.kept).rev() {
+        for (block, (x, selections)) in self.blocks.iter().zip(self.kept).rev() {
             // The loss does not depend on the blocks.
             let Some(gradient) = slope else {
                 return gradients;
             };
-            let x = kept.input.set_require_grad(true);
+            let x = x.set_require_grad(true);
             let mut selections = Selections {
                 next: Some(0),
-                ..kept.selections
+                ..selections
             };
             let out = (self.run)(block, x.clone(), &mut selections);
             slope = add(resume(out, gradient), Some(&x));

@@ -18,12 +18,8 @@ const EPSILON: f64 = 1e-6;
 /// them together, and returns the norm before, `[1]` in f32: PyTorch's `clip_grad_norm_`. Burn's own clipping takes the
 /// norm of each parameter by itself, which changes the direction of the step.
 ///
-/// Squares are summed in f32, and nothing is read from the device. Gradients are gathered first, so that there is one
-/// launch per parameter and a few per 16 million numbers; the scaling itself is fused into the optimiser
-/// where Burn fuses. A norm that is not finite makes all gradients NaN or zero, as in PyTorch: look at it where that
-/// may happen.
-///
-/// Without gradients the norm is 0.
+/// Squares are summed in f32, in one launch per parameter and a few per 16 million numbers, and nothing is read from the
+/// device. A norm that is not finite makes all gradients NaN or zero, as in PyTorch. Without gradients the norm is 0.
 ///
 /// # Panics
 ///
@@ -80,8 +76,8 @@ impl Squares<'_> {
             group.push(Tensor::zeros([missing], of_group));
         }
         let squares = Tensor::cat(group, 0).square();
-        self.sums
-            .push(squares.reshape([ROWS, columns]).sum_dim(0).sum());
+        let sums = squares.reshape([ROWS, columns]).sum_dim(0);
+        self.sums.push(sums.sum());
     }
 
     fn norm(mut self) -> Tensor<1> {

@@ -9,13 +9,11 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 /// and a cast.
 ///
 /// The gradient of the table is summed in f32 and rounded to the table's type once. Burn's own adds token by token in
-/// the type of the activations: a sum in bf16 stops growing where it is 256 times as large as what is added. On a GPU
-/// it is also slow, as one thread a column walks over all tokens.
+/// the type of the activations, where a sum in bf16 stops growing at 256 times a term, by one thread per column.
 ///
-/// Up to 1024 rows the gradient is a product of one-hot rows, 128 MiB of them at a time, with that of the output; it is
-/// the same in every run. Beyond, it is made by additions at indices, in memory that does not depend on the size of the
-/// vocabulary; on a GPU they are atomic, and the last bits differ from run to run. A gradient that is not finite
-/// reaches all rows of a small table.
+/// Up to 1024 rows the gradient is a product of one-hot rows, 128 MiB of them at a time, with that of the output: the same
+/// in every run, and one that is not finite reaches all rows. Beyond, it is made by additions at indices, in memory that
+/// does not depend on the vocabulary, and on a GPU atomic, so that the last bits differ from run to run.
 ///
 /// # Panics
 ///

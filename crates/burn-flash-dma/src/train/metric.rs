@@ -41,10 +41,11 @@
 //! ([`InferenceStep`](burn::train::InferenceStep)) are the place for it. What a step does not hand over its metrics
 //! leave out.
 
+use crate::functions::inspection::IntervalStats;
 use crate::functions::selection::Intervals;
 use crate::nn::{DynamicMaskAttention, DynamicMaskInput, Scorer};
 use crate::validate::{expect, scores_as_f32};
-use burn::module::Param;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients, Tensor, TensorReadError};
 use burn::train::metric::state::{FormatOptions, NumericMetricState};
@@ -115,16 +116,8 @@ pub struct SelectionInput {
 struct Layer {
     intervals: Intervals,
     scores: Tensor<3>,
-    read: Arc<OnceLock<Numbers>>,
-}
-
-/// What has been read of a layer.
-#[derive(Clone, Copy, Debug)]
-struct Numbers {
-    alive: f64,
-    lifetime: f64,
-    recents: f64,
-    ties: f64,
+    /// What has been read of it: the statistics, and the tie rate.
+    read: Arc<OnceLock<(IntervalStats, f64)>>,
 }
 
 impl SelectionInput {
@@ -170,11 +163,8 @@ impl SelectionInput {
     /// [`DynamicMaskAttention::forward_with_scores`]: `scores.grad(&grads)`.
     #[must_use]
     pub fn gradient<const D: usize>(mut self, gradient: Tensor<D>) -> Self {
-        let squares = gradient
-            .without_autodiff()
-            .cast(DType::F32)
-            .powi_scalar(2)
-            .sum();
+        let gradient = gradient.without_autodiff().cast(DType::F32);
+        let squares = gradient.powi_scalar(2).sum();
         self.squares = Some(match self.squares {
             None => squares,
             Some(sum) => sum + squares,
@@ -186,51 +176,22 @@ impl SelectionInput {
     /// the backward pass has given any.
     #[must_use]
     pub fn gradients_of(self, scorer: &Scorer, grads: &Gradients) -> Self {
-        fn with<const D: usize>(
-            input: SelectionInput,
-            param: &Param<Tensor<D>>,
-            grads: &Gradients,
-        ) -> SelectionInput {
-            match param.val().grad(grads) {
-                None => input,
-                Some(gradient) => input.gradient(gradient),
-            }
-        }
-        match scorer {
-            Scorer::Zoh(zoh) => {
-                let input = with(with(self, &zoh.dt_proj, grads), &zoh.a, grads);
-                match &zoh.dt_bias {
-                    None => input,
-                    Some(bias) => with(input, bias, grads),
-                }
-            }
-            Scorer::Linear(linear) => with(self, &linear.score_proj, grads),
-        }
+        self.gradients_from(scorer, grads)
     }
 
     /// As [`gradients_of`](Self::gradients_of), from the gradients that an optimiser is to get.
     #[must_use]
     pub fn gradients_in(self, scorer: &Scorer, gradients: &GradientsParams) -> Self {
-        fn with<const D: usize>(
-            input: SelectionInput,
-            param: &Param<Tensor<D>>,
-            gradients: &GradientsParams,
-        ) -> SelectionInput {
-            match gradients.get::<D>(param.id) {
-                None => input,
-                Some(gradient) => input.gradient(gradient),
-            }
-        }
-        match scorer {
-            Scorer::Zoh(zoh) => {
-                let input = with(with(self, &zoh.dt_proj, gradients), &zoh.a, gradients);
-                match &zoh.dt_bias {
-                    None => input,
-                    Some(bias) => with(input, bias, gradients),
-                }
-            }
-            Scorer::Linear(linear) => with(self, &linear.score_proj, gradients),
-        }
+        self.gradients_from(scorer, gradients)
+    }
+
+    fn gradients_from(self, scorer: &Scorer, source: &impl Source) -> Self {
+        let mut visitor = Add {
+            source,
+            input: self,
+        };
+        scorer.visit(&mut visitor);
+        visitor.input
     }
 
     /// The value of a measure, if the step has handed over what it needs.
@@ -243,12 +204,12 @@ impl SelectionInput {
         }
         let mut sum = 0.0;
         for layer in &self.layers {
-            let numbers = layer.read()?;
+            let (stats, ties) = layer.read()?;
             sum += match measure {
-                Measure::KeysAlive => numbers.alive,
-                Measure::Lifetime => numbers.lifetime,
-                Measure::Recents => 100.0 * numbers.recents,
-                _ => 100.0 * numbers.ties,
+                Measure::KeysAlive => stats.mean_alive,
+                Measure::Lifetime => stats.mean_lifetime,
+                Measure::Recents => 100.0 * stats.recent,
+                _ => 100.0 * ties,
             };
         }
         let layers = self.layers.len();
@@ -257,28 +218,53 @@ impl SelectionInput {
 
     /// Sequences of the batch.
     fn batch(&self) -> usize {
-        self.layers
-            .first()
-            .map_or(1, |layer| layer.scores.dims()[0])
+        let first = self.layers.first();
+        first.map_or(1, |layer| layer.scores.dims()[0])
+    }
+}
+
+/// What holds the gradients of parameters.
+trait Source {
+    fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>>;
+}
+
+impl Source for Gradients {
+    fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        param.val().grad(self)
+    }
+}
+
+impl Source for GradientsParams {
+    fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.get::<D>(param.id)
+    }
+}
+
+/// Hands the gradients of a module's parameters over.
+struct Add<'a, S> {
+    source: &'a S,
+    input: SelectionInput,
+}
+
+impl<S: Source> ModuleVisitor for Add<'_, S> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.source.gradient(param) {
+            self.input = std::mem::take(&mut self.input).gradient(gradient);
+        }
     }
 }
 
 impl Layer {
     /// The first metric reads, the others get its numbers.
-    fn read(&self) -> Result<Numbers, TensorReadError> {
+    fn read(&self) -> Result<(IntervalStats, f64), TensorReadError> {
         if let Some(numbers) = self.read.get() {
             return Ok(*numbers);
         }
         let lifetimes = self.intervals.read_lifetimes()?;
         let scores = self.scores.clone().try_into_data_as::<f32>()?;
         let scores: Vec<f32> = scores.iter::<f32>().collect();
-        let stats = self.intervals.stats_of(&lifetimes);
-        let numbers = Numbers {
-            alive: stats.mean_alive,
-            lifetime: stats.mean_lifetime,
-            recents: stats.recent,
-            ties: self.intervals.tie_rate_of(&lifetimes, &scores),
-        };
+        let ties = self.intervals.tie_rate_of(&lifetimes, &scores);
+        let numbers = (self.intervals.stats_of(&lifetimes), ties);
         Ok(*self.read.get_or_init(|| numbers))
     }
 }

@@ -1,6 +1,6 @@
 //! The gradients: one fused backward pass for whichever of q, k, v, the scores and the rank are tracked.
 
-use super::node::{Pass, constants, first_order, record};
+use super::node::{self, Pass, constants, first_order, record};
 use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{
@@ -71,37 +71,20 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
+        let of_scores =
+            matches!(&selection, Selection::Scored { scores, .. } if scores.is_tracked());
+        let of_lse = saved.grad_lse.as_option().is_some_and(|t| t.is_tracked());
         first_order([
             (TensorName::Query, q.is_tracked()),
             (TensorName::Key, k.is_tracked()),
             (TensorName::Value, v.is_tracked()),
-            (
-                TensorName::Scores,
-                matches!(&selection, Selection::Scored { scores, .. } if scores.is_tracked()),
-            ),
+            (TensorName::Scores, of_scores),
             (TensorName::GradOut, saved.grad_out.is_tracked()),
-            (
-                TensorName::GradLse,
-                matches!(&saved.grad_lse, OptionalFloat::Some(t) if t.is_tracked()),
-            ),
+            (TensorName::GradLse, of_lse),
         ]);
-        let selection = inner(selection);
-        let saved = Saved {
-            out: saved.out.into_primitive(),
-            residual: saved.residual.map(|t| t.into_primitive()),
-            lse: saved.lse.into_primitive(),
-            lse_rest: saved.lse_rest.map(|t| t.into_primitive()),
-            grad_out: saved.grad_out.into_primitive(),
-            grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
-        };
-        let grads = B::dynamic_mask_backward(
-            q.into_primitive(),
-            k.into_primitive(),
-            v.into_primitive(),
-            selection,
-            saved,
-            problem,
-        );
+        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
+        let (selection, saved) = (inner(selection), node::inner(saved));
+        let grads = B::dynamic_mask_backward(q, k, v, selection, saved, problem);
         AttentionGrads {
             q: Self::from_inner(grads.q),
             k: Self::from_inner(grads.k),
@@ -221,20 +204,12 @@ struct Ranked<B: DynamicMaskOps> {
     left_out: Option<(IntTensor<B>, LeaveOneOut)>,
 }
 
-/// The inputs of a pass by what they are.
-struct Unpacked<B: DynamicMaskOps> {
-    rows: [FloatTensor<B>; 3],
-    logits: Option<FloatTensor<B>>,
-    selection: Selection<B>,
-}
+/// The inputs of a pass by what they are: q, k and v, the logits of a sink, and the selection.
+type Unpacked<B> = ([FloatTensor<B>; 3], Option<FloatTensor<B>>, Selection<B>);
 
 impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
-        let Unpacked {
-            rows: [q, k, v],
-            logits,
-            selection,
-        } = self.unpack(inputs, None);
+        let ([q, k, v], logits, selection) = self.unpack(inputs, None);
         match logits {
             None => B::dynamic_mask_forward(q, k, v, selection, self.problem),
             Some(logits) => {
@@ -244,11 +219,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     }
 
     fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
-        let Unpacked {
-            rows: [q, k, v],
-            logits,
-            selection,
-        } = self.unpack(inputs, None);
+        let ([q, k, v], logits, selection) = self.unpack(inputs, None);
         let results = B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem);
         match logits {
             None => results,
@@ -264,11 +235,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     ) -> [Option<FloatTensor<B>>; N] {
         // Of a constant rank, the last input, nothing is added up.
         let ranked = self.ranked.take().filter(|_| tracked[N - 1]);
-        let Unpacked {
-            rows: [q, k, v],
-            logits,
-            selection,
-        } = self.unpack(inputs, ranked);
+        let ([q, k, v], logits, selection) = self.unpack(inputs, ranked);
         let of_logits =
             logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
         // With the output and the LSE of all logits the weights of the keys, what runners-up would gain, and what kept
@@ -315,10 +282,6 @@ impl<B: DynamicMaskOps> Selected<B> {
                 },
             },
         };
-        Unpacked {
-            rows,
-            logits,
-            selection,
-        }
+        (rows, logits, selection)
     }
 }

@@ -1,7 +1,12 @@
-//! A gradient on its way from one node to another.
+//! Gradients on their way from one node to another, and operations with several results.
 
-use burn::backend::Backend;
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use burn::tensor::{FloatDType, Shape};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A gradient that one node's backward step leaves for another's, which runs later.
@@ -29,5 +34,87 @@ impl<B: Backend> HandedGradient<B> {
 
     fn lock(&self) -> MutexGuard<'_, Option<FloatTensor<B>>> {
         self.0.lock().expect("no step panics with the lock held")
+    }
+}
+
+/// Records the parts of `x`, whose gradients are joined by `join` along `axis`.
+pub(super) fn record_parts<B: Backend, C: CheckpointStrategy>(
+    x: FloatTensor<Autodiff<B, C>>,
+    parts: Vec<FloatTensor<B>>,
+    join: Join<B>,
+    axis: usize,
+) -> Vec<FloatTensor<Autodiff<B, C>>> {
+    let prep = match Whole.prepare::<C>([x.node()]).compute_bound().stateful() {
+        OpsKind::UnTracked(_) => {
+            let constants = parts.into_iter().map(Autodiff::<B, C>::from_inner);
+            return constants.collect();
+        }
+        OpsKind::Tracked(prep) => prep,
+    };
+    let gradients: Vec<_> = parts.iter().map(|_| HandedGradient::<B>::new()).collect();
+    let parts_of_x = Parts {
+        gradients: gradients.clone(),
+        shapes: parts.iter().map(TensorMetadata::shape).collect(),
+        join,
+        axis,
+        device: x.device(),
+        dtype: x.dtype().into(),
+    };
+    let whole = prep.finish(parts_of_x, x.into_primitive());
+    let part = |(part, gradient)| {
+        let node = Part.prepare::<C>([whole.node()]).compute_bound();
+        match node.stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(part),
+            OpsKind::Tracked(prep) => prep.finish(gradient, part),
+        }
+    };
+    parts.into_iter().zip(gradients).map(part).collect()
+}
+
+/// Makes one tensor of several along an axis.
+type Join<B> = fn(Vec<FloatTensor<B>>, usize) -> FloatTensor<B>;
+
+/// The parts of a tensor.
+#[derive(Clone, Debug)]
+struct Parts<B: Backend> {
+    gradients: Vec<HandedGradient<B>>,
+    shapes: Vec<Shape>,
+    join: Join<B>,
+    axis: usize,
+    device: B::Device,
+    dtype: FloatDType,
+}
+
+/// The node of the whole tensor, below those of its parts.
+#[derive(Debug)]
+struct Whole;
+
+impl<B: Backend> Backward<B, 1> for Whole {
+    type State = Parts<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let parts = ops.state;
+        let of_part = |(gradient, shape): (&HandedGradient<B>, Shape)| {
+            let zeros = || B::float_zeros(shape, &parts.device, parts.dtype);
+            gradient.take().unwrap_or_else(zeros)
+        };
+        let gradients = parts.gradients.iter().zip(parts.shapes);
+        let gradients = gradients.map(of_part).collect();
+        if let [Some(parent)] = ops.parents {
+            grads.register::<B>(parent.id, (parts.join)(gradients, parts.axis));
+        }
+    }
+}
+
+/// The node of a part.
+#[derive(Debug)]
+struct Part;
+
+impl<B: Backend> Backward<B, 1> for Part {
+    /// Where its gradient goes.
+    type State = HandedGradient<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        ops.state.put(grads.consume::<B>(&ops.node));
     }
 }

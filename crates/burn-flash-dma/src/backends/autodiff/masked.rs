@@ -1,6 +1,6 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
 
-use super::node::{Pass, constants, first_order, record};
+use super::node::{self, Pass, constants, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
@@ -74,8 +74,7 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
         problem: MaskedProblem,
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
-        let tracked =
-            |t: &OptionalFloat<Self>| matches!(t, OptionalFloat::Some(t) if t.is_tracked());
+        let tracked = |t: &OptionalFloat<Self>| t.as_option().is_some_and(|t| t.is_tracked());
         first_order([
             (TensorName::Query, q.is_tracked()),
             (TensorName::Key, k.is_tracked()),
@@ -84,15 +83,7 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
             (TensorName::GradOut, saved.grad_out.is_tracked()),
             (TensorName::GradLse, tracked(&saved.grad_lse)),
         ]);
-        let masking = inner(masking);
-        let saved = Saved {
-            out: saved.out.into_primitive(),
-            residual: saved.residual.map(|t| t.into_primitive()),
-            lse: saved.lse.into_primitive(),
-            lse_rest: saved.lse_rest.map(|t| t.into_primitive()),
-            grad_out: saved.grad_out.into_primitive(),
-            grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
-        };
+        let (masking, saved) = (inner(masking), node::inner(saved));
         let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
         let grads = B::masked_attention_backward(q, k, v, masking, saved, problem, bias_gradient);
         MaskedGrads {
@@ -184,10 +175,7 @@ impl<B: MaskedAttentionOps, const N: usize> Pass<B, N> for Masked<B> {
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
         let ([q, k, v], masking) = self.unpack(inputs);
-        let bias_type = match &masking.bias {
-            OptionalFloat::None => DType::F32,
-            OptionalFloat::Some(bias) => bias.dtype(),
-        };
+        let bias_type = masking.bias.as_option().map_or(DType::F32, |t| t.dtype());
         let of_bias = tracked.get(3).is_some_and(|&tracked| tracked);
         let grads = B::masked_attention_backward(q, k, v, masking, saved, self.problem, of_bias);
         let bias = match grads.bias {

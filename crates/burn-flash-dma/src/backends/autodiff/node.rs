@@ -158,8 +158,7 @@ impl<B: Backend> Backward<B, 1> for OutNode {
         let grad = grads.consume::<B>(&ops.node);
         let (shared, lse) = ops.state;
         shared.put(grad);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
+        if let [Some(parent)] = ops.parents {
             // The parent's step runs next and must find a gradient, whatever the loss uses.
             grads.register::<B>(parent.id, zeros_like::<B>(&lse));
         }
@@ -168,6 +167,18 @@ impl<B: Backend> Backward<B, 1> for OutNode {
 
 fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+}
+
+/// What a pass saved, off the graph.
+pub(crate) fn inner<B: Backend, C: CheckpointStrategy>(saved: Saved<Autodiff<B, C>>) -> Saved<B> {
+    Saved {
+        out: saved.out.into_primitive(),
+        residual: saved.residual.map(|t| t.into_primitive()),
+        lse: saved.lse.into_primitive(),
+        lse_rest: saved.lse_rest.map(|t| t.into_primitive()),
+        grad_out: saved.grad_out.into_primitive(),
+        grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
+    }
 }
 
 /// The results of a pass as constants of the graph.

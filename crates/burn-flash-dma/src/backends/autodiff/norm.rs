@@ -181,8 +181,7 @@ impl<B: NormOps> Backward<B, 1> for RotaryNode {
         let (table, problem) = ops.state;
         let table = OptionalFloat::from_option(table);
         let results = B::encode_heads_backward(grad_out, Normed::None, table, problem);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
+        if let [Some(parent)] = ops.parents {
             grads.register::<B>(parent.id, results.x);
         }
     }

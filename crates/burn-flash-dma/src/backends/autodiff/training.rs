@@ -1,6 +1,6 @@
 //! The gradients of a training step's own operations.
 
-use super::handed::HandedGradient;
+use super::handed::record_parts;
 use super::recomputed;
 use crate::fallback::training::{self as fallback, Normaliser};
 use crate::ops::training::TrainingOps;
@@ -9,8 +9,8 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::FloatDType;
 
 impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_lookup(
@@ -75,25 +75,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         sizes: Vec<usize>,
     ) -> Vec<FloatTensor<Self>> {
         let parts = B::training_split(x.primitive().clone(), dim, sizes);
-        let prep = match Split.prepare::<C>([x.node()]).compute_bound().stateful() {
-            OpsKind::UnTracked(_) => return parts.into_iter().map(Self::from_inner).collect(),
-            OpsKind::Tracked(prep) => prep,
-        };
-        let gradients: Vec<_> = parts.iter().map(|_| HandedGradient::<B>::new()).collect();
-        let pieces = Pieces {
-            gradients: gradients.clone(),
-            shapes: parts.iter().map(TensorMetadata::shape).collect(),
-            dim,
-            device: x.device(),
-            dtype: x.dtype().into(),
-        };
-        let whole = prep.finish(pieces, x.into_primitive());
-        let part =
-            |(part, gradient)| match Part.prepare::<C>([whole.node()]).compute_bound().stateful() {
-                OpsKind::UnTracked(prep) => prep.finish(part),
-                OpsKind::Tracked(prep) => prep.finish(gradient, part),
-            };
-        parts.into_iter().zip(gradients).map(part).collect()
+        record_parts::<B, C>(x, parts, B::float_cat, dim)
     }
 
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -168,51 +150,6 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
                 grads.register::<B>(parent.id, gradient);
             }
         }
-    }
-}
-
-/// The parts of a tensor.
-#[derive(Clone, Debug)]
-struct Pieces<B: Backend> {
-    gradients: Vec<HandedGradient<B>>,
-    shapes: Vec<Shape>,
-    /// The axis that is cut.
-    dim: usize,
-    device: B::Device,
-    dtype: FloatDType,
-}
-
-/// The node of the whole tensor, below those of its parts.
-#[derive(Debug)]
-struct Split;
-
-impl<B: Backend> Backward<B, 1> for Split {
-    type State = Pieces<B>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let pieces = ops.state;
-        let gradients = pieces.gradients.iter().zip(pieces.shapes);
-        let of_part = |(gradient, shape): (&HandedGradient<B>, Shape)| {
-            let zeros = || B::float_zeros(shape, &pieces.device, pieces.dtype);
-            gradient.take().unwrap_or_else(zeros)
-        };
-        let gradients: Vec<_> = gradients.map(of_part).collect();
-        if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::float_cat(gradients, pieces.dim));
-        }
-    }
-}
-
-/// The node of a part.
-#[derive(Debug)]
-pub(super) struct Part;
-
-impl<B: Backend> Backward<B, 1> for Part {
-    /// Where its gradient goes.
-    type State = HandedGradient<B>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        ops.state.put(grads.consume::<B>(&ops.node));
     }
 }
 

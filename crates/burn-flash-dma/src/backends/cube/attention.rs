@@ -58,9 +58,8 @@ impl DynamicMaskOps for CubeBackend {
     ) -> AttentionGrads<Self> {
         let client = q.client.clone();
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &problem);
-        let grad_scores = problem
-            .has_scores
-            .then(|| empty(&q, problem.scores_shape(), DType::F32));
+        let words = || empty(&q, problem.scores_shape(), DType::F32);
+        let grad_scores = problem.has_scores.then(words);
         let has_far = matches!(
             &selection,
             Selection::Scored {
@@ -68,7 +67,7 @@ impl DynamicMaskOps for CubeBackend {
                 ..
             }
         );
-        let grad_rank = has_far.then(|| empty(&q, problem.scores_shape(), DType::F32));
+        let grad_rank = has_far.then(words);
         let grads = Gradients {
             q: grad_q.clone().binding(),
             k: grad_k.clone().binding(),
@@ -76,10 +75,8 @@ impl DynamicMaskOps for CubeBackend {
             scores: grad_scores.clone().map(CubeTensor::binding),
             rank: grad_rank.clone().map(CubeTensor::binding),
         };
-        let (inputs, saved) = (
-            inputs(problem.engine, [q, k, v], selection),
-            saved_bindings(problem.engine, saved),
-        );
+        let inputs = inputs(problem.engine, [q, k, v], selection);
+        let saved = saved_bindings(problem.engine, saved);
         let plan = backward::plan(&client, &problem, &inputs, &saved);
         let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter();
@@ -162,13 +159,12 @@ impl Results {
     ///
     /// Unless they are [`for_backward`](Self::for_backward).
     pub(super) fn into_forwarded(self) -> Forwarded<CubeBackend> {
+        let lse_rest = self.lse_rest;
         Forwarded {
             out: self.out,
             residual: OptionalFloat::from_option(self.residual),
             lse: self.lse,
-            lse_rest: self
-                .lse_rest
-                .expect("the rest of an LSE is written for a backward pass"),
+            lse_rest: lse_rest.expect("it is written for a backward pass"),
         }
     }
 }

@@ -22,7 +22,7 @@ impl CacheOps for CubeBackend {
         problem: AppendProblem,
     ) -> SlotTensors<Self> {
         let client = slots.k.client.clone();
-        let slots = own_slots(slots);
+        let slots = map_slots(slots, own);
         let (bindings, tokens) = (slot_bindings(&slots), token_bindings(tokens));
         run(flash_dma_kernels::append(
             &client, &problem, bindings, tokens,
@@ -36,10 +36,7 @@ impl CacheOps for CubeBackend {
         tokens: TokenTensors<Self>,
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
-        let slots = match problem.appending {
-            Appending::Now => own_slots(slots),
-            Appending::Later => contiguous_slots(slots),
-        };
+        let slots = map_slots(slots, access(problem.appending));
         let cache = Cache::Slots(slot_bindings(&slots));
         let (out, lse) = step(q, cache, tokens, &problem);
         DecodedSlots { out, lse, slots }
@@ -51,7 +48,7 @@ impl CacheOps for CubeBackend {
         problem: AppendProblem,
     ) -> ChunkKeys<Self> {
         let client = slots.k.client.clone();
-        let slots = contiguous_slots(slots);
+        let slots = map_slots(slots, into_contiguous);
         let [batch, heads, window, dim] = problem.cache.kv_shape();
         let len = window + problem.tokens;
         let rows = [batch, heads, len, dim];
@@ -82,7 +79,7 @@ impl CacheOps for CubeBackend {
         problem: AppendProblem,
     ) -> PageTensors<Self> {
         let client = pages.k.client.clone();
-        let pages = own_pages(pages);
+        let pages = map_pages(pages, own);
         let (bindings, tokens) = (page_bindings(&pages), token_bindings(tokens));
         run(flash_dma_kernels::append_pages(
             &client, &problem, bindings, tokens,
@@ -97,10 +94,7 @@ impl CacheOps for CubeBackend {
         _map: PageMap,
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
-        let pages = match problem.appending {
-            Appending::Now => own_pages(pages),
-            Appending::Later => contiguous_pages(pages),
-        };
+        let pages = map_pages(pages, access(problem.appending));
         let cache = Cache::Pages(page_bindings(&pages));
         let (out, lse) = step(q, cache, tokens, &problem);
         DecodedPages { out, lse, pages }
@@ -109,9 +103,8 @@ impl CacheOps for CubeBackend {
     fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
         // Shared or not: what shares it is the graph that reads it.
         let tokens = into_contiguous(tokens);
-        tokens
-            .client
-            .write(&tokens.handle, Bytes::from_elems(values));
+        let client = tokens.client.clone();
+        client.write(&tokens.handle, Bytes::from_elems(values));
         tokens
     }
 }
@@ -149,45 +142,37 @@ fn own(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-fn own_slots(slots: SlotTensors<CubeBackend>) -> SlotTensors<CubeBackend> {
+fn map_slots(
+    slots: SlotTensors<CubeBackend>,
+    how: fn(CubeTensor) -> CubeTensor,
+) -> SlotTensors<CubeBackend> {
     SlotTensors {
-        k: own(slots.k),
-        v: own(slots.v),
-        score: own(slots.score),
-        position: own(slots.position),
-        seen: own(slots.seen),
+        k: how(slots.k),
+        v: how(slots.v),
+        score: how(slots.score),
+        position: how(slots.position),
+        seen: how(slots.seen),
     }
 }
 
-/// Contiguous tensors, for reading only: they may be shared.
-fn contiguous_slots(slots: SlotTensors<CubeBackend>) -> SlotTensors<CubeBackend> {
-    SlotTensors {
-        k: into_contiguous(slots.k),
-        v: into_contiguous(slots.v),
-        score: into_contiguous(slots.score),
-        position: into_contiguous(slots.position),
-        seen: into_contiguous(slots.seen),
-    }
-}
-
-fn own_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
+fn map_pages(
+    pages: PageTensors<CubeBackend>,
+    how: fn(CubeTensor) -> CubeTensor,
+) -> PageTensors<CubeBackend> {
     PageTensors {
-        k: own(pages.k),
-        v: own(pages.v),
-        scores: pages.scores.map(own),
+        k: how(pages.k),
+        v: how(pages.v),
+        scores: pages.scores.map(how),
         table: into_contiguous(pages.table),
-        lengths: own(pages.lengths),
+        lengths: how(pages.lengths),
     }
 }
 
-/// As [`contiguous_slots`].
-fn contiguous_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
-    PageTensors {
-        k: into_contiguous(pages.k),
-        v: into_contiguous(pages.v),
-        scores: pages.scores.map(into_contiguous),
-        table: into_contiguous(pages.table),
-        lengths: into_contiguous(pages.lengths),
+/// How an operation takes the tensors of a cache: those that it only reads may be shared.
+fn access(appending: Appending) -> fn(CubeTensor) -> CubeTensor {
+    match appending {
+        Appending::Now => own,
+        Appending::Later => into_contiguous,
     }
 }
 
@@ -205,10 +190,7 @@ fn page_bindings(pages: &PageTensors<CubeBackend>) -> Pages {
     Pages {
         k: pages.k.clone().binding(),
         v: pages.v.clone().binding(),
-        scores: match &pages.scores {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(scores) => Some(scores.clone().binding()),
-        },
+        scores: pages.scores.as_option().cloned().map(CubeTensor::binding),
         table: pages.table.clone().binding(),
         lengths: pages.lengths.clone().binding(),
     }

@@ -86,10 +86,8 @@ impl MaskedAttentionOps for CubeBackend {
             v: grad_v.clone().binding(),
             bias: grad_bias.clone().map(CubeTensor::binding),
         };
-        let (inputs, saved) = (
-            inputs(p.engine, [q, k, v], masking),
-            saved_bindings(p.engine, saved),
-        );
+        let inputs = inputs(p.engine, [q, k, v], masking);
+        let saved = saved_bindings(p.engine, saved);
         let plan = backward::plan(&client, &problem, &inputs, &saved);
         let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_bias);
@@ -147,13 +145,10 @@ fn inputs(
                 counts: into_contiguous(counts).binding(),
             }),
         },
-        bias: match masking.bias {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(bias) => {
-                let bias = untile(bias);
-                let strides = bias.meta.strides().clone();
-                Some(as_f32::<CubeBackend>(bias, |axis| strides[axis] == 0).binding())
-            }
-        },
+        bias: masking.bias.into_option().map(|bias| {
+            let bias = untile(bias);
+            let strides = bias.meta.strides().clone();
+            as_f32::<CubeBackend>(bias, |axis| strides[axis] == 0).binding()
+        }),
     }
 }

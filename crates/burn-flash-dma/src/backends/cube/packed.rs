@@ -31,9 +31,7 @@ impl PackedOps for CubeBackend {
         match neighbours(&parts) {
             Some(distance) => joined(&parts, distance),
             None => {
-                let apart = parts
-                    .iter()
-                    .map(|part| joined(std::slice::from_ref(part), 0));
+                let apart = parts.chunks(1).map(|part| joined(part, 0));
                 Self::float_cat(apart.collect(), 2)
             }
         }
@@ -104,12 +102,8 @@ fn neighbouring<const N: usize>(like: &CubeTensor, shape: [usize; 4]) -> [CubeTe
     let len: usize = shape.iter().product();
     let distance = (len * size).next_multiple_of(alignment.max(size));
     let all = empty(like, [N, distance / size], like.dtype);
-    let strides = [
-        shape[1] * shape[2] * shape[3],
-        shape[2] * shape[3],
-        shape[3],
-        1,
-    ];
+    let [_, heads, rows, width] = shape;
+    let strides = [heads * rows * width, rows * width, width, 1];
     std::array::from_fn(|n| {
         let (begin, end) = (n * distance, (N - 1 - n) * distance);
         let handle = all.handle.clone();

@@ -50,7 +50,7 @@ impl ProductOps for CubeBackend {
     }
 }
 
-fn rounded(weight: CubeTensor, dtype: DType) -> CubeTensor {
+pub(super) fn rounded(weight: CubeTensor, dtype: DType) -> CubeTensor {
     if weight.dtype == dtype {
         weight
     } else {

@@ -1,14 +1,14 @@
 //! Scores of a few tokens on every CubeCL runtime, in one launch.
 
+use super::product::rounded;
 use super::tensors::{addressable, empty, run};
 use crate::ops::scores::ScoreOps;
 use crate::ops::types::OptionalFloat;
 use crate::validate::checked_element;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
-use burn_cubecl::kernel::{cast, into_contiguous};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::{ZohParameters, zoh_scores};
 
 impl ScoreOps for CubeBackend {
@@ -23,7 +23,7 @@ impl ScoreOps for CubeBackend {
         let out = empty(&values, [batch, heads, len], DType::F32);
         let bias = bias.into_option();
         let dtype = common_type(dt_proj.dtype, [Some(&a), bias.as_ref()]);
-        let parameter = |tensor| parameter(tensor, dtype);
+        let parameter = |tensor| into_contiguous(rounded(tensor, dtype)).binding();
         let parameters = ZohParameters {
             dt_proj: parameter(dt_proj),
             bias: bias.map(parameter),
@@ -40,17 +40,6 @@ impl ScoreOps for CubeBackend {
 
 /// The type of all parameters, or f32 if theirs differ.
 fn common_type(dtype: DType, others: [Option<&CubeTensor>; 2]) -> DType {
-    let same = others
-        .into_iter()
-        .flatten()
-        .all(|tensor| tensor.dtype == dtype);
+    let same = (others.into_iter().flatten()).all(|tensor| tensor.dtype == dtype);
     if same { dtype } else { DType::F32 }
-}
-
-fn parameter(tensor: CubeTensor, dtype: DType) -> TensorBinding {
-    let tensor = match tensor.dtype == dtype {
-        true => tensor,
-        false => cast(tensor, dtype),
-    };
-    into_contiguous(tensor).binding()
 }

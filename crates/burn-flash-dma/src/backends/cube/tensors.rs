@@ -19,18 +19,14 @@ pub(crate) fn run_checked<'a>(
     result: Result<(), AttentionError>,
 ) {
     let mut results = results.into_iter().peekable();
-    let client = results
-        .peek()
-        .expect("an operation has a result")
-        .client
-        .clone();
+    let first = results.peek().expect("an operation has a result");
+    let client = first.client.clone();
     let handles = results.map(|tensor| &tensor.handle);
     run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
 }
 
-/// The same without a check, for what a decoded token launches: products, norms of few tokens and steps over caches. It waits for
-/// nothing, not even for the kernels to be queued. CubeCL passes the note of a failed launch on to whatever is computed
-/// from its result, so the read of that reports a device that failed.
+/// The same without a check, for what a decoded token launches: it waits for nothing, not even for the kernels to be
+/// queued. CubeCL passes a failed launch on to what is computed from its result, and the read of that reports it.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }

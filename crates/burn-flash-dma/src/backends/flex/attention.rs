@@ -2,13 +2,12 @@
 //! the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
 
 use super::packed::RowGradients;
-use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{Element, Gradients, Inputs, Outputs};
 use flash_dma_problem::{AttentionError, Interval, KeptKeys, LeaveOneOut, Problem};
@@ -23,9 +22,8 @@ impl DynamicMaskOps for Flex {
         shape.push(2);
         let values = intervals
             .iter()
-            .flat_map(|i| [i.first as i32, i.end as i32])
-            .collect();
-        tensor::<i32>(values, shape)
+            .flat_map(|i| [i.first as i32, i.end as i32]);
+        tensor::<i32>(values.collect(), shape)
     }
 
     fn dynamic_mask_forward(
@@ -37,12 +35,8 @@ impl DynamicMaskOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        match call.rows[0].dtype() {
-            DType::F32 => call.forward::<f32>(),
-            DType::F16 => call.forward::<f16>(),
-            DType::BF16 => call.forward::<bf16>(),
-            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
-        }
+        let results = by_element!(call.rows[0].dtype(), call.forward(false));
+        (results.out, results.lse)
     }
 
     fn dynamic_mask_forward_with_residual(
@@ -54,12 +48,7 @@ impl DynamicMaskOps for Flex {
     ) -> Forwarded<Self> {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        match call.rows[0].dtype() {
-            DType::F32 => call.forward_with_residual::<f32>(),
-            DType::F16 => call.forward_with_residual::<f16>(),
-            DType::BF16 => call.forward_with_residual::<bf16>(),
-            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
-        }
+        by_element!(call.rows[0].dtype(), call.forward(true))
     }
 
     fn dynamic_mask_backward(
@@ -72,12 +61,7 @@ impl DynamicMaskOps for Flex {
     ) -> AttentionGrads<Self> {
         let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        match call.rows[0].dtype() {
-            DType::F32 => call.backward::<f32>(saved),
-            DType::F16 => call.backward::<f16>(saved),
-            DType::BF16 => call.backward::<bf16>(saved),
-            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
-        }
+        by_element!(call.rows[0].dtype(), call.backward(saved))
     }
 }
 
@@ -127,21 +111,21 @@ impl<E: Element + Stored> Results<E> {
 struct Selected {
     scores: FlexTensor,
     intervals: Vec<Interval>,
-    far: Option<Far>,
-}
-
-/// What the tensor that ranks the keys learns by.
-struct Far {
-    ends: Vec<u32>,
+    /// The ends of the runners-up.
+    far: Option<Vec<u32>>,
     left_out: Option<(Vec<u32>, LeaveOneOut)>,
 }
 
-impl Far {
-    fn borrowed(&self) -> flash_dma_cpu::Far<'_> {
-        flash_dma_cpu::Far {
-            ends: &self.ends,
-            left_out: (self.left_out.as_ref())
-                .map(|(from, how)| flash_dma_cpu::LeftOut { from, how: *how }),
+impl Selected {
+    fn view(&self) -> flash_dma_cpu::Selection<'_> {
+        let left_out = self.left_out.as_ref();
+        flash_dma_cpu::Selection {
+            scores: view(&self.scores),
+            intervals: &self.intervals,
+            far: self.far.as_ref().map(|ends| flash_dma_cpu::Far {
+                ends,
+                left_out: left_out.map(|(from, how)| flash_dma_cpu::LeftOut { from, how: *how }),
+            }),
         }
     }
 }
@@ -171,25 +155,21 @@ impl Call {
             } => {
                 let intervals = intervals.to_contiguous();
                 let values: &[i32] = contiguous(&intervals);
-                let intervals = values
-                    .chunks_exact(2)
-                    .map(|pair| Interval {
-                        first: pair[0] as u32,
-                        end: pair[1] as u32,
-                    })
-                    .collect();
-                let far = match runners_up {
-                    RunnersUp::None => None,
-                    RunnersUp::Some { far, left_out, .. } => Some(Far {
-                        ends: positions(&far),
-                        left_out: (left_out.into_option())
-                            .map(|(from, how)| (positions(&from), how)),
-                    }),
+                let intervals = values.chunks_exact(2).map(|pair| Interval {
+                    first: pair[0] as u32,
+                    end: pair[1] as u32,
+                });
+                let (far, left_out) = match runners_up {
+                    RunnersUp::None => (None, None),
+                    RunnersUp::Some { far, left_out, .. } => {
+                        (Some(positions(&far)), left_out.into_option())
+                    }
                 };
                 Some(Selected {
                     scores: addressable(scores),
-                    intervals,
+                    intervals: intervals.collect(),
                     far,
+                    left_out: left_out.map(|(from, how)| (positions(&from), how)),
                 })
             }
         };
@@ -206,24 +186,12 @@ impl Call {
             q,
             k,
             v,
-            selection: (self.selection.as_ref()).map(|selected| flash_dma_cpu::Selection {
-                scores: view(&selected.scores),
-                intervals: &selected.intervals,
-                far: selected.far.as_ref().map(Far::borrowed),
-            }),
+            selection: self.selection.as_ref().map(Selected::view),
         }
     }
 
-    fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
-        let results = Results::<E>::new(&self.problem, false);
-        let Forwarded { out, lse, .. } = results.forwarded(&self.problem, |outputs| {
-            flash_dma_cpu::forward(&self.problem, self.inputs(), outputs)
-        });
-        (out, lse)
-    }
-
-    fn forward_with_residual<E: Element + Stored>(self) -> Forwarded<Flex> {
-        let results = Results::<E>::new(&self.problem, true);
+    fn forward<E: Element + Stored>(self, residual: bool) -> Forwarded<Flex> {
+        let results = Results::<E>::new(&self.problem, residual);
         results.forwarded(&self.problem, |outputs| {
             flash_dma_cpu::forward(&self.problem, self.inputs(), outputs)
         })
@@ -238,11 +206,9 @@ impl Call {
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut rows = RowGradients::<E>::new(&self.rows, problem);
         let [q, k, v] = rows.slices();
-        let mut scores = problem
-            .has_scores
-            .then(|| buffer::<f32, 3>(problem.scores_shape()));
+        let mut scores = (problem.has_scores).then(|| buffer(problem.scores_shape()));
         let far = self.selection.as_ref().and_then(|s| s.far.as_ref());
-        let mut rank = far.map(|_| buffer::<f32, 3>(problem.scores_shape()));
+        let mut rank = far.map(|_| buffer(problem.scores_shape()));
         run(flash_dma_cpu::backward(
             problem,
             self.inputs(),

@@ -1,6 +1,6 @@
 //! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
 
-use super::tensors::{Stored, addressable, buffer, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, by_element, run, tensor, view};
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
@@ -9,23 +9,10 @@ use crate::ops::types::{
 use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::Element;
 use flash_dma_cpu::cache::{self, Cache, CacheRef, Pages, PagesRef, Slots, SlotsRef, Tokens};
 use flash_dma_problem::{AppendProblem, Appending, AttentionError, DecodeProblem};
-
-/// Calls a generic function with the element type of the cache.
-macro_rules! by_element {
-    ($dtype:expr, $call:ident($($argument:expr),*)) => {
-        match $dtype {
-            DType::F32 => $call::<f32>($($argument),*),
-            DType::F16 => $call::<f16>($($argument),*),
-            DType::BF16 => $call::<bf16>($($argument),*),
-            other => panic!("k must be f32, f16 or bf16, but is {other:?}"),
-        }
-    };
-}
 
 impl CacheOps for Flex {
     fn cache_append_slots(
@@ -34,7 +21,7 @@ impl CacheOps for Flex {
         problem: AppendProblem,
     ) -> SlotTensors<Self> {
         let _span = span!("append", engine = "cpu");
-        let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (mut slots, tokens) = (whole_slots(slots), readable(tokens));
         by_element!(slots.k.dtype(), append_slots(&mut slots, &tokens, &problem));
         slots
     }
@@ -46,7 +33,7 @@ impl CacheOps for Flex {
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
         let _span = span!("decode", engine = "cpu");
-        let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (mut slots, tokens) = (whole_slots(slots), readable(tokens));
         let (dtype, q) = (q.dtype(), addressable(q));
         let (out, lse) = by_element!(dtype, decode_slots(&q, &mut slots, &tokens, &problem));
         DecodedSlots { out, lse, slots }
@@ -58,7 +45,7 @@ impl CacheOps for Flex {
         problem: AppendProblem,
     ) -> ChunkKeys<Self> {
         let _span = span!("chunk_keys", engine = "cpu");
-        let (slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (slots, tokens) = (whole_slots(slots), readable(tokens));
         by_element!(slots.k.dtype(), chunk_keys(&slots, &tokens, &problem))
     }
 
@@ -69,7 +56,7 @@ impl CacheOps for Flex {
         problem: AppendProblem,
     ) -> PageTensors<Self> {
         let _span = span!("append", engine = "cpu");
-        let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
+        let (mut pages, tokens) = (whole_pages(pages), readable(tokens));
         by_element!(pages.k.dtype(), append_pages(&mut pages, &tokens, &problem));
         pages
     }
@@ -82,7 +69,7 @@ impl CacheOps for Flex {
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
         let _span = span!("decode", engine = "cpu");
-        let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
+        let (mut pages, tokens) = (whole_pages(pages), readable(tokens));
         let (dtype, q) = (q.dtype(), addressable(q));
         let (out, lse) = by_element!(dtype, decode_pages(&q, &mut pages, &tokens, &problem));
         DecodedPages { out, lse, pages }
@@ -91,17 +78,17 @@ impl CacheOps for Flex {
 
 fn append_slots<E: Element + Stored>(
     slots: &mut SlotTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &AppendProblem,
 ) {
     let cache = Cache::Slots(slots_mut::<E>(slots));
-    run(cache::append(problem, cache, tokens.view()));
+    run(cache::append(problem, cache, tokens_ref(tokens)));
 }
 
 fn decode_slots<E: Element + Stored>(
     q: &FlexTensor,
     slots: &mut SlotTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     match problem.appending {
@@ -112,17 +99,17 @@ fn decode_slots<E: Element + Stored>(
 
 fn append_pages<E: Element + Stored>(
     pages: &mut PageTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &AppendProblem,
 ) {
     let cache = Cache::Pages(pages_mut::<E>(pages));
-    run(cache::append(problem, cache, tokens.view()));
+    run(cache::append(problem, cache, tokens_ref(tokens)));
 }
 
 fn decode_pages<E: Element + Stored>(
     q: &FlexTensor,
     pages: &mut PageTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     match problem.appending {
@@ -134,11 +121,11 @@ fn decode_pages<E: Element + Stored>(
 fn decode<E: Element + Stored>(
     q: &FlexTensor,
     cache: Cache<'_, E>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     outputs::<E>(problem, |out, lse| {
-        cache::decode(problem, view(q), cache, tokens.view(), out, lse)
+        cache::decode(problem, view(q), cache, tokens_ref(tokens), out, lse)
     })
 }
 
@@ -146,11 +133,11 @@ fn decode<E: Element + Stored>(
 fn attend<E: Element + Stored>(
     q: &FlexTensor,
     cache: CacheRef<'_, E>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
     outputs::<E>(problem, |out, lse| {
-        cache::attend(problem, view(q), cache, tokens.view(), out, lse)
+        cache::attend(problem, view(q), cache, tokens_ref(tokens), out, lse)
     })
 }
 
@@ -170,7 +157,7 @@ fn outputs<E: Element + Stored>(
 
 fn chunk_keys<E: Element + Stored>(
     slots: &SlotTensors<Flex>,
-    tokens: &NewTokens,
+    tokens: &TokenTensors<Flex>,
     problem: &AppendProblem,
 ) -> ChunkKeys<Flex> {
     let [batch, heads, window, dim] = problem.cache.kv_shape();
@@ -182,7 +169,7 @@ fn chunk_keys<E: Element + Stored>(
     run(cache::chunk_keys(
         problem,
         slots_ref(slots),
-        tokens.view(),
+        tokens_ref(tokens),
         cache::ChunkKeys {
             k: &mut k,
             v: &mut v,
@@ -200,27 +187,19 @@ fn chunk_keys<E: Element + Stored>(
 }
 
 /// Tokens in a form that the engine can address.
-struct NewTokens {
-    k: FlexTensor,
-    v: FlexTensor,
-    scores: Option<FlexTensor>,
+fn readable(tokens: TokenTensors<Flex>) -> TokenTensors<Flex> {
+    TokenTensors {
+        k: addressable(tokens.k),
+        v: addressable(tokens.v),
+        scores: tokens.scores.map(addressable),
+    }
 }
 
-impl NewTokens {
-    fn new(tokens: TokenTensors<Flex>) -> Self {
-        Self {
-            k: addressable(tokens.k),
-            v: addressable(tokens.v),
-            scores: tokens.scores.into_option().map(addressable),
-        }
-    }
-
-    fn view<E: Element + Stored>(&self) -> Tokens<'_, E> {
-        Tokens {
-            k: view(&self.k),
-            v: view(&self.v),
-            scores: self.scores.as_ref().map(view),
-        }
+fn tokens_ref<E: Element + Stored>(tokens: &TokenTensors<Flex>) -> Tokens<'_, E> {
+    Tokens {
+        k: view(&tokens.k),
+        v: view(&tokens.v),
+        scores: tokens.scores.as_option().map(view),
     }
 }
 
@@ -275,10 +254,7 @@ fn pages_ref<E: Stored>(pages: &PageTensors<Flex>) -> PagesRef<'_, E> {
     PagesRef {
         k: elements(&pages.k),
         v: elements(&pages.v),
-        scores: match &pages.scores {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(scores) => Some(elements(scores)),
-        },
+        scores: pages.scores.as_option().map(elements),
         table: elements(&pages.table),
         lengths: elements(&pages.lengths),
     }

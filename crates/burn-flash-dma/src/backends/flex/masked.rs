@@ -2,7 +2,7 @@
 
 use super::attention::Results;
 use super::packed::RowGradients;
-use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
@@ -11,9 +11,8 @@ use crate::ops::types::{
 use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
-use flash_dma_cpu::{BroadcastView, Element, MaskedGradients, MaskedInputs};
+use flash_dma_cpu::{BroadcastView, Element, MaskedGradients, MaskedInputs, View};
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for Flex {
@@ -70,12 +69,8 @@ impl MaskedAttentionOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        match call.rows[0].dtype() {
-            DType::F32 => call.forward::<f32>(),
-            DType::F16 => call.forward::<f16>(),
-            DType::BF16 => call.forward::<bf16>(),
-            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
-        }
+        let results = by_element!(call.rows[0].dtype(), call.forward(false));
+        (results.out, results.lse)
     }
 
     fn masked_attention_forward_with_residual(
@@ -87,12 +82,7 @@ impl MaskedAttentionOps for Flex {
     ) -> Forwarded<Self> {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        match call.rows[0].dtype() {
-            DType::F32 => call.forward_with_residual::<f32>(),
-            DType::F16 => call.forward_with_residual::<f16>(),
-            DType::BF16 => call.forward_with_residual::<bf16>(),
-            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
-        }
+        by_element!(call.rows[0].dtype(), call.forward(true))
     }
 
     fn masked_attention_backward(
@@ -106,12 +96,7 @@ impl MaskedAttentionOps for Flex {
     ) -> MaskedGrads<Self> {
         let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        match call.rows[0].dtype() {
-            DType::F32 => call.backward::<f32>(saved, bias_gradient),
-            DType::F16 => call.backward::<f16>(saved, bias_gradient),
-            DType::BF16 => call.backward::<bf16>(saved, bias_gradient),
-            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
-        }
+        by_element!(call.rows[0].dtype(), call.backward(saved, bias_gradient))
     }
 }
 
@@ -131,14 +116,11 @@ impl Call {
                 OptionalPlan::None => None,
                 OptionalPlan::Some { bits, .. } => Some(bits.to_contiguous()),
             },
-            bias: match masking.bias {
-                OptionalFloat::None => None,
-                OptionalFloat::Some(bias) => {
-                    let bias = forward_strides(bias);
-                    let strides = bias.layout().strides().to_vec();
-                    Some(as_f32::<Flex>(bias, |axis| strides[axis] == 0))
-                }
-            },
+            bias: masking.bias.into_option().map(|bias| {
+                let bias = forward_strides(bias);
+                let strides = bias.layout().strides().to_vec();
+                as_f32::<Flex>(bias, |axis| strides[axis] == 0)
+            }),
             problem,
         }
     }
@@ -154,18 +136,9 @@ impl Call {
         }
     }
 
-    fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
+    fn forward<E: Element + Stored>(self, residual: bool) -> Forwarded<Flex> {
         let p = &self.problem.attention;
-        let results = Results::<E>::new(p, false);
-        let Forwarded { out, lse, .. } = results.forwarded(p, |outputs| {
-            flash_dma_cpu::masked_forward(&self.problem, self.inputs(), outputs)
-        });
-        (out, lse)
-    }
-
-    fn forward_with_residual<E: Element + Stored>(self) -> Forwarded<Flex> {
-        let p = &self.problem.attention;
-        let results = Results::<E>::new(p, true);
+        let results = Results::<E>::new(p, residual);
         results.forwarded(p, |outputs| {
             flash_dma_cpu::masked_forward(&self.problem, self.inputs(), outputs)
         })
@@ -205,14 +178,12 @@ impl Call {
             },
         ));
         let [q, k, v] = rows.into_tensors(p);
+        let bias = bias.zip(shape).map(|(bias, shape)| tensor(bias, shape));
         MaskedGrads {
             q,
             k,
             v,
-            bias: match bias.zip(shape) {
-                None => OptionalFloat::None,
-                Some((bias, shape)) => OptionalFloat::Some(tensor(bias, shape)),
-            },
+            bias: OptionalFloat::from_option(bias),
         }
     }
 }
@@ -227,13 +198,14 @@ fn forward_strides(tensor: FlexTensor) -> FlexTensor {
 }
 
 fn broadcast_view<E: Stored>(tensor: &FlexTensor) -> BroadcastView<'_, E> {
-    let layout = tensor.layout();
-    let strides: Vec<usize> = layout.strides().iter().map(|&s| s as usize).collect();
+    let View {
+        data,
+        shape,
+        strides,
+    } = view(tensor);
     BroadcastView {
-        data: &tensor.storage::<E>()[layout.start_offset()..],
-        shape: layout.shape().dims(),
-        strides: strides
-            .try_into()
-            .expect("a tensor has a stride for each axis"),
+        data,
+        shape,
+        strides,
     }
 }

@@ -5,12 +5,14 @@ mod cache;
 mod masked;
 mod norm;
 mod packed;
-mod product;
 mod tensors;
 
+use crate::ops::product::ProductOps;
 use crate::ops::scores::ScoreOps;
 use crate::ops::training::TrainingOps;
 use burn::backend::Flex;
 
+// Burn's own products are threaded and blocked.
+impl ProductOps for Flex {}
 impl ScoreOps for Flex {}
 impl TrainingOps for Flex {}

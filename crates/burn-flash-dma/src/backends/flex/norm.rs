@@ -1,12 +1,12 @@
 //! Norms and rotary encoding on the CPU engine.
 
-use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::ops::norm::NormOps;
 use crate::ops::types::{NormGrads, Normed, OptionalFloat};
 use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, bf16, f16};
+use burn::tensor::Shape;
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{Element, NormGradients, NormParameters, View};
 use flash_dma_problem::NormProblem;
@@ -21,7 +21,7 @@ impl NormOps for Flex {
         let shape = x.shape();
         let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
         // Heads of one token each, or tokens of one head: the order is the same.
-        relaid(call.forward_any(), shape)
+        relaid(by_element!(call.x().dtype(), call.forward()), shape)
     }
 
     fn rms_norm_backward(
@@ -33,7 +33,8 @@ impl NormOps for Flex {
         let _span = span!("norm_backward", engine = "cpu");
         let shape = x.shape();
         let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
-        let grads = call.backward_any(grad_out.to_contiguous());
+        let grad_out = grad_out.to_contiguous();
+        let grads = by_element!(grad_out.dtype(), call.backward(&grad_out));
         let gamma = grads.gamma.into_option().expect("there is a norm");
         (relaid(grads.x, shape), gamma)
     }
@@ -47,7 +48,7 @@ impl NormOps for Flex {
         let _span = span!("norm_forward", engine = "cpu");
         let (gamma, table) = (gamma.into_option(), table.into_option());
         let call = Call::new(Some(addressable(x)), gamma, table, problem);
-        call.forward_any().transpose(1, 2)
+        by_element!(call.x().dtype(), call.forward()).transpose(1, 2)
     }
 
     fn encode_heads_backward(
@@ -62,12 +63,13 @@ impl NormOps for Flex {
             Normed::Some { x, gamma } => (Some(addressable(x)), Some(gamma)),
         };
         let call = Call::new(x, gamma, table.into_option(), problem);
-        call.backward_any(addressable(grad_out))
+        let grad_out = addressable(grad_out);
+        by_element!(grad_out.dtype(), call.backward(&grad_out))
     }
 }
 
 /// A contiguous tensor in another shape.
-fn relaid(tensor: FlexTensor, shape: burn::tensor::Shape) -> FlexTensor {
+fn relaid(tensor: FlexTensor, shape: Shape) -> FlexTensor {
     tensor.with_layout(burn_flex::Layout::contiguous(shape))
 }
 
@@ -94,27 +96,8 @@ impl Call {
         }
     }
 
-    fn forward_any(&self) -> FlexTensor {
-        match self
-            .x
-            .as_ref()
-            .expect("a forward pass has an input")
-            .dtype()
-        {
-            DType::F32 => self.forward::<f32>(),
-            DType::F16 => self.forward::<f16>(),
-            DType::BF16 => self.forward::<bf16>(),
-            other => panic!("x must be f32, f16 or bf16, but is {other:?}"),
-        }
-    }
-
-    fn backward_any(&self, grad_out: FlexTensor) -> NormGrads<Flex> {
-        match grad_out.dtype() {
-            DType::F32 => self.backward::<f32>(&grad_out),
-            DType::F16 => self.backward::<f16>(&grad_out),
-            DType::BF16 => self.backward::<bf16>(&grad_out),
-            other => panic!("the gradient must be f32, f16 or bf16, but is {other:?}"),
-        }
+    fn x(&self) -> &FlexTensor {
+        self.x.as_ref().expect("a forward pass has an input")
     }
 
     fn parameters<E: Element + Stored>(&self) -> NormParameters<'_, E> {
@@ -140,10 +123,9 @@ impl Call {
     fn forward<E: Element + Stored>(&self) -> FlexTensor {
         let shape = self.problem.x_shape();
         let mut out = buffer::<E, 4>(shape);
-        let x = self.x.as_ref().expect("a forward pass has an input");
         run(flash_dma_cpu::norm_forward(
             &self.problem,
-            rows(x, shape),
+            rows(self.x(), shape),
             self.parameters(),
             &mut out,
         ));

@@ -1,12 +1,12 @@
 //! Parts of one tensor on Flex, and the buffers of their gradients.
 
-use super::tensors::{Stored, buffer};
+use super::tensors::{Stored, buffer, tensor};
 use crate::fallback::packed as fallback;
 use crate::ops::packed::PackedOps;
 use crate::ops::types::PackedRows;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{Bytes, Shape};
+use burn::tensor::Shape;
 use burn_flex::{FlexTensor, Layout};
 use flash_dma_problem::Problem;
 use std::sync::Arc;
@@ -109,47 +109,32 @@ impl<E: Stored> RowGradients<E> {
         let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
         let len = kv_shape.iter().product::<usize>();
         match self {
-            Self::Apart([q, k, v]) => [
-                part(&shared(q), q_shape, 0),
-                part(&shared(k), kv_shape, 0),
-                part(&shared(v), kv_shape, 0),
-            ]
-            .map(Self::typed),
+            Self::Apart([q, k, v]) => {
+                [tensor(q, q_shape), tensor(k, kv_shape), tensor(v, kv_shape)]
+            }
             Self::Pair(q, kv) => {
-                let (q, kv) = (shared(q), shared(kv));
-                [
-                    part(&q, q_shape, 0),
-                    part(&kv, kv_shape, 0),
-                    part(&kv, kv_shape, len),
-                ]
-                .map(Self::typed)
+                let kv = tensor(kv, [2 * len]);
+                let [k, v] = [0, 1].map(|n| part(&kv, kv_shape, n * len));
+                [tensor(q, q_shape), k, v]
             }
             Self::Packed(all) => {
-                let all = shared(all);
-                [0, 1, 2].map(|n| Self::typed(part(&all, kv_shape, n * len)))
+                let all = tensor(all, [3 * len]);
+                [0, 1, 2].map(|n| part(&all, kv_shape, n * len))
             }
         }
     }
-
-    fn typed((data, layout): (Arc<Bytes>, Layout)) -> FlexTensor {
-        FlexTensor::from_arc(data, layout, E::dtype())
-    }
 }
 
-fn shared<E: Stored>(values: Vec<E>) -> Arc<Bytes> {
-    Arc::new(Bytes::from_elems(values))
-}
-
-/// A tensor of `shape` without gaps that begins at `start`.
-fn part(data: &Arc<Bytes>, shape: [usize; 4], start: usize) -> (Arc<Bytes>, Layout) {
+/// A view of `shape` without gaps that begins at `start`.
+fn part(whole: &FlexTensor, shape: [usize; 4], start: usize) -> FlexTensor {
     let contiguous = Layout::contiguous(Shape::new(shape));
     let layout = Layout::new(Shape::new(shape), contiguous.strides().to_vec(), start);
-    (data.clone(), layout)
+    whole.clone().with_layout(layout)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tensors::{contiguous, tensor};
+    use super::super::tensors::contiguous;
     use super::*;
     use crate::ops::attention::DynamicMaskOps;
     use crate::ops::types::{OptionalFloat, Saved, Selection};

@@ -10,6 +10,19 @@ use flash_dma_problem::AttentionError;
 pub(crate) trait Stored: BurnElement + bytemuck::Pod + Default {}
 impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
 
+/// Calls a generic function or method with the type of the elements, which the functions on `Tensor` have validated.
+macro_rules! by_element {
+    ($dtype:expr, $($call:ident).+($($argument:expr),*)) => {
+        match $dtype {
+            burn::tensor::DType::F32 => $($call).+::<f32>($($argument),*),
+            burn::tensor::DType::F16 => $($call).+::<burn::tensor::f16>($($argument),*),
+            burn::tensor::DType::BF16 => $($call).+::<burn::tensor::bf16>($($argument),*),
+            other => panic!("elements must be f32, f16 or bf16, but are {other:?}"),
+        }
+    };
+}
+pub(crate) use by_element;
+
 /// The functions on `Tensor` have validated the call.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));

@@ -32,14 +32,11 @@
 //! [`AttentionError::HeadDim`]: crate::AttentionError::HeadDim
 
 mod cache;
-mod config;
-mod dropped;
 mod input;
 mod module;
 mod output;
 
 pub use cache::MhaCache;
-pub use config::MultiHeadAttentionConfig;
 pub use input::MhaInput;
-pub use module::MultiHeadAttention;
+pub use module::{MultiHeadAttention, MultiHeadAttentionConfig};
 pub use output::MhaOutput;

@@ -1,19 +1,54 @@
-//! The module, with the fields of Burn's.
+//! The module and its configuration, with the fields of Burn's.
 
-use super::config::check_heads;
 use super::input::{Hidden, MhaInput};
 use super::output::{Logits, MhaOutput};
 use crate::functions::attention::Attention;
 use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::nn::dropout::Seeds;
-use crate::nn::heads::{merge, split};
+use crate::nn::heads::{check_weights, merge, split};
 use crate::validate::{check_shape, element_type, same_device};
-use burn::module::Module;
-use burn::nn::{self, Linear, attention as theirs};
-use burn::tensor::Tensor;
+use burn::config::Config;
+use burn::module::{Initializer, Module};
+use burn::nn::{self, DropoutConfig, Linear, LinearConfig, attention as theirs};
 use burn::tensor::activation::sigmoid;
-use flash_dma_problem::{AttentionError, AttentionOptions, Dropout, TensorName};
+use burn::tensor::{Device, Tensor};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, Dropout, ElementType, Problem, TensorName,
+};
+
+/// Configuration of [`MultiHeadAttention`]: the fields and defaults of Burn's, whose files it reads.
+#[derive(Config, Debug)]
+pub struct MultiHeadAttentionConfig {
+    /// Features per token.
+    pub d_model: usize,
+    /// Number of heads. Each has `d_model / n_heads` features, a multiple of 8 up to 256.
+    pub n_heads: usize,
+    /// The share of the weights that dropout removes in training. Default: 0.1, as Burn's.
+    #[config(default = 0.1)]
+    pub dropout: f64,
+    /// Read and written for Burn's files, and not used: a hidden key has weight 0.
+    #[config(default = -1.0e4)]
+    pub min_float: f64,
+    /// Softmax with one more logit of 0 in its denominator, so that a head may attend to nothing. Default: false.
+    #[config(default = false)]
+    pub quiet_softmax: bool,
+    /// Initialiser of the four projections. Default: Kaiming uniform, as Burn's.
+    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
+    pub initializer: Initializer,
+    /// Whether the projection of keys has a bias. Default: true.
+    #[config(default = true)]
+    pub key_bias: bool,
+    /// Whether the projection of values has a bias. Default: true.
+    #[config(default = true)]
+    pub value_bias: bool,
+    /// Whether the projection of queries has a bias. Default: true.
+    #[config(default = true)]
+    pub query_bias: bool,
+    /// Whether the last projection has a bias. Default: true.
+    #[config(default = true)]
+    pub output_bias: bool,
+}
 
 /// Multi-head attention in the place of [Burn's](burn::nn::attention::MultiHeadAttention): the same parameters under
 /// the same names, so that records of either load into the other, and the same results within rounding. The
@@ -42,7 +77,45 @@ pub struct MultiHeadAttention {
     pub quiet_softmax: bool,
     /// Those of dropout.
     #[module(skip)]
-    pub(super) seeds: Seeds,
+    seeds: Seeds,
+}
+
+impl MultiHeadAttentionConfig {
+    twin! {
+        /// Makes the module on a device.
+        pub fn init(&self, device: &Device) -> MultiHeadAttention = Self::try_init;
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::HeadRatio`] without heads, [`AttentionError::HeadDim`], [`AttentionError::Shape`] if `d_model` is
+    /// not a multiple of `n_heads`, or [`AttentionError::DropoutRate`].
+    pub fn try_init(&self, device: &Device) -> Result<MultiHeadAttention, AttentionError> {
+        check_heads(self.d_model, self.n_heads)?;
+        let rate = self.dropout as f32;
+        Dropout::new(rate, 0)?;
+        // Burn's layer holds it in f64, where less than 0 may still be 0 in f32.
+        if self.dropout < 0.0 {
+            return Err(AttentionError::DropoutRate { rate });
+        }
+        let linear = LinearConfig::new(self.d_model, self.d_model)
+            .with_initializer(self.initializer.clone());
+        let linear = |bias| linear.clone().with_bias(bias).init(device);
+        Ok(MultiHeadAttention {
+            query: linear(self.query_bias),
+            key: linear(self.key_bias),
+            value: linear(self.value_bias),
+            output: linear(self.output_bias),
+            dropout: DropoutConfig::new(self.dropout).init(),
+            d_model: self.d_model,
+            n_heads: self.n_heads,
+            d_k: self.d_model / self.n_heads,
+            quiet_softmax: self.quiet_softmax,
+            seeds: Seeds::new(device),
+        })
+    }
 }
 
 impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
@@ -145,9 +218,8 @@ impl MultiHeadAttention {
             quiet: self.quiet_softmax,
             dropout,
         };
-        let options = AttentionOptions::new()
-            .with_causal(logits.hidden.causal)
-            .with_dropout(dropout);
+        let options = AttentionOptions::new().with_causal(logits.hidden.causal);
+        let options = options.with_dropout(dropout);
         let out = match (logits.hidden.mask(), self.quiet_softmax) {
             (None, false) => Attention::new(q, k, v).options(options).try_forward()?,
             (None, true) => {
@@ -164,6 +236,18 @@ impl MultiHeadAttention {
         };
         Ok((out, logits))
     }
+}
+
+/// Refuses heads that attention does not compute.
+fn check_heads(d_model: usize, n_heads: usize) -> Result<(), AttentionError> {
+    let d_k = d_model / n_heads.max(1);
+    // The rules for one token are those for any sequence.
+    let rows = [1, n_heads, 1, d_k];
+    let options = AttentionOptions::new();
+    Problem::new(&rows, &rows, &rows, None, ElementType::F32, &options)?;
+    let weight = [d_model, d_model];
+    check_shape(TensorName::Weight, &weight, &[d_model, n_heads * d_k])?;
+    check_weights(weight)
 }
 
 /// The output of the softmax whose denominator has a logit of 0 beside the others: with their sum `exp(lse)`, that is a

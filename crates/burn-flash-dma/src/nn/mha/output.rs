@@ -1,10 +1,13 @@
 //! The output, with weights that are made when they are asked for.
 
-use super::dropped::dropped;
 use super::input::Hidden;
-use burn::backend::{Dispatch, TensorMetadata};
+use crate::fallback::tensors::bool_dtype;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata};
 use burn::tensor::activation::{quiet_softmax, softmax};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Shape, Tensor, TensorData};
+use flash_dma_problem::dropout::{column_word, row_word};
 use flash_dma_problem::{AttentionOptions, Dropout, ElementType, Problem};
 
 /// The output of [`MultiHeadAttention`](super::MultiHeadAttention).
@@ -34,11 +37,9 @@ const HIDDEN: f32 = -1e30;
 
 impl MhaOutput {
     /// The attention weights, `[batch, n_heads, q_len, k_len]`: in training after dropout, so that rows may not add up
-    /// to 1, and zeros for a query from which every key is hidden. Burn's output has a field of this name; here they
-    /// are computed when they are asked for, differentiably, from q and k, which the output keeps. Ask before the
-    /// context is moved out of the output, or clone it.
-    ///
-    /// After [`forward_cache`](super::MultiHeadAttention::forward_cache) they are those of the new queries.
+    /// to 1, and zeros for a query from which every key is hidden. A field of Burn's output; here they are computed when
+    /// they are asked for, differentiably, from q and k, which the output keeps. After
+    /// [`forward_cache`](super::MultiHeadAttention::forward_cache) they are those of the new queries.
     #[must_use]
     pub fn weights(&self) -> Tensor<4> {
         self.logits.weights()
@@ -76,17 +77,45 @@ impl Logits {
 
     /// The weights with the call's dropout.
     fn dropped(&self, weights: Tensor<4>) -> Tensor<4> {
-        if self.dropout.is_none() {
+        let Some(dropout) = self.dropout else {
             return weights;
-        }
-        let options = AttentionOptions::new()
-            .with_causal(self.hidden.causal)
-            .with_dropout(self.dropout);
+        };
+        let options = AttentionOptions::new().with_causal(self.hidden.causal);
+        let options = options.with_dropout(self.dropout);
         let (q, k) = (self.q.dims(), self.k.dims());
         let problem = Problem::new(&q, &k, &k, None, ElementType::F32, &options);
         let problem = problem.expect("the call was checked");
         let weights = weights.into_dispatch();
-        let device = weights.device();
-        Tensor::from_dispatch(dropped::<Dispatch>(weights, &problem, &device))
+        let factors = factors::<Dispatch>(&problem, dropout, &weights.device());
+        Tensor::from_dispatch(Dispatch::float_mul(weights, factors))
     }
+}
+
+/// The factors of all probabilities of a problem with dropout, `[batch, kv_heads, group * q_len, k_len]`. The words of rows and columns are made on the host, those of pairs on the device:
+/// in signed integers of 64 bits, which hold every product of a word and half of another.
+fn factors<B: Backend>(p: &Problem, dropout: Dropout, device: &B::Device) -> FloatTensor<B> {
+    let mask = dropout.mask();
+    let pairs = Shape::new([p.batch, p.kv_heads, p.group() * p.q_len, p.k_len]);
+    let heads = (0..p.batch * p.q_heads).map(|head| mask.head_word(head));
+    let rows = heads.flat_map(|head| {
+        (0..p.q_len).map(move |query| i64::from(row_word(head, p.dropout_position(query))))
+    });
+    let columns = (0..p.k_len).map(|key| column_word(mask.columns, key as u32));
+    let halves = columns.map(|word| (i64::from(word & 0xffff), i64::from(word >> 16)));
+    let (lower, upper): (Vec<_>, Vec<_>) = halves.unzip();
+    let shape = [p.batch, p.kv_heads, p.group() * p.q_len, 1];
+    let rows = TensorData::new(rows.collect(), shape);
+    let [lower, upper] = [lower, upper].map(|halves| TensorData::new(halves, [1, 1, 1, p.k_len]));
+    let [rows, lower, upper] = [rows, lower, upper]
+        .map(|words| B::int_expand(B::int_from_data(words, device), pairs.clone()));
+    // row * (2^16 upper + lower) modulo 2^32.
+    let upper = B::int_mul(rows.clone(), upper);
+    let upper = B::bitwise_and_scalar(upper, 0xffff.into());
+    let upper = B::bitwise_left_shift_scalar(upper, 16.into());
+    let words = B::int_add(B::int_mul(rows, lower), upper);
+    let words = B::bitwise_and_scalar(words, i64::from(u32::MAX).into());
+    let threshold = i64::from(mask.threshold);
+    let dropped = B::int_lower_elem(words, threshold.into(), bool_dtype::<B>(device));
+    let weights = B::float_full(pairs, mask.factor.into(), device, FloatDType::F32);
+    B::float_mask_fill(weights, dropped, 0.0f32.into())
 }

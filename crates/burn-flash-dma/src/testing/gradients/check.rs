@@ -2,8 +2,9 @@
 
 use super::compare::Expected;
 use super::data::Data;
-use super::passes::{Results, passes, residual};
+use super::passes::Results;
 use super::report::{GradientError, GradientReport};
+use crate::validate::expect;
 use burn::tensor::Device;
 use flash_dma_problem::Problem;
 
@@ -57,10 +58,7 @@ pub struct GradientCheck {
 ///
 /// If [`try_check_gradients`] returns an error, with that error's text.
 pub fn check_gradients(problem: &Problem, device: &Device) -> GradientReport {
-    match try_check_gradients(problem, device) {
-        Ok(report) => report,
-        Err(error) => panic!("{error}"),
-    }
+    expect(try_check_gradients(problem, device))
 }
 
 /// Runs a [`GradientCheck`] of default size on the problem's shapes, element type and options. Autodiff is added to the
@@ -117,26 +115,13 @@ impl GradientCheck {
         let data = Data::new(p, self.seed);
         let device = device.clone().autodiff();
         let rows = data.choose_rows(self.heads, self.rows);
-        let (out, lse, whole) = passes(&data, &device, None)?;
-        let (_, _, of_rows) = passes(&data, &device, Some(&rows))?;
-        let results = Results {
-            out,
-            residual: residual(&data, &device)?,
-            lse,
-            whole,
-            of_rows,
-        };
+        let results = Results::new(&data, &rows, &device)?;
         let expected = Expected::new(&data, &rows, self.keys, &results);
         let (checked, failures) = expected.compare(p, &results);
+        let seed = self.seed;
         match failures.is_empty() {
-            true => Ok(GradientReport {
-                seed: self.seed,
-                checked,
-            }),
-            false => Err(GradientError::Wrong {
-                seed: self.seed,
-                failures,
-            }),
+            true => Ok(GradientReport { seed, checked }),
+            false => Err(GradientError::Wrong { seed, failures }),
         }
     }
 }

@@ -3,12 +3,13 @@
 use super::data::{Data, Values};
 use super::passes::Results;
 use super::report::{Checked, Sample};
+use crate::finite::index_of;
 use flash_dma_problem::{ElementType, Problem, TensorName};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT};
 use flash_dma_reference::sampled::{
     Sampled, SampledKeys, SampledRows, attended_keys, first_nonzero, spread,
 };
-use flash_dma_reference::{Failure, Report, Rng};
+use flash_dma_reference::{Failure, Rng};
 
 /// kv heads whose keys are sampled.
 const KEY_HEADS: usize = 2;
@@ -74,12 +75,8 @@ impl Expected {
         log.add(part(p, GradKey, sample, &kv), &keys.k, &whole.k, GRADIENT);
         log.add(part(p, GradValue, sample, &kv), &keys.v, &whole.v, GRADIENT);
         if let (Some(exact), Some(actual)) = (&keys.scores, &whole.scores) {
-            log.add(
-                part(p, GradScores, sample, &scores),
-                exact,
-                actual,
-                GRADIENT,
-            );
+            let part = part(p, GradScores, sample, &scores);
+            log.add(part, exact, actual, GRADIENT);
         }
         let sample = Sample::OfRows;
         log.add_all(part(p, GradQuery, sample, &q), &rows.q, &of_rows.q);
@@ -125,16 +122,24 @@ impl Log {
     fn add(&mut self, part: Part, exact: &Sampled, actual: &Values, factor: f64) {
         let Part {
             tensor,
+            sample,
             shape,
             element,
-            ..
         } = part;
         let actual = |row: usize, into: &mut [f64]| actual.row(row, into);
         let result = match tensor {
             TensorName::Lse => exact.compare_lse(shape, &actual),
             _ => exact.compare(&tensor.to_string(), shape, &actual, element, factor),
         };
-        self.note(part, exact.rows.len(), result);
+        match result {
+            Ok(worst) => self.checked.push(Checked {
+                tensor,
+                sample,
+                rows: exact.rows.len(),
+                worst,
+            }),
+            Err(failure) => self.failures.push((sample, failure)),
+        }
     }
 
     /// A gradient of which all of the rows beside the sampled ones are zero.
@@ -146,17 +151,10 @@ impl Log {
             return;
         };
         let column = values.iter().position(|&x| x != 0.0).unwrap_or(0);
-        let mut at = row * exact.width + column;
-        let mut index = part.shape.to_vec();
-        for i in index.iter_mut().rev() {
-            let size = *i;
-            *i = at % size;
-            at /= size;
-        }
         let failure = Failure {
             name: part.tensor.to_string(),
             shape: part.shape.into(),
-            index,
+            index: index_of(row * exact.width + column, part.shape),
             actual: values[column],
             exact: 0.0,
             bound: 0.0,
@@ -164,19 +162,6 @@ impl Log {
             len: values.len(),
         };
         self.failures.push((part.sample, failure));
-    }
-
-    fn note(&mut self, part: Part, rows: usize, result: Result<Report, Failure>) {
-        let Part { tensor, sample, .. } = part;
-        match result {
-            Ok(worst) => self.checked.push(Checked {
-                tensor,
-                sample,
-                rows,
-                worst,
-            }),
-            Err(failure) => self.failures.push((sample, failure)),
-        }
     }
 
     fn finish(mut self) -> (Vec<Checked>, Vec<(Sample, Failure)>) {
@@ -195,7 +180,6 @@ impl Log {
 mod tests {
     use super::*;
     use crate::AttentionOptions;
-    use crate::testing::gradients::passes::{passes, residual};
     use burn::tensor::{Device, f16};
 
     /// f16, 5 queries after 45 keys, 3 query heads on each kv head.
@@ -205,26 +189,13 @@ mod tests {
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F16, &options).unwrap()
     }
 
-    fn results(data: &Data, rows: &[usize]) -> Results {
-        let device = Device::flex().autodiff();
-        let (out, lse, whole) = passes(data, &device, None).unwrap();
-        let (_, _, of_rows) = passes(data, &device, Some(rows)).unwrap();
-        Results {
-            out,
-            residual: residual(data, &device).unwrap(),
-            lse,
-            whole,
-            of_rows,
-        }
-    }
-
     /// The failures after an element was spoiled, and where it was.
     fn failures(
         spoil: impl FnOnce(&mut Results, &Expected) -> usize,
     ) -> (usize, Vec<(Sample, Failure)>) {
         let data = Data::new(&small(), 3);
         let rows = data.choose_rows(8, 4);
-        let mut results = results(&data, &rows);
+        let mut results = Results::new(&data, &rows, &Device::flex().autodiff()).unwrap();
         let expected = Expected::new(&data, &rows, 12, &results);
         assert!(expected.compare(&data.problem, &results).1.is_empty());
         let at = spoil(&mut results, &expected);
@@ -266,34 +237,25 @@ mod tests {
 
     #[test]
     fn a_spoiled_element_of_each_tensor_is_named() {
+        use Sample::{Keys, OfRows, Rows};
         use TensorName::{GradKey, GradQuery, GradScores, GradValue, Lse, Out};
-        names(Out, Sample::Rows, |e| &e.rows.out, |r| &mut r.out);
-        names(Lse, Sample::Rows, |e| &e.rows.lse, |r| &mut r.lse);
-        names(GradQuery, Sample::Rows, |e| &e.rows.q, |r| &mut r.whole.q);
-        names(GradKey, Sample::Keys, |e| &e.keys.k, |r| &mut r.whole.k);
-        names(GradValue, Sample::Keys, |e| &e.keys.v, |r| &mut r.whole.v);
+        names(Out, Rows, |e| &e.rows.out, |r| &mut r.out);
+        names(Lse, Rows, |e| &e.rows.lse, |r| &mut r.lse);
+        names(GradQuery, Rows, |e| &e.rows.q, |r| &mut r.whole.q);
+        names(GradKey, Keys, |e| &e.keys.k, |r| &mut r.whole.k);
+        names(GradValue, Keys, |e| &e.keys.v, |r| &mut r.whole.v);
         names(
             GradScores,
-            Sample::Keys,
+            Keys,
             |e| e.keys.scores.as_ref().unwrap(),
             |r| r.whole.scores.as_mut().unwrap(),
         );
-        names(
-            GradQuery,
-            Sample::OfRows,
-            |e| &e.rows.q,
-            |r| &mut r.of_rows.q,
-        );
-        names(GradKey, Sample::OfRows, |e| &e.rows.k, |r| &mut r.of_rows.k);
-        names(
-            GradValue,
-            Sample::OfRows,
-            |e| &e.rows.v,
-            |r| &mut r.of_rows.v,
-        );
+        names(GradQuery, OfRows, |e| &e.rows.q, |r| &mut r.of_rows.q);
+        names(GradKey, OfRows, |e| &e.rows.k, |r| &mut r.of_rows.k);
+        names(GradValue, OfRows, |e| &e.rows.v, |r| &mut r.of_rows.v);
         names(
             GradScores,
-            Sample::OfRows,
+            OfRows,
             |e| e.rows.scores.as_ref().unwrap(),
             |r| r.of_rows.scores.as_mut().unwrap(),
         );

@@ -106,16 +106,14 @@ impl Data {
         })
     }
 
-    pub fn q(&self, device: &Device) -> Tensor<4> {
-        self.upload(device, self.problem.q_shape(), |s| s.q, None)
-    }
-
-    pub fn k(&self, device: &Device) -> Tensor<4> {
-        self.upload(device, self.problem.kv_shape(), |s| s.k, None)
-    }
-
-    pub fn v(&self, device: &Device) -> Tensor<4> {
-        self.upload(device, self.problem.kv_shape(), |s| s.v, None)
+    /// q, k and v.
+    pub fn rows(&self, device: &Device) -> [Tensor<4>; 3] {
+        let (q_shape, kv_shape) = (self.problem.q_shape(), self.problem.kv_shape());
+        [
+            self.upload(device, q_shape, |s| s.q, None),
+            self.upload(device, kv_shape, |s| s.k, None),
+            self.upload(device, kv_shape, |s| s.v, None),
+        ]
     }
 
     /// The gradient of `out`, zero but in the rows `only`.
@@ -128,8 +126,9 @@ impl Data {
         let mut values = self.grad_lse.clone();
         if let Some(rows) = only {
             values.fill(0.0);
-            rows.iter()
-                .for_each(|&row| values[row] = self.grad_lse[row]);
+            for &row in rows {
+                values[row] = self.grad_lse[row];
+            }
         }
         on_device(values, self.problem.lse_shape(), device)
     }

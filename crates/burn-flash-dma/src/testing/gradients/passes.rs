@@ -39,11 +39,26 @@ fn options(p: &Problem) -> AttentionOptions {
     }
 }
 
+impl Results {
+    /// Those of a device with autodiff, with gradients of the outputs in the sampled `rows` in the second pass.
+    pub fn new(data: &Data, rows: &[usize], device: &Device) -> Result<Self, GradientError> {
+        let (out, lse, whole) = passes(data, device, None)?;
+        let (_, _, of_rows) = passes(data, device, Some(rows))?;
+        Ok(Self {
+            out,
+            residual: residual(data, device)?,
+            lse,
+            whole,
+            of_rows,
+        })
+    }
+}
+
 /// What the forward pass of autodiff keeps beside `out`.
-pub fn residual(data: &Data, device: &Device) -> Result<Option<Values>, GradientError> {
+fn residual(data: &Data, device: &Device) -> Result<Option<Values>, GradientError> {
     let device = &device.clone().inner();
-    let attention = Attention::new(data.q(device), data.k(device), data.v(device));
-    let attention = attention.options(options(&data.problem));
+    let [q, k, v] = data.rows(device);
+    let attention = Attention::new(q, k, v).options(options(&data.problem));
     let residual = match data.scores(device) {
         Some(z) => attention.scores(z).try_residual(),
         None => attention.try_residual(),
@@ -54,13 +69,13 @@ pub fn residual(data: &Data, device: &Device) -> Result<Option<Values>, Gradient
 }
 
 /// Output, LSE and gradients of a forward and a backward pass, with gradients of the outputs in all rows or in `only`.
-pub fn passes(
+fn passes(
     data: &Data,
     device: &Device,
     only: Option<&[usize]>,
 ) -> Result<(Values, Values, Gradients), GradientError> {
     let p = &data.problem;
-    let [q, k, v] = [data.q(device), data.k(device), data.v(device)].map(Tensor::require_grad);
+    let [q, k, v] = data.rows(device).map(Tensor::require_grad);
     let scores = data.scores(device).map(Tensor::require_grad);
     let attention = Attention::new(q.clone(), k.clone(), v.clone()).options(options(p));
     let (out, lse) = match scores.clone() {
@@ -68,30 +83,28 @@ pub fn passes(
         None => attention.try_forward_with_lse(),
     }?;
     // The sums may overflow the element type; their gradients do not.
-    let weighted = (out.clone() * data.grad_out(device, only))
-        .sum()
-        .cast(DType::F32);
+    let weighted = (out.clone() * data.grad_out(device, only)).sum();
+    let weighted = weighted.cast(DType::F32);
     let loss = weighted + (lse.clone() * data.grad_lse(device, only)).sum();
     let out = read(TensorName::Out, out)?;
     let lse = read(TensorName::Lse, lse)?;
     let mut grads = loss.backward();
-    let mut grad = |tensor: TensorName, input: &Tensor<4>| {
-        let grad = input.grad_remove(&mut grads);
-        read(tensor, grad.ok_or(GradientError::Missing { tensor })?)
+    let of_inputs = Gradients {
+        q: gradient(TensorName::GradQuery, q, &mut grads)?,
+        k: gradient(TensorName::GradKey, k, &mut grads)?,
+        v: gradient(TensorName::GradValue, v, &mut grads)?,
+        scores: scores
+            .map(|z| gradient(TensorName::GradScores, z, &mut grads))
+            .transpose()?,
     };
-    let q = grad(TensorName::GradQuery, &q)?;
-    let k = grad(TensorName::GradKey, &k)?;
-    let v = grad(TensorName::GradValue, &v)?;
-    let tensor = TensorName::GradScores;
-    let scores = match scores {
-        None => None,
-        Some(z) => {
-            let grad = z.grad_remove(&mut grads);
-            Some(read(
-                tensor,
-                grad.ok_or(GradientError::Missing { tensor })?,
-            )?)
-        }
-    };
-    Ok((out, lse, Gradients { q, k, v, scores }))
+    Ok((out, lse, of_inputs))
+}
+
+fn gradient<const D: usize>(
+    tensor: TensorName,
+    input: Tensor<D>,
+    grads: &mut burn::tensor::Gradients,
+) -> Result<Values, GradientError> {
+    let gradient = input.grad_remove(grads);
+    read(tensor, gradient.ok_or(GradientError::Missing { tensor })?)
 }

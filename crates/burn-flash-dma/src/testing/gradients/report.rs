@@ -66,21 +66,16 @@ impl GradientReport {
 impl fmt::Display for GradientReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in &self.checked {
-            let (
-                tensor,
-                Report {
-                    ratio,
-                    error,
-                    bound,
-                    index,
-                },
-            ) = (c.tensor, &c.worst);
+            let (worst, percent) = (&c.worst, 100.0 * c.worst.ratio);
+            write!(
+                f,
+                "{}, {}: {} rows, worst {:?}: ",
+                c.tensor, c.sample, c.rows, worst.index
+            )?;
+            let (error, bound) = (worst.error, worst.bound);
             writeln!(
                 f,
-                "{tensor}, {}: {} rows, worst {index:?}: error {error:.1e} of {bound:.1e} allowed ({:.0} %)",
-                c.sample,
-                c.rows,
-                100.0 * ratio,
+                "error {error:.1e} of {bound:.1e} allowed ({percent:.0} %)"
             )?;
         }
         Ok(())
