@@ -6,27 +6,6 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::Documents;
 
 /// What a step of training reads and predicts.
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::tensor::{Device, Tensor};
-/// use flash_dma_models::data::{Batch, PackedRows, TokenFileWriter};
-/// use std::sync::Arc;
-///
-/// let path = std::env::temp_dir().join("flash-dma-batch-example.tokens");
-/// let mut writer = TokenFileWriter::create(&path, 256).unwrap();
-/// writer.push(&[1, 2, 3]).unwrap();
-/// writer.push(&[4, 5]).unwrap();
-/// let rows = PackedRows::new(Arc::new(writer.finish().unwrap()), 4).unwrap();
-///
-/// let device = Device::flex();
-/// let batch = Batch::new(&[rows.row(0).unwrap()], &device);
-/// assert_eq!(batch.documents.lengths(), [[3, 1]]);
-/// // The third input is the last of its document, so its loss does not count.
-/// let losses = Tensor::from_floats([1.0, 2.0, 100.0, 3.0], &device);
-/// assert_eq!(batch.mean(losses).into_scalar::<f32>(), 2.0);
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The tokens that are read, `[batch, len]`.
@@ -100,24 +79,8 @@ impl Batch {
     }
 }
 
-/// Makes batches of rows in Burn's data loaders, for example of all rows in the order of their file:
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::data::dataloader::DataLoaderBuilder;
-/// use burn::tensor::Device;
-/// use flash_dma_models::data::{PackedRows, RowBatcher, TokenFileWriter};
-/// use std::sync::Arc;
-///
-/// let path = std::env::temp_dir().join("flash-dma-batcher-example.tokens");
-/// let mut writer = TokenFileWriter::create(&path, 256).unwrap();
-/// writer.push(&(0..100).collect::<Vec<u32>>()).unwrap();
-/// let rows = PackedRows::new(Arc::new(writer.finish().unwrap()), 8).unwrap();
-///
-/// let valid = DataLoaderBuilder::new(RowBatcher).batch_size(5).set_device(Device::flex()).build(rows);
-/// assert_eq!(valid.iter().count(), 3);
-/// # }
-/// ```
+/// Makes batches of rows in Burn's data loaders: `DataLoaderBuilder::new(RowBatcher).batch_size(5).build(rows)` serves
+/// all rows in the order of their file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowBatcher;
 

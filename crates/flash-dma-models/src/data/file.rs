@@ -12,7 +12,7 @@ fn width(vocabulary: usize) -> usize {
     if vocabulary <= 1 << 16 { 2 } else { 4 }
 }
 
-/// Where the index of a token file stands: `corpus.tokens.starts` beside `corpus.tokens`.
+/// The path of the index of a token file.
 fn index_of(path: &Path) -> PathBuf {
     with_end(path, ".starts")
 }
@@ -53,58 +53,36 @@ impl TokenFile {
     pub fn open(path: impl AsRef<Path>, vocabulary: usize) -> Result<Self, DataError> {
         check_vocabulary(vocabulary)?;
         let path = path.as_ref();
-        let file = Self {
+        let mut file = Self {
             path: path.to_path_buf(),
             ids: map(path)?,
             starts: map(&index_of(path))?,
             vocabulary,
             fingerprint: 0,
         };
-        let fingerprint = file.check()?;
-        Ok(Self {
-            fingerprint,
-            ..file
-        })
+        file.fingerprint = file.check()?;
+        Ok(file)
     }
 
     /// Checks the index, and returns a number of it.
     fn check(&self) -> Result<u64, DataError> {
-        let starts = self.starts();
-        let whole = self.starts.len().is_multiple_of(8);
-        let rises = starts.is_sorted_by(|a, b| number(*a) < number(*b));
-        let (Some(0), Some(&last), true, true) = (
-            starts.first().map(|&start| number(start)),
-            starts.last(),
-            whole,
-            rises,
-        ) else {
+        let (starts, rest) = self.starts.as_chunks();
+        let mut numbers = starts.iter().copied().map(number);
+        let all = numbers.clone();
+        let rises = all.clone().is_sorted_by(|a, b| a < b);
+        if numbers.next() != Some(0) || !rises || !rest.is_empty() {
             let path = index_of(&self.path);
             return Err(DataError::Index { path });
-        };
-        let (bytes, width) = (self.ids.len() as u64, width(self.vocabulary) as u64);
-        if number(last).checked_mul(width) != Some(bytes) {
-            let (path, tokens) = (self.path.clone(), number(last));
-            return Err(DataError::Size {
-                path,
-                bytes,
-                tokens,
-                width,
-            });
         }
+        let (bytes, tokens) = (self.ids.len() as u64, numbers.next_back().unwrap_or(0));
+        check_size(&self.path, bytes, tokens, width(self.vocabulary))?;
         // FNV-1a of 64 bits.
-        let with =
-            |hash: u64, &start: &[u8; 8]| (hash ^ number(start)).wrapping_mul(0x0100_0000_01b3);
-        Ok(starts.iter().fold(0xcbf2_9ce4_8422_2325, with))
+        let with = |hash: u64, start: u64| (hash ^ start).wrapping_mul(0x0100_0000_01b3);
+        Ok(all.fold(0xcbf2_9ce4_8422_2325, with))
     }
 
     fn starts(&self) -> &[[u8; 8]] {
         self.starts.as_chunks().0
-    }
-
-    /// The path of the ids.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The number of tokens of all documents.
@@ -138,8 +116,12 @@ impl TokenFile {
     /// If there are not so many documents.
     #[must_use]
     pub fn document(&self, document: usize) -> Range<usize> {
-        let at = |document: usize| number(self.starts()[document]) as usize;
-        at(document)..at(document + 1)
+        self.start(document)..self.start(document + 1)
+    }
+
+    /// The position of a document's first token; behind the last document, the number of tokens.
+    pub(super) fn start(&self, document: usize) -> usize {
+        number(self.starts()[document]) as usize
     }
 
     /// The document of a token.
@@ -164,26 +146,19 @@ impl TokenFile {
     ///
     /// If there are not so many tokens.
     pub fn read(&self, tokens: Range<usize>, ids: &mut Vec<u32>) -> Result<(), DataError> {
-        let (first, before, vocabulary) = (tokens.start, ids.len(), self.vocabulary);
-        if width(vocabulary) == 2 {
+        let (first, before) = (tokens.start, ids.len());
+        if width(self.vocabulary) == 2 {
             let read = &self.ids.as_chunks().0[tokens];
             ids.extend(read.iter().map(|&id| u32::from(u16::from_le_bytes(id))));
         } else {
             let read = &self.ids.as_chunks().0[tokens];
             ids.extend(read.iter().map(|&id| u32::from_le_bytes(id)));
         }
-        match beyond(&ids[before..], vocabulary) {
-            None => Ok(()),
-            Some((place, id)) => {
-                ids.truncate(before);
-                let position = first + place;
-                Err(DataError::Token {
-                    position,
-                    id,
-                    vocabulary,
-                })
-            }
+        let checked = check_ids(&ids[before..], first, self.vocabulary);
+        if checked.is_err() {
+            ids.truncate(before);
         }
+        checked
     }
 }
 
@@ -191,10 +166,30 @@ fn number(bytes: [u8; 8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// The first id beyond a vocabulary, and its place.
-fn beyond(ids: &[u32], vocabulary: usize) -> Option<(usize, u32)> {
-    let mut ids = ids.iter().copied().enumerate();
-    ids.find(|&(_, id)| id as usize >= vocabulary)
+/// Refuses an id beyond a vocabulary; the first of `ids` stands at `position`.
+pub(super) fn check_ids(ids: &[u32], position: usize, vocabulary: usize) -> Result<(), DataError> {
+    match ids.iter().position(|&id| id as usize >= vocabulary) {
+        None => Ok(()),
+        Some(place) => Err(DataError::Token {
+            position: position + place,
+            id: ids[place],
+            vocabulary,
+        }),
+    }
+}
+
+/// Refuses a file of `bytes` bytes that should have so many numbers.
+fn check_size(path: &Path, bytes: u64, tokens: u64, width: usize) -> Result<(), DataError> {
+    let width = width as u64;
+    if tokens.checked_mul(width) == Some(bytes) {
+        return Ok(());
+    }
+    Err(DataError::Size {
+        path: path.to_path_buf(),
+        bytes,
+        tokens,
+        width,
+    })
 }
 
 fn check_vocabulary(vocabulary: usize) -> Result<(), DataError> {
@@ -258,22 +253,19 @@ impl Part {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
-        self.file
-            .write_all(bytes)
-            .map_err(DataError::io(&self.path))
+        let written = self.file.write_all(bytes);
+        written.map_err(DataError::io(&self.path))
     }
 
-    /// Brings the file to the disk, and says how long it is.
-    fn sync(&mut self) -> Result<u64, DataError> {
-        let io = DataError::io(&self.path);
-        let synced = self
-            .file
-            .flush()
-            .and_then(|()| self.file.get_ref().sync_all());
-        synced
-            .and_then(|()| self.file.get_ref().metadata())
-            .map(|data| data.len())
-            .map_err(io)
+    /// Brings the file to the disk, and refuses it if it has not so many numbers.
+    fn sync(&mut self, numbers: u64, width: usize) -> Result<(), DataError> {
+        let mut sync = || {
+            self.file.flush()?;
+            self.file.get_ref().sync_all()?;
+            self.file.get_ref().metadata()
+        };
+        let bytes = sync().map_err(DataError::io(&self.path))?.len();
+        check_size(&self.path, bytes, numbers, width)
     }
 
     fn put(&self) -> Result<(), DataError> {
@@ -316,35 +308,17 @@ impl TokenFileWriter {
     /// [`DataError::Token`] if an id is beyond the vocabulary: nothing has been added then. After [`DataError::Io`]
     /// the file cannot be finished.
     pub fn push(&mut self, document: &[u32]) -> Result<(), DataError> {
-        let vocabulary = self.vocabulary;
-        if let Some((position, id)) = beyond(document, vocabulary) {
-            return Err(DataError::Token {
-                position,
-                id,
-                vocabulary,
-            });
-        }
+        check_ids(document, 0, self.vocabulary)?;
         if document.is_empty() {
             return Ok(());
         }
         self.tokens += document.len() as u64;
         self.documents += 1;
         for id in document {
-            self.ids.write(&id.to_le_bytes()[..width(vocabulary)])?;
+            let bytes = id.to_le_bytes();
+            self.ids.write(&bytes[..width(self.vocabulary)])?;
         }
         self.starts.write(&self.tokens.to_le_bytes())
-    }
-
-    /// The tokens so far.
-    #[must_use]
-    pub fn tokens(&self) -> usize {
-        self.tokens as usize
-    }
-
-    /// The documents so far.
-    #[must_use]
-    pub fn documents(&self) -> usize {
-        self.documents
     }
 
     /// Puts the files in their places, once they are on the disk, and opens them.
@@ -354,22 +328,8 @@ impl TokenFileWriter {
     /// [`DataError::Io`], or [`DataError::Size`] if writing has failed before: what was at the path before is still
     /// there then, unless it could not be replaced.
     pub fn finish(mut self) -> Result<TokenFile, DataError> {
-        let sizes = [
-            (&mut self.ids, self.tokens, width(self.vocabulary) as u64),
-            (&mut self.starts, self.documents as u64 + 1, 8),
-        ];
-        for (part, tokens, width) in sizes {
-            let bytes = part.sync()?;
-            if bytes != tokens * width {
-                let path = part.path.clone();
-                return Err(DataError::Size {
-                    path,
-                    bytes,
-                    tokens,
-                    width,
-                });
-            }
-        }
+        self.ids.sync(self.tokens, width(self.vocabulary))?;
+        self.starts.sync(self.documents as u64 + 1, 8)?;
         // The old index does not speak of the new ids: between the two steps there is none.
         let index = index_of(&self.path);
         if index.exists() {

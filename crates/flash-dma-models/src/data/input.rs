@@ -73,6 +73,26 @@ impl<'f> Documents<'f> {
         })
     }
 
+    /// The next documents, of so many bytes together or the last of them beyond; none at the file's end.
+    pub(super) fn chunk(&mut self, bytes: usize) -> Result<Vec<Raw>, DataError> {
+        let (mut chunk, mut read) = (Vec::new(), 0);
+        while read < bytes
+            && let Some(document) = self.next_document()?
+        {
+            read += document.bytes.len();
+            chunk.push(document);
+        }
+        Ok(chunk)
+    }
+
+    fn next_document(&mut self) -> Result<Option<Raw>, DataError> {
+        match self.format {
+            TextFormat::File => self.whole(),
+            TextFormat::Separated(separator) => self.separated(separator),
+            TextFormat::Jsonl { .. } => self.object(),
+        }
+    }
+
     /// Adds a line with its end to `bytes`, and says whether there was one.
     fn line(&mut self, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
         let read = self.file.read_until(b'\n', bytes);
@@ -124,20 +144,6 @@ impl<'f> Documents<'f> {
             bytes.clear();
             first = self.lines + 1;
         }
-    }
-}
-
-impl Iterator for Documents<'_> {
-    type Item = Result<Raw, DataError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let format = self.format;
-        let next = match format {
-            TextFormat::File => self.whole(),
-            TextFormat::Separated(separator) => self.separated(separator),
-            TextFormat::Jsonl { .. } => self.object(),
-        };
-        next.transpose()
     }
 }
 

@@ -37,10 +37,10 @@ pub struct LoaderState {
 /// what is left of the one in which the loader stands. All batches have one shape: the rows that do not fill one are
 /// left out, others in every epoch.
 ///
-/// The order is Burn's [`ShuffledDataset`] by the seed and the epoch's number; it takes 8 bytes a row. The batches depend on the token file, the
-/// length of a row, the size of a batch and the seed alone, so a loader that [resumes](Self::resume) from a saved
-/// [state](Self::state) goes on with the same batches as one that was never stopped, also in the middle of an epoch.
-/// For rows in their own order, once, Burn's own loader does: see [`RowBatcher`].
+/// The order is Burn's [`ShuffledDataset`] by the seed and the epoch's number; it takes 8 bytes a row. The batches
+/// depend on the token file, the length of a row, the size of a batch and the seed alone, so a loader that
+/// [resumes](Self::resume) from a saved [state](Self::state) goes on with the same batches as one that was never
+/// stopped, also in the middle of an epoch. For rows in their own order, once, use Burn's loader with [`RowBatcher`].
 ///
 /// Clones, and what Burn makes of it for another device, share the place. Burn itself resumes behind its last
 /// checkpoint, which is where [`begin`](Self::begin) goes. It validates and keeps checkpoints between the iterators: with
@@ -171,6 +171,12 @@ impl Loader {
         self.step.store(before, Ordering::Relaxed);
     }
 
+    /// The epoch in which the loader stands.
+    fn epoch(&self) -> usize {
+        let step = self.step.load(Ordering::Relaxed);
+        step.checked_div(self.batches()).unwrap_or(0)
+    }
+
     /// The batches up to the end of a part, counted from 0 over all epochs.
     fn end(&self, part: usize) -> usize {
         let (epoch, part) = (part / self.parts, part % self.parts);
@@ -181,7 +187,7 @@ impl Loader {
 impl DataLoader<Batch> for Loader {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch> + 'a> {
         let step = self.step.load(Ordering::Relaxed);
-        let epoch = step.checked_div(self.batches()).unwrap_or(0);
+        let epoch = self.epoch();
         let part =
             (epoch * self.parts..).find(|&part| self.end(part) > step || self.places.is_empty());
         let end = self.end(part.expect("the parts do not end"));
@@ -201,26 +207,16 @@ impl DataLoader<Batch> for Loader {
     }
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<Batch>> {
-        let device = device.clone();
-        Arc::new(Self {
-            device,
-            ..self.clone()
-        })
+        let mut loader = self.clone();
+        loader.device = device.clone();
+        Arc::new(loader)
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<Batch>> {
-        let epoch = self
-            .step
-            .load(Ordering::Relaxed)
-            .checked_div(self.batches())
-            .unwrap_or(0);
-        let places = self.places.start + start..self.places.start + end;
-        let slice = Self {
-            places,
-            ..self.clone()
-        };
-        let step = Arc::new(AtomicUsize::new(epoch * slice.batches()));
-        Arc::new(Self { step, ..slice })
+        let mut slice = self.clone();
+        slice.places = self.places.start + start..self.places.start + end;
+        slice.step = Arc::new(AtomicUsize::new(self.epoch() * slice.batches()));
+        Arc::new(slice)
     }
 }
 

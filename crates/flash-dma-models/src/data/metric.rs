@@ -32,75 +32,77 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCount(pub usize);
 
-/// The values of an epoch, of which there may be none.
-#[derive(Clone)]
-struct Values {
-    name: MetricName,
-    unit: &'static str,
-    state: NumericMetricState,
-    count: usize,
-}
+/// Burn's metric of a struct that has the values of an epoch in `state`, begins one by `restart`, and shows a
+/// step by `measure`.
+macro_rules! metric {
+    ($metric:ident of $input:ty: $name:literal, $unit:literal, $higher_is_better:literal, $description:literal) => {
+        impl $metric {
+            /// What a step shows, whose value counts as often as its weight says.
+            fn show(&mut self, value: Option<(f64, usize)>) -> SerializedEntry {
+                let Some((value, weight)) = value else {
+                    return SerializedEntry::not_available(Some($unit));
+                };
+                self.state.update(value, weight);
+                self.state.compute_update(self.format())
+            }
 
-impl Values {
-    fn new(name: &str, unit: &'static str) -> Self {
-        Self {
-            name: Arc::new(name.to_owned()),
-            unit,
-            state: NumericMetricState::default(),
-            count: 0,
+            fn format(&self) -> FormatOptions {
+                FormatOptions::new(self.name()).unit($unit).precision(0)
+            }
         }
-    }
 
-    fn attributes(&self, higher_is_better: bool) -> MetricAttributes {
-        let unit = Some(self.unit.to_owned());
-        MetricAttributes::from(NumericAttributes {
-            unit,
-            higher_is_better,
-        })
-    }
+        impl Metric for $metric {
+            type Input = $input;
 
-    fn format(&self) -> FormatOptions {
-        let options = FormatOptions::new(self.name.clone());
-        options.unit(self.unit).precision(0)
-    }
+            fn name(&self) -> MetricName {
+                Arc::new($name.to_owned())
+            }
 
-    /// What a step without a value shows.
-    fn none(&self) -> SerializedEntry {
-        SerializedEntry::not_available(Some(self.unit))
-    }
+            fn description(&self) -> Option<String> {
+                Some($description.to_owned())
+            }
 
-    /// A step's value, which counts as often as its weight says.
-    fn add(&mut self, value: f64, weight: usize) -> SerializedEntry {
-        self.state.update(value, weight);
-        self.count += 1;
-        self.state.compute_update(self.format())
-    }
+            fn attributes(&self) -> MetricAttributes {
+                MetricAttributes::from(NumericAttributes {
+                    unit: Some($unit.to_owned()),
+                    higher_is_better: $higher_is_better,
+                })
+            }
 
-    fn compute(&mut self) -> SerializedEntry {
-        match self.count {
-            0 => self.none(),
-            _ => self.state.compute_final(self.format()),
+            fn update(
+                &mut self,
+                item: &$input,
+                _metadata: &MetricMetadata,
+            ) -> Result<SerializedEntry, TensorReadError> {
+                Ok(self.measure(item))
+            }
+
+            fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
+                Ok(match self.value() {
+                    None => SerializedEntry::not_available(Some($unit)),
+                    Some(_) => self.state.compute_final(self.format()),
+                })
+            }
+
+            fn clear(&mut self) {
+                self.restart();
+            }
         }
-    }
 
-    fn clear(&mut self) {
-        self.state.reset();
-        self.count = 0;
-    }
-}
+        impl Numeric for $metric {
+            fn value(&self) -> Option<NumericEntry> {
+                Some(self.state.current_value()).filter(|value| !value.current().is_nan())
+            }
 
-impl Numeric for Values {
-    fn value(&self) -> Option<NumericEntry> {
-        (self.count > 0).then(|| self.state.current_value())
-    }
+            fn running_value(&self) -> Option<NumericEntry> {
+                self.value().map(|_| self.state.running_value())
+            }
 
-    fn running_value(&self) -> Option<NumericEntry> {
-        (self.count > 0).then(|| self.state.running_value())
-    }
-
-    fn final_value(&self) -> NumericEntry {
-        self.state.final_value()
-    }
+            fn final_value(&self) -> NumericEntry {
+                self.state.final_value()
+            }
+        }
+    };
 }
 
 /// Tokens per second of a training, from one update to the next. The mean of an epoch is its tokens over its time.
@@ -108,10 +110,10 @@ impl Numeric for Values {
 /// An epoch's first step begins the clock and has no value, so neither validation nor the compilation of kernels in the
 /// first step counts. Register it behind a metric that reads from the device, as Burn's `LossMetric`: otherwise it
 /// measures how fast the host hands work over.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct TokensPerSecond {
     /// Weighted by microseconds.
-    values: Values,
+    state: NumericMetricState,
     last: Option<Instant>,
 }
 
@@ -119,75 +121,32 @@ impl TokensPerSecond {
     /// A metric whose clock has not begun.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            values: Values::new("Throughput", "tokens/s"),
-            last: None,
-        }
+        Self::default()
+    }
+
+    fn restart(&mut self) {
+        *self = Self::new();
+    }
+
+    fn measure(&mut self, tokens: &TokenCount) -> SerializedEntry {
+        self.step(tokens.0, Instant::now())
     }
 
     /// A step of so many tokens that ended `now`.
     fn step(&mut self, tokens: usize, now: Instant) -> SerializedEntry {
-        let Some(before) = self.last.replace(now) else {
-            return self.values.none();
-        };
-        // Two updates at one time are no rate; a microsecond is the least that is counted.
-        let time = now.duration_since(before).max(Duration::from_micros(1));
-        let micros = time.as_micros() as usize;
-        self.values.add(tokens as f64 * 1e6 / micros as f64, micros)
+        let value = self.last.replace(now).map(|before| {
+            // Two updates at one time are no rate; a microsecond is the least that is counted.
+            let time = now.duration_since(before).max(Duration::from_micros(1));
+            let micros = time.as_micros() as usize;
+            (tokens as f64 * 1e6 / micros as f64, micros)
+        });
+        self.show(value)
     }
 }
 
-impl Default for TokensPerSecond {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Metric for TokensPerSecond {
-    type Input = TokenCount;
-
-    fn name(&self) -> MetricName {
-        self.values.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("Tokens that are trained on per second of wall clock".to_owned())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        self.values.attributes(true)
-    }
-
-    fn update(
-        &mut self,
-        item: &TokenCount,
-        _metadata: &MetricMetadata,
-    ) -> Result<SerializedEntry, TensorReadError> {
-        Ok(self.step(item.0, Instant::now()))
-    }
-
-    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(self.values.compute())
-    }
-
-    fn clear(&mut self) {
-        self.values.clear();
-        self.last = None;
-    }
-}
-
-impl Numeric for TokensPerSecond {
-    fn value(&self) -> Option<NumericEntry> {
-        self.values.value()
-    }
-
-    fn running_value(&self) -> Option<NumericEntry> {
-        self.values.running_value()
-    }
-
-    fn final_value(&self) -> NumericEntry {
-        self.values.final_value()
-    }
+metric! {
+    TokensPerSecond of TokenCount: "Throughput", "tokens/s", true,
+    "Tokens that are trained on per second of wall clock"
 }
 
 /// The memory that Burn's allocator holds on a device, in MiB: reserved, free pages included. An epoch's number is the
@@ -195,7 +154,7 @@ impl Numeric for TokensPerSecond {
 #[derive(Clone)]
 pub struct DeviceMemory {
     device: Device,
-    values: Values,
+    state: NumericMetricState,
 }
 
 impl DeviceMemory {
@@ -204,64 +163,28 @@ impl DeviceMemory {
     pub fn new(device: &Device) -> Self {
         Self {
             device: device.clone(),
-            values: Values::new("Device memory", "MiB"),
+            state: NumericMetricState::default(),
         }
+    }
+
+    fn restart(&mut self) {
+        self.state.reset();
+    }
+
+    fn measure(&mut self, (): &()) -> SerializedEntry {
+        let usage = self.device.memory_pool_usage();
+        self.step(usage.map(|usage| usage.bytes_reserved))
     }
 
     /// A step after which so many bytes are reserved.
     fn step(&mut self, reserved: Option<u64>) -> SerializedEntry {
-        match reserved {
-            Some(bytes) => self.values.add(bytes as f64 / f64::from(1 << 20), 1),
-            None => self.values.none(),
-        }
+        self.show(reserved.map(|bytes| (bytes as f64 / f64::from(1 << 20), 1)))
     }
 }
 
-impl Metric for DeviceMemory {
-    type Input = ();
-
-    fn name(&self) -> MetricName {
-        self.values.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("Memory that Burn's allocator has reserved on the device".to_owned())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        self.values.attributes(false)
-    }
-
-    fn update(
-        &mut self,
-        (): &(),
-        _metadata: &MetricMetadata,
-    ) -> Result<SerializedEntry, TensorReadError> {
-        let usage = self.device.memory_pool_usage();
-        Ok(self.step(usage.map(|usage| usage.bytes_reserved)))
-    }
-
-    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(self.values.compute())
-    }
-
-    fn clear(&mut self) {
-        self.values.clear();
-    }
-}
-
-impl Numeric for DeviceMemory {
-    fn value(&self) -> Option<NumericEntry> {
-        self.values.value()
-    }
-
-    fn running_value(&self) -> Option<NumericEntry> {
-        self.values.running_value()
-    }
-
-    fn final_value(&self) -> NumericEntry {
-        self.values.final_value()
-    }
+metric! {
+    DeviceMemory of (): "Device memory", "MiB", false,
+    "Memory that Burn's allocator has reserved on the device"
 }
 
 #[cfg(test)]
@@ -306,12 +229,7 @@ mod tests {
     #[test]
     fn memory_is_shown_where_the_device_tells_it() {
         let mut metric = DeviceMemory::new(&Device::flex());
-        let usage = metric.device.memory_pool_usage();
-        assert!(
-            metric
-                .step(usage.map(|usage| usage.bytes_reserved))
-                .is_not_available()
-        );
+        assert!(metric.measure(&()).is_not_available());
         assert!(metric.value().is_none() && metric.compute().unwrap().is_not_available());
         metric.step(Some(3 << 20));
         metric.step(Some(5 << 20));
@@ -327,14 +245,8 @@ mod tests {
         let device = Device::cpu();
         let mut metric = DeviceMemory::new(&device);
         let tensor = burn::tensor::Tensor::<1>::ones([1 << 20], &device);
-        let progress = burn::data::dataloader::Progress::new(1, 1, None);
-        let metadata = MetricMetadata {
-            progress,
-            iteration: None,
-            lr: None,
-        };
         assert_eq!(tensor.clone().sum().into_scalar::<f32>(), 1_048_576.0);
-        metric.update(&(), &metadata).unwrap();
+        metric.measure(&());
         assert!(shown(metric.value()) >= 4.0);
     }
 }

@@ -121,11 +121,7 @@ impl PackedRows {
                 documents: file.documents(),
             });
         }
-        let begin = |document| match document == file.documents() {
-            true => file.tokens(),
-            false => file.document(document).start,
-        };
-        let tokens = begin(start)..begin(end);
+        let tokens = file.start(start)..file.start(end);
         if tokens.len() < 2 {
             let tokens = tokens.len();
             return Err(DataError::NoRow { tokens });

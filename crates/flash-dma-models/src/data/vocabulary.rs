@@ -1,12 +1,10 @@
 //! Text to token ids and back.
 
 use super::error::DataError;
+use super::file::check_ids;
 use std::path::Path;
 use std::sync::Arc;
-use tokenizers::{
-    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-    Tokenizer,
-};
+use tokenizers::Tokenizer;
 
 /// What the ids of a text are: its bytes, or those of a `tokenizer.json`; and which ids frame a document.
 ///
@@ -112,16 +110,7 @@ impl Vocabulary {
     }
 
     fn known(&self, id: u32) -> Result<u32, DataError> {
-        let vocabulary = self.size();
-        if (id as usize) < vocabulary {
-            Ok(id)
-        } else {
-            Err(DataError::Token {
-                position: 0,
-                id,
-                vocabulary,
-            })
-        }
+        check_ids(&[id], 0, self.size).map(|()| id)
     }
 
     /// The id that begins a document.
@@ -195,7 +184,7 @@ impl Vocabulary {
         let shown = ids.iter().copied().filter(|&id| self.shows(id));
         match &self.ids {
             Ids::Bytes => {
-                let bytes: Vec<u8> = shown.filter_map(|id| id.try_into().ok()).collect();
+                let bytes: Vec<u8> = shown.map(|id| id as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
             Ids::Tokenizer(tokenizer) => {
@@ -208,22 +197,16 @@ impl Vocabulary {
     /// The text of ids that arrive one by one.
     #[must_use]
     pub fn stream(&self) -> TextStream<'_> {
-        let pending = match &self.ids {
-            Ids::Bytes => Pending::Bytes(Vec::new()),
-            Ids::Tokenizer(tokenizer) => Pending::Tokenizer(Box::new(Decoding {
-                stream: tokenizer.decode_stream(true),
-                ids: Vec::new(),
-                given: 0,
-            })),
-        };
         TextStream {
             vocabulary: self,
-            pending,
+            ids: Vec::new(),
+            given: 0,
         }
     }
 
     fn shows(&self, id: u32) -> bool {
-        Some(id) != self.begin && Some(id) != self.end
+        let frames = Some(id) == self.begin || Some(id) == self.end;
+        (id as usize) < self.size && !frames
     }
 }
 
@@ -251,41 +234,10 @@ fn failed(reason: tokenizers::Error) -> DataError {
 /// ```
 pub struct TextStream<'v> {
     vocabulary: &'v Vocabulary,
-    pending: Pending<'v>,
-}
-
-enum Pending<'v> {
-    /// Bytes that are no whole letter yet.
-    Bytes(Vec<u8>),
-    Tokenizer(Box<Decoding<'v>>),
-}
-
-/// The text of a tokenizer's ids.
-struct Decoding<'v> {
-    stream: tokenizers::DecodeStream<
-        'v,
-        ModelWrapper,
-        NormalizerWrapper,
-        PreTokenizerWrapper,
-        PostProcessorWrapper,
-        DecoderWrapper,
-    >,
     /// The ids of the text that was given out last, and those after it.
     ids: Vec<u32>,
     /// How many of them have been given out. What follows them is decoded behind them: a first token may lose a space.
     given: usize,
-}
-
-impl Decoding<'_> {
-    fn push(&mut self, id: u32) -> Result<String, tokenizers::Error> {
-        self.ids.push(id);
-        let text = self.stream.step(id)?;
-        if text.is_some() {
-            self.ids.drain(..self.given);
-            self.given = self.ids.len();
-        }
-        Ok(text.unwrap_or_default())
-    }
 }
 
 impl TextStream<'_> {
@@ -298,13 +250,22 @@ impl TextStream<'_> {
         if !self.vocabulary.shows(id) {
             return Ok(String::new());
         }
-        match &mut self.pending {
-            Pending::Bytes(bytes) => {
-                bytes.extend(u8::try_from(id));
-                Ok(whole_letters(bytes))
-            }
-            Pending::Tokenizer(decoding) => decoding.push(id).map_err(failed),
+        self.ids.push(id);
+        if let Ids::Bytes = self.vocabulary.ids {
+            let whole: Vec<u32> = self.ids.drain(..whole_letters(&self.ids)).collect();
+            return self.vocabulary.decode(&whole);
         }
+        let [all, given] = self.decoded()?;
+        if all.len() <= given.len() || all.ends_with('\u{fffd}') {
+            return Ok(String::new());
+        }
+        let Some(text) = all.strip_prefix(&given) else {
+            let reason = format!("{all:?} does not go on from {given:?}");
+            return Err(DataError::Encoding { reason });
+        };
+        self.ids.drain(..self.given);
+        self.given = self.ids.len();
+        Ok(text.to_owned())
     }
 
     /// What is left where the ids end, with `�` for a letter that is not whole; often nothing. All texts together are
@@ -315,40 +276,24 @@ impl TextStream<'_> {
     /// [`DataError::Encoding`] if the tokenizer refuses the ids.
     pub fn finish(&mut self) -> Result<String, DataError> {
         let ended = std::mem::replace(self, self.vocabulary.stream());
-        let Decoding { ids, given, .. } = match ended.pending {
-            Pending::Bytes(bytes) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Pending::Tokenizer(decoding) => *decoding,
-        };
-        let whole = self.vocabulary.decode(&ids)?;
-        let given = self.vocabulary.decode(&ids[..given])?;
-        Ok(whole.strip_prefix(&given).unwrap_or_default().to_owned())
+        let [all, given] = ended.decoded()?;
+        Ok(all.strip_prefix(&given).unwrap_or_default().to_owned())
+    }
+
+    /// The text of all ids, and of those that have been given out.
+    fn decoded(&self) -> Result<[String; 2], DataError> {
+        let given = self.vocabulary.decode(&self.ids[..self.given])?;
+        Ok([self.vocabulary.decode(&self.ids)?, given])
     }
 }
 
-/// Takes the letters that are whole; bytes that begin none become `�`.
-fn whole_letters(bytes: &mut Vec<u8>) -> String {
-    let mut text = String::new();
-    let mut rest = 0;
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        rest += chunk.valid().len();
-        let invalid = chunk.invalid();
-        let last = rest + invalid.len() == bytes.len();
-        if last && !invalid.is_empty() && may_go_on(invalid) {
-            break;
-        }
-        if !invalid.is_empty() {
-            text.push('\u{fffd}');
-        }
-        rest += invalid.len();
-    }
-    bytes.drain(..rest);
-    text
-}
-
-/// Whether bytes are the beginning of a letter.
-fn may_go_on(bytes: &[u8]) -> bool {
-    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+/// How many bytes there are without those of a last letter that is not whole yet.
+fn whole_letters(ids: &[u32]) -> usize {
+    let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
+    let last = bytes.utf8_chunks().last();
+    let last = last.map_or(&[][..], |chunk| chunk.invalid());
+    let goes_on = std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+    bytes.len() - if goes_on { last.len() } else { 0 }
 }
 
 #[cfg(test)]
@@ -392,11 +337,8 @@ mod tests {
 
     #[test]
     fn a_text_without_ids_is_no_document() {
-        let framed = Vocabulary::bytes()
-            .with_begin(1)
-            .unwrap()
-            .with_end(2)
-            .unwrap();
+        let framed = Vocabulary::bytes().with_begin(1).unwrap();
+        let framed = framed.with_end(2).unwrap();
         assert_eq!(framed.encode_document("x").unwrap(), [1, 120, 2]);
         assert!(framed.encode_document("").unwrap().is_empty());
         assert_eq!(framed.decode(&[1, 120, 2]).unwrap(), "x");

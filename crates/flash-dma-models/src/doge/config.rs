@@ -89,17 +89,18 @@ impl DogeConfig {
     /// The sizes of Doge-20M.
     #[must_use]
     pub fn doge_20m() -> Self {
-        Self::new(256, 8, 2)
-            .with_kv_heads(Some(1))
-            .with_rope_scaling(RopeScaling::Dynamic(4.0))
-            .with_tie_word_embeddings(true)
+        Self::published([256, 8, 2])
     }
 
     /// The sizes of Doge-60M.
     #[must_use]
     pub fn doge_60m() -> Self {
-        Self::new(512, 16, 4)
-            .with_kv_heads(Some(2))
+        Self::published([512, 16, 4])
+    }
+
+    fn published([hidden_size, layers, heads]: [usize; 3]) -> Self {
+        Self::new(hidden_size, layers, heads)
+            .with_kv_heads(Some(heads / 2))
             .with_rope_scaling(RopeScaling::Dynamic(4.0))
             .with_tie_word_embeddings(true)
     }

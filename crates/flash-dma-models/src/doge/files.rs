@@ -4,7 +4,7 @@ use super::config::DogeConfig;
 use super::error::ModelError;
 use super::heads::{Entries, are_per_query_head, per_kv_head, widen};
 use super::model::Doge;
-use super::names::{PairOrder, expected, from_module, from_old, to_module};
+use super::names::{PairOrder, Pairs, expected, from_module, from_old, to_module};
 use burn::tensor::{DType, Device, FloatDType};
 use burn_store::burn_pack::Tensor as Entry;
 use burn_store::{
@@ -54,9 +54,11 @@ impl Doge {
         let (config, tensors) = fit(DogeConfig::from_hugging_face(&text)?, entries(dir)?, dir)?;
 
         let mut model = config.try_init(device)?.with_dtype(dtype);
-        let adapter = PairOrder::to_module(config.resolved_head_dim())
-            .chain(PyTorchToBurnAdapter)
-            .chain(FloatCastAdapter::to(dtype.into()));
+        let order = PairOrder {
+            head_dim: config.resolved_head_dim(),
+            to: Pairs::Neighbours,
+        };
+        let adapter = (order.chain(PyTorchToBurnAdapter)).chain(FloatCastAdapter::to(dtype.into()));
         let (tensors, _) = to_module().remap(tensors.into_values().collect());
         let result = model.apply(tensors, None, Some(Box::new(adapter)), false);
         match result.errors.first() {
@@ -88,10 +90,13 @@ impl Doge {
         let dir = dir.as_ref();
         fs::create_dir_all(dir).map_err(ModelError::io(dir))?;
         let path = dir.join(TENSORS);
-        let adapter = PairOrder::to_file(self.config().resolved_head_dim());
+        let order = PairOrder {
+            head_dim: self.config().resolved_head_dim(),
+            to: Pairs::Halves,
+        };
         let mut store = SafetensorsStore::from_file(&path)
             .remap(from_module())
-            .with_to_adapter(BurnToPyTorchAdapter.chain(adapter))
+            .with_to_adapter(BurnToPyTorchAdapter.chain(order))
             .clear_metadata()
             // `transformers` asks for it.
             .metadata("format", "pt")
@@ -134,10 +139,7 @@ fn entries(dir: &Path) -> Result<Entries, ModelError> {
         serde_json::from_str(&text).map_err(|error| ModelError::malformed(&index, error))?;
     let mut all = Entries::new();
     for file in weight_map.values().collect::<BTreeSet<_>>() {
-        let inside = Path::new(file)
-            .file_name()
-            .is_some_and(|name| name == file.as_str());
-        if !inside {
+        if Path::new(file).file_name() != Some(file.as_ref()) {
             let reason = format!("{file} is not the name of a file beside it");
             return Err(ModelError::malformed(&index, reason));
         }
@@ -150,9 +152,8 @@ fn entries(dir: &Path) -> Result<Entries, ModelError> {
 fn tensors_of(path: &PathBuf) -> Result<Vec<Entry>, ModelError> {
     fs::metadata(path).map_err(ModelError::io(path))?;
     let mut store = SafetensorsStore::from_file(path);
-    let tensors = store
-        .get_all_tensors()
-        .map_err(|error| failure(path, error))?;
+    let tensors = store.get_all_tensors();
+    let tensors = tensors.map_err(|error| failure(path, error))?;
     Ok(tensors.values().cloned().collect())
 }
 

@@ -52,13 +52,14 @@ pub(super) fn per_kv_head(
     }
     if agree {
         for name in scores(config.layers) {
-            change(&mut tensors, &name, kv_heads, move |data| {
-                take(data, (0..kv_heads).map(|head| head * group))
-            });
+            let firsts =
+                move |data: &TensorData| take(data, (0..kv_heads).map(|head| head * group));
+            change(&mut tensors, &name, |shape| shape[0] = kv_heads, firsts);
         }
         return Ok((config, tensors));
     }
     let dim = config.resolved_head_dim();
+    let rows = heads * dim;
     for layer in 0..config.layers {
         for part in [
             "k_proj.weight",
@@ -66,17 +67,20 @@ pub(super) fn per_kv_head(
             "v_proj.weight",
             "v_proj.bias",
         ] {
-            change(&mut tensors, &name(layer, part), heads * dim, move |data| {
-                take(
-                    data,
-                    (0..heads * dim).map(|row| row / dim / group * dim + row % dim),
-                )
-            });
+            let source = move |row: usize| row / dim / group * dim + row % dim;
+            let copies = move |data: &TensorData| take(data, (0..rows).map(source));
+            change(
+                &mut tensors,
+                &name(layer, part),
+                |shape| shape[0] = rows,
+                copies,
+            );
         }
-        spread(
+        change(
             &mut tensors,
             &name(layer, "dt_proj.weight"),
-            [heads, kv_heads, dim],
+            |shape| *shape = vec![heads, rows],
+            move |data| spread(data, [heads, kv_heads, dim]),
         );
     }
     config.kv_heads = Some(heads);
@@ -99,16 +103,16 @@ fn rows_agree(data: &TensorData, rows: usize, group: usize) -> bool {
     })
 }
 
-/// Puts another tensor, with so many rows, in the place of one that is there.
+/// Puts another tensor, of another shape, in the place of one that is there.
 fn change(
     tensors: &mut Entries,
     name: &str,
-    rows: usize,
+    reshape: impl FnOnce(&mut Vec<usize>),
     change: impl Fn(&TensorData) -> TensorData + Send + Sync + 'static,
 ) {
     if let Some(tensor) = tensors.remove(name) {
         let mut shape = tensor.shape.to_vec();
-        shape[0] = rows;
+        reshape(&mut shape);
         let (dtype, shape) = (tensor.dtype, Shape::from(shape));
         let changed =
             bridge::map_data(tensor, name.into(), dtype, shape, move |data| change(&data));
@@ -118,22 +122,14 @@ fn change(
 
 /// The projection of the scores, `[heads, kv_heads * dim]`, made one of the values of as many key/value heads as query
 /// heads: it reads the first head of each group, and the copies not at all.
-fn spread(tensors: &mut Entries, name: &str, [heads, kv_heads, dim]: [usize; 3]) {
-    let Some(tensor) = tensors.remove(name) else {
-        return;
-    };
-    let (dtype, group) = (tensor.dtype, heads / kv_heads);
-    let shape = Shape::from(vec![heads, heads * dim]);
-    let wide = bridge::map_data(tensor, name.into(), dtype, shape, move |data| {
-        let width = dim * data.dtype().size();
-        let mut bytes = vec![0; heads * heads * width];
-        let rows = bytes.chunks_exact_mut(heads * width);
-        for (to, from) in rows.zip(data.as_bytes().chunks_exact(kv_heads * width)) {
-            for (head, from) in from.chunks_exact(width).enumerate() {
-                to[head * group * width..][..width].copy_from_slice(from);
-            }
+fn spread(data: &TensorData, [heads, kv_heads, dim]: [usize; 3]) -> TensorData {
+    let (width, group) = (dim * data.dtype().size(), heads / kv_heads);
+    let mut bytes = vec![0; heads * heads * width];
+    let rows = bytes.chunks_exact_mut(heads * width);
+    for (to, from) in rows.zip(data.as_bytes().chunks_exact(kv_heads * width)) {
+        for (head, from) in from.chunks_exact(width).enumerate() {
+            to[head * group * width..][..width].copy_from_slice(from);
         }
-        TensorData::from_bytes_vec(bytes, vec![heads, heads * dim], data.dtype())
-    });
-    tensors.insert(name.into(), wide);
+    }
+    TensorData::from_bytes_vec(bytes, vec![heads, heads * dim], data.dtype())
 }

@@ -14,8 +14,8 @@ impl Fields {
     /// A field, if it is there and not null.
     fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ModelError> {
         let value = self.0.remove(name).unwrap_or_default();
-        serde_json::from_value(value)
-            .map_err(|error| ModelError::config(format!("{name}: {error}")))
+        let wrong = |error| ModelError::config(format!("{name}: {error}"));
+        serde_json::from_value(value).map_err(wrong)
     }
 
     /// A field that must be there.
@@ -81,7 +81,7 @@ impl DogeConfig {
 
         let (rope_theta, rope_scaling) = rope(&mut fields)?;
         // One flag for both, in older files.
-        let bias: Option<bool> = fields.take("hidden_bias")?;
+        let bias = fields.take("hidden_bias")?.unwrap_or(false);
         let mut config = Self::new(
             fields.need("hidden_size")?,
             fields.need("num_hidden_layers")?,
@@ -94,14 +94,11 @@ impl DogeConfig {
         .with_rope_theta(rope_theta)
         .with_rope_scaling(rope_scaling)
         .with_experts(experts(&mut fields)?);
-        let bias = bias.unwrap_or(false);
         config.attention_bias = fields.take("attention_bias")?.unwrap_or(bias);
         config.mlp_bias = fields.take("mlp_bias")?.unwrap_or(bias);
         fields.or(&mut config.keep_window_size, "keep_window_size")?;
-        fields.or(
-            &mut config.max_position_embeddings,
-            "max_position_embeddings",
-        )?;
+        let longest = &mut config.max_position_embeddings;
+        fields.or(longest, "max_position_embeddings")?;
         fields.or(&mut config.rms_norm_eps, "rms_norm_eps")?;
         fields.or(&mut config.tie_word_embeddings, "tie_word_embeddings")?;
         fields.or(&mut config.initializer_range, "initializer_range")?;
@@ -121,9 +118,8 @@ impl DogeConfig {
         let mut fields = self.other.clone();
         // The older names of what is written below.
         fields.remove("torch_dtype");
-        fields
-            .entry("architectures")
-            .or_insert(json!(["DogeForCausalLM"]));
+        let architectures = fields.entry("architectures");
+        architectures.or_insert(json!(["DogeForCausalLM"]));
         let written = json!({
             "model_type": "doge",
             "dtype": name_of(dtype),

@@ -46,8 +46,6 @@ mod error;
 mod files;
 mod heads;
 mod hugging_face;
-#[cfg(feature = "autodiff")]
-mod loss;
 mod model;
 mod names;
 

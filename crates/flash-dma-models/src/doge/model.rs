@@ -2,8 +2,7 @@
 
 use super::config::{DogeConfig, RopeScaling};
 use super::error::ModelError;
-use crate::decoder::Decoder;
-use crate::nn::{DecoderBlock, Routing, Stack, TokenInput, cast, expect};
+use crate::nn::{DecoderBlock, Routing, Stack, cast, whole_model};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
@@ -113,27 +112,19 @@ impl Doge {
         cast(&self.merged(), self.dtype)
     }
 
-    /// The logits of the token that follows each token, `[batch, len, vocab_size]` in f32. A tensor `[batch, len]` of
-    /// tokens below `vocab_size`, or a [`TokenInput`].
+    /// The mean cross-entropy, `[1]`: see [`try_loss`](Self::try_loss).
     ///
     /// # Panics
     ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    /// If [`try_loss`](Self::try_loss) returns an error, with that error's text.
+    #[cfg(feature = "autodiff")]
     #[must_use]
-    pub fn forward(&self, input: impl Into<TokenInput>) -> Tensor<3> {
-        expect(self.try_forward(input))
-    }
-
-    /// Like [`forward`](Self::forward), but returns the error. Tokens are on the device and not looked at: what happens
-    /// to one that is not below `vocab_size` is the backend's to say.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sequences are longer than `max_position_embeddings`, or the lengths or the documents
-    /// do not fit them.
-    pub fn try_forward(&self, input: impl Into<TokenInput>) -> Result<Tensor<3>, AttentionError> {
-        let logits = self.stack().logits(input.into(), |_, _, _| Ok(()))?;
-        Ok(logits.cast(FloatDType::F32))
+    pub fn loss(
+        &self,
+        input: impl Into<crate::nn::TokenInput>,
+        targets: Tensor<2, Int>,
+    ) -> Tensor<1> {
+        crate::nn::expect(self.try_loss(input, targets))
     }
 
     /// The parts, as they compute.
@@ -148,7 +139,7 @@ impl Doge {
     }
 }
 
-impl Decoder for Doge {
+whole_model!(Doge {
     fn vocabulary(&self) -> usize {
         self.config.vocab_size
     }
@@ -160,35 +151,8 @@ impl Decoder for Doge {
         }
     }
 
-    fn device(&self) -> Device {
-        self.embedding.weight.val().device()
-    }
-
-    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
-        self.stack().caches(sequences)
-    }
-
     /// Up to the end of the rotary tables.
     fn replays_up_to(&self) -> usize {
         self.config.max_position_embeddings
     }
-
-    /// # Errors
-    ///
-    /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](Decoder::max_len) or there are more `rows` than
-    /// tokens, before anything is computed; or those of
-    /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached), for
-    /// example if the parameters are tracked by autodiff.
-    ///
-    /// # Panics
-    ///
-    /// If there are not as many caches as blocks.
-    fn try_read(
-        &self,
-        tokens: Tensor<2, Int>,
-        rows: usize,
-        caches: &mut [AttentionCache],
-    ) -> Result<Tensor<3>, AttentionError> {
-        self.stack().read(tokens, rows, caches, self.max_len())
-    }
-}
+});

@@ -18,7 +18,7 @@ const OLD: [(&str, &str); 7] = [
 ];
 
 /// Names of the module, and today's of the files. No name of the left side is part of another one on its level.
-const MODULE: [(&str, &str); 14] = [
+const MODULE: [(&str, &str); 18] = [
     ("embedding.", "model.embed_tokens."),
     ("unembedding.", "lm_head."),
     ("blocks.", "model.layers."),
@@ -33,10 +33,7 @@ const MODULE: [(&str, &str); 14] = [
     (".feed_forward.experts.router.", ".mlp.router_gate."),
     (".feed_forward.experts.down", ".mlp.down_embed.weight"),
     (".feed_forward.experts.up", ".mlp.up_embed.weight"),
-];
-
-/// And those of the layers that are called by the same names there, after [`MODULE`]: parts of the two networks.
-const PARTS: [(&str, &str); 4] = [
+    // The parts of the two networks that are called alike, after those above.
     (".feed_forward.gate.", ".mlp.gate_proj."),
     (".feed_forward.up.", ".mlp.up_proj."),
     (".feed_forward.down.", ".mlp.down_proj."),
@@ -50,14 +47,12 @@ pub(super) fn from_old() -> KeyRemapper {
 
 /// From today's names to the module's.
 pub(super) fn to_module() -> KeyRemapper {
-    let pairs = MODULE.iter().chain(&PARTS);
-    remapper(pairs.map(|&(module, file)| (pattern(file), module)))
+    remapper(MODULE.map(|(module, file)| (pattern(file), module)))
 }
 
 /// From the module's names to today's.
 pub(super) fn from_module() -> KeyRemapper {
-    let pairs = MODULE.iter().chain(&PARTS);
-    remapper(pairs.map(|&(module, file)| (pattern(module), file)))
+    remapper(MODULE.map(|(module, file)| (pattern(module), file)))
 }
 
 /// Exactly this beginning, whole part or end of a name.
@@ -124,7 +119,7 @@ pub(super) fn expected(config: &DogeConfig) -> BTreeMap<String, Vec<usize>> {
 
 /// Which features of a head are a pair that is turned together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pairs {
+pub(super) enum Pairs {
     /// `2 i` and `2 i + 1`: Burn's.
     Neighbours,
     /// `i` and `i + head_dim / 2`: Hugging Face's.
@@ -135,27 +130,11 @@ enum Pairs {
 /// change if both have their features in another order.
 #[derive(Clone, Debug)]
 pub(super) struct PairOrder {
-    head_dim: usize,
-    to: Pairs,
+    pub(super) head_dim: usize,
+    pub(super) to: Pairs,
 }
 
 impl PairOrder {
-    /// From a file to the module.
-    pub(super) fn to_module(head_dim: usize) -> Self {
-        Self {
-            head_dim,
-            to: Pairs::Neighbours,
-        }
-    }
-
-    /// From the module to a file.
-    pub(super) fn to_file(head_dim: usize) -> Self {
-        Self {
-            head_dim,
-            to: Pairs::Halves,
-        }
-    }
-
     /// Where feature `i` of a head comes from.
     fn source(&self, i: usize) -> usize {
         let half = self.head_dim / 2;

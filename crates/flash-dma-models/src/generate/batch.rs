@@ -2,7 +2,7 @@
 
 use super::error::GenerateError;
 use crate::decoder::Decoder;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flash_dma::cache::AttentionCache;
 use std::collections::BTreeMap;
 
@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 ///
 /// A clone shares the caches' tensors until one of the two is written.
 pub(super) struct Batch<'a, D: ?Sized> {
-    model: &'a D,
-    device: Device,
+    pub(super) model: &'a D,
     caches: Vec<AttentionCache>,
 }
 
@@ -19,21 +18,12 @@ impl<D: ?Sized> Clone for Batch<'_, D> {
     fn clone(&self) -> Self {
         Self {
             model: self.model,
-            device: self.device.clone(),
             caches: self.caches.clone(),
         }
     }
 }
 
 impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
-    fn new(model: &'a D, sequences: usize) -> Result<Self, GenerateError> {
-        Ok(Self {
-            model,
-            device: model.device(),
-            caches: model.try_init_caches(sequences)?,
-        })
-    }
-
     /// Reads prompts, which are not empty, in chunks of at most `chunk` tokens, and returns the logits of what follows
     /// each: `[prompts, 1, vocabulary]`. Prompts of one length are read together.
     pub(super) fn prefill<P: AsRef<[u32]>>(
@@ -48,7 +38,8 @@ impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
         }
         let mut groups = Vec::new();
         for (&len, indices) in &by_length {
-            let mut group = Self::new(model, indices.len())?;
+            let caches = model.try_init_caches(indices.len())?;
+            let mut group = Self { model, caches };
             let mut logits = None;
             for begin in (0..len).step_by(chunk) {
                 let part = begin..len.min(begin + chunk);
@@ -70,35 +61,22 @@ impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
             return Ok(groups.remove(0));
         }
         let (batches, logits): (Vec<Self>, Vec<Tensor<3>>) = groups.into_iter().unzip();
-        let (model, device) = (batches[0].model, batches[0].device.clone());
-        let mut layers: Vec<Vec<AttentionCache>> = Vec::new();
-        for batch in batches {
-            layers.resize_with(batch.caches.len(), Vec::new);
-            let caches = batch.caches.into_iter();
-            caches
-                .zip(&mut layers)
-                .for_each(|(cache, layer)| layer.push(cache));
+        let model = batches[0].model;
+        let mut of_groups: Vec<_> = (batches.into_iter())
+            .map(|batch| batch.caches.into_iter())
+            .collect();
+        let mut caches = Vec::new();
+        let mut next = || of_groups.iter_mut().map(Iterator::next).collect();
+        while let Some(of_layer) = next() {
+            caches.push(AttentionCache::try_cat(of_layer)?);
         }
-        let caches = layers
-            .into_iter()
-            .map(AttentionCache::try_cat)
-            .collect::<Result<_, _>>()?;
-        let mut batch = Self {
-            model,
-            device,
-            caches,
-        };
-        let mut from = vec![0; order.len()];
-        order
-            .iter()
-            .enumerate()
-            .for_each(|(row, &place)| from[place] = row);
+        let mut batch = Self { model, caches };
+        let mut from: Vec<usize> = (0..order.len()).collect();
+        from.sort_by_key(|&row| order[row]);
         batch.keep(&from)?;
         let index: Vec<i32> = from.iter().map(|&row| row as i32).collect();
-        let index = TensorData::new(index, [from.len()]);
-        let index = Tensor::<1, Int>::from_data(index, &batch.device);
-        let logits = Tensor::cat(logits, 0).select(0, index);
-        Ok((batch, logits))
+        let index = Tensor::<1, Int>::from_ints(&index[..], &model.device());
+        Ok((batch, Tensor::cat(logits, 0).select(0, index)))
     }
 
     /// Token ids of sequences of one length.
@@ -109,7 +87,8 @@ impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
             shape = [shape[0] + 1, row.len()];
             tokens.extend(row.iter().map(|&token| token as i32));
         }
-        Tensor::from_data(TensorData::new(tokens, shape), (&self.device, DType::I32))
+        let device = self.model.device();
+        Tensor::from_data(TensorData::new(tokens, shape), (&device, DType::I32))
     }
 
     /// Reads tokens `[sequences, len]` and returns the logits of what follows the last `rows` of them.
@@ -149,14 +128,6 @@ impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
     /// See [`AttentionCache::replayed`].
     pub(super) fn replayed(&mut self, tokens: usize) {
         (self.caches.iter_mut()).for_each(|cache| cache.replayed(tokens));
-    }
-
-    pub(super) fn model(&self) -> &'a D {
-        self.model
-    }
-
-    pub(super) fn device(&self) -> &Device {
-        &self.device
     }
 
     /// Reads tokens of which it is not yet known which are right: the caches wait for [`accept`](Self::accept).

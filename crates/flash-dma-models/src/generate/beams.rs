@@ -1,12 +1,13 @@
 //! The most likely texts, by beam search.
 
 use super::batch::Batch;
-use super::distribution::{log_softmax, scores};
-use super::error::{GenerateError, expect};
+use super::distribution::{log_softmax, possible, scores};
+use super::error::GenerateError;
 use super::generator::Generator;
 use super::laws::Logits;
 use super::text::{Ended, Writing};
 use crate::decoder::Decoder;
+use crate::nn::expect;
 
 /// How many texts a beam search follows, and which it prefers.
 ///
@@ -71,18 +72,13 @@ impl Beams {
 
     fn check(&self) -> Result<(), GenerateError> {
         let (beams, returned) = (self.count, self.returned);
-        if beams == 0 {
-            return Err(GenerateError::Zero("the number of beams"));
-        }
-        if returned == 0 {
-            return Err(GenerateError::Zero("the number of texts to be returned"));
-        }
-        if returned > beams {
-            return Err(GenerateError::BeamsReturned { returned, beams });
-        }
-        match self.length_penalty.is_finite() {
-            true => Ok(()),
-            false => Err(GenerateError::LengthPenalty(self.length_penalty)),
+        let penalty = self.length_penalty;
+        match (beams, returned) {
+            (0, _) => Err(GenerateError::Zero("the number of beams")),
+            (_, 0) => Err(GenerateError::Zero("the number of texts to be returned")),
+            _ if returned > beams => Err(GenerateError::BeamsReturned { returned, beams }),
+            _ if !penalty.is_finite() => Err(GenerateError::LengthPenalty(penalty)),
+            _ => Ok(()),
         }
     }
 
@@ -105,6 +101,7 @@ pub struct Beam {
 }
 
 /// A text that has not ended.
+#[derive(Default)]
 struct Open {
     tokens: Vec<u32>,
     log_probability: f64,
@@ -143,28 +140,26 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
     pub fn try_beams(&self, prompt: &[u32], beams: &Beams) -> Result<Vec<Beam>, GenerateError> {
         beams.check()?;
         self.check(&[prompt])?;
-        let temperature = self.sampler().temperature();
+        let temperature = self.sampler.temperature();
         if temperature != 0.0 {
             return Err(GenerateError::BeamsDraw { temperature });
         }
         let mut search = Search::new(beams);
-        if self.stops().max_new == 0 {
+        if self.stops.max_new == 0 {
             search.finish(search.extend(0, None, 0.0), Ended::Length);
             return Ok(search.best());
         }
-        let (mut batch, mut logits) = Batch::prefill(self.model(), &[prompt], self.chunk())?;
+        let (mut batch, mut logits) = Batch::prefill(self.model, &[prompt], self.chunk)?;
         loop {
             let read = Logits::read(logits)?;
             let candidates = self.candidates(&read, prompt, &search)?;
             let from = self.advance(&mut search, &candidates);
-            if from.is_empty() || search.is_done(self.stops().max_new) {
+            if from.is_empty() || search.is_done(self.stops.max_new) {
                 return Ok(search.best());
             }
             batch.keep(&from)?;
-            let last = search
-                .open
-                .iter()
-                .map(|open| &open.tokens[open.tokens.len() - 1..]);
+            let texts = search.open.iter().map(|open| &open.tokens);
+            let last = texts.map(|tokens| &tokens[tokens.len() - 1..]);
             logits = batch.read(batch.tokens(last), 1)?;
         }
     }
@@ -179,17 +174,11 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
         let mut all = Vec::new();
         for (row, open) in search.open.iter().enumerate() {
             let scores = scores(logits.row(row)).and_then(log_softmax);
-            let mut scores = scores.map_err(|source| {
-                let mut writing = Writing::new(0, prompt);
-                writing.text.extend(&open.tokens);
-                writing.failed(0, source)
-            })?;
-            self.sampler()
-                .penalise(&mut scores, &[prompt, &open.tokens].concat());
-            let possible = (0..)
-                .zip(scores)
-                .filter(|&(_, score)| score > f64::NEG_INFINITY);
-            all.extend(possible.map(|(token, score)| Candidate {
+            let mut scores = scores
+                .map_err(|source| Writing::new(0, prompt).failed(open.tokens.len(), source))?;
+            let text = [prompt, &open.tokens].concat();
+            self.sampler.penalise(&mut scores, &text);
+            all.extend(possible(scores).map(|(token, score)| Candidate {
                 log_probability: open.log_probability + score,
                 row,
                 token,
@@ -200,7 +189,7 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
             let by_score = b.log_probability.total_cmp(&a.log_probability);
             by_score.then((a.row, a.token).cmp(&(b.row, b.token)))
         };
-        let enough = search.beams.count.saturating_mul(1 + self.stops().most());
+        let enough = search.beams.count.saturating_mul(1 + self.stops.most());
         if enough < all.len() {
             all.select_nth_unstable_by(enough, order);
             all.truncate(enough);
@@ -213,13 +202,9 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
     fn advance(&self, search: &mut Search<'_>, candidates: &[Candidate]) -> Vec<usize> {
         let (count, mut from, mut open) = (search.beams.count, Vec::new(), Vec::new());
         for (rank, candidate) in candidates.iter().enumerate() {
-            let &Candidate {
-                log_probability,
-                row,
-                token,
-            } = candidate;
-            let extended = search.extend(row, Some(token), log_probability);
-            match self.stops().ended(&extended.tokens) {
+            let row = candidate.row;
+            let extended = search.extend(row, Some(candidate.token), candidate.log_probability);
+            match self.stops.ended(&extended.tokens) {
                 Some(ended) if rank < count => search.finish(extended, ended),
                 None if open.len() < count => {
                     open.push(extended);
@@ -244,13 +229,9 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn new(beams: &'a Beams) -> Self {
-        let open = Open {
-            tokens: Vec::new(),
-            log_probability: 0.0,
-        };
         Self {
             beams,
-            open: vec![open],
+            open: vec![Open::default()],
             finished: Vec::new(),
         }
     }
@@ -273,21 +254,18 @@ impl<'a> Search<'a> {
             tokens: open.tokens,
             ended,
         };
-        let at = self
-            .finished
-            .partition_point(|other| other.score >= beam.score);
+        let better = |other: &Beam| other.score >= beam.score;
+        let at = self.finished.partition_point(better);
         self.finished.insert(at, beam);
         self.finished.truncate(self.beams.count);
     }
 
     /// Whether no open text is worth going on with, by the rule of early stopping.
     fn is_done(&self, max_new: usize) -> bool {
-        let [.., worst] = &self.finished[..] else {
+        // As many as there are beams: at least one.
+        let Some(worst) = self.finished.get(self.beams.count - 1) else {
             return false;
         };
-        if self.finished.len() < self.beams.count {
-            return false;
-        }
         let best = &self.open[0];
         let length = match self.beams.early_stopping {
             EarlyStopping::WhenFull => return true,

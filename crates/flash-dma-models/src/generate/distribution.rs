@@ -28,9 +28,7 @@ impl Distribution {
     /// The probability of a token.
     #[must_use]
     pub fn probability(&self, token: u32) -> f64 {
-        let at = self
-            .entries
-            .binary_search_by_key(&token, |&(token, _)| token);
+        let at = (self.entries).binary_search_by_key(&token, |&(token, _)| token);
         at.map_or(0.0, |at| self.entries[at].1)
     }
 
@@ -79,6 +77,12 @@ pub(super) fn scores(logits: &[f32]) -> Result<Vec<f64>, SampleError> {
         });
     }
     Ok(logits.iter().map(|&logit| f64::from(logit)).collect())
+}
+
+/// The tokens that are possible, with their scores.
+pub(super) fn possible(scores: Vec<f64>) -> impl Iterator<Item = (u32, f64)> {
+    let all = (0..).zip(scores);
+    all.filter(|&(_, score)| score > f64::NEG_INFINITY)
 }
 
 /// The log probabilities of scores.

@@ -32,12 +32,15 @@ pub trait Draft {
         Ok(())
     }
 
-    /// Begins with new prompts, which have been checked, and forgets all others.
+    /// Begins with new prompts, which have been checked, and forgets all others: for a draft that remembers.
     ///
     /// # Errors
     ///
     /// Those of reading the prompts.
-    fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError>;
+    fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
+        let _ = (prompts, limits);
+        Ok(())
+    }
 
     /// From 0 to `count` tokens for each row. A row goes on from what it was the last time, by tokens that may be those
     /// that were proposed, or others.
@@ -57,7 +60,10 @@ pub trait Draft {
     /// # Errors
     ///
     /// Those of the draft's caches.
-    fn try_retain(&mut self, rows: &[usize]) -> Result<(), GenerateError>;
+    fn try_retain(&mut self, rows: &[usize]) -> Result<(), GenerateError> {
+        let _ = rows;
+        Ok(())
+    }
 }
 
 /// The sizes of a generation.
@@ -191,10 +197,8 @@ impl<D: Decoder + ?Sized> Draft for ModelDraft<'_, D> {
     ) -> Result<Vec<Proposal>, GenerateError> {
         let (batch, read) = self.state.as_mut().expect("the draft has begun");
         // What has been accepted since the last time: as much for every row.
-        let new = rows
-            .iter()
-            .zip(&*read)
-            .map(|(row, &read)| &row.text[read..]);
+        let rows_read = rows.iter().zip(&*read);
+        let new = rows_read.map(|(row, &read)| &row.text[read..]);
         let mut logits = batch.read(batch.tokens(new), 1)?;
         *read = rows.iter().map(|row| row.text.len()).collect();
 

@@ -187,9 +187,3 @@ impl From<ExecutionError> for GenerateError {
         Self::Device(error.to_string())
     }
 }
-
-/// The value, or a panic with the error's text.
-#[track_caller]
-pub(super) fn expect<T>(result: Result<T, GenerateError>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
-}

@@ -1,12 +1,13 @@
 //! Batches of prompts, and what follows them.
 
 use super::batch::Batch;
-use super::error::{GenerateError, SampleError, TokenPlace, expect};
+use super::error::{GenerateError, TokenPlace};
 use super::laws::Laws;
-use super::sampler::{Draw, Purpose, Sampler};
+use super::sampler::{Purpose, Sampler};
 use super::steps::Steps;
 use super::text::{Ended, Event, Generated, Stops, Writing};
 use crate::decoder::Decoder;
+use crate::nn::expect;
 use std::ops::ControlFlow;
 
 /// Writes what follows prompts.
@@ -31,10 +32,10 @@ use std::ops::ControlFlow;
 /// ```
 #[derive(Debug)]
 pub struct Generator<'a, D: ?Sized> {
-    model: &'a D,
-    sampler: Sampler,
-    stops: Stops,
-    chunk: usize,
+    pub(super) model: &'a D,
+    pub(super) sampler: Sampler,
+    pub(super) stops: Stops,
+    pub(super) chunk: usize,
     replay: bool,
 }
 
@@ -112,22 +113,6 @@ impl<'a, D: ?Sized> Generator<'a, D> {
     pub fn with_replay(mut self, replay: bool) -> Self {
         self.replay = replay;
         self
-    }
-
-    pub(super) fn model(&self) -> &'a D {
-        self.model
-    }
-
-    pub(super) fn sampler(&self) -> &Sampler {
-        &self.sampler
-    }
-
-    pub(super) fn stops(&self) -> &Stops {
-        &self.stops
-    }
-
-    pub(super) fn chunk(&self) -> usize {
-        self.chunk
     }
 }
 
@@ -208,7 +193,7 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
             let unit = self.sampler.unit(writing.draw(0, Purpose::Token));
             tokens.push(vec![law.at(unit)]);
         }
-        Ok(texts.push(&tokens, self, on_event))
+        Ok(texts.push(&tokens, &self.stops, on_event))
     }
 
     /// Refuses what can be refused before anything is computed.
@@ -268,10 +253,8 @@ pub(super) fn check_tokens(
     vocabulary: usize,
     place: impl Fn(usize) -> TokenPlace,
 ) -> Result<(), GenerateError> {
-    let beyond = tokens
-        .iter()
-        .position(|&token| token as usize >= vocabulary);
-    match beyond {
+    let beyond = |&token: &u32| token as usize >= vocabulary;
+    match tokens.iter().position(beyond) {
         None => Ok(()),
         Some(position) => Err(GenerateError::Token {
             place: place(position),
@@ -290,10 +273,8 @@ pub(super) struct Texts {
 
 impl Texts {
     pub(super) fn new<P: AsRef<[u32]>>(prompts: &[P]) -> Self {
-        let prompts = prompts.iter().enumerate();
-        let active: Vec<Writing> = prompts
-            .map(|(index, prompt)| Writing::new(index, prompt.as_ref()))
-            .collect();
+        let writing = |(index, prompt): (usize, &P)| Writing::new(index, prompt.as_ref());
+        let active: Vec<Writing> = prompts.iter().enumerate().map(writing).collect();
         Self {
             ended: vec![None; active.len()],
             active,
@@ -301,16 +282,16 @@ impl Texts {
     }
 
     /// Writes the tokens of each row up to one that ends its text, and returns the rows that go on.
-    pub(super) fn push<D: ?Sized>(
+    pub(super) fn push(
         &mut self,
         tokens: &[Vec<u32>],
-        generator: &Generator<'_, D>,
+        stops: &Stops,
         on_event: &mut impl FnMut(Event) -> ControlFlow<()>,
     ) -> Vec<usize> {
         let mut kept = Vec::new();
         let mut active = Vec::new();
         for ((row, mut writing), tokens) in self.active.drain(..).enumerate().zip(tokens) {
-            let mut push = |&token: &u32| writing.push(token, generator, on_event);
+            let mut push = |&token: &u32| writing.push(token, stops, on_event);
             match tokens.iter().find_map(&mut push) {
                 Some(ended) => {
                     let sequence = writing.sequence;
@@ -332,35 +313,7 @@ impl Texts {
             let sequence = writing.sequence;
             self.ended[sequence] = Some(writing.finish(Ended::Length));
         }
-        let ended = self.ended.into_iter();
-        ended
-            .map(|text| text.expect("every text has ended"))
-            .collect()
-    }
-}
-
-impl Writing {
-    /// The last token, as the row of a batch.
-    pub(super) fn last(&self) -> &[u32] {
-        &self.text[self.text.len() - 1..]
-    }
-
-    /// The draw of the token that is `ahead` tokens after the next.
-    pub(super) fn draw(&self, ahead: usize, purpose: Purpose) -> Draw {
-        Draw {
-            sequence: self.sequence,
-            token: self.new_tokens().len() + ahead,
-            purpose,
-        }
-    }
-
-    /// The error of a text that has no next token, `ahead` tokens after those that have been written.
-    pub(super) fn failed(&self, ahead: usize, source: SampleError) -> GenerateError {
-        GenerateError::Sample {
-            model: "model",
-            sequence: self.sequence,
-            written: self.new_tokens().len() + ahead,
-            source,
-        }
+        let ended = self.ended.into_iter().collect::<Option<_>>();
+        ended.expect("every text has ended")
     }
 }

@@ -53,16 +53,11 @@ impl Draft for PromptLookup {
     }
 
     fn try_check(&self, _: &[&[u32]], _: DraftLimits) -> Result<(), GenerateError> {
+        let what = "the number of tokens that a lookup compares";
         match self.ngram {
-            0 => Err(GenerateError::Zero(
-                "the number of tokens that a lookup compares",
-            )),
+            0 => Err(GenerateError::Zero(what)),
             _ => Ok(()),
         }
-    }
-
-    fn try_begin(&mut self, _: &[&[u32]], _: DraftLimits) -> Result<(), GenerateError> {
-        Ok(())
     }
 
     fn try_propose(
@@ -73,9 +68,5 @@ impl Draft for PromptLookup {
     ) -> Result<Vec<Proposal>, GenerateError> {
         let propose = |row: &DraftRow<'_>| Proposal::certain(self.look_up(row.text, count));
         Ok(rows.iter().map(propose).collect())
-    }
-
-    fn try_retain(&mut self, _: &[usize]) -> Result<(), GenerateError> {
-        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! How the next token is drawn.
 
-use super::distribution::{Distribution, scores};
+use super::distribution::{Distribution, possible, scores};
 use super::error::SampleError;
 use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
@@ -122,25 +122,20 @@ impl Sampler {
     ///
     /// [`SampleError::Range`].
     pub fn try_check(&self) -> Result<(), SampleError> {
-        let refuse = |name, value, range| Err(SampleError::Range { name, value, range });
-        let unit = 0.0..=1.0;
-        match self {
-            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => {
-                refuse("temperature", s.temperature, "finite and at least 0")
-            }
-            s if s.top_k == Some(0) => refuse("top_k", 0.0, "at least 1"),
-            s if s.top_p.is_some_and(|p| !unit.contains(&p)) => {
-                refuse("top_p", s.top_p.unwrap_or_default(), "from 0 to 1")
-            }
-            s if s.min_p.is_some_and(|p| !unit.contains(&p)) => {
-                refuse("min_p", s.min_p.unwrap_or_default(), "from 0 to 1")
-            }
-            s if !(s.repetition_penalty > 0.0 && s.repetition_penalty.is_finite()) => {
-                let value = s.repetition_penalty;
-                refuse("repetition_penalty", value, "finite and above 0")
-            }
-            _ => Ok(()),
+        let check = |name, value: f64, fits, range| match fits && value.is_finite() {
+            true => Ok(()),
+            false => Err(SampleError::Range { name, value, range }),
+        };
+        let (temperature, penalty) = (self.temperature, self.repetition_penalty);
+        let fits = temperature >= 0.0;
+        check("temperature", temperature, fits, "finite and at least 0")?;
+        check("top_k", 0.0, self.top_k != Some(0), "at least 1")?;
+        for (name, p) in [("top_p", self.top_p), ("min_p", self.min_p)] {
+            let p = p.unwrap_or(1.0);
+            check(name, p, (0.0..=1.0).contains(&p), "from 0 to 1")?;
         }
+        let fits = penalty > 0.0;
+        check("repetition_penalty", penalty, fits, "finite and above 0")
     }
 
     /// The law of the next token: `logits` of the whole vocabulary, after the tokens of `history`, which only the
@@ -157,21 +152,14 @@ impl Sampler {
         self.try_check()?;
         let mut scores = scores(logits)?;
         self.penalise(&mut scores, history);
-        let tokens = (0..)
-            .zip(scores)
-            .filter(|&(_, score)| score > f64::NEG_INFINITY);
-        let mut kept: Vec<(u32, f64)> = tokens.collect();
+        let mut kept: Vec<(u32, f64)> = possible(scores).collect();
+        // The first of equal scores: `max_by` would return the last.
+        let best =
+            (kept.iter().copied()).reduce(|best, next| if next.1 > best.1 { next } else { best });
+        let (token, best) = best.ok_or(SampleError::Impossible)?;
         if self.temperature == 0.0 {
-            // The first of equal scores: `max_by` would return the last.
-            let best = kept
-                .into_iter()
-                .reduce(|best, next| if next.1 > best.1 { next } else { best });
-            return best
-                .map(|(token, _)| Distribution::certain(token))
-                .ok_or(SampleError::Impossible);
+            return Ok(Distribution::certain(token));
         }
-        let best = kept.iter().map(|&(_, score)| score).reduce(f64::max);
-        let best = best.ok_or(SampleError::Impossible)?;
         // The difference first: a quotient may overflow. It is at most 0.
         (kept.iter_mut()).for_each(|(_, score)| *score = (*score - best) / self.temperature);
         if let Some(count) = self.top_k {

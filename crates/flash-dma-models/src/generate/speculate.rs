@@ -1,13 +1,15 @@
 //! Speculative decoding: a draft proposes tokens, and the model verifies several in one step.
 
 use super::batch::Batch;
+use super::distribution::Distribution;
 use super::draft::{Draft, DraftLimits, DraftRow, Proposal};
-use super::error::{GenerateError, TokenPlace, expect};
+use super::error::{GenerateError, TokenPlace};
 use super::generator::{Generator, Texts, check_tokens};
 use super::laws::Laws;
-use super::sampler::{Purpose, Sampler};
+use super::sampler::Purpose;
 use super::text::{Event, Generated, Writing};
 use crate::decoder::Decoder;
+use crate::nn::expect;
 use std::ops::ControlFlow;
 
 /// What [`Generator::try_speculate`] wrote, and how well the draft guessed.
@@ -83,15 +85,15 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
         let prompts: Vec<&[u32]> = prompts.iter().map(AsRef::as_ref).collect();
         let limits = self.check_draft(&prompts, draft)?;
         let (mut texts, mut report) = (Texts::new(&prompts), Speculation::default());
-        if texts.active.is_empty() || self.stops().max_new == 0 {
+        if texts.active.is_empty() || self.stops.max_new == 0 {
             return Ok(Speculated {
                 texts: texts.finish(),
                 report,
             });
         }
-        let (mut batch, logits) = Batch::prefill(self.model(), &prompts, self.chunk())?;
+        let (mut batch, logits) = Batch::prefill(self.model, &prompts, self.chunk)?;
         draft.try_begin(&prompts, limits)?;
-        let laws = Laws::read(logits, self.sampler())?;
+        let laws = Laws::read(logits, &self.sampler)?;
         let mut count = texts.active.len();
         let mut kept = self.write(&laws, &mut texts, &mut on_event)?;
         while !kept.is_empty() {
@@ -102,7 +104,7 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
             count = kept.len();
             let proposals = self.propose(&texts.active, draft)?;
             let verified = self.verify(&mut batch, &texts.active, &proposals, &mut report)?;
-            kept = texts.push(&verified, self, &mut on_event);
+            kept = texts.push(&verified, &self.stops, &mut on_event);
         }
         let texts = texts.finish();
         report.written = texts.iter().map(|text| text.tokens.len() - 1).sum();
@@ -116,11 +118,10 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
         draft: &(impl Draft + ?Sized),
     ) -> Result<DraftLimits, GenerateError> {
         if draft.count() == 0 {
-            return Err(GenerateError::Zero(
-                "the number of tokens that a draft proposes",
-            ));
+            let what = "the number of tokens that a draft proposes";
+            return Err(GenerateError::Zero(what));
         }
-        let model = self.model().vocabulary();
+        let model = self.model.vocabulary();
         match draft.vocabulary() {
             Some(draft) if draft != model => {
                 return Err(GenerateError::DraftVocabulary { draft, model });
@@ -128,8 +129,8 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
             _ => {}
         }
         let limits = DraftLimits {
-            chunk: self.chunk(),
-            max_new: self.stops().max_new,
+            chunk: self.chunk,
+            max_new: self.stops.max_new,
         };
         draft.try_check(prompts, limits)?;
         Ok(limits)
@@ -142,30 +143,29 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
         draft: &mut (impl Draft + ?Sized),
     ) -> Result<Vec<Proposal>, GenerateError> {
         // A step writes at least one token that was not proposed. All rows have written as many.
-        let left = self.stops().max_new - active[0].new_tokens().len();
+        let left = self.stops.max_new - active[0].new_tokens().len();
         let (count, rows) = (draft.count().min(left - 1), active.len());
         if count == 0 {
             return Ok(vec![Proposal::default(); rows]);
         }
         let views: Vec<DraftRow<'_>> = active.iter().map(Writing::view).collect();
-        let mut proposals = draft.try_propose(&views, count, self.sampler())?;
-        let problem = |problem| GenerateError::Draft {
-            count,
-            rows,
-            problem,
-        };
-        if proposals.len() != rows {
-            return Err(problem(format!("it has proposals for {}", proposals.len())));
-        }
+        let mut proposals = draft.try_propose(&views, count, &self.sampler)?;
         let lengths = || proposals.iter().map(|proposal| proposal.tokens().len());
         let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
-        if most > count {
-            return Err(problem(format!("it proposes {most}")));
+        let problem = match proposals.len() {
+            other if other != rows => Some(format!("it has proposals for {other}")),
+            _ => (most > count).then(|| format!("it proposes {most}")),
+        };
+        if let Some(problem) = problem {
+            return Err(GenerateError::Draft {
+                count,
+                rows,
+                problem,
+            });
         }
+        let vocabulary = self.model.vocabulary();
         for proposal in &mut proposals {
-            check_tokens(proposal.tokens(), self.model().vocabulary(), |_| {
-                TokenPlace::Draft
-            })?;
+            check_tokens(proposal.tokens(), vocabulary, |_| TokenPlace::Draft)?;
             proposal.truncate(least);
         }
         Ok(proposals)
@@ -190,89 +190,60 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
             0 => batch.read(tokens, 1)?,
             _ => batch.try_out(tokens)?,
         };
-        let laws = Laws::read(logits, self.sampler())?;
-        let mut verified = Vec::new();
+        let laws = Laws::read(logits, &self.sampler)?;
+        let mut verified: Vec<Vec<u32>> = Vec::new();
         for (row, (writing, proposal)) in active.iter().zip(proposals).enumerate() {
-            let row = Row {
-                laws: &laws,
-                first: row * (count + 1),
-                sampler: self.sampler(),
-                writing,
+            // The law of the token after the text and `ahead`.
+            let law = |ahead: &[u32]| {
+                let row = row * (count + 1) + ahead.len();
+                let law = laws.law(row, &self.sampler, &writing.text, ahead);
+                law.map_err(|source| writing.failed(ahead.len(), source))
             };
-            verified.push(row.verified(proposal)?);
+            verified.push(self.verified(writing, proposal, law)?);
         }
         report.steps += 1;
         report.proposed += count * active.len();
-        report.accepted += verified
-            .iter()
-            .map(|tokens| tokens.len() - 1)
-            .sum::<usize>();
+        let accepted = verified.iter().map(|tokens| tokens.len() - 1);
+        report.accepted += accepted.sum::<usize>();
         // A row that ends does not hold up the others.
-        let goes_on = |(writing, tokens): &(&Writing, &Vec<u32>)| !self.ends(writing, tokens);
-        let rows = active.iter().zip(&verified).filter(goes_on);
-        let taken = rows
-            .map(|(_, tokens)| tokens.len())
-            .min()
-            .unwrap_or(count + 1);
-        verified
-            .iter_mut()
-            .for_each(|tokens| tokens.truncate(taken));
+        let rows = active.iter().zip(&verified);
+        let going_on = rows.filter(|(writing, tokens)| !self.ends(writing, tokens));
+        let taken = going_on.map(|(_, tokens)| tokens.len()).min();
+        let taken = taken.unwrap_or(count + 1);
+        for tokens in &mut verified {
+            tokens.truncate(taken);
+        }
         if count > 0 {
             batch.accept(taken)?;
         }
         Ok(verified)
     }
 
-    /// Whether a text ends with one of these tokens.
-    fn ends(&self, writing: &Writing, tokens: &[u32]) -> bool {
-        let written = [writing.new_tokens(), tokens].concat();
-        let ends = writing.new_tokens().len() + 1..=written.len();
-        ends.into_iter()
-            .any(|end| self.stops().ended(&written[..end]).is_some())
-    }
-}
-
-/// A row of a step that verifies proposals.
-struct Row<'a> {
-    laws: &'a Laws,
-    /// The row of the logits after the last token of the text.
-    first: usize,
-    sampler: &'a Sampler,
-    writing: &'a Writing,
-}
-
-impl Row<'_> {
-    /// The proposals that are accepted, and one token more.
-    fn verified(&self, proposal: &Proposal) -> Result<Vec<u32>, GenerateError> {
-        let (sampler, tokens) = (self.sampler, proposal.tokens());
-        let unit = |ahead, purpose| sampler.unit(self.writing.draw(ahead, purpose));
+    /// The proposals that are accepted, and one token more. `law` is that of the token after the text and some of them.
+    fn verified(
+        &self,
+        writing: &Writing,
+        proposal: &Proposal,
+        law: impl Fn(&[u32]) -> Result<Distribution, GenerateError>,
+    ) -> Result<Vec<u32>, GenerateError> {
+        let tokens = proposal.tokens();
+        let unit = |ahead, purpose| self.sampler.unit(writing.draw(ahead, purpose));
         for (ahead, (&token, guess)) in tokens.iter().zip(proposal.laws()).enumerate() {
-            let law = self.law(&tokens[..ahead])?;
+            let law = law(&tokens[..ahead])?;
             let odds = law.probability(token) / guess.probability(token);
             if unit(ahead, Purpose::Acceptance) >= odds {
                 let replacement = law.without(guess).at(unit(ahead, Purpose::Replacement));
                 return Ok([&tokens[..ahead], &[replacement]].concat());
             }
         }
-        let last = self.law(tokens)?.at(unit(tokens.len(), Purpose::Token));
+        let last = law(tokens)?.at(unit(tokens.len(), Purpose::Token));
         Ok([tokens, &[last]].concat())
     }
 
-    /// The law of the token after the text and `ahead`.
-    fn law(&self, ahead: &[u32]) -> Result<super::Distribution, GenerateError> {
-        let row = self.first + ahead.len();
-        let law = self.laws.law(row, self.sampler, &self.writing.text, ahead);
-        law.map_err(|source| self.writing.failed(ahead.len(), source))
-    }
-}
-
-impl Writing {
-    /// The text as a draft sees it.
-    fn view(&self) -> DraftRow<'_> {
-        DraftRow {
-            sequence: self.sequence,
-            text: &self.text,
-            written: self.new_tokens().len(),
-        }
+    /// Whether a text ends with one of these tokens.
+    fn ends(&self, writing: &Writing, tokens: &[u32]) -> bool {
+        let written = [writing.new_tokens(), tokens].concat();
+        let mut ends = writing.new_tokens().len() + 1..=written.len();
+        ends.any(|end| self.stops.ended(&written[..end]).is_some())
     }
 }

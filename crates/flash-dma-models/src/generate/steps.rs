@@ -110,30 +110,21 @@ impl<'a, D: Decoder + ?Sized> Steps<'a, D> {
         if !replays {
             self.launch();
         }
-        let last: Vec<i32> = texts
-            .iter()
-            .map(|text| text[text.len() - 1] as i32)
-            .collect();
+        let last = texts.iter().map(|text| &text[text.len() - 1..]);
+        let ids: Vec<i32> = last.clone().map(|token| token[0] as i32).collect();
         match std::mem::replace(&mut self.way, Way::Launched) {
             Way::Launched => {
-                let tokens = match known {
-                    Some(tokens) => tokens,
-                    None => self
-                        .batch
-                        .tokens(texts.iter().map(|text| &text[text.len() - 1..])),
-                };
+                let tokens = known.unwrap_or_else(|| self.batch.tokens(last.clone()));
                 if !replays {
                     return self.batch.read(tokens, 1);
                 }
-                let Some(preparation) = Preparation::new(self.batch.device()) else {
+                let Some(preparation) = Preparation::new(&self.batch.model.device()) else {
                     self.records = false;
                     return self.batch.read(tokens, 1);
                 };
                 self.batch.set_recorded(true);
                 // A tensor of its own: it is written over.
-                let input = self
-                    .batch
-                    .tokens(texts.iter().map(|text| &text[text.len() - 1..]));
+                let input = self.batch.tokens(last);
                 self.warm_up(Box::new(WarmUp {
                     preparation,
                     input,
@@ -141,14 +132,14 @@ impl<'a, D: Decoder + ?Sized> Steps<'a, D> {
                 }))
             }
             Way::WarmUp(mut warm_up) => {
-                warm_up.input = try_overwrite(warm_up.input, &last)?;
+                warm_up.input = try_overwrite(warm_up.input, &ids)?;
                 warm_up.steps += 1;
                 match warm_up.steps <= WARM_UP {
                     true => self.warm_up(warm_up),
                     false => self.record(*warm_up, texts),
                 }
             }
-            Way::Replayed(recorded) => self.replay(*recorded, &last),
+            Way::Replayed(recorded) => self.replay(*recorded, &ids),
         }
     }
 
@@ -172,7 +163,7 @@ impl<'a, D: Decoder + ?Sized> Steps<'a, D> {
         let Some(graph) = graph else {
             // The caches lack the token that they have counted.
             self.records = false;
-            let (batch, logits) = Batch::prefill(self.batch.model(), texts, self.chunk)?;
+            let (batch, logits) = Batch::prefill(self.batch.model, texts, self.chunk)?;
             self.batch = batch;
             return Ok(logits);
         };
@@ -191,10 +182,10 @@ impl<'a, D: Decoder + ?Sized> Steps<'a, D> {
     }
 
     fn run(&mut self, recorded: Recorded) -> Result<Tensor<3>, GenerateError> {
-        let device = self.batch.device().as_dispatch();
+        let device = self.batch.model.device();
         // SAFETY: the input, the logits and the caches are as they were recorded, since `keep` and every launched step
         // drop the graph first; the model outlives this; all of them are used from this thread alone, between replays.
-        unsafe { Dispatch::graph_replay(device, &recorded.graph) }
+        unsafe { Dispatch::graph_replay(device.as_dispatch(), &recorded.graph) }
             .map_err(|error| GenerateError::Device(error.to_string()))?;
         let logits = recorded.logits.clone();
         self.way = Way::Replayed(Box::new(recorded));

@@ -1,6 +1,9 @@
 //! The texts that are written, and why they end.
 
-use super::generator::Generator;
+use super::draft::DraftRow;
+use super::error::{GenerateError, SampleError};
+use super::sampler::{Draw, Purpose};
+use std::ops::ControlFlow;
 
 /// A text that was generated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,15 +92,48 @@ impl Writing {
         &self.text[self.prompt..]
     }
 
+    /// The last token, as the row of a batch.
+    pub(super) fn last(&self) -> &[u32] {
+        &self.text[self.text.len() - 1..]
+    }
+
+    /// The draw of the token that is `ahead` tokens after the next.
+    pub(super) fn draw(&self, ahead: usize, purpose: Purpose) -> Draw {
+        Draw {
+            sequence: self.sequence,
+            token: self.new_tokens().len() + ahead,
+            purpose,
+        }
+    }
+
+    /// The error of a text that has no next token, `ahead` tokens after those that have been written.
+    pub(super) fn failed(&self, ahead: usize, source: SampleError) -> GenerateError {
+        GenerateError::Sample {
+            model: "model",
+            sequence: self.sequence,
+            written: self.new_tokens().len() + ahead,
+            source,
+        }
+    }
+
+    /// The text as a draft sees it.
+    pub(super) fn view(&self) -> DraftRow<'_> {
+        DraftRow {
+            sequence: self.sequence,
+            text: &self.text,
+            written: self.new_tokens().len(),
+        }
+    }
+
     /// Writes a token and tells the callback.
-    pub(super) fn push<D: ?Sized>(
+    pub(super) fn push(
         &mut self,
         token: u32,
-        generator: &Generator<'_, D>,
-        on_event: &mut impl FnMut(Event) -> std::ops::ControlFlow<()>,
+        stops: &Stops,
+        on_event: &mut impl FnMut(Event) -> ControlFlow<()>,
     ) -> Option<Ended> {
         self.text.push(token);
-        let ended = generator.stops().ended(self.new_tokens());
+        let ended = stops.ended(self.new_tokens());
         let event = Event {
             sequence: self.sequence,
             index: self.new_tokens().len() - 1,
@@ -105,7 +141,7 @@ impl Writing {
             ended,
         };
         match (ended, on_event(event)) {
-            (None, std::ops::ControlFlow::Break(())) => Some(Ended::Callback),
+            (None, ControlFlow::Break(())) => Some(Ended::Callback),
             (ended, _) => ended,
         }
     }

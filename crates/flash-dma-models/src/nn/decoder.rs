@@ -4,7 +4,7 @@ use super::block::{DecoderBlock, DecoderBlockConfig};
 use super::expect;
 use super::feed_forward::FeedForwardConfig;
 use super::input::TokenInput;
-use super::stack::Stack;
+use super::stack::{Stack, whole_model};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::{Embedding, EmbeddingConfig, LinearConfig, RmsNorm, RmsNormConfig};
@@ -202,27 +202,6 @@ impl Decoder {
         &self.config
     }
 
-    /// The logits of the token that follows each token, `[batch, len, vocabulary]` in f32.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
-    #[must_use]
-    pub fn forward(&self, input: impl Into<TokenInput>) -> Tensor<3> {
-        expect(self.try_forward(input))
-    }
-
-    /// Like [`forward`](Self::forward), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sequences are longer than the rotary tables, or the lengths or the documents do not fit
-    /// them.
-    pub fn try_forward(&self, input: impl Into<TokenInput>) -> Result<Tensor<3>, AttentionError> {
-        let logits = self.stack().logits(input.into(), |_, _, _| Ok(()))?;
-        Ok(logits.cast(FloatDType::F32))
-    }
-
     /// What each layer selects, and the scores `[batch, kv_heads, len]` that it ranks the keys by; `None` of a layer
     /// that attends to all keys.
     ///
@@ -257,39 +236,13 @@ impl Decoder {
     }
 }
 
-impl crate::Decoder for Decoder {
+whole_model!(Decoder {
     fn vocabulary(&self) -> usize {
         self.config.vocabulary
-    }
-
-    fn device(&self) -> Device {
-        self.embedding.weight.val().device()
-    }
-
-    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
-        self.stack().caches(sequences)
     }
 
     /// Up to the end of the rotary tables.
     fn replays_up_to(&self) -> usize {
         self.config.attention.max_seq_len.unwrap_or(0)
     }
-
-    /// # Errors
-    ///
-    /// [`AttentionError::TooLarge`] if there are more `rows` than tokens, or those of
-    /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached), for
-    /// example if the parameters are tracked by autodiff.
-    ///
-    /// # Panics
-    ///
-    /// If there are not as many caches as blocks.
-    fn try_read(
-        &self,
-        tokens: Tensor<2, Int>,
-        rows: usize,
-        caches: &mut [AttentionCache],
-    ) -> Result<Tensor<3>, AttentionError> {
-        self.stack().read(tokens, rows, caches, None)
-    }
-}
+});

@@ -8,7 +8,7 @@ use burn_flash_dma::nn::DynamicMaskInput;
 /// are packed into them. It is the same for every layer of a model.
 #[derive(Clone, Debug, Default)]
 pub struct Sequences {
-    lengths: Option<Vec<usize>>,
+    pub(super) lengths: Option<Vec<usize>>,
     documents: Option<Documents>,
 }
 
@@ -43,12 +43,6 @@ impl Sequences {
             input = input.documents(documents.clone());
         }
         input
-    }
-
-    /// The number of tokens of each sequence that are no padding, if there may be padding.
-    #[cfg(feature = "autodiff")]
-    pub(crate) fn given_lengths(&self) -> Option<&[usize]> {
-        self.lengths.as_deref()
     }
 }
 

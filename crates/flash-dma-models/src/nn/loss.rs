@@ -17,7 +17,7 @@ impl Stack<'_> {
         input: TokenInput,
         targets: Tensor<2, Int>,
     ) -> Result<Tensor<1>, AttentionError> {
-        let lengths = lengths(&input);
+        let lengths = input.sequences.lengths.clone();
         Ok(mean(self.token_losses(input, targets)?, lengths))
     }
 
@@ -40,7 +40,7 @@ impl Stack<'_> {
         input: TokenInput,
         targets: Tensor<2, Int>,
     ) -> Result<(Tensor<1>, SelectionInput), AttentionError> {
-        let lengths = lengths(&input);
+        let lengths = input.sequences.lengths.clone();
         check_targets(&input, &targets)?;
         let mut selections = SelectionInput::new();
         let logits = self.logits(input, |block, x, sequences| {
@@ -61,11 +61,6 @@ impl Stack<'_> {
         })
     }
     // ANCHOR_END: selections
-}
-
-/// The number of tokens of each sequence that are no padding, if there may be padding.
-pub(super) fn lengths(input: &TokenInput) -> Option<Vec<usize>> {
-    input.sequences.given_lengths().map(<[usize]>::to_vec)
 }
 
 /// Refuses targets that are not those of the tokens.

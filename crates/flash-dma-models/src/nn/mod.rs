@@ -1,8 +1,9 @@
 //! A decoder-only model, its blocks, and what they are made of.
 //!
-//! A [`Decoder`] is a whole language model. A [`DecoderBlock`] is attention and a feed-forward network, each with a norm before it and added to the residual
-//! stream, which either passes as it is or is scaled by a learned vector. A [`FeedForward`] is a gated network, and may
-//! have routed [`Experts`] beside it. A [`TokenInput`] is what a whole model reads.
+//! A [`Decoder`] is a whole language model. A [`DecoderBlock`] is attention and a feed-forward network, each with a norm
+//! before it and added to the residual stream, which either passes as it is or is scaled by a learned vector. A
+//! [`FeedForward`] is a gated network, and may have routed [`Experts`] beside it. A [`TokenInput`] is what a whole model
+//! reads.
 
 mod block;
 mod decoder;
@@ -22,7 +23,7 @@ pub use decoder_loss::Backward;
 pub use experts::{Experts, ExpertsConfig, Routing};
 pub use feed_forward::{FeedForward, FeedForwardConfig};
 pub use input::{Sequences, TokenInput};
-pub(crate) use stack::Stack;
+pub(crate) use stack::{Stack, whole_model};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::RmsNorm;

@@ -112,6 +112,130 @@ impl Stack<'_> {
     }
 }
 
+/// What a whole model does with the parts that its method `stack` returns; the rest of its [`crate::Decoder`] follows.
+macro_rules! whole_model {
+    ($model:ty { $($decoder:item)* }) => {
+        impl $model {
+            /// The logits of the token that follows each token, `[batch, len, vocabulary]` in f32. A tensor
+            /// `[batch, len]` of tokens, or a [`TokenInput`](crate::nn::TokenInput).
+            ///
+            /// # Panics
+            ///
+            /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+            #[must_use]
+            pub fn forward(&self, input: impl Into<crate::nn::TokenInput>) -> Tensor<3> {
+                crate::nn::expect(self.try_forward(input))
+            }
+
+            /// Like [`forward`](Self::forward), but returns the error. Tokens are on the device and not looked at: what
+            /// happens to one that is not in the vocabulary is the backend's to say.
+            ///
+            /// # Errors
+            ///
+            /// [`AttentionError`] if the sequences are longer than the rotary tables, or the lengths or the documents do
+            /// not fit them.
+            pub fn try_forward(
+                &self,
+                input: impl Into<crate::nn::TokenInput>,
+            ) -> Result<Tensor<3>, AttentionError> {
+                let logits = self.stack().logits(input.into(), |_, _, _| Ok(()))?;
+                Ok(logits.cast(FloatDType::F32))
+            }
+        }
+
+        #[cfg(feature = "autodiff")]
+        impl $model {
+            /// The mean cross-entropy, `[1]` in nats per token, of the tokens `targets` `[batch, len]` that follow those
+            /// of the input. Padding does not count; of no tokens it is 0.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_token_losses`](Self::try_token_losses).
+            pub fn try_loss(
+                &self,
+                input: impl Into<crate::nn::TokenInput>,
+                targets: Tensor<2, Int>,
+            ) -> Result<Tensor<1>, AttentionError> {
+                self.stack().loss(input.into(), targets)
+            }
+
+            /// The cross-entropy of each token, `[batch, len]` in f32 and nats: to leave some of them out, such as the
+            /// first of a document, or to weight them.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::Shape`] if the targets are not as many
+            /// as the tokens.
+            pub fn try_token_losses(
+                &self,
+                input: impl Into<crate::nn::TokenInput>,
+                targets: Tensor<2, Int>,
+            ) -> Result<Tensor<2>, AttentionError> {
+                self.stack().token_losses(input.into(), targets)
+            }
+
+            /// The [loss](Self::try_loss), and what every layer selects, for the metric of selections.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_token_losses`](Self::try_token_losses).
+            #[cfg(feature = "train")]
+            pub fn try_loss_and_selections(
+                &self,
+                input: impl Into<crate::nn::TokenInput>,
+                targets: Tensor<2, Int>,
+            ) -> Result<(Tensor<1>, burn_flash_dma::train::SelectionInput), AttentionError> {
+                self.stack().loss_and_selections(input.into(), targets)
+            }
+
+            /// The gradients of all scores' parameters, for the metric of selections.
+            #[cfg(feature = "train")]
+            #[must_use]
+            pub fn score_gradients(
+                &self,
+                gradients: &burn::optim::GradientsParams,
+            ) -> burn_flash_dma::train::SelectionInput {
+                self.stack().score_gradients(gradients)
+            }
+        }
+
+        impl crate::Decoder for $model {
+            $($decoder)*
+
+            fn device(&self) -> Device {
+                self.embedding.weight.val().device()
+            }
+
+            fn try_init_caches(
+                &self,
+                sequences: usize,
+            ) -> Result<Vec<AttentionCache>, AttentionError> {
+                self.stack().caches(sequences)
+            }
+
+            /// # Errors
+            ///
+            /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](crate::Decoder::max_len) or there are more
+            /// `rows` than tokens, before anything is computed; or those of
+            /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached),
+            /// for example if the parameters are tracked by autodiff.
+            ///
+            /// # Panics
+            ///
+            /// If there are not as many caches as blocks.
+            fn try_read(
+                &self,
+                tokens: Tensor<2, Int>,
+                rows: usize,
+                caches: &mut [AttentionCache],
+            ) -> Result<Tensor<3>, AttentionError> {
+                self.stack().read(tokens, rows, caches, crate::Decoder::max_len(self))
+            }
+        }
+    };
+}
+pub(crate) use whole_model;
+
 /// Whether all parameters are of one element type.
 struct Of {
     dtype: DType,

@@ -1,6 +1,7 @@
 //! Plain text and JSONL to token files.
 
-use crate::data::support::Dir;
+use crate::data::support::{ids, names};
+use crate::dir::Dir;
 use flash_dma_models::data::{
     DataError, LineFault, TextFormat, TokenFile, Vocabulary, write_tokens,
 };
@@ -27,9 +28,8 @@ fn read(contents: impl AsRef<[u8]>, format: &TextFormat) -> (Vec<String>, usize)
 }
 
 fn jsonl() -> TextFormat {
-    TextFormat::Jsonl {
-        field: "text".into(),
-    }
+    let field = "text".into();
+    TextFormat::Jsonl { field }
 }
 
 #[test]
@@ -68,30 +68,21 @@ fn a_line_of_jsonl_is_a_document() {
         "{\"te\\u0078t\": \"an escaped name, no line end\"}",
     );
     let (texts, read) = read(lines, &jsonl());
-    let expected = [
-        "one",
-        "a \"quoted\" line\nand ü 😀",
-        "an escaped name, no line end",
-    ];
-    assert_eq!(texts, expected);
+    let [first, second] = ["one", "a \"quoted\" line\nand ü 😀"];
+    assert_eq!(texts, [first, second, "an escaped name, no line end"]);
     assert_eq!(read, 4);
 }
 
 #[test]
 fn inputs_are_joined_in_their_order() {
     let dir = Dir::new();
-    let inputs = [
-        dir.file("a", "1\n\n2"),
-        dir.file("b", ""),
-        dir.file("c", "3"),
-    ];
+    let inputs = [("a", "1\n\n2"), ("b", ""), ("c", "3")];
+    let inputs = inputs.map(|(name, contents)| dir.file(name, contents));
     let framed = Vocabulary::bytes().with_begin(1).unwrap();
     let framed = framed.with_end(0).unwrap();
     let format = TextFormat::Separated(String::new());
     let written = write_tokens(dir.path("tokens"), &inputs, &format, &framed).unwrap();
-    let mut ids = Vec::new();
-    written.file.read(0..9, &mut ids).unwrap();
-    assert_eq!(ids, [1, 49, 0, 1, 50, 0, 1, 51, 0]);
+    assert_eq!(ids(&written.file), [1, 49, 0, 1, 50, 0, 1, 51, 0]);
     assert_eq!((written.read, written.bytes), (3, 3));
 }
 
@@ -102,7 +93,7 @@ fn refused(contents: impl AsRef<[u8]>, format: &TextFormat) -> (usize, LineFault
     let input = dir.file("input", contents);
     let error = write_tokens(&out, [&input], format, &Vocabulary::bytes()).unwrap_err();
     assert_eq!(fs::read(&out).unwrap(), b"before");
-    assert_eq!(dir.names(), ["input", "tokens"]);
+    assert_eq!(names(&dir), ["input", "tokens"]);
     let text = error.to_string();
     match error {
         DataError::Line { path, line, fault } => {
@@ -157,19 +148,15 @@ fn an_input_that_is_missing_is_named() {
     let out = dir.path("tokens");
     let error = write_tokens(&out, [&missing], &jsonl(), &Vocabulary::bytes()).unwrap_err();
     assert!(matches!(error, DataError::Io { path, .. } if path == missing));
-    assert!(dir.names().is_empty());
+    assert!(names(&dir).is_empty());
 }
 
 #[test]
 fn the_file_does_not_depend_on_the_number_of_cores() {
     let dir = Dir::new();
     // More than are in memory at a time.
-    let line = |n: usize| {
-        format!(
-            "{{\"text\": \"{}\"}}\n",
-            "ab ".repeat(n % 97) + &n.to_string()
-        )
-    };
+    let text = |n: usize| format!("{}{n}", "ab ".repeat(n % 97));
+    let line = |n| format!("{{\"text\": \"{}\"}}\n", text(n));
     let lines: String = (0..60_000).map(line).collect();
     assert!(lines.len() > 8 << 20);
     let input = dir.file("input", &lines);
@@ -183,8 +170,5 @@ fn the_file_does_not_depend_on_the_number_of_cores() {
     let four = written(4, &dir.path("four"));
     assert_eq!((one.read, one.file.documents()), (60_000, 60_000));
     assert_eq!(one.file.fingerprint(), four.file.fingerprint());
-    let mut ids = Vec::new();
-    one.file.read(one.file.document(59_999), &mut ids).unwrap();
-    let last = Vocabulary::bytes().decode(&ids).unwrap();
-    assert_eq!(last, "ab ".repeat(59_999 % 97) + "59999");
+    assert_eq!(texts(&one.file)[59_999], text(59_999));
 }

@@ -1,6 +1,7 @@
 //! Rows and batches: no token is lost or read twice, and nothing crosses a document's end.
 
-use crate::data::support::{Dir, below, documents, rng, write};
+use crate::data::support::{below, documents, rng, write};
+use crate::dir::Dir;
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_flash_dma::{Documents, Selector};
@@ -10,17 +11,15 @@ use std::ops::Range;
 /// Rows against the rule, token by token: `documents` are those of the rows.
 fn check(rows: &PackedRows, documents: &[Vec<u32>]) {
     let len = rows.row_len();
-    let tokens: Vec<(usize, u32)> = documents
-        .iter()
-        .enumerate()
-        .flat_map(|(number, document)| document.iter().map(move |&id| (number, id)))
-        .collect();
+    let mut tokens: Vec<(usize, u32)> = Vec::new();
+    for (number, document) in documents.iter().enumerate() {
+        tokens.extend(document.iter().map(|&id| (number, id)));
+    }
     let all: Vec<Row> = (0..rows.len()).map(|row| rows.row(row).unwrap()).collect();
     let (mut inputs, mut targets) = (0, 0);
     for (number, row) in all.iter().enumerate() {
-        assert_eq!(row.inputs().len(), len);
-        assert_eq!(row.targets().len(), len);
-        assert_eq!(row.weights().len(), len);
+        let lengths = [row.inputs().len(), row.targets().len(), row.weights().len()];
+        assert_eq!(lengths, [len; 3]);
         assert_eq!(row.documents().iter().sum::<usize>(), len);
         assert!(row.documents().iter().all(|&tokens| tokens > 0));
         let mut runs = Vec::new();
@@ -149,22 +148,20 @@ fn the_mean_leaves_out_what_crosses_a_documents_end() {
     let (rows, batch) = batch(5, &device);
     let counts: Vec<f32> = rows.iter().flat_map(Row::weights).copied().collect();
     // What is left out is not a number, so that it would show.
-    let losses = counts
-        .iter()
-        .enumerate()
-        .map(|(place, &counts)| match counts {
-            0.0 => f32::NAN,
-            _ => place as f32,
-        });
-    let losses: Vec<f32> = losses.collect();
+    let loss = |(place, &counts): (usize, &f32)| {
+        if counts == 0.0 {
+            f32::NAN
+        } else {
+            place as f32
+        }
+    };
+    let losses: Vec<f32> = counts.iter().enumerate().map(loss).collect();
     let expected = losses.iter().filter(|loss| !loss.is_nan());
     let expected = expected.sum::<f32>() / batch.predicted() as f32;
     let mean = batch.mean(Tensor::from_floats(&losses[..], &device));
     let mean = mean.into_scalar::<f32>();
-    assert!(
-        (mean - expected).abs() <= 1e-5 * expected,
-        "{mean} {expected}"
-    );
+    let close = (mean - expected).abs() <= 1e-5 * expected;
+    assert!(close, "{mean} {expected}");
 }
 
 #[test]

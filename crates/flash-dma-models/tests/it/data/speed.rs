@@ -7,7 +7,7 @@
 //!
 //! `DATA_TEXT` is JSONL with the field `text`. Without `DATA_TOKENIZER` the tokens are bytes.
 
-use crate::data::support::Dir;
+use crate::dir::Dir;
 use burn::data::dataloader::DataLoader;
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
@@ -25,10 +25,8 @@ fn rate(what: &str, units: f64, run: impl Fn()) {
     };
     let mut rates: Vec<f64> = (0..5).map(seconds).map(|s| units / s).collect();
     rates.sort_by(f64::total_cmp);
-    println!(
-        "{what}: {:.1} ({:.1} to {:.1})",
-        rates[2], rates[0], rates[4]
-    );
+    let [least, median, most] = [0, 2, 4].map(|at| rates[at]);
+    println!("{what}: {median:.1} ({least:.1} to {most:.1})");
 }
 
 #[test]
@@ -39,9 +37,8 @@ fn speed_of_text_to_tokens_to_batches() {
         Ok(path) => Vocabulary::from_file(path).unwrap(),
         Err(_) => Vocabulary::bytes(),
     };
-    let format = TextFormat::Jsonl {
-        field: "text".into(),
-    };
+    let field = "text".into();
+    let format = TextFormat::Jsonl { field };
     let dir = Dir::new();
     let write = |out: &Path| write_tokens(out, [&text], &format, &vocabulary).unwrap();
     let first = write(&dir.path("first"));
@@ -50,14 +47,11 @@ fn speed_of_text_to_tokens_to_batches() {
     for threads in [1, rayon::current_num_threads()] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
         let pool = pool.build().unwrap();
-        rate(
-            &format!("MB of text/s, {threads} threads"),
-            bytes / 1e6,
-            || {
-                let again = pool.install(|| write(&dir.path("again")));
-                assert_eq!(again.file.fingerprint(), first.file.fingerprint());
-            },
-        );
+        let what = format!("MB of text/s, {threads} threads");
+        rate(&what, bytes / 1e6, || {
+            let again = pool.install(|| write(&dir.path("again")));
+            assert_eq!(again.file.fingerprint(), first.file.fingerprint());
+        });
     }
     let file = Arc::new(first.file);
     let rows = PackedRows::new(file, 2048).unwrap();
@@ -69,13 +63,10 @@ fn speed_of_text_to_tokens_to_batches() {
     });
     let loader = Loader::new(rows, 8, 1, &Device::flex()).unwrap();
     let served = (loader.num_items() * 2048) as f64 / 1e6;
-    rate(
-        "million tokens/s in batches of 8 × 2048, shuffled",
-        served,
-        || {
-            for batch in loader.iter() {
-                assert_eq!(batch.unwrap().inputs.dims(), [8, 2048]);
-            }
-        },
-    );
+    let what = "million tokens/s in batches of 8 × 2048, shuffled";
+    rate(what, served, || {
+        for batch in loader.iter() {
+            assert_eq!(batch.unwrap().inputs.dims(), [8, 2048]);
+        }
+    });
 }

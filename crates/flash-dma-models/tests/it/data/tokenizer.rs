@@ -1,6 +1,7 @@
 //! A `tokenizer.json`, without network.
 
-use crate::data::support::Dir;
+use crate::data::support::ids;
+use crate::dir::Dir;
 use flash_dma_models::data::{DataError, TextFormat, Vocabulary, write_tokens};
 
 /// Byte-level BPE of a few merges, with truncation and padding switched on, as a published file may have them, and a
@@ -95,13 +96,8 @@ fn documents_become_ids() {
     let input = dir.file("input", "ab ab\n\nz\n\ncab");
     let format = TextFormat::Separated(String::new());
     let written = write_tokens(dir.path("tokens"), [input], &format, &vocabulary).unwrap();
-    let mut ids = Vec::new();
-    written
-        .file
-        .read(0..written.file.tokens(), &mut ids)
-        .unwrap();
     // No token of this vocabulary spells a `z`, so the second document has none.
-    assert_eq!(ids, [4, 5, 0, 8, 4, 0]);
+    assert_eq!(ids(&written.file), [4, 5, 0, 8, 4, 0]);
     assert_eq!((written.read, written.file.documents()), (3, 2));
     assert_eq!(written.file.vocabulary(), 13);
 }
@@ -111,8 +107,8 @@ fn what_is_no_tokenizer_is_refused() {
     let dir = Dir::new();
     for contents in ["", "{}", "[1]", &TOKENIZER[..400], "\u{fffd}"] {
         let error = Vocabulary::from_file(dir.file("tokenizer.json", contents)).unwrap_err();
-        assert!(matches!(error, DataError::Tokenizer { .. }), "{error}");
+        assert_error!(error, DataError::Tokenizer { .. });
     }
     let error = Vocabulary::from_file(dir.path("missing")).unwrap_err();
-    assert!(matches!(error, DataError::Io { .. }), "{error}");
+    assert_error!(error, DataError::Io { .. });
 }

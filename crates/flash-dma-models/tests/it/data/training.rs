@@ -1,7 +1,7 @@
 //! Burn's training loop: what its dashboard shows, and what a batch's loss does.
 
 use crate::data::loader::packed;
-use crate::data::support::Dir;
+use crate::dir::Dir;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
@@ -40,14 +40,18 @@ impl Model {
         }
     }
 
-    fn loss(&self, batch: &Batch) -> (Tensor<1>, SelectionInput) {
+    fn output(&self, batch: &Batch) -> Output {
         let x = embed(&self.embedding, batch.inputs.clone(), FloatDType::F32);
         let input = DynamicMaskInput::new(x).documents(batch.documents.clone());
         let selection = SelectionInput::new().layer(&self.attention, input.clone());
         let x = self.attention.forward(input).flatten::<2>(0, 1);
         let logits = x.matmul(self.embedding.weight.val().transpose());
         let losses = token_losses(logits, batch.targets.clone().flatten(0, 1));
-        (batch.mean(losses), selection)
+        Output {
+            loss: batch.mean(losses),
+            tokens: batch.tokens(),
+            selection,
+        }
     }
 }
 
@@ -56,13 +60,8 @@ impl TrainStep for Model {
     type Output = Output;
 
     fn step(&self, batch: Batch) -> TrainOutput<Output> {
-        let (loss, selection) = self.loss(&batch);
-        let grads = GradientsParams::from_grads(loss.backward(), self);
-        let item = Output {
-            loss,
-            tokens: batch.tokens(),
-            selection,
-        };
+        let item = self.output(&batch);
+        let grads = GradientsParams::from_grads(item.loss.backward(), self);
         TrainOutput { grads, item }
     }
 }
@@ -72,12 +71,7 @@ impl InferenceStep for Model {
     type Output = Output;
 
     fn step(&self, batch: Batch) -> Output {
-        let (loss, selection) = self.loss(&batch);
-        Output {
-            loss,
-            tokens: batch.tokens(),
-            selection,
-        }
+        self.output(&batch)
     }
 }
 
@@ -135,13 +129,9 @@ fn the_dashboard_shows_throughput_memory_and_the_selection() {
         let log = logs.path(split).join(format!("epoch-{epoch}"));
         let log = fs::read_to_string(log.join(format!("{name}.log"))).unwrap_or_default();
         let entries = log.lines().map(NumericEntry::deserialize);
-        let values = entries.filter_map(|entry| match entry {
-            Ok(NumericEntry::Aggregated {
-                aggregated_value, ..
-            }) => Some(aggregated_value),
-            _ => None,
-        });
-        values.collect()
+        let steps = entries.filter_map(Result::ok);
+        let steps = steps.filter(|entry| matches!(entry, NumericEntry::Aggregated { .. }));
+        steps.map(|entry| entry.current()).collect()
     };
     for epoch in [1, 2] {
         let steps = train.batches();
@@ -149,11 +139,8 @@ fn the_dashboard_shows_throughput_memory_and_the_selection() {
         // The first step begins the clock.
         let throughput = values("train", epoch, "Throughput");
         assert_eq!(throughput.len(), steps - 1);
-        assert!(
-            throughput
-                .iter()
-                .all(|&rate| rate > 0.0 && rate.is_finite())
-        );
+        let mut rates = throughput.into_iter();
+        assert!(rates.all(|rate| rate > 0.0 && rate.is_finite()));
         let alive = values("valid", epoch, "Keys_alive");
         // The smaller one too.
         assert_eq!(alive.len(), steps + 1);

@@ -1,7 +1,8 @@
 //! Models with adapters, out.
 
-use crate::doge::files::{logits, saved};
-use crate::doge::fixture::{CASES, Directory, assert_close, device, difference, rows, sequence};
+use crate::dir::Dir;
+use crate::doge::files::{assert_saved_as, logits, saved};
+use crate::doge::fixture::{CASES, assert_close, device, difference, rows, sequence};
 use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use flash_dma_models::doge::{Doge, ModelError};
@@ -24,12 +25,10 @@ fn a_model_with_adapters_is_refused_and_once_they_are_merged_written_as_what_it_
     for case in &CASES {
         let model = case.model(&device().autodiff());
         let tokens = case.expected().tokens;
-        let adapted = model
-            .clone()
-            .apply_lora(Lora::new(2, 4.0))
-            .map(&mut Trained);
-        let directory = Directory::new();
-        let inside = directory.path().join("model");
+        let adapted = model.clone().apply_lora(Lora::new(2, 4.0));
+        let adapted = adapted.map(&mut Trained);
+        let directory = Dir::new();
+        let inside = directory.path("model");
         let error = adapted.save_safetensors(&inside).expect_err("adapters");
         let ModelError::Adapters { paths } = &error else {
             panic!("{error}");
@@ -40,13 +39,13 @@ fn a_model_with_adapters_is_refused_and_once_they_are_merged_written_as_what_it_
 
         let plain = device();
         let ours = rows(adapted.forward(sequence(&tokens, &plain.clone().autodiff())));
-        let again = Doge::from_safetensors(saved(&adapted.merged()).path(), &plain);
+        let again = Doge::from_safetensors(saved(&adapted.merged()).path(""), &plain);
         let again = again.expect("it is a model");
         assert_close("merged", &logits(&again, &tokens), &ours, 1e-5);
         let generating = logits(&adapted.for_generation(), &tokens);
         assert_close("for generation", &generating, &ours, 1e-5);
         assert!(difference(&logits(&model.for_generation(), &tokens), &ours) > 1e-3);
         // A model that never had any is merged already.
-        assert!(saved(&model.merged()).bytes("model.safetensors") == case.bytes());
+        assert_saved_as(&model.merged(), case);
     }
 }

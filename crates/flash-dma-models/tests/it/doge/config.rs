@@ -19,22 +19,14 @@ fn read(value: &Value) -> Result<DogeConfig, ModelError> {
 #[test]
 fn what_a_configuration_does_not_say_is_the_default_of_transformers() {
     let config = read(&minimal()).expect("it is complete");
-    assert_eq!(
-        (config.hidden_size, config.layers, config.heads),
-        (64, 3, 4)
-    );
-    assert_eq!(
-        (config.resolved_kv_heads(), config.resolved_head_dim()),
-        (4, 16)
-    );
-    assert_eq!(
-        (config.keep_window_size, config.max_position_embeddings),
-        (2048, 2048)
-    );
-    assert_eq!(
-        (config.rope_theta, config.rope_scaling),
-        (10000.0, RopeScaling::Plain)
-    );
+    let sizes = [config.hidden_size, config.layers, config.heads];
+    assert_eq!(sizes, [64, 3, 4]);
+    let derived = [config.resolved_kv_heads(), config.resolved_head_dim()];
+    assert_eq!(derived, [4, 16]);
+    let lengths = [config.keep_window_size, config.max_position_embeddings];
+    assert_eq!(lengths, [2048, 2048]);
+    let rope = (config.rope_theta, config.rope_scaling);
+    assert_eq!(rope, (10000.0, RopeScaling::Plain));
     assert_eq!(config.rms_norm_eps, 1e-6);
     assert!(!config.tie_word_embeddings && !config.attention_bias && !config.mlp_bias);
     assert!(config.experts.is_none() && config.end_tokens().is_empty());
@@ -52,10 +44,8 @@ fn older_fields_mean_what_todays_mean() {
     old["eos_token_id"] = json!([1, 7]);
     let config = read(&old).expect("it is complete");
     assert!(config.attention_bias && config.mlp_bias);
-    assert_eq!(
-        (config.rope_theta, config.rope_scaling),
-        (500.0, RopeScaling::Dynamic(4.0))
-    );
+    let rope = (config.rope_theta, config.rope_scaling);
+    assert_eq!(rope, (500.0, RopeScaling::Dynamic(4.0)));
     assert_eq!(config.end_tokens(), [1, 7]);
 }
 
@@ -89,27 +79,15 @@ fn a_configuration_is_read_as_it_was_written() {
 
 #[test]
 fn sizes_of_the_published_models_are_theirs() {
-    let [small, large] = [DogeConfig::doge_20m(), DogeConfig::doge_60m()];
-    assert_eq!(
-        (
-            small.hidden_size,
-            small.layers,
-            small.resolved_intermediate_size()
-        ),
-        (256, 8, 512)
-    );
-    assert_eq!(
-        (
-            large.hidden_size,
-            large.layers,
-            large.resolved_intermediate_size()
-        ),
-        (512, 16, 1024)
-    );
-    assert_eq!(
-        (large.heads, large.resolved_kv_heads(), large.vocab_size),
-        (4, 2, 32768)
-    );
+    for (config, expected) in [
+        (DogeConfig::doge_20m(), [256, 8, 2, 1, 512]),
+        (DogeConfig::doge_60m(), [512, 16, 4, 2, 1024]),
+    ] {
+        let (heads, kv_heads) = (config.heads, config.resolved_kv_heads());
+        let inner = config.resolved_intermediate_size();
+        let sizes = [config.hidden_size, config.layers, heads, kv_heads, inner];
+        assert_eq!((sizes, config.vocab_size), (expected, 32768));
+    }
 }
 
 #[test]
@@ -135,10 +113,9 @@ fn what_this_model_does_not_compute_is_refused_by_its_field() {
     for (name, value, expected) in cases {
         let mut config = minimal();
         config[name] = value;
-        let error = read(&config).expect_err("it is refused");
-        assert!(
-            matches!(error, ModelError::Unsupported { field, .. } if field == expected),
-            "{error}"
+        assert_error!(
+            read(&config).expect_err("it is refused"),
+            ModelError::Unsupported { field, .. } if *field == expected
         );
     }
     let mut first_kind = minimal();

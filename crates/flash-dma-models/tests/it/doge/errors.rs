@@ -1,6 +1,7 @@
 //! Bad input is a typed error.
 
-use crate::doge::fixture::{BIASED, CASES, Directory, Files, TIED, device, sequence};
+use crate::dir::Dir;
+use crate::doge::fixture::{BIASED, CASES, TIED, device, sequence};
 use burn::module::Initializer;
 #[cfg(feature = "autodiff")]
 use burn::tensor::Int;
@@ -12,55 +13,42 @@ use flash_dma_models::doge::{Doge, DogeConfig, ModelError};
 use flash_dma_models::nn::TokenInput;
 use flash_dma_models::nn::{ExpertsConfig, Sequences};
 use safetensors::tensor::Dtype;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::ErrorKind;
 
 fn config() -> DogeConfig {
     DogeConfig::new(32, 1, 4).with_vocab_size(50)
 }
 
-fn refused(directory: &Directory) -> ModelError {
-    Doge::from_safetensors(directory.path(), &device()).expect_err("it is refused")
+fn refused(directory: &Dir) -> ModelError {
+    Doge::from_safetensors(directory.path(""), &device()).expect_err("it is refused")
 }
 
 #[test]
 fn files_that_are_not_there_are_named() {
     for missing in ["config.json", "model.safetensors"] {
         let directory = TIED.directory();
-        std::fs::remove_file(directory.path().join(missing)).expect("it was there");
-        let error = refused(&directory);
-        let ModelError::Io { path, source } = &error else {
-            panic!("{error}");
-        };
-        assert_eq!(source.kind(), ErrorKind::NotFound);
-        assert!(path.ends_with(missing), "{error}");
+        std::fs::remove_file(directory.path(missing)).expect("it was there");
+        assert_error!(
+            refused(&directory),
+            ModelError::Io { path, source }
+                if source.kind() == ErrorKind::NotFound && path.ends_with(missing)
+        );
     }
 }
 
 #[test]
 fn a_file_that_ends_too_early_or_is_none_is_refused() {
     for case in &CASES {
-        let bytes = case.bytes();
-        let ends = [
-            0,
-            1,
-            7,
-            8,
-            100,
-            bytes.len() / 2,
-            bytes.len() - 4,
-            bytes.len() - 1,
-        ];
-        for end in ends {
+        let bytes = case.tensors;
+        let len = bytes.len();
+        for end in [0, 1, 7, 8, 100, len / 2, len - 4, len - 1] {
             let directory = case.directory();
-            directory.write("model.safetensors", &bytes[..end]);
+            directory.file("model.safetensors", &bytes[..end]);
             let error = refused(&directory);
-            let io = matches!(error, ModelError::Io { .. }) && end == 0;
-            assert!(
-                io || matches!(error, ModelError::Malformed { .. }),
-                "{end}: {error}"
-            );
             assert!(error.to_string().contains("model.safetensors"), "{error}");
+            let io = matches!(error, ModelError::Io { .. }) && end == 0;
+            assert!(io || matches!(error, ModelError::Malformed { .. }));
         }
     }
 }
@@ -71,11 +59,10 @@ fn missing_tensors_are_named() {
         for name in case.files().tensors.into_keys() {
             let mut files = case.files();
             files.tensors.remove(&name);
-            let error = refused(&files.write());
-            let ModelError::Missing { names } = &error else {
-                panic!("{name}: {error}");
-            };
-            assert_eq!(names, &[name]);
+            assert_error!(
+                refused(&files.write()),
+                ModelError::Missing { names } if *names == [name.as_str()]
+            );
         }
     }
 }
@@ -85,55 +72,41 @@ fn tensors_that_do_not_belong_to_the_model_are_named() {
     let mut files = TIED.files();
     files.set("model.layers.7.self_attn.A", &[1], &[0.5]);
     files.set("model.layers.0.self_attn.q_proj.bias", &[32], &[0.5; 32]);
-    let error = refused(&files.write());
-    let ModelError::Unknown { names } = &error else {
-        panic!("{error}");
-    };
     let expected = [
         "model.layers.0.self_attn.q_proj.bias",
         "model.layers.7.self_attn.A",
     ];
-    assert_eq!(names, &expected);
+    assert_error!(
+        refused(&files.write()),
+        ModelError::Unknown { names } if *names == expected
+    );
 }
 
 #[test]
 fn a_configuration_of_another_model_is_refused_by_the_tensors() {
-    let read = |change: fn(&mut Files)| {
+    let missing = |error: &ModelError| matches!(error, ModelError::Missing { .. });
+    let unknown = |error: &ModelError| matches!(error, ModelError::Unknown { .. });
+    let shape = |error: &ModelError| matches!(error, ModelError::Shape { .. });
+    let config = |error: &ModelError| matches!(error, ModelError::Config { .. });
+    let cases: [(&str, Value, fn(&ModelError) -> bool); 11] = [
+        ("num_hidden_layers", json!(3), missing),
+        ("is_moe", json!(true), missing),
+        ("num_hidden_layers", json!(1), unknown),
+        ("attention_bias", json!(false), unknown),
+        ("mlp_bias", json!(false), unknown),
+        ("vocab_size", json!(62), shape),
+        ("hidden_size", json!(32), shape),
+        ("num_key_value_heads", json!(1), shape),
+        ("num_key_value_heads", json!(3), config),
+        ("num_key_value_heads", json!(0), config),
+        ("tie_word_embeddings", json!(true), config),
+    ];
+    for (field, value, fits) in cases {
         let mut files = BIASED.files();
-        change(&mut files);
-        refused(&files.write())
-    };
-    let missing = |error| matches!(error, ModelError::Missing { .. });
-    let shape = |error| matches!(error, ModelError::Shape { .. });
-    let unknown = |error| matches!(error, ModelError::Unknown { .. });
-    assert!(missing(read(
-        |files| files.config["num_hidden_layers"] = 3.into()
-    )));
-    assert!(missing(read(|files| files.config["is_moe"] = true.into())));
-    assert!(unknown(read(
-        |files| files.config["num_hidden_layers"] = 1.into()
-    )));
-    assert!(unknown(read(
-        |files| files.config["attention_bias"] = false.into()
-    )));
-    assert!(unknown(read(
-        |files| files.config["mlp_bias"] = false.into()
-    )));
-    assert!(shape(read(|files| files.config["vocab_size"] = 62.into())));
-    assert!(shape(read(|files| files.config["hidden_size"] = 32.into())));
-    assert!(shape(read(
-        |files| files.config["num_key_value_heads"] = 1.into()
-    )));
-    let config = |error| matches!(error, ModelError::Config { .. });
-    assert!(config(read(
-        |files| files.config["num_key_value_heads"] = 3.into()
-    )));
-    assert!(config(read(
-        |files| files.config["num_key_value_heads"] = 0.into()
-    )));
-    assert!(config(read(
-        |files| files.config["tie_word_embeddings"] = true.into()
-    )));
+        files.config[field] = value;
+        let error = refused(&files.write());
+        assert!(fits(&error), "{field}: {error}");
+    }
 }
 
 #[test]
@@ -145,18 +118,12 @@ fn every_tensor_of_another_shape_is_named() {
             let row = bytes.len() / shape[0];
             bytes.extend(vec![0; 3 * row]);
             shape[0] += 3;
-            let actual_shape = shape.clone();
-            files.tensors.insert(name.clone(), (dtype, shape, bytes));
-            let error = refused(&files.write());
-            let ModelError::Shape {
-                name: wrong,
-                actual,
-                ..
-            } = &error
-            else {
-                panic!("{name}: {error}");
-            };
-            assert_eq!((wrong, actual), (&name, &actual_shape));
+            let value = (dtype, shape.clone(), bytes);
+            files.tensors.insert(name.clone(), value);
+            assert_error!(
+                refused(&files.write()),
+                ModelError::Shape { name: wrong, actual, .. } if (wrong, actual) == (&name, &shape)
+            );
         }
     }
 }
@@ -167,15 +134,10 @@ fn other_element_types_are_refused() {
         let mut files = TIED.files();
         let name = "model.layers.1.mlp.up_proj.weight";
         files.tensors.get_mut(name).expect("it is there").0 = dtype;
-        let error = refused(&files.write());
-        let ModelError::ElementType {
-            name: wrong,
-            actual,
-        } = &error
-        else {
-            panic!("{error}");
-        };
-        assert_eq!((wrong.as_str(), *actual), (name, expected));
+        assert_error!(
+            refused(&files.write()),
+            ModelError::ElementType { name: wrong, actual } if wrong == name && *actual == expected
+        );
     }
 }
 
@@ -186,10 +148,9 @@ fn a_tensor_under_both_its_names_is_refused() {
     files
         .tensors
         .insert("model.final_layernorm.weight".into(), norm);
-    let error = refused(&files.write());
-    assert!(
-        matches!(&error, ModelError::Twice { name } if name == "model.norm.weight"),
-        "{error}"
+    assert_error!(
+        refused(&files.write()),
+        ModelError::Twice { name } if name == "model.norm.weight"
     );
 }
 
@@ -197,21 +158,20 @@ fn a_tensor_under_both_its_names_is_refused() {
 fn a_bad_index_is_refused() {
     let index = |text: String| {
         let directory = TIED.directory();
-        let from = directory.path().join("model.safetensors");
-        std::fs::rename(from, directory.path().join("a.safetensors")).expect("it was there");
-        directory.write("model.safetensors.index.json", text.as_bytes());
+        let from = directory.path("model.safetensors");
+        std::fs::rename(from, directory.path("a.safetensors")).expect("it was there");
+        directory.file("model.safetensors.index.json", text);
         refused(&directory)
     };
     for text in ["", "[]", "{}", r#"{"weight_map": {"A": 1}}"#] {
-        let error = index(text.into());
-        assert!(matches!(error, ModelError::Malformed { .. }), "{error}");
+        assert_error!(index(text.into()), ModelError::Malformed { .. });
     }
     for file in ["../a.safetensors", "/etc/passwd", "b/a.safetensors", ".."] {
-        let error = index(json!({"weight_map": {"model.norm.weight": file}}).to_string());
-        assert!(matches!(error, ModelError::Malformed { .. }), "{error}");
+        let text = json!({"weight_map": {"model.norm.weight": file}}).to_string();
+        assert_error!(index(text), ModelError::Malformed { .. });
     }
-    let error = index(json!({"weight_map": {"model.norm.weight": "b.safetensors"}}).to_string());
-    assert!(matches!(error, ModelError::Io { .. }), "{error}");
+    let text = json!({"weight_map": {"model.norm.weight": "b.safetensors"}}).to_string();
+    assert_error!(index(text), ModelError::Io { .. });
 }
 
 #[test]
@@ -228,7 +188,7 @@ fn configurations_that_contradict_themselves_are_refused() {
     ];
     for config in wrong {
         let error = config.try_init(&device()).expect_err("it is refused");
-        assert!(matches!(error, ModelError::Config { .. }), "{error}");
+        assert_error!(error, ModelError::Config { .. });
     }
     let refused_by_attention = [
         config().with_kv_heads(Some(3)),
@@ -239,38 +199,33 @@ fn configurations_that_contradict_themselves_are_refused() {
     ];
     for config in refused_by_attention {
         let error = config.try_init(&device()).expect_err("it is refused");
-        assert!(matches!(error, ModelError::Attention(_)), "{error}");
+        assert_error!(error, ModelError::Attention(_));
     }
-    assert!(
-        config()
-            .with_experts(experts(20, 16))
-            .try_init(&device())
-            .is_ok()
-    );
+    let most = config().with_experts(experts(20, 16));
+    assert!(most.try_init(&device()).is_ok());
 }
 
 #[test]
 fn positions_past_the_limit_of_dynamic_frequencies_are_refused() {
     let model = TIED.model(&device()).for_generation();
     let tokens = |len: usize| sequence(&vec![5; len], &device());
-    let too_large = |error| {
-        matches!(
+    let assert_too_large = |result: Result<_, AttentionError>| {
+        let error = result.expect_err("it is refused");
+        assert_error!(
             error,
             AttentionError::TooLarge {
                 size: 129,
                 limit: 128,
                 ..
             }
-        )
+        );
     };
     assert!(model.try_forward(tokens(128)).is_ok());
-    assert!(too_large(
-        model.try_forward(tokens(129)).expect_err("it is refused")
-    ));
+    assert_too_large(model.try_forward(tokens(129)));
     let mut caches = model.try_init_caches(1).expect("the model has caches");
     let mut read = |len| model.try_read(tokens(len), 1, &mut caches);
     assert!(read(127).is_ok());
-    assert!(too_large(read(2).expect_err("it is refused")));
+    assert_too_large(read(2));
     // Nothing was read.
     assert!(read(1).is_ok());
     assert_eq!(model.max_len(), Some(128));
@@ -287,16 +242,13 @@ fn more_rows_than_tokens_are_refused() {
     let mut caches = model.try_init_caches(1).expect("the model has caches");
     let error = model.try_read(sequence(&[5, 6], &device()), 3, &mut caches);
     let error = error.expect_err("it is refused");
-    assert!(
-        matches!(
-            error,
-            AttentionError::TooLarge {
-                size: 3,
-                limit: 2,
-                ..
-            }
-        ),
-        "{error}"
+    assert_error!(
+        error,
+        AttentionError::TooLarge {
+            size: 3,
+            limit: 2,
+            ..
+        }
     );
     assert!(caches.iter().all(|cache| cache.lengths() == [0]));
 }
@@ -319,10 +271,8 @@ fn a_block_in_another_type_than_its_tokens_blames_the_tokens() {
         error.expect_err("it is refused").to_string()
     };
     assert_eq!(refused(DType::F16), "x must be f32, but is f16");
-    assert_eq!(
-        refused(DType::F64),
-        "x must be f32, f16 or bf16, but is f64"
-    );
+    let expected = "x must be f32, f16 or bf16, but is f64";
+    assert_eq!(refused(DType::F64), expected);
     let error = block.feed_forward.try_forward(x.clone().cast(DType::F64));
     let text = error.expect_err("it is refused").to_string();
     assert_eq!(text, "x must be f32, but is f64");
@@ -338,10 +288,7 @@ fn more_experts_of_a_token_than_there_are_are_refused() {
         experts.try_forward(x.clone())
     };
     let error = of(5, 5).expect_err("only four can be chosen");
-    assert!(
-        matches!(error, AttentionError::TooLarge { limit: 4, .. }),
-        "{error}"
-    );
+    assert_error!(error, AttentionError::TooLarge { limit: 4, .. });
     let none = of(0, 0).expect("nothing is added");
     assert_eq!(none.into_data().iter::<f32>().sum::<f32>(), 0.0);
 }
@@ -366,14 +313,10 @@ fn the_loss_of_no_tokens_is_zero_and_has_gradients() {
         let tokens = || Tensor::<2, Int>::zeros(shape, &device);
         let logits = model.forward(tokens());
         assert_eq!(logits.dims()[..2], shape);
-        assert_eq!(
-            model.try_token_losses(tokens(), tokens()).unwrap().dims(),
-            shape
-        );
-        let loss = model.loss(
-            TokenInput::new(tokens()).lengths(vec![0; shape[0]]),
-            tokens(),
-        );
+        let losses = model.try_token_losses(tokens(), tokens());
+        assert_eq!(losses.unwrap().dims(), shape);
+        let input = TokenInput::new(tokens()).lengths(vec![0; shape[0]]);
+        let loss = model.loss(input, tokens());
         assert_eq!(loss.clone().into_scalar::<f32>(), 0.0);
         let grads = loss.backward();
         let grad = model.norm.gamma.val().grad(&grads).expect("it is tracked");

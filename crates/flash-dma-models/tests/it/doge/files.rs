@@ -1,9 +1,10 @@
 //! Files in and out.
 
-use crate::doge::fixture::{BIASED, CASES, Directory, Files, TIED, device, rows, sequence};
+use crate::dir::Dir;
+use crate::doge::fixture::{BIASED, CASES, Case, Files, TIED, device, rows, sequence};
 use burn::tensor::{DType, FloatDType};
 use flash_dma_models::doge::Doge;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::json;
 
 /// The logits of a model over the fixture's tokens.
@@ -11,31 +12,32 @@ pub fn logits(model: &Doge, tokens: &[i32]) -> Vec<Vec<f32>> {
     rows(model.forward(sequence(tokens, &device())))
 }
 
-pub fn saved(model: &Doge) -> Directory {
-    let directory = Directory::new();
+pub fn saved(model: &Doge) -> Dir {
+    let directory = Dir::new();
     // One that is not there yet.
-    let inside = directory.path().join("model");
+    let inside = directory.path("model");
     model.save_safetensors(&inside).expect("it can be written");
     for name in ["config.json", "model.safetensors"] {
-        directory.write(
-            name,
-            &std::fs::read(inside.join(name)).expect("it is there"),
-        );
+        let written = std::fs::read(inside.join(name)).expect("it is there");
+        directory.file(name, written);
     }
     directory
+}
+
+/// Whether a model is written as the bytes of a fixture.
+#[track_caller]
+pub fn assert_saved_as(model: &Doge, case: &Case) {
+    let same = saved(model).bytes("model.safetensors") == case.tensors;
+    assert!(same, "{}", case.name);
 }
 
 #[test]
 fn a_model_is_written_as_the_bytes_that_it_was_read_from() {
     for case in &CASES {
         let model = case.model(&device());
+        assert_saved_as(&model, case);
         let directory = saved(&model);
-        assert!(
-            directory.bytes("model.safetensors") == case.bytes(),
-            "{}",
-            case.name
-        );
-        let again = Doge::from_safetensors(directory.path(), &device()).expect("it is a model");
+        let again = Doge::from_safetensors(directory.path(""), &device()).expect("it is a model");
         assert_eq!(again.config(), model.config());
         let tokens = case.expected().tokens;
         assert_eq!(logits(&again, &tokens), logits(&model, &tokens));
@@ -82,50 +84,42 @@ fn older_files_are_read_and_written_under_the_names_of_today() {
             .map(|(name, value)| (old(&name), value))
             .collect();
         assert!(files.tensors.contains_key("model.word_embed.weight"));
-        let config = &mut files.config;
-        let rope = config["rope_parameters"].take();
-        config
-            .as_object_mut()
-            .expect("an object")
-            .remove("rope_parameters");
-        config["rope_theta"] = rope["rope_theta"].clone();
+        let config = files.config.as_object_mut().expect("an object");
+        let rope = config.remove("rope_parameters").expect("it is there");
+        config.insert("rope_theta".into(), rope["rope_theta"].clone());
         if rope["rope_type"] == "dynamic" {
-            config["rope_scaling"] = json!({
+            let scaling = json!({
                 "factor": 4.0, "original_max_position_embeddings": 128, "rope_type": "dynamic"
             });
+            config.insert("rope_scaling".into(), scaling);
         }
-        config["torch_dtype"] = "float32".into();
+        config.insert("torch_dtype".into(), json!("float32"));
         let model = files.read(&device());
-        assert_eq!(
-            model.config().rope_scaling,
-            case.model(&device()).config().rope_scaling
-        );
-        assert!(
-            saved(&model).bytes("model.safetensors") == case.bytes(),
-            "{}",
-            case.name
-        );
+        let today = case.model(&device());
+        let scalings = [&model, &today].map(|model| model.config().rope_scaling);
+        assert_eq!(scalings[0], scalings[1]);
+        assert_saved_as(&model, case);
     }
 }
 
 #[test]
 fn a_model_in_several_files_is_read() {
     let files = BIASED.files();
-    let directory = Directory::new();
-    directory.write("config.json", files.config.to_string().as_bytes());
+    let directory = Dir::new();
+    directory.file("config.json", files.config.to_string());
     let shard = |name: &str| name.len() % 3;
     let file = |number: usize| format!("model-0000{}-of-00003.safetensors", number + 1);
     for number in 0..3 {
         let bytes = files.tensors_of(|name| shard(name) == number);
-        directory.write(&file(number), &bytes);
+        directory.file(&file(number), &bytes);
     }
     let map: serde_json::Map<_, _> = (files.tensors.keys())
         .map(|name| (name.clone(), file(shard(name)).into()))
         .collect();
     let index = json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string();
-    directory.write("model.safetensors.index.json", index.as_bytes());
-    let model = Doge::from_safetensors(directory.path(), &device()).expect("the files fit");
-    assert!(saved(&model).bytes("model.safetensors") == BIASED.bytes());
+    directory.file("model.safetensors.index.json", index);
+    let model = Doge::from_safetensors(directory.path(""), &device()).expect("the files fit");
+    assert_saved_as(&model, &BIASED);
 }
 
 /// The files in 16 bits, rounded by cutting: which rounding it is does not matter here.
@@ -144,7 +138,7 @@ fn files_in_16_bits_are_read_as_any_float_type() {
     for case in &CASES {
         let files = halved(case.files());
         let directory = files.write();
-        let read = |dtype| Doge::from_safetensors_as(directory.path(), dtype, &device());
+        let read = |dtype| Doge::from_safetensors_as(directory.path(""), dtype, &device());
         let wide = read(FloatDType::F32).expect("bf16 is read as f32");
         assert_eq!(wide.embedding.weight.dtype(), DType::F32);
         let names = [
@@ -152,24 +146,20 @@ fn files_in_16_bits_are_read_as_any_float_type() {
             "model.layers.1.self_attn.q_proj.weight",
         ];
         let wide = saved(&wide).bytes("model.safetensors");
-        let wide = safetensors::SafeTensors::deserialize(&wide).expect("it is a file of tensors");
+        let wide = SafeTensors::deserialize(&wide).expect("it is a file of tensors");
         for name in names {
             let cut = files.tensors[name].2.chunks_exact(2);
             let widened: Vec<u8> = cut.flat_map(|float| [0, 0, float[0], float[1]]).collect();
-            assert!(
-                wide.tensor(name).expect("it was written").data() == widened,
-                "{name}"
-            );
+            let written = wide.tensor(name).expect("it was written");
+            assert!(written.data() == widened, "{name}");
         }
         // As they are, they go back as they were.
         let narrow = read(FloatDType::BF16).expect("bf16 is read as bf16");
-        assert_eq!(
-            narrow.blocks[0].attention.q_proj.weight.dtype(),
-            DType::BF16
-        );
+        let q_proj = &narrow.blocks[0].attention.q_proj;
+        assert_eq!(q_proj.weight.dtype(), DType::BF16);
         let written = saved(&narrow);
         let bytes = written.bytes("model.safetensors");
-        let written_tensors = safetensors::SafeTensors::deserialize(&bytes).expect("a file");
+        let written_tensors = SafeTensors::deserialize(&bytes).expect("a file");
         for (name, (dtype, shape, bytes)) in &files.tensors {
             let view = written_tensors.tensor(name).expect("it was written");
             assert_eq!((view.dtype(), view.shape()), (*dtype, &shape[..]), "{name}");
@@ -188,23 +178,18 @@ fn a_tied_embedding_may_be_there_twice() {
     let embedding = files.tensors["model.embed_tokens.weight"].clone();
     files.tensors.insert("lm_head.weight".into(), embedding);
     let model = files.read(&device());
-    assert!(saved(&model).bytes("model.safetensors") == TIED.bytes());
+    assert_saved_as(&model, &TIED);
 }
 
 #[test]
 fn files_from_before_the_norms_of_q_and_k_make_a_model_without_them() {
     let mut files = TIED.files();
-    files
-        .tensors
-        .retain(|name, _| !name.contains("q_norm") && !name.contains("k_norm"));
+    let norm = |name: &str| name.contains("q_norm") || name.contains("k_norm");
+    files.tensors.retain(|name, _| !norm(name));
     let model = files.read(&device());
     assert!(!model.config().qk_norm);
-    assert!(
-        model
-            .blocks
-            .iter()
-            .all(|block| block.attention.q_norm.is_none())
-    );
+    let mut blocks = model.blocks.iter();
+    assert!(blocks.all(|block| block.attention.q_norm.is_none()));
     let tokens = TIED.expected().tokens;
     assert!(logits(&model, &tokens) != logits(&TIED.model(&device()), &tokens));
 }

@@ -1,13 +1,11 @@
 //! The fixture, and what the tests do to its files.
 
+use crate::dir::Dir;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use flash_dma_models::doge::Doge;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The greatest difference of logits in f32: ours and theirs sum in another order.
 pub const TOLERANCE: f32 = 1e-4;
@@ -28,10 +26,12 @@ pub fn device() -> Device {
 }
 
 /// A model of the fixture. Its files are part of the test's program, which may run on another machine.
+#[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
     config: &'static str,
-    tensors: &'static [u8],
+    /// The bytes of the tensors' file.
+    pub tensors: &'static [u8],
     expected: &'static str,
 }
 
@@ -50,6 +50,12 @@ pub const TIED: Case = case!("tied");
 pub const BIASED: Case = case!("biased");
 pub const EXPERTS: Case = case!("experts");
 pub const CASES: [Case; 3] = [TIED, BIASED, EXPERTS];
+
+/// Every model on every engine.
+pub fn everywhere() -> impl Iterator<Item = (Case, Device)> {
+    let engines = devices().into_iter();
+    engines.flat_map(|device| CASES.map(|case| (case, device.clone())))
+}
 
 /// What `transformers` computed.
 #[derive(Deserialize)]
@@ -85,20 +91,15 @@ impl Case {
     }
 
     /// A directory with the files of the fixture.
-    pub fn directory(&self) -> Directory {
-        let directory = Directory::new();
-        directory.write("config.json", self.config.as_bytes());
-        directory.write("model.safetensors", self.tensors);
+    pub fn directory(&self) -> Dir {
+        let directory = Dir::new();
+        directory.file("config.json", self.config);
+        directory.file("model.safetensors", self.tensors);
         directory
     }
 
-    /// The bytes of its tensors' file.
-    pub fn bytes(&self) -> &'static [u8] {
-        self.tensors
-    }
-
     pub fn model(&self, device: &Device) -> Doge {
-        Doge::from_safetensors(self.directory().path(), device).expect("the fixture fits")
+        Doge::from_safetensors(self.directory().path(""), device).expect("the fixture fits")
     }
 }
 
@@ -127,10 +128,10 @@ impl Files {
         self.tensors.insert(name.into(), value);
     }
 
-    pub fn write(&self) -> Directory {
-        let directory = Directory::new();
-        directory.write("config.json", self.config.to_string().as_bytes());
-        directory.write("model.safetensors", &self.tensors_of(|_| true));
+    pub fn write(&self) -> Dir {
+        let directory = Dir::new();
+        directory.file("config.json", self.config.to_string());
+        directory.file("model.safetensors", &self.tensors_of(|_| true));
         directory
     }
 
@@ -145,39 +146,7 @@ impl Files {
     }
 
     pub fn read(&self, device: &Device) -> Doge {
-        Doge::from_safetensors(self.write().path(), device).expect("the files fit")
-    }
-}
-
-/// A directory that is there as long as this value.
-pub struct Directory(PathBuf);
-
-impl Directory {
-    pub fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("flash-dma-models-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).expect("a directory for the test");
-        Self(path)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub fn write(&self, name: &str, bytes: &[u8]) {
-        fs::write(self.0.join(name), bytes).expect("a file of the test");
-    }
-
-    pub fn bytes(&self, name: &str) -> Vec<u8> {
-        fs::read(self.0.join(name)).expect("the file is there")
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
+        Doge::from_safetensors(self.write().path(""), device).expect("the files fit")
     }
 }
 
@@ -201,11 +170,11 @@ pub fn difference(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
     pairs.fold(0.0, |most: f32, (ours, theirs)| {
         let difference = (ours - theirs).abs();
         // Of NaN, the greatest.
-        if difference >= 0.0 {
-            most.max(difference)
-        } else {
+        most.max(if difference.is_nan() {
             f32::INFINITY
-        }
+        } else {
+            difference
+        })
     })
 }
 
@@ -213,8 +182,6 @@ pub fn difference(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
 #[track_caller]
 pub fn assert_close(what: &str, ours: &[Vec<f32>], theirs: &[Vec<f32>], tolerance: f32) {
     let difference = difference(ours, theirs);
-    assert!(
-        difference <= tolerance,
-        "{what}: {difference} > {tolerance}"
-    );
+    let text = format!("{what}: {difference} > {tolerance}");
+    assert!(difference <= tolerance, "{text}");
 }

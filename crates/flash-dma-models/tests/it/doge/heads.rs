@@ -1,6 +1,9 @@
 //! Scores per query head, as older files have them.
 
-use crate::doge::fixture::{BIASED, Files, TIED, TOLERANCE, assert_close, device, rows, sequence};
+use crate::doge::files::{logits, saved};
+use crate::doge::fixture::{
+    BIASED, Files, TIED, TOLERANCE, assert_close, device, difference, rows,
+};
 use burn::tensor::{Distribution, Tensor};
 use flash_dma_models::doge::Doge;
 
@@ -37,8 +40,7 @@ fn scores_on_which_query_heads_agree_become_those_of_the_key_value_head() {
         let same = case.model(&device());
         assert_eq!(model.config(), same.config());
         let tokens = case.expected().tokens;
-        let logits = |model: &Doge| rows(model.forward(sequence(&tokens, &device())));
-        assert_eq!(logits(&model), logits(&same));
+        assert_eq!(logits(&model, &tokens), logits(&same, &tokens));
     }
 }
 
@@ -62,7 +64,7 @@ fn own() -> (Files, [Vec<f32>; 2], [f32; 2]) {
 
 #[test]
 fn scores_of_its_own_give_each_query_head_its_selection() {
-    let (files, rows, decays) = own();
+    let (files, weights, decays) = own();
     let model = files.read(&device());
     assert_eq!(model.config().resolved_kv_heads(), 2);
     let x = Tensor::<3>::random([1, 50, 32], Distribution::Normal(0.0, 1.0), &device());
@@ -72,39 +74,28 @@ fn scores_of_its_own_give_each_query_head_its_selection() {
     let mut sum = ours.zeros_like();
     for head in 0..2 {
         let mut files = TIED.files();
-        files.set(&name(0, SCORES[0]), &[1, 16], &rows[head]);
+        files.set(&name(0, SCORES[0]), &[1, 16], &weights[head]);
         files.set(&name(0, SCORES[1]), &[1], &decays[head..=head]);
         let mut out = files.floats(&name(0, "o_proj.weight"));
-        let of_other = |i: usize| i % 32 / 16 != head;
-        (out.iter_mut().enumerate()).for_each(|(i, x)| {
-            if of_other(i) {
-                *x = 0.0
-            }
-        });
+        for row in out.chunks_mut(32) {
+            row[(1 - head) * 16..][..16].fill(0.0);
+        }
         files.set(&name(0, "o_proj.weight"), &[32, 32], &out);
         sum = sum + files.read(&device()).blocks[0].attention.forward(x.clone());
     }
-    let [ours, sum] = [ours, sum].map(crate::doge::fixture::rows);
-    assert_close("heads", &ours, &sum, TOLERANCE);
-
     let shared = TIED.model(&device()).blocks[0].attention.forward(x);
-    assert!(
-        crate::doge::fixture::difference(&crate::doge::fixture::rows(shared), &ours)
-            > 100.0 * TOLERANCE
-    );
+    let [ours, sum, shared] = [ours, sum, shared].map(rows);
+    assert_close("heads", &ours, &sum, TOLERANCE);
+    assert!(difference(&shared, &ours) > 100.0 * TOLERANCE);
 }
 
 #[test]
 fn a_model_with_scores_per_query_head_is_written_as_one_with_as_many_key_value_heads() {
     let (files, ..) = own();
     let model = files.read(&device());
-    let directory = crate::doge::fixture::Directory::new();
-    model
-        .save_safetensors(directory.path())
-        .expect("it can be written");
-    let again = Doge::from_safetensors(directory.path(), &device()).expect("it is a model");
+    let directory = saved(&model);
+    let again = Doge::from_safetensors(directory.path(""), &device()).expect("it is a model");
     assert_eq!(again.config().kv_heads, Some(2));
     let tokens = TIED.expected().tokens;
-    let logits = |model: &Doge| rows(model.forward(sequence(&tokens, &device())));
-    assert_eq!(logits(&again), logits(&model));
+    assert_eq!(logits(&again, &tokens), logits(&model, &tokens));
 }

@@ -1,6 +1,8 @@
 //! Logits and generation are those of `transformers`.
 
-use crate::doge::fixture::{CASES, EXPERTS, TOLERANCE, assert_close, devices, rows, sequence};
+use crate::doge::fixture::{
+    EXPERTS, TOLERANCE, assert_close, device, devices, difference, everywhere, rows, sequence,
+};
 use burn::tensor::{Device, FloatDType};
 use flash_dma_models::Decoder;
 use flash_dma_models::doge::Doge;
@@ -14,16 +16,14 @@ fn pass(model: &Doge, tokens: &[i32], chosen: &[usize], device: &Device) -> Vec<
 
 #[test]
 fn logits_are_those_of_transformers() {
-    for device in devices() {
-        for case in &CASES {
-            let expected = case.expected();
-            let model = case.model(&device);
-            let ours = pass(&model, &expected.tokens, &expected.rows, &device);
-            assert_close(case.name, &ours, &expected.logits_by_step, TOLERANCE);
-            let model = model.with_routing(Routing::AcrossTokens);
-            let ours = pass(&model, &expected.tokens, &expected.rows, &device);
-            assert_close(case.name, &ours, &expected.logits_at_once, TOLERANCE);
-        }
+    for (case, device) in everywhere() {
+        let expected = case.expected();
+        let model = case.model(&device);
+        let ours = pass(&model, &expected.tokens, &expected.rows, &device);
+        assert_close(case.name, &ours, &expected.logits_by_step, TOLERANCE);
+        let model = model.with_routing(Routing::AcrossTokens);
+        let ours = pass(&model, &expected.tokens, &expected.rows, &device);
+        assert_close(case.name, &ours, &expected.logits_at_once, TOLERANCE);
     }
 }
 
@@ -47,35 +47,30 @@ fn generate(model: &Doge, prompt: &[i32], new: usize, piece: usize) -> (Vec<i32>
 
 #[test]
 fn generation_is_that_of_transformers_token_for_token() {
-    for device in devices() {
-        for case in &CASES {
-            let expected = case.expected();
-            let (prompt, new) = expected.tokens.split_at(expected.prompt);
-            let model = case.model(&device).for_generation();
-            // Shorter than the window, longer, and one at a time.
-            for piece in [1, 7, 25, prompt.len()] {
-                let (tokens, logits) = generate(&model, prompt, new.len(), piece);
-                assert_eq!(tokens, expected.tokens, "{}, pieces of {piece}", case.name);
-                let ours: Vec<_> = expected
-                    .rows
-                    .iter()
-                    .map(|&row| logits[row].clone())
-                    .collect();
-                assert_close(case.name, &ours, &expected.logits_by_step, TOLERANCE);
-            }
+    for (case, device) in everywhere() {
+        let expected = case.expected();
+        let (prompt, new) = expected.tokens.split_at(expected.prompt);
+        let model = case.model(&device).for_generation();
+        // Shorter than the window, longer, and one at a time.
+        for piece in [1, 7, 25, prompt.len()] {
+            let (tokens, logits) = generate(&model, prompt, new.len(), piece);
+            assert_eq!(tokens, expected.tokens, "{}, pieces of {piece}", case.name);
+            let rows = expected.rows.iter();
+            let ours: Vec<_> = rows.map(|&row| logits[row].clone()).collect();
+            assert_close(case.name, &ours, &expected.logits_by_step, TOLERANCE);
         }
     }
 }
 
 #[test]
 fn the_last_rows_are_those_that_are_asked_for() {
-    let device = crate::doge::fixture::device();
+    let device = device();
     let expected = EXPERTS.expected();
     let model = EXPERTS.model(&device).for_generation();
-    let read = |rows| {
+    let read = |count| {
         let mut caches = model.try_init_caches(1).expect("the model has caches");
         let tokens = sequence(&expected.tokens, &device);
-        crate::doge::fixture::rows(model.try_read(tokens, rows, &mut caches).expect("it fits"))
+        rows(model.try_read(tokens, count, &mut caches).expect("it fits"))
     };
     let all = read(expected.tokens.len());
     // The sums of fewer rows are in another order.
@@ -87,30 +82,23 @@ fn the_last_rows_are_those_that_are_asked_for() {
 /// sums that a logit goes through is then rounded to 8 bits; what is left of the greatest logit's 8 bits is 4.
 #[test]
 fn bf16_is_near_f32_where_the_window_decides_nothing() {
-    for device in devices() {
-        for case in &CASES {
-            let expected = case.expected();
-            let directory = case.directory();
-            let logits = |dtype| {
-                let model = Doge::from_safetensors_as(directory.path(), dtype, &device);
-                let mut model = model.expect("the fixture fits");
-                for block in &mut model.blocks {
-                    block.attention.set_keep_window(expected.tokens.len());
-                }
-                rows(model.forward(sequence(&expected.tokens, &device)))
-            };
-            let exact = logits(FloatDType::F32);
-            let greatest = exact
-                .iter()
-                .flatten()
-                .fold(0.0, |most: f32, x| most.max(x.abs()));
-            let near = logits(FloatDType::BF16);
-            assert_close(case.name, &near, &exact, greatest / 16.0);
-            assert!(
-                crate::doge::fixture::difference(&near, &exact) > TOLERANCE,
-                "it is f32"
-            );
-        }
+    for (case, device) in everywhere() {
+        let expected = case.expected();
+        let directory = case.directory();
+        let logits = |dtype| {
+            let model = Doge::from_safetensors_as(directory.path(""), dtype, &device);
+            let mut model = model.expect("the fixture fits");
+            for block in &mut model.blocks {
+                block.attention.set_keep_window(expected.tokens.len());
+            }
+            rows(model.forward(sequence(&expected.tokens, &device)))
+        };
+        let exact = logits(FloatDType::F32);
+        let sizes = exact.iter().flatten().map(|x| x.abs());
+        let greatest = sizes.fold(0.0, f32::max);
+        let near = logits(FloatDType::BF16);
+        assert_close(case.name, &near, &exact, greatest / 16.0);
+        assert!(difference(&near, &exact) > TOLERANCE, "it is f32");
     }
 }
 
@@ -126,7 +114,7 @@ fn leak(routing: Routing, device: &Device) -> f32 {
     let before = logits(&tokens);
     let last = tokens.len() - 1;
     tokens[last] = (tokens[last] + 1) % 60;
-    crate::doge::fixture::difference(&logits(&tokens), &before)
+    difference(&logits(&tokens), &before)
 }
 
 #[test]

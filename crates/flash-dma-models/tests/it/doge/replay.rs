@@ -1,6 +1,6 @@
 //! Steps that a graph replays write what launched steps write.
 
-use crate::doge::fixture::{CASES, devices};
+use crate::doge::fixture::{devices, everywhere};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::AttentionError;
@@ -13,12 +13,10 @@ use std::sync::{Mutex, PoisonError};
 
 #[test]
 fn replayed_steps_write_what_launched_steps_write() {
-    for device in devices() {
-        for case in &CASES {
-            let tokens: Vec<u32> = case.expected().tokens.iter().map(|&t| t as u32).collect();
-            let model = case.model(&device).for_generation();
-            check(&model, &tokens, case.name);
-        }
+    for (case, device) in everywhere() {
+        let tokens: Vec<u32> = case.expected().tokens.iter().map(|&t| t as u32).collect();
+        let model = case.model(&device).for_generation();
+        check(&model, &tokens, case.name);
     }
 }
 

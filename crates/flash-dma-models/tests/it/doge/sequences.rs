@@ -1,7 +1,7 @@
 //! Padding, packed documents, and training.
 
 use crate::doge::fixture::{
-    BIASED, CASES, EXPERTS, TOLERANCE, assert_close, devices, rows, sequence,
+    BIASED, EXPERTS, TOLERANCE, assert_close, devices, everywhere, rows, sequence,
 };
 use burn::tensor::{Int, Tensor};
 use burn_flash_dma::Documents;
@@ -9,21 +9,19 @@ use flash_dma_models::nn::TokenInput;
 
 #[test]
 fn packed_documents_are_computed_as_if_each_stood_alone() {
-    for device in devices() {
-        for case in &CASES {
-            let model = case.model(&device);
-            let tokens = case.expected().tokens;
-            let lengths = [20, 1, tokens.len() - 21];
-            let documents = Documents::from_lengths([lengths.to_vec()]);
-            let input = TokenInput::new(sequence(&tokens, &device)).documents(documents);
-            let packed = rows(model.forward(input));
-            let mut start = 0;
-            for length in lengths {
-                let alone = sequence(&tokens[start..start + length], &device);
-                let alone = rows(model.forward(alone));
-                assert_close(case.name, &packed[start..start + length], &alone, TOLERANCE);
-                start += length;
-            }
+    for (case, device) in everywhere() {
+        let model = case.model(&device);
+        let tokens = case.expected().tokens;
+        let lengths = [20, 1, tokens.len() - 21];
+        let documents = Documents::from_lengths([lengths.to_vec()]);
+        let input = TokenInput::new(sequence(&tokens, &device)).documents(documents);
+        let packed = rows(model.forward(input));
+        let mut start = 0;
+        for length in lengths {
+            let alone = sequence(&tokens[start..start + length], &device);
+            let alone = rows(model.forward(alone));
+            assert_close(case.name, &packed[start..start + length], &alone, TOLERANCE);
+            start += length;
         }
     }
 }
@@ -103,23 +101,21 @@ mod training {
 
     #[test]
     fn every_parameter_learns_in_f32_and_beside_activations_in_bf16() {
-        for device in devices() {
-            for case in &CASES {
-                for dtype in [FloatDType::F32, FloatDType::BF16] {
-                    let model = case.model(&device.clone().autodiff()).with_dtype(dtype);
-                    let tokens = case.expected().tokens;
-                    let shifted = |start| -> Tensor<2, Int> {
-                        sequence(&tokens[start..start + 50], &device.clone().autodiff())
-                    };
-                    let gradients = model.loss(shifted(0), shifted(1)).backward();
-                    let mut silent = Silent {
-                        gradients: &gradients,
-                        path: Vec::new(),
-                        found: Vec::new(),
-                    };
-                    model.visit(&mut silent);
-                    assert_eq!(silent.found, Vec::<String>::new(), "{}", case.name);
-                }
+        for (case, device) in everywhere() {
+            for dtype in [FloatDType::F32, FloatDType::BF16] {
+                let model = case.model(&device.clone().autodiff()).with_dtype(dtype);
+                let tokens = case.expected().tokens;
+                let shifted = |start| -> Tensor<2, Int> {
+                    sequence(&tokens[start..start + 50], &device.clone().autodiff())
+                };
+                let gradients = model.loss(shifted(0), shifted(1)).backward();
+                let mut silent = Silent {
+                    gradients: &gradients,
+                    path: Vec::new(),
+                    found: Vec::new(),
+                };
+                model.visit(&mut silent);
+                assert_eq!(silent.found, Vec::<String>::new(), "{}", case.name);
             }
         }
     }

@@ -6,13 +6,8 @@ use std::ops::ControlFlow;
 
 /// Prompts of lengths around the windows and the chunks.
 fn prompts() -> Vec<Vec<u32>> {
-    vec![
-        prompt(23, 0),
-        prompt(5, 1),
-        prompt(60, 2),
-        prompt(23, 3),
-        prompt(1, 4),
-    ]
+    let lengths = [23, 5, 60, 23, 1].into_iter().zip(0..);
+    lengths.map(|(len, seed)| prompt(len, seed)).collect()
 }
 
 fn lengths(texts: &[Vec<u32>]) -> Vec<Generated> {
@@ -45,21 +40,13 @@ fn chunks_change_nothing_and_take_constant_memory() {
     let whole = generator.clone().with_chunk(1000).generate(&long);
     model.reads();
     for chunk in [1, 7, 16, 17, 64] {
-        assert_eq!(
-            generator.clone().with_chunk(chunk).generate(&long),
-            whole,
-            "{chunk}"
-        );
+        let chunked = generator.clone().with_chunk(chunk).generate(&long);
+        assert_eq!(chunked, whole, "{chunk}");
         let reads = model.reads();
-        let of_the_prompt = &reads[..150_usize.div_ceil(chunk)];
-        assert!(
-            of_the_prompt.iter().all(|read| read.len <= chunk),
-            "{reads:?}"
-        );
-        assert_eq!(
-            of_the_prompt.iter().map(|read| read.len).sum::<usize>(),
-            150
-        );
+        let of_the_prompt = reads[..150_usize.div_ceil(chunk)].iter();
+        let mut lengths = of_the_prompt.map(|read| read.len);
+        assert_eq!(lengths.clone().sum::<usize>(), 150);
+        assert!(lengths.all(|len| len <= chunk), "{reads:?}");
         // From the first token on the windows have the memory that they have at the end.
         assert!(reads[0].bytes > 0 && reads.iter().all(|read| read.bytes == reads[0].bytes));
     }
@@ -88,15 +75,11 @@ fn a_stop_token_ends_one_text_and_no_other() {
         assert_eq!((&stopped.tokens[..], stopped.ended), expected);
     }
     assert_eq!(stopped[4].tokens.len(), at + 1);
-    let going = |read: &usize| {
-        stopped
-            .iter()
-            .filter(|text| text.tokens.len() > *read)
-            .count()
-    };
+    let longer = |read| stopped.iter().filter(move |text| text.tokens.len() > read);
     let batches = model.reads().into_iter().skip(4).map(|read| read.sequences);
     // A text of n tokens is read n - 1 times: its last token is not.
-    assert!(batches.eq((1..12).map(|read| going(&read))), "{stopped:?}");
+    let going = (1..12).map(|read| longer(read).count());
+    assert!(batches.eq(going), "{stopped:?}");
 }
 
 #[test]
@@ -124,9 +107,8 @@ fn the_callback_sees_each_token_and_may_end_its_text() {
     let texts = generator.try_stream(&prompts(), |event| {
         events.push(event);
         match (event.sequence, event.index) {
-            (2, 3) => ControlFlow::Break(()),
-            // Ends by its length anyway.
-            (0, 5) => ControlFlow::Break(()),
+            // The second ends by its length anyway.
+            (2, 3) | (0, 5) => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         }
     });
@@ -141,10 +123,8 @@ fn the_callback_sees_each_token_and_may_end_its_text() {
     assert!(events.is_sorted_by_key(order), "{events:?}");
     for (sequence, text) in texts.iter().enumerate() {
         let of = || events.iter().filter(|event| event.sequence == sequence);
-        assert!(
-            of().map(|event| event.token)
-                .eq(text.tokens.iter().copied())
-        );
+        let tokens: Vec<u32> = of().map(|event| event.token).collect();
+        assert_eq!(tokens, text.tokens);
         let ended = (sequence != 2).then_some(Ended::Length);
         assert_eq!(of().next_back().unwrap().ended, ended);
         assert!(of().rev().skip(1).all(|event| event.ended.is_none()));
@@ -190,12 +170,8 @@ fn the_repetition_penalty_counts_prompt_and_text() {
             true => logit / 1.5,
             false => logit,
         };
-        let logits: Vec<f32> = model
-            .logits(&text)
-            .into_iter()
-            .enumerate()
-            .map(punished)
-            .collect();
+        let logits = model.logits(&text).into_iter().enumerate();
+        let logits: Vec<f32> = logits.map(punished).collect();
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         assert_eq!(logits[token as usize], best, "after {text:?}");
         text.push(token);

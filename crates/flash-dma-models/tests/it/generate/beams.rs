@@ -24,10 +24,11 @@ fn all_texts() -> Vec<(Vec<u32>, f64)> {
     };
     let mut all: Vec<Vec<u32>> = texts(4, 4).into_iter().map(cut).collect();
     all.dedup();
-    let log = |text: &Vec<u32>| chain().probability(0, text).ln();
-    all.into_iter()
-        .map(|text| (text.clone(), log(&text)))
-        .collect()
+    let with_log = |text: Vec<u32>| {
+        let log = chain().probability(0, &text).ln();
+        (text, log)
+    };
+    all.into_iter().map(with_log).collect()
 }
 
 #[test]
@@ -50,15 +51,10 @@ fn enough_beams_are_an_exhaustive_search() {
         let found = generator.beams(&[0], &beams);
         assert_eq!(found.len(), count);
         for (beam, (_, _, score)) in found.iter().zip(&expected) {
-            assert!(
-                (beam.score - score).abs() < 1e-6 * score.abs(),
-                "{beam:?} has not the score {score}"
-            );
+            let near = |a: f64, b: f64| (a - b).abs() < 1e-6 * b.abs();
+            assert!(near(beam.score, *score), "{beam:?} is not of {score}");
             let log = chain.probability(0, &beam.tokens).ln();
-            assert!(
-                (beam.log_probability - log).abs() < 1e-6 * log.abs(),
-                "{beam:?} has not {log}"
-            );
+            assert!(near(beam.log_probability, log), "{beam:?} is not of {log}");
             let ended = match beam.tokens.ends_with(&[STOP]) {
                 true => Ended::Stop(STOP),
                 false => Ended::Length,
@@ -87,41 +83,28 @@ fn tempting() -> Chain {
     ])
 }
 
-fn found(beams: &Beams) -> Vec<Vec<u32>> {
-    found_in(tempting(), beams)
-}
-
-fn found_in(chain: Chain, beams: &Beams) -> Vec<Vec<u32>> {
+fn found(chain: Chain, beams: Beams) -> Vec<Vec<u32>> {
     let generator = Generator::new(&chain).with_stop(&[STOP]).with_max_new(4);
-    let tokens = |beam: Beam| beam.tokens;
-    generator
-        .beams(&[0], beams)
-        .into_iter()
-        .map(tokens)
-        .collect()
+    let found = generator.beams(&[0], &beams).into_iter();
+    found.map(|beam| beam.tokens).collect()
 }
 
 #[test]
 fn early_stopping_is_a_rule() {
     // With one beam, the stop (0.5) beats the token 1 (0.4). ln 0.4 < ln 0.5, but ln 0.4 / 4 > ln 0.5.
-    let one = |rule| found(&Beams::new(1).with_early_stopping(rule));
+    let by = |beams: Beams, rule| found(tempting(), beams.with_early_stopping(rule));
+    let one = |rule| by(Beams::new(1), rule);
     assert_eq!(one(EarlyStopping::WhenFull), [[STOP]]);
     assert_eq!(one(EarlyStopping::Heuristic), [[STOP]]);
     assert_eq!(one(EarlyStopping::WhenHopeless), [[1; 4]]);
     // With two, 2 and the stop (0.06) are full after two tokens, where 1, 1 (0.36) is ahead of them.
-    let two = |rule| found(&Beams::new(2).with_returned(2).with_early_stopping(rule));
+    let two = |rule| by(Beams::new(2).with_returned(2), rule);
     assert_eq!(two(EarlyStopping::WhenFull), [vec![STOP], vec![2, STOP]]);
     assert_eq!(two(EarlyStopping::Heuristic), [vec![1; 4], vec![STOP]]);
     assert_eq!(two(EarlyStopping::WhenHopeless), [vec![1; 4], vec![STOP]]);
     // Log probabilities alone favour the short text, and then no longer text can overtake it.
-    let short = |rule| {
-        found(
-            &Beams::new(1)
-                .with_length_penalty(0.0)
-                .with_early_stopping(rule),
-        )
-    };
-    assert_eq!(short(EarlyStopping::WhenHopeless), [[STOP]]);
+    let short = Beams::new(1).with_length_penalty(0.0);
+    assert_eq!(by(short, EarlyStopping::WhenHopeless), [[STOP]]);
 }
 
 #[test]
@@ -132,7 +115,7 @@ fn the_heuristic_counts_the_length_of_the_open_text() {
     let beams = Beams::new(2).with_returned(2);
     // After two tokens the stop (ln 0.4) and 2, stop are finished, and 1, 1 has ln 0.315: less than ln 0.4, but more
     // for each of its tokens.
-    assert_eq!(found_in(chain, &beams), [vec![1; 4], vec![2, STOP]]);
+    assert_eq!(found(chain, beams), [vec![1; 4], vec![2, STOP]]);
 }
 
 #[test]
@@ -141,7 +124,7 @@ fn a_text_that_ends_below_the_best_is_not_finished() {
     chain.0[0] = vec![0.0, 0.6, 0.0, 0.4];
     chain.0[1] = vec![0.0, 0.1, 0.0, 0.9];
     let beams = Beams::new(1).with_early_stopping(EarlyStopping::WhenFull);
-    assert_eq!(found_in(chain, &beams), [[1, STOP]]);
+    assert_eq!(found(chain, beams), [[1, STOP]]);
 }
 
 #[test]
@@ -160,13 +143,10 @@ fn one_beam_is_greedy_and_more_have_the_log_probability_of_the_whole_text() {
     for beam in &found {
         let whole = model.whole(&[&prompt[..], &beam.tokens].concat());
         let rows = whole[prompt.len() - 1..].iter().zip(&beam.tokens);
-        let log: f64 = rows
-            .map(|(row, &token)| f64::from(row[token as usize]))
-            .sum();
-        assert!(
-            (beam.log_probability - log).abs() < 1e-3,
-            "{beam:?} has not {log}"
-        );
+        let logs = rows.map(|(row, &token)| f64::from(row[token as usize]));
+        let log: f64 = logs.sum();
+        let close = (beam.log_probability - log).abs() < 1e-3;
+        assert!(close, "{beam:?} is not of {log}");
         assert!((beam.score - log / 8.0).abs() < 1e-3);
     }
 }
@@ -188,9 +168,8 @@ fn the_repetition_penalty_applies_to_log_probabilities() {
 #[test]
 fn no_tokens_are_a_text() {
     let model = Model::new(2);
-    let found = Generator::new(&model)
-        .with_max_new(0)
-        .beams(&[1], &Beams::new(3));
+    let generator = Generator::new(&model).with_max_new(0);
+    let found = generator.beams(&[1], &Beams::new(3));
     let empty = Beam {
         tokens: Vec::new(),
         ended: Ended::Length,

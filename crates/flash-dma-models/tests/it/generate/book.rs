@@ -73,13 +73,9 @@ fn the_book_s_program_writes_what_it_shows() {
     assert_eq!(texts.unwrap(), shown);
 
     let text = best(&model, &prompts[0]).unwrap();
-    assert_eq!(
-        text,
-        Generator::new(&model)
-            .with_max_new(8)
-            .beams(&prompts[0], &Beams::new(4))[0]
-            .tokens
-    );
+    let generator = Generator::new(&model).with_max_new(8);
+    let beams = generator.beams(&prompts[0], &Beams::new(4));
+    assert_eq!(text, beams[0].tokens);
 
     let text = sooner(&model, &small, &prompts[0]).unwrap();
     assert_eq!(text, model.greedy(&prompts[0], 32));

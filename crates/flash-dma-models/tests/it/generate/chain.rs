@@ -42,12 +42,11 @@ impl Decoder for Chain {
     ) -> Result<Tensor<3>, AttentionError> {
         let [sequences, len] = tokens.dims();
         let tokens: Vec<i64> = tokens.into_data().iter().collect();
-        let last = tokens
-            .chunks(len)
-            .flat_map(|sequence| &sequence[len - rows..]);
-        let logits: Vec<f32> = last
-            .flat_map(|&token| self.0[token as usize].iter().map(|p| p.ln() as f32))
-            .collect();
+        let mut logits: Vec<f32> = Vec::new();
+        for token in tokens.chunks(len).flat_map(|row| &row[len - rows..]) {
+            let law = &self.0[*token as usize];
+            logits.extend(law.iter().map(|p| p.ln() as f32));
+        }
         let logits = TensorData::new(logits, [sequences, rows, self.0.len()]);
         Ok(Tensor::from_data(logits, &self.device()))
     }
@@ -80,8 +79,6 @@ pub fn assert_drawn_from(counts: &[usize], probabilities: &[f64]) {
     }
     let freedom = f64::from(classes - 1);
     let bound = freedom + 4.5 * (2.0 * freedom).sqrt();
-    assert!(
-        statistic < bound,
-        "{statistic} is not below {bound}: {counts:?} of {probabilities:?}"
-    );
+    let text = format!("{statistic} of {bound}: {counts:?} of {probabilities:?}");
+    assert!(statistic < bound, "{text}");
 }

@@ -25,11 +25,16 @@ fn target() -> Chain {
     ])
 }
 
+/// Texts of three tokens.
+fn generator(model: &Chain, sampler: Sampler) -> Generator<'_, Chain> {
+    Generator::new(model).with_sampler(sampler).with_max_new(3)
+}
+
 fn probabilities() -> Vec<f64> {
-    let target = target();
-    texts(4, 3)
+    let texts = texts(4, 3);
+    texts
         .iter()
-        .map(|text| target.probability(0, text))
+        .map(|text| target().probability(0, text))
         .collect()
 }
 
@@ -47,10 +52,7 @@ fn assert_speculation_keeps_the_law<T: Draft>(draft: impl Fn() -> T, batch: usiz
     let target = target();
     let accepted = std::cell::Cell::new([0, 0]);
     let speculate = |sampler, prompts: &[[u32; 1]]| {
-        let generator = Generator::new(&target)
-            .with_sampler(sampler)
-            .with_max_new(3);
-        let written = generator.speculate(prompts, &mut draft());
+        let written = generator(&target, sampler).speculate(prompts, &mut draft());
         let [yes, all] = accepted.get();
         accepted.set([yes + written.report.accepted, all + written.report.proposed]);
         written.texts
@@ -58,21 +60,14 @@ fn assert_speculation_keeps_the_law<T: Draft>(draft: impl Fn() -> T, batch: usiz
     assert_drawn_from(&counts(speculate, batch), &probabilities());
     // Both happened often, so the law is not that of one of them.
     let [yes, all] = accepted.get();
-    assert!(
-        yes * 10 > all && yes * 10 < all * 9,
-        "{yes} of {all} were accepted"
-    );
+    let often = yes * 10 > all && yes * 10 < all * 9;
+    assert!(often, "{yes} of {all} were accepted");
 }
 
 #[test]
 fn a_text_has_the_law_of_the_model() {
     let target = target();
-    let generate = |sampler, prompts: &[[u32; 1]]| {
-        Generator::new(&target)
-            .with_sampler(sampler)
-            .with_max_new(3)
-            .generate(prompts)
-    };
+    let generate = |sampler, prompts: &[[u32; 1]]| generator(&target, sampler).generate(prompts);
     assert_drawn_from(&counts(generate, 30), &probabilities());
 }
 
@@ -93,14 +88,11 @@ fn a_text_after_a_lookup_has_the_law_of_the_model() {
     // A token that stood before is proposed with what followed it: certain, and often wrong.
     let target = target();
     let long = |sampler, prompts: &[[u32; 1]]| {
-        let generator = Generator::new(&target)
-            .with_sampler(sampler)
-            .with_max_new(3);
         // The law depends on the last token only, which is 0 again.
         let prompts: Vec<Vec<u32>> = prompts.iter().map(|_| vec![3, 0, 2, 1, 0]).collect();
-        generator
-            .speculate(&prompts, &mut PromptLookup::new(2, 2))
-            .texts
+        let generator = generator(&target, sampler);
+        let mut draft = PromptLookup::new(2, 2);
+        generator.speculate(&prompts, &mut draft).texts
     };
     assert_drawn_from(&counts(long, 1), &probabilities());
 }
@@ -109,20 +101,12 @@ fn a_text_after_a_lookup_has_the_law_of_the_model() {
 fn filters_apply_to_what_is_verified() {
     let (target, guess) = (target(), guess());
     let generate = |sampler: Sampler, prompts: &[[u32; 1]]| {
-        let generator = Generator::new(&target)
-            .with_sampler(sampler.with_top_k(1))
-            .with_max_new(3);
-        generator
-            .speculate(prompts, &mut ModelDraft::new(&guess, 2))
-            .texts
+        let generator = generator(&target, sampler.with_top_k(1));
+        let mut draft = ModelDraft::new(&guess, 2);
+        generator.speculate(prompts, &mut draft).texts
     };
     // The most likely each time: 3 after 0, 1 after 3, and of four equal ones all stay.
-    let after_one: Vec<f64> = texts(4, 3)
-        .iter()
-        .map(|text| match text[..] {
-            [3, 1, _] => 0.25,
-            _ => 0.0,
-        })
-        .collect();
+    let law = |text: &Vec<u32>| if text.starts_with(&[3, 1]) { 0.25 } else { 0.0 };
+    let after_one: Vec<f64> = texts(4, 3).iter().map(law).collect();
     assert_drawn_from(&counts(generate, 5), &after_one);
 }

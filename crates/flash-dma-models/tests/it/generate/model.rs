@@ -10,7 +10,9 @@ use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 use burn_flash_dma::{AttentionError, ScoreRole};
 use flash_dma_models::Decoder;
+use flash_dma_models::generate::Event;
 use std::cell::RefCell;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 /// Tokens of the vocabulary.
@@ -100,13 +102,15 @@ impl Model {
         model
     }
 
-    /// The log probabilities of what follows each token, by attention over all of them at once.
-    pub fn whole(&self, text: &[u32]) -> Vec<Vec<f32>> {
+    fn tokens(&self, text: &[u32]) -> Tensor<2, Int> {
         let tokens: Vec<i32> = text.iter().map(|&token| token as i32).collect();
         let tokens = TensorData::new(tokens, [1, text.len()]);
-        let mut x = self
-            .embedding
-            .forward(Tensor::from_data(tokens, &self.device()));
+        Tensor::from_data(tokens, &self.device())
+    }
+
+    /// The log probabilities of what follows each token, by attention over all of them at once.
+    pub fn whole(&self, text: &[u32]) -> Vec<Vec<f32>> {
+        let mut x = self.embedding.forward(self.tokens(text));
         for (norm, layer) in self.norms.iter().zip(&self.layers) {
             x = x.clone() + layer.forward(norm.forward(x));
         }
@@ -117,13 +121,9 @@ impl Model {
 
     /// The logits of what follows a text, which is read at once.
     pub fn logits(&self, text: &[u32]) -> Vec<f32> {
-        let tokens: Vec<i32> = text.iter().map(|&token| token as i32).collect();
-        let tokens = TensorData::new(tokens, [1, text.len()]);
-        let tokens = Tensor::from_data(tokens, &self.device());
         let mut caches = self.try_init_caches(1).expect("the layers can be cached");
-        let logits = self
-            .try_read(tokens, 1, &mut caches)
-            .expect("the text can be read");
+        let logits = self.try_read(self.tokens(text), 1, &mut caches);
+        let logits = logits.expect("the text can be read");
         logits.try_into_vec_as::<f32>().expect("the device works")
     }
 
@@ -132,13 +132,9 @@ impl Model {
         let mut text = prompt.to_vec();
         for _ in 0..count {
             let rows = self.whole(&text);
-            let last = rows
-                .last()
-                .expect("a prompt has a token")
-                .iter()
-                .enumerate();
-            let best = last.max_by(|a, b| a.1.total_cmp(b.1));
-            text.push(best.expect("the vocabulary has tokens").0 as u32);
+            let last = rows.last().expect("a prompt has a token");
+            let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+            text.push(best.expect("the vocabulary has tokens") as u32);
         }
         text.split_off(prompt.len())
     }
@@ -148,6 +144,11 @@ impl Model {
 pub fn prompt(len: usize, seed: usize) -> Vec<u32> {
     let token = |n| ((n * n + 7 * n + 13 * seed) % 43) as u32;
     (0..len).map(token).collect()
+}
+
+/// Ends no text.
+pub fn go_on(_: Event) -> ControlFlow<()> {
+    ControlFlow::Continue(())
 }
 
 /// What a decoder was asked to read.
@@ -164,13 +165,21 @@ pub struct Read {
 /// A decoder that takes down what it is asked to read.
 pub struct Watched<D> {
     inner: D,
+    /// The longest sequence, in place of the decoder's own limit.
+    pub max_len: Option<usize>,
+    /// Whether it returns the logits of every token, whatever it is asked for.
+    pub talkative: bool,
     reads: RefCell<Vec<Read>>,
 }
 
 impl<D> Watched<D> {
     pub fn new(inner: D) -> Self {
-        let reads = RefCell::default();
-        Self { inner, reads }
+        Self {
+            inner,
+            max_len: None,
+            talkative: false,
+            reads: RefCell::default(),
+        }
     }
 
     /// What has been read since the last time.
@@ -185,7 +194,7 @@ impl<D: Decoder> Decoder for Watched<D> {
     }
 
     fn max_len(&self) -> Option<usize> {
-        self.inner.max_len()
+        self.max_len.or(self.inner.max_len())
     }
 
     fn device(&self) -> Device {
@@ -203,6 +212,7 @@ impl<D: Decoder> Decoder for Watched<D> {
         caches: &mut [AttentionCache],
     ) -> Result<Tensor<3>, AttentionError> {
         let [sequences, len] = tokens.dims();
+        let rows = if self.talkative { len } else { rows };
         let logits = self.inner.try_read(tokens, rows, caches);
         let windows = caches
             .iter()
