@@ -1,21 +1,34 @@
 //! Caches as values: cloned, saved, restored.
 
-use crate::case::values;
+use crate::case::{self, refused, refused_as, values};
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use burn_flash_dma::{AttentionError, AttentionOptions, ScoreRole};
+use burn_flash_dma::{AttentionOptions, ScoreRole};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 
 fn random(heads: usize, tokens: usize) -> Tensor<4> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    Tensor::random([2, heads, tokens, 16], normal, &Device::flex())
+    case::random([2, heads, tokens, 16], &Device::flex())
 }
 
 fn scores(tokens: usize) -> Tensor<3> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    Tensor::random([2, 2, tokens], normal, &Device::flex())
+    case::random([2, 2, tokens], &Device::flex())
+}
+
+/// A record as its file says it, after a change of the file.
+fn reread<R: Serialize + DeserializeOwned>(record: &R, change: impl FnOnce(&mut Value)) -> R {
+    let mut saved = serde_json::to_value(record).expect("it is saved");
+    change(&mut saved);
+    serde_json::from_value(saved).expect("it is read")
+}
+
+/// A cache of what another one saves.
+fn restored(cache: &DynamicMaskCache) -> DynamicMaskCache {
+    let record = reread(&cache.to_record_sync(), |_| ());
+    DynamicMaskCache::try_from_record(record, &Device::flex()).expect("it fits")
 }
 
 fn config() -> DynamicMaskCacheConfig {
@@ -58,12 +71,7 @@ fn a_clone_goes_its_own_way() {
 #[test]
 fn serde_restores_slots() {
     let cache = used();
-    let json = serde_json::to_string(&cache.to_record_sync()).unwrap();
-    let record = serde_json::from_str(&json).unwrap();
-    same(
-        DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap(),
-        cache,
-    );
+    same(restored(&cache), cache);
 }
 
 /// What the scores are for is saved with the rest.
@@ -71,10 +79,8 @@ fn serde_restores_slots() {
 fn a_record_says_what_its_scores_are_for() {
     let mut cache = (config().with_score_role(Some(ScoreRole::Rank))).init(&Device::flex());
     cache.append(random(2, 30), random(2, 30), scores(30));
-    let record = serde_json::from_value(serde_json::to_value(cache.to_record_sync()).unwrap());
-    let restored = DynamicMaskCache::try_from_record(record.unwrap(), &Device::flex()).unwrap();
-    assert_eq!(restored.score_role(), ScoreRole::Rank);
-    same(restored, cache);
+    assert_eq!(restored(&cache).score_role(), ScoreRole::Rank);
+    same(restored(&cache), cache);
 }
 
 /// The recent keys and sinks are saved with the rest.
@@ -83,13 +89,8 @@ fn a_record_says_which_keys_stay_for_where_they_are() {
     let config = config().with_recent(Some(3)).with_sinks(Some(2));
     let mut cache = config.init(&Device::flex());
     cache.append(random(2, 30), random(2, 30), scores(30));
-    let json = serde_json::to_value(cache.to_record_sync()).unwrap();
-    let restored = |json| {
-        let record = serde_json::from_value(json).unwrap();
-        DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap()
-    };
-    assert_eq!(restored(json.clone()).rule(), cache.rule());
-    same(restored(json), cache);
+    assert_eq!(restored(&cache).rule(), cache.rule());
+    same(restored(&cache), cache);
 }
 
 #[test]
@@ -100,16 +101,12 @@ fn a_module_record_restores_slots() {
     cache.to_module_record_sync().save(&path).unwrap();
     let record = ModuleRecord::load(&path).unwrap();
     let fresh = config().init(&Device::flex());
-    same(
-        fresh.try_load_module_record_sync(record).unwrap(),
-        cache.clone(),
-    );
+    let loaded = fresh.try_load_module_record_sync(record).unwrap();
+    same(loaded, cache.clone());
 
     let other = DynamicMaskCacheConfig::new(3, 2, 16, config().options).init(&Device::flex());
-    let error = other
-        .try_load_module_record_sync(cache.to_module_record_sync())
-        .unwrap_err();
-    assert!(matches!(error, AttentionError::Record { .. }), "{error}");
+    let record = cache.to_module_record_sync();
+    refused(other.try_load_module_record_sync(record), "Record");
     // A record reads its file when it is used.
     std::fs::remove_file(&path).unwrap();
 }
@@ -127,8 +124,7 @@ fn serde_restores_pages() {
         cache.append(random(2, 30), random(2, 30), some(30));
         cache.reset(0);
         cache.append(random(2, 3), random(2, 3), some(3));
-        let json = serde_json::to_string(&cache.to_record_sync()).unwrap();
-        let record = serde_json::from_str(&json).unwrap();
+        let record = reread(&cache.to_record_sync(), |_| ());
         let mut restored = PagedCache::try_from_record(record, &device).unwrap();
         assert_eq!(restored.lengths(), [3, 33]);
         // Into new pages, so a page that was lost or given twice would show.
@@ -141,43 +137,32 @@ fn serde_restores_pages() {
 #[test]
 fn records_that_do_not_fit_are_refused() {
     let device = Device::flex();
-    let json = serde_json::to_value(used().to_record_sync()).unwrap();
-    let refused = |change: fn(&mut serde_json::Value)| {
-        let mut json = json.clone();
-        change(&mut json);
-        let record = serde_json::from_value(json).unwrap();
-        DynamicMaskCache::try_from_record(record, &device)
-            .unwrap_err()
-            .to_string()
+    let record = used().to_record_sync();
+    let slots = |change: fn(&mut Value)| {
+        DynamicMaskCache::try_from_record(reread(&record, change), &device)
     };
-    assert_eq!(
-        refused(|json| json["config"]["kv_heads"] = 1.into()),
-        "the saved cache does not fit: k is [2, 2, 7, 16] of F32, not [2, 1, 7, 16] of F32"
+    refused_as(
+        slots(|json| json["config"]["kv_heads"] = 1.into()),
+        "the saved cache does not fit: k is [2, 2, 7, 16] of F32, not [2, 1, 7, 16] of F32",
     );
-    assert_eq!(
-        refused(|json| json["seen"] = json["position"].clone()),
-        "the saved cache does not fit: seen is [2, 2, 7] of I32, not [2] of I32"
+    refused_as(
+        slots(|json| json["seen"] = json["position"].clone()),
+        "the saved cache does not fit: seen is [2, 2, 7] of I32, not [2] of I32",
     );
 
     let mut pages = PagedCacheConfig::new(2, 2, 16, 32)
         .with_page_len(8)
         .init(&device);
     pages.append(random(2, 9), random(2, 9), None);
-    let json = serde_json::to_value(pages.to_record_sync()).unwrap();
-    let refused = |change: fn(&mut serde_json::Value)| {
-        let mut json = json.clone();
-        change(&mut json);
-        let record = serde_json::from_value(json).unwrap();
-        PagedCache::try_from_record(record, &device)
-            .unwrap_err()
-            .to_string()
-    };
-    assert_eq!(
-        refused(|json| json["table"][0][1] = json["table"][1][0].clone()),
-        "the saved cache does not fit: a page is missing or has two places"
+    let record = pages.to_record_sync();
+    let pages =
+        |change: fn(&mut Value)| PagedCache::try_from_record(reread(&record, change), &device);
+    refused_as(
+        pages(|json| json["table"][0][1] = json["table"][1][0].clone()),
+        "the saved cache does not fit: a page is missing or has two places",
     );
-    assert_eq!(
-        refused(|json| json["lengths"][0] = 17.into()),
-        "the saved cache does not fit: 2 pages for 17 tokens"
+    refused_as(
+        pages(|json| json["lengths"][0] = 17.into()),
+        "the saved cache does not fit: 2 pages for 17 tokens",
     );
 }

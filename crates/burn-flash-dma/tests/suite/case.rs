@@ -1,10 +1,13 @@
 //! A problem with its inputs and the oracle's answers, and what every test does with one.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_dma::{AlibiSlopes, Attention, AttentionOptions, Dropout, ElementType, Problem};
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
+use burn_flash_dma::{
+    AlibiSlopes, Attention, AttentionError, AttentionOptions, Dropout, ElementType, Problem,
+};
 use flash_dma_reference::compare::{compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Backward, Forward, Inputs, Rng};
+use std::fmt::Display;
 
 /// `[batch, q_heads, kv_heads, q_len, k_len, head_dim]`.
 pub type Sizes = [usize; 6];
@@ -79,6 +82,16 @@ impl Case {
         tensor(&self.grad_lse, p.lse_shape(), ElementType::F32, device)
     }
 
+    /// A loss whose gradients are those of the case: of the output, and of the LSE if it is asked for.
+    pub fn loss(&self, tensors: &Tensors, with_lse: bool) -> Tensor<1> {
+        let device = tensors.q.device();
+        if !with_lse {
+            return loss(tensors.attend(self.options), self.grad_out(&device));
+        }
+        let (out, lse) = tensors.attend_with_lse(self.options);
+        loss(out, self.grad_out(&device)) + loss(lse, self.grad_lse(&device))
+    }
+
     /// The oracle's tolerance rule: twice the naive implementation's error.
     pub fn check_forward(&self, out: Tensor<4>, lse: Tensor<3>) {
         let p = self.problem();
@@ -91,16 +104,9 @@ impl Case {
             lse: exact_lse,
         } = self.inputs.forward();
         let naive = self.inputs.naive_forward();
-        compare(
-            "out",
-            &p.q_shape(),
-            &values(out),
-            &exact,
-            &naive.out,
-            p.element,
-            2.0,
-        )
-        .unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        let (shape, out) = (p.q_shape(), values(out));
+        compare("out", &shape, &out, &exact, &naive.out, p.element, 2.0)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.name));
         compare_lse(&p.lse_shape(), &values(lse), &exact_lse)
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
@@ -123,15 +129,8 @@ impl Case {
         check("dk", &kv, grads.k, &exact.k, &naive.k, p.element);
         check("dv", &kv, grads.v, &exact.v, &naive.v, p.element);
         if let (Some(exact), Some(naive)) = (&exact.scores, &naive.scores) {
-            let shape = p.scores_shape();
-            check(
-                "dscores",
-                &shape,
-                grads.scores,
-                exact,
-                naive,
-                ElementType::F32,
-            );
+            let (shape, element) = (p.scores_shape(), ElementType::F32);
+            check("dscores", &shape, grads.scores, exact, naive, element);
         }
     }
 }
@@ -195,6 +194,21 @@ pub fn dtype(element: ElementType) -> DType {
     }
 }
 
+/// Standard normal numbers of the device's generator.
+pub fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+/// As [`random`], tracked on a device with autodiff.
+pub fn tracked<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    random(shape, device).set_require_grad(device.is_autodiff())
+}
+
+/// Random bools, two thirds of which are true.
+pub fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Bool> {
+    Tensor::<D>::random(shape, Distribution::Default, device).greater_elem(0.35)
+}
+
 /// Standard normal f32 of a generator of the test's own: those of a device are drawn for all threads in turn.
 pub fn normal<const D: usize>(rng: &mut Rng, shape: [usize; D], device: &Device) -> Tensor<D> {
     let numbers: Vec<f32> = (0..shape.iter().product())
@@ -219,6 +233,60 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
 
+pub fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
+    tensor.into_data().iter().collect()
+}
+
+/// The gradient of a tensor that is tracked.
+pub fn grad<const D: usize>(tensor: &Tensor<D>, grads: &burn::tensor::Gradients) -> Vec<f64> {
+    values(tensor.grad(grads).expect("the tensor is tracked"))
+}
+
+/// The greatest magnitude.
+pub fn size(numbers: &[f64]) -> f64 {
+    numbers.iter().fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// Checks that no element is further than `bound` from the expected one.
+#[track_caller]
+pub fn within(actual: &[f64], expected: &[f64], bound: f64, what: impl Display) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let near = (a - e).abs() <= bound;
+        assert!(near, "{what}, element {at}: {a} is not {e} within {bound}");
+    }
+}
+
+/// Checks that no element is further from the expected one than `tolerance` of it and one.
+#[track_caller]
+pub fn near(actual: &[f64], expected: &[f64], tolerance: f64, what: impl Display) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let near = (a - e).abs() <= tolerance * (1.0 + e.abs());
+        assert!(near, "{what}, element {at}: {a} is not {e}");
+    }
+}
+
+/// [`within`] `tolerance` of the greatest expected element.
+#[track_caller]
+pub fn close(actual: &[f64], expected: &[f64], tolerance: f64) {
+    within(actual, expected, tolerance * size(expected), "of all");
+}
+
+/// Checks that a call is refused by an error of this kind.
+#[track_caller]
+pub fn refused<T>(result: Result<T, AttentionError>, kind: &str) {
+    let error = result.map(drop).expect_err("it is refused");
+    assert_eq!(error.kind(), kind, "{error}");
+}
+
+/// Checks that a call is refused in these words.
+#[track_caller]
+pub fn refused_as<T>(result: Result<T, AttentionError>, text: &str) {
+    let error = result.map(drop).expect_err("it is refused");
+    assert_eq!(error.to_string(), text);
+}
+
 /// The bits of the numbers, by which a NaN equals a NaN.
 pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u64> {
     let canonical = |number: f64| if number.is_nan() { f64::NAN } else { number };
@@ -231,89 +299,37 @@ pub fn loss<const D: usize>(tensor: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
     (tensor.cast(DType::F32) * grad.cast(DType::F32)).sum()
 }
 
-fn dropout(rate: f32) -> Dropout {
-    Dropout::new(rate, 0x1234_5678_9abc).unwrap()
-}
-
 /// The problems that every engine gets: grouped heads, lengths off every tile, both alignments.
 pub fn cases(elements: &[ElementType]) -> Vec<Case> {
+    use Scores::*;
     let causal = AttentionOptions::new();
     let full = causal.with_causal(false);
+    let top = |window| causal.with_keep_window(window);
+    let dropout = |options: AttentionOptions, rate| {
+        options.with_dropout(Dropout::new(rate, 0x1234_5678_9abc).expect("a rate"))
+    };
+    let alibi = |options: AttentionOptions, heads| options.with_alibi(AlibiSlopes::standard(heads));
+    let capped = top(7).with_softcap(2.0).with_scale(1.5);
+    let soft = causal.with_softcap(2.0);
     let table: [(Sizes, Option<Scores>, AttentionOptions); 18] = [
-        (
-            [1, 1, 1, 1, 1, 8],
-            Some(Scores::Normal),
-            causal.with_keep_window(1),
-        ),
-        (
-            [2, 4, 2, 17, 17, 16],
-            Some(Scores::Normal),
-            causal.with_keep_window(5),
-        ),
-        (
-            [1, 4, 1, 33, 65, 32],
-            Some(Scores::Ties),
-            causal.with_keep_window(9),
-        ),
-        (
-            [1, 2, 2, 40, 23, 8],
-            Some(Scores::Padded),
-            causal.with_keep_window(4),
-        ),
-        (
-            [1, 2, 1, 19, 70, 24],
-            Some(Scores::Nan),
-            full.with_keep_window(16),
-        ),
-        (
-            [1, 2, 2, 9, 9, 8],
-            Some(Scores::AllPadded),
-            causal.with_keep_window(3),
-        ),
-        (
-            [1, 2, 1, 65, 65, 16],
-            Some(Scores::Increasing),
-            causal.with_keep_window(1),
-        ),
-        ([2, 2, 1, 31, 64, 64], Some(Scores::Recency), causal),
-        (
-            [1, 3, 3, 30, 30, 16],
-            Some(Scores::Normal),
-            causal.with_keep_window(7).with_softcap(2.0).with_scale(1.5),
-        ),
+        ([1, 1, 1, 1, 1, 8], Some(Normal), top(1)),
+        ([2, 4, 2, 17, 17, 16], Some(Normal), top(5)),
+        ([1, 4, 1, 33, 65, 32], Some(Ties), top(9)),
+        ([1, 2, 2, 40, 23, 8], Some(Padded), top(4)),
+        ([1, 2, 1, 19, 70, 24], Some(Nan), full.with_keep_window(16)),
+        ([1, 2, 2, 9, 9, 8], Some(AllPadded), top(3)),
+        ([1, 2, 1, 65, 65, 16], Some(Increasing), top(1)),
+        ([2, 2, 1, 31, 64, 64], Some(Recency), causal),
+        ([1, 3, 3, 30, 30, 16], Some(Normal), capped),
         ([1, 4, 2, 25, 25, 40], None, causal),
         ([1, 2, 1, 12, 37, 8], None, full.with_softcap(1.0)),
         ([1, 2, 2, 50, 21, 8], None, causal),
-        (
-            [2, 4, 2, 33, 65, 16],
-            Some(Scores::Normal),
-            causal.with_keep_window(9).with_dropout(dropout(0.3)),
-        ),
-        (
-            [1, 4, 1, 30, 30, 8],
-            Some(Scores::Nan),
-            causal.with_softcap(2.0).with_dropout(dropout(0.1)),
-        ),
-        ([1, 2, 1, 37, 12, 8], None, full.with_dropout(dropout(0.75))),
-        (
-            [2, 4, 2, 33, 65, 16],
-            Some(Scores::Normal),
-            causal
-                .with_keep_window(9)
-                .with_alibi(AlibiSlopes::standard(4)),
-        ),
-        (
-            [1, 3, 1, 40, 23, 8],
-            None,
-            causal
-                .with_softcap(2.0)
-                .with_alibi(AlibiSlopes::standard(3)),
-        ),
-        (
-            [2, 2, 1, 37, 12, 8],
-            None,
-            full.with_alibi(AlibiSlopes::standard(2)),
-        ),
+        ([2, 4, 2, 33, 65, 16], Some(Normal), dropout(top(9), 0.3)),
+        ([1, 4, 1, 30, 30, 8], Some(Nan), dropout(soft, 0.1)),
+        ([1, 2, 1, 37, 12, 8], None, dropout(full, 0.75)),
+        ([2, 4, 2, 33, 65, 16], Some(Normal), alibi(top(9), 4)),
+        ([1, 3, 1, 40, 23, 8], None, alibi(soft, 3)),
+        ([2, 2, 1, 37, 12, 8], None, alibi(full, 2)),
     ];
     let mut cases = Vec::new();
     for &element in elements {

@@ -1,21 +1,21 @@
 //! `testing::assert_causal`: causal layers pass, and what leaks fails, with the position and the element.
 
+use crate::layer::{self, tokens as features};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::softmax;
-use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::testing::{CausalError, Change, Leak, assert_causal, try_assert_causal};
 use burn_flash_dma::{AttentionOptions, attention};
 
 fn config() -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
+    layer::config()
         .with_keep_window(Some(11))
         .with_max_seq_len(Some(128))
 }
 
 fn input(len: usize, device: &Device) -> Tensor<3> {
-    Tensor::random([2, len, 32], Distribution::Normal(0.0, 1.0), device)
+    features(2, len, device)
 }
 
 fn leak<const D: usize>(model: impl Fn(Tensor<3>) -> Tensor<D>, input: Tensor<3>) -> Leak {
@@ -74,11 +74,8 @@ fn a_layer_without_causal_masking_leaks_from_the_first_position_on() {
 )]
 fn a_mean_over_all_tokens_panics_with_the_first_position() {
     let device = Device::flex();
-    assert_causal(
-        |x: Tensor<3>| x.clone() + x.mean_dim(1),
-        input(20, &device),
-        1e-5,
-    );
+    let model = |x: Tensor<3>| x.clone() + x.mean_dim(1);
+    assert_causal(model, input(20, &device), 1e-5);
 }
 
 /// One token ahead, in one feature of one sequence: the index says which.
@@ -99,18 +96,14 @@ fn the_worst_element_is_named() {
 #[test]
 fn a_mask_of_finite_logits_fails_at_huge_values() {
     let device = Device::flex();
-    let later = Tensor::<2>::ones([20, 20], &device)
-        .triu(1)
-        .unsqueeze::<3>();
+    let later: Tensor<3> = Tensor::<2>::ones([20, 20], &device).triu(1).unsqueeze();
     let model = |x: Tensor<3>| {
         let logits = x.clone().matmul(x.clone().swap_dims(1, 2));
         softmax(logits - later.clone() * 1e4, 2).matmul(x)
     };
     let leak = leak(model, input(20, &device));
-    assert!(
-        matches!(leak.change, Change::Features(x) if x.abs() == 1e30),
-        "{leak}"
-    );
+    let huge = matches!(leak.change, Change::Features(x) if x.abs() == 1e30);
+    assert!(huge, "{leak}");
     assert!(!leak.after.is_finite() || leak.after.abs() > 1e20, "{leak}");
 }
 
@@ -131,11 +124,10 @@ fn models_of_tokens_are_checked_by_other_tokens() {
     let full = config().with_causal(false).init(&device);
     let model = |x: Tensor<2, Int>| full.forward(embedding.forward(x));
     let error = try_assert_causal(model, tokens(30, &device), 1e-5).unwrap_err();
+    let text = error.to_string();
     assert!(
-        error
-            .to_string()
-            .contains("position 0 depends on later tokens"),
-        "{error}"
+        text.contains("position 0 depends on later tokens"),
+        "{text}"
     );
 }
 

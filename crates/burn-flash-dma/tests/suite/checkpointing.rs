@@ -1,17 +1,16 @@
 //! Blocks that are computed twice against the same blocks computed once.
 
-use crate::case::values;
-use burn::module::{Module, ModuleVisitor, Param};
+use crate::case::{ints, random, refused, size, values, within};
+use crate::layer::{self, WIDTH, parameters};
+use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
 use burn_flash_dma::train::{Checkpointed, Selections, cross_entropy, embed};
-use burn_flash_dma::{
-    AttentionError, AttentionMask, Intervals, LeaveOneOut, RankSoftmax, ScoreRole,
-};
+use burn_flash_dma::{AttentionMask, Intervals, LeaveOneOut, RankSoftmax, ScoreRole};
 
 const VOCABULARY: usize = 13;
 const WINDOW: usize = 6;
@@ -39,8 +38,7 @@ struct Model {
 }
 
 fn layer(form: ScoreForm) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
+    layer::config()
         .with_keep_window(Some(WINDOW))
         .with_recent(Some(2))
         .with_max_seq_len(Some(LEN))
@@ -66,10 +64,8 @@ impl Model {
     }
 
     fn loss(&self, x: Tensor<3>) -> Tensor<1> {
-        let logits = self
-            .norm
-            .forward(x)
-            .matmul(self.embedding.weight.val().transpose().unsqueeze());
+        let weight = self.embedding.weight.val().transpose();
+        let logits = self.norm.forward(x).matmul(weight.unsqueeze());
         cross_entropy(logits.flatten(0, 1), tokens().flatten(0, 1))
     }
 
@@ -85,28 +81,8 @@ fn tokens() -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(all, [2, LEN]), &Device::flex().autodiff())
 }
 
-/// All gradients, by parameter.
-struct All<'a>(&'a GradientsParams, Vec<Option<Vec<f64>>>);
-
-impl ModuleVisitor for All<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.1.push(self.0.get::<D>(param.id).map(values));
-    }
-}
-
-fn all(model: &Model, gradients: &GradientsParams) -> Vec<Option<Vec<f64>>> {
-    let mut all = All(gradients, Vec::new());
-    model.visit(&mut all);
-    all.1
-}
-
 fn ends(intervals: &Intervals) -> Vec<i64> {
-    intervals
-        .tensor()
-        .clone()
-        .into_data()
-        .iter::<i64>()
-        .collect()
+    ints(intervals.tensor().clone())
 }
 
 #[test]
@@ -133,34 +109,22 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
                 selections.extend(made.intervals().iter().map(ends));
             }
             let plain = model.loss(x);
-            let expected = all(
-                &model,
-                &GradientsParams::from_grads(plain.backward(), &model),
-            );
+            let gradients = GradientsParams::from_grads(plain.backward(), &model);
+            let expected = parameters(&model, &gradients);
 
             let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
             let again: Vec<_> = stack.selections().flatten().map(ends).collect();
-            assert_eq!(again, selections, "{form:?} {role:?}");
+            let what = format!("{form:?} {role:?}");
+            assert_eq!(again, selections, "{what}");
             let loss = model.loss(stack.output());
-            let actual = all(&model, &stack.backward(&loss, &model));
-            assert_eq!(
-                values(loss.without_autodiff()),
-                values(plain.without_autodiff()),
-                "{form:?} {role:?}"
-            );
+            let actual = parameters(&model, &stack.backward(&loss, &model));
+            let [loss, plain] = [loss, plain].map(|loss| values(loss.without_autodiff()));
+            assert_eq!(loss, plain, "{what}");
             assert_eq!(actual.len(), expected.len());
-            for (number, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-                let (Some(actual), Some(expected)) = (actual, expected) else {
-                    panic!("{form:?} {role:?}, parameter {number}: {actual:?} and {expected:?}");
-                };
-                let size = expected.iter().fold(1e-3, |size: f64, g| size.max(g.abs()));
-                for (a, e) in actual.iter().zip(expected) {
-                    let error = (a - e).abs();
-                    assert!(
-                        error <= 1e-6 * size,
-                        "{form:?} {role:?}, parameter {number}: {a} is not {e}"
-                    );
-                }
+            for (actual, expected) in actual.into_iter().zip(expected) {
+                let what = format!("{what}, {}", actual.name);
+                let [actual, expected] = [actual, expected].map(|of| of.gradient.expect(&what));
+                within(&actual, &expected, 1e-6 * size(&expected).max(1e-3), what);
             }
         }
     }
@@ -178,11 +142,7 @@ fn a_loss_of_other_things_leaves_the_blocks_without_gradients() {
 #[test]
 fn an_input_without_a_graph_ends_the_backward_pass() {
     let model = Model::new(ScoreForm::Zoh, 1);
-    let x = Tensor::random(
-        [2, LEN, 32],
-        Distribution::Default,
-        &Device::flex().autodiff(),
-    );
+    let x = random([2, LEN, WIDTH], &Device::flex().autodiff());
     let stack = Checkpointed::forward(&model.blocks, x, Block::forward);
     let loss = stack.output().powi_scalar(2).sum();
     let gradients = stack.backward(&loss, &model);
@@ -194,8 +154,7 @@ fn an_input_without_a_graph_ends_the_backward_pass() {
 fn a_layer_takes_the_selection_that_it_is_given() {
     let device = Device::flex().autodiff();
     let layer = layer(ScoreForm::Linear).init(&device);
-    let normal = Distribution::Normal(0.0, 1.0);
-    let [first, second] = [0, 1].map(|_| Tensor::random([2, LEN, 32], normal, &device));
+    let [first, second] = [(); 2].map(|()| random([2, LEN, WIDTH], &device));
     let (out, intervals) = layer.forward_and_intervals(first.clone());
     assert_eq!(values(out.clone()), values(layer.forward(first.clone())));
     assert_eq!(ends(&intervals), ends(&layer.selection(first.clone())));
@@ -214,26 +173,15 @@ fn selections_that_do_not_fit_are_refused() {
     let layer = layer(ScoreForm::Zoh).init(&device);
     let x = |len| Tensor::zeros([1, len, 32], &device);
     let (_, intervals) = layer.forward_and_intervals(x(20));
-    let error = layer
-        .try_forward_with_intervals(x(19), &intervals)
-        .unwrap_err();
-    assert_eq!(error.kind(), "Shape", "{error}");
+    let out = layer.try_forward_with_intervals(x(19), &intervals);
+    refused(out, "Shape");
     let wider = layer.clone().with_keep_window(WINDOW + 1);
-    let error = wider
-        .try_forward_with_intervals(x(20), &intervals)
-        .unwrap_err();
-    assert!(
-        matches!(error, AttentionError::IntervalsWindow { .. }),
-        "{error}"
-    );
+    let out = wider.try_forward_with_intervals(x(20), &intervals);
+    refused(out, "IntervalsWindow");
 
     let pairs = AttentionMask::sliding_window([20, 20], 3, &device);
     let masked = DynamicMaskInput::new(x(20)).mask(pairs);
-    let error = layer.try_forward_and_intervals(masked).unwrap_err();
-    assert!(
-        matches!(error, AttentionError::MaskedSelection { .. }),
-        "{error}"
-    );
+    refused(layer.try_forward_and_intervals(masked), "MaskedSelection");
 }
 
 #[test]

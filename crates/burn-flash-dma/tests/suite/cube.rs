@@ -1,9 +1,11 @@
 //! A few problems through Burn on CubeCL's CPU runtime with fusion: the engine itself is tested
 //! without Burn; here it is the strides, the metadata and the graph.
 
-use crate::case::{Case, ELEMENTS, Tensors, loss, values};
-use crate::values::{ints, oracle_intervals};
-use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use crate::case::{
+    Case, ELEMENTS, Tensors, grad, ints, normal, random, refused, size, values, within,
+};
+use crate::values::oracle_intervals;
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, MaskedAttention,
     TensorName, TilePlan, masked_attention, select, split_heads, split_qkv, try_attention,
@@ -12,7 +14,7 @@ use burn_flash_dma::{
 use cubecl::logging::{
     Duration, LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest,
 };
-use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, generate::Scores};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One test at a time: the runtime's workers wait by yielding, and several tests' starve each other.
@@ -56,13 +58,8 @@ fn selection_matches_the_oracle() {
     let _alone = alone();
     for kind in [Scores::Ties, Scores::Padded, Scores::Nan] {
         let options = AttentionOptions::new().with_keep_window(7);
-        let case = Case::new(
-            [2, 2, 2, 70, 70, 8],
-            Some(kind),
-            ElementType::F32,
-            options,
-            1,
-        );
+        let sizes = [2, 2, 2, 70, 70, 8];
+        let case = Case::new(sizes, Some(kind), ElementType::F32, options, 1);
         let scores = case.tensors(&Device::cpu()).scores.unwrap();
         let intervals = select(scores, 7).into_tensor();
         assert_eq!(intervals.dims(), case.problem().intervals_shape());
@@ -77,19 +74,14 @@ fn gradients_match_the_oracle() {
     for (element, with_lse) in [(ElementType::F32, true), (ElementType::Bf16, false)] {
         let case = sample(Scores::Nan, element);
         let tensors = case.tensors(&device).track([true; 4]);
-        let (out, lse) = tensors.attend_with_lse(case.options);
-        let mut total = loss(out, case.grad_out(&device));
-        if with_lse {
-            total = total + loss(lse, case.grad_lse(&device));
-        }
-        let grads = total.backward();
+        let grads = case.loss(&tensors, with_lse).backward();
         case.check_gradients(tensors.gradients(&grads), with_lse);
     }
     // Plain attention, and only k tracked.
     let options = AttentionOptions::new();
     let case = Case::new([1, 2, 1, 9, 9, 8], None, ElementType::F32, options, 6);
     let tensors = case.tensors(&device).track([false, true, false, false]);
-    let grads = loss(tensors.attend(options), case.grad_out(&device)).backward();
+    let grads = case.loss(&tensors, false).backward();
     let grads = tensors.gradients(&grads);
     assert!(grads.q.is_none() && grads.v.is_none());
     case.check_gradients(grads, false);
@@ -116,41 +108,28 @@ fn tensors_of_two_devices_are_refused() {
     let _alone = alone();
     let options = AttentionOptions::new();
     let case = sample(Scores::Normal, ElementType::F32);
-    let Tensors { q, k, v, scores } = case.tensors(&Device::flex());
+    let Tensors { q, k, v, .. } = case.tensors(&Device::flex());
     let other = case.tensors(&Device::cpu());
     let tensor = TensorName::Key;
-    assert_eq!(
-        try_attention(q.clone(), other.k, v.clone(), options).unwrap_err(),
-        AttentionError::Device { tensor }
-    );
-    drop(scores);
-    let tensor = TensorName::Scores;
-    assert_eq!(
-        try_dynamic_mask_attention(q, k, v, other.scores.unwrap(), options).unwrap_err(),
-        AttentionError::Device { tensor }
-    );
+    let error = try_attention(q.clone(), other.k, v.clone(), options).unwrap_err();
+    assert_eq!(error, AttentionError::Device { tensor });
+    let (tensor, scores) = (TensorName::Scores, other.scores.unwrap());
+    let error = try_dynamic_mask_attention(q, k, v, scores, options).unwrap_err();
+    assert_eq!(error, AttentionError::Device { tensor });
     let keys = |device| Tensor::<3, Int>::zeros([1, 1, 1], &device);
     let ranges = KeyRanges::new(keys(Device::flex()), keys(Device::cpu()));
-    assert_eq!(
-        TilePlan::try_from_ranges(ranges, [3, 3], true).unwrap_err(),
-        AttentionError::RangesDevice
-    );
+    let plan = TilePlan::try_from_ranges(ranges, [3, 3], true);
+    refused(plan, "RangesDevice");
 }
 
 /// Masks of either polarity and biases with strides of 0, against Flex: values, the plan and all gradients.
 #[test]
 fn masks_and_biases_through_fusion() {
     let _alone = alone();
-    let data = |shape: [usize; 4], seed: u64| {
-        let mut rng = flash_dma_reference::Rng::new(seed);
-        let values: Vec<f32> = (0..shape.iter().product())
-            .map(|_| rng.normal() as f32)
-            .collect();
-        burn::tensor::TensorData::new(values, shape)
-    };
     let run = |device: Device| {
         let device = device.autodiff();
-        let load = |shape, seed| Tensor::<4>::from_data(data(shape, seed), &device).require_grad();
+        let load =
+            |shape: [usize; 4], seed| normal(&mut Rng::new(seed), shape, &device).require_grad();
         let q = load([2, 4, 19, 16], 1);
         let [k, v] = [2, 3].map(|seed| load([2, 2, 70, 16], seed));
         let bias = load([1, 2, 1, 70], 4);
@@ -167,15 +146,11 @@ fn masks_and_biases_through_fusion() {
         let grads = (out.clone() * out.clone()).sum().backward();
         let counts = plan.counts().clone().into_data_as::<i32>();
         let mut all = vec![values(out.inner()), counts.iter::<f64>().collect()];
-        all.extend([&q, &k, &v, &bias].map(|t| values(t.grad(&grads).unwrap())));
+        all.extend([&q, &k, &v, &bias].map(|t| grad(t, &grads)));
         all
     };
     for (cube, flex) in run(Device::cpu()).iter().zip(run(Device::flex())) {
-        let size = flex.iter().fold(1.0f64, |m, x| m.max(x.abs()));
-        assert_eq!(cube.len(), flex.len());
-        for (a, b) in cube.iter().zip(&flex) {
-            assert!((a - b).abs() <= 1e-5 * size, "{a} {b}");
-        }
+        within(cube, &flex, 1e-5 * size(&flex).max(1.0), "cube");
     }
 }
 
@@ -184,35 +159,26 @@ fn masks_and_biases_through_fusion() {
 fn biases_of_16_bits() {
     let _alone = alone();
     let device = Device::cpu().autodiff();
-    let normal = Distribution::Normal(0.0, 1.0);
-    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, normal, &device);
-    let (q, k, v) = (
-        random([1, 2, 9, 8]),
-        random([1, 1, 40, 8]),
-        random([1, 1, 40, 8]),
-    );
+    let q = random([1, 2, 9, 8], &device);
+    let [k, v] = [(); 2].map(|()| random([1, 1, 40, 8], &device));
     for (shape, wide) in [
         ([1, 1, 1, 40], [1, 2, 9, 40]),
         ([1, 2, 9, 40], [1, 2, 9, 40]),
     ] {
-        let narrow = random(shape).cast(DType::BF16);
+        let narrow = random(shape, &device).cast(DType::BF16);
         let [half, full] = [DType::BF16, DType::F32].map(|dtype| {
             let bias = narrow.clone().cast(dtype).detach().require_grad();
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
             let repeated = Some(bias.clone().expand(wide));
             let out = masked_attention(q, k, v, None, repeated, AttentionOptions::new());
-            let grad = bias
-                .grad(&out.clone().powi_scalar(2).sum().backward())
-                .unwrap();
+            let grads = out.clone().powi_scalar(2).sum().backward();
+            let grad = bias.grad(&grads).unwrap();
             assert_eq!((grad.dims(), grad.dtype()), (shape, dtype));
             (values(out.inner()), values(grad))
         });
         assert!(half.0 == full.0);
-        let size = full.1.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-        for (half, full) in half.1.iter().zip(&full.1) {
-            // 18 roundings to 8 bits, of what is repeated.
-            assert!((half - full).abs() <= 18.0 * size / 256.0, "{half} {full}");
-        }
+        // 18 roundings to 8 bits, of what is repeated.
+        within(&half.1, &full.1, 18.0 * size(&full.1) / 256.0, "bias");
     }
 }
 
@@ -249,8 +215,7 @@ fn launches<const D: usize>(read: &dyn Fn() -> Tensor<D>) -> String {
 fn parts_of_a_packed_tensor_are_not_copied() {
     let _alone = alone();
     let device = Device::cpu().autodiff();
-    let normal = Distribution::Normal(0.0, 1.0);
-    let qkv = Tensor::<5>::random([1, 6, 3, 2, 32], normal, &device).require_grad();
+    let qkv = random([1, 6, 3, 2, 32], &device).require_grad();
     let _ = values(qkv.clone());
     let gradient = |read_again: bool| {
         launches(&|| {
@@ -276,7 +241,7 @@ fn parts_of_a_packed_tensor_are_not_copied() {
 fn parts_of_a_product_are_not_copied() {
     let _alone = alone();
     let device = Device::cpu();
-    let x = Tensor::<4>::random([1, 20, 8, 32], Distribution::Normal(0.0, 1.0), &device);
+    let x = random([1, 20, 8, 32], &device);
     // Makes the operands, so that only what reads them is left to launch.
     let _ = values(x.clone());
     let options = AttentionOptions::new();

@@ -1,11 +1,8 @@
 //! The programs of the book's page "See which engine runs, find a NaN, profile".
 
-use burn::tensor::{Device, Distribution, Tensor};
+use crate::case::random;
+use burn::tensor::Device;
 use burn_flash_dma::{AttentionOptions, ElementType, Problem, dynamic_mask_attention};
-
-fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Default, device)
-}
 
 #[test]
 fn an_engine_is_reported_and_forced() -> Result<(), burn_flash_dma::AttentionError> {
@@ -22,11 +19,7 @@ fn an_engine_is_reported_and_forced() -> Result<(), burn_flash_dma::AttentionErr
     let text = engine_for(&problem, &device)?.to_string();
     assert_eq!(text, "forward: the CPU engine\nbackward: the CPU engine");
 
-    let (q, k, v) = (
-        random([1, 4, 32, 8], &device),
-        random([1, 2, 32, 8], &device),
-        random([1, 2, 32, 8], &device),
-    );
+    let [q, k, v] = [4, 2, 2].map(|heads| random([1, heads, 32, 8], &device));
     let scores = random([1, 2, 32], &device);
     let rows = || (q.clone(), k.clone(), v.clone(), scores.clone());
     // ANCHOR: forced
@@ -52,10 +45,7 @@ fn an_engine_is_reported_and_forced() -> Result<(), burn_flash_dma::AttentionErr
 fn a_nan_is_found() {
     let device = Device::flex().autodiff();
     let q = random([1, 4, 32, 8], &device).require_grad();
-    let (k, v) = (
-        random([1, 2, 32, 8], &device),
-        random([1, 2, 32, 8], &device),
-    );
+    let [k, v] = [2, 2].map(|heads| random([1, heads, 32, 8], &device));
     let scores = random([1, 2, 32], &device);
     let options = AttentionOptions::new().with_keep_window(16);
     let out = dynamic_mask_attention(q.clone(), k.clone(), v.clone(), scores.clone(), options);

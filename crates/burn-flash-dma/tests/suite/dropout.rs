@@ -1,14 +1,14 @@
 //! Dropout of the layer and of the operation through Burn, with seeds that no other test draws.
 
 use super::alone::alone;
+use crate::case::{grad, near, refused, values, within};
+use crate::layer::{self, parameters};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::train::{Checkpointed, Selections};
-use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, Dropout, ScoreRole, dynamic_mask_attention,
-};
+use burn_flash_dma::{AttentionMask, AttentionOptions, Dropout, ScoreRole, dynamic_mask_attention};
 
 fn seeded(seed: u64) -> Device {
     let device = Device::flex().autodiff();
@@ -17,18 +17,13 @@ fn seeded(seed: u64) -> Device {
 }
 
 fn config(rate: f64) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
+    layer::config()
         .with_keep_window(Some(6))
         .with_dropout(Some(rate))
 }
 
 fn tokens(device: &Device) -> Tensor<3> {
-    Tensor::random([2, 24, 32], Distribution::Normal(0.0, 1.0), device)
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().iter::<f64>().collect()
+    layer::tokens(2, 24, device)
 }
 
 #[test]
@@ -37,11 +32,8 @@ fn a_layer_drops_in_training_alone() {
     let device = seeded(1);
     let (layer, x) = (config(0.3).init(&device), tokens(&device));
     let first = values(layer.forward(x.clone()));
-    assert_ne!(
-        first,
-        values(layer.forward(x.clone())),
-        "every call has its mask"
-    );
+    let second = values(layer.forward(x.clone()));
+    assert_ne!(first, second, "every call has its mask");
 
     let plain = x.clone().without_autodiff();
     let valid = layer.valid();
@@ -51,14 +43,10 @@ fn a_layer_drops_in_training_alone() {
     assert_eq!(inference, values(layer.clone().freeze().forward(x.clone())));
     assert_ne!(inference, values(valid.train().forward(x.clone())));
     // A cache has none, whose layer has some.
-    let mut cache = layer.valid().init_cache(2);
-    let cached = values(
-        layer
-            .valid()
-            .forward_cached(x.without_autodiff(), &mut cache),
-    );
-    let error = cached.iter().zip(&inference).map(|(a, b)| (a - b).abs());
-    assert!(error.fold(0.0, f64::max) < 1e-6);
+    let layer = layer.valid();
+    let mut cache = layer.init_cache(2);
+    let cached = layer.forward_cached(x.without_autodiff(), &mut cache);
+    within(&values(cached), &inference, 1e-6, "cached");
 }
 
 #[test]
@@ -93,19 +81,15 @@ fn a_seed_before_the_layer_is_made_repeats_its_masks() {
     let run = || {
         device.seed(7);
         let (layer, x) = (config(0.5).init(&device), tokens(&device));
-        (0..3)
-            .map(|_| values(layer.forward(x.clone())))
-            .collect::<Vec<_>>()
+        [(); 3].map(|()| values(layer.forward(x.clone())))
     };
     let first = run();
     assert_eq!(first, run());
     assert_ne!(first[0], first[1]);
     // A copy goes on where the original is.
     let (layer, x) = (config(0.5).init(&device), tokens(&device));
-    assert_ne!(
-        values(layer.clone().forward(x.clone())),
-        values(layer.forward(x))
-    );
+    let copied = values(layer.clone().forward(x.clone()));
+    assert_ne!(copied, values(layer.forward(x)));
 }
 
 #[test]
@@ -137,11 +121,7 @@ fn rates_that_are_no_probability_less_than_one_are_refused() {
     alone!();
     let device = seeded(6);
     for rate in [1.0, -0.5, f64::NAN, 1.0 - 1e-12] {
-        let error = config(rate).try_init(&device).unwrap_err();
-        assert!(
-            matches!(error, AttentionError::DropoutRate { .. }),
-            "{rate}"
-        );
+        refused(config(rate).try_init(&device), "DropoutRate");
     }
 }
 
@@ -150,21 +130,16 @@ fn calls_of_one_seed_are_equal_and_of_another_differ() {
     alone!();
     let device = seeded(7);
     let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device);
-    let (q, k, v) = (
-        random([1, 4, 20, 16]),
-        random([1, 2, 20, 16]),
-        random([1, 2, 20, 16]),
-    );
+    let rows = [4, 2, 2].map(|heads| random([1, heads, 20, 16]));
     let scores = Tensor::<3>::random([1, 2, 20], Distribution::Default, &device);
     let run = |dropout: Option<Dropout>| {
-        let options = AttentionOptions::new()
-            .with_keep_window(5)
-            .with_dropout(dropout);
-        let rows = [&q, &k, &v].map(|t| t.clone().detach().require_grad());
-        let [a, b, c] = rows.clone();
-        let out = dynamic_mask_attention(a, b, c, scores.clone(), options);
+        let options = AttentionOptions::new().with_keep_window(5);
+        let options = options.with_dropout(dropout);
+        let rows = rows.clone().map(|row| row.detach().require_grad());
+        let [q, k, v] = rows.clone();
+        let out = dynamic_mask_attention(q, k, v, scores.clone(), options);
         let grads = out.clone().square().sum().backward();
-        let grads = rows.map(|t| values(t.grad(&grads).unwrap()));
+        let grads = rows.map(|row| grad(&row, &grads));
         (values(out.without_autodiff()), grads)
     };
     let of = |rate, seed| Some(Dropout::new(rate, seed).unwrap());
@@ -174,15 +149,9 @@ fn calls_of_one_seed_are_equal_and_of_another_differ() {
     assert_eq!(run(of(0.0, 5)), run(None));
 }
 
-#[derive(Module, Debug)]
-struct Block {
-    attention: DynamicMaskAttention,
-}
-
-impl Block {
-    fn forward(&self, x: Tensor<3>, selections: &mut Selections) -> Tensor<3> {
-        x.clone() + selections.attend(&self.attention, x)
-    }
+/// A block of one layer and its residual.
+fn block(layer: &DynamicMaskAttention, x: Tensor<3>, selections: &mut Selections) -> Tensor<3> {
+    x.clone() + selections.attend(layer, x)
 }
 
 /// Makes parameters, which otherwise are made when they are first used: in an order of either kind of pass.
@@ -194,53 +163,34 @@ impl ModuleVisitor for Make {
     }
 }
 
-/// The gradients of all parameters, in their order.
-struct All<'a>(&'a GradientsParams, Vec<Vec<f64>>);
-
-impl ModuleVisitor for All<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.1
-            .push(self.0.get::<D>(param.id).map_or(Vec::new(), values));
-    }
-}
-
 #[test]
 fn a_block_that_is_computed_twice_has_one_mask() {
     alone!();
     let device = seeded(8);
     let run = |checkpointed: bool| {
         device.seed(11);
-        let attention = || config(0.4).init(&device);
-        let blocks = vec![
-            Block {
-                attention: attention(),
-            },
-            Block {
-                attention: attention(),
-            },
-        ];
+        let blocks = [(); 2].map(|()| config(0.4).init(&device));
         blocks.visit(&mut Make);
         let x = tokens(&device);
         let loss = |x: Tensor<3>| x.powi_scalar(2).sum();
         let (loss, gradients) = if checkpointed {
-            let stack = Checkpointed::forward(&blocks, x, Block::forward);
+            let stack = Checkpointed::forward(&blocks, x, block);
             let loss = loss(stack.output());
             let gradients = stack.backward(&loss, &blocks);
             (loss, gradients)
         } else {
-            let out = (blocks.iter()).fold(x, |x, block| block.forward(x, &mut Selections::new()));
-            let loss = loss(out);
+            let [first, second] = &blocks;
+            let x = block(first, x, &mut Selections::new());
+            let loss = loss(block(second, x, &mut Selections::new()));
             let gradients = GradientsParams::from_grads(loss.backward(), &blocks);
             (loss, gradients)
         };
-        let mut all = All(&gradients, Vec::new());
-        blocks.visit(&mut all);
-        (values(loss.without_autodiff()), all.1)
+        let all = parameters(&blocks, &gradients).into_iter();
+        let all = all.flat_map(|parameter| parameter.gradient.unwrap_or_default());
+        (values(loss.without_autodiff()), all.collect::<Vec<_>>())
     };
     let ((loss, plain), (again, checkpointed)) = (run(false), run(true));
     assert_eq!(loss, again);
-    assert!(plain.iter().flatten().any(|&g| g != 0.0));
-    for (a, b) in plain.iter().flatten().zip(checkpointed.iter().flatten()) {
-        assert!((a - b).abs() <= 1e-5 * (1.0 + a.abs()), "{a} is not {b}");
-    }
+    assert!(plain.iter().any(|&g| g != 0.0));
+    near(&checkpointed, &plain, 1e-5, "gradients");
 }

@@ -44,10 +44,8 @@ fn the_report_is_what_runs() {
         let lines = spans_of(|| check(&case, &device));
         for (pass, engine) in [("forward", report.forward), ("backward", report.backward)] {
             let line = format!("{pass}({})", engine.name());
-            assert!(
-                lines.iter().any(|other| other.trim() == line),
-                "no {line} in {lines:?}"
-            );
+            let there = lines.iter().any(|other| other.trim() == line);
+            assert!(there, "no {line} in {lines:?}");
             let other = |other: &&String| other.trim().starts_with(pass) && other.trim() != line;
             assert_eq!(lines.iter().find(other), None);
         }
@@ -91,10 +89,7 @@ fn masked_problems_are_reported_too() {
     let element = ElementType::F32;
     let problem = MaskedProblem::new(&q, &kv, &kv, None, Some(&bias), element, &options).unwrap();
     let report = engine_for(&problem, &Device::flex()).expect("a report");
-    assert_eq!(
-        (report.forward, report.backward),
-        (Engine::Cpu, Engine::Cpu)
-    );
+    assert_eq!([report.forward, report.backward], [Engine::Cpu; 2]);
 }
 
 /// On CubeCL's CPU runtime: no tensor cores, which is why, and the portable kernels if they are asked for.
@@ -105,20 +100,14 @@ fn cubecl_devices_say_what_their_plans_say() {
     assert_eq!(engines(&device), Ok(vec![Engine::Portable]));
     let case = sample(Scores::Normal, ElementType::F32, window(7));
     let report = engine_for(case.problem(), &device).expect("a report");
-    assert_eq!(
-        (report.forward, report.backward),
-        (Engine::Portable, Engine::Portable)
-    );
-    let why: Vec<_> = report
-        .why
-        .iter()
+    assert_eq!([report.forward, report.backward], [Engine::Portable; 2]);
+    let why = report.why.iter();
+    let why: Vec<_> = why
         .map(|over| (over.pass, over.engine, over.obstacle))
         .collect();
     let both = |pass| [Engine::Wgmma, Engine::Mma].map(|engine| (pass, engine, Obstacle::Device));
-    assert_eq!(
-        why,
-        [both(PassKind::Forward), both(PassKind::Backward)].concat()
-    );
+    let expected = [PassKind::Forward, PassKind::Backward].map(both);
+    assert_eq!(why, expected.concat());
     let mma = sample(Scores::Normal, ElementType::F32, forced(Engine::Mma));
     let error = engine_for(mma.problem(), &device).unwrap_err();
     assert_eq!(
@@ -140,20 +129,12 @@ fn forced_engines_take_any_strides() {
     let plain = case.tensors(&Device::flex());
     let mut strided = plain.clone();
     let [batch, heads, len, dim] = strided.q.dims();
-    let data: Vec<f32> = values(plain.q.clone())
-        .iter()
-        .flat_map(|&x| [x as f32; 2])
-        .collect();
-    let wide = Tensor::<4>::from_data(
-        TensorData::new(data, [batch, heads, len, 2 * dim]),
-        &Device::flex(),
-    );
-    strided.q = wide
-        .reshape([batch, heads, len, dim, 2])
-        .narrow(4, 0, 1)
-        .squeeze_dim(4);
-    assert_eq!(
-        values(strided.attend(case.options)),
-        values(plain.attend(case.options))
-    );
+    let twice = values(plain.q.clone())
+        .into_iter()
+        .flat_map(|x| [x as f32; 2]);
+    let data = TensorData::new(twice.collect(), [batch, heads, len, dim, 2]);
+    let wide = Tensor::<5>::from_data(data, &Device::flex());
+    strided.q = wide.narrow(4, 0, 1).squeeze_dim(4);
+    let [strided, plain] = [strided, plain].map(|rows| values(rows.attend(case.options)));
+    assert_eq!(strided, plain);
 }

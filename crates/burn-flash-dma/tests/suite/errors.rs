@@ -1,5 +1,6 @@
 //! Every refusal: typed from `try_*`, with the same text from the panicking form.
 
+use crate::case::{refused, refused_as};
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionOptions, TensorName, dynamic_mask_attention, select,
@@ -64,59 +65,40 @@ fn wrong_shapes_are_refused() {
 #[test]
 fn wrong_element_types_are_refused() {
     let options = AttentionOptions::new();
-    for (tensor, error) in [
-        (
-            TensorName::Key,
-            attend(|_, k, _, _| *k = k.clone().cast(DType::F16), options),
-        ),
-        (
-            TensorName::Value,
-            attend(|_, _, v, _| *v = v.clone().cast(DType::BF16), options),
-        ),
+    let key = attend(|_, k, _, _| *k = k.clone().cast(DType::F16), options);
+    let value = attend(|_, _, v, _| *v = v.clone().cast(DType::BF16), options);
+    for (tensor, error, actual) in [
+        (TensorName::Key, key, "f16"),
+        (TensorName::Value, value, "bf16"),
     ] {
-        let (expected, actual) = match tensor {
-            TensorName::Key => ("f32", "f16"),
-            _ => ("f32", "bf16"),
-        };
         let expected = AttentionError::ElementType {
             tensor,
-            expected: expected.into(),
+            expected: "f32".into(),
             actual: actual.into(),
         };
         assert_eq!(error.unwrap_err(), expected);
     }
-    let error = attend(|q, _, _, _| *q = q.clone().cast(DType::F64), options).unwrap_err();
-    assert_eq!(error.to_string(), "q must be f32, f16 or bf16, but is f64");
+    let query = attend(|q, _, _, _| *q = q.clone().cast(DType::F64), options);
+    refused_as(query, "q must be f32, f16 or bf16, but is f64");
     let error = attend(|_, _, _, z| *z = z.clone().cast(DType::F64), options).unwrap_err();
-    assert!(
-        error.to_string().starts_with("scores must be f32"),
-        "{error}"
-    );
+    let text = error.to_string();
+    assert!(text.starts_with("scores must be f32"), "{text}");
 }
 
 #[test]
 fn wrong_options_are_refused() {
     let options = AttentionOptions::new();
-    let refused = |options| attend(|_, _, _, _| {}, options).unwrap_err();
-    assert_eq!(
-        refused(options.with_keep_window(0)),
-        AttentionError::ZeroWindow
-    );
-    assert!(matches!(
-        refused(options.with_scale(f32::NAN)),
-        AttentionError::Scale { .. }
-    ));
-    assert!(matches!(
-        refused(options.with_softcap(-1.0)),
-        AttentionError::Softcap { .. }
-    ));
+    for (options, kind) in [
+        (options.with_keep_window(0), "ZeroWindow"),
+        (options.with_scale(f32::NAN), "Scale"),
+        (options.with_softcap(-1.0), "Softcap"),
+    ] {
+        refused(attend(|_, _, _, _| {}, options), kind);
+    }
     let q = zeros([2, 4, 5, 8]);
-    let error = try_attention(q.clone(), q.clone(), q, options.with_keep_window(3));
-    assert_eq!(error.unwrap_err(), AttentionError::WindowWithoutScores);
-    assert_eq!(
-        try_select(zeros([2, 2, 7]), 0).unwrap_err(),
-        AttentionError::ZeroWindow
-    );
+    let out = try_attention(q.clone(), q.clone(), q, options.with_keep_window(3));
+    refused(out, "WindowWithoutScores");
+    refused(try_select(zeros([2, 2, 7]), 0), "ZeroWindow");
 }
 
 #[test]
@@ -140,27 +122,23 @@ fn intervals_of_another_problem_are_refused() {
         };
         assert_eq!(error, expected);
     }
-    let error = attend([2, 2, 6], options).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "intervals must have size 7 on axis 2, but has 6"
+    refused_as(
+        attend([2, 2, 6], options),
+        "intervals must have size 7 on axis 2, but has 6",
     );
 }
 
 #[test]
 fn wrong_parameters_of_the_scores_are_refused() {
     let v = zeros([2, 2, 7, 8]);
-    let error = try_zoh_scores(v.clone(), zeros([2, 8]), zeros([2])).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "dt_proj must have size 16 on axis 1, but has 8"
-    );
-    let error = try_zoh_scores(v.clone(), zeros([2, 16]), zeros([4])).unwrap_err();
-    assert_eq!(error.to_string(), "a must have size 2 on axis 0, but has 4");
+    let scores = try_zoh_scores(v.clone(), zeros([2, 8]), zeros([2]));
+    refused_as(scores, "dt_proj must have size 16 on axis 1, but has 8");
+    let scores = try_zoh_scores(v.clone(), zeros([2, 16]), zeros([4]));
+    refused_as(scores, "a must have size 2 on axis 0, but has 4");
     let options = AttentionOptions::new();
     let q = zeros([2, 4, 7, 8]);
-    let error = try_flash_dma_attention(q, v.clone(), v, zeros([4, 16]), zeros([2]), options);
-    assert!(matches!(error.unwrap_err(), AttentionError::Shape { .. }));
+    let out = try_flash_dma_attention(q, v.clone(), v, zeros([4, 16]), zeros([2]), options);
+    refused(out, "Shape");
 }
 
 #[test]

@@ -42,15 +42,10 @@ fn the_first_element_is_named_with_its_kind_and_the_count() {
                 }
                 let found = found(try_check_finite(&all.clone().cast(dtype), "out", 7));
                 assert_eq!((found.tensor.as_str(), found.step), ("out", 7));
-                assert_eq!(
-                    (&found.index[..], found.row()),
-                    (&[1, 0, 2][..], &[1, 0][..])
-                );
-                assert_eq!(
-                    (found.kind, found.count, found.elements),
-                    (kind, 3, 30),
-                    "{dtype:?}"
-                );
+                assert_eq!(found.index, [1, 0, 2]);
+                assert_eq!(found.row(), [1, 0]);
+                assert_eq!(found.kind, kind, "{dtype:?}");
+                assert_eq!((found.count, found.elements), (3, 30), "{dtype:?}");
             }
         }
     }
@@ -60,13 +55,11 @@ fn the_first_element_is_named_with_its_kind_and_the_count() {
 fn the_first_and_the_last_element_are_checked_and_nothing_else_is_said() {
     for device in devices() {
         for at in [0, 19] {
+            let check = |values| try_check_finite(&tensor(values, [20], &device), "x", 0);
             let mut values = vec![f32::MAX; 20];
-            assert_eq!(
-                try_check_finite(&tensor(values.clone(), [20], &device), "x", 0),
-                Ok(())
-            );
+            assert_eq!(check(values.clone()), Ok(()));
             values[at] = f32::NAN;
-            let found = found(try_check_finite(&tensor(values, [20], &device), "x", 0));
+            let found = found(check(values));
             assert_eq!((found.index, found.count), (vec![at], 1));
         }
         let none = Tensor::<3>::zeros([2, 0, 4], &device);
@@ -88,18 +81,13 @@ fn a_strided_tensor_is_named_by_its_own_axes() {
 fn scores_may_hide_keys_but_nothing_else() {
     for device in devices() {
         let scores = |bad: f32| tensor(vec![0.0, f32::NEG_INFINITY, bad, 1.0], [1, 1, 4], &device);
-        let check = |bad| {
-            FiniteChecks::new(3)
-                .hiding("scores", &scores(bad))
-                .try_check()
-        };
+        let checks = || FiniteChecks::new(3);
+        let check = |bad| checks().hiding("scores", &scores(bad)).try_check();
         assert_eq!(check(2.0), Ok(()));
         for (bad, kind) in [(f32::INFINITY, Kind::Infinity), (f32::NAN, Kind::Nan)] {
             let found = found(check(bad));
-            assert_eq!(
-                (found.index, found.kind, found.count),
-                (vec![0, 0, 2], kind, 1)
-            );
+            assert_eq!(found.index, [0, 0, 2]);
+            assert_eq!((found.kind, found.count), (kind, 1));
         }
     }
 }
@@ -133,15 +121,11 @@ fn of_several_tensors_the_first_bad_one_is_named() {
     let error = check(Some((6 + 2) * 8));
     let text = error.clone().unwrap_err().to_string();
     let found = found(error);
-    assert_eq!(
-        (found.tensor.as_str(), found.row()),
-        ("out", &[0, 1, 2][..])
-    );
+    assert_eq!(found.tensor, "out");
+    assert_eq!(found.row(), [0, 1, 2]);
     assert_eq!((found.kind, found.count), (Kind::Nan, 8));
-    assert!(
-        text.starts_with("out is not finite in step 11: NaN in row [0, 1, 2]"),
-        "{text}"
-    );
+    let expected = "out is not finite in step 11: NaN in row [0, 1, 2]";
+    assert!(text.starts_with(expected), "{text}");
 }
 
 #[test]

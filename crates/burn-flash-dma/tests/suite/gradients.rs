@@ -1,7 +1,7 @@
 //! Gradients on Flex: against the oracle, for every subset of tracked inputs, through the LSE, and
 //! with gradient checkpointing.
 
-use crate::case::{Case, ELEMENTS, Tensors, cases, loss, values};
+use crate::case::{Case, ELEMENTS, Tensors, cases, close, grad, loss, tensor, values};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::{AttentionOptions, ElementType, flash_dma_attention, zoh_scores};
 use flash_dma_reference::generate::Scores;
@@ -21,8 +21,7 @@ fn gradients_match_the_oracle() {
     let device = Device::flex().autodiff();
     for case in cases(&ELEMENTS) {
         let tensors = case.tensors(&device).track(ALL);
-        let out = tensors.attend(case.options);
-        let grads = loss(out, case.grad_out(&device)).backward();
+        let grads = case.loss(&tensors, false).backward();
         case.check_gradients(tensors.gradients(&grads), false);
     }
 }
@@ -65,13 +64,7 @@ fn exactly_the_tracked_inputs_get_gradients() {
     let case = sample();
     let run = |flags, with_lse| {
         let tensors = case.tensors(&device).track(flags);
-        let total = if with_lse {
-            let (out, lse) = tensors.attend_with_lse(case.options);
-            loss(out, case.grad_out(&device)) + loss(lse, case.grad_lse(&device))
-        } else {
-            loss(tensors.attend(case.options), case.grad_out(&device))
-        };
-        tensors.gradients(&total.backward())
+        tensors.gradients(&case.loss(&tensors, with_lse).backward())
     };
     for with_lse in [false, true] {
         let all = run(ALL, with_lse);
@@ -85,11 +78,8 @@ fn exactly_the_tracked_inputs_get_gradients() {
                 (grads.scores, &all.scores),
             ];
             for ((grad, all), tracked) in pairs.into_iter().zip(flags) {
-                assert_eq!(
-                    grad.as_ref(),
-                    tracked.then_some(all.as_ref().unwrap()),
-                    "{flags:?}"
-                );
+                let all = all.as_ref().unwrap();
+                assert_eq!(grad.as_ref(), tracked.then_some(all), "{flags:?}");
             }
         }
     }
@@ -108,8 +98,7 @@ fn a_plain_device_mixes_with_its_autodiff_device() {
         v: plain.v,
         scores: tracked.scores.clone(),
     };
-    let out = mixed.attend(case.options);
-    let grads = loss(out, case.grad_out(&device)).backward();
+    let grads = case.loss(&mixed, false).backward();
     let grads = mixed.gradients(&grads);
     assert!(grads.k.is_none() && grads.v.is_none());
     case.check_gradients(grads, false);
@@ -156,15 +145,10 @@ fn a_tensor_in_several_roles_sums_its_gradients() {
     case.inputs.k = case.inputs.q.clone();
     case.inputs.v = case.inputs.q.clone();
     let separate = case.tensors(&device).track(ALL);
-    let grads = loss(separate.attend(options), case.grad_out(&device)).backward();
+    let grads = case.loss(&separate, false).backward();
     let grads = separate.gradients(&grads);
     let (q, k, v) = (grads.q.unwrap(), grads.k.unwrap(), grads.v.unwrap());
-    let sum: Vec<f64> = q
-        .iter()
-        .zip(&k)
-        .zip(&v)
-        .map(|((q, k), v)| q + k + v)
-        .collect();
+    let sum: Vec<f64> = (0..q.len()).map(|at| q[at] + k[at] + v[at]).collect();
 
     let x = case.tensors(&device).q.require_grad();
     let one = Tensors {
@@ -173,8 +157,8 @@ fn a_tensor_in_several_roles_sums_its_gradients() {
         v: x.clone(),
         scores: separate.scores,
     };
-    let grads = loss(one.attend(options), case.grad_out(&device)).backward();
-    crate::values::close(&values(x.grad(&grads).unwrap()), &sum, 1e-6);
+    let grads = case.loss(&one, false).backward();
+    close(&grad(&x, &grads), &sum, 1e-6);
 }
 
 /// v reaches the output directly and through the scores.
@@ -184,62 +168,35 @@ fn flash_dma_attention_adds_both_paths_of_the_values() {
     let case = sample();
     let p = *case.problem();
     let width = p.kv_heads * p.head_dim;
-    let leaf = |n: usize, scale: f32| -> Vec<f64> {
-        (0..n)
-            .map(|i| f64::from(scale * (i as f32 * 0.7).sin()))
-            .collect()
-    };
-    let dt_proj = crate::case::tensor(
-        &leaf(p.kv_heads * width, 0.3),
-        [p.kv_heads, width],
-        ElementType::F32,
-        &device,
-    )
-    .require_grad();
+    let leaf = (0..p.kv_heads * width).map(|i| f64::from(0.3 * (i as f32 * 0.7).sin()));
+    let leaf: Vec<f64> = leaf.collect();
+    let dt_proj = tensor(&leaf, [p.kv_heads, width], ElementType::F32, &device).require_grad();
     let a: Tensor<1> = Tensor::from_floats([-0.5, 0.75], &device).require_grad();
     let t = case.tensors(&device).track(ALL);
-    let out = flash_dma_attention(
-        t.q.clone(),
-        t.k.clone(),
-        t.v.clone(),
-        dt_proj.clone(),
-        a.clone(),
-        case.options,
-    );
+    let (q, k, v) = (t.q.clone(), t.k.clone(), t.v.clone());
+    let out = flash_dma_attention(q, k, v, dt_proj.clone(), a.clone(), case.options);
     let grads = loss(out, case.grad_out(&device)).backward();
 
     // By hand: the scores as a leaf, then their gradient through the ZOH alone.
     let mut split = case.tensors(&device).track(ALL);
-    let scores = zoh_scores(
-        split.v.clone().detach(),
-        dt_proj.clone().detach(),
-        a.clone().detach(),
-    );
+    let scores = zoh_scores(split.v.clone(), dt_proj.clone(), a.clone());
     split.scores = Some(scores.detach().require_grad());
-    let direct = loss(split.attend(case.options), case.grad_out(&device)).backward();
+    let direct = case.loss(&split, false).backward();
     let upstream = split.scores.as_ref().unwrap().grad(&direct).unwrap();
     let v = case.tensors(&device).v.require_grad();
-    let (dt_leaf, a_leaf) = (
-        dt_proj.clone().detach().require_grad(),
-        a.clone().detach().require_grad(),
-    );
+    let dt_leaf = dt_proj.clone().detach().require_grad();
+    let a_leaf = a.clone().detach().require_grad();
     let zoh = zoh_scores(v.clone(), dt_leaf.clone(), a_leaf.clone());
     let upstream: Tensor<3> = Tensor::from_data(upstream.into_data(), &device);
     let indirect = (zoh * upstream).sum().backward();
 
     let sum = split.v.grad(&direct).unwrap() + v.grad(&indirect).unwrap();
-    crate::values::close(&values(t.v.grad(&grads).unwrap()), &values(sum), 1e-5);
+    close(&grad(&t.v, &grads), &values(sum), 1e-5);
     for (whole, part) in [
-        (
-            values(dt_proj.grad(&grads).unwrap()),
-            values(dt_leaf.grad(&indirect).unwrap()),
-        ),
-        (
-            values(a.grad(&grads).unwrap()),
-            values(a_leaf.grad(&indirect).unwrap()),
-        ),
+        (grad(&dt_proj, &grads), grad(&dt_leaf, &indirect)),
+        (grad(&a, &grads), grad(&a_leaf, &indirect)),
     ] {
         assert!(part.iter().any(|&x| x != 0.0));
-        crate::values::close(&whole, &part, 1e-5);
+        close(&whole, &part, 1e-5);
     }
 }

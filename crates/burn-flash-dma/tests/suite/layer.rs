@@ -1,13 +1,97 @@
-//! What several tests of the layer ask.
+//! A layer and its tokens, and what several tests ask of them.
 
-use crate::case::values;
-use burn::tensor::Gradients;
-use burn_flash_dma::nn::{DynamicMaskAttention, Scorer};
+use crate::case::{grad, random, values};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Gradients, Tensor};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scorer};
 
-/// The gradient of the projection that makes a layer's linear scores.
-pub fn of_linear_scores(layer: &DynamicMaskAttention, grads: &Gradients) -> Vec<f64> {
-    let Scorer::Linear(scorer) = layer.scorer() else {
-        panic!("linear scores are the default");
+/// The width of tokens.
+pub const WIDTH: usize = 32;
+
+/// Four query heads over two of keys, of which each keeps five.
+pub fn config() -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(WIDTH, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(5))
+}
+
+pub fn tokens(batch: usize, len: usize, device: &Device) -> Tensor<3> {
+    random([batch, len, WIDTH], device)
+}
+
+/// The layer of a configuration with the parameters of another one.
+pub fn like(
+    layer: &DynamicMaskAttention,
+    config: &DynamicMaskAttentionConfig,
+) -> DynamicMaskAttention {
+    let device = layer.q_proj.weight.device();
+    config
+        .init(&device)
+        .load_record(layer.clone().into_record())
+}
+
+/// The projection that makes scores.
+pub fn score_projection(scorer: &Scorer) -> &Param<Tensor<2>> {
+    match scorer {
+        Scorer::Zoh(zoh) => &zoh.dt_proj,
+        Scorer::Linear(linear) => &linear.score_proj,
+    }
+}
+
+/// The gradient of the projection that makes a layer's scores.
+pub fn of_scores(layer: &DynamicMaskAttention, grads: &Gradients) -> Vec<f64> {
+    grad(&score_projection(layer.scorer()).val(), grads)
+}
+
+/// A module with all parameters in an element type.
+pub fn cast<M: Module>(module: M, dtype: DType) -> M {
+    struct Cast(DType);
+    impl ModuleMapper for Cast {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(self.0))
+        }
+    }
+    module.map(&mut Cast(dtype))
+}
+
+/// A parameter of a module.
+pub struct Parameter {
+    pub name: String,
+    pub trained: bool,
+    pub gradient: Option<Vec<f64>>,
+}
+
+/// The parameters of a module in their order, with those of these gradients that are theirs.
+pub fn parameters<M: Module>(module: &M, gradients: &GradientsParams) -> Vec<Parameter> {
+    struct Visitor<'a> {
+        gradients: &'a GradientsParams,
+        path: Vec<String>,
+        found: Vec<Parameter>,
+    }
+    impl ModuleVisitor for Visitor<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.found.push(Parameter {
+                name: self.path.join("."),
+                trained: param.is_require_grad(),
+                gradient: self.gradients.get::<D>(param.id).map(values),
+            });
+        }
+    }
+    let (path, found) = (Vec::new(), Vec::new());
+    let mut visitor = Visitor {
+        gradients,
+        path,
+        found,
     };
-    values(scorer.score_proj.val().grad(grads).expect("tracked"))
+    module.visit(&mut visitor);
+    visitor.found
 }

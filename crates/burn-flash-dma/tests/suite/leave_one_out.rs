@@ -1,10 +1,10 @@
 //! Kept keys that learn what they are worth, by the definition: the loss with each key and without it.
 
-use crate::case::{normal, values};
-use crate::layer::of_linear_scores;
+use crate::case::{self, grad, normal, values, within};
+use crate::layer::{self, like, of_scores, tokens};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
-use burn_flash_dma::{Attention, AttentionError, Documents, Intervals, LeaveOneOut, Selector};
+use burn_flash_dma::{Attention, Documents, Intervals, LeaveOneOut, Selector};
 use flash_dma_reference::Rng;
 
 const LEN: usize = 13;
@@ -46,9 +46,7 @@ fn check(rule: &Rule) {
     let loss = |keys: &Intervals| {
         let attention = Attention::new(q.clone(), k.clone(), v.clone()).intervals(keys);
         let out = match rule.sink_logits {
-            true => attention
-                .try_forward_with_sink(sink.clone())
-                .map(|both| both.0),
+            true => (attention.try_forward_with_sink(sink.clone())).map(|both| both.0),
             false => attention.try_forward(),
         };
         (out.expect("it fits") * loss_of.clone()).sum()
@@ -57,7 +55,7 @@ fn check(rule: &Rule) {
     let rank = normal(&mut rng, [1, KV_HEADS, LEN], &device).require_grad();
     let keys = rule.selector.select(rank.clone());
     let gradients = loss(&keys).backward();
-    let ours = values(rank.grad(&gradients).expect("it is tracked"));
+    let ours = grad(&rank, &gradients);
 
     let ends = keys.tensor().clone().narrow(3, 1, 1).into_data();
     let ends: Vec<i32> = ends.iter::<i32>().collect();
@@ -70,11 +68,8 @@ fn check(rule: &Rule) {
     let mut learned = 0;
     for (at, ours) in ours.iter().enumerate() {
         let key = at % LEN;
-        let start = *rule
-            .starts
-            .iter()
-            .rfind(|&&start| start <= key)
-            .expect("the first is 0");
+        let start = rule.starts.iter().rfind(|&&start| start <= key);
+        let start = *start.expect("the first is 0");
         let mut without = ends.clone();
         if key - start >= rule.sinks {
             without[at] = ends[at].min((key + rule.recent) as i32);
@@ -125,13 +120,11 @@ fn sinks_of_equal_documents_learn_nothing() {
     let random = || Tensor::<4>::random([1, 1, 12, DIM], Distribution::Default, &device);
     let out = Attention::new(random(), random(), random()).intervals(&keys);
     let gradients = out.forward().square().sum().backward();
-    let learned = values(rank.grad(&gradients).expect("it is tracked"));
+    let learned = grad(&rank, &gradients);
     assert_eq!([learned[0], learned[6]], [0.0; 2]);
     for document in learned.chunks(6) {
-        assert!(
-            document[1..].iter().any(|learned| *learned != 0.0),
-            "{learned:?}"
-        );
+        let others = document[1..].iter().any(|learned| *learned != 0.0);
+        assert!(others, "{learned:?}");
     }
 }
 
@@ -139,18 +132,9 @@ fn sinks_of_equal_documents_learn_nothing() {
 fn what_kept_keys_and_what_runners_up_learn_add_up() {
     let device = Device::flex().autodiff();
     device.seed(32);
-    let random = |heads: usize| {
-        Tensor::<4>::random(
-            [2, heads, LEN, DIM],
-            Distribution::Normal(0.0, 1.0),
-            &device,
-        )
-    };
-    let (q, k, v) = (
-        random(HEADS).require_grad(),
-        random(KV_HEADS),
-        random(KV_HEADS),
-    );
+    let random = |heads: usize| case::random([2, heads, LEN, DIM], &device);
+    let q = random(HEADS).require_grad();
+    let [k, v] = [(); 2].map(|()| random(KV_HEADS));
     let rank = Tensor::<3>::random([2, KV_HEADS, LEN], Distribution::Default, &device);
     let learned = |selector: Selector| {
         let rank = rank.clone().require_grad();
@@ -166,15 +150,12 @@ fn what_kept_keys_and_what_runners_up_learn_add_up() {
     let of_next = learned(base().runners_up(2)).expect("they learn");
     let of_both = learned(base().runners_up(2).leave_one_out(how)).expect("they learn");
     assert!(of_kept.iter().zip(&of_next).any(|(a, b)| a * b != 0.0));
-    for ((kept, next), both) in of_kept.iter().zip(of_next).zip(of_both) {
-        assert!((kept + next - both).abs() < 1e-5, "{kept} {next} {both}");
-    }
+    let sum = of_kept.iter().zip(of_next).map(|(kept, next)| kept + next);
+    within(&of_both, &sum.collect::<Vec<_>>(), 1e-5, "both");
 }
 
 fn config(how: Option<LeaveOneOut>) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_runners_up(Some(0))
         .with_leave_one_out(how)
 }
@@ -183,15 +164,13 @@ fn config(how: Option<LeaveOneOut>) -> DynamicMaskAttentionConfig {
 fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
     let device = Device::flex().autodiff();
     let plain = config(None).init(&device);
-    let record = || burn::module::Module::into_record(plain.clone());
-    let layer = config(Some(LeaveOneOut::default())).init(&device);
-    let layer = burn::module::Module::load_record(layer, record());
+    let layer = like(&plain, &config(Some(LeaveOneOut::default())));
     // With as many tokens as keys nothing is evicted, and kept keys learn all the same.
     for len in [5, 20] {
-        let x = Tensor::<3>::random([2, len, 32], Distribution::Normal(0.0, 1.0), &device);
+        let x = tokens(2, len, &device);
         let (ours, theirs) = (layer.forward(x.clone()), plain.forward(x));
         assert_eq!(values(ours.clone()), values(theirs));
-        let learned = of_linear_scores(&layer, &ours.square().sum().backward());
+        let learned = of_scores(&layer, &ours.square().sum().backward());
         assert!(learned.iter().any(|x| x.abs() > 1e-9), "{len} tokens");
     }
 }
@@ -208,10 +187,7 @@ fn an_inner_device_has_nothing_to_learn() {
 fn a_weight_besides_that_is_next_to_nothing_is_refused() {
     for besides in [0.0, -1.0, 9e-5, f64::NAN, f64::INFINITY, 1e39] {
         let error = LeaveOneOut::new(besides).unwrap_err();
-        assert!(
-            matches!(error, AttentionError::LeaveOneOut { .. }),
-            "{besides}"
-        );
+        assert_eq!(error.kind(), "LeaveOneOut", "{besides}");
         assert!(error.to_string().contains("at least 1e-4"), "{error}");
     }
     // A file is read by the same rule.

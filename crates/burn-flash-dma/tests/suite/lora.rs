@@ -1,8 +1,8 @@
 //! Low-rank adapters of Burn on the attention layer: where they are, what they change, what trains, merging, saving.
 
-use crate::case::values;
-use crate::values::close;
-use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use crate::case::{close, random, values};
+use crate::layer::{self, WIDTH, parameters};
+use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::{EmbeddingConfig, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Gradients, Int, Tensor};
@@ -14,22 +14,19 @@ use burn_flash_dma::train::{Checkpointed, clip_gradients, embed};
 use burn_store::{ModuleSnapshot, PathFilter, SafetensorsStore};
 
 const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
-const WIDTH: usize = 32;
 const RANK: usize = 2;
 const ALPHA: f64 = 6.0;
 
 fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(WIDTH, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_max_seq_len(Some(64))
         .with_score_form(form)
 }
 
 /// Adapters whose product is not zero.
-fn adapted(layer: DynamicMaskAttention) -> DynamicMaskAttention {
-    let layer = layer.apply_lora(Lora::new(RANK, ALPHA));
-    layer.map(&mut Trained::default())
+fn adapted<M: Module>(module: M) -> M {
+    let module = module.apply_lora(Lora::new(RANK, ALPHA));
+    module.map(&mut Trained::default())
 }
 
 /// Gives every second factor numbers, as if adapters had been trained.
@@ -65,8 +62,7 @@ impl ModuleMapper for Trained {
 
 /// So few tokens that q, k and v are a product each, and so many that they are one.
 fn inputs(device: &Device) -> [Tensor<3>; 2] {
-    [[1, 20, WIDTH], [2, 19, WIDTH]]
-        .map(|shape| Tensor::random(shape, Distribution::Normal(0.0, 1.0), device))
+    [[1, 20, WIDTH], [2, 19, WIDTH]].map(|shape| random(shape, device))
 }
 
 /// The names of the weights that adapters stand on, of a form.
@@ -96,37 +92,20 @@ fn weight<'a>(layer: &'a DynamicMaskAttention, name: &str) -> &'a Param<Tensor<2
     }
 }
 
-/// The parameters of a module that train, and all of them.
-#[derive(Default)]
+/// The names of a module's parameters, and those of the ones that train.
 struct Names {
-    path: Vec<String>,
     all: Vec<String>,
     trained: Vec<String>,
 }
 
 impl Names {
     fn of<M: Module>(module: &M) -> Self {
-        let mut names = Self::default();
-        module.visit(&mut names);
-        names.all.sort();
-        names.trained.sort();
-        names
-    }
-}
-
-impl ModuleVisitor for Names {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.all.push(self.path.join("."));
-        if param.is_require_grad() {
-            self.trained.push(self.path.join("."));
+        let mut found = parameters(module, &GradientsParams::new());
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        let trained = found.iter().filter(|parameter| parameter.trained);
+        Self {
+            trained: trained.map(|parameter| parameter.name.clone()).collect(),
+            all: found.into_iter().map(|parameter| parameter.name).collect(),
         }
     }
 }
@@ -177,11 +156,8 @@ fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
             let (base, adapter) = (weight(&layer, name), weight(&lora, name).adapter());
             let adapter = adapter.expect("an adapter");
             let delta = adapter.a.val().matmul(adapter.b.val()) * (ALPHA / RANK as f64);
-            close(
-                &values(weight(&merged, name).val()),
-                &values(base.val() + delta),
-                1e-6,
-            );
+            let merged = values(weight(&merged, name).val());
+            close(&merged, &values(base.val() + delta), 1e-6);
         }
         for x in inputs(&device) {
             let out = values(layer.forward(x.clone()));
@@ -198,9 +174,10 @@ fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
             let halves = [0..len / 2, len / 2..len];
             for rows in halves {
                 let rows = x.clone().slice([0..batch, rows]);
-                let [adapted, merged] = [(&lora, 0), (&merged, 1)]
-                    .map(|(layer, at)| values(layer.forward_cached(rows.clone(), &mut caches[at])));
-                assert_eq!(adapted, merged);
+                let mut step = |layer: &DynamicMaskAttention, cache: usize| {
+                    values(layer.forward_cached(rows.clone(), &mut caches[cache]))
+                };
+                assert_eq!(step(&lora, 0), step(&merged, 1));
             }
         }
     }
@@ -289,23 +266,12 @@ fn a_step_of_the_optimiser_moves_the_adapters_and_leaves_the_weights() {
             assert_ne!(values(before.b.val()), values(after.b.val()), "{name}");
         }
         let validated = after.valid();
-        assert_eq!(
-            values(validated.forward(x.clone().inner())),
-            values(after.forward(x))
-        );
-        assert!(
-            !validated
-                .clone()
-                .materialize()
-                .q_proj
-                .weight
-                .val()
-                .is_autodiff()
-        );
-        assert_eq!(
-            Names::of(&validated.train()).trained,
-            Names::of(&after).trained
-        );
+        let out = values(validated.forward(x.clone().inner()));
+        assert_eq!(out, values(after.forward(x)));
+        let merged = validated.clone().materialize();
+        assert!(!merged.q_proj.weight.val().is_autodiff());
+        let trained = Names::of(&validated.train()).trained;
+        assert_eq!(trained, Names::of(&after).trained);
     }
 }
 
@@ -350,16 +316,11 @@ fn linear_layers_and_embeddings_are_read_with_their_adapters() {
     let device = Device::flex().autodiff();
     let [x, _] = inputs(&device);
     for dtype in [DType::F32, DType::BF16] {
-        let layer = LinearConfig::new(WIDTH, 24).init(&device);
-        let layer = layer
-            .apply_lora(Lora::new(RANK, ALPHA))
-            .map(&mut Trained::default());
+        let layer = adapted(LinearConfig::new(WIDTH, 24).init(&device));
         let merged = layer.clone().materialize();
-        let y = linear(&layer, x.clone().cast(dtype));
-        assert_eq!(
-            values(y.clone()),
-            values(linear(&merged, x.clone().cast(dtype)))
-        );
+        let x = x.clone().cast(dtype);
+        let y = linear(&layer, x.clone());
+        assert_eq!(values(y.clone()), values(linear(&merged, x)));
         let grads = y.sum().backward();
         let adapter = layer.weight.adapter().expect("an adapter");
         assert!(adapter.a.val().grad(&grads).is_some());
@@ -367,17 +328,11 @@ fn linear_layers_and_embeddings_are_read_with_their_adapters() {
         assert!(layer.bias.expect("a bias").val().grad(&grads).is_none());
     }
 
-    let embedding = EmbeddingConfig::new(40, WIDTH).init(&device);
-    let embedding = embedding
-        .apply_lora(Lora::new(RANK, ALPHA))
-        .map(&mut Trained::default());
+    let embedding = adapted(EmbeddingConfig::new(40, WIDTH).init(&device));
     let tokens = Tensor::<1, Int>::arange(0..40, &device).reshape([4, 10]);
     let rows = embed(&embedding, tokens.clone(), FloatDType::F32);
-    let merged = embedding.clone().materialize();
-    assert_eq!(
-        values(rows.clone()),
-        values(embed(&merged, tokens, FloatDType::F32))
-    );
+    let merged = embed(&embedding.clone().materialize(), tokens, FloatDType::F32);
+    assert_eq!(values(rows.clone()), values(merged));
     let grads = rows.sum().backward();
     let adapter = embedding.weight.adapter().expect("an adapter");
     assert!(adapter.b.val().grad(&grads).is_some());

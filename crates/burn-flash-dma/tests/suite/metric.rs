@@ -1,10 +1,11 @@
 //! The metric of Burn's training loop, by the trait that the loop calls.
 
-use crate::case::values;
+use crate::case::{grad, values};
+use crate::layer::{self, of_scores};
 use burn::data::dataloader::Progress;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn::train::metric::{Metric, MetricMetadata, Numeric};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
+use burn_flash_dma::nn::{DynamicMaskAttention, ScoreForm, Scorer};
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
 use burn_flash_dma::{IntervalStats, Selector};
 
@@ -21,8 +22,7 @@ fn metadata() -> MetricMetadata {
 }
 
 fn layer(form: ScoreForm, window: usize, device: &Device) -> DynamicMaskAttention {
-    let config = DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
+    let config = layer::config()
         .with_keep_window(Some(window))
         .with_recent(Some(2))
         .with_runners_up(Some(3));
@@ -30,7 +30,7 @@ fn layer(form: ScoreForm, window: usize, device: &Device) -> DynamicMaskAttentio
 }
 
 fn x(batch: usize, device: &Device) -> Tensor<3> {
-    Tensor::random([batch, 30, 32], Distribution::Normal(0.0, 1.0), device)
+    layer::tokens(batch, 30, device)
 }
 
 /// What a metric shows after an update.
@@ -45,11 +45,8 @@ fn measured(measure: Measure, input: &SelectionInput) -> Option<f64> {
 
 fn near(actual: Option<f64>, expected: f64, what: &str) {
     let actual = actual.unwrap_or_else(|| panic!("{what} has no value"));
-    let error = (actual - expected).abs();
-    assert!(
-        error <= 1e-6 * expected.abs(),
-        "{what}: {actual} is not {expected}"
-    );
+    let near = (actual - expected).abs() <= 1e-6 * expected.abs();
+    assert!(near, "{what}: {actual} is not {expected}");
 }
 
 #[test]
@@ -71,26 +68,14 @@ fn the_numbers_are_those_of_the_selections() {
     let input = layers.iter().fold(SelectionInput::new(), |input, layer| {
         input.layer(layer, x.clone())
     });
-    near(
-        measured(Measure::KeysAlive, &input),
-        of(|s| s.mean_alive),
-        "alive",
-    );
-    near(
-        measured(Measure::Lifetime, &input),
-        of(|s| s.mean_lifetime),
-        "lifetime",
-    );
-    near(
-        measured(Measure::Recents, &input),
-        100.0 * of(|s| s.recent),
-        "recents",
-    );
-    near(
-        measured(Measure::Ties, &input),
-        50.0 * (ties[0] + ties[1]),
-        "ties",
-    );
+    for (measure, expected) in [
+        (Measure::KeysAlive, of(|s| s.mean_alive)),
+        (Measure::Lifetime, of(|s| s.mean_lifetime)),
+        (Measure::Recents, 100.0 * of(|s| s.recent)),
+        (Measure::Ties, 50.0 * (ties[0] + ties[1])),
+    ] {
+        near(measured(measure, &input), expected, &format!("{measure:?}"));
+    }
     assert_eq!(measured(Measure::ScoreGradient, &input), None);
 }
 
@@ -111,30 +96,20 @@ fn the_norm_is_that_of_all_gradients_of_the_scores() {
         let [first, second] = &layers;
         let out = second.forward(first.forward(x(2, &device)));
         let grads = out.powi_scalar(2).sum().backward();
-        let mut squares = 0.0;
-        let mut add = |gradient: Vec<f64>| squares += gradient.iter().map(|g| g * g).sum::<f64>();
+        let mut gradients = Vec::new();
         for layer in &layers {
-            match layer.scorer() {
-                Scorer::Zoh(zoh) => {
-                    add(values(zoh.dt_proj.val().grad(&grads).expect("tracked")));
-                    add(values(zoh.a.val().grad(&grads).expect("tracked")));
-                }
-                Scorer::Linear(linear) => {
-                    add(values(
-                        linear.score_proj.val().grad(&grads).expect("tracked"),
-                    ));
-                }
+            gradients.extend(of_scores(layer, &grads));
+            if let Scorer::Zoh(zoh) = layer.scorer() {
+                gradients.extend(grad(&zoh.a.val(), &grads));
             }
         }
+        let squares: f64 = gradients.iter().map(|g| g * g).sum();
         let input = layers.iter().fold(SelectionInput::new(), |input, layer| {
             input.gradients_of(layer.scorer(), &grads)
         });
         assert!(squares > 0.0);
-        near(
-            measured(Measure::ScoreGradient, &input),
-            squares.sqrt(),
-            "norm",
-        );
+        let norm = measured(Measure::ScoreGradient, &input);
+        near(norm, squares.sqrt(), "norm");
         for measure in &Measure::ALL[..4] {
             assert_eq!(measured(*measure, &input), None);
         }
@@ -151,28 +126,19 @@ fn scores_from_elsewhere_have_a_norm_too() {
     let gradient = scores.grad(&grads).expect("tracked");
     let squares: f64 = values(gradient.clone()).iter().map(|g| g * g).sum();
     let input = SelectionInput::new().gradient(gradient);
-    near(
-        measured(Measure::ScoreGradient, &input),
-        squares.sqrt(),
-        "norm",
-    );
+    let norm = measured(Measure::ScoreGradient, &input);
+    near(norm, squares.sqrt(), "norm");
 }
 
 #[test]
 fn an_epoch_is_the_mean_over_its_sequences() {
     let device = Device::flex();
     let mut metric = SelectionMetric::new(Measure::KeysAlive);
-    let entry = metric
-        .update(&SelectionInput::new(), &metadata())
-        .expect("nothing to read");
-    assert!(entry.is_not_available() && metric.value().is_none());
-    assert!(metric.running_value().is_none());
-    assert!(
-        metric
-            .compute()
-            .expect("nothing to read")
-            .is_not_available()
-    );
+    let entry = metric.update(&SelectionInput::new(), &metadata());
+    assert!(entry.expect("nothing to read").is_not_available());
+    assert!(metric.value().is_none() && metric.running_value().is_none());
+    let all = metric.compute().expect("nothing to read");
+    assert!(all.is_not_available());
     let mut sum = 0.0;
     for (batch, window) in [(1, 3), (4, 9)] {
         let scores = Tensor::<3>::random([batch, 2, 30], Distribution::Default, &device);

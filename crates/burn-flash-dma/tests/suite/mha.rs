@@ -1,6 +1,7 @@
 //! The module in the place of Burn's multi-head attention, beside Burn's own on the same weights.
 
-use crate::case::values;
+use crate::case::{grad, refused, refused_as, size, tracked, values, within};
+use crate::layer::WIDTH;
 use burn::module::{Initializer, Lora, Module, Param};
 use burn::nn::Linear;
 use burn::nn::attention::{self as theirs, generate_autoregressive_mask};
@@ -10,7 +11,6 @@ use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttention, MultiHeadA
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 
 const BATCH: usize = 2;
-const WIDTH: usize = 32;
 const HEADS: usize = 4;
 
 /// Both modules with one set of parameters, none of which is zero, and without dropout.
@@ -28,12 +28,7 @@ fn pair(quiet: bool, device: &Device) -> (theirs::MultiHeadAttention, MultiHeadA
 }
 
 fn random(len: usize, device: &Device) -> Tensor<3> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    let tensor = Tensor::random([BATCH, len, WIDTH], normal, device);
-    match device.is_autodiff() {
-        true => tensor.require_grad(),
-        false => tensor,
-    }
+    tracked([BATCH, len, WIDTH], device)
 }
 
 /// Random bools that leave the first key to every query.
@@ -54,41 +49,34 @@ struct Inputs {
     attn: Option<Tensor<3, Bool>>,
 }
 
+/// The input of either module.
+macro_rules! input {
+    ($input:ty, $of:expr) => {{
+        let Inputs {
+            query,
+            key,
+            value,
+            pad,
+            attn,
+        } = $of;
+        let mut input = <$input>::new(query.clone(), key.clone(), value.clone());
+        if let Some(pad) = pad {
+            input = input.mask_pad(pad.clone());
+        }
+        if let Some(attn) = attn {
+            input = input.mask_attn(attn.clone());
+        }
+        input
+    }};
+}
+
 impl Inputs {
-    fn theirs(&self) -> theirs::MhaInput {
-        let (q, k, v) = (&self.query, &self.key, &self.value);
-        let mut input = theirs::MhaInput::new(q.clone(), k.clone(), v.clone());
-        if let Some(pad) = &self.pad {
-            input = input.mask_pad(pad.clone());
-        }
-        if let Some(attn) = &self.attn {
-            input = input.mask_attn(attn.clone());
-        }
-        input
-    }
-
-    fn ours(&self) -> MhaInput {
-        let (q, k, v) = (&self.query, &self.key, &self.value);
-        let mut input = MhaInput::new(q.clone(), k.clone(), v.clone());
-        if let Some(pad) = &self.pad {
-            input = input.mask_pad(pad.clone());
-        }
-        if let Some(attn) = &self.attn {
-            input = input.mask_attn(attn.clone());
-        }
-        input
-    }
-
     /// The gradients of the inputs and of the parameters.
     fn gradients(&self, layers: [&Linear; 4], grads: &Gradients) -> Vec<Vec<f64>> {
-        let inputs = [&self.query, &self.key, &self.value];
-        let inputs = inputs.map(|input| values(input.grad(grads).expect("tracked")));
+        let inputs = [&self.query, &self.key, &self.value].map(|input| grad(input, grads));
         let parameters = layers.into_iter().flat_map(|layer| {
-            let bias = layer.bias.as_ref().expect("a bias").val();
-            [
-                values(layer.weight.val().grad(grads).expect("tracked")),
-                values(bias.grad(grads).expect("tracked")),
-            ]
+            let bias = layer.bias.as_ref().expect("a bias");
+            [grad(&layer.weight.val(), grads), grad(&bias.val(), grads)]
         });
         inputs.into_iter().chain(parameters).collect()
     }
@@ -96,19 +84,6 @@ impl Inputs {
 
 fn close(actual: &[f64], expected: &[f64], what: &str) {
     within(actual, expected, 5e-6 * size(expected).max(1.0), what);
-}
-
-/// The greatest number.
-fn size(numbers: &[f64]) -> f64 {
-    numbers.iter().fold(0.0f64, |most, x| most.max(x.abs()))
-}
-
-fn within(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
-        let error = (a - e).abs();
-        assert!(error <= bound, "{what}, element {at}: {a} is not {e}");
-    }
 }
 
 #[test]
@@ -135,18 +110,12 @@ fn contexts_weights_and_gradients_are_burns() {
                 attn: masked.then(|| coin([BATCH, q_len, k_len], &device)),
             };
             let slope = Tensor::random_like(&inputs.query, Distribution::Normal(0.0, 1.0));
-            let expected = theirs.forward(inputs.theirs());
-            let actual = ours.forward(inputs.ours());
-            close(
-                &values(actual.context.clone()),
-                &values(expected.context.clone()),
-                &what,
-            );
-            close(
-                &values(actual.weights()),
-                &values(expected.weights),
-                &format!("{what}, weights"),
-            );
+            let expected = theirs.forward(input!(theirs::MhaInput, &inputs));
+            let actual = ours.forward(input!(MhaInput, &inputs));
+            let contexts = [&actual.context, &expected.context].map(|t| values(t.clone()));
+            close(&contexts[0], &contexts[1], &what);
+            let weights = [actual.weights(), expected.weights].map(values);
+            close(&weights[0], &weights[1], &format!("{what}, weights"));
             let grads = (actual.context * slope.clone()).sum().backward();
             let layers = [&ours.query, &ours.key, &ours.value, &ours.output];
             let actual = inputs.gradients(layers, &grads);
@@ -155,11 +124,15 @@ fn contexts_weights_and_gradients_are_burns() {
             let expected = inputs.gradients(layers, &grads);
             let largest = expected.iter().map(|slope| size(slope)).fold(0.0, f64::max);
             for (at, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-                let what = format!("{what}, gradient {at}");
                 // That of the bias of the keys is zero without a quiet softmax: a difference of terms of the others'
                 // size, which f32 rounds to 6e-8 of it each.
                 let bound = (5e-6 * size(expected).max(1.0)).max(2e-6 * largest);
-                within(actual, expected, bound, &what);
+                within(
+                    actual,
+                    expected,
+                    bound,
+                    format_args!("{what}, gradient {at}"),
+                );
             }
         }
     }
@@ -172,12 +145,9 @@ fn weights_have_gradients() {
     let x = random(9, &device);
     let square = |weights: Tensor<4>| weights.square().sum().backward();
     let actual = square(ours.forward(MhaInput::self_attn(x.clone())).weights());
-    let expected = square(
-        theirs
-            .forward(theirs::MhaInput::self_attn(x.clone()))
-            .weights,
-    );
-    let [actual, expected] = [actual, expected].map(|grads| values(x.grad(&grads).unwrap()));
+    let output = theirs.forward(theirs::MhaInput::self_attn(x.clone()));
+    let expected = square(output.weights);
+    let [actual, expected] = [actual, expected].map(|grads| grad(&x, &grads));
     close(&actual, &expected, "dx");
 }
 
@@ -199,16 +169,13 @@ fn dropout_in_training_is_that_of_the_weights() {
         let v = rows.reshape([BATCH, 13, HEADS, WIDTH / HEADS]);
         let heads = weights.clone().matmul(v.swap_dims(1, 2)).swap_dims(1, 2);
         let expected = ours.output.forward(heads.reshape([BATCH, 13, WIDTH]));
-        close(
-            &values(actual.context.clone()),
-            &values(expected.clone()),
-            "context",
-        );
+        let context = values(actual.context.clone());
+        close(&context, &values(expected.clone()), "context");
         // One graph has one backward pass, so the gradients are those of the difference, beside those of another call.
         let slope = expected.random_like(Distribution::Normal(0.0, 1.0));
         let slopes = |context: Tensor<3>| {
             let grads = (context * slope.clone()).sum().backward();
-            values(x.grad(&grads).expect("tracked"))
+            grad(&x, &grads)
         };
         let difference = slopes(actual.context - expected);
         let bound = 5e-6 * size(&slopes(ours.forward(input()).context));
@@ -219,11 +186,8 @@ fn dropout_in_training_is_that_of_the_weights() {
         whole.dropout.prob = 0.0;
         let whole = values(whole.forward(input()).weights());
         let weights = values(weights);
-        let shown: Vec<_> = whole
-            .iter()
-            .zip(&weights)
-            .filter(|(weight, _)| **weight > 0.0)
-            .collect();
+        let shown = whole.iter().zip(&weights);
+        let shown: Vec<_> = shown.filter(|(weight, _)| **weight > 0.0).collect();
         let left: Vec<_> = shown.iter().filter(|(_, left)| **left > 0.0).collect();
         for (weight, left) in &left {
             assert!((*left / *weight - 2.0).abs() < 1e-5, "{left} of {weight}");
@@ -264,13 +228,11 @@ fn records_and_configurations_are_read_both_ways() {
     let ours_new = || MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
     let theirs_new = || theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
     let x = random(11, &device);
-    let of_ours = |layer: &MultiHeadAttention| {
-        let output = layer.forward(MhaInput::self_attn(x.clone()));
-        values(output.context)
-    };
+    let of_ours =
+        |layer: &MultiHeadAttention| values(layer.forward(MhaInput::self_attn(x.clone())).context);
     let of_theirs = |layer: &theirs::MultiHeadAttention| {
-        let output = layer.forward(theirs::MhaInput::self_attn(x.clone()));
-        values(output.context)
+        let input = theirs::MhaInput::self_attn(x.clone());
+        values(layer.forward(input).context)
     };
 
     let theirs = theirs_new();
@@ -287,10 +249,8 @@ fn records_and_configurations_are_read_both_ways() {
     let mut file = SafetensorsStore::from_bytes(Some(file.get_bytes().unwrap()));
     let mut loaded = ours_new();
     let result = loaded.load_from(&mut file).expect("the names are the same");
-    assert!(
-        result.missing.is_empty() && result.unused.is_empty(),
-        "{result}"
-    );
+    let all = result.missing.is_empty() && result.unused.is_empty();
+    assert!(all, "{result}");
     close(&of_ours(&loaded), &expected, "ours from a file");
 
     let config = theirs::MultiHeadAttentionConfig::new(64, 2)
@@ -329,11 +289,11 @@ fn a_query_from_which_everything_is_hidden_gets_the_bias_of_the_output() {
         let weights = values(output.weights());
         assert!(weights[..HEADS * 25].iter().all(|&weight| weight == 0.0));
         let grads = output.context.square().sum().backward();
-        let dx = values(x.grad(&grads).expect("tracked"));
+        let dx = grad(&x, &grads);
         assert!(dx[..5 * WIDTH].iter().all(|&slope| slope == 0.0), "{dx:?}");
         assert!(dx[5 * WIDTH..].iter().all(|slope| slope.is_finite()));
         let grads = forward().weights().square().sum().backward();
-        let dx = values(x.grad(&grads).expect("tracked"));
+        let dx = grad(&x, &grads);
         assert!(dx.iter().all(|slope| slope.is_finite()), "{dx:?}");
     }
 }
@@ -396,11 +356,8 @@ fn steps_over_a_cache_are_burns() {
             let expected = theirs.forward_cache(input.mask_pad(pad.clone()), &mut of_theirs[at]);
             let input = MhaInput::new(query, key.clone(), key).mask_pad(pad);
             let actual = ours.forward_cache(input, &mut of_ours[at]);
-            close(
-                &values(actual.context),
-                &values(expected.context),
-                &format!("cache {at}, {len} tokens"),
-            );
+            let [actual, expected] = [actual.context, expected.context].map(values);
+            close(&actual, &expected, &format!("cache {at}, {len} tokens"));
         }
     }
 }
@@ -428,14 +385,12 @@ fn a_prompt_and_steps_are_the_causal_pass() {
     close(&context, &values(expected.context), "context");
 
     // Refused without a trace.
-    let error = ours.try_forward_cache(input(12), &mut cache).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the input is to be the whole sequence, 13 tokens or more: the cache holds 12, but it has 12"
+    refused_as(
+        ours.try_forward_cache(input(12), &mut cache),
+        "the input is to be the whole sequence, 13 tokens or more: the cache holds 12, but it has 12",
     );
     let one = MhaInput::self_attn(x.clone().narrow(0, 0, 1).repeat_dim(1, 2));
-    let error = ours.try_forward_cache(one, &mut cache).unwrap_err();
-    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    refused(ours.try_forward_cache(one, &mut cache), "Shape");
 }
 
 #[test]
@@ -462,12 +417,8 @@ fn adapters_reach_every_projection() {
     let (_, ours) = pair(false, &device);
     let ours = ours.apply_lora(Lora::new(2, 4.0));
     let x = random(5, &device);
-    let grads = ours
-        .forward(MhaInput::self_attn(x))
-        .context
-        .square()
-        .sum()
-        .backward();
+    let context = ours.forward(MhaInput::self_attn(x)).context;
+    let grads = context.square().sum().backward();
     for projection in [&ours.query, &ours.key, &ours.value, &ours.output] {
         let adapter = projection.weight.adapter().expect("an adapter");
         assert!(adapter.b.val().grad(&grads).is_some());
@@ -478,13 +429,11 @@ fn adapters_reach_every_projection() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let device = Device::flex();
-    let refused = |d_model, n_heads| {
-        let config = MultiHeadAttentionConfig::new(d_model, n_heads);
-        config.try_init(&device).unwrap_err()
-    };
-    assert_eq!(refused(32, 8), AttentionError::HeadDim { head_dim: 4 });
-    assert!(matches!(refused(34, 4), AttentionError::Shape { .. }));
-    assert!(matches!(refused(32, 0), AttentionError::HeadRatio { .. }));
+    let new = MultiHeadAttentionConfig::new;
+    let error = new(32, 8).try_init(&device).unwrap_err();
+    assert_eq!(error, AttentionError::HeadDim { head_dim: 4 });
+    refused(new(34, 4).try_init(&device), "Shape");
+    refused(new(32, 0).try_init(&device), "HeadRatio");
     let theirs = theirs::MultiHeadAttentionConfig::new(32, 8).init(&device);
     let error = MultiHeadAttention::try_from(theirs).unwrap_err();
     assert_eq!(error, AttentionError::HeadDim { head_dim: 4 });
@@ -504,8 +453,7 @@ fn what_does_not_fit_is_refused() {
         input().mask_attn(none([BATCH, 5, 6])),
         input().mask_attn(none([BATCH, 6, 5])),
     ] {
-        let error = ours.try_forward(input).unwrap_err();
-        assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+        refused(ours.try_forward(input), "Shape");
     }
     // One mask for all sequences.
     let input = input().mask_pad(pad([1, 6])).mask_attn(none([1, 6, 6]));

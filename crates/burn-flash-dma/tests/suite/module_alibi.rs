@@ -1,14 +1,15 @@
 //! ALiBi of the layers: as a bias of pairs, in configurations, and refused by caches.
 
-use crate::case::values;
+use crate::case::{grad, near, tracked, values};
+use crate::layer::WIDTH;
 use burn::config::Config;
+use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayerConfig, MaskedInput,
 };
 use burn_flash_dma::{AlibiSlopes, AttentionError, Documents};
 
-const WIDTH: usize = 32;
 const LEN: usize = 21;
 
 /// What the slopes of `heads` heads add to the logits of a sequence.
@@ -22,16 +23,8 @@ fn bias(heads: usize, device: &Device) -> Tensor<4> {
     Tensor::from_data(TensorData::new(pairs.collect(), shape), device)
 }
 
-fn tokens(device: &Device) -> Tensor<3> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    Tensor::random([2, LEN, WIDTH], normal, device).require_grad()
-}
-
 fn close(actual: Tensor<3>, expected: Tensor<3>) {
-    let (actual, expected) = (values(actual), values(expected));
-    for (a, e) in actual.iter().zip(&expected) {
-        assert!((a - e).abs() <= 1e-5 * (1.0 + e.abs()), "{a} is not {e}");
-    }
+    near(&values(actual), &values(expected), 1e-5, "out");
 }
 
 #[test]
@@ -41,23 +34,16 @@ fn a_masked_layer_adds_it_as_a_bias_of_pairs() {
         let config = MaskedAttentionLayerConfig::new(WIDTH, 6).with_head_dim(Some(8));
         let config = config.with_causal(causal);
         let plain = config.init(&device);
-        let mut layer = config
-            .with_alibi(Some(AlibiSlopes::standard(6)))
-            .init(&device);
-        layer.q_proj = plain.q_proj.clone();
-        layer.k_proj = plain.k_proj.clone();
-        layer.v_proj = plain.v_proj.clone();
-        layer.o_proj = plain.o_proj.clone();
-        let x = tokens(&device);
+        let sloped = config.with_alibi(Some(AlibiSlopes::standard(6)));
+        let layer = sloped.init(&device);
+        let layer = layer.load_record(plain.clone().into_record());
+        let x = tracked([2, LEN, WIDTH], &device);
         let by_slopes = layer.forward(x.clone());
         let by_bias = plain.forward(MaskedInput::new(x.clone()).bias(bias(6, &device)));
         close(by_slopes.clone(), by_bias.clone());
         let weights = Tensor::random([2, LEN, WIDTH], Distribution::Default, &device);
-        let gradient = |out: Tensor<3>| {
-            let grads = (out * weights.clone()).sum().backward();
-            x.grad(&grads).expect("the tokens are tracked")
-        };
-        close(gradient(by_slopes), gradient(by_bias));
+        let gradient = |out: Tensor<3>| grad(&x, &(out * weights.clone()).sum().backward());
+        near(&gradient(by_slopes), &gradient(by_bias), 1e-5, "dx");
     }
 }
 
@@ -69,7 +55,7 @@ fn a_dynamic_mask_layer_passes_it_on_with_every_input() {
     let config = config.with_alibi(Some(slopes));
     let layer = config.init(&device);
     assert_eq!(layer.options().alibi, Some(slopes));
-    let x = tokens(&device);
+    let x = tracked([2, LEN, WIDTH], &device);
     let whole = layer.forward(x.clone());
     // Distances within a document are those of the document alone.
     let packed = DynamicMaskInput::new(x.clone())

@@ -1,94 +1,55 @@
 //! The attention layer over a cache: the last rows of the training-time forward pass.
 
-use crate::case::values;
+use crate::case::{refused, values, within};
+use crate::layer::{self, WIDTH, cast, like, tokens as input};
 use burn::module::Module;
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm};
-use burn_flash_dma::{AttentionError, Documents, ScoreRole};
+use burn_flash_dma::{Documents, ScoreRole};
 
 fn config() -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_max_seq_len(Some(64))
         .with_score_form(ScoreForm::Zoh)
         .with_score_role(Some(ScoreRole::RankAndBias))
 }
 
-fn input(batch: usize, len: usize, device: &Device) -> Tensor<3> {
-    Tensor::random([batch, len, 32], Distribution::Normal(0.0, 1.0), device)
-}
-
 fn close(actual: Tensor<3>, expected: Tensor<3>, what: &str) {
-    let (actual, expected) = (values(actual), values(expected));
-    assert_eq!(actual.len(), expected.len());
-    for (index, (a, e)) in actual.iter().zip(&expected).enumerate() {
-        assert!(
-            (a - e).abs() < 2e-6,
-            "{what}, element {index}: {a} is not {e}"
-        );
-    }
+    within(&values(actual), &values(expected), 2e-6, what);
 }
 
 #[test]
 fn steps_equal_the_forward_pass_with_every_option() {
     let device = Device::flex();
+    let new = || DynamicMaskAttentionConfig::new(WIDTH, 4);
+    let linear = || config().with_score_form(ScoreForm::Linear);
+    let ranked = || config().with_score_role(Some(ScoreRole::Rank));
+    let sink = || config().with_learnable_sink(true);
+    let bare = config().with_max_seq_len(None).with_qk_norm(false);
+    let capped = config().with_head_dim(Some(16)).with_softcap(Some(5.0));
+    let both = config().with_recent(Some(3)).with_sinks(Some(2));
+    let ranked_both = ranked().with_recent(Some(2)).with_sinks(Some(1));
     for (name, config) in [
         ("window", config()),
-        (
-            "the default",
-            DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(5)),
-        ),
-        (
-            "the default, every key",
-            DynamicMaskAttentionConfig::new(32, 4),
-        ),
-        (
-            "no position",
-            config().with_max_seq_len(None).with_qk_norm(false),
-        ),
+        ("the default", new().with_keep_window(Some(5))),
+        ("the default, every key", new()),
+        ("no position and no norms", bare),
         ("every key", config().with_keep_window(None)),
-        (
-            "capped",
-            config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
-        ),
+        ("wide heads, capped", capped),
         ("one kv head", config().with_n_kv_heads(Some(1))),
-        ("a learnable sink", config().with_learnable_sink(true)),
-        (
-            "a learnable sink, every key",
-            (config().with_learnable_sink(true)).with_keep_window(None),
-        ),
-        ("linear", config().with_score_form(ScoreForm::Linear)),
-        (
-            "linear, every key",
-            (config().with_score_form(ScoreForm::Linear)).with_keep_window(None),
-        ),
-        (
-            "only ranked",
-            (config().with_score_role(Some(ScoreRole::Rank))).with_score_form(ScoreForm::Linear),
-        ),
-        (
-            "only ranked, recent and sinks",
-            (config().with_score_role(Some(ScoreRole::Rank)))
-                .with_recent(Some(2))
-                .with_sinks(Some(1)),
-        ),
-        (
-            "only ranked, with a recency slope",
-            (config().with_score_role(Some(ScoreRole::Rank))).with_recency_slope(Some(0.2)),
-        ),
-        (
-            "only ranked, every key",
-            (config().with_score_role(Some(ScoreRole::Rank))).with_keep_window(None),
-        ),
+        ("a learnable sink", sink()),
+        ("a sink, every key", sink().with_keep_window(None)),
+        ("linear", linear()),
+        ("linear, every key", linear().with_keep_window(None)),
+        ("ranked", ranked().with_score_form(ScoreForm::Linear)),
+        ("ranked, recent and sinks", ranked_both),
+        ("ranked, slope", ranked().with_recency_slope(Some(0.2))),
+        ("ranked, every key", ranked().with_keep_window(None)),
         ("scaled", config().with_scale(Some(1.5))),
         ("recent", config().with_recent(Some(2))),
         ("sinks", config().with_sinks(Some(2))),
-        (
-            "recent and sinks",
-            config().with_recent(Some(3)).with_sinks(Some(2)),
-        ),
+        ("recent and sinks", both),
         ("sliding", config().with_recent(Some(5))),
         ("biases", config().with_bias(true)),
     ] {
@@ -109,30 +70,26 @@ fn steps_equal_the_forward_pass_with_every_option() {
 /// Sequences of different lengths each go on at their own position.
 #[test]
 fn a_sequence_that_begins_anew_begins_at_position_zero() {
+    let device = Device::flex();
     let ranked = config().with_score_role(Some(ScoreRole::Rank));
     for config in [config(), ranked.with_recency_slope(Some(0.2))] {
-        one_begins_anew(&config);
+        let layer = config.init(&device);
+        let (old, new) = (input(2, 20, &device), input(2, 9, &device));
+        let mut cache = layer.init_cache(2);
+        let _ = layer.forward_cached(old.clone(), &mut cache);
+        cache.reset(1);
+        let mut step = |at, count| {
+            let x = new.clone().narrow(1, at, count);
+            layer.forward_cached(x, &mut cache)
+        };
+        let out = Tensor::cat(vec![step(0, 4), step(4, 1), step(5, 1), step(6, 3)], 1);
+        let of = |tensor: &Tensor<3>, sequence| tensor.clone().narrow(0, sequence, 1);
+        let continued = Tensor::cat(vec![of(&old, 0), of(&new, 0)], 1);
+        let continued = layer.forward(continued).narrow(1, 20, 9);
+        close(of(&out, 0), continued, "continued");
+        close(of(&out, 1), layer.forward(of(&new, 1)), "anew");
+        assert_eq!(cache.lengths(), [29, 9]);
     }
-}
-
-fn one_begins_anew(config: &DynamicMaskAttentionConfig) {
-    let device = Device::flex();
-    let layer = config.init(&device);
-    let (old, new) = (input(2, 20, &device), input(2, 9, &device));
-    let mut cache = layer.init_cache(2);
-    let _ = layer.forward_cached(old.clone(), &mut cache);
-    cache.reset(1);
-    let mut step = |at, count| layer.forward_cached(new.clone().narrow(1, at, count), &mut cache);
-    let out = Tensor::cat(vec![step(0, 4), step(4, 1), step(5, 1), step(6, 3)], 1);
-    let continued = Tensor::cat(vec![old.narrow(0, 0, 1), new.clone().narrow(0, 0, 1)], 1);
-    let continued = layer.forward(continued).narrow(1, 20, 9);
-    close(out.clone().narrow(0, 0, 1), continued, "continued");
-    close(
-        out.narrow(0, 1, 1),
-        layer.forward(new.narrow(0, 1, 1)),
-        "anew",
-    );
-    assert_eq!(cache.lengths(), [29, 9]);
 }
 
 /// A document that ends resets the cache, and the next one goes on like documents in one pass.
@@ -173,11 +130,7 @@ fn documents_restart_the_cache() {
 fn positions_may_pass_the_rotary_table() {
     let device = Device::flex();
     let long = config().init(&device);
-    let record = long.clone().into_record();
-    let short = config()
-        .with_max_seq_len(Some(16))
-        .init(&device)
-        .load_record(record);
+    let short = like(&long, &config().with_max_seq_len(Some(16)));
     let x = input(1, 60, &device);
     let (mut left, mut right) = (long.init_cache(1), short.init_cache(1));
     for (at, count) in [(0, 10), (10, 10), (20, 39), (59, 1)] {
@@ -204,10 +157,7 @@ fn the_cache_follows_the_layer() {
     let dense = config().with_keep_window(None).init(&device);
     assert!(matches!(dense.init_cache(3), AttentionCache::Paged(_)));
     let full = config().with_causal(false).init(&device);
-    assert_eq!(
-        full.try_init_cache(1).unwrap_err(),
-        AttentionError::CacheNotCausal
-    );
+    refused(full.try_init_cache(1), "CacheNotCausal");
 }
 
 #[test]
@@ -215,10 +165,8 @@ fn a_layer_in_training_is_refused() {
     let device = Device::flex().autodiff();
     let layer = config().init(&device);
     let mut cache = layer.init_cache(2);
-    let error = layer
-        .try_forward_cached(input(2, 3, &device), &mut cache)
-        .unwrap_err();
-    assert!(matches!(error, AttentionError::Tracked { .. }), "{error}");
+    let x = input(2, 3, &device);
+    refused(layer.try_forward_cached(x, &mut cache), "Tracked");
     assert_eq!(cache.lengths(), [0, 0]);
     // What a model hands out for validation has no gradients.
     let layer = layer.valid();
@@ -230,27 +178,14 @@ fn a_layer_in_training_is_refused() {
 
 #[test]
 fn a_layer_in_16_bits_has_a_cache_in_16_bits() {
-    use burn::module::{ModuleMapper, Param};
-    struct Cast;
-    impl ModuleMapper for Cast {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(DType::BF16))
-        }
-    }
     let device = Device::flex();
-    let layer = config().init(&device).map(&mut Cast);
+    let layer = cast(config().init(&device), DType::BF16);
     let x = input(1, 30, &device).cast(DType::BF16);
     let whole = values(layer.forward(x.clone()));
     let mut cache = layer.init_cache(1);
     assert_eq!(cache.bytes(), 2 * 5 * (2 * 8 * 2 + 8) + 4);
-    let mut out = Vec::new();
-    for at in 0..30 {
-        out.extend(values(
-            layer.forward_cached(x.clone().narrow(1, at, 1), &mut cache),
-        ));
-    }
+    let steps = (0..30).map(|at| layer.forward_cached(x.clone().narrow(1, at, 1), &mut cache));
+    let steps = Tensor::cat(steps.collect(), 1);
     // The two round their matrix products apart.
-    for (a, e) in out.iter().zip(&whole) {
-        assert!((a - e).abs() < 2e-3, "{a} is not {e}");
-    }
+    within(&values(steps), &whole, 2e-3, "steps");
 }

@@ -1,17 +1,18 @@
 //! Cross-attention that keeps the best tokens of its context, against its definition in Burn's own operations.
 
-use crate::case::values;
-use burn::module::{Lora, Module, ModuleVisitor, Param};
+use crate::case::{grad, refused, refused_as, size, tracked, values, within};
+use crate::layer::{WIDTH, parameters, score_projection};
+use burn::module::{Lora, Module};
 use burn::nn::RmsNorm;
+use burn::optim::GradientsParams;
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::{Bool, Device, Distribution, Gradients, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::nn::{
     CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
-    ScoreForm, Scorer,
+    ScoreForm,
 };
 use burn_flash_dma::{AttentionError, AttentionMask, Documents};
 
-const WIDTH: usize = 32;
 const CONTEXT: usize = 24;
 const LEN: usize = 30;
 const HEADS: usize = 4;
@@ -50,12 +51,7 @@ fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
 }
 
 fn random(len: usize, width: usize, device: &Device) -> Tensor<3> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    let tensor = Tensor::random([2, len, width], normal, device);
-    match device.is_autodiff() {
-        true => tensor.require_grad(),
-        false => tensor,
-    }
+    tracked([2, len, width], device)
 }
 
 /// The places of the tokens in the order of their scores, the greater first, then the earlier one; hidden ones never.
@@ -76,10 +72,8 @@ fn of_ranks(scores: &Tensor<3>, ranks: std::ops::Range<usize>) -> Tensor<4, Bool
         let range = ranks.start.min(order.len())..ranks.end.min(order.len());
         kept.extend((0..len).map(|at| order[range.clone()].contains(&at)));
     }
-    Tensor::from_data(
-        TensorData::new(kept, [batch, heads, 1, len]),
-        &scores.device(),
-    )
+    let kept = TensorData::new(kept, [batch, heads, 1, len]);
+    Tensor::from_data(kept, &scores.device())
 }
 
 /// The layer by its definition, in Burn's own operations; `scores` are those of its tokens.
@@ -173,63 +167,24 @@ impl Defined {
     }
 }
 
-/// Every parameter's gradient, by name.
-struct Slopes<'a> {
-    grads: &'a Gradients,
-    path: Vec<String>,
-    found: Vec<(String, Vec<f64>)>,
-}
-
-impl ModuleVisitor for Slopes<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let slope = param.val().grad(self.grads).map(values).unwrap_or_default();
-        self.found.push((self.path.join("."), slope));
-    }
-}
-
+/// The gradients of every parameter and of the two inputs, by name.
 fn slopes(
     layer: &DynamicMaskCrossAttention,
-    inputs: [&Tensor<3>; 2],
+    [x, context]: [&Tensor<3>; 2],
     out: Tensor<3>,
     slope: &Tensor<3>,
 ) -> Vec<(String, Vec<f64>)> {
     let grads = (out * slope.clone()).sum().backward();
-    let mut visitor = Slopes {
-        grads: &grads,
-        path: Vec::new(),
-        found: Vec::new(),
-    };
-    layer.visit(&mut visitor);
-    let mut found = visitor.found;
-    for (name, input) in ["x", "context"].into_iter().zip(inputs) {
-        found.push((name.into(), values(input.grad(&grads).expect("tracked"))));
-    }
-    found
+    let inputs = [("x", grad(x, &grads)), ("context", grad(context, &grads))];
+    let gradients = GradientsParams::from_grads(grads, layer);
+    let of_layer = parameters(layer, &gradients).into_iter();
+    let of_layer = of_layer.map(|of| (of.name, of.gradient.unwrap_or_default()));
+    let of_inputs = inputs.map(|(name, slope)| (name.into(), slope));
+    of_layer.chain(of_inputs).collect()
 }
 
 fn close(actual: &[f64], expected: &[f64], what: &str) {
     within(actual, expected, 1e-5 * size(expected).max(1.0), what);
-}
-
-/// The greatest number.
-fn size(numbers: &[f64]) -> f64 {
-    numbers.iter().fold(0.0f64, |most, x| most.max(x.abs()))
-}
-
-fn within(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
-        let error = (a - e).abs();
-        assert!(error <= bound, "{what}, element {at}: {a} is not {e}");
-    }
 }
 
 #[test]
@@ -265,11 +220,15 @@ fn outputs_and_gradients_are_those_of_the_definition() {
             let largest = largest.fold(0.0, f64::max);
             for ((of, actual), (_, expected)) in actual.iter().zip(&expected) {
                 assert!(!expected.is_empty(), "{what}: {of} has no gradient");
-                let what = format!("{what}, gradient of {of}");
                 // A small one, as that of the decay, and one that is zero, as that of q over one token, are differences
                 // of terms of the others' size, which f32 rounds to 6e-8 of it each.
                 let bound = (1e-5 * size(expected).max(1.0)).max(2e-6 * largest);
-                within(actual, expected, bound, &what);
+                within(
+                    actual,
+                    expected,
+                    bound,
+                    format_args!("{what}, gradient of {of}"),
+                );
             }
         }
     }
@@ -334,45 +293,30 @@ fn a_padded_context_equals_the_context_alone() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let device = Device::flex();
-    let refused = |config: DynamicMaskCrossAttentionConfig| config.try_init(&device).unwrap_err();
-    let error = refused(config().with_head_dim(Some(12)));
+    let init = |config: DynamicMaskCrossAttentionConfig| config.try_init(&device);
+    let error = init(config().with_head_dim(Some(12))).unwrap_err();
     assert_eq!(error, AttentionError::HeadDim { head_dim: 12 });
-    assert_eq!(
-        refused(config().with_keep_window(Some(0))),
-        AttentionError::ZeroWindow
-    );
-    let error = refused(config().with_norm_epsilon(Some(0.0)));
-    assert!(matches!(error, AttentionError::Epsilon { .. }));
+    refused(init(config().with_keep_window(Some(0))), "ZeroWindow");
+    refused(init(config().with_norm_epsilon(Some(0.0))), "Epsilon");
 
     let layer = config().init(&device);
     let (x, context) = (random(6, WIDTH, &device), random(LEN, CONTEXT, &device));
     let input = || DynamicMaskInput::new(context.clone());
-    let refused = |input: DynamicMaskInput| layer.try_forward(x.clone(), input).unwrap_err();
+    let forward = |input: DynamicMaskInput| layer.try_forward(x.clone(), input);
     let documents = Documents::from_lengths([vec![10, 20], vec![LEN]]);
-    let error = refused(input().documents(documents));
-    assert_eq!(error, AttentionError::SelectionNotCausal);
-    let pairs =
-        AttentionMask::visible(Tensor::<4>::ones([1, 1, 6, LEN], &device).greater_elem(0.5));
-    assert_eq!(
-        refused(input().mask(pairs)).to_string(),
-        "a mask that differs between queries rules out cross-attention: it leaves keys on no interval of queries"
+    refused(forward(input().documents(documents)), "SelectionNotCausal");
+    let pairs = Tensor::<4, Bool>::full([1, 1, 6, LEN], true, &device);
+    refused_as(
+        forward(input().mask(AttentionMask::visible(pairs))),
+        "a mask that differs between queries rules out cross-attention: it leaves keys on no interval of queries",
     );
-    let error = refused(DynamicMaskInput::new(random(LEN, WIDTH, &device)));
-    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
-    let error = refused(DynamicMaskInput::new(context.clone().narrow(0, 0, 1)));
-    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
-    let keys: CrossKeys = layer.keys(context);
-    let error = layer
-        .try_forward_with_keys(random(6, CONTEXT, &device), &keys)
-        .unwrap_err();
-    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
-    let error = (config().with_keep_window(Some(8)).init(&device))
-        .try_forward_with_keys(x, &keys)
-        .unwrap_err();
-    assert!(
-        matches!(error, AttentionError::IntervalsWindow { .. }),
-        "{error}"
-    );
+    refused(forward(random(LEN, WIDTH, &device).into()), "Shape");
+    refused(forward(context.clone().narrow(0, 0, 1).into()), "Shape");
+    let keys = layer.keys(context);
+    let tokens = random(6, CONTEXT, &device);
+    refused(layer.try_forward_with_keys(tokens, &keys), "Shape");
+    let wider = config().with_keep_window(Some(8)).init(&device);
+    refused(wider.try_forward_with_keys(x, &keys), "IntervalsWindow");
 }
 
 #[test]
@@ -386,30 +330,27 @@ fn the_keys_of_another_layer_are_refused() {
             .init(&device)
     };
     let (x, context) = (random(6, 32, &device), random(LEN, 32, &device));
-    let refused = |layer: &DynamicMaskCrossAttention, keys: &CrossKeys| {
-        layer.try_forward_with_keys(x.clone(), keys).unwrap_err()
+    let refused = |layer: &DynamicMaskCrossAttention, keys: &CrossKeys, text| {
+        refused_as(layer.try_forward_with_keys(x.clone(), keys), text);
     };
     // Their heads divide, and would be shared by other queries.
     let keys = layer(8, 4, None).keys(context.clone());
-    let error = refused(&layer(8, 2, None), &keys);
-    assert_eq!(error.to_string(), "k must have size 2 on axis 1, but has 4");
-    let error = refused(&layer(8, 1, None), &keys);
-    assert_eq!(error.to_string(), "k must have size 1 on axis 1, but has 4");
-    let error = refused(&layer(16, 4, None), &keys);
-    assert_eq!(
-        error.to_string(),
-        "k must have size 16 on axis 3, but has 8"
-    );
+    for (layer, text) in [
+        (layer(8, 2, None), "k must have size 2 on axis 1, but has 4"),
+        (layer(8, 1, None), "k must have size 1 on axis 1, but has 4"),
+        (
+            layer(16, 4, None),
+            "k must have size 16 on axis 3, but has 8",
+        ),
+    ] {
+        refused(&layer, &keys, text);
+    }
     // And so is another window, whichever of the two layers has none.
     let few = layer(8, 4, Some(8));
-    assert_eq!(
-        refused(&few, &keys).to_string(),
-        "the options keep 8 keys, but the intervals were selected for all"
-    );
-    assert_eq!(
-        refused(&layer(8, 4, None), &few.keys(context)).to_string(),
-        "the options keep all keys, but the intervals were selected for 8"
-    );
+    let text = "the options keep 8 keys, but the intervals were selected for all";
+    refused(&few, &keys, text);
+    let text = "the options keep all keys, but the intervals were selected for 8";
+    refused(&layer(8, 4, None), &few.keys(context), text);
 }
 
 #[test]
@@ -421,10 +362,6 @@ fn adapters_reach_the_projections_and_the_scores() {
         for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {
             assert!(projection.weight.adapter().is_some());
         }
-        let scores = match &layer.scorer {
-            Scorer::Zoh(zoh) => &zoh.dt_proj,
-            Scorer::Linear(linear) => &linear.score_proj,
-        };
-        assert!(scores.adapter().is_some());
+        assert!(score_projection(&layer.scorer).adapter().is_some());
     }
 }

@@ -1,7 +1,8 @@
 //! The mask of a layer's input: per key, and between queries and keys.
 
-use crate::case::values;
-use burn::tensor::{Bool, Device, Distribution, Tensor};
+use crate::case::{coin, grad, size, values, within};
+use crate::layer::{self, tokens};
+use burn::tensor::{Bool, Device, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
@@ -10,9 +11,7 @@ use burn_flash_dma::{AttentionMask, Documents, ScoreRole, Selector};
 const LEN: usize = 23;
 
 fn config() -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_score_form(ScoreForm::Linear)
         // Such a mask refuses scores that only rank in training.
         .with_score_role(Some(ScoreRole::RankAndBias))
@@ -36,13 +35,15 @@ fn layers(device: &Device) -> Vec<DynamicMaskAttention> {
 }
 
 fn x(device: &Device) -> Tensor<3> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    Tensor::random([2, LEN, 32], normal, device)
+    tokens(2, LEN, device)
 }
 
-/// Random bools.
-fn coin(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
-    Tensor::<4>::random(shape, Distribution::Default, device).greater_elem(0.35)
+/// What a pass makes of tokens, and their gradient.
+fn pass(x: &Tensor<3>, forward: impl FnOnce(Tensor<3>) -> Tensor<3>) -> [Vec<f64>; 2] {
+    let x = Tensor::from_inner(x.clone().inner()).require_grad();
+    let out = forward(x.clone());
+    let grads = out.clone().powi_scalar(2).sum().backward();
+    [values(out.inner()), grad(&x, &grads)]
 }
 
 /// The outputs of an input and the gradient of its tokens.
@@ -51,22 +52,18 @@ fn passes(
     x: &Tensor<3>,
     input: impl FnOnce(Tensor<3>) -> DynamicMaskInput,
 ) -> [Vec<f64>; 2] {
-    let x = Tensor::from_inner(x.clone().inner()).require_grad();
-    let out = layer.forward(input(x.clone()));
-    let grads = out.clone().powi_scalar(2).sum().backward();
-    [
-        values(out.inner()),
-        values(x.grad(&grads).expect("tracked")),
-    ]
+    pass(x, |x| layer.forward(input(x)))
+}
+
+/// A mask of true.
+fn all(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
+    Tensor::full(shape, true, device)
 }
 
 fn close(actual: &[Vec<f64>; 2], expected: &[Vec<f64>; 2], what: &str) {
     for (name, (actual, expected)) in ["out", "dx"].iter().zip(actual.iter().zip(expected)) {
-        let size = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-        for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
-            let error = (a - e).abs();
-            assert!(error < 5e-6 * size, "{what}, {name} {at}: {a} is not {e}");
-        }
+        let bound = 5e-6 * size(expected).max(1.0);
+        within(actual, expected, bound, format_args!("{what}, {name}"));
     }
 }
 
@@ -82,16 +79,12 @@ fn hidden_keys_are_those_of_scores_of_minus_infinity() {
             let same = passes(layer, &x, |x| DynamicMaskInput::new(x).mask(hidden));
             assert_eq!(masked, same);
 
-            let x = Tensor::from_inner(x.inner()).require_grad();
-            let scores = layer.scores(x.clone());
-            let keys = shown.squeeze_dim::<3>(2).expand(scores.dims());
-            let scores = scores.mask_fill(keys.bool_not(), f32::NEG_INFINITY);
-            let out = layer.forward_with_scores(x.clone(), scores);
-            let grads = out.clone().powi_scalar(2).sum().backward();
-            let expected = [
-                values(out.inner()),
-                values(x.grad(&grads).expect("tracked")),
-            ];
+            let expected = pass(&x, |x| {
+                let scores = layer.scores(x.clone());
+                let keys = shown.squeeze_dim::<3>(2).expand(scores.dims());
+                let scores = scores.mask_fill(keys.bool_not(), f32::NEG_INFINITY);
+                layer.forward_with_scores(x, scores)
+            });
             close(&masked, &expected, &format!("layer {at}, mask {shape:?}"));
         }
     }
@@ -124,39 +117,26 @@ fn queries_do_not_see_what_the_mask_hides_from_them() {
     let device = Device::flex().autodiff();
     let layer = config().init(&device);
     let (x, hidden_key, query) = (x(&device), 3, 17);
-    let keys = |key: usize| -> Tensor<4, Bool> {
-        let place = |len: usize, at: usize| {
-            Tensor::<1, burn::tensor::Int>::arange(0..len as i64, &device).equal_elem(at as i64)
-        };
-        let queries = place(LEN, query)
-            .reshape([1, 1, LEN, 1])
-            .expand([1, 1, LEN, LEN]);
-        queries.bool_and(
-            place(LEN, key)
-                .reshape([1, 1, 1, LEN])
-                .expand([1, 1, LEN, LEN]),
-        )
-    };
-    let mask = AttentionMask::hidden(keys(hidden_key));
-    let changed = x
-        .clone()
-        .slice_fill([0..2, hidden_key..hidden_key + 1, 0..32], 2.5);
+    let pair = [0..1, 0..1, query..query + 1, hidden_key..hidden_key + 1];
+    let pair = Tensor::<4>::zeros([1, 1, LEN, LEN], &device).slice_fill(pair, 1.0);
+    let mask = AttentionMask::hidden(pair.greater_elem(0.5));
+    let key = [0..2, hidden_key..hidden_key + 1, 0..32];
+    let changed = x.clone().slice_fill(key, 2.5);
     let row = |x: Tensor<3>| {
         let out = layer.forward(DynamicMaskInput::new(x).mask(mask.clone()));
         values(out.narrow(1, query, 1).inner())
     };
     assert_eq!(row(x.clone()), row(changed.clone()));
     // Another query sees it, so that its row changes.
-    let all = |x: Tensor<3>| values(layer.forward(x).narrow(1, hidden_key, 1).inner());
-    assert_ne!(all(x), all(changed));
+    let other = |x: Tensor<3>| values(layer.forward(x).narrow(1, hidden_key, 1).inner());
+    assert_ne!(other(x), other(changed));
 }
 
 #[test]
 fn a_query_that_sees_nothing_gets_zeros() {
     let device = Device::flex().autodiff();
     for layer in layers(&device) {
-        let nothing = Tensor::<4, Bool>::full([1, 1, LEN, LEN], true, &device);
-        let mask = AttentionMask::hidden(nothing);
+        let mask = AttentionMask::hidden(all([1, 1, LEN, LEN], &device));
         let [out, grad] = passes(&layer, &x(&device), |x| DynamicMaskInput::new(x).mask(mask));
         assert!(out.iter().chain(&grad).all(|&x| x == 0.0));
     }
@@ -177,7 +157,7 @@ fn padded_documents_are_padding_by_lengths() {
             DynamicMaskInput::new(x).documents(documents.clone())
         });
         close(&by_documents, &by_lengths, "padded documents");
-        let shown = Tensor::<4, Bool>::full([1, 1, LEN, LEN], true, &device);
+        let shown = all([1, 1, LEN, LEN], &device);
         let by_pairs = passes(&layer, &x, |x| {
             let input = DynamicMaskInput::new(x).documents(documents.clone());
             input.mask(AttentionMask::visible(shown))
@@ -201,10 +181,13 @@ fn an_empty_sequence_has_a_mask() {
 fn bad_masks_are_refused() {
     let device = Device::flex().autodiff();
     let layer = config().init(&device);
+    let masked = |shape| {
+        let mask = AttentionMask::visible(all(shape, &device));
+        DynamicMaskInput::new(x(&device)).mask(mask)
+    };
     let kind = |layer: &DynamicMaskAttention, shape: [usize; 4]| {
-        let shows = Tensor::<4, Bool>::full(shape, true, &device);
-        let input = DynamicMaskInput::new(x(&device)).mask(AttentionMask::visible(shows));
-        layer.try_forward(input).err().map(|error| error.kind())
+        let refused = layer.try_forward(masked(shape)).err();
+        refused.map(|error| error.kind())
     };
     assert_eq!(kind(&layer, [2, 2, LEN, LEN]), None);
     // One mask per query head is not one per key/value head.
@@ -219,13 +202,9 @@ fn bad_masks_are_refused() {
     let learning = config().with_runners_up(Some(2)).init(&device);
     assert_eq!(kind(&learning, [1, 1, 1, LEN]), None);
     assert_eq!(kind(&learning, [1, 1, LEN, LEN]), Some("MaskedSelection"));
-    let shows = Tensor::<4, Bool>::full([1, 1, LEN, LEN], true, &device);
-    let input = DynamicMaskInput::new(x(&device)).mask(AttentionMask::visible(shows));
-    let error = layer.try_selection(input).unwrap_err();
-    assert!(
-        error.to_string().contains("a selection to look at"),
-        "{error}"
-    );
+    let error = layer.try_selection(masked([1, 1, LEN, LEN])).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("a selection to look at"), "{text}");
 }
 
 #[test]
@@ -235,11 +214,8 @@ fn a_selection_is_that_of_the_keys_that_are_shown() {
     let (x, shown) = (x(&device), coin([2, 1, 1, LEN], &device));
     let input = || DynamicMaskInput::new(x.clone()).mask(AttentionMask::visible(shown.clone()));
     let scores = layer.scores(input());
-    let hidden = shown
-        .clone()
-        .squeeze_dim::<3>(2)
-        .bool_not()
-        .expand([2, 2, LEN]);
+    let hidden = shown.clone().squeeze_dim::<3>(2).bool_not();
+    let hidden = hidden.expand([2, 2, LEN]);
     let infinite = scores.clone().equal_elem(f32::NEG_INFINITY);
     assert_eq!(infinite.into_data(), hidden.into_data());
     let selected = layer.selection(input()).into_tensor().into_data();

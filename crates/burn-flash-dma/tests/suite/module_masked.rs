@@ -1,15 +1,15 @@
 //! The layer of masked attention beside the dynamic-mask layer with the same parameters and given scores.
 
-use crate::case::values;
+use crate::case::{coin, grad, random, refused, size, tracked, values, within};
+use crate::layer::WIDTH;
 use burn::module::{Initializer, Lora, Module};
-use burn::tensor::{Bool, Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayer,
     MaskedAttentionLayerConfig, MaskedInput,
 };
 use burn_flash_dma::{AttentionError, AttentionMask, KeyRanges, ScoreRole, TilePlan};
 
-const WIDTH: usize = 32;
 const LEN: usize = 21;
 
 fn config() -> MaskedAttentionLayerConfig {
@@ -59,25 +59,11 @@ fn configs() -> Vec<MaskedAttentionLayerConfig> {
 }
 
 fn x(device: &Device) -> Tensor<3> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    let tensor = Tensor::random([2, LEN, WIDTH], normal, device);
-    match device.is_autodiff() {
-        true => tensor.require_grad(),
-        false => tensor,
-    }
-}
-
-fn coin(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
-    Tensor::<4>::random(shape, Distribution::Default, device).greater_elem(0.35)
+    tracked([2, LEN, WIDTH], device)
 }
 
 fn close(actual: &[f64], expected: &[f64], what: &str) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    let size = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
-        let error = (a - e).abs();
-        assert!(error <= 5e-6 * size, "{what}, element {at}: {a} is not {e}");
-    }
+    within(actual, expected, 5e-6 * size(expected).max(1.0), what);
 }
 
 /// The output, and the gradients of the tokens, of the bias and of two projections.
@@ -88,13 +74,12 @@ fn passes(
     layer: &MaskedAttentionLayer,
 ) -> Vec<Vec<f64>> {
     let grads = out.clone().square().sum().backward();
-    let of = |weight: Tensor<2>| values(weight.grad(&grads).expect("tracked"));
     vec![
         values(out),
-        values(x.grad(&grads).expect("tracked")),
-        values(bias.grad(&grads).expect("tracked")),
-        of(layer.q_proj.weight.val()),
-        of(layer.o_proj.weight.val()),
+        grad(x, &grads),
+        grad(bias, &grads),
+        grad(&layer.q_proj.weight.val(), &grads),
+        grad(&layer.o_proj.weight.val(), &grads),
     ]
 }
 
@@ -106,8 +91,7 @@ fn masks_and_biases_mean_what_they_mean_to_the_dynamic_layer() {
         for shape in [[2, 2, LEN, LEN], [1, 1, 1, LEN]] {
             let what = format!("layer {at}, mask {shape:?}");
             let (x, mask) = (x(&device), AttentionMask::visible(coin(shape, &device)));
-            let normal = Distribution::Normal(0.0, 1.0);
-            let bias = Tensor::<3>::random([2, 2, LEN], normal, &device).require_grad();
+            let bias = random([2, 2, LEN], &device).require_grad();
             let input = MaskedInput::new(x.clone()).mask(mask.clone());
             let out = layer.forward(input.bias(bias.clone().unsqueeze_dim(2)));
             let input = DynamicMaskInput::new(x.clone()).mask(mask);
@@ -149,30 +133,25 @@ fn a_plan_is_its_mask() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let device = Device::flex();
-    let refused = |config: MaskedAttentionLayerConfig| config.try_init(&device).unwrap_err();
+    let init = |config: MaskedAttentionLayerConfig| config.try_init(&device);
     let (q_heads, kv_heads) = (4, 3);
-    let error = refused(config().with_n_kv_heads(Some(3)));
+    let error = init(config().with_n_kv_heads(Some(3))).unwrap_err();
     assert_eq!(error, AttentionError::HeadRatio { q_heads, kv_heads });
-    let error = refused(config().with_norm_epsilon(Some(f64::NAN)));
-    assert!(matches!(error, AttentionError::Epsilon { .. }));
+    refused(init(config().with_norm_epsilon(Some(f64::NAN))), "Epsilon");
 
     let layer = config().with_max_seq_len(Some(LEN)).init(&device);
     let x = x(&device);
-    let refused = |input: MaskedInput| layer.try_forward(input).unwrap_err();
-    let error = refused(x.clone().repeat_dim(1, 2).into());
-    assert!(matches!(error, AttentionError::TooLarge { .. }), "{error}");
-    let error = refused(x.clone().narrow(2, 0, 24).into());
-    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    refused(layer.try_forward(x.clone().repeat_dim(1, 2)), "TooLarge");
+    refused(layer.try_forward(x.clone().narrow(2, 0, 24)), "Shape");
     let ranges = KeyRanges::sliding_window([LEN, LEN], 6, &device);
     let plan = TilePlan::from_ranges(ranges, [LEN, LEN], false);
-    let error = refused(MaskedInput::new(x.clone()).plan(&plan));
-    assert!(
-        matches!(error, AttentionError::PlanCausal { .. }),
-        "{error}"
-    );
+    let planned = MaskedInput::new(x.clone()).plan(&plan);
+    refused(layer.try_forward(planned), "PlanCausal");
     let mask = AttentionMask::visible(coin([2, 3, LEN, LEN], &device));
-    let error = refused(MaskedInput::new(x).mask(mask));
-    assert!(matches!(error, AttentionError::Broadcast { .. }), "{error}");
+    refused(
+        layer.try_forward(MaskedInput::new(x).mask(mask)),
+        "Broadcast",
+    );
 }
 
 #[test]

@@ -1,57 +1,36 @@
 //! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
 
-use crate::case::values;
-use crate::layer::of_linear_scores;
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
-use burn_flash_dma::{AttentionError, Documents, ScoreRole};
+use crate::case::{refused, values, within};
+use crate::layer::{self, like, of_scores, tokens};
+use burn::tensor::Device;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::{Documents, ScoreRole};
 
 const LEN: usize = 33;
 
 fn config(slope: f64) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
-        .with_recency_slope(Some(slope))
-}
-
-fn x(device: &Device) -> Tensor<3> {
-    Tensor::random([2, LEN, 32], Distribution::Normal(0.0, 1.0), device)
-}
-
-/// The same layer with another slope.
-fn with_slope(layer: &DynamicMaskAttention, slope: f64) -> DynamicMaskAttention {
-    let device = layer.q_proj.weight.device();
-    config(slope)
-        .init(&device)
-        .load_record(layer.clone().into_record())
+    layer::config().with_recency_slope(Some(slope))
 }
 
 #[test]
 fn a_score_gains_the_slope_per_position() {
     let device = Device::flex();
     let plain = config(0.0).init(&device);
-    let x = x(&device);
+    let x = tokens(2, LEN, &device);
     let scores = values(plain.scores(x.clone()));
-    let sloped = values(with_slope(&plain, 0.25).scores(x.clone()));
-    for (place, (score, sloped)) in scores.iter().zip(sloped).enumerate() {
-        let expected = score + 0.25 * (place % LEN) as f64;
-        assert!(
-            (sloped - expected).abs() < 1e-5,
-            "{place}: {sloped} is not {expected}"
-        );
-    }
+    let sloped = values(like(&plain, &config(0.25)).scores(x));
+    let with_slope = |(place, score): (usize, f64)| score + 0.25 * (place % LEN) as f64;
+    let expected: Vec<f64> = scores.into_iter().enumerate().map(with_slope).collect();
+    within(&sloped, &expected, 1e-5, "scores");
 }
 
 #[test]
 fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
     let device = Device::flex();
     let plain = config(0.0).init(&device);
-    let sliding = config(0.0).with_recent(Some(5)).init(&device);
-    let sliding = sliding.load_record(plain.clone().into_record());
-    let steep = with_slope(&plain, 100.0);
-    let x = x(&device);
+    let sliding = like(&plain, &config(0.0).with_recent(Some(5)));
+    let steep = like(&plain, &config(100.0));
+    let x = tokens(2, LEN, &device);
     let [plain, steep, sliding] = [plain, steep, sliding].map(|layer| {
         let documents = Documents::from_lengths([vec![7, 13, LEN - 20], vec![LEN]]);
         let packed = DynamicMaskInput::new(x.clone()).documents(documents);
@@ -68,8 +47,12 @@ fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
 fn scores_learn_beside_it() {
     let device = Device::flex().autodiff();
     let layer = config(0.1).init(&device);
-    let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
-    let of_scores = of_linear_scores(&layer, &grads);
+    let grads = layer
+        .forward(tokens(2, LEN, &device))
+        .powi_scalar(2)
+        .sum()
+        .backward();
+    let of_scores = of_scores(&layer, &grads);
     assert!(of_scores.iter().any(|x| *x != 0.0));
 }
 
@@ -84,11 +67,7 @@ fn what_it_does_not_fit_is_refused() {
         config(1.0).with_causal(false),
         config(1.0).with_score_role(Some(ScoreRole::RankAndBias)),
     ] {
-        let error = config.try_init(&device).expect_err("it is refused");
-        assert!(
-            matches!(error, AttentionError::RecencySlope { .. }),
-            "{error}"
-        );
+        refused(config.try_init(&device), "RecencySlope");
     }
     for config in [
         config(0.0).with_causal(false),

@@ -1,26 +1,19 @@
 //! Tokens dealt to heads in turn: what a head keeps, that decoding keeps the same, that scores learn beside it, and what
 //! is refused.
 
-use crate::case::values;
-use crate::layer::of_linear_scores;
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor};
+use crate::case::{refused, values, within};
+use crate::layer::{self, like, of_scores, tokens};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
-use burn_flash_dma::{AttentionError, ScoreRole};
 
 const LEN: usize = 33;
 const WINDOW: usize = 5;
 const STRICT: f64 = 100.0;
 
 fn config(dealt: impl Into<Option<RoundRobin>>) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(WINDOW))
-        .with_round_robin(dealt.into())
-}
-
-fn x(device: &Device) -> Tensor<3> {
-    Tensor::random([2, LEN, 32], Distribution::Normal(0.0, 1.0), device)
+    let window = Some(WINDOW);
+    (layer::config().with_keep_window(window)).with_round_robin(dealt.into())
 }
 
 /// The positions that every query of a head attends to, `[batch][kv_head][query]`.
@@ -42,21 +35,18 @@ fn kept(layer: &DynamicMaskAttention, x: Tensor<3>) -> Vec<Vec<Vec<Vec<usize>>>>
 fn a_score_loses_the_penalty_in_the_heads_that_are_not_dealt_its_token() {
     let device = Device::flex();
     let plain = config(None).init(&device);
-    let dealt = config(RoundRobin::new(3, 0.25)).init(&device);
-    let dealt = dealt.load_record(plain.clone().into_record());
-    let x = x(&device);
+    let dealt = like(&plain, &config(RoundRobin::new(3, 0.25)));
+    let x = tokens(2, LEN, &device);
     let scores = values(plain.scores(x.clone()));
-    for (place, (score, dealt)) in scores.iter().zip(values(dealt.scores(x))).enumerate() {
+    let expected = scores.into_iter().enumerate().map(|(place, score)| {
         let (head, position) = (place / LEN % 2, place % LEN);
-        let expected = match position / 3 % 2 == head {
-            true => *score,
+        match position / 3 % 2 == head {
+            true => score,
             false => score - 0.25,
-        };
-        assert!(
-            (dealt - expected).abs() < 1e-5,
-            "{place}: {dealt} {expected}"
-        );
-    }
+        }
+    });
+    let expected: Vec<f64> = expected.collect();
+    within(&values(dealt.scores(x)), &expected, 1e-5, "scores");
 }
 
 /// By the definition: the window of a head is the best of its own tokens, filled up with others while it has too few.
@@ -64,7 +54,7 @@ fn a_score_loses_the_penalty_in_the_heads_that_are_not_dealt_its_token() {
 fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
     let device = Device::flex();
     let layer = config(RoundRobin::new(2, STRICT)).init(&device);
-    for heads in kept(&layer, x(&device)) {
+    for heads in kept(&layer, tokens(2, LEN, &device)) {
         for (head, queries) in heads.iter().enumerate() {
             for (query, keys) in queries.iter().enumerate() {
                 let own = |key: usize| key / 2 % 2 == head;
@@ -81,23 +71,21 @@ fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
 fn without_a_penalty_nothing_changes() {
     let device = Device::flex();
     let plain = config(None).init(&device);
-    let dealt = config(RoundRobin::new(2, 0.0)).init(&device);
-    let dealt = dealt.load_record(plain.clone().into_record());
-    let x = x(&device);
-    assert_eq!(
-        values(plain.forward(x.clone())),
+    let x = tokens(2, LEN, &device);
+    let of = |penalty| {
+        let dealt = like(&plain, &config(RoundRobin::new(2, penalty)));
         values(dealt.forward(x.clone()))
-    );
-    let strict = config(RoundRobin::new(2, STRICT)).init(&device);
-    let strict = strict.load_record(plain.clone().into_record());
-    assert_ne!(values(plain.forward(x.clone())), values(strict.forward(x)));
+    };
+    let expected = values(plain.forward(x.clone()));
+    assert_eq!(of(0.0), expected);
+    assert_ne!(of(STRICT), expected);
 }
 
 #[test]
 fn a_cache_deals_by_the_position_in_the_sequence() {
     let device = Device::flex();
     let layer = config(RoundRobin::new(3, STRICT)).init(&device);
-    let x = x(&device);
+    let x = tokens(2, LEN, &device);
     let whole = values(layer.forward(x.clone()));
     let mut cache = layer.init_cache(2);
     let mut parts = vec![layer.forward_cached(x.clone().narrow(1, 0, 7), &mut cache)];
@@ -105,17 +93,19 @@ fn a_cache_deals_by_the_position_in_the_sequence() {
         parts.push(layer.forward_cached(x.clone().narrow(1, at, 1), &mut cache));
     }
     let decoded = values(Tensor::cat(parts, 1));
-    for (place, (whole, decoded)) in whole.iter().zip(decoded).enumerate() {
-        assert!((whole - decoded).abs() < 1e-5, "{place}: {whole} {decoded}");
-    }
+    within(&decoded, &whole, 1e-5, "decoded");
 }
 
 #[test]
 fn scores_learn_beside_it() {
     let device = Device::flex().autodiff();
     let layer = config(RoundRobin::new(2, STRICT)).init(&device);
-    let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
-    let of_scores = of_linear_scores(&layer, &grads);
+    let grads = layer
+        .forward(tokens(2, LEN, &device))
+        .powi_scalar(2)
+        .sum()
+        .backward();
+    let of_scores = of_scores(&layer, &grads);
     assert!(of_scores.iter().any(|x| *x != 0.0));
 }
 
@@ -132,11 +122,7 @@ fn what_it_does_not_fit_is_refused() {
         config(good).with_score_role(Some(ScoreRole::RankAndBias)),
         config(good).with_score_form(ScoreForm::Zoh),
     ] {
-        let error = config.try_init(&device).expect_err("it is refused");
-        assert!(
-            matches!(error, AttentionError::RoundRobin { .. }),
-            "{error}"
-        );
+        refused(config.try_init(&device), "RoundRobin");
     }
     for config in [
         config(good).with_causal(false),

@@ -1,11 +1,11 @@
 //! The forms of a layer's scores: against their formulas in f64, their gradients against differences, their types, and
 //! records and configurations.
 
-use crate::case::{tensor, values};
-use crate::values::close;
-use burn::module::{Initializer, Module, ModuleMapper, Param};
+use crate::case::{close, grad, refused_as, size, tensor, values};
+use crate::layer::{self, WIDTH, cast, like, of_scores, score_projection, tokens};
+use burn::module::{Initializer, Module, ModuleMapper, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
 };
@@ -20,21 +20,18 @@ use flash_dma_reference::{Inputs, Rng};
 const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
 const BATCH: usize = 2;
 const LEN: usize = 19;
-const WIDTH: usize = 32;
 const Q_HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
 
 fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS)
-        .with_n_kv_heads(Some(KV_HEADS))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_score_form(form)
         .with_score_role(Some(ScoreRole::RankAndBias))
 }
 
 fn input(device: &Device) -> Tensor<3> {
-    Tensor::random([BATCH, LEN, WIDTH], Distribution::Normal(0.0, 1.0), device)
+    tokens(BATCH, LEN, device)
 }
 
 /// `[rows, inner] . [inner, columns]`.
@@ -53,12 +50,8 @@ fn product(a: &[f64], b: &[f64], inner: usize, columns: usize) -> Vec<f64> {
 fn by_heads(rows: &[f64], heads: usize, dim: usize) -> Vec<f64> {
     let mut out = vec![0.0; rows.len()];
     for (at, &x) in rows.iter().enumerate() {
-        let (b, n, h, d) = (
-            at / (LEN * heads * dim),
-            at / (heads * dim) % LEN,
-            at / dim % heads,
-            at % dim,
-        );
+        let (row, h, d) = (at / (heads * dim), at / dim % heads, at % dim);
+        let (b, n) = (row / LEN, row % LEN);
         out[((b * heads + h) * LEN + n) * dim + d] = x;
     }
     out
@@ -73,10 +66,8 @@ fn formula(layer: &DynamicMaskAttention, x: &[f64], v: &[f64]) -> Vec<f64> {
         }
         Scorer::Zoh(zoh) => {
             let transposed = values(zoh.dt_proj.val().transpose());
-            let (dt, a) = (
-                product(v, &transposed, KV_HEADS * DIM, KV_HEADS),
-                values(zoh.a.val()),
-            );
+            let dt = product(v, &transposed, KV_HEADS * DIM, KV_HEADS);
+            let a = values(zoh.a.val());
             let score = |(at, dt): (usize, &f64)| (a[at % KV_HEADS] * dt.exp().ln_1p()).exp();
             dt.iter().enumerate().map(score).collect()
         }
@@ -114,43 +105,28 @@ fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
         };
         let out = tensor::<4>(&exact.forward().out.values, q, ElementType::F32, &device);
         let out = values(out.swap_dims(1, 2));
-        let out = product(
-            &out,
-            &values(layer.o_proj.weight.val()),
-            Q_HEADS * DIM,
-            WIDTH,
-        );
+        let weight = values(layer.o_proj.weight.val());
+        let out = product(&out, &weight, Q_HEADS * DIM, WIDTH);
         close(&values(layer.forward(tokens)), &out, 1e-5);
     }
 }
 
-/// The layer with one element of a parameter of its scores changed.
+/// A parameter with something added to one of its elements.
 struct Nudge {
-    inside: Vec<String>,
-    name: &'static str,
+    param: ParamId,
     at: usize,
     by: f32,
 }
 
 impl ModuleMapper for Nudge {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.inside.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.inside.pop();
-    }
-
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // The whole path, so that the parameters of the scores stand beside the others or are not found.
-        if self.inside != [self.name] {
+        if param.id != self.param {
             return param;
         }
         param.map(|value| {
-            let shape = value.dims();
-            let mut data: Vec<f64> = values(value.clone());
+            let mut data = values(value.clone());
             data[self.at] += f64::from(self.by);
-            tensor(&data, shape, ElementType::F32, &value.device())
+            tensor(&data, value.dims(), ElementType::F32, &value.device())
         })
     }
 }
@@ -181,11 +157,11 @@ impl ModuleMapper for Fill {
 #[test]
 fn gradients_of_the_scores_parameters_match_differences() {
     let device = Device::flex().autodiff();
-    for (form, window, names) in [
-        (ScoreForm::Zoh, None, &["dt_proj", "a"][..]),
-        (ScoreForm::Zoh, Some(14), &["dt_proj", "a"]),
-        (ScoreForm::Linear, None, &["score_proj"]),
-        (ScoreForm::Linear, Some(9), &["score_proj"]),
+    for (form, window) in [
+        (ScoreForm::Zoh, None),
+        (ScoreForm::Zoh, Some(14)),
+        (ScoreForm::Linear, None),
+        (ScoreForm::Linear, Some(9)),
     ] {
         let mut fill = Fill(Rng::new(3));
         let mut draw = || fill.draw([BATCH, LEN, WIDTH], 1.0, &device);
@@ -202,56 +178,45 @@ fn gradients_of_the_scores_parameters_match_differences() {
             |layer: &DynamicMaskAttention| layer.selection(x.clone()).into_tensor().into_data();
         let kept = selection(&layer);
         let grads = (layer.forward(x.clone()) * weight.clone()).sum().backward();
-        for &name in names {
-            let analytic = values(match (layer.scorer(), name) {
-                (Scorer::Zoh(zoh), "dt_proj") => zoh.dt_proj.val().grad(&grads).unwrap(),
-                (Scorer::Zoh(zoh), _) => zoh.a.val().grad(&grads).unwrap().unsqueeze(),
-                (Scorer::Linear(linear), _) => linear.score_proj.val().grad(&grads).unwrap(),
-            });
-            let scale = analytic.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
+        let projection = score_projection(layer.scorer());
+        let mut params = vec![(projection.id, grad(&projection.val(), &grads))];
+        if let Scorer::Zoh(zoh) = layer.scorer() {
+            params.push((zoh.a.id, grad(&zoh.a.val(), &grads)));
+        }
+        for (param, analytic) in params {
+            let scale = size(&analytic);
             let mut compared = 0;
             for (at, &gradient) in analytic.iter().enumerate() {
                 let by = 3e-3;
-                let nudged = |by| {
-                    let inside = Vec::new();
-                    let mut nudge = Nudge {
-                        inside,
-                        name,
-                        at,
-                        by,
-                    };
-                    layer.clone().map(&mut nudge)
-                };
+                let nudged = |by| layer.clone().map(&mut Nudge { param, at, by });
                 let (up, down) = (nudged(by), nudged(-by));
                 assert_ne!(values(up.scores(x.clone())), values(down.scores(x.clone())));
                 if selection(&up) == kept && selection(&down) == kept {
                     let slope = (loss(&up) - loss(&down)) / (2.0 * f64::from(by));
                     assert!(
                         (slope - gradient).abs() < 5e-3 * scale,
-                        "{form:?} {window:?} {name}[{at}]: {gradient} instead of {slope} (greatest {scale})"
+                        "{form:?} {window:?} [{at}]: {gradient} instead of {slope} (greatest {scale})"
                     );
                     compared += 1;
                 }
             }
-            assert!(compared * 3 > analytic.len(), "{name}: {compared} compared");
+            assert!(compared * 3 > analytic.len(), "{compared} compared");
         }
-    }
-}
-
-struct Cast(DType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.cast(self.0))
     }
 }
 
 /// A layer whose scores only rank, and the same one that adds them, too.
 fn of_both_roles(form: ScoreForm, device: &Device) -> [DynamicMaskAttention; 2] {
     let config = config(form).with_recent(Some(1));
-    let adding = config.clone().init(device);
-    let ranking = config.with_score_role(Some(ScoreRole::Rank)).init(device);
-    [ranking.load_record(adding.clone().into_record()), adding]
+    let adding = config.init(device);
+    let ranking = like(&adding, &config.with_score_role(Some(ScoreRole::Rank)));
+    [ranking, adding]
+}
+
+/// Tokens of which no query sees those that are three behind it, or more.
+fn masked(x: Tensor<3>) -> DynamicMaskInput {
+    let hidden = Tensor::<2>::ones([LEN, LEN], &x.device()).tril(-3).bool();
+    DynamicMaskInput::new(x).mask(AttentionMask::hidden(hidden.unsqueeze()))
 }
 
 #[test]
@@ -271,20 +236,11 @@ fn scores_that_only_rank_are_not_added() {
         assert!(values(greater) == out, "{form:?}");
         // Too small to add anything, they rank as before.
         let small = scores.clone() * (-40f32).exp2();
-        close(
-            &values(adding.forward_with_scores(x.clone(), small.clone())),
-            &out,
-            1e-6,
-        );
-        let mask = || {
-            let visible = Tensor::<2>::ones([LEN, LEN], &device)
-                .tril(-3)
-                .bool()
-                .bool_not();
-            DynamicMaskInput::new(x.clone()).mask(AttentionMask::visible(visible.unsqueeze()))
-        };
-        let masked = values(adding.forward_with_scores(mask(), small));
-        close(&values(ranking.forward(mask())), &masked, 1e-6);
+        let by_small = adding.forward_with_scores(x.clone(), small.clone());
+        close(&values(by_small), &out, 1e-6);
+        let by_small = adding.forward_with_scores(masked(x.clone()), small);
+        let out = values(ranking.forward(masked(x)));
+        close(&out, &values(by_small), 1e-6);
     }
 }
 
@@ -294,13 +250,9 @@ fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
     let device = Device::flex().autodiff();
     for form in FORMS {
         for window in [None, Some(LEN)] {
-            let [mut ranking, mut adding] = of_both_roles(form, &device);
-            ranking = (config(form).with_score_role(Some(ScoreRole::Rank)))
-                .with_keep_window(window)
-                .init(&device)
-                .load_record(ranking.into_record());
-            adding = (config(form).with_keep_window(window).init(&device))
-                .load_record(adding.into_record());
+            let config = config(form).with_keep_window(window);
+            let adding = config.init(&device);
+            let ranking = like(&adding, &config.with_score_role(Some(ScoreRole::Rank)));
             let x = input(&device);
             let zeros = Tensor::<3>::zeros([BATCH, KV_HEADS, LEN], &device);
             let plain = values(adding.forward_with_scores(x.clone(), zeros.clone()));
@@ -316,10 +268,7 @@ fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
             close(&hidden, &expected, 1e-6);
 
             let grads = ranking.forward(x).square().sum().backward();
-            let gradient = match ranking.scorer() {
-                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&grads),
-                Scorer::Linear(linear) => linear.score_proj.val().grad(&grads),
-            };
+            let gradient = score_projection(ranking.scorer()).val().grad(&grads);
             assert!(gradient.is_none_or(|g| values(g).iter().all(|&g| g == 0.0)));
         }
     }
@@ -332,10 +281,7 @@ fn linear_scores_that_only_rank_are_of_their_projections_direction() {
     let device = Device::flex().autodiff();
     let [layer, _] = of_both_roles(ScoreForm::Linear, &device);
     let x = input(&device).require_grad();
-    let Scorer::Linear(linear) = layer.scorer() else {
-        unreachable!("it is linear")
-    };
-    let rows = values(linear.score_proj.val());
+    let rows = values(score_projection(layer.scorer()).val());
     let products = product(&values(x.clone()), &rows, WIDTH, KV_HEADS);
     let length = |head: usize| {
         let column = rows.iter().skip(head).step_by(KV_HEADS);
@@ -344,17 +290,14 @@ fn linear_scores_that_only_rank_are_of_their_projections_direction() {
     let expected: Vec<f64> = (products.iter().enumerate())
         .map(|(at, z)| z / length(at % KV_HEADS))
         .collect();
-    close(
-        &values(layer.scores(x.clone())),
-        &by_heads(&expected, KV_HEADS, 1),
-        1e-5,
-    );
+    let scores = values(layer.scores(x.clone()));
+    close(&scores, &by_heads(&expected, KV_HEADS, 1), 1e-5);
 
     let learned = |factor: f32| {
         let layer = layer.clone().map(&mut LongerProjection(factor));
         let out = layer.forward(x.clone());
         let grads = out.clone().square().sum().backward();
-        (values(out), values(x.grad(&grads).expect("it is tracked")))
+        (values(out), grad(&x, &grads))
     };
     let (out, gradient) = learned(1.0);
     let (longer_out, longer_gradient) = learned(1000.0);
@@ -383,32 +326,16 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
         let [layer, _] = of_both_roles(form, &device);
         let gradient = |layer: &DynamicMaskAttention| {
             let grads = layer.forward(input(&device)).square().sum().backward();
-            let gradient = match layer.scorer() {
-                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&grads),
-                Scorer::Linear(linear) => linear.score_proj.val().grad(&grads),
-            };
-            gradient.map(|gradient| values(gradient.square().sum())[0])
+            let gradient = score_projection(layer.scorer()).val().grad(&grads);
+            gradient.map_or(0.0, |gradient| size(&values(gradient)))
         };
-        assert!(
-            gradient(&layer).is_some_and(|square| square > 0.0),
-            "{form:?}"
-        );
-        let alone = config(form)
-            .with_score_role(Some(ScoreRole::Rank))
-            .with_runners_up(Some(0));
-        assert!(
-            gradient(&alone.init(&device)).is_none_or(|square| square == 0.0),
-            "{form:?}"
-        );
+        assert!(gradient(&layer) > 0.0, "{form:?}");
+        let alone = config(form).with_score_role(Some(ScoreRole::Rank));
+        let alone = alone.with_runners_up(Some(0)).init(&device);
+        assert_eq!(gradient(&alone), 0.0, "{form:?}");
 
-        let visible = Tensor::<2>::ones([LEN, LEN], &device)
-            .tril(-3)
-            .bool()
-            .bool_not();
-        let masked = DynamicMaskInput::new(input(&device));
-        let masked = masked.mask(AttentionMask::visible(visible.unsqueeze()));
         assert_eq!(
-            layer.try_forward(masked).unwrap_err(),
+            layer.try_forward(masked(input(&device))).unwrap_err(),
             AttentionError::MaskedSelection {
                 what: "training scores that only rank"
             }
@@ -422,9 +349,8 @@ fn a_16_bit_layer_has_scores_in_f32() {
     for (dtype, device) in [DType::F16, DType::BF16].map(|d| (d, Device::flex().autodiff())) {
         for form in FORMS {
             let original = config(form).init(&device);
-            let layer = original.clone().map(&mut Cast(dtype));
-            let x = Tensor::<3>::random([1, 500, WIDTH], Distribution::Normal(0.0, 1.0), &device);
-            let x = x.cast(dtype);
+            let layer = cast(original.clone(), dtype);
+            let x = tokens(1, 500, &device).cast(dtype);
             let scores = layer.scores(x.clone());
             assert_eq!(scores.dtype(), DType::F32);
             if let Scorer::Linear(linear) = layer.scorer() {
@@ -447,11 +373,7 @@ fn a_16_bit_layer_has_scores_in_f32() {
             assert_eq!(out.dtype(), dtype);
             let grads = out.sum().backward();
             // Through the casts.
-            let grad = match original.scorer() {
-                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&grads).unwrap(),
-                Scorer::Linear(linear) => linear.score_proj.val().grad(&grads).unwrap(),
-            };
-            assert!(values(grad).iter().any(|&x| x != 0.0));
+            assert!(of_scores(&original, &grads).iter().any(|&x| x != 0.0));
         }
     }
 }
@@ -462,10 +384,6 @@ struct Block<M: Module> {
     after: Linear,
 }
 
-fn linear(from: usize, to: usize, device: &Device) -> Linear {
-    LinearConfig::new(from, to).with_bias(false).init(device)
-}
-
 #[test]
 fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
     let device = Device::flex();
@@ -473,30 +391,22 @@ fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
         (ScoreForm::Zoh, &["dt_proj", "a"][..]),
         (ScoreForm::Linear, &["score_proj"]),
     ] {
-        let block = Block {
+        let linear = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+        let block = || Block {
             attention: config(form).init(&device),
-            after: linear(WIDTH, WIDTH, &device),
+            after: linear.init(&device),
         };
+        let (block, restored) = (block(), block());
         let names: Vec<String> = (block.collect(None, None, false).iter())
             .map(|tensor| tensor.name.clone())
             .collect();
-        let projections = [
-            "q_proj.weight",
-            "k_proj.weight",
-            "v_proj.weight",
-            "o_proj.weight",
-        ];
-        let norms = ["q_norm.gamma", "k_norm.gamma"];
-        let attention = projections.iter().chain(expected).chain(&norms);
-        let expected: Vec<String> = attention
-            .map(|name| format!("attention.{name}"))
-            .chain(["after.weight".into()])
-            .collect();
-        assert_eq!(names, expected);
-        let restored = Block {
-            attention: config(form).init(&device),
-            after: linear(WIDTH, WIDTH, &device),
-        };
+        let projections = ["q", "k", "v", "o"].map(|name| format!("{name}_proj.weight"));
+        let norms = ["q", "k"].map(|name| format!("{name}_norm.gamma"));
+        let scores = expected.iter().map(|&name| name.into());
+        let attention = projections.into_iter().chain(scores).chain(norms);
+        let attention = attention.map(|name| format!("attention.{name}"));
+        let expected = attention.chain(["after.weight".into()]);
+        assert_eq!(names, expected.collect::<Vec<String>>());
         let x = input(&device);
         let expected = values(block.attention.forward(x.clone()));
         let restored = restored.load_record(block.clone().into_record());
@@ -520,14 +430,9 @@ fn the_projection_of_the_scores_starts_as_the_configuration_says() {
         let start = |initializer: Option<Initializer>| {
             let layer = config(form).with_score_initializer(initializer);
             let q = values(layer.init(&device).q_proj.weight.val());
-            assert!(
-                q.iter().any(|&x| x != q[0]),
-                "the other projections keep theirs"
-            );
-            match layer.init(&device).scorer() {
-                Scorer::Zoh(zoh) => values(zoh.dt_proj.val()),
-                Scorer::Linear(linear) => values(linear.score_proj.val()),
-            }
+            let others = q.iter().any(|&x| x != q[0]);
+            assert!(others, "the other projections keep theirs");
+            values(score_projection(layer.init(&device).scorer()).val())
         };
         let given = start(Some(Initializer::Constant { value: 0.25 }));
         assert!(given.iter().all(|&x| x == 0.25));
@@ -582,10 +487,8 @@ fn a_new_layer_ranks_by_linear_scores_and_adds_the_papers() {
     let of = |config: DynamicMaskAttentionConfig| {
         let layer = config.init(&Device::flex().autodiff());
         assert_eq!(layer.score_role(), config.resolved_score_role());
-        let runners_up = layer
-            .selection(input(&Device::flex().autodiff()))
-            .far()
-            .is_some();
+        let selection = layer.selection(input(&Device::flex().autodiff()));
+        let runners_up = selection.far().is_some();
         (layer.scorer().form(), layer.score_role(), runners_up)
     };
     let (zoh, linear) = (ScoreForm::Zoh, ScoreForm::Linear);
@@ -602,14 +505,14 @@ fn a_new_layer_ranks_by_linear_scores_and_adds_the_papers() {
 fn wrong_parameters_of_linear_scores_are_refused() {
     let zeros = |shape| Tensor::<2>::zeros(shape, &Device::flex());
     let x = Tensor::<3>::zeros([2, 7, 16], &Device::flex());
-    let error = try_linear_scores(x.clone(), zeros([8, 2])).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "score_proj must have size 16 on axis 0, but has 8"
+    refused_as(
+        try_linear_scores(x.clone(), zeros([8, 2])),
+        "score_proj must have size 16 on axis 0, but has 8",
     );
-    let error = try_linear_scores(x.clone().cast(DType::F64), zeros([16, 2])).unwrap_err();
-    assert!(matches!(error, AttentionError::ElementType { .. }));
-    assert_eq!(error.to_string(), "x must be f32, f16 or bf16, but is f64");
+    refused_as(
+        try_linear_scores(x.clone().cast(DType::F64), zeros([16, 2])),
+        "x must be f32, f16 or bf16, but is f64",
+    );
     assert_eq!(linear_scores(x, zeros([16, 3])).dims(), [2, 3, 7]);
     let empty = Tensor::<3>::zeros([2, 0, 16], &Device::flex());
     assert_eq!(linear_scores(empty, zeros([16, 3])).dims(), [2, 3, 0]);

@@ -1,22 +1,16 @@
 //! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
 
-use crate::case::values;
-use crate::layer::of_linear_scores;
+use crate::case::{values, within};
+use crate::layer::{self, of_scores, tokens};
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::{AttentionOptions, Selector, learnable_sink};
 
 fn config() -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_qk_norm(false)
         .with_learnable_sink(true)
-}
-
-fn x(device: &Device) -> Tensor<3> {
-    Tensor::random([2, 21, 32], Distribution::Normal(0.0, 1.0), device)
 }
 
 fn with_logits(mut layer: DynamicMaskAttention, logits: [f32; 4]) -> DynamicMaskAttention {
@@ -29,7 +23,7 @@ fn with_logits(mut layer: DynamicMaskAttention, logits: [f32; 4]) -> DynamicMask
 fn it_takes_weight_from_the_keys() {
     let device = Device::flex();
     let layer = config().init(&device);
-    let x = x(&device);
+    let x = tokens(2, 21, &device);
     let mut without = layer.clone();
     without.sink_logits = None;
     let nearly_none = with_logits(layer.clone(), [-200.0; 4]);
@@ -60,20 +54,22 @@ fn it_takes_weight_from_the_keys() {
     let expected = layer
         .o_proj
         .forward(out.swap_dims(1, 2).reshape([2, 21, 32]));
-    for (a, e) in values(layer.forward(x)).iter().zip(values(expected)) {
-        assert!((a - e).abs() < 2e-6, "{a} is not {e}");
-    }
+    within(&values(layer.forward(x)), &values(expected), 2e-6, "out");
 }
 
 #[test]
 fn it_learns_beside_scores_that_only_rank() {
     let device = Device::flex().autodiff();
     let layer = config().init(&device);
-    let grads = layer.forward(x(&device)).powi_scalar(2).sum().backward();
+    let grads = layer
+        .forward(tokens(2, 21, &device))
+        .powi_scalar(2)
+        .sum()
+        .backward();
     let logits = layer.sink_logits.as_ref().expect("it has a sink").val();
     let of_logits = values(logits.grad(&grads).expect("tracked"));
     assert!(of_logits.iter().all(|x| *x != 0.0), "{of_logits:?}");
-    let of_scores = of_linear_scores(&layer, &grads);
+    let of_scores = of_scores(&layer, &grads);
     assert!(of_scores.iter().any(|x| *x != 0.0));
 }
 

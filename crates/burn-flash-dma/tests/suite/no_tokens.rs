@@ -1,5 +1,7 @@
 //! Calls without tokens, keys or sequences: empty results with gradients, never a panic.
 
+use crate::case::values;
+use crate::layer::cast;
 use burn::nn::LinearConfig;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
@@ -22,19 +24,14 @@ fn devices() -> [Device; 2] {
 }
 
 fn tokens(batch: usize, len: usize, device: &Device) -> Tensor<3> {
-    let x = Tensor::zeros([batch, len, WIDTH], device);
-    match device.is_autodiff() {
-        true => x.require_grad(),
-        false => x,
-    }
+    Tensor::zeros([batch, len, WIDTH], device).set_require_grad(device.is_autodiff())
 }
 
 #[test]
 fn layers_whose_scores_depend_on_positions_take_no_tokens() {
     let config = DynamicMaskAttentionConfig::new(WIDTH, 2).with_keep_window(Some(4));
-    let turns = config
-        .clone()
-        .with_round_robin(Some(RoundRobin::new(2, 1.0)));
+    let dealt = Some(RoundRobin::new(2, 1.0));
+    let turns = config.clone().with_round_robin(dealt);
     let slope = config.with_recency_slope(Some(0.5));
     for device in devices() {
         for config in [&turns, &slope] {
@@ -145,33 +142,29 @@ fn the_output_of_no_tokens_has_gradients() {
     let device = Device::flex().autodiff();
     for [batch, len] in [[0, 3], [2, 0]] {
         let x = || tokens(batch, len, &device);
-        let mut outputs = Vec::new();
+        let check = |forward: &dyn Fn(Tensor<3>) -> Tensor<3>, what: &str| {
+            let input = x();
+            let output = forward(input.clone());
+            assert!(output.is_tracked(), "{what}");
+            let grads = output.sum().backward();
+            let grad = input.grad(&grads).expect("the input has a gradient");
+            assert_eq!(grad.dims(), [batch, len, WIDTH], "{what}");
+        };
         for form in [ScoreForm::Zoh, ScoreForm::Linear] {
             let config = DynamicMaskAttentionConfig::new(WIDTH, 2).with_score_form(form);
             for window in [None, Some(2)] {
-                let input = x();
                 let layer = config.clone().with_keep_window(window).init(&device);
-                outputs.push((layer.forward(input.clone()), input));
+                check(&|x| layer.forward(x), "dynamic mask");
             }
         }
-        let input = x();
         let layer = MaskedAttentionLayerConfig::new(WIDTH, 2).init(&device);
-        outputs.push((layer.forward(input.clone()), input));
-        let input = x();
+        check(&|x| layer.forward(x), "masked");
         let layer = DynamicMaskCrossAttentionConfig::new(WIDTH, 2).init(&device);
-        outputs.push((layer.forward(input.clone(), x()), input));
-        let input = x();
+        check(&|input| layer.forward(input, x()), "cross");
         let layer = MultiHeadAttentionConfig::new(WIDTH, 2).init(&device);
-        let output = layer.forward(MhaInput::self_attn(input.clone()));
-        outputs.push((output.context, input));
-        let input = x();
-        outputs.push((linear(&layer.query, input.clone()), input));
-        for (index, (output, input)) in outputs.into_iter().enumerate() {
-            assert!(output.is_tracked(), "output {index}");
-            let grads = output.sum().backward();
-            let grad = input.grad(&grads).expect("the input has a gradient");
-            assert_eq!(grad.dims(), [batch, len, WIDTH], "output {index}");
-        }
+        let heads = |x| layer.forward(MhaInput::self_attn(x)).context;
+        check(&heads, "multi-head");
+        check(&|x| linear(&layer.query, x), "linear");
     }
 }
 
@@ -182,8 +175,7 @@ fn a_product_over_no_features_is_zero_and_has_gradients() {
     let weight = Tensor::<2>::zeros([0, 5], &device).require_grad();
     let out = product(x.clone(), weight.clone());
     assert_eq!(out.dims(), [3, 5]);
-    let numbers: Vec<f32> = out.clone().into_data().iter().collect();
-    assert_eq!(numbers, [0.0; 15]);
+    assert_eq!(values(out.clone()), [0.0; 15]);
     let grads = out.sum().backward();
     assert_eq!(x.grad(&grads).map(|grad| grad.dims()), Some([3, 0]));
     assert_eq!(weight.grad(&grads).map(|grad| grad.dims()), Some([0, 5]));
@@ -205,11 +197,7 @@ fn the_loss_of_no_tokens_is_zero_and_has_gradients() {
 #[test]
 fn a_linear_layer_in_f64_takes_no_tokens() {
     let device = Device::flex();
-    let mut layer = LinearConfig::new(2, 3).init(&device);
-    layer.weight = layer.weight.map(|weight| weight.cast(DType::F64));
-    layer.bias = layer
-        .bias
-        .map(|bias| bias.map(|bias| bias.cast(DType::F64)));
+    let layer = cast(LinearConfig::new(2, 3).init(&device), DType::F64);
     let x = Tensor::<3>::zeros([0, 2, 2], (&device, DType::F64));
     assert_eq!(linear(&layer, x).dims(), [0, 2, 3]);
 }
@@ -221,8 +209,7 @@ fn attention_with_scores_takes_no_keys() {
         let scores = Tensor::<3>::zeros([1, 2, 0], &device);
         let options = AttentionOptions::new();
         let out = dynamic_mask_attention(rows(3), rows(0), rows(0), scores, options);
-        let numbers: Vec<f32> = out.into_data().iter().collect();
-        assert_eq!(numbers, [0.0; 2 * 3 * 8]);
+        assert_eq!(values(out), [0.0; 2 * 3 * 8]);
     }
 }
 
@@ -230,11 +217,10 @@ fn attention_with_scores_takes_no_keys() {
 fn scores_of_no_heads_or_features_are_made() {
     let device = Device::flex();
     for [heads, dim] in [[0, 8], [2, 0]] {
-        let values = Tensor::<4>::zeros([1, heads, 3, dim], &device);
+        let v = Tensor::<4>::zeros([1, heads, 3, dim], &device);
         let dt_proj = Tensor::<2>::zeros([heads, heads * dim], &device);
-        let scores = zoh_scores(values, dt_proj, Tensor::zeros([heads], &device));
-        let numbers: Vec<f32> = scores.into_data().iter().collect();
-        assert_eq!(numbers, vec![1.0; 3 * heads]);
+        let scores = zoh_scores(v, dt_proj, Tensor::zeros([heads], &device));
+        assert_eq!(values(scores), vec![1.0; 3 * heads]);
     }
 }
 
@@ -264,10 +250,8 @@ fn lengths_of_padding_are_of_any_integer_type() {
     let device = Device::flex();
     for dtype in [DType::I32, DType::I64] {
         let lengths = Tensor::<1, Int>::from_data([1, 3], (&device, dtype));
-        let shown: Vec<bool> = (AttentionMask::padding(lengths, 3).into_visible())
-            .into_data()
-            .iter()
-            .collect();
+        let shown = AttentionMask::padding(lengths, 3).into_visible();
+        let shown: Vec<bool> = shown.into_data().iter().collect();
         assert_eq!(shown, [true, false, false, true, true, true]);
     }
 }

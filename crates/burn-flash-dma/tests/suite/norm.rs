@@ -1,12 +1,13 @@
 //! Norms and rotary encoding: the default bodies against the oracle, Burn's own modules, and the layer against the
 //! composition of Burn's operations that it replaces.
 
-use crate::case::{ELEMENTS, dtype, loss, tensor, values};
+use crate::case::{ELEMENTS, close, dtype, grad, loss, random, size, tensor, values, within};
+use crate::layer;
 use burn::backend::Flex;
 use burn::nn::{RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig};
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_dma::fallback::norm as fallback;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttention, ScoreForm};
 use burn_flash_dma::ops::{NormGrads, Normed, OptionalFloat};
 use burn_flash_dma::{
     Attention, ElementType, HeadEncoding, NormProblem, Rotary, Selector, rms_norm,
@@ -109,22 +110,6 @@ fn optional(tensor: Option<Primitive>) -> OptionalFloat<Flex> {
     }
 }
 
-fn close(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    let size = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
-        let error = (a - e).abs();
-        assert!(
-            error <= bound * size,
-            "{what}, element {at}: {a} is not {e}"
-        );
-    }
-}
-
-fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
-}
-
 /// Of any rank, and strided.
 #[test]
 fn rows_of_any_rank_are_those_of_burns_module() {
@@ -136,30 +121,22 @@ fn rows_of_any_rank_are_those_of_burns_module() {
         ..norm
     };
     fn both<const D: usize>(x: Tensor<D>, norm: &RmsNorm) {
-        let weights = Tensor::random(x.dims(), Distribution::Normal(0.0, 1.0), &x.device());
+        let weights = random(x.dims(), &x.device());
         let results = [false, true].map(|ours| {
             let x = x.clone().detach().require_grad();
             // A transposed tensor of two axes or more is strided.
-            let rows = if D > 2 {
-                x.clone().swap_dims(0, 1)
-            } else {
-                x.clone()
-            };
-            let out = match ours {
+            let turn = |x: Tensor<D>| if D > 2 { x.swap_dims(0, 1) } else { x };
+            let rows = turn(x.clone());
+            let out = turn(match ours {
                 true => rms_norm(rows, norm.gamma.val(), norm.epsilon as f32),
                 false => norm.forward(rows),
-            };
-            let out = if D > 2 { out.swap_dims(0, 1) } else { out };
+            });
             let grads = loss(out.clone(), weights.clone()).backward();
-            let of_gamma = norm.gamma.val().grad(&grads).unwrap();
-            [
-                values(out.inner()),
-                values(x.grad(&grads).unwrap()),
-                values(of_gamma),
-            ]
+            let of_gamma = grad(&norm.gamma.val(), &grads);
+            [values(out.inner()), grad(&x, &grads), of_gamma]
         });
         for (ours, theirs) in results[1].iter().zip(&results[0]) {
-            close(ours, theirs, 1e-6, "rows");
+            close(ours, theirs, 1e-6);
         }
     }
     both(random([24], &device), &norm);
@@ -191,11 +168,8 @@ fn slices_of_a_packed_projection() {
                 .forward();
             assert_eq!(out.dtype(), element);
             let grads = loss(out.clone(), weights.clone()).backward();
-            [
-                values(out.inner()),
-                values(packed.grad(&grads).unwrap()),
-                values(gamma.grad(&grads).unwrap()),
-            ]
+            let of_gamma = grad(&gamma, &grads);
+            [values(out.inner()), grad(&packed, &grads), of_gamma]
         });
         assert!(results[0] == results[1], "{element:?}");
         let unused = results[0][1].chunks(dim).step_by(2 * heads + 1);
@@ -235,10 +209,8 @@ fn composed(
         t.reshape([batch, len, heads, width / heads])
     };
     let place = |t: Tensor<4>, norm: &Option<RmsNorm>, rope: &Option<RotaryEncoding>| {
-        let t = norm
-            .as_ref()
-            .map_or(t.clone(), |norm| norm.forward(t))
-            .swap_dims(1, 2);
+        let t = norm.as_ref().map_or(t.clone(), |norm| norm.forward(t));
+        let t = t.swap_dims(1, 2);
         rope.as_ref().map_or(t.clone(), |rope| rope.forward(t))
     };
     let q = split(layer.q_proj.forward(x.clone()), heads[0]);
@@ -246,19 +218,12 @@ fn composed(
     let v = split(layer.v_proj.forward(x.clone()), heads[1]).swap_dims(1, 2);
     let scores = layer.scores(x);
     let intervals = Selector::top(window).select(scores.clone());
-    let out = Attention::new(
-        place(q, &layer.q_norm, &layer.rope),
-        place(k, &layer.k_norm, &layer.rope),
-        v,
-    );
-    let out = out
-        .scores(scores)
-        .intervals(&intervals)
-        .options(layer.options())
-        .forward();
-    let out = out
-        .swap_dims(1, 2)
-        .reshape([batch, len, layer.q_proj.weight.dims()[1]]);
+    let q = place(q, &layer.q_norm, &layer.rope);
+    let k = place(k, &layer.k_norm, &layer.rope);
+    let attention = Attention::new(q, k, v).options(layer.options());
+    let out = attention.scores(scores).intervals(&intervals).forward();
+    let width = layer.q_proj.weight.dims()[1];
+    let out = out.swap_dims(1, 2).reshape([batch, len, width]);
     layer.o_proj.forward(out)
 }
 
@@ -271,8 +236,7 @@ fn the_layer_is_the_composition_of_burns_operations() {
         (false, Some(33)),
         (false, None),
     ] {
-        let layer = DynamicMaskAttentionConfig::new(32, 4)
-            .with_n_kv_heads(Some(2))
+        let layer = layer::config()
             .with_keep_window(Some(6))
             .with_score_form(ScoreForm::Zoh)
             .with_qk_norm(norm)
@@ -287,22 +251,18 @@ fn the_layer_is_the_composition_of_burns_operations() {
                 false => composed(&layer, x.clone(), [4, 2], 6),
             };
             let grads = loss(out.clone(), weights.clone()).backward();
-            let mut all = vec![values(out.inner()), values(x.grad(&grads).unwrap())];
+            let mut all = vec![values(out.inner()), grad(&x, &grads)];
             for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {
-                all.push(values(projection.weight.val().grad(&grads).unwrap()));
+                all.push(grad(&projection.weight.val(), &grads));
             }
             for norm in [&layer.q_norm, &layer.k_norm].into_iter().flatten() {
-                all.push(values(norm.gamma.val().grad(&grads).unwrap()));
+                all.push(grad(&norm.gamma.val(), &grads));
             }
             all
         });
         for (n, (ours, theirs)) in results[1].iter().zip(&results[0]).enumerate() {
-            close(
-                ours,
-                theirs,
-                3e-6,
-                &format!("norm {norm}, {positions:?}, tensor {n}"),
-            );
+            let what = format!("norm {norm}, {positions:?}, tensor {n}");
+            within(ours, theirs, 3e-6 * size(theirs), what);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The operations below the `Tensor` API, on Flex's engine: against the oracle.
 
-use crate::case::{Case, Gradients, Tensors, values};
-use crate::values::ints;
+use crate::case::{Case, Gradients, Tensors, ints, values};
 use burn::backend::Flex;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::ops::{
     DynamicMaskOps, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
@@ -16,26 +16,31 @@ struct Results {
     out: Tensor<4>,
     lse: Tensor<3>,
     grads: Gradients,
+    rank: Option<Vec<f64>>,
 }
 
-/// The results and the gradients of a case, without a gradient of the LSE.
-fn run(case: &Case) -> Results {
+fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
+    tensor.try_into_primitive::<Flex>().unwrap()
+}
+
+fn read<const D: usize>(tensor: FloatTensor<Flex>) -> Vec<f64> {
+    values(Tensor::<D>::from_primitive::<Flex>(tensor))
+}
+
+/// The results and the gradients of a case, with a gradient of the LSE or without.
+fn run(case: &Case, with_lse: bool, runners_up: RunnersUp<Flex>) -> Results {
     let device = Device::flex();
     let p = *case.problem();
-    let primitive = |t: Tensor<4>| t.try_into_primitive::<Flex>().unwrap();
     let Tensors { q, k, v, scores } = case.tensors(&device);
     let [q, k, v] = [q, k, v].map(primitive);
-    let selection = || match &scores {
+    let scores = scores.map(primitive);
+    let selection = |runners_up| match &scores {
         None => Selection::<Flex>::All,
-        Some(scores) => {
-            let scores = scores.clone().try_into_primitive::<Flex>().unwrap();
-            let intervals = Flex::dynamic_mask_select(scores.clone(), p.window.into());
-            Selection::Scored {
-                scores,
-                intervals,
-                runners_up: RunnersUp::None,
-            }
-        }
+        Some(scores) => Selection::Scored {
+            scores: scores.clone(),
+            intervals: Flex::dynamic_mask_select(scores.clone(), p.window.into()),
+            runners_up,
+        },
     };
     let [a, b, c] = [&q, &k, &v].map(Clone::clone);
     let Forwarded {
@@ -43,29 +48,30 @@ fn run(case: &Case) -> Results {
         residual,
         lse,
         lse_rest,
-    } = Flex::dynamic_mask_forward_with_residual(a, b, c, selection(), p);
+    } = Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RunnersUp::None), p);
     let saved = Saved {
         out: out.clone(),
         residual,
         lse: lse.clone(),
         lse_rest: OptionalFloat::Some(lse_rest),
         grad_out: primitive(case.grad_out(&device)),
-        grad_lse: OptionalFloat::None,
+        grad_lse: match with_lse {
+            true => OptionalFloat::Some(primitive(case.grad_lse(&device))),
+            false => OptionalFloat::None,
+        },
     };
-    let grads = Flex::dynamic_mask_backward(q, k, v, selection(), saved, p);
-    let read = |t| values(Tensor::<4>::from_primitive::<Flex>(t));
+    let grads = Flex::dynamic_mask_backward(q, k, v, selection(runners_up), saved, p);
+    let of_scores = |grad: OptionalFloat<Flex>| match grad {
+        OptionalFloat::None => None,
+        OptionalFloat::Some(grad) => Some(read::<3>(grad)),
+    };
+    let [q, k, v] = [grads.q, grads.k, grads.v].map(|grad| Some(read::<4>(grad)));
+    let scores = of_scores(grads.scores);
     Results {
         out: Tensor::from_primitive::<Flex>(out),
         lse: Tensor::from_primitive::<Flex>(lse),
-        grads: Gradients {
-            q: Some(read(grads.q)),
-            k: Some(read(grads.k)),
-            v: Some(read(grads.v)),
-            scores: match grads.scores {
-                OptionalFloat::None => None,
-                OptionalFloat::Some(t) => Some(values(Tensor::<3>::from_primitive::<Flex>(t))),
-            },
-        },
+        grads: Gradients { q, k, v, scores },
+        rank: of_scores(grads.rank),
     }
 }
 
@@ -87,7 +93,9 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
                 let grad_lse = with_lse.then_some(&case.grad_lse[..]);
                 let (inputs, grad_out) = (&case.inputs, &case.grad_out);
                 let check = |left_out, (exact, naive): &(Exact, Vec<f64>)| {
-                    let rank = rank(&case, more, left_out, with_lse);
+                    let runners_up = runners_up(&case, more, left_out);
+                    let rank = run(&case, with_lse, runners_up).rank;
+                    let rank = rank.expect("there are runners-up");
                     let shape = case.problem().scores_shape();
                     let element = ElementType::F32;
                     compare(&what, &shape, &rank, exact, naive, element, GRADIENT).unwrap();
@@ -111,52 +119,22 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
     }
 }
 
-/// The gradient of the rank, by the operations below the `Tensor` API.
-fn rank(
+/// What the rank learns from: the next `more` keys, and those that are left out.
+fn runners_up(
     case: &Case,
     more: usize,
     left_out: Option<(&[u32], LeaveOneOut)>,
-    with_lse: bool,
-) -> Vec<f64> {
+) -> RunnersUp<Flex> {
     let device = Device::flex();
     let p = *case.problem();
-    let primitive = |t: Tensor<4>| t.try_into_primitive::<Flex>().unwrap();
-    let Tensors { q, k, v, scores } = case.tensors(&device);
-    let [q, k, v] = [q, k, v].map(primitive);
-    let scores = scores.unwrap().try_into_primitive::<Flex>().unwrap();
-    let select = |window: usize| Flex::dynamic_mask_select(scores.clone(), window.into());
-    let far = Tensor::<4, Int>::from_primitive::<Flex>(select(p.window + more));
+    let scores = primitive(case.tensors(&device).scores.unwrap());
+    let far = Flex::dynamic_mask_select(scores.clone(), (p.window + more).into());
+    let far = Tensor::<4, Int>::from_primitive::<Flex>(far);
     let far = far.narrow(3, 1, 1).squeeze_dim::<3>(3);
-    let selection = |runners_up| Selection::Scored {
-        scores: scores.clone(),
-        intervals: select(p.window),
-        runners_up,
-    };
-    let rows = || (q.clone(), k.clone(), v.clone());
-    let (a, b, c) = rows();
-    let Forwarded {
-        out,
-        residual,
-        lse,
-        lse_rest,
-    } = Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RunnersUp::None), p);
-    let saved = Saved {
-        out,
-        residual,
-        lse,
-        lse_rest: OptionalFloat::Some(lse_rest),
-        grad_out: primitive(case.grad_out(&device)),
-        grad_lse: match with_lse {
-            true => {
-                OptionalFloat::Some(case.grad_lse(&device).try_into_primitive::<Flex>().unwrap())
-            }
-            false => OptionalFloat::None,
-        },
-    };
-    let runners_up = RunnersUp::Some {
+    RunnersUp::Some {
         far: far.try_into_primitive::<Flex>().unwrap(),
         max_live: p.k_len,
-        rank: scores.clone(),
+        rank: scores,
         left_out: match left_out {
             None => LeftOut::None,
             Some((from, how)) => {
@@ -169,12 +147,6 @@ fn rank(
                 }
             }
         },
-    };
-    let (a, b, c) = rows();
-    let grads = Flex::dynamic_mask_backward(a, b, c, selection(runners_up), saved, p);
-    match grads.rank {
-        OptionalFloat::None => panic!("there are runners-up"),
-        OptionalFloat::Some(t) => values(Tensor::<3>::from_primitive::<Flex>(t)),
     }
 }
 
@@ -195,8 +167,7 @@ fn the_selection_is_exact() {
         let options = AttentionOptions::new().with_keep_window(window);
         let sizes = [1, 2, 2, len, len, 8];
         let case = Case::new(sizes, Some(kind), ElementType::F32, options, round);
-        let scores = case.tensors(&device).scores.unwrap();
-        let scores = scores.try_into_primitive::<Flex>().unwrap();
+        let scores = primitive(case.tensors(&device).scores.unwrap());
         let intervals = Flex::dynamic_mask_select(scores, rule.kept());
         let intervals = Tensor::<4, Int>::from_primitive::<Flex>(intervals);
         assert_eq!(intervals.dims(), case.problem().intervals_shape());
@@ -227,7 +198,7 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
                     _ => case.grad_out[at] = value,
                 }
                 let what = format!("{value} in tensor {role}, window {window}");
-                check(&what, &case, run(&case), role == 3);
+                check(&what, &case, run(&case, false, RunnersUp::None), role == 3);
             }
         }
     }
@@ -276,7 +247,9 @@ fn empty_tensors_have_defined_results() {
             let case = Case::new(sizes, scores, ElementType::F32, options, 1);
             let p = case.problem();
             let zeros = |shape: &[usize]| vec![0.0; shape.iter().product()];
-            let Results { out, lse, grads } = run(&case);
+            let Results {
+                out, lse, grads, ..
+            } = run(&case, false, RunnersUp::None);
             case.check_forward(out.clone(), lse.clone());
             assert_eq!(values(out), zeros(&p.q_shape()));
             assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));

@@ -1,18 +1,15 @@
 //! `linear` and `product` on Flex: what they refuse, and their place in the graph. Results and gradients on every backend
 //! are tested beside the kernels.
 
-use crate::case::values;
+use crate::case::{random, refused_as, values, within};
+use crate::layer::cast;
 use burn::backend::ops::FloatTensorOps;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_dma::fallback::product as default;
 use burn_flash_dma::ops::ProductOps;
-use burn_flash_dma::{AttentionError, ElementType, TensorName, product, try_linear, try_product};
+use burn_flash_dma::{ElementType, product, try_linear, try_product};
 use burn_flex::Flex;
-
-fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
-}
 
 fn layer(device: &Device) -> Linear {
     LinearConfig::new(24, 10).init(device)
@@ -22,34 +19,13 @@ fn layer(device: &Device) -> Linear {
 fn bad_operands_are_refused() {
     let device = Device::flex();
     let weight = random([24, 10], &device);
-    let (tensor, axis) = (TensorName::Weight, 0);
-    assert_eq!(
-        try_product(random([2, 5, 23], &device), weight.clone()).unwrap_err(),
-        AttentionError::Shape {
-            tensor,
-            axis,
-            expected: 23,
-            actual: 24
-        }
-    );
-    assert_eq!(
-        try_linear(&layer(&device), random([7, 23], &device)).unwrap_err(),
-        AttentionError::Shape {
-            tensor,
-            axis,
-            expected: 23,
-            actual: 24
-        }
-    );
-    let wide = random([2, 24], &device).cast(DType::F64);
-    assert_eq!(
-        try_product(wide, weight).unwrap_err(),
-        AttentionError::ElementType {
-            tensor: TensorName::Tokens,
-            expected: "f32, f16 or bf16".into(),
-            actual: "f64".into()
-        }
-    );
+    let text = "the weight must have size 23 on axis 0, but has 24";
+    let narrow = try_product(random([2, 5, 23], &device), weight.clone());
+    refused_as(narrow, text);
+    let narrow = try_linear(&layer(&device), random([7, 23], &device));
+    refused_as(narrow, text);
+    let wide = try_product(random([2, 24], &device).cast(DType::F64), weight);
+    refused_as(wide, "x must be f32, f16 or bf16, but is f64");
 }
 
 #[test]
@@ -63,11 +39,7 @@ fn the_plain_form_panics_with_the_text() {
 #[test]
 fn other_types_are_burns_own() {
     let device = Device::flex();
-    let layer = layer(&device);
-    let wide = Linear {
-        weight: layer.weight.clone().map(|w| w.cast(DType::F64)),
-        bias: layer.bias.map(|b| b.map(|b| b.cast(DType::F64))),
-    };
+    let wide = cast(layer(&device), DType::F64);
     let x = random([3, 5, 24], &device).cast(DType::F64);
     let y = try_linear(&wide, x.clone()).unwrap();
     assert_eq!(y.dtype(), DType::F64);
@@ -89,23 +61,17 @@ fn empty_products_have_defined_results() {
 #[test]
 fn a_layer_is_burns_layer() {
     let plain = Device::flex();
-    let (stored, weight) = (random::<3>([2, 7, 24], &plain), random([24, 10], &plain));
-    let (weight, grad) = (
-        weight.into_data(),
-        random::<3>([2, 7, 10], &plain).into_data(),
-    );
-    let stored = stored.into_data();
-    for device in [
-        plain.clone().autodiff(),
-        plain.clone().autodiff().gradient_checkpointing(),
-    ] {
+    let (stored, slopes) = (random([2, 7, 24], &plain), random([2, 7, 10], &plain));
+    let (stored, slopes) = (stored.into_data(), slopes.into_data());
+    let weight = random([24, 10], &plain).into_data();
+    let device = plain.autodiff();
+    for device in [device.clone(), device.gradient_checkpointing()] {
         let load = |data: &TensorData| Tensor::<3>::from_data(data.clone(), &device);
         for [track_x, track_weight] in [[true, true], [true, false], [false, true]] {
             let run = |ours: bool| {
-                let x = load(&stored);
+                let x = load(&stored).set_require_grad(track_x);
                 let w = Tensor::<2>::from_data(weight.clone(), &device);
-                let x = if track_x { x.require_grad() } else { x };
-                let w = if track_weight { w.require_grad() } else { w };
+                let w = w.set_require_grad(track_weight);
                 // Operations whose outputs a checkpointing device drops.
                 let (inner, turned) = (x.clone() * 0.5 + 0.25, (w.clone() * 2.0).tanh());
                 let y = if ours {
@@ -113,7 +79,7 @@ fn a_layer_is_burns_layer() {
                 } else {
                     inner.matmul(turned.unsqueeze())
                 };
-                let grads = (y.clone() * load(&grad)).sum().backward();
+                let grads = (y.clone() * load(&slopes)).sum().backward();
                 let of_x = x.grad(&grads).map(values);
                 (values(y), of_x, w.grad(&grads).map(values))
             };
@@ -133,10 +99,7 @@ fn a_layer_is_burns_layer() {
 /// Sums of at most 24 terms of about 1, in two orders.
 #[track_caller]
 fn close(a: &[f64], b: &[f64]) {
-    assert_eq!(a.len(), b.len());
-    for (a, b) in a.iter().zip(b) {
-        assert!((a - b).abs() <= 1e-4, "{a} {b}");
-    }
+    within(a, b, 1e-4, "sums");
 }
 
 /// Below the tensor functions: the trait's default bodies, for a weight of another type.

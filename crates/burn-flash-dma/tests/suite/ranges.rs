@@ -1,45 +1,24 @@
 //! Ranges of keys: what they show, what is refused. Their plans are compared with those of masks in the workspace's
 //! `tests`.
 
-use crate::case::values;
-use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, KeyRanges, MaskedAttention, TilePlan,
-    masked_attention,
-};
-
-fn keys<const N: usize>(values: [i32; N], shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
-    Tensor::from_data(
-        TensorData::new(values.to_vec(), shape),
-        (device, DType::I32),
-    )
-}
-
-fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
-    tensor.into_data().iter().collect()
-}
+use crate::case::{grad, ints, random, refused, refused_as, values};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
 
 /// Values and gradients, on a device that tracks.
 #[test]
 fn a_plan_of_ranges_serves_as_its_mask_does() {
     let device = Device::flex().autodiff();
-    let normal = Distribution::Normal(0.0, 1.0);
-    let random = |heads| Tensor::<4>::random([1, heads, 90, 16], normal, &device).require_grad();
-    let (q, k, v) = (random(4), random(2), random(2));
+    let [q, k, v] = [4, 2, 2].map(|heads| random([1, heads, 90, 16], &device).require_grad());
     let mask = AttentionMask::sliding_window([90, 90], 20, &device);
     let ranges = KeyRanges::sliding_window([90, 90], 20, &device);
     let plan = TilePlan::from_ranges(ranges, [90, 90], true);
-    let options = AttentionOptions::new();
-    let outs = [
-        masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options),
-        MaskedAttention::new(q.clone(), k.clone(), v.clone())
-            .plan(&plan)
-            .options(options)
-            .forward(),
-    ];
-    let [by_mask, by_ranges] = outs.map(|out| {
+    let attention = MaskedAttention::new(q.clone(), k.clone(), v.clone());
+    let masked = attention.clone().mask(mask).forward();
+    let planned = attention.plan(&plan).forward();
+    let [by_mask, by_ranges] = [masked, planned].map(|out| {
         let grads = (out.clone() * out.clone()).sum().backward();
-        let grads = [&q, &k, &v].map(|t| values(t.grad(&grads).unwrap()));
+        let grads = [&q, &k, &v].map(|t| grad(t, &grads));
         (values(out.inner()), grads)
     });
     assert!(by_mask == by_ranges);
@@ -78,36 +57,27 @@ fn a_document_that_comes_back_is_another_one() {
 #[test]
 fn bad_ranges_are_refused_by_tensor_and_axis() {
     let device = Device::flex();
-    let refused = |first: [usize; 3], end: [usize; 3], lengths| {
+    let plan = |first: [usize; 3], end: [usize; 3], lengths| {
         let [first, end] = [first, end].map(|shape| Tensor::<3, Int>::zeros(shape, &device));
-        TilePlan::try_from_ranges(KeyRanges::new(first, end), lengths, true).unwrap_err()
+        TilePlan::try_from_ranges(KeyRanges::new(first, end), lengths, true)
     };
-    for (first, end, text) in [
-        (
-            [1, 1, 4],
-            [1, 1, 5],
-            "first of the key ranges must have size 1 or 5 on axis 2, but has 4",
-        ),
-        (
-            [1, 2, 5],
-            [1, 3, 1],
-            "end of the key ranges must have size 1 or 2 on axis 1, but has 3",
-        ),
-    ] {
-        assert_eq!(refused(first, end, [5, 9]).to_string(), text);
-    }
-    let error = refused([1; 3], [1; 3], [5, 1 << 31]);
-    assert!(matches!(error, AttentionError::TooLarge { .. }));
+    refused_as(
+        plan([1, 1, 4], [1, 1, 5], [5, 9]),
+        "first of the key ranges must have size 1 or 5 on axis 2, but has 4",
+    );
+    refused_as(
+        plan([1, 2, 5], [1, 3, 1], [5, 9]),
+        "end of the key ranges must have size 1 or 2 on axis 1, but has 3",
+    );
+    refused(plan([1; 3], [1; 3], [5, 1 << 31]), "TooLarge");
 }
 
 #[test]
 #[should_panic(expected = "end of the key ranges must have size 1 or 5 on axis 2, but has 9")]
 fn the_plain_form_panics_with_the_text_of_the_error() {
     let device = Device::flex();
-    let ranges = KeyRanges::new(
-        keys([0], [1, 1, 1], &device),
-        keys([9; 9], [1, 1, 9], &device),
-    );
+    let [first, end] = [1, 9].map(|keys| Tensor::zeros([1, 1, keys], &device));
+    let ranges = KeyRanges::new(first, end);
     let _ = TilePlan::from_ranges(ranges, [5, 9], true);
 }
 
@@ -115,9 +85,6 @@ fn the_plain_form_panics_with_the_text_of_the_error() {
 #[should_panic(expected = "ranges of shapes [1, 1, 2] and [1, 1, 3] do not broadcast on axis 2")]
 fn ranges_of_other_queries_do_not_meet() {
     let device = Device::flex();
-    let _ = KeyRanges::sliding_window([2, 9], 4, &device).and(KeyRanges::sliding_window(
-        [3, 9],
-        4,
-        &device,
-    ));
+    let [two, three] = [2, 3].map(|len| KeyRanges::sliding_window([len, 9], 4, &device));
+    let _ = two.and(three);
 }

@@ -1,11 +1,10 @@
 //! Ranks that compete: what some keys of a head gain is charged to all of them.
 
-use crate::case::values;
-use crate::layer::of_linear_scores;
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use crate::case::{grad, ints, random, size, values, within};
+use crate::layer::{self, like, of_scores, tokens};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
-use burn_flash_dma::{Attention, AttentionError, Documents, LeaveOneOut, RankSoftmax, Selector};
+use burn_flash_dma::{Attention, Documents, LeaveOneOut, RankSoftmax, Selector};
 
 const LEN: usize = 13;
 const HEADS: usize = 4;
@@ -19,14 +18,10 @@ fn softmax(inverse_temperature: f64) -> RankSoftmax {
 /// Random q, k and v, and scores of which the fourth of each head is hidden.
 fn inputs(device: &Device) -> ([Tensor<4>; 3], Tensor<3>) {
     device.seed(51);
-    let normal = Distribution::Normal(0.0, 1.0);
-    let rows = [HEADS, KV_HEADS, KV_HEADS]
-        .map(|heads| Tensor::<4>::random([2, heads, LEN, DIM], normal, device));
-    let scores = Tensor::<3>::random([2, KV_HEADS, LEN], normal, device);
-    let hidden = TensorData::from([[std::array::from_fn::<_, LEN, _>(|key| key == 3)]]);
-    let hidden = Tensor::<3, burn::tensor::Bool>::from_data(hidden, device);
-    let hidden = hidden.expand([2, KV_HEADS, LEN]);
-    (rows, scores.mask_fill(hidden, f32::NEG_INFINITY))
+    let rows = [HEADS, KV_HEADS, KV_HEADS].map(|heads| random([2, heads, LEN, DIM], device));
+    let scores = random([2, KV_HEADS, LEN], device);
+    let fourth = [0..2, 0..KV_HEADS, 3..4];
+    (rows, scores.slice_fill(fourth, f32::NEG_INFINITY))
 }
 
 /// The gradient of the scores under a rule, and for how many positions its rank keeps each key, or nearly.
@@ -42,13 +37,12 @@ fn learned(
         .intervals(&keys)
         .forward();
     let gradients = out.square().sum().backward();
-    let far = keys.far().expect("scores learn").clone().into_data();
-    let positions = far.iter::<i64>().enumerate().map(|(at, far)| {
+    let far = ints(keys.far().expect("scores learn").clone());
+    let positions = far.into_iter().enumerate().map(|(at, far)| {
         let from = at % LEN + recent;
         (far as usize).saturating_sub(from) as f64
     });
-    let learned = values(scores.grad(&gradients).expect("it is tracked"));
-    (learned, positions.collect())
+    (grad(&scores, &gradients), positions.collect())
 }
 
 /// By the definition, in f64, from the gradient of ranks that do not compete.
@@ -85,12 +79,9 @@ fn what_the_keys_of_a_head_gain_is_charged_to_all_of_them() {
             let selector = selector.clone().rank_softmax(softmax(factor));
             let (ours, _) = learned(&selector, &rows, &scores, recent);
             let expected = charged(&gradient, &values(scores.clone()), &positions, factor);
-            let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            let largest = size(&expected);
             assert!(largest > 1e-2, "{largest}");
-            for (at, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
-                let error = (ours - expected).abs();
-                assert!(error < 1e-5 * (1.0 + largest), "{at}: {ours} {expected}");
-            }
+            within(&ours, &expected, 1e-5 * (1.0 + largest), "charged");
             for (head, gradient) in ours.chunks(LEN).zip(gradient.chunks(LEN)) {
                 let [ours, others] = [head, gradient].map(|of| of.iter().sum::<f64>());
                 assert!(ours.abs() < 1e-4 * (1.0 + others.abs()), "{ours} {others}");
@@ -132,9 +123,7 @@ fn a_head_without_a_visible_key_learns_nothing() {
 }
 
 fn config(softmax: Option<RankSoftmax>) -> DynamicMaskAttentionConfig {
-    DynamicMaskAttentionConfig::new(32, 4)
-        .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+    layer::config()
         .with_runners_up(Some(4))
         .with_rank_softmax(softmax)
 }
@@ -143,12 +132,11 @@ fn config(softmax: Option<RankSoftmax>) -> DynamicMaskAttentionConfig {
 fn a_layers_scores_compete_and_its_output_stays() {
     let device = Device::flex().autodiff();
     let plain = config(None).init(&device);
-    let layer = config(Some(softmax(3.0))).init(&device);
-    let layer = layer.load_record(plain.clone().into_record());
-    let x = Tensor::<3>::random([2, 20, 32], Distribution::Normal(0.0, 1.0), &device);
+    let layer = like(&plain, &config(Some(softmax(3.0))));
+    let x = tokens(2, 20, &device);
     let [(ours, learned), (theirs, other)] = [&layer, &plain].map(|layer| {
         let out = layer.forward(x.clone());
-        let learned = of_linear_scores(layer, &out.clone().square().sum().backward());
+        let learned = of_scores(layer, &out.clone().square().sum().backward());
         (values(out), learned)
     });
     assert_eq!(ours, theirs);
@@ -160,10 +148,7 @@ fn a_layers_scores_compete_and_its_output_stays() {
 fn a_factor_that_is_none_is_refused() {
     for factor in [-1.0, f64::NAN, f64::INFINITY, 1e39] {
         let error = RankSoftmax::new(factor).unwrap_err();
-        assert!(
-            matches!(error, AttentionError::RankSoftmax { .. }),
-            "{factor}"
-        );
+        assert_eq!(error.kind(), "RankSoftmax", "{factor}");
         assert!(error.to_string().contains("at least 0"), "{error}");
     }
     // A file is read by the same rule.

@@ -1,20 +1,13 @@
 //! What a backward pass computes again instead of keeping it: that nothing keeps it, and that nothing else changes. SwiGLU
 //! against f64 and Burn's operations.
 
-use crate::case::{ELEMENTS, dtype, loss, tensor, values};
+use crate::case::{ELEMENTS, dtype, grad, loss, random, refused_as, size, tensor, values, within};
 use burn::nn::RotaryEncodingConfig;
 use burn::tensor::activation::silu;
-use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_flash_dma::{
-    AttentionError, ElementType, HeadEncoding, TensorName, attention, product, rms_norm, swiglu,
-    try_swiglu,
-};
+use burn::tensor::{DType, Device, Tensor};
+use burn_flash_dma::{ElementType, HeadEncoding, attention, product, rms_norm, swiglu, try_swiglu};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::normal;
-
-fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
-}
 
 /// Gates of all sizes, with the gradient of the result.
 fn operands(element: ElementType) -> [Vec<f64>; 3] {
@@ -38,8 +31,7 @@ fn swiglu_and_its_gradients_are_those_of_the_formula() {
         assert_eq!((out.dims(), out.dtype()), (SHAPE, dtype(element)));
         let out_values = values(out.clone());
         let grads = loss(out, load(&slopes)).backward();
-        let of_gate = values(gate.grad(&grads).unwrap());
-        let of_up = values(up.grad(&grads).unwrap());
+        let (of_gate, of_up) = (grad(&gate, &grads), grad(&up, &grads));
 
         // f32 arithmetic, and one rounding to the type.
         let rounding = match element {
@@ -51,10 +43,8 @@ fn swiglu_and_its_gradients_are_those_of_the_formula() {
             let error = (actual - exact).abs();
             // Beside the least f16.
             let bound = rounding * exact.abs() + 4e-6 * size + 3e-8;
-            assert!(
-                error <= bound,
-                "{element} {name} {at}: {actual} is not {exact}"
-            );
+            let near = error <= bound;
+            assert!(near, "{element} {name} {at}: {actual} is not {exact}");
         };
         for at in 0..gates.len() {
             let (g, u, d) = (gates[at], ups[at], slopes[at]);
@@ -83,25 +73,25 @@ fn swiglu_is_burns_composition_in_f32() {
 fn swiglu_refuses_what_does_not_fit() {
     let device = Device::flex();
     let gate = random([2, 3, 8], &device);
-    let tensor = TensorName::Up;
-    assert_eq!(
-        try_swiglu(gate.clone(), random([2, 3, 9], &device)).unwrap_err(),
-        AttentionError::Shape {
-            tensor,
-            axis: 2,
-            expected: 8,
-            actual: 9
-        }
-    );
-    let narrow = gate.clone().cast(DType::BF16);
-    let error = try_swiglu(gate.clone(), narrow).unwrap_err();
-    assert_eq!(error.to_string(), "up must be f32, but is bf16");
-    let wide = gate.clone().cast(DType::F64);
-    let error = try_swiglu(wide.clone(), wide).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the gate must be f32, f16 or bf16, but is f64"
-    );
+    for (gate, up, text) in [
+        (
+            gate.clone(),
+            random([2, 3, 9], &device),
+            "up must have size 8 on axis 2, but has 9",
+        ),
+        (
+            gate.clone(),
+            gate.clone().cast(DType::BF16),
+            "up must be f32, but is bf16",
+        ),
+        (
+            gate.clone().cast(DType::F64),
+            gate.clone().cast(DType::F64),
+            "the gate must be f32, f16 or bf16, but is f64",
+        ),
+    ] {
+        refused_as(try_swiglu(gate, up), text);
+    }
     let none = swiglu(random([2, 0, 8], &device), random([2, 0, 8], &device));
     assert_eq!(none.dims(), [2, 0, 8]);
 }
@@ -183,26 +173,21 @@ fn gradients_are_those_of_a_kept_result() {
                         true => result.clone().detach().require_grad(),
                         false => result.clone(),
                     };
-                    let y = product(read.clone(), weight.clone())
-                        * product(read.clone(), weight.clone());
+                    let [y, again] = [(); 2].map(|()| product(read.clone(), weight.clone()));
+                    let y = y * again;
                     let mut grads = loss(y, slope).backward();
-                    let of_weight = values(weight.grad(&grads).unwrap());
+                    let of_weight = grad(&weight, &grads);
                     if cut && tracked != [false, false] {
                         let gradient = read.grad(&grads).unwrap().into_data();
                         let gradient = Tensor::from_data(gradient, &device);
                         grads = loss(result, gradient).backward();
                     }
-                    let of = |t: Option<Tensor<3>>| t.map(values);
-                    (
-                        of_weight,
-                        of(x.grad(&grads)),
-                        of(up.grad(&grads)),
-                        gamma.grad(&grads).map(values),
-                    )
+                    let [of_x, of_up] = [x, up].map(|t| t.grad(&grads).map(values));
+                    let of_gamma = gamma.grad(&grads).map(values);
+                    (of_weight, [of_x, of_up], of_gamma)
                 };
                 let (ours, kept) = (run(false), run(true));
-                assert_eq!(ours.1.is_some(), tracked[0]);
-                assert_eq!(ours.2.is_some(), tracked[1]);
+                assert_eq!(ours.1.each_ref().map(Option::is_some), tracked);
                 assert!(ours == kept, "{tracked:?} {dtype:?}");
             }
         }
@@ -234,19 +219,16 @@ fn kernels_make_the_same_again() {
         let grads = loss(y.clone(), y.clone().detach()).backward();
         [
             values(y),
-            values(x.grad(&grads).unwrap()),
-            values(up.grad(&grads).unwrap()),
-            values(gamma.grad(&grads).unwrap()),
-            values(first.grad(&grads).unwrap()),
-            values(second.grad(&grads).unwrap()),
+            grad(&x, &grads),
+            grad(&up, &grads),
+            grad(&gamma, &grads),
+            grad(&first, &grads),
+            grad(&second, &grads),
         ]
     };
     let (flex, cube) = (by(Device::flex()), by(Device::cpu()));
     for (n, (flex, cube)) in flex.iter().zip(&cube).enumerate() {
-        let size = flex.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
-        for (a, b) in flex.iter().zip(cube) {
-            // Numbers of bf16 that round the other way, and what follows from them.
-            assert!((a - b).abs() <= size / 64.0, "tensor {n}: {a} and {b}");
-        }
+        // Numbers of bf16 that round the other way, and what follows from them.
+        within(cube, flex, size(flex) / 64.0, format_args!("tensor {n}"));
     }
 }

@@ -51,13 +51,10 @@ impl Subscriber for Log {
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let mut engine = EngineField(None);
         span.record(&mut engine);
-        let engine = engine
-            .0
-            .map_or(String::new(), |engine| format!("({engine})"));
+        let engine = engine.0.map(|engine| format!("({engine})"));
+        let name = span.metadata().name().to_string() + &engine.unwrap_or_default();
         let count = note(|recording| {
-            recording
-                .names
-                .push(format!("{}{engine}", span.metadata().name()));
+            recording.names.push(name);
             recording.names.len()
         });
         Id::from_u64(count.unwrap_or(1) as u64)
@@ -103,15 +100,10 @@ fn random(heads: usize, device: &Device) -> Tensor<4> {
 /// A forward and a backward pass.
 fn train(options: AttentionOptions, device: &Device) {
     let device = device.clone().autodiff();
-    let (q, k, v) = (
-        random(2, &device).require_grad(),
-        random(1, &device),
-        random(1, &device),
-    );
+    let [q, k, v] = [2, 1, 1].map(|heads| random(heads, &device));
     let scores = Tensor::<3>::random([1, 1, 24], Distribution::Default, &device);
-    dynamic_mask_attention(q, k, v, scores, options)
-        .sum()
-        .backward();
+    let out = dynamic_mask_attention(q.require_grad(), k, v, scores, options);
+    out.sum().backward();
 }
 
 #[test]
@@ -136,19 +128,14 @@ fn norms_and_steps_over_a_cache_are_named() {
     let lines = spans_of(|| {
         let mut cache = DynamicMaskCacheConfig::new(1, 1, 8, options).init(&device);
         let scores = Tensor::<3>::random([1, 1, 24], Distribution::Default, &device);
-        let part = |x: Tensor<4>| x.narrow(2, 0, 2);
         cache.append(random(1, &device), random(1, &device), scores.clone());
-        let (q, k, v) = (
-            part(random(2, &device)),
-            part(random(1, &device)),
-            part(random(1, &device)),
-        );
+        let [q, k, v] = [2, 1, 1].map(|heads| random(heads, &device).narrow(2, 0, 2));
         let _ = cache.step(q, k, v, scores.narrow(2, 0, 2));
-        let _ = rms_norm(
+        let (x, gamma) = (
             Tensor::<2>::ones([3, 8], &device),
             Tensor::ones([8], &device),
-            1e-5,
         );
+        let _ = rms_norm(x, gamma, 1e-5);
     });
     assert_eq!(lines, ["append(cpu)", "decode(cpu)", "norm_forward(cpu)"]);
 }

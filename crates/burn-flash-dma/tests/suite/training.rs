@@ -1,6 +1,6 @@
 //! The parts of a training step, against f64 and against what Burn has in their place.
 
-use crate::case::values;
+use crate::case::{grad, ints, loss, size, values, within};
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -32,10 +32,8 @@ impl Pair {
         let mut all = Vec::new();
         for (linear, seed) in [(&self.first, 1), (&self.second, 2)] {
             let shape = linear.weight.dims();
-            let numbers = Tensor::<1, Int>::arange(
-                seed..seed + shape.iter().product::<usize>() as i64,
-                &Device::flex(),
-            );
+            let end = seed + shape.iter().product::<usize>() as i64;
+            let numbers = Tensor::<1, Int>::arange(seed..end, &Device::flex());
             let gradient = (numbers.float().reshape(shape) * 0.7).sin() * scale;
             let gradient = gradient.cast(dtype);
             all.extend(values(gradient.clone()));
@@ -64,14 +62,10 @@ fn gradients_are_clipped_by_the_norm_of_all_of_them() {
             let after = model.values(&gradients);
             for (after, before) in after.iter().zip(&before) {
                 let error = (after - before * factor).abs();
-                assert!(
-                    error <= tolerance * (before * factor).abs(),
-                    "{after} is not {before} times {factor}"
-                );
-                assert!(
-                    factor < 1.0 || after == before,
-                    "a short gradient stays as it is"
-                );
+                let near = error <= tolerance * (before * factor).abs();
+                assert!(near, "{after} is not {before} times {factor}");
+                let stays = factor < 1.0 || after == before;
+                assert!(stays, "a short gradient stays as it is");
             }
             let kept = gradients.get::<2>(model.first.weight.id).expect("kept");
             assert_eq!(kept.dtype(), DType::from(dtype));
@@ -85,10 +79,8 @@ fn parameters_without_gradients_are_left_out_of_the_norm() {
     let mut gradients = GradientsParams::new();
     let norm = clip_gradients(&model, &mut gradients, 1.0);
     assert_eq!(norm.into_scalar::<f64>(), 0.0);
-    gradients.register(
-        model.second.weight.id,
-        Tensor::<2>::full([5, 2], 3.0, &Device::flex()),
-    );
+    let threes = Tensor::<2>::full([5, 2], 3.0, &Device::flex());
+    gradients.register(model.second.weight.id, threes);
     let norm = clip_gradients(&model, &mut gradients, 1.0);
     assert!((norm.into_scalar::<f64>() - 90f64.sqrt()).abs() < 1e-5);
     assert_eq!(gradients.len(), 1);
@@ -106,16 +98,9 @@ const WIDTH: usize = 5;
 fn table(vocabulary: usize, dtype: FloatDType) -> Embedding {
     let device = Device::flex().autodiff();
     let embedding = EmbeddingConfig::new(vocabulary, WIDTH).init(&device);
+    let weight = embedding.weight.val().cast(dtype).detach();
     Embedding {
-        weight: Param::from_tensor(
-            embedding
-                .weight
-                .val()
-                .detach()
-                .cast(dtype)
-                .detach()
-                .require_grad(),
-        ),
+        weight: Param::from_tensor(weight.require_grad()),
     }
 }
 
@@ -126,16 +111,14 @@ fn tokens(batch: usize, len: usize, vocabulary: usize) -> Tensor<2, Int> {
         k => k % 2,
     };
     let all: Vec<i32> = (0..batch * len).map(|n| token(n) as i32).collect();
-    Tensor::from_data(
-        TensorData::new(all, [batch, len]),
-        &Device::flex().autodiff(),
-    )
+    let all = TensorData::new(all, [batch, len]);
+    Tensor::from_data(all, &Device::flex().autodiff())
 }
 
 /// The gradients of the rows, about 1 and of few bits, so that every type here holds them.
 fn slopes(batch: usize, len: usize) -> Tensor<3> {
-    let numbers =
-        Tensor::<1, Int>::arange(0..(batch * len * WIDTH) as i64, &Device::flex().autodiff());
+    let count = (batch * len * WIDTH) as i64;
+    let numbers = Tensor::<1, Int>::arange(0..count, &Device::flex().autodiff());
     let slopes = numbers.remainder_scalar(7).float() * 0.125 + 0.75;
     slopes.reshape([batch, len, WIDTH])
 }
@@ -143,8 +126,7 @@ fn slopes(batch: usize, len: usize) -> Tensor<3> {
 /// The gradient of a table in f64, and the sum of its terms' sizes.
 fn exact(tokens: &Tensor<2, Int>, slopes: &[f64], vocabulary: usize) -> Vec<f64> {
     let mut table = vec![0.0; vocabulary * WIDTH];
-    let tokens = tokens.clone().into_data();
-    for (token, row) in tokens.iter::<i64>().zip(slopes.chunks(WIDTH)) {
+    for (token, row) in ints(tokens.clone()).into_iter().zip(slopes.chunks(WIDTH)) {
         for (sum, slope) in table[token as usize * WIDTH..].iter_mut().zip(row) {
             *sum += slope;
         }
@@ -154,11 +136,16 @@ fn exact(tokens: &Tensor<2, Int>, slopes: &[f64], vocabulary: usize) -> Vec<f64>
 
 fn worst(actual: &[f64], expected: &[f64]) -> f64 {
     let relative = |(a, e): (&f64, &f64)| (a - e).abs() / e.abs().max(1.0);
-    actual
-        .iter()
-        .zip(expected)
-        .map(relative)
-        .fold(0.0, f64::max)
+    let errors = actual.iter().zip(expected).map(relative);
+    errors.fold(0.0, f64::max)
+}
+
+/// The gradient of the table whose rows these are, for slopes of the rows.
+fn table_gradient(embedding: &Embedding, rows: Tensor<3>, slopes: Tensor<3>) -> Tensor<2> {
+    let slopes = slopes.cast(rows.dtype());
+    let grads = loss(rows, slopes).backward();
+    let weight = embedding.weight.val();
+    weight.grad(&grads).expect("the table is trained")
 }
 
 #[test]
@@ -170,8 +157,7 @@ fn rows_are_those_of_the_table_and_their_gradient_is_summed_in_f32() {
             (FloatDType::F32, FloatDType::BF16),
             (FloatDType::BF16, FloatDType::BF16),
         ] {
-            let case =
-                format!("{batch} x {len} tokens of {vocabulary}, {stored:?} as {computed:?}");
+            let case = format!("{batch} x {len} of {vocabulary}, {stored:?} as {computed:?}");
             let (embedding, tokens) = (table(vocabulary, stored), tokens(batch, len, vocabulary));
             let rows = embed(&embedding, tokens.clone(), computed);
             assert_eq!(rows.dtype(), DType::from(computed), "{case}");
@@ -179,15 +165,7 @@ fn rows_are_those_of_the_table_and_their_gradient_is_summed_in_f32() {
             assert_eq!(values(rows.clone()), values(by_burn), "{case}");
 
             let slopes = slopes(batch, len);
-            let loss = (rows * slopes.clone().cast(computed))
-                .cast(FloatDType::F32)
-                .sum();
-            let grads = loss.backward();
-            let gradient = embedding
-                .weight
-                .val()
-                .grad(&grads)
-                .expect("the table is trained");
+            let gradient = table_gradient(&embedding, rows, slopes.clone());
             assert_eq!(gradient.dtype(), DType::from(stored), "{case}");
             let exact = exact(&tokens, &values(slopes), vocabulary);
             let error = worst(&values(gradient), &exact);
@@ -206,32 +184,19 @@ fn additions_in_bf16_lose_what_a_sum_in_f32_keeps() {
     let (slopes, dtype) = (slopes(2, 2048), FloatDType::BF16);
     let exact = exact(&tokens, &values(slopes.clone()), 256);
     let error = |rows: Tensor<3>| {
-        let loss = (rows * slopes.clone().cast(dtype))
-            .cast(FloatDType::F32)
-            .sum();
-        let grads = loss.backward();
-        let gradient = embedding
-            .weight
-            .val()
-            .grad(&grads)
-            .expect("the table is trained");
+        let gradient = table_gradient(&embedding, rows, slopes.clone());
         worst(&values(gradient), &exact)
     };
-    let (ours, burn) = (
-        error(embed(&embedding, tokens.clone(), dtype)),
-        error(embedding.forward(tokens)),
-    );
+    let ours = error(embed(&embedding, tokens.clone(), dtype));
+    let burn = error(embedding.forward(tokens));
     assert!(burn > 0.1 && ours < burn / 20.0, "{ours} and Burn's {burn}");
 }
 
 #[test]
 fn no_tokens_are_no_rows() {
     let device = Device::flex().autodiff();
-    let rows = embed(
-        &table(4, FloatDType::F32),
-        Tensor::zeros([2, 0], &device),
-        FloatDType::BF16,
-    );
+    let none = Tensor::zeros([2, 0], &device);
+    let rows = embed(&table(4, FloatDType::F32), none, FloatDType::BF16);
     assert_eq!((rows.dims(), rows.dtype()), ([2, 0, WIDTH], DType::BF16));
 }
 
@@ -263,8 +228,7 @@ fn exact_losses(logits: &[f64], targets: &[i64]) -> (Vec<f64>, Vec<f64>) {
 fn the_loss_and_its_gradient_are_those_of_the_formula() {
     for (dtype, rounding) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, 1.0 / 256.0)] {
         let (logits, targets) = logits(dtype);
-        let numbers: Vec<i64> = targets.clone().into_data().iter::<i64>().collect();
-        let (exact, slopes) = exact_losses(&values(logits.clone()), &numbers);
+        let (exact, slopes) = exact_losses(&values(logits.clone()), &ints(targets.clone()));
         let losses = values(token_losses(logits.clone(), targets.clone()));
         assert!(worst(&losses, &exact) < 2e-6, "{dtype:?}");
 
@@ -276,11 +240,8 @@ fn the_loss_and_its_gradient_are_those_of_the_formula() {
         let gradient = logits.grad(&grads).expect("the logits are tracked");
         assert_eq!(gradient.dtype(), DType::from(dtype));
         for (actual, expected) in values(gradient).iter().zip(&slopes) {
-            let error = (actual - expected).abs();
-            assert!(
-                error <= rounding * expected.abs() + 1e-8,
-                "{actual} is not {expected}"
-            );
+            let near = (actual - expected).abs() <= rounding * expected.abs() + 1e-8;
+            assert!(near, "{actual} is not {expected}");
         }
     }
 }
@@ -289,20 +250,15 @@ fn the_loss_and_its_gradient_are_those_of_the_formula() {
 fn the_loss_is_burns() {
     let (logits, targets) = logits(FloatDType::F32);
     let burn = CrossEntropyLossConfig::new().init(&logits.device());
-    let gradient = |loss: Tensor<1>| values(logits.grad(&loss.backward()).expect("tracked"));
     let [ours, theirs] = [
         cross_entropy(logits.clone(), targets.clone()),
         burn.forward(logits.clone(), targets.clone()),
     ];
-    let (a, b) = (
-        ours.clone().into_scalar::<f64>(),
-        theirs.clone().into_scalar::<f64>(),
-    );
+    let [a, b] = [&ours, &theirs].map(|loss| loss.clone().into_scalar::<f64>());
     assert!((a - b).abs() < 1e-6 * b, "{a} is not {b}");
-    let numbers: Vec<i64> = targets.clone().into_data().iter::<i64>().collect();
-    let (_, exact) = exact_losses(&values(logits.clone()), &numbers);
+    let (_, exact) = exact_losses(&values(logits.clone()), &ints(targets.clone()));
     let error = |loss: Tensor<1>| {
-        let errors = gradient(loss).into_iter().zip(&exact);
+        let errors = grad(&logits, &loss.backward()).into_iter().zip(&exact);
         errors.map(|(g, e)| (g - e).abs()).fold(0.0, f64::max)
     };
     let [ours, theirs] = [ours, theirs].map(error);
@@ -341,14 +297,10 @@ fn kernels_compute_the_same() {
         let mut gradients = GradientsParams::from_grads(grads, &embedding);
         let norm = clip_gradients(&embedding, &mut gradients, 0.1);
         let gradient = gradients.get::<2>(embedding.weight.id).expect("trained");
-        (values(loss), values(norm), values(gradient))
+        [values(loss), values(norm), values(gradient)]
     };
-    let (flex, cube) = (by(Device::flex()), by(Device::cpu()));
-    for (flex, cube) in [(flex.0, cube.0), (flex.1, cube.1), (flex.2, cube.2)] {
-        let size = flex.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
-        for (a, b) in flex.iter().zip(&cube) {
-            // One number of bf16 that rounds the other way.
-            assert!((a - b).abs() <= size / 256.0, "{a} and {b}");
-        }
+    for (flex, cube) in by(Device::flex()).iter().zip(by(Device::cpu())) {
+        // One number of bf16 that rounds the other way.
+        within(&cube, flex, size(flex) / 256.0, "cube");
     }
 }

@@ -2,9 +2,11 @@
 
 use super::draw::Draw;
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_flash_dma::ScoreRole;
 use burn_flash_dma::cache::*;
-use burn_flash_dma::{AttentionError, ScoreRole};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use std::convert::identity;
 
 /// The heads of a cache and their features.
 #[derive(Clone, Copy)]
@@ -32,180 +34,14 @@ fn heads(draw: &mut Draw) -> Heads {
     heads
 }
 
-/// What caches of slots, of pages and of either kind have in common.
-trait Cache: Sized + Clone {
-    fn step(
-        &mut self,
-        rows: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<Tensor<4>, AttentionError>;
-    fn step_with_lse(
-        &mut self,
-        rows: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError>;
-    fn append(
-        &mut self,
-        rows: [Tensor<4>; 2],
-        scores: Option<Tensor<3>>,
-    ) -> Option<Result<(), AttentionError>>;
-    fn sequences(&self) -> usize;
-    fn scored(&self) -> bool;
-    fn reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError>;
-    fn reset(&mut self, sequence: usize) -> Result<(), AttentionError>;
-    fn cat(caches: Vec<Self>) -> Result<Self, AttentionError>;
-    fn hold(&mut self) -> Result<(), AttentionError>;
-    fn accept(&mut self, count: usize) -> Result<(), AttentionError>;
-    fn fork(&mut self, sequence: usize) -> Result<usize, AttentionError>;
-    /// The names of the calls, in the order of [`CALLS`].
-    const NAMES: [&'static str; 9];
+fn batch(draw: &mut Draw) -> usize {
+    match draw.one_in(20) {
+        true => draw.end("batch"),
+        false => draw.batch(),
+    }
 }
 
-macro_rules! names {
-    ($kind:literal) => {
-        [
-            concat!($kind, "::try_step"),
-            concat!($kind, "::try_step_with_lse"),
-            concat!($kind, "::try_append"),
-            concat!($kind, "::try_reorder"),
-            concat!($kind, "::try_reset"),
-            concat!($kind, "::try_cat"),
-            concat!($kind, "::try_hold"),
-            concat!($kind, "::try_accept"),
-            concat!($kind, "::try_fork"),
-        ]
-    };
-}
-
-/// The methods of all three that are the same.
-macro_rules! shared {
-    () => {
-        fn sequences(&self) -> usize {
-            self.sequences()
-        }
-
-        fn reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
-            self.try_reorder(indices)
-        }
-
-        fn reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
-            self.try_reset(sequence)
-        }
-
-        fn cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
-            Self::try_cat(caches)
-        }
-
-        fn hold(&mut self) -> Result<(), AttentionError> {
-            self.try_hold()
-        }
-
-        fn accept(&mut self, count: usize) -> Result<(), AttentionError> {
-            self.try_accept(count)
-        }
-
-        fn fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
-            self.try_fork(sequence)
-        }
-    };
-}
-
-/// The steps of those whose scores may be absent.
-macro_rules! steps {
-    () => {
-        fn step(
-            &mut self,
-            [q, k, v]: [Tensor<4>; 3],
-            scores: Option<Tensor<3>>,
-        ) -> Result<Tensor<4>, AttentionError> {
-            self.try_step(q, k, v, scores)
-        }
-
-        fn step_with_lse(
-            &mut self,
-            [q, k, v]: [Tensor<4>; 3],
-            scores: Option<Tensor<3>>,
-        ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-            self.try_step_with_lse(q, k, v, scores)
-        }
-    };
-}
-
-impl Cache for DynamicMaskCache {
-    const NAMES: [&'static str; 9] = names!("DynamicMaskCache");
-
-    fn step(
-        &mut self,
-        [q, k, v]: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<Tensor<4>, AttentionError> {
-        self.try_step(q, k, v, scores.ok_or(AttentionError::CacheScores)?)
-    }
-
-    fn step_with_lse(
-        &mut self,
-        [q, k, v]: [Tensor<4>; 3],
-        scores: Option<Tensor<3>>,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.try_step_with_lse(q, k, v, scores.ok_or(AttentionError::CacheScores)?)
-    }
-
-    fn append(
-        &mut self,
-        [k, v]: [Tensor<4>; 2],
-        scores: Option<Tensor<3>>,
-    ) -> Option<Result<(), AttentionError>> {
-        Some(self.try_append(k, v, scores?))
-    }
-
-    fn scored(&self) -> bool {
-        true
-    }
-
-    shared!();
-}
-
-impl Cache for PagedCache {
-    const NAMES: [&'static str; 9] = names!("PagedCache");
-
-    steps!();
-
-    fn append(
-        &mut self,
-        [k, v]: [Tensor<4>; 2],
-        scores: Option<Tensor<3>>,
-    ) -> Option<Result<(), AttentionError>> {
-        Some(self.try_append(k, v, scores))
-    }
-
-    fn scored(&self) -> bool {
-        self.config().scored
-    }
-
-    shared!();
-}
-
-impl Cache for AttentionCache {
-    const NAMES: [&'static str; 9] = names!("AttentionCache");
-
-    steps!();
-
-    fn append(
-        &mut self,
-        _: [Tensor<4>; 2],
-        _: Option<Tensor<3>>,
-    ) -> Option<Result<(), AttentionError>> {
-        None
-    }
-
-    fn scored(&self) -> bool {
-        self.has_scores()
-    }
-
-    shared!();
-}
-
-fn slots_config(draw: &mut Draw, heads: Heads) -> DynamicMaskCacheConfig {
+fn slots_of(draw: &mut Draw, heads: Heads) -> Option<DynamicMaskCache> {
     let options = draw.options(heads.kv_heads.min(4), true);
     let batch = batch(draw);
     let mut config = DynamicMaskCacheConfig::new(batch, heads.kv_heads, heads.dim, options)
@@ -219,26 +55,10 @@ fn slots_config(draw: &mut Draw, heads: Heads) -> DynamicMaskCacheConfig {
     config.sinks = draw.maybe(|draw| draw.pick(&[0, 1, 1, 2]));
     config.score_role = draw.pick(&[None, Some(ScoreRole::Rank)]);
     draw.note(&config);
-    config
-}
-
-fn batch(draw: &mut Draw) -> usize {
-    match draw.one_in(20) {
-        true => draw.end("batch"),
-        false => draw.batch(),
-    }
-}
-
-fn slots_of(draw: &mut Draw, heads: Heads) -> Option<DynamicMaskCache> {
-    let config = slots_config(draw, heads);
     let device = draw.device.clone();
     match draw.one_in(2) {
-        true => draw.call("DynamicMaskCache::try_new", || {
-            DynamicMaskCache::try_new(&config, &device)
-        }),
-        false => draw.call("DynamicMaskCacheConfig::try_init", || {
-            config.try_init(&device)
-        }),
+        true => call!(draw, DynamicMaskCache::try_new(&config, &device)),
+        false => call!(draw, DynamicMaskCacheConfig::try_init(&config, &device)),
     }
 }
 
@@ -259,9 +79,7 @@ fn pages_of(draw: &mut Draw, heads: Heads) -> Option<PagedCache> {
             _ => config.grow_by = draw.choose("grow_by", &[0, usize::MAX]),
         }
     }
-    if draw.one_in(4) {
-        config.window = Some(draw.count("window"));
-    }
+    config.window = draw.rarely(4, |draw| draw.count("window"));
     if draw.one_in(6) {
         config.options = draw.options(heads.kv_heads.min(4), false);
     }
@@ -269,10 +87,8 @@ fn pages_of(draw: &mut Draw, heads: Heads) -> Option<PagedCache> {
     draw.note(&config);
     let device = draw.device.clone();
     match draw.one_in(2) {
-        true => draw.call("PagedCache::try_new", || {
-            PagedCache::try_new(&config, &device)
-        }),
-        false => draw.call("PagedCacheConfig::try_init", || config.try_init(&device)),
+        true => call!(draw, PagedCache::try_new(&config, &device)),
+        false => call!(draw, PagedCacheConfig::try_init(&config, &device)),
     }
 }
 
@@ -283,53 +99,41 @@ pub fn slots(draw: &mut Draw) {
     };
     for _ in 0..draw.below(6) {
         match draw.one_in(4) {
-            true => save_slots(draw, &mut cache),
-            false => change(draw, &mut cache, heads, |draw| slots_of(draw, heads)),
+            true => save_slots(draw, &cache),
+            false => change_slots(draw, &mut cache, heads, |draw| slots_of(draw, heads)),
         }
     }
     draw.run("reading a cache", || drop(cache.positions_sync()));
 }
 
-fn save_slots(draw: &mut Draw, cache: &mut DynamicMaskCache) {
+fn save_slots(draw: &mut Draw, cache: &DynamicMaskCache) {
     let device = draw.device.clone();
     if draw.one_in(2) {
-        let record = draw.call("DynamicMaskCache::try_to_module_record_sync", || {
-            cache.try_to_module_record_sync()
-        });
-        let other = slots_of(
+        let record = call!(draw, DynamicMaskCache::try_to_module_record_sync(cache));
+        let (kv_heads, dim) = (1, 8);
+        let other = slots_of(draw, Heads { kv_heads, dim });
+        let into = other.filter(|_| draw.one_in(3));
+        let into = into.unwrap_or_else(|| cache.clone());
+        let Some(record) = record else { return };
+        call!(
             draw,
-            Heads {
-                kv_heads: 1,
-                dim: 8,
-            },
+            DynamicMaskCache::try_load_module_record_sync(&into, record)
         );
-        let into = match draw.one_in(3) {
-            true => other.unwrap_or_else(|| cache.clone()),
-            false => cache.clone(),
-        };
-        if let Some(record) = record {
-            draw.call("DynamicMaskCache::try_load_module_record_sync", || {
-                into.try_load_module_record_sync(record)
-            });
-        }
-        return;
+    } else if let Some(record) = call!(draw, DynamicMaskCache::try_to_record_sync(cache))
+        && let Some(record) = reread(draw, record)
+    {
+        // A damaged one may hold anything that fits.
+        call!(draw, DynamicMaskCache::try_from_record(record, &device));
     }
-    let record = draw.call("DynamicMaskCache::try_to_record_sync", || {
-        cache.try_to_record_sync()
-    });
-    let Some(record) = record else { return };
+}
+
+/// A record as it is read from its file, which is damaged once in two times; nothing if it cannot be read.
+fn reread<R: Serialize + DeserializeOwned>(draw: &mut Draw, record: R) -> Option<R> {
     let mut saved = serde_json::to_value(record).expect("a record is saved");
     if draw.one_in(2) {
         damage(draw, &mut saved);
     }
-    let Ok(record) = serde_json::from_value::<DynamicMaskCacheRecord>(saved) else {
-        return;
-    };
-    let restored = draw.call("DynamicMaskCache::try_from_record", || {
-        DynamicMaskCache::try_from_record(record, &device)
-    });
-    // A damaged one may hold anything that fits.
-    drop(restored);
+    serde_json::from_value(saved).ok()
 }
 
 /// Changes one number, or the length of one list, of what was saved.
@@ -367,27 +171,18 @@ pub fn pages(draw: &mut Draw) {
             0 => save_pages(draw, &cache),
             1 => share(draw, &mut cache),
             2 => table(draw, &mut cache),
-            _ => change(draw, &mut cache, heads, |draw| pages_of(draw, heads)),
+            _ => change_pages(draw, &mut cache, heads, |draw| pages_of(draw, heads)),
         }
     }
 }
 
 fn save_pages(draw: &mut Draw, cache: &PagedCache) {
-    let record = draw.call("PagedCache::try_to_record_sync", || {
-        cache.try_to_record_sync()
-    });
-    let Some(record) = record else { return };
-    let mut saved = serde_json::to_value(record).expect("a record is saved");
-    if draw.one_in(2) {
-        damage(draw, &mut saved);
-    }
-    let Ok(record) = serde_json::from_value::<PagedCacheRecord>(saved) else {
-        return;
-    };
     let device = draw.device.clone();
-    draw.call("PagedCache::try_from_record", || {
-        PagedCache::try_from_record(record, &device)
-    });
+    if let Some(record) = call!(draw, PagedCache::try_to_record_sync(cache))
+        && let Some(record) = reread(draw, record)
+    {
+        call!(draw, PagedCache::try_from_record(record, &device));
+    }
 }
 
 fn share(draw: &mut Draw, cache: &mut PagedCache) {
@@ -397,9 +192,10 @@ fn share(draw: &mut Draw, cache: &mut PagedCache) {
         false => cache.lengths().first().copied().unwrap_or(0),
     };
     draw.note((from, into, tokens));
-    draw.call("PagedCache::try_share_prefix", || {
-        cache.try_share_prefix(from, into, tokens)
-    });
+    call!(
+        draw,
+        PagedCache::try_share_prefix(cache, from, into, tokens)
+    );
 }
 
 fn table(draw: &mut Draw, cache: &mut PagedCache) {
@@ -407,9 +203,7 @@ fn table(draw: &mut Draw, cache: &mut PagedCache) {
         let copies: Vec<[usize; 2]> = (0..draw.below(4))
             .map(|_| [0; 2].map(|_| draw.count("page").saturating_sub(1)))
             .collect();
-        draw.call("PagedCache::try_copy_pages", || {
-            cache.try_copy_pages(&copies)
-        });
+        call!(draw, PagedCache::try_copy_pages(cache, &copies));
         return;
     }
     let mut table = cache.block_table();
@@ -421,9 +215,7 @@ fn table(draw: &mut Draw, cache: &mut PagedCache) {
         table.lengths = (0..count).map(|_| draw.count("length")).collect();
     }
     draw.note(&table);
-    draw.call("PagedCache::try_set_block_table", || {
-        cache.try_set_block_table(&table)
-    });
+    call!(draw, PagedCache::try_set_block_table(cache, &table));
 }
 
 pub fn either(draw: &mut Draw) {
@@ -434,7 +226,7 @@ pub fn either(draw: &mut Draw) {
     };
     let Some(mut cache) = of(draw) else { return };
     for _ in 0..draw.below(6) {
-        change(draw, &mut cache, heads, of);
+        change_either(draw, &mut cache, heads, of);
     }
 }
 
@@ -446,88 +238,110 @@ fn sequence(draw: &mut Draw, sequences: usize) -> usize {
     }
 }
 
-/// One call on a cache.
-fn change<C: Cache>(
-    draw: &mut Draw,
-    cache: &mut C,
-    heads: Heads,
-    other: impl Fn(&mut Draw) -> Option<C>,
-) {
-    let names = C::NAMES;
-    match draw.below(10) {
-        0 | 1 => {
-            let (rows, scores) = tokens(draw, cache, heads);
-            let out = draw.call(names[0], || cache.step(rows, scores));
-            draw.finish(out);
-        }
-        2 => {
-            let (rows, scores) = tokens(draw, cache, heads);
-            let out = draw.call(names[1], || cache.step_with_lse(rows, scores));
-            draw.finish(out);
-        }
-        3 => {
-            let ([_, k, v], scores) = tokens(draw, cache, heads);
-            let (kv, mut changed) = ([k, v], cache.clone());
-            if let Some(done) = draw.run(names[2], || changed.append(kv, scores)).flatten() {
-                draw.note(done.map_err(|error| error.to_string()));
-                *cache = changed;
+/// A function that makes one call on a cache of a kind. Behind the kind: whether new tokens have scores, what makes the
+/// kind's own of them, and the name of what appends tokens, if it has that.
+macro_rules! change {
+    ($change:ident($draw:ident, $cache:ident), $kind:ident, $scored:expr, $own:path $(, $append:ident)?) => {
+        fn $change(
+            $draw: &mut Draw,
+            $cache: &mut $kind,
+            heads: Heads,
+            other: impl Fn(&mut Draw) -> Option<$kind>,
+        ) {
+            let sequences = $cache.sequences();
+            match $draw.below(10) {
+                0 | 1 => {
+                    let scored = $scored;
+                    let (q, k, v, scores) = tokens($draw, sequences, heads, scored);
+                    finish!($draw, $kind::try_step($cache, q, k, v, $own(scores)));
+                }
+                2 => {
+                    let scored = $scored;
+                    let (q, k, v, scores) = tokens($draw, sequences, heads, scored);
+                    finish!($draw, $kind::try_step_with_lse($cache, q, k, v, $own(scores)));
+                }
+                3 => {
+                    $(
+                        let scored = $scored;
+                        let (_, k, v, scores) = tokens($draw, sequences, heads, scored);
+                        call!($draw, $kind::$append($cache, k, v, $own(scores)));
+                    )?
+                }
+                4 => {
+                    let count = $draw.below(4);
+                    let indices = (0..count).map(|_| sequence($draw, sequences));
+                    let indices = indices.collect::<Vec<_>>();
+                    $draw.note(&indices);
+                    call!($draw, $kind::try_reorder($cache, &indices));
+                }
+                5 => {
+                    let sequence = sequence($draw, sequences);
+                    call!($draw, $kind::try_reset($cache, sequence));
+                }
+                6 => {
+                    let mut caches = vec![$cache.clone()];
+                    match $draw.below(4) {
+                        0 => caches.clear(),
+                        1 => caches.extend(other($draw)),
+                        _ => caches.push($cache.clone()),
+                    }
+                    if let Some(joined) = call!($draw, $kind::try_cat(caches)) {
+                        *$cache = joined;
+                    }
+                }
+                7 => {
+                    call!($draw, $kind::try_hold($cache));
+                }
+                8 => {
+                    let count = $draw.count("accepted").saturating_sub(1);
+                    call!($draw, $kind::try_accept($cache, count));
+                }
+                _ => {
+                    let sequence = sequence($draw, sequences);
+                    call!($draw, $kind::try_fork($cache, sequence));
+                }
             }
         }
-        4 => {
-            let count = draw.below(4);
-            let indices: Vec<usize> = (0..count)
-                .map(|_| sequence(draw, cache.sequences()))
-                .collect();
-            draw.note(&indices);
-            draw.call(names[3], || cache.reorder(&indices));
-        }
-        5 => {
-            let sequence = sequence(draw, cache.sequences());
-            draw.call(names[4], || cache.reset(sequence));
-        }
-        6 => {
-            let mut caches = vec![cache.clone()];
-            match draw.below(4) {
-                0 => caches.clear(),
-                1 => caches.extend(other(draw)),
-                _ => caches.push(cache.clone()),
-            }
-            if let Some(joined) = draw.call(names[5], || C::cat(caches)) {
-                *cache = joined;
-            }
-        }
-        7 => {
-            draw.call(names[6], || cache.hold());
-        }
-        8 => {
-            let count = draw.count("accepted").saturating_sub(1);
-            draw.call(names[7], || cache.accept(count));
-        }
-        _ => {
-            let sequence = sequence(draw, cache.sequences());
-            draw.call(names[8], || cache.fork(sequence));
-        }
-    }
+    };
 }
 
-/// New tokens, which mostly fit.
-fn tokens<C: Cache>(
+change!(
+    change_slots(draw, cache),
+    DynamicMaskCache,
+    true,
+    Option::unwrap,
+    try_append
+);
+change!(
+    change_pages(draw, cache),
+    PagedCache,
+    cache.config().scored != draw.one_in(20),
+    identity,
+    try_append
+);
+change!(
+    change_either(draw, cache),
+    AttentionCache,
+    cache.has_scores() != draw.one_in(20),
+    identity
+);
+
+/// q, k, v and scores of new tokens, which mostly fit.
+fn tokens(
     draw: &mut Draw,
-    cache: &C,
-    heads: Heads,
-) -> ([Tensor<4>; 3], Option<Tensor<3>>) {
-    let Heads { kv_heads, dim } = heads;
-    let (batch, len) = (cache.sequences(), draw.pick(&[0, 1, 1, 1, 2, 5, 20]));
-    let autodiff = draw.one_in(8);
+    sequences: usize,
+    Heads { kv_heads, dim }: Heads,
+    scored: bool,
+) -> (Tensor<4>, Tensor<4>, Tensor<4>, Option<Tensor<3>>) {
+    let len = draw.pick(&[0, 1, 1, 1, 2, 5, 20]);
     let device = draw.device.clone();
-    if !autodiff {
+    if !draw.one_in(8) {
         draw.device = Device::flex();
     }
     let group = draw.pick(&[1, 1, 2]);
-    let q = draw.tensor("q", [batch, group * kv_heads, len, dim]);
-    let [k, v] = ["k", "v"].map(|name| draw.tensor(name, [batch, kv_heads, len, dim]));
-    let scored = cache.scored() != draw.one_in(20);
-    let scores = scored.then(|| draw.tensor("scores", [batch, kv_heads, len]));
+    let q = draw.tensor("q", [sequences, group * kv_heads, len, dim]);
+    let [k, v] = ["k", "v"].map(|name| draw.tensor(name, [sequences, kv_heads, len, dim]));
+    let scores = scored.then(|| draw.tensor("scores", [sequences, kv_heads, len]));
     draw.device = device;
-    ([q, k, v], scores)
+    (q, k, v, scores)
 }

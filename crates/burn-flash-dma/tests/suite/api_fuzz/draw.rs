@@ -108,6 +108,11 @@ impl Draw {
         (!self.one_in(2)).then(|| value(self))
     }
 
+    /// A value once in `n` draws, or none.
+    pub fn rarely<T>(&mut self, n: usize, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.one_in(n).then(|| value(self))
+    }
+
     pub fn note(&mut self, value: impl Debug) {
         self.log.push(format!("{value:?}"));
     }
@@ -138,17 +143,8 @@ impl Draw {
 
     /// A number that options take, or once in ten one at an end.
     pub fn number(&mut self, name: &str, usual: &[f64]) -> f64 {
-        let ends = [
-            0.0,
-            -0.0,
-            -1.0,
-            1e-60,
-            1e60,
-            f64::NAN,
-            f64::INFINITY,
-            f64::NEG_INFINITY,
-            f64::MAX,
-        ];
+        let (nan, most, all) = (f64::NAN, f64::MAX, f64::INFINITY);
+        let ends = [0.0, -0.0, -1.0, 1e-60, 1e60, nan, all, -all, most];
         match self.one_in(10) {
             true => self.choose(name, &ends),
             false => self.choose(name, usual),
@@ -262,22 +258,15 @@ impl Draw {
         Tensor::from_data(TensorData::new(values, shape), &self.device)
     }
 
+    /// A shape that broadcasts to another one.
+    pub fn part_of(&mut self, shape: [usize; 4]) -> [usize; 4] {
+        shape.map(|size| self.pick(&[1, size, size]))
+    }
+
     /// A shape that broadcasts to that of the logits.
     pub fn broadcast(&mut self, sizes: &Sizes) -> [usize; 4] {
-        let Sizes {
-            batch,
-            q_heads,
-            kv_heads,
-            q_len,
-            k_len,
-            ..
-        } = *sizes;
-        [
-            self.pick(&[1, batch]),
-            self.pick(&[1, q_heads, kv_heads]),
-            self.pick(&[1, q_len, q_len]),
-            self.pick(&[1, k_len, k_len]),
-        ]
+        let heads = self.pick(&[sizes.q_heads, sizes.kv_heads]);
+        self.part_of([sizes.batch, heads, sizes.q_len, sizes.k_len])
     }
 
     pub fn mask(&mut self, shape: [usize; 4]) -> AttentionMask {
@@ -319,16 +308,11 @@ impl Draw {
             options.keep_window = self.maybe(|draw| draw.count("window"));
         }
         options.causal = !self.one_in(3);
-        if self.one_in(4) {
-            options.scale = Some(self.number("scale", &[0.5, 1.0]) as f32);
-        }
-        if self.one_in(4) {
-            options.softcap = Some(self.number("softcap", &[5.0, 30.0]) as f32);
-        }
-        if self.one_in(6) {
-            let heads = if self.one_in(10) { 5 } else { q_heads };
-            options.alibi = Some(AlibiSlopes::standard(heads));
-        }
+        options.scale = self.rarely(4, |draw| draw.number("scale", &[0.5, 1.0]) as f32);
+        options.softcap = self.rarely(4, |draw| draw.number("softcap", &[5.0, 30.0]) as f32);
+        options.alibi = self.rarely(6, |draw| {
+            AlibiSlopes::standard(if draw.one_in(10) { 5 } else { q_heads })
+        });
         if self.one_in(6) {
             let rate = self.number("rate", &[0.1, 0.5]) as f32;
             options.dropout = Dropout::new(rate, 7).ok();

@@ -3,6 +3,7 @@
 use super::draw::{Draw, Sizes};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_flash_dma::cache::try_overwrite;
 use burn_flash_dma::finite::{FiniteChecks, try_check_finite};
 use burn_flash_dma::testing::{try_assert_causal, try_check_gradients};
 use burn_flash_dma::train::{cross_entropy, embed, token_losses};
@@ -33,8 +34,7 @@ pub fn attention(draw: &mut Draw) {
     let [q, k, v] = rows(draw, &sizes);
     let options = draw.options(sizes.q_heads, false);
     if draw.one_in(3) {
-        let out = draw.call("try_attention", || try_attention(q, k, v, options));
-        return draw.finish(out);
+        return finish!(draw, try_attention(q, k, v, options));
     }
     forward(draw, Attention::new(q, k, v).options(options), &sizes);
 }
@@ -42,29 +42,15 @@ pub fn attention(draw: &mut Draw) {
 /// A call of the builder, in one of its forms.
 fn forward<S: Clone>(draw: &mut Draw, attention: Attention<S>, sizes: &Sizes) {
     match draw.below(4) {
-        0 => {
-            let out = draw.call("Attention::try_forward", || attention.try_forward());
-            draw.finish(out);
-        }
+        0 => finish!(draw, Attention::try_forward(attention)),
         1 => {
             let logits = draw.tensor_in("logits", [sizes.q_heads], DType::F32);
-            let out = draw.call("Attention::try_forward_with_sink", || {
-                attention.try_forward_with_sink(logits)
-            });
-            draw.finish(out);
+            finish!(draw, Attention::try_forward_with_sink(attention, logits));
         }
-        2 => {
-            let out = draw.call("Attention::try_forward_with_lse", || {
-                attention.try_forward_with_lse()
-            });
-            draw.finish(out);
-        }
+        2 => finish!(draw, Attention::try_forward_with_lse(attention)),
         _ => {
             let rows = chosen(draw, sizes.q_len);
-            let out = draw.call("Attention::try_probabilities", || {
-                attention.try_probabilities(&rows)
-            });
-            draw.finish(out);
+            finish!(draw, Attention::try_probabilities(attention, &rows));
         }
     }
 }
@@ -86,10 +72,7 @@ pub fn scored_attention(draw: &mut Draw) {
     let scores = scores(draw, &sizes);
     let options = draw.options(sizes.q_heads, true);
     if draw.one_in(3) {
-        let out = draw.call("try_dynamic_mask_attention", || {
-            try_dynamic_mask_attention(q, k, v, scores, options)
-        });
-        return draw.finish(out);
+        return finish!(draw, try_dynamic_mask_attention(q, k, v, scores, options));
     }
     let attention = Attention::new(q, k, v);
     if draw.one_in(3) {
@@ -98,15 +81,10 @@ pub fn scored_attention(draw: &mut Draw) {
     let Some(intervals) = selected(draw, &sizes, scores.clone()) else {
         return;
     };
+    let attention = attention.options(options);
     match draw.one_in(2) {
-        true => {
-            let attention = attention.intervals(&intervals).options(options);
-            forward(draw, attention, &sizes);
-        }
-        false => {
-            let attention = attention.scores(scores).intervals(&intervals);
-            forward(draw, attention.options(options), &sizes);
-        }
+        true => forward(draw, attention.intervals(&intervals), &sizes),
+        false => forward(draw, attention.scores(scores).intervals(&intervals), &sizes),
     }
 }
 
@@ -115,26 +93,23 @@ fn selected(draw: &mut Draw, sizes: &Sizes, scores: Tensor<3>) -> Option<Interva
     let intervals = match draw.below(5) {
         0 => {
             let window = draw.count("window");
-            draw.call("try_select", || try_select(scores.clone(), window))
+            call!(draw, try_select(scores.clone(), window))
         }
         1 => {
             let (window, device) = (draw.count("window"), draw.device.clone());
-            draw.call("try_sliding_window", || {
-                try_sliding_window(sizes.scores(), window, &device)
-            })
+            call!(draw, try_sliding_window(sizes.scores(), window, &device))
         }
         2 => {
             let documents = draw.documents(sizes.batch, sizes.k_len);
             let device = draw.device.clone();
-            draw.call("Documents::try_intervals", || {
-                documents.try_intervals(sizes.scores(), &device)
-            })
+            call!(
+                draw,
+                Documents::try_intervals(&documents, sizes.scores(), &device)
+            )
         }
         _ => {
             let selector = selector(draw, sizes);
-            draw.call("Selector::try_select", || {
-                selector.try_select(scores.clone())
-            })
+            call!(draw, Selector::try_select(&selector, scores.clone()))
         }
     }?;
     if draw.one_in(3) {
@@ -193,14 +168,10 @@ pub fn zoh_attention(draw: &mut Draw) {
     let dt_proj = draw.tensor("dt_proj", [sizes.kv_heads, width]);
     let a = draw.tensor("a", [sizes.kv_heads]);
     if draw.one_in(2) {
-        let out = draw.call("try_zoh_scores", || try_zoh_scores(v, dt_proj, a));
-        return draw.finish(out);
+        return finish!(draw, try_zoh_scores(v, dt_proj, a));
     }
     let options = draw.options(sizes.q_heads, true);
-    let out = draw.call("try_flash_dma_attention", || {
-        try_flash_dma_attention(q, k, v, dt_proj, a, options)
-    });
-    draw.finish(out);
+    finish!(draw, try_flash_dma_attention(q, k, v, dt_proj, a, options));
 }
 
 pub fn masked_attention(draw: &mut Draw) {
@@ -213,10 +184,7 @@ pub fn masked_attention(draw: &mut Draw) {
     let bias = draw.maybe(|draw| draw.tensor_in("bias", shape, dtype));
     let options = draw.options(sizes.q_heads, false);
     if draw.one_in(3) {
-        let out = draw.call("try_masked_attention", || {
-            try_masked_attention(q, k, v, mask, bias, options)
-        });
-        return draw.finish(out);
+        return finish!(draw, try_masked_attention(q, k, v, mask, bias, options));
     }
     let attention = MaskedAttention::new(q, k, v);
     let attention = match draw.one_in(2) {
@@ -228,22 +196,11 @@ pub fn masked_attention(draw: &mut Draw) {
     };
     let attention = attention.bias(bias).options(options);
     match draw.below(3) {
-        0 => {
-            let out = draw.call("MaskedAttention::try_forward", || attention.try_forward());
-            draw.finish(out);
-        }
-        1 => {
-            let out = draw.call("MaskedAttention::try_forward_with_lse", || {
-                attention.try_forward_with_lse()
-            });
-            draw.finish(out);
-        }
+        0 => finish!(draw, MaskedAttention::try_forward(attention)),
+        1 => finish!(draw, MaskedAttention::try_forward_with_lse(attention)),
         _ => {
             let rows = chosen(draw, sizes.q_len);
-            let out = draw.call("MaskedAttention::try_probabilities", || {
-                attention.try_probabilities(&rows)
-            });
-            draw.finish(out);
+            finish!(draw, MaskedAttention::try_probabilities(attention, &rows));
         }
     }
 }
@@ -255,54 +212,43 @@ fn plan(draw: &mut Draw, sizes: &Sizes, causal: bool) -> Option<TilePlan> {
     if draw.one_in(2) {
         let shape = draw.broadcast(sizes);
         let mask = built_mask(draw, sizes, shape)?;
-        return draw.call("TilePlan::try_new", || {
-            TilePlan::try_new(mask, lengths, causal)
-        });
+        return call!(draw, TilePlan::try_new(mask, lengths, causal));
     }
     let ranges = ranges(draw, sizes)?;
-    draw.call("TilePlan::try_from_ranges", || {
-        TilePlan::try_from_ranges(ranges, lengths, causal)
-    })
+    call!(draw, TilePlan::try_from_ranges(ranges, lengths, causal))
 }
 
 fn built_mask(draw: &mut Draw, sizes: &Sizes, shape: [usize; 4]) -> Option<AttentionMask> {
     let (lengths, device) = ([sizes.q_len, sizes.k_len], draw.device.clone());
     let mask = match draw.below(6) {
-        0 => draw.run("AttentionMask::causal", || {
-            AttentionMask::causal(lengths, &device)
-        }),
+        0 => run!(draw, AttentionMask::causal(lengths, &device)),
         1 => {
             let window = draw.end("window");
-            draw.run("AttentionMask::sliding_window", || {
+            run!(
+                draw,
                 AttentionMask::sliding_window(lengths, window, &device)
-            })
+            )
         }
         2 => {
             let ends = draw.ints("lengths", [sizes.batch], sizes.k_len + 2);
-            draw.run("AttentionMask::padding", || {
-                AttentionMask::padding(ends, sizes.k_len)
-            })
+            run!(draw, AttentionMask::padding(ends, sizes.k_len))
         }
         3 => {
             let ids = draw.ints("ids", [sizes.batch, sizes.k_len], 3);
-            draw.run("AttentionMask::documents", || AttentionMask::documents(ids))
+            run!(draw, AttentionMask::documents(ids))
         }
         4 => {
             let [batch, heads, _, k_len] = shape;
             let bias = draw.tensor("bias", [batch, heads, sizes.q_len, k_len]);
             let (window, [_, _, q_len, _]) = (draw.end("window").max(1), bias.dims());
-            draw.run("AttentionMask::top", || {
-                AttentionMask::top(bias, window, q_len, None)
-            })
+            run!(draw, AttentionMask::top(bias, window, q_len, None))
         }
         _ => Some(draw.mask(shape)),
     }?;
     let block = draw.end("block").max(1);
     let rule = draw.pick(&[BlockRule::Any, BlockRule::Majority]);
     match draw.one_in(3) {
-        true => draw.run("AttentionMask::in_key_blocks", || {
-            mask.in_key_blocks(block, rule)
-        }),
+        true => run!(draw, AttentionMask::in_key_blocks(mask, block, rule)),
         false => Some(mask),
     }
 }
@@ -314,29 +260,28 @@ fn ranges(draw: &mut Draw, sizes: &Sizes) -> Option<KeyRanges> {
             let shape = [sizes.batch, 1, sizes.q_len];
             let first = draw.ints("first", shape, sizes.k_len + 2);
             let end = draw.ints("end", shape, sizes.k_len + 2);
-            draw.run("KeyRanges::new", || KeyRanges::new(first, end))
+            run!(draw, KeyRanges::new(first, end))
         }
         1 => {
             let window = draw.end("window");
-            draw.run("KeyRanges::sliding_window", || {
-                KeyRanges::sliding_window(lengths, window, &device)
-            })
+            run!(draw, KeyRanges::sliding_window(lengths, window, &device))
         }
         2 => {
             let ends = draw.ints("lengths", [sizes.batch], sizes.k_len + 2);
-            draw.run("KeyRanges::padding", || KeyRanges::padding(ends))
+            run!(draw, KeyRanges::padding(ends))
         }
         3 => {
             let ids = draw.ints("ids", [sizes.batch, sizes.q_len], 3);
-            draw.run("KeyRanges::documents", || KeyRanges::documents(ids))
+            run!(draw, KeyRanges::documents(ids))
         }
         _ => {
             let queries = draw.documents(sizes.batch, sizes.q_len);
             let keys = draw.documents(sizes.batch, sizes.k_len);
             let causal = draw.one_in(2);
-            draw.call("KeyRanges::try_packed", || {
+            call!(
+                draw,
                 KeyRanges::try_packed([&queries, &keys], causal, &device)
-            })
+            )
         }
     }
 }
@@ -386,78 +331,47 @@ pub fn packed_attention(draw: &mut Draw) {
 
 fn packed<S>(draw: &mut Draw, attention: PackedAttention<S>, sizes: &Sizes) {
     match draw.below(3) {
-        0 => {
-            let out = draw.call("PackedAttention::try_forward", || attention.try_forward());
-            draw.finish(out);
-        }
-        1 => {
-            let out = draw.call("PackedAttention::try_forward_with_lse", || {
-                attention.try_forward_with_lse()
-            });
-            draw.finish(out);
-        }
+        0 => finish!(draw, PackedAttention::try_forward(attention)),
+        1 => finish!(draw, PackedAttention::try_forward_with_lse(attention)),
         _ => {
             let rows = chosen(draw, sizes.q_len);
-            let out = draw.call("PackedAttention::try_probabilities", || {
-                attention.try_probabilities(&rows)
-            });
-            draw.finish(out);
+            finish!(draw, PackedAttention::try_probabilities(attention, &rows));
         }
     }
 }
 
 pub fn given_intervals(draw: &mut Draw) {
-    let sizes = draw.sizes();
-    let Sizes { k_len, .. } = sizes;
+    let [batch, heads, len] = draw.sizes().scores();
     if draw.one_in(2) {
-        let shape = sizes.scores();
-        let ends: Tensor<3, Int> = draw.ints("ends", shape, k_len + 1);
+        let mut ends = draw.ints("ends", [batch, heads, len], len + 1);
         // Mostly none before its key.
-        let ends = match draw.one_in(8) || ends.dims().contains(&0) {
-            true => ends,
-            false => {
-                let keys = ends.dims()[2] as i64;
-                let keys = Tensor::<1, Int>::arange(0..keys, (&ends.device(), ends.dtype()));
-                let [b, h, k] = ends.dims();
-                ends.max_pair(keys.reshape([1, 1, k]).expand([b, h, k]))
-            }
-        };
-        draw.call("Intervals::try_from_ends", || {
-            Intervals::try_from_ends(ends)
-        });
+        if !draw.one_in(8) && !ends.dims().contains(&0) {
+            let shape @ [_, _, len] = ends.dims();
+            let keys = Tensor::<1, Int>::arange(0..len as i64, (&ends.device(), ends.dtype()));
+            ends = ends.max_pair(keys.reshape([1, 1, len]).expand(shape));
+        }
+        call!(draw, Intervals::try_from_ends(ends));
         return;
     }
-    let [batch, heads, len] = sizes.scores();
-    let pairs = draw.ints("pairs", [batch, heads, len, 2], k_len + 2);
-    draw.call("Intervals::try_from_tensor", || {
-        Intervals::try_from_tensor(pairs)
-    });
+    let pairs = draw.ints("pairs", [batch, heads, len, 2], len + 2);
+    call!(draw, Intervals::try_from_tensor(pairs));
 }
 
 pub fn documents(draw: &mut Draw) {
     let len = draw.end("len");
     let count = draw.below(4);
     let mut numbers: Vec<usize> = (0..count).map(|_| draw.end("length")).collect();
-    draw.call("Documents::try_from_padded", || {
-        Documents::try_from_padded(numbers.clone(), len)
-    });
+    call!(draw, Documents::try_from_padded(numbers.clone(), len));
     if !draw.one_in(4) {
         numbers.sort_unstable();
         numbers.insert(0, 0);
     }
-    let documents = draw.call("Documents::try_from_cu_seqlens", || {
-        Documents::try_from_cu_seqlens(&numbers)
-    });
-    if let Some(documents) = documents {
+    if let Some(documents) = call!(draw, Documents::try_from_cu_seqlens(&numbers)) {
         let shape = [draw.batch(), 2, draw.len()];
         let device = draw.device.clone();
-        draw.call("Documents::try_intervals", || {
-            documents.try_intervals(shape, &device)
-        });
+        call!(draw, Documents::try_intervals(&documents, shape, &device));
         let all = [&documents, &documents];
-        draw.call("KeyRanges::try_packed", || {
-            KeyRanges::try_packed(all, true, &device)
-        });
+        call!(draw, KeyRanges::try_packed(all, true, &device));
     }
 }
 
@@ -468,56 +382,33 @@ pub fn selections(draw: &mut Draw) {
 }
 
 pub fn packed_tensors(draw: &mut Draw) {
-    let Sizes {
-        batch,
-        kv_heads,
-        q_heads,
-        q_len,
-        k_len,
-        dim,
-    } = draw.sizes();
+    let sizes = draw.sizes();
+    let [batch, kv_heads, k_len, dim] = sizes.kv();
     let qkv = draw.tensor("qkv", [batch, k_len, 3, kv_heads, dim]);
     let kv = draw.tensor("kv", [batch, k_len, 2, kv_heads, dim]);
-    let q = draw.tensor("q", [batch, q_heads, q_len, dim]);
+    let q = draw.tensor("q", sizes.q());
     match draw.below(6) {
-        0 => {
-            let parts = draw.call("try_split_qkv", || try_split_qkv(qkv));
-            draw.finish(parts);
-        }
-        1 => {
-            let parts = draw.call("try_split_kv", || try_split_kv(kv));
-            draw.finish(parts);
-        }
+        0 => finish!(draw, try_split_qkv(qkv)),
+        1 => finish!(draw, try_split_kv(kv)),
         2 => {
-            draw.call("Attention::try_from_qkv", || Attention::try_from_qkv(qkv));
+            call!(draw, Attention::try_from_qkv(qkv));
         }
         3 => {
-            draw.call("Attention::try_from_q_kv", || {
-                Attention::try_from_q_kv(q, kv)
-            });
+            call!(draw, Attention::try_from_q_kv(q, kv));
         }
         4 => {
-            draw.call("MaskedAttention::try_from_qkv", || {
-                MaskedAttention::try_from_qkv(qkv)
-            });
+            call!(draw, MaskedAttention::try_from_qkv(qkv));
         }
         _ => {
-            draw.call("MaskedAttention::try_from_q_kv", || {
-                MaskedAttention::try_from_q_kv(q, kv)
-            });
+            call!(draw, MaskedAttention::try_from_q_kv(q, kv));
         }
     }
 }
 
 pub fn heads(draw: &mut Draw) {
-    let Sizes {
-        batch,
-        kv_heads,
-        q_heads,
-        q_len,
-        dim,
-        ..
-    } = draw.sizes();
+    let sizes = draw.sizes();
+    let [batch, q_heads, q_len, dim] = sizes.q();
+    let kv_heads = sizes.kv_heads;
     let parts = match draw.one_in(10) {
         true => [0, usize::MAX, 1],
         false => [q_heads, kv_heads, draw.pick(&[kv_heads, kv_heads, 0])],
@@ -525,8 +416,7 @@ pub fn heads(draw: &mut Draw) {
     draw.note(parts);
     let all = parts.iter().fold(0usize, |sum, &n| sum.wrapping_add(n));
     let x = draw.tensor("x", [batch, q_len, all, dim]);
-    let made = draw.call("try_split_heads", || try_split_heads(x, parts));
-    draw.finish(made);
+    finish!(draw, try_split_heads(x, parts));
 }
 
 pub fn parts(draw: &mut Draw) {
@@ -535,10 +425,7 @@ pub fn parts(draw: &mut Draw) {
     let lse = draw.tensor_in("lse", sizes.lse(), DType::F32);
     if draw.one_in(2) {
         let logits = draw.tensor_in("logits", [sizes.q_heads], DType::F32);
-        let all = draw.call("try_learnable_sink", || {
-            try_learnable_sink(out, lse, logits)
-        });
-        return draw.finish(all);
+        return finish!(draw, try_learnable_sink(out, lse, logits));
     }
     let mut parts = vec![(out, lse)];
     for _ in 0..draw.below(3) {
@@ -548,8 +435,7 @@ pub fn parts(draw: &mut Draw) {
     if draw.one_in(10) {
         parts.clear();
     }
-    let all = draw.call("try_merge_attention", || try_merge_attention(parts));
-    draw.finish(all);
+    finish!(draw, try_merge_attention(parts));
 }
 
 pub fn products(draw: &mut Draw) {
@@ -559,14 +445,8 @@ pub fn products(draw: &mut Draw) {
     let rows = draw.tensor("x", [len, d_in]);
     let weight = draw.tensor("weight", [d_in, d_out]);
     match draw.below(3) {
-        0 => {
-            let out = draw.call("try_product", || try_product(x, weight));
-            draw.finish(out);
-        }
-        1 => {
-            let out = draw.call("try_product", || try_product(rows, weight));
-            draw.finish(out);
-        }
+        0 => finish!(draw, try_product(x, weight)),
+        1 => finish!(draw, try_product(rows, weight)),
         _ => {
             let [d_in, d_out] = weight.dims().map(|size| size.max(1));
             let bias = draw.one_in(2);
@@ -579,8 +459,7 @@ pub fn products(draw: &mut Draw) {
                 layer.bias = layer.bias.map(|bias| bias.map(|bias| bias.cast(dtype)));
             }
             draw.note(("layer", d_in, d_out, layer.weight.val().dtype()));
-            let out = draw.call("try_linear", || try_linear(&layer, x));
-            draw.finish(out);
+            finish!(draw, try_linear(&layer, x));
         }
     }
 }
@@ -590,33 +469,22 @@ pub fn gates_and_scores(draw: &mut Draw) {
     let width = draw.pick(&[0, 1, 8, 16]);
     if draw.one_in(2) {
         let [gate, up] = ["gate", "up"].map(|name| draw.tensor(name, [batch, len, width]));
-        let out = draw.call("try_swiglu", || try_swiglu(gate, up));
-        return draw.finish(out);
+        return finish!(draw, try_swiglu(gate, up));
     }
     let tokens = draw.tensor("tokens", [batch, len, width]);
     let heads = draw.pick(&[0, 1, 2]);
     let score_proj = draw.tensor("score_proj", [width, heads]);
-    let scores = draw.call("try_linear_scores", || {
-        try_linear_scores(tokens, score_proj)
-    });
-    draw.finish(scores);
+    finish!(draw, try_linear_scores(tokens, score_proj));
 }
 
 pub fn norms(draw: &mut Draw) {
-    let Sizes {
-        batch,
-        q_heads,
-        q_len,
-        dim,
-        ..
-    } = draw.sizes();
+    let [batch, q_heads, q_len, dim] = draw.sizes().q();
     let epsilon = draw.number("epsilon", &[1e-5, 1.0]) as f32;
     if draw.one_in(2) {
         let width = draw.pick(&[0, 1, 8, 24, 8193]);
         let x = draw.tensor("x", [batch.min(1), q_len.min(2), width]);
         let gamma = draw.tensor("gamma", [width]);
-        let out = draw.call("try_rms_norm", || try_rms_norm(x, gamma, epsilon));
-        return draw.finish(out);
+        return finish!(draw, try_rms_norm(x, gamma, epsilon));
     }
     let x = draw.tensor("x", [batch, q_len, q_heads, dim]);
     let mut encoding = HeadEncoding::new(x);
@@ -632,8 +500,7 @@ pub fn norms(draw: &mut Draw) {
         };
         encoding = encoding.rotary(table, start);
     }
-    let out = draw.call("HeadEncoding::try_forward", || encoding.try_forward());
-    draw.finish(out);
+    finish!(draw, HeadEncoding::try_forward(encoding));
 }
 
 pub fn checks(draw: &mut Draw) {
@@ -641,7 +508,7 @@ pub fn checks(draw: &mut Draw) {
     let x = draw.tensor("x", shape);
     let step = draw.end("step");
     if draw.one_in(2) {
-        draw.call("try_check_finite", || try_check_finite(&x, "x", step));
+        call!(draw, try_check_finite(&x, "x", step));
         return;
     }
     let y = draw.tensor("y", [shape[1]]);
@@ -650,7 +517,7 @@ pub fn checks(draw: &mut Draw) {
         true => checks.tensor("x", &x),
         false => checks,
     };
-    draw.call("FiniteChecks::try_check", || checks.try_check());
+    call!(draw, FiniteChecks::try_check(checks));
 }
 
 pub fn overwritten(draw: &mut Draw) {
@@ -658,8 +525,7 @@ pub fn overwritten(draw: &mut Draw) {
     let tokens = draw.ints("tokens", shape, 9);
     let count = tokens.shape().num_elements() + usize::from(draw.one_in(8));
     let values = vec![1; count];
-    let tokens = draw.call("try_overwrite", || cache::try_overwrite(tokens, &values));
-    if let Some(tokens) = tokens {
+    if let Some(tokens) = call!(draw, try_overwrite(tokens, &values)) {
         draw.run("reading a result", || drop(tokens.into_data()));
     }
 }
@@ -670,13 +536,11 @@ pub fn causality(draw: &mut Draw) {
     let tolerance = draw.number("tolerance", &[1e-5, 1e-2]);
     let leaks = draw.one_in(3);
     let x = draw.tensor("x", [batch, len, width]);
-    draw.call("try_assert_causal", || {
-        let model = |x: Tensor<3>| match leaks && !x.dims().contains(&0) {
-            true => x.flip([1]),
-            false => x,
-        };
-        try_assert_causal(model, x, tolerance)
-    });
+    let model = |x: Tensor<3>| match leaks && !x.dims().contains(&0) {
+        true => x.flip([1]),
+        false => x,
+    };
+    call!(draw, try_assert_causal(model, x, tolerance));
 }
 
 pub fn gradients(draw: &mut Draw) {
@@ -687,14 +551,9 @@ pub fn gradients(draw: &mut Draw) {
     let element = draw.pick(&[ElementType::F32, ElementType::F16, ElementType::Bf16]);
     let (q, kv) = (sizes.q(), sizes.kv());
     let scores = scored.then_some(&kv[..3]);
-    let problem = draw.call("Problem::new", || {
-        Problem::new(&q, &kv, &kv, scores, element, &options)
-    });
-    if let Some(problem) = problem {
+    if let Some(problem) = call!(draw, Problem::new(&q, &kv, &kv, scores, element, &options)) {
         let device = draw.device.clone();
-        draw.call("try_check_gradients", || {
-            try_check_gradients(&problem, &device)
-        });
+        call!(draw, try_check_gradients(&problem, &device));
     }
 }
 
@@ -705,17 +564,15 @@ pub fn losses(draw: &mut Draw) {
     let [tokens, classes] = logits.dims();
     let targets = draw.ints("targets", [tokens], classes);
     if classes > 0 && targets.dims() == [tokens] {
-        let loss = draw.run("cross_entropy", || {
-            cross_entropy(logits.clone(), targets.clone())
-        });
+        let loss = run!(draw, cross_entropy(logits.clone(), targets.clone()));
         draw.finish(loss);
-        let losses = draw.run("token_losses", || token_losses(logits, targets));
+        let losses = run!(draw, token_losses(logits, targets));
         draw.finish(losses);
     }
     let table = burn::nn::EmbeddingConfig::new(5, 3).init(&draw.device);
     let (batch, len) = (draw.batch(), draw.len());
     let tokens = draw.ints("tokens", [batch, len], 5);
     let dtype = draw.pick(&[FloatDType::F32, FloatDType::BF16]);
-    let rows = draw.run("embed", || embed(&table, tokens, dtype));
+    let rows = run!(draw, embed(&table, tokens, dtype));
     draw.finish(rows);
 }

@@ -3,12 +3,14 @@
 use super::draw::Draw;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MhaOutput, MultiHeadAttentionConfig};
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::nn::mha::*;
 use burn_flash_dma::nn::*;
 use burn_flash_dma::train::Selections;
 use burn_flash_dma::{AlibiSlopes, KeyRanges, LeaveOneOut, RankSoftmax, ScoreRole, TilePlan};
 
 /// A width of tokens, mostly that of the heads.
+#[derive(Debug)]
 struct Widths {
     d_model: usize,
     n_heads: usize,
@@ -32,33 +34,13 @@ fn widths(draw: &mut Draw) -> Widths {
             _ => widths.head_dim = Some(draw.end("head_dim")),
         }
     }
-    let Widths {
-        d_model,
-        n_heads,
-        kv_heads,
-        head_dim,
-    } = widths;
-    draw.note((d_model, n_heads, kv_heads, head_dim));
+    draw.note(&widths);
     widths
 }
 
 /// Sequences of rotary positions: few of them, a size at an end that is refused, or none.
 fn positions(draw: &mut Draw) -> Option<usize> {
-    draw.choose(
-        "max_seq_len",
-        &[
-            None,
-            None,
-            None,
-            Some(40),
-            Some(40),
-            Some(40),
-            Some(4),
-            Some(1),
-            Some(0),
-            Some(usize::MAX),
-        ],
-    )
+    draw.maybe(|draw| draw.choose("max_seq_len", &[40, 40, 40, 4, 1, 0, usize::MAX]))
 }
 
 /// A layer in the type of the case, or in f32.
@@ -107,39 +89,21 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
         let penalty = draw.number("penalty", &[1.0]);
         config.round_robin = Some(RoundRobin::new(run, penalty));
     }
-    if draw.one_in(4) {
-        config.token_gradient_scale = Some(draw.number("token gradient", &[0.0, 0.5]));
-    }
-    if draw.one_in(4) {
-        config.runners_up = Some(draw.count("runners-up"));
-    }
-    if draw.one_in(4) {
-        config.leave_one_out = LeaveOneOut::new(0.05).ok();
-    }
-    if draw.one_in(4) {
-        config.rank_softmax = RankSoftmax::new(1.0).ok();
-    }
+    config.token_gradient_scale = draw.rarely(4, |draw| draw.number("token gradient", &[0.0, 0.5]));
+    config.runners_up = draw.rarely(4, |draw| draw.count("runners-up"));
+    config.leave_one_out = draw.rarely(4, |_| LeaveOneOut::new(0.05).expect("it is enough"));
+    config.rank_softmax = draw.rarely(4, |_| RankSoftmax::new(1.0).expect("a factor"));
     if draw.one_in(4) {
         config.rope_theta = draw.number("theta", &[1e4, 10.0]) as f32;
     }
     config.qk_norm = !draw.one_in(3);
-    if draw.one_in(6) {
-        config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
-    }
+    config.norm_epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
     config.bias = draw.one_in(2);
-    if draw.one_in(6) {
-        config.scale = Some(draw.number("scale", &[0.5]) as f32);
-    }
-    if draw.one_in(6) {
-        config.softcap = Some(draw.number("softcap", &[5.0]) as f32);
-    }
-    if draw.one_in(6) {
-        config.alibi = Some(AlibiSlopes::standard(config.n_heads.min(9)));
-    }
+    config.scale = draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32);
+    config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
+    config.alibi = draw.rarely(6, |_| AlibiSlopes::standard(config.n_heads.min(9)));
     config.learnable_sink = draw.one_in(2);
-    if draw.one_in(6) {
-        config.dropout = Some(draw.number("rate", &[0.1, 0.0]));
-    }
+    config.dropout = draw.rarely(6, |draw| draw.number("rate", &[0.1, 0.0]));
     draw.note(&config);
     config
 }
@@ -147,9 +111,7 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
 fn sparse_layer(draw: &mut Draw) -> Option<(DynamicMaskAttention, usize, usize)> {
     let config = sparse_config(draw);
     let device = draw.device.clone();
-    let layer = draw.call("DynamicMaskAttentionConfig::try_init", || {
-        config.try_init(&device)
-    })?;
+    let layer = call!(draw, DynamicMaskAttentionConfig::try_init(&config, &device))?;
     let kv_heads = config.resolved_kv_heads();
     // Parameters are made when they are first used: too many of them are Burn's to refuse.
     Some((typed(draw, layer), config.d_model, kv_heads)).filter(|_| config.d_model < 100)
@@ -168,12 +130,7 @@ fn input(draw: &mut Draw, width: usize, kv_heads: usize) -> DynamicMaskInput {
         input = input.documents(draw.documents(batch, len));
     }
     if draw.one_in(4) {
-        let shape = [
-            draw.pick(&[1, batch]),
-            draw.pick(&[1, kv_heads]),
-            draw.pick(&[1, len]),
-            draw.pick(&[1, len, len]),
-        ];
+        let shape = draw.part_of([batch, kv_heads, len, len]);
         input = input.mask(draw.mask(shape));
     }
     input
@@ -185,60 +142,47 @@ pub fn sparse(draw: &mut Draw) {
     };
     if draw.one_in(5) {
         let window = draw.maybe(|draw| draw.end("window"));
-        draw.call("DynamicMaskAttention::try_set_keep_window", || {
-            layer.try_set_keep_window(window)
-        });
+        call!(
+            draw,
+            DynamicMaskAttention::try_set_keep_window(&mut layer, window)
+        );
     }
     let input = input(draw, width, kv_heads);
     match draw.below(9) {
-        0 | 7 => {
-            let out = draw.call("DynamicMaskAttention::try_forward", || {
-                layer.try_forward(input)
-            });
-            draw.finish(out);
-        }
+        0 | 7 => finish!(draw, DynamicMaskAttention::try_forward(&layer, input)),
         1 => {
             let [batch, len] = [draw.batch(), draw.len()];
             let dtype = draw.pick(&[DType::F32, DType::F16]);
             let x = draw.tensor("x", [batch, len, width]);
             let scores = draw.tensor_in("scores", [batch, kv_heads, len], dtype);
-            let out = draw.call("DynamicMaskAttention::try_forward_with_scores", || {
-                layer.try_forward_with_scores(x, scores)
-            });
-            draw.finish(out);
+            finish!(
+                draw,
+                DynamicMaskAttention::try_forward_with_scores(&layer, x, scores)
+            );
         }
         2 | 3 => {
-            let made = draw.call("DynamicMaskAttention::try_forward_and_intervals", || {
-                layer.try_forward_and_intervals(input.clone())
-            });
+            let made = call!(
+                draw,
+                DynamicMaskAttention::try_forward_and_intervals(&layer, input.clone())
+            );
             let Some((out, intervals)) = made else { return };
             draw.finish(out);
             let input = match draw.one_in(8) {
                 true => self::input(draw, width, kv_heads),
                 false => input,
             };
-            let out = draw.call("DynamicMaskAttention::try_forward_with_intervals", || {
-                layer.try_forward_with_intervals(input, &intervals)
-            });
-            draw.finish(out);
+            finish!(
+                draw,
+                DynamicMaskAttention::try_forward_with_intervals(&layer, input, &intervals)
+            );
         }
         6 => {
             let mut selections = Selections::new();
-            let out = draw.call("Selections::try_attend", || {
-                selections.try_attend(&layer, input)
-            });
-            draw.finish(out);
+            finish!(draw, Selections::try_attend(&mut selections, &layer, input));
         }
-        4 => {
-            let scores = draw.call("DynamicMaskAttention::try_scores", || {
-                layer.try_scores(input)
-            });
-            draw.finish(scores);
-        }
+        4 => finish!(draw, DynamicMaskAttention::try_scores(&layer, input)),
         5 => {
-            draw.call("DynamicMaskAttention::try_selection", || {
-                layer.try_selection(input)
-            });
+            call!(draw, DynamicMaskAttention::try_selection(&layer, input));
         }
         _ => cached(draw, &layer, width),
     }
@@ -250,9 +194,7 @@ fn cached(draw: &mut Draw, layer: &DynamicMaskAttention, width: usize) {
         false => layer.valid(),
     };
     let batch = draw.batch();
-    let cache = draw.call("DynamicMaskAttention::try_init_cache", || {
-        layer.try_init_cache(batch)
-    });
+    let cache = call!(draw, DynamicMaskAttention::try_init_cache(&layer, batch));
     let Some(mut cache) = cache else { return };
     for _ in 0..draw.below(4) {
         let len = draw.pick(&[0, 1, 1, 2, 20]);
@@ -263,12 +205,12 @@ fn cached(draw: &mut Draw, layer: &DynamicMaskAttention, width: usize) {
             let recorded = draw.one_in(2);
             cache.set_recorded(recorded);
         }
-        let out = draw.call("DynamicMaskAttention::try_forward_cached", || {
-            layer.try_forward_cached(x, &mut cache)
-        });
-        draw.finish(out);
+        finish!(
+            draw,
+            DynamicMaskAttention::try_forward_cached(&layer, x, &mut cache)
+        );
         if batch > 0 && draw.one_in(3) {
-            draw.call("AttentionCache::try_reset", || cache.try_reset(0));
+            call!(draw, AttentionCache::try_reset(&mut cache, 0));
         }
     }
 }
@@ -285,48 +227,29 @@ pub fn masked(draw: &mut Draw) {
     if draw.one_in(4) {
         config.rope_theta = draw.number("theta", &[1e4, 10.0]) as f32;
     }
-    if draw.one_in(6) {
-        config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
-    }
-    if draw.one_in(6) {
-        config.scale = Some(draw.number("scale", &[0.5]) as f32);
-    }
-    if draw.one_in(6) {
-        config.softcap = Some(draw.number("softcap", &[5.0]) as f32);
-    }
-    if draw.one_in(6) {
-        config.alibi = Some(AlibiSlopes::standard(widths.n_heads.min(9)));
-    }
+    config.norm_epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
+    config.scale = draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32);
+    config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
+    config.alibi = draw.rarely(6, |_| AlibiSlopes::standard(widths.n_heads.min(9)));
     draw.note(&config);
     let device = draw.device.clone();
-    let layer = draw.call("MaskedAttentionLayerConfig::try_init", || {
-        config.try_init(&device)
-    });
+    let layer = call!(draw, MaskedAttentionLayerConfig::try_init(&config, &device));
     let Some(layer) = layer.filter(|_| config.d_model < 100) else {
         return;
     };
     let layer = typed(draw, layer);
     let (batch, len) = (draw.batch(), draw.len());
     let mut input = MaskedInput::new(draw.tensor("x", [batch, len, config.d_model]));
-    let heads = widths.n_heads;
-    let mut shape = || {
-        [
-            draw.pick(&[1, batch]),
-            draw.pick(&[1, heads]),
-            draw.pick(&[1, len]),
-            draw.pick(&[1, len]),
-        ]
-    };
-    let (of_mask, of_bias) = (shape(), shape());
+    let pairs = [batch, widths.n_heads, len, len];
+    let (of_mask, of_bias) = (draw.part_of(pairs), draw.part_of(pairs));
     match draw.below(3) {
         0 => input = input.mask(draw.mask(of_mask)),
         1 => {
             let causal = config.causal != draw.one_in(10);
             let window = draw.end("window");
-            let plan = draw.call("TilePlan::try_from_ranges", || {
-                let ranges = KeyRanges::sliding_window([len; 2], window, &device);
-                TilePlan::try_from_ranges(ranges, [len; 2], causal)
-            });
+            let ranges = run!(draw, KeyRanges::sliding_window([len; 2], window, &device));
+            let Some(ranges) = ranges else { return };
+            let plan = call!(draw, TilePlan::try_from_ranges(ranges, [len; 2], causal));
             if let Some(plan) = plan {
                 input = input.plan(&plan);
             }
@@ -336,10 +259,7 @@ pub fn masked(draw: &mut Draw) {
     if draw.one_in(3) {
         input = input.bias(draw.tensor("bias", of_bias));
     }
-    let out = draw.call("MaskedAttentionLayer::try_forward", || {
-        layer.try_forward(input)
-    });
-    draw.finish(out);
+    finish!(draw, MaskedAttentionLayer::try_forward(&layer, input));
 }
 
 fn cross_layer(draw: &mut Draw) -> Option<(DynamicMaskCrossAttention, [usize; 3])> {
@@ -353,20 +273,15 @@ fn cross_layer(draw: &mut Draw) -> Option<(DynamicMaskCrossAttention, [usize; 3]
     config.qk_norm = !draw.one_in(3);
     config.bias = draw.one_in(3);
     config.score_form = draw.pick(&[ScoreForm::Zoh, ScoreForm::Linear]);
-    if draw.one_in(6) {
-        config.norm_epsilon = Some(draw.number("epsilon", &[1e-5]));
-    }
-    if draw.one_in(6) {
-        config.scale = Some(draw.number("scale", &[0.5]) as f32);
-    }
-    if draw.one_in(6) {
-        config.softcap = Some(draw.number("softcap", &[5.0]) as f32);
-    }
+    config.norm_epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
+    config.scale = draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32);
+    config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
     draw.note(&config);
     let device = draw.device.clone();
-    let layer = draw.call("DynamicMaskCrossAttentionConfig::try_init", || {
-        config.try_init(&device)
-    })?;
+    let layer = call!(
+        draw,
+        DynamicMaskCrossAttentionConfig::try_init(&config, &device)
+    )?;
     let context = config.d_context.unwrap_or(config.d_model);
     let kv_heads = config.n_kv_heads.unwrap_or(config.n_heads);
     let sizes = [config.d_model, context, kv_heads];
@@ -381,14 +296,12 @@ pub fn cross(draw: &mut Draw) {
     let (batch, len) = (draw.batch(), draw.len());
     let x = draw.tensor("x", [batch, len, width]);
     if draw.one_in(2) {
-        let out = draw.call("DynamicMaskCrossAttention::try_forward", || {
-            layer.try_forward(x, context)
-        });
-        return draw.finish(out);
+        return finish!(
+            draw,
+            DynamicMaskCrossAttention::try_forward(&layer, x, context)
+        );
     }
-    let keys = draw.call("DynamicMaskCrossAttention::try_keys", || {
-        layer.try_keys(context)
-    });
+    let keys = call!(draw, DynamicMaskCrossAttention::try_keys(&layer, context));
     let Some(keys) = keys else { return };
     // Of the layer itself or of another one, whose keys mostly do not fit.
     let layer = match draw.one_in(2) {
@@ -402,10 +315,10 @@ pub fn cross(draw: &mut Draw) {
     };
     let width = layer.q_proj.weight.val().dims()[0];
     let x = draw.tensor("x", [batch, len, width]);
-    let out = draw.call("DynamicMaskCrossAttention::try_forward_with_keys", || {
-        layer.try_forward_with_keys(x, &keys)
-    });
-    draw.finish(out);
+    finish!(
+        draw,
+        DynamicMaskCrossAttention::try_forward_with_keys(&layer, x, &keys)
+    );
 }
 
 pub fn multi_head(draw: &mut Draw) {
@@ -423,9 +336,7 @@ pub fn multi_head(draw: &mut Draw) {
     config.key_bias = draw.one_in(2);
     draw.note(&config);
     let device = draw.device.clone();
-    let layer = draw.call("MultiHeadAttentionConfig::try_init", || {
-        config.try_init(&device)
-    });
+    let layer = call!(draw, MultiHeadAttentionConfig::try_init(&config, &device));
     let Some(layer) = layer.filter(|_| d_model < 100) else {
         return;
     };
@@ -434,9 +345,7 @@ pub fn multi_head(draw: &mut Draw) {
         let (batch, q_len) = (draw.batch(), draw.len());
         let k_len = if draw.one_in(2) { q_len } else { draw.len() };
         let input = mha_input(draw, [batch, q_len, k_len, d_model]);
-        let output = draw.call("MultiHeadAttention::try_forward", || {
-            layer.try_forward(input)
-        });
+        let output = call!(draw, MultiHeadAttention::try_forward(&layer, input));
         return mha_output(draw, output, true);
     }
     let mut cache = match draw.one_in(2) {
@@ -447,9 +356,10 @@ pub fn multi_head(draw: &mut Draw) {
     for _ in 0..3 {
         len += draw.pick(&[0, 1, 1, 3]);
         let input = mha_input(draw, [batch, len, len, d_model]);
-        let output = draw.call("MultiHeadAttention::try_forward_cache", || {
-            layer.try_forward_cache(input, &mut cache)
-        });
+        let output = call!(
+            draw,
+            MultiHeadAttention::try_forward_cache(&layer, input, &mut cache)
+        );
         mha_output(draw, output, false);
     }
 }
@@ -475,7 +385,7 @@ fn mha_input(draw: &mut Draw, [batch, q_len, k_len, width]: [usize; 4]) -> MhaIn
 /// `graph`: whether no later output has the same graph, as those of a cache do.
 fn mha_output(draw: &mut Draw, output: Option<MhaOutput>, graph: bool) {
     let Some(output) = output else { return };
-    let weights: Option<Tensor<4>> = draw.run("MhaOutput::weights", || output.weights());
+    let weights: Option<Tensor<4>> = run!(draw, MhaOutput::weights(&output));
     if graph {
         draw.finish((weights, output.context));
     }

@@ -4,6 +4,34 @@
 //!
 //! A case is a number, which is all that its calls depend on. `FLASH_DMA_API_FUZZ` sets the number of calls.
 
+/// `call!(draw, Type::name(arguments))` or `call!(draw, name(arguments))`: [`Draw::call`] under the function's own name.
+macro_rules! call {
+    ($draw:ident, $type:ident::$name:ident $given:tt) => {
+        $draw.call(concat!(stringify!($type), "::", stringify!($name)), || $type::$name $given)
+    };
+    ($draw:ident, $name:ident $given:tt) => {
+        $draw.call(stringify!($name), || $name $given)
+    };
+}
+
+/// As `call!`, and reads and differentiates what the call returns.
+macro_rules! finish {
+    ($draw:ident, $($call:tt)*) => {{
+        let results = call!($draw, $($call)*);
+        $draw.finish(results)
+    }};
+}
+
+/// As `call!` for what refuses nothing: [`Draw::run`].
+macro_rules! run {
+    ($draw:ident, $type:ident::$name:ident $given:tt) => {
+        $draw.run(concat!(stringify!($type), "::", stringify!($name)), || $type::$name $given)
+    };
+    ($draw:ident, $name:ident $given:tt) => {
+        $draw.run(stringify!($name), || $name $given)
+    };
+}
+
 mod caches;
 mod draw;
 mod functions;
