@@ -27,6 +27,7 @@ struct Tensor {
 }
 
 /// The expected results of a call.
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// `out`, then the gradients in the order in which they were added.
@@ -38,7 +39,6 @@ pub struct Expected {
 
 impl Expected {
     /// Outputs, without gradients.
-    #[must_use]
     pub fn new(problem: &Problem, exact: Forward, naive: &NaiveForward) -> Self {
         let out = Tensor {
             name: "out",
@@ -57,7 +57,6 @@ impl Expected {
     }
 
     /// Measures the naive implementation's error at other inputs of the same kind, too: few rows are a poor measure.
-    #[must_use]
     pub fn with_yardsticks(mut self, others: impl IntoIterator<Item = Self>) -> Self {
         for other in others {
             for (tensor, other) in self.tensors.iter_mut().zip(other.tensors) {
@@ -190,7 +189,6 @@ impl Expected {
     /// Whether a finite element exceeds, within one per cent, the greatest f16 if it is of that type, or comes within
     /// 64 times of the greatest f32, so that a sum of its terms may be beyond that on the way: an engine's result for
     /// it proves nothing.
-    #[must_use]
     pub fn exceeds_its_type(&self) -> bool {
         let past = |element, x: f64| match element {
             ElementType::F16 => round(1.01 * x, ElementType::F16).is_infinite(),
@@ -206,10 +204,6 @@ impl Expected {
     /// Compares the results of two calls that should agree, in the rows for which `kept` holds: rows of the last axis,
     /// or elements of the LSE and of the scores' gradient. They may differ by the tolerance of the tensor; the LSE, by
     /// two units in the last place of its terms, the greatest logit and the logarithm of a sum.
-    ///
-    /// # Panics
-    ///
-    /// With `what`, and the worst element, if they differ by more.
     pub fn check_same(
         &self,
         name: &str,
@@ -257,10 +251,6 @@ impl Expected {
     }
 
     /// Compares one tensor with the oracle.
-    ///
-    /// # Panics
-    ///
-    /// With `what`, and the worst element, if it is wrong.
     pub fn check_one(&self, name: &str, actual: &[f64], what: impl fmt::Display) {
         let Tensor {
             shape,
@@ -278,10 +268,6 @@ impl Expected {
 
     /// Compares a gradient with the sum of the gradients of the parts of its call. Each call may differ by the
     /// tolerance of the tensor.
-    ///
-    /// # Panics
-    ///
-    /// With `what`, and the worst element, if they differ by more.
     pub fn check_sum(
         &self,
         name: &str,
@@ -413,7 +399,6 @@ fn charged(
 /// # Panics
 ///
 /// If the inputs have no bias.
-#[must_use]
 pub fn expected_of_rank(
     inputs: &MaskedInputs,
     learning: &Learning,

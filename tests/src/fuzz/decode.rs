@@ -32,10 +32,6 @@ pub trait Decoder: Engine {
     fn decodes(&self) -> bool;
 
     /// Appends the prefill to an empty cache and takes the steps.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn decode(&self, spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String>;
 }
 
@@ -50,11 +46,6 @@ impl Decoder for Cpu {
 }
 
 /// The expected results of a step of these tokens: the last rows of one pass over everything up to its end.
-///
-/// # Panics
-///
-/// If the spec is not a valid problem.
-#[must_use]
 pub fn prefix(spec: &Spec, all: &Inputs, step: &Range<usize>) -> Inputs {
     let (p, len, dim) = (&all.problem, spec.k_len, spec.head_dim);
     let q = [p.batch, p.q_heads, step.len(), dim];

@@ -37,7 +37,6 @@ pub struct Profile {
 
 impl Profile {
     /// The profile of an engine.
-    #[must_use]
     pub fn of<E: Fuzzed>(engine: &E) -> Self {
         let elements = [F32, F16, Bf16].into_iter();
         Self {
@@ -108,7 +107,6 @@ const KINDS: [Kind; 12] = [
 
 impl Palette {
     /// The palette of a seed.
-    #[must_use]
     pub fn new(profile: Profile, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let variants = (0..profile.variants).map(|n| {
@@ -129,7 +127,6 @@ impl Palette {
     }
 
     /// Which of the processes runs the problem with this number: each compiles the kernels of its own variants.
-    #[must_use]
     pub fn process_of(&self, number: u64, processes: usize) -> usize {
         match self.variants.len() {
             0 => number as usize % processes,
@@ -138,7 +135,6 @@ impl Palette {
     }
 
     /// The problem with this number.
-    #[must_use]
     pub fn draw(&self, number: u64) -> Spec {
         // Not the generator's own step: the numbers of one problem would be those of the next, one later.
         let mut rng = Rng::new(self.seed ^ (number + 1).wrapping_mul(0xd134_2543_de82_ef95));

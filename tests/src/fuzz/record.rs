@@ -83,20 +83,17 @@ impl Record {
     }
 
     /// Problems that counted.
-    #[must_use]
     pub fn counted(&self) -> u64 {
         self.passed + self.failed
     }
 
     /// The share of long problems, of those that passed.
-    #[must_use]
     pub fn long_share(&self) -> f64 {
         self.long as f64 / self.passed.max(1) as f64
     }
 
     /// The cells with fewer problems than asked for: both the recorded cells and those of the types and operations that
     /// the engine has.
-    #[must_use]
     pub fn wanting(&self, least: u64, elements: &[ElementType], decodes: bool) -> Vec<String> {
         let few = |(pass, by, element): &Cell, count| format!("{pass:?} {by} {element}: {count}");
         let mut wanting: Vec<String> = (self.cells.iter())
@@ -121,7 +118,6 @@ impl Record {
     }
 
     /// The options that problems of the profile have, with fewer problems than asked for.
-    #[must_use]
     pub fn rare(&self, least: u64, profile: &Profile) -> Vec<String> {
         let drawn = CHOICES.iter().filter(|option| (option.is_drawn)(profile));
         let counted = drawn.map(|option| {
@@ -134,7 +130,6 @@ impl Record {
     }
 
     /// The record that was written as [`json`](Self::json); `None` if it is malformed.
-    #[must_use]
     pub fn of_json(json: &serde_json::Value) -> Option<Self> {
         let count = |name: &str| json[name].as_u64();
         let failed = count("wrong")?;
@@ -165,7 +160,6 @@ impl Record {
     }
 
     /// The record as JSON, with a description of the run.
-    #[must_use]
     pub fn json(&self, run: &[(&str, serde_json::Value)]) -> serde_json::Value {
         let cell = |((pass, by, element), count): (&Cell, &u64)| {
             serde_json::json!({

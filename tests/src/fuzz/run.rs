@@ -90,7 +90,6 @@ pub fn run<E: Fuzzed>(engine: &E, spec: &Spec) -> Outcome {
 }
 
 /// The passes of a problem.
-#[must_use]
 pub fn passes(what: &What) -> &'static [Pass] {
     match what {
         What::Plain | What::Scored { .. } => &[Pass::Forward, Pass::Backward],
@@ -158,15 +157,8 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
     if grads.scores.is_some() != p.has_scores {
         return Err("dscores is given exactly if there are scores".into());
     }
-    let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
-        .into_iter()
-        .chain(&grads.scores)
-        .chain(&grads.rank)
-        .chain(&grads.sink)
-        .map(|grad| &grad[..])
-        .collect();
     let others = || (Drawn::others(spec).map(|other| other.expected(apart))).collect();
-    let looked_twice = expected.compare(others, &outputs, &gradients)?;
+    let looked_twice = expected.compare(others, &outputs, &grads.given())?;
     Ok(Some(Seen {
         tiles: tiles(live),
         looked_twice,
@@ -291,12 +283,7 @@ fn masked<E: MaskedEngine>(engine: &E, spec: &Spec) -> Checked {
     if grads.bias.is_some() != drawn.inputs.bias.is_some() {
         return Err("dbias is given exactly if there is a bias".into());
     }
-    let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
-        .into_iter()
-        .chain(&grads.bias)
-        .map(|grad| &grad[..])
-        .collect();
-    let looked_twice = expected.compare(|| drawn.others(spec), &outputs, &gradients)?;
+    let looked_twice = expected.compare(|| drawn.others(spec), &outputs, &grads.given())?;
     Ok(Some(Seen {
         tiles: visible_tiles(&drawn.inputs),
         looked_twice,

@@ -5,7 +5,7 @@ use super::{
     fuzz, regression_test, run, shrunk,
 };
 use crate::engines::Cpu;
-use crate::masked::{MaskedCall, MaskedEngine, MaskedGradients};
+use crate::masked::{MaskedCall, MaskedEngine};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
@@ -326,7 +326,7 @@ impl MaskedEngine for Defective {
         Cpu.masked_forward(call)
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
         let mut call = call.clone();
         if let (Defect::Bias, Some(last)) =
             (self.0, call.bias.as_mut().and_then(|b| b.values.last_mut()))

@@ -10,7 +10,6 @@ use flash_dma_reference::generate::{gradients, normal};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::{Inputs, Rng};
 use flash_dma_tests::Layout::Contiguous;
-use flash_dma_tests::engine::skip;
 use flash_dma_tests::expected::Expected;
 use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
 use flash_dma_tests::{Engine, Size, every_engine, problem};
@@ -109,8 +108,8 @@ fn check_masked<E: MaskedEngine>(
 ) {
     let inputs = &inputs_of(&mut Rng::new(7));
     let p = &inputs.problem;
-    if !engine.supports(p.element) {
-        return skip::<E>(&format!("{}", p.element));
+    if engine.lacks(p.element) {
+        return;
     }
     let what = format!("{}: {what}, {p:?}", E::NAME);
     let run = |grads| {
@@ -281,8 +280,8 @@ fn expected_of_scored(inputs: &Inputs, grads: (&[f64], Option<&[f64]>)) -> Expec
 fn check_scored<E: Engine>(engine: &E, inputs_of: impl Fn(&mut Rng) -> Inputs, what: &str) {
     let inputs = &inputs_of(&mut Rng::new(10));
     let p = &inputs.problem;
-    if !engine.supports(p.element) {
-        return skip::<E>(&format!("{}", p.element));
+    if engine.lacks(p.element) {
+        return;
     }
     let what = format!("{}: {what}, {p:?}", E::NAME);
     let (grad_out, grad_lse) = gradients(p, 6);

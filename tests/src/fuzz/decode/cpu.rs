@@ -3,25 +3,18 @@
 use super::{Step, steps, wrong_behind};
 use crate::call::picked;
 use crate::engines::cpu::view;
-use crate::engines::{Host, narrow, sentinels, widen};
+use crate::engines::{Host, narrow, of_element, sentinels, widen};
 use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
 use crate::{Outputs, Raw};
 use core::ops::Range;
 use flash_dma_cpu::cache::{self, Cache, ChunkKeys, Pages, Slots, SlotsRef};
 use flash_dma_cpu::{self as engine, Element, View};
-use flash_dma_problem::{
-    Appending, AttentionError, CacheShape, DecodeProblem, ElementType, Interval, Problem,
-};
+use flash_dma_problem::{Appending, AttentionError, CacheShape, DecodeProblem, Interval, Problem};
 use flash_dma_reference::Inputs;
-use half::{bf16, f16};
 
 /// [`Decoder::decode`](super::Decoder::decode) of the engine.
 pub(super) fn decode(spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String> {
-    let steps = match spec.element {
-        ElementType::F32 => run::<f32>(spec, decoding, all),
-        ElementType::F16 => run::<f16>(spec, decoding, all),
-        ElementType::Bf16 => run::<bf16>(spec, decoding, all),
-    };
+    let steps = of_element!(spec.element, run(spec, decoding, all));
     steps.map_err(|error| error.to_string())
 }
 
