@@ -26,6 +26,20 @@ struct Tensor {
     naive_error: f64,
 }
 
+impl Tensor {
+    /// Compares with other exact results, and other errors of the naive implementation.
+    fn compare(&self, actual: &[f64], exact: &Exact, naive_error: f64) -> Result<(), Failure> {
+        let Self {
+            name,
+            shape,
+            element,
+            factor,
+            ..
+        } = self;
+        compare_by(name, shape, actual, exact, naive_error, *element, *factor).map(drop)
+    }
+}
+
 /// The expected results of a call.
 #[must_use]
 #[derive(Clone, Debug)]
@@ -83,6 +97,15 @@ impl Expected {
             naive_error: naive_error(&exact, naive),
             exact,
         });
+    }
+
+    /// Adds the gradients of q, k and v.
+    pub fn qkv(&mut self, p: &Problem, exact: [Exact; 3], naive: [&[f64]; 3]) {
+        let shapes = [p.q_shape(), p.kv_shape(), p.kv_shape()];
+        for (n, exact) in exact.into_iter().enumerate() {
+            let name = ["dq", "dk", "dv"][n];
+            self.gradient(name, &shapes[n], p.element, exact, naive[n]);
+        }
     }
 
     /// The values of `out` and of the LSE.
@@ -166,17 +189,8 @@ impl Expected {
         for (n, actual) in actual.enumerate() {
             let errors = [self].into_iter().chain(others);
             let naive_error = errors.map(|x| x.tensors[n].naive_error).fold(0.0, f64::max);
-            let Tensor {
-                name,
-                shape,
-                element,
-                factor,
-                exact,
-                ..
-            } = &self.tensors[n];
-            failures.extend(
-                compare_by(name, shape, actual, exact, naive_error, *element, *factor).err(),
-            );
+            let tensor = &self.tensors[n];
+            failures.extend(tensor.compare(actual, &tensor.exact, naive_error).err());
         }
         failures.extend(compare_lse(&self.lse_shape, &outputs.lse, &self.lse).err());
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
@@ -227,43 +241,23 @@ impl Expected {
                 magnitude: magnitude.collect(),
                 values: first,
             };
-            compare_lse(&self.lse_shape, &second, &exact)
+            compare_lse(&self.lse_shape, &second, &exact).map(drop)
         } else {
             let tensor = self.tensor(name);
             let exact = Exact {
                 values: first,
                 magnitude: tensor.exact.magnitude.clone(),
             };
-            let (error, element) = (tensor.naive_error, tensor.element);
-            compare_by(
-                name,
-                &tensor.shape,
-                &second,
-                &exact,
-                error,
-                element,
-                tensor.factor,
-            )
+            tensor.compare(&second, &exact, tensor.naive_error)
         };
-        if let Err(failure) = result {
-            panic!("{what}: {failure}");
-        }
+        result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
     /// Compares one tensor with the oracle.
     pub fn check_one(&self, name: &str, actual: &[f64], what: impl fmt::Display) {
-        let Tensor {
-            shape,
-            element,
-            factor,
-            exact,
-            naive_error,
-            ..
-        } = self.tensor(name);
-        let result = compare_by(name, shape, actual, exact, *naive_error, *element, *factor);
-        if let Err(failure) = result {
-            panic!("{what}: {failure}");
-        }
+        let tensor = self.tensor(name);
+        let result = tensor.compare(actual, &tensor.exact, tensor.naive_error);
+        result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
     /// Compares a gradient with the sum of the gradients of the parts of its call. Each call may differ by the
@@ -298,17 +292,8 @@ impl Expected {
             values: whole.to_vec(),
             magnitude: magnitude.collect(),
         };
-        let (error, element) = (calls * tensor.naive_error, tensor.element);
-        compare_by(
-            name,
-            &tensor.shape,
-            &sum,
-            &exact,
-            error,
-            element,
-            tensor.factor,
-        )
-        .unwrap_or_else(|failure| panic!("{what}: {failure}"));
+        let result = tensor.compare(&sum, &exact, calls * tensor.naive_error);
+        result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
     fn tensor(&self, name: &str) -> &Tensor {
@@ -409,10 +394,8 @@ pub fn expected_of_rank(
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);
     let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
-    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-    expected.gradient("dq", &q, e, exact.q, &naive.q);
-    expected.gradient("dk", &kv, e, exact.k, &naive.k);
-    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     let mut bias = exact.bias.zip(naive_bias).expect("a bias");
     let rank = learning.gradient(inputs, grad_out, grad_lse);
     if let (Some(rank), false) = (&rank, apart) {

@@ -11,7 +11,7 @@ use flash_dma_kernels::{
     Cache, CacheShape, ChunkOutputs, Outputs, Pages, SelectionRule, Slots, StepInputs, StepOutputs,
     Tokens, append, append_pages, chunk_keys, decode, forward, select,
 };
-use flash_dma_problem::{Appending, AttentionError, MAX_DECODE_TOKENS, Problem, ScoreRole};
+use flash_dma_problem::{Appending, MAX_DECODE_TOKENS, Problem, ScoreRole};
 use flash_dma_reference::{Inputs, compose::attended};
 
 /// The page at place `n` of the table `[batch, max_pages]`: the sequences take them in turn, from the last one on.
@@ -188,12 +188,8 @@ impl<'a, T: Target> Held<'a, T> {
             lse: lse.binding(),
         };
         let plan = decode_tuned(engine, s.tuning, client, &problem, &inputs);
-        match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => {}
-            // Sizes of the tensor-core kernel that this device or these pages do not support.
-            Err(AttentionError::Unsupported { what }) => panic!("unsupported: {what} for {s:?}"),
-            Err(error) => panic!("{error} for {s:?}"),
-        }
+        plan.and_then(|plan| plan.run(outputs))
+            .unwrap_or_else(|error| panic!("{error} for {s:?}"));
         (self.kernels.read(&out), self.kernels.read(&lse))
     }
 

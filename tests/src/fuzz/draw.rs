@@ -27,8 +27,6 @@ pub struct Profile {
     pub competes: bool,
     /// Whether heads have logits without keys.
     pub sinks: bool,
-    /// Whether there are logits that are great numbers.
-    pub large: bool,
     /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
     pub effort: f64,
     /// The size of the engine.
@@ -50,7 +48,6 @@ impl Profile {
             decodes: engine.decodes(),
             competes: E::COMPETES,
             sinks: E::SINKS,
-            large: true,
             effort: 1.0,
             size: E::SIZE,
         }
@@ -279,7 +276,7 @@ fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -
             place
         };
     }
-    if profile.large && !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
+    if !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
         make_large(rng, &mut spec);
     }
     let mut spec = spec.with_lengths();

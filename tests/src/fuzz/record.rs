@@ -71,15 +71,9 @@ impl Record {
         self.long += other.long;
         self.looked_twice += other.looked_twice;
         self.failed += other.failed;
-        for (why, count) in other.skipped {
-            *self.skipped.entry(why).or_default() += count;
-        }
-        for (cell, count) in other.cells {
-            *self.cells.entry(cell).or_default() += count;
-        }
-        for (option, count) in other.options {
-            *self.options.entry(option).or_default() += count;
-        }
+        add(&mut self.skipped, other.skipped);
+        add(&mut self.cells, other.cells);
+        add(&mut self.options, other.options);
     }
 
     /// Problems that counted.
@@ -183,6 +177,12 @@ impl Record {
             json[*name] = value.clone();
         }
         json
+    }
+}
+
+fn add<K: Ord>(counts: &mut BTreeMap<K, u64>, others: BTreeMap<K, u64>) {
+    for (key, count) in others {
+        *counts.entry(key).or_default() += count;
     }
 }
 

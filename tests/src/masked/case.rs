@@ -179,10 +179,8 @@ impl MaskedCase {
         let p = &inputs.problem;
         let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
         let exact = inputs.backward(grad_out, grad_lse);
-        let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-        expected.gradient("dq", &q, e, exact.q, &naive.q);
-        expected.gradient("dk", &kv, e, exact.k, &naive.k);
-        expected.gradient("dv", &kv, e, exact.v, &naive.v);
+        let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+        expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
         if let (Some(bias), Some(exact), Some(naive)) = (&inputs.bias, exact.bias, naive_bias) {
             expected.gradient("dbias", &bias.shape, ElementType::F32, exact, &naive);
         }

@@ -52,8 +52,12 @@ impl MaskedCall {
         hidden: bool,
         grads: (&[f64], Option<&[f64]>),
     ) -> Self {
-        let problem = masked_problem(inputs);
-        let p = &problem.attention;
+        let p = &inputs.problem;
+        let (q, kv) = (p.q_shape(), p.kv_shape());
+        let mask = inputs.visible.as_ref().map(|mask| &mask.shape[..]);
+        let bias = inputs.bias.as_ref().map(|bias| &bias.shape[..]);
+        let problem = MaskedProblem::new(&q, &kv, &kv, mask, bias, p.element, &options(p));
+        let problem = problem.expect("a good case");
         let place =
             |values: &[f64], shape: [usize; 4], element| Raw::new(values, &shape, element, layout);
         let mask = inputs.visible.as_ref().map(|mask| {
@@ -62,15 +66,15 @@ impl MaskedCall {
         });
         let bias = inputs.bias.as_ref();
         Self {
-            q: place(&inputs.q, p.q_shape(), p.element),
-            k: place(&inputs.k, p.kv_shape(), p.element),
-            v: place(&inputs.v, p.kv_shape(), p.element),
+            q: place(&inputs.q, q, p.element),
+            k: place(&inputs.k, kv, p.element),
+            v: place(&inputs.v, kv, p.element),
             mask,
             hidden,
             plan: problem.plan,
             bias: bias.map(|bias| place(&bias.values, bias.shape, ElementType::F32)),
             grad_bias: problem.bias,
-            grad_out: place(grads.0, p.q_shape(), p.element),
+            grad_out: place(grads.0, q, p.element),
             grad_lse: grads.1.map(<[f64]>::to_vec),
             missing: 0,
             problem,
@@ -88,15 +92,6 @@ impl MaskedCall {
         let bytes = mask.values.iter().map(|&x| u8::from(x != 0.0));
         Some((bytes.collect(), mask))
     }
-}
-
-/// The problem of the oracle's inputs, with the shapes of mask and bias.
-pub fn masked_problem(inputs: &MaskedInputs) -> MaskedProblem {
-    let p = &inputs.problem;
-    let (q, kv) = (p.q_shape(), p.kv_shape());
-    let mask = inputs.visible.as_ref().map(|mask| &mask.shape[..]);
-    let bias = inputs.bias.as_ref().map(|bias| &bias.shape[..]);
-    MaskedProblem::new(&q, &kv, &kv, mask, bias, p.element, &options(p)).expect("a good case")
 }
 
 /// The options of a problem, without a window.

@@ -45,7 +45,14 @@ fn call<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Call {
 }
 
 fn results<E: Engine>(engine: &E, call: &Call) -> Results {
-    let (outputs, grads) = engine.backward(call).expect("a good case");
+    named(engine.backward(call).expect("a good case"))
+}
+
+fn masked_results<E: MaskedEngine>(engine: &E, call: &MaskedCall) -> Results {
+    named(engine.masked(call).expect("a good case"))
+}
+
+fn named((outputs, grads): (Outputs, Gradients)) -> Results {
     let named = [
         ("out", outputs.out),
         ("lse", outputs.lse),
@@ -54,20 +61,8 @@ fn results<E: Engine>(engine: &E, call: &Call) -> Results {
         ("dv", grads.v),
     ];
     let scores = grads.scores.map(|scores| ("dscores", scores));
-    named.into_iter().chain(scores).collect()
-}
-
-fn masked_results<E: MaskedEngine>(engine: &E, call: &MaskedCall) -> Results {
-    let (outputs, grads) = engine.masked(call).expect("a good case");
-    let named = [
-        ("out", outputs.out),
-        ("lse", outputs.lse),
-        ("dq", grads.q),
-        ("dk", grads.k),
-        ("dv", grads.v),
-    ];
     let bias = grads.bias.map(|bias| ("dbias", bias));
-    named.into_iter().chain(bias).collect()
+    named.into_iter().chain(scores).chain(bias).collect()
 }
 
 /// The bits of everything, NaN included.
