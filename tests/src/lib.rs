@@ -25,6 +25,7 @@ pub mod given;
 pub mod large;
 pub mod masked;
 pub mod norm;
+pub mod prelude;
 #[cfg(feature = "burn")]
 pub mod tensors;
 

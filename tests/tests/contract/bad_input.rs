@@ -1,9 +1,8 @@
 //! A mismatch is a typed error, and no result is written.
 
 use crate::refused::{self, assert_refused};
-use flash_dma_problem::{AttentionError as Error, ElementType, TensorName as Name};
-use flash_dma_reference::generate;
-use flash_dma_tests::{Call, Case, Engine, Layout, Raw, kernel_engines, raw_engines};
+use flash_dma_problem::{AttentionError as Error, TensorName as Name};
+use flash_dma_tests::prelude::*;
 
 raw_engines!(
     shapes,

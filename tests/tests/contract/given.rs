@@ -2,12 +2,9 @@
 //! selection has more than one death per position, so lists that count on that lose keys here. Nor do that many keys of
 //! a selection begin or end to be runners-up at one position.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{Interval, SelectionRule};
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, compose};
+use flash_dma_reference::compose;
 use flash_dma_tests::given::GivenCase;
-use flash_dma_tests::{Engine, every_engine, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     documents_that_end_inside_tiles: of_documents(false),

@@ -1,8 +1,6 @@
 //! Output, LSE and all gradients over the shapes, options, types and layouts.
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::{Case, Engine, Layout, Size, every_engine, on_burn_cpu};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     lengths,

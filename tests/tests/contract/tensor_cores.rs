@@ -1,10 +1,8 @@
 //! Problems of the tensor-core engines, f16 and bf16 with head dimensions that are multiples of 32, in all variants of
 //! their kernels. Without tensor cores the portable kernels compute the same problems.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16};
-use flash_dma_reference::generate::{self, Scores};
 use flash_dma_tests::case::expected;
-use flash_dma_tests::{Case, Engine, Layout, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 matrix_engines!(
     narrow_heads_in_f16: head_dims(NARROW, F16),

@@ -5,13 +5,8 @@ use burn::tensor::{Distribution, Tensor};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::{AttentionError, AttentionOptions};
-use flash_dma_problem::ElementType::{self, Bf16, F32};
-use flash_dma_problem::SelectionRule;
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;
-use flash_dma_tests::{Engine, every_burn};
 
 every_burn!(
     slots_take_any_count,

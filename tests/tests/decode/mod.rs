@@ -17,7 +17,7 @@ mod shared;
 mod slots;
 mod steps;
 
-use flash_dma_problem::SelectionRule;
+use flash_dma_tests::prelude::*;
 
 /// Rules of a window: with recent keys, with sinks, with both, and full of them.
 fn rules(window: usize) -> [SelectionRule; 5] {

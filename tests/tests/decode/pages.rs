@@ -3,12 +3,8 @@
 use super::sequences::{Decoder, Sequences, Shape};
 use burn_flash_dma::AttentionOptions;
 use burn_flash_dma::cache::PagedCacheConfig;
-use flash_dma_problem::ElementType::{self, Bf16, F32};
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;
-use flash_dma_tests::{Engine, every_burn};
 
 every_burn!(pieces_of_any_size, beams_and_resets);
 

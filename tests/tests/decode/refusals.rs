@@ -5,8 +5,7 @@ use burn_flash_dma::cache::{
     BlockTable, DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
 use burn_flash_dma::{AttentionError, AttentionOptions};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::every_burn;
+use flash_dma_tests::prelude::*;
 
 every_burn!(
     tokens_for_slots,

@@ -2,11 +2,10 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::cache::AttentionCache;
-use flash_dma_problem::{AttentionOptions, ElementType, Problem, ScoreRole, SelectionRule};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::compose::attended;
-use flash_dma_reference::generate::{Scores, normal};
-use flash_dma_reference::{Inputs, Rng};
+use flash_dma_reference::generate::normal;
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, floats, load, values};
 
 /// The heads and the type of all sequences.

@@ -3,11 +3,7 @@
 use super::sequences::{Sequences, Shape, Tokens};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::cache::{BlockTable, PagedCache, PagedCacheConfig};
-use flash_dma_problem::ElementType::F32;
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, every_burn};
+use flash_dma_tests::prelude::*;
 
 every_burn!(
     shared_pages_equal_pages_of_ones_own,

@@ -5,13 +5,8 @@ use super::sequences::{Decoder, Sequences, Shape};
 use burn::tensor::Tensor;
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Selector};
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{ScoreRole, SelectionRule};
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;
-use flash_dma_tests::{Engine, every_burn};
 
 every_burn!(
     one_token_at_a_time,

@@ -2,13 +2,8 @@
 
 use super::rules;
 use flash_dma_kernels::internals::DecodeTuning;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole, SelectionRule};
-use flash_dma_reference::Inputs;
-use flash_dma_reference::generate::Scores;
 use flash_dma_tests::decoding::{Held, Sequence};
-use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Engine, Layout};
+use flash_dma_tests::prelude::*;
 
 flash_dma_tests::kernel_engines!(
     head_dims: of_each_dim(Some(21)),

@@ -4,15 +4,10 @@
 //! Products of q and k are multiples of a small power of two here: f32 has them exactly, in any order of their terms, so
 //! that every engine has the logits of the oracle, bit by bit.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{AttentionOptions, LeaveOneOut, Problem};
 use flash_dma_reference::generate::{gradients, normal};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_reference::{Inputs, Rng};
 use flash_dma_tests::Layout::Contiguous;
-use flash_dma_tests::expected::Expected;
-use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
-use flash_dma_tests::{Engine, Gradients, Outputs, Refused, Size, every_engine, problem};
+use flash_dma_tests::Refused;
+use flash_dma_tests::prelude::*;
 
 /// Every offset that masks and scores have in practice, and the least numbers of f32 and bf16.
 const OFFSETS: [f64; 12] = [

@@ -4,11 +4,8 @@ use super::runners_up::{
     Runners, assert_all_but_scores_same, assert_same, call, case, check, from, groups,
     in_fixed_order, incoming, kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
 };
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::LeaveOneOut;
-use flash_dma_reference::generate::Scores;
 use flash_dma_tests::Layout::{Padded, Transposed};
-use flash_dma_tests::{Call, Case, Engine, Gradients, every_engine};
+use flash_dma_tests::prelude::*;
 
 fn how() -> Option<LeaveOneOut> {
     Some(LeaveOneOut::default())

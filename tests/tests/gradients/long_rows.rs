@@ -2,13 +2,9 @@
 //! the rounding of `out` must not enter them. The yardstick is automatic differentiation in the same type, which has no
 //! such term, without a second seed.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16};
-use flash_dma_problem::Problem;
 use flash_dma_reference::round::round;
-use flash_dma_reference::{Rng, generate};
 use flash_dma_tests::case::expected_by;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Case, Engine, every_engine, on_burn_cpu};
+use flash_dma_tests::prelude::*;
 
 every_engine!(of_scores, of_biases_of_keys, of_biases_of_pairs);
 

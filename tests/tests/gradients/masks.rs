@@ -2,9 +2,7 @@
 //! ones.
 
 use super::{half_of_problems, problems};
-use flash_dma_problem::ElementType::Bf16;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::tensor_core_engines;
+use flash_dma_tests::prelude::*;
 
 tensor_core_engines!(
     of_masks_and_key_biases,

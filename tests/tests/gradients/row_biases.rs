@@ -1,10 +1,6 @@
 //! Gradients of biases that all keys share: each is a sum of the LSE's gradients, whatever the pairs are.
 
-use flash_dma_problem::Dropout;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_reference::masked::MaskedInputs;
-use flash_dma_tests::every_engine;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     without_a_gradient_of_the_lse_it_is_zero: of_each_shape(false),

@@ -1,14 +1,10 @@
 //! The gradient of runners-up: keys outside of the window, which learn what the loss would change by if they were
 //! attended.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{AlibiSlopes, LeaveOneOut};
 use flash_dma_reference::compare::sum;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Inputs, select};
+use flash_dma_reference::select;
 use flash_dma_tests::Layout::{self, Padded, Transposed};
-use flash_dma_tests::expected::Expected;
-use flash_dma_tests::{Call, Case, Engine, Gradients, Outputs, every_engine, raw_engines};
+use flash_dma_tests::prelude::*;
 
 /// A case and how many runners-up each query has.
 pub(super) type Runners = (Case, usize);

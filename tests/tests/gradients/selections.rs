@@ -1,9 +1,7 @@
 //! Gradients of dynamic-mask attention: their properties besides correctness, which every case of `contract` checks.
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::select;
-use flash_dma_tests::{Case, Engine, Gradients, Layout, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     of_out_alone,

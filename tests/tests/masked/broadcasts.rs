@@ -2,10 +2,7 @@
 //! memory by a stride of 0.
 
 use super::kinds;
-use flash_dma_problem::ElementType;
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Size, every_engine, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     without_groups: every_pair([2, 3, 3]),

@@ -1,11 +1,7 @@
 //! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
 //! finite.
 
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AlibiSlopes, Dropout};
-use flash_dma_reference::Rng;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Size, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     first_part: part(0),

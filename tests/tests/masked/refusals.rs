@@ -1,12 +1,8 @@
 //! A mismatch is a typed error that names the tensor and the axis, and no result is written.
 
 use crate::refused::{self, assert_refused};
-use flash_dma_problem::{
-    AttentionError as Error, AttentionOptions, ElementType, MaskedProblem, PlanGeometry,
-    TensorName as Name,
-};
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Raw, kernel_engines, raw_engines};
+use flash_dma_problem::{AttentionError as Error, MaskedProblem, PlanGeometry, TensorName as Name};
+use flash_dma_tests::prelude::*;
 
 raw_engines!(shapes, plans, strides, short_buffers, masks, biases);
 // The CPU engine's views have their rank in their type.

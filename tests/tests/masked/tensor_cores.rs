@@ -1,9 +1,7 @@
 //! Problems of the tensor-core engines, in all variants of their kernels. Without tensor cores the portable kernels
 //! compute the same problems.
 
-use flash_dma_problem::ElementType;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Size, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 matrix_engines!(
     any_keys_of_each_kv_head,

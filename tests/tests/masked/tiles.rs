@@ -1,8 +1,7 @@
 //! Tiles: lengths off every tile, tiles that are empty, full and partial, and their counts.
 
-use flash_dma_problem::{ElementType, PlanGeometry};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{every_engine, matrix_engines};
+use flash_dma_problem::PlanGeometry;
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     odd_lengths_and_both_polarities,

@@ -5,12 +5,9 @@ use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::{linear, product, split_heads};
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
-use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{self, dtype, values};
-use flash_dma_tests::{Size, every_burn};
 
 every_burn!(
     results_and_gradients,

@@ -2,12 +2,8 @@
 
 use super::{Lies, Matrix, same};
 use flash_dma_kernels::product::{Choice, Route, Tile};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AttentionError, ElementType, TensorName};
-use flash_dma_reference::Rng;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Engine, Raw, Size, kernel_runtimes};
+use flash_dma_problem::TensorName;
+use flash_dma_tests::prelude::*;
 
 kernel_runtimes!(
     sizes_off_every_tile,

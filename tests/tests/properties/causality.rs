@@ -2,11 +2,8 @@
 //! its selected set. Rounding may differ, because a tile of queries lists the keys of its latest one for all of them.
 
 use super::{Change, call, results, supported};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{Interval, Problem};
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Inputs, Rng};
-use flash_dma_tests::{Case, Engine, Layout, Raw, case, every_engine};
+use flash_dma_tests::case;
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     the_future_changes_no_row,

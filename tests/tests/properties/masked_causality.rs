@@ -2,10 +2,7 @@
 
 use super::causality::{change, cuts};
 use super::{Change, masked_results, supported};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_reference::Rng;
-use flash_dma_tests::every_engine;
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     the_future_of_a_key_bias_changes_no_row,

@@ -5,13 +5,9 @@ use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention,
     TensorName, TilePlan, merge_attention, try_merge_attention,
 };
-use flash_dma_reference::{Rng, generate};
-use flash_dma_tests::Engine;
 use flash_dma_tests::case::expected;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::{MaskedCase, Pattern};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, floats, grad, load, loss, outputs, rows, values};
-use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
 
 fast_burn!(
     parts_under_masks,

@@ -21,11 +21,8 @@ mod sink;
 mod suffixes;
 mod unselected;
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, normal};
-use flash_dma_reference::{Inputs, Rng};
-use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
-use flash_dma_tests::{Call, Engine, Gradients, Layout, Outputs};
+use flash_dma_reference::generate::normal;
+use flash_dma_tests::prelude::*;
 
 /// Gradients of `out` and of the LSE.
 type Grads = (Vec<f64>, Vec<f64>);

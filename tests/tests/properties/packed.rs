@@ -6,11 +6,7 @@ use burn_flash_dma::{
     Attention, AttentionMask, AttentionOptions, Documents, KeyRanges, MaskedAttention,
     PackedAttention, Selector, TilePlan,
 };
-use flash_dma_problem::{AttentionError, ElementType};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::expected::Expected;
-use flash_dma_tests::{Outputs, fast_burn, on_burn_cpu, problem};
+use flash_dma_tests::prelude::*;
 
 fast_burn!(
     dense_documents,

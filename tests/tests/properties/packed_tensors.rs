@@ -5,14 +5,9 @@ use burn_flash_dma::{
     Attention, AttentionError, ElementType, MaskedAttention, TensorName, select, split_kv,
     split_qkv, try_split_kv, try_split_qkv,
 };
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, generate};
-use flash_dma_tests::Engine;
 use flash_dma_tests::case::expected;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::MaskedCase;
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, floats, grad, load, loss, outputs, values};
-use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
 
 fast_burn!(
     one_tensor,

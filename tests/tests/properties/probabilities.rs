@@ -5,15 +5,10 @@ use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, Documents, ElementType, MaskedAttention,
     PackedAttention, Selector, TilePlan, select,
 };
-use flash_dma_problem::{AlibiSlopes, AttentionOptions, SelectionRule};
 use flash_dma_reference::compare::compare_probabilities;
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Exact, Rng, compose};
-use flash_dma_tests::Engine;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::{MaskedCase, Pattern};
+use flash_dma_reference::{Exact, compose};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{self, floats, values};
-use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
 
 fast_burn!(
     the_definition,

@@ -2,11 +2,7 @@
 //! bit of the results stays the same if sums have a fixed order.
 
 use super::{Change, Results, bits_of, call, masked_results, results, supported};
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate;
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Case, Engine, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     sequences_do_not_know_each_other,

@@ -5,11 +5,8 @@ use burn_flash_dma::{
     Attention, AttentionError, AttentionOptions, ElementType, Selector, TensorName, learnable_sink,
     try_learnable_sink,
 };
-use flash_dma_reference::{Inputs, generate};
-use flash_dma_tests::Engine;
-use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{floats, grad, loss, rows, values};
-use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
 
 fast_burn!(
     a_key_of_zeros,

@@ -2,12 +2,8 @@
 //! of a sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
 
 use super::{Grads, Results, call, results};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AlibiSlopes, Dropout};
-use flash_dma_reference::Inputs;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::{Case, Engine, Size, case, every_engine};
+use flash_dma_tests::case;
+use flash_dma_tests::prelude::*;
 use std::ops::Range;
 
 every_engine!(

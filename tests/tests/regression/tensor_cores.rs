@@ -1,8 +1,6 @@
 //! Defects of the tensor-core kernels, on each of them and on what they are compared with.
 
-use flash_dma_problem::ElementType::{Bf16, F16};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
-use flash_dma_tests::{Case, Engine, Raw, tensor_core_engines};
+use flash_dma_tests::prelude::*;
 
 tensor_core_engines!(
     small_logits_under_a_great_softcap_were_off_by_4e_6,
