@@ -123,10 +123,8 @@ impl Options {
         let Some(value) = self.text(name) else {
             return Ok(None);
         };
-        let number = value.parse();
-        number
-            .map(Some)
-            .map_err(|_| format!("`{name}` wants a number, not `{value}`"))
+        let number = value.parse::<T>().map(Some);
+        number.map_err(|_| format!("`{name}` wants a number, not `{value}`"))
     }
 
     fn engine(&self) -> &str {
@@ -139,7 +137,7 @@ impl Options {
 
     /// The limits of a run.
     fn limits(&self) -> Result<Limits, String> {
-        let minutes = self.number("--minutes")?.unwrap_or(1.0);
+        let minutes: f64 = self.number("--minutes")?.unwrap_or(1.0);
         // A hundred years: a greater value is not a valid duration.
         if !(0.0..=5e7).contains(&minutes) {
             return Err(format!("{minutes} minutes"));
@@ -228,10 +226,10 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let limits = options.limits()?;
     let seed: u64 = options.number("--seed")?.unwrap_or(1);
     let processes: usize = options.number("--processes")?.unwrap_or(1);
-    let require_cells = options.number("--require-cells")?.unwrap_or(0);
-    let require_options = options.number("--require-options")?.unwrap_or(0);
+    let require_cells: u64 = options.number("--require-cells")?.unwrap_or(0);
+    let require_options: u64 = options.number("--require-options")?.unwrap_or(0);
     let palette = Palette::new(profile.clone(), seed);
-    if let Some(count) = options.number("--list")? {
+    if let Some(count) = options.number::<u64>("--list")? {
         (0..count).for_each(|number| println!("{}", palette.draw(number)));
         return Ok(true);
     }

@@ -171,10 +171,8 @@ impl<'a> Reader<'a> {
         let Some(text) = self.text(name) else {
             return Ok(None);
         };
-        let number = text
-            .parse()
-            .map_err(|_| format!("`{name}={text}` is no number"));
-        number.map(Some)
+        let number = text.parse::<T>().map(Some);
+        number.map_err(|_| format!("`{name}={text}` is no number"))
     }
 
     fn number<T: FromStr>(&mut self, name: &str) -> Result<T, String> {

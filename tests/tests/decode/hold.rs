@@ -1,6 +1,6 @@
 //! Steps whose tokens wait: what is accepted of them is as if nothing else had been stepped.
 
-use super::sequences::{Decoder, Sequences, Shape, Tokens};
+use super::sequences::{Decoder, Sequences, Tokens, shape};
 use burn::tensor::{Distribution, Tensor};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
@@ -26,12 +26,7 @@ enum Kept {
 }
 
 fn decoder<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) -> Decoder {
-    let shape = Shape {
-        q_heads: 4,
-        kv_heads: 2,
-        dim: 16,
-        element,
-    };
+    let shape = shape(element);
     let options = AttentionOptions::new().with_softcap(6.0);
     let (kv_heads, dim, dtype) = (shape.kv_heads, shape.dim, dtype(element).into());
     match kept {

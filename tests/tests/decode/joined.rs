@@ -1,6 +1,6 @@
 //! Caches that are joined: the steps of the sequences are those that they would have taken apart.
 
-use super::sequences::{Decoder, Sequences, Shape};
+use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::{AttentionError, AttentionOptions};
 use flash_dma_tests::prelude::*;
@@ -12,12 +12,7 @@ every_burn!(
     what_differs_is_refused,
 );
 
-const SHAPE: Shape = Shape {
-    q_heads: 4,
-    kv_heads: 2,
-    dim: 16,
-    element: F32,
-};
+const SHAPE: Shape = shape(F32);
 
 const RULE: SelectionRule = SelectionRule {
     window: 8,

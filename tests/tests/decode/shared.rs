@@ -1,6 +1,6 @@
 //! Pages that several sequences have, pages that a window leaves, and tables from outside.
 
-use super::sequences::{Sequences, Shape, Tokens};
+use super::sequences::{Sequences, Shape, Tokens, shape};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::cache::{BlockTable, PagedCache, PagedCacheConfig};
 use flash_dma_tests::prelude::*;
@@ -14,12 +14,7 @@ every_burn!(
     a_record_keeps_what_is_shared,
 );
 
-const SHAPE: Shape = Shape {
-    q_heads: 4,
-    kv_heads: 2,
-    dim: 16,
-    element: F32,
-};
+const SHAPE: Shape = shape(F32);
 
 const PAGE: usize = 4;
 

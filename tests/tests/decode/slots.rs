@@ -1,7 +1,7 @@
 //! The cache of constant size.
 
 use super::rules;
-use super::sequences::{Decoder, Sequences, Shape};
+use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn::tensor::Tensor;
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Selector};
@@ -22,15 +22,6 @@ every_burn!(
     documents_restart_the_cache,
 );
 
-fn shape(element: ElementType) -> Shape {
-    Shape {
-        q_heads: 4,
-        kv_heads: 2,
-        dim: 16,
-        element,
-    }
-}
-
 /// A cache that keeps the best keys of the options' window.
 fn of_best<B: Backend>(
     burn: &Burn<B>,
@@ -43,6 +34,11 @@ fn of_best<B: Backend>(
     let rule = SelectionRule::top(window);
     let role = ScoreRole::default();
     decoder(burn, shape, batch, kind, options, (rule, role))
+}
+
+fn under<B: Backend>(burn: &Burn<B>, rule: SelectionRule, batch: usize, kind: Scores) -> Decoder {
+    let role = (rule, ScoreRole::default());
+    decoder(burn, shape(F32), batch, kind, window(rule.window), role)
 }
 
 fn decoder<B: Backend>(
@@ -203,15 +199,7 @@ fn recent_keys_and_sinks<B: Backend>(burn: &Burn<B>) {
                 if rule.check().is_err() {
                     continue;
                 }
-                let options = window(keys);
-                let mut decoder = decoder(
-                    burn,
-                    shape(F32),
-                    2,
-                    kind,
-                    options,
-                    (rule, ScoreRole::default()),
-                );
+                let mut decoder = under(burn, rule, 2, kind);
                 for piece in 0..pieces {
                     // A prompt, steps, and chunks between them.
                     let most = [37, 1, 5, 1, 16, 60, 1][piece % 7];
@@ -229,14 +217,7 @@ fn recent_keys_and_sinks_over_thousands_of_tokens<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(8);
     for kind in Burn::<B>::cases([Scores::Nan], [Scores::Normal, Scores::Ties], []) {
         for rule in rules(13) {
-            let mut decoder = decoder(
-                burn,
-                shape(F32),
-                1,
-                kind,
-                window(13),
-                (rule, ScoreRole::default()),
-            );
+            let mut decoder = under(burn, rule, 1, kind);
             let mut given = 0;
             while given < len {
                 let most = [1, 1, 2, 16, 90][rng.below(5)];
