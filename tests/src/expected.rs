@@ -5,7 +5,7 @@ use crate::Outputs;
 use core::fmt;
 use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
 use flash_dma_reference::compare::{
-    ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
+    ARITHMETIC, Failure, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
 };
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
@@ -401,10 +401,10 @@ pub fn expected_of_rank(
     if let (Some(rank), false) = (&rank, apart) {
         bias = sum(bias, rank);
     }
-    let (shape, words) = (&kv[..3], ElementType::F32);
-    expected.gradient("dscores", shape, words, bias.0, &bias.1);
+    let (shape, words) = (p.scores_shape(), ElementType::F32);
+    expected.gradient("dscores", &shape, words, bias.0, &bias.1);
     if let (Some((exact, naive)), true) = (rank, apart) {
-        expected.gradient("rank", shape, words, exact, &naive);
+        expected.gradient("rank", &shape, words, exact, &naive);
     }
     expected
 }

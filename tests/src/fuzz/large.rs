@@ -139,7 +139,7 @@ pub(super) fn expected(
         expected.gradient(bias, shape, words, exact, &naive);
     }
     if let (Some((exact, naive)), true) = (rank, apart) {
-        expected.gradient("rank", &kv[..3], words, exact, &naive);
+        expected.gradient("rank", &p.scores_shape(), words, exact, &naive);
     }
     expected
 }

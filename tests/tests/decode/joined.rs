@@ -35,7 +35,7 @@ fn pages(batch: usize) -> PagedCacheConfig {
 }
 
 /// Groups of prompts of three lengths, joined; and then steps, beams and resets of all.
-fn several<B: Backend>(_: &Burn<B>, group: impl Fn(usize, u64) -> Decoder) {
+fn several<B: Backend>(group: impl Fn(usize, u64) -> Decoder) {
     let mut rng = Rng::new(21);
     let sizes = Burn::<B>::cases([(1, 5), (2, 21)], [(3, 0), (1, 40)], []);
     let mut parts = Vec::new();
@@ -73,7 +73,7 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
             continue;
         }
         for role in Burn::<B>::cases([ScoreRole::Rank], [ScoreRole::RankAndBias], []) {
-            several(burn, |batch, seed| {
+            several::<B>(|batch, seed| {
                 let config = slots(batch).with_dtype(dtype(element).into());
                 let config = config.with_score_role(Some(role));
                 let shape = Shape { element, ..SHAPE };
@@ -88,7 +88,7 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
 
 fn pages_of_several_caches<B: Backend>(burn: &Burn<B>) {
     for scored in Burn::<B>::cases([false], [true], []) {
-        several(burn, |batch, seed| {
+        several::<B>(|batch, seed| {
             // Pools of different sizes.
             let config = pages(batch).with_scored(scored).with_pages(1 + 4 * batch);
             let kind = scored.then_some(Scores::Padded);

@@ -35,8 +35,6 @@ fn decoder<B: Backend>(
 
 fn kinds<B: Backend>() -> Vec<Option<Scores>> {
     Burn::<B>::cases([None], [Some(Scores::Padded)], [Some(Scores::Nan)])
-        .into_iter()
-        .collect()
 }
 
 fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
