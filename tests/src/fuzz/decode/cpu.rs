@@ -9,7 +9,7 @@ use crate::{Outputs, Raw};
 use core::ops::Range;
 use flash_dma_cpu::cache::{self, Cache, ChunkKeys, Pages, Slots, SlotsRef};
 use flash_dma_cpu::{self as engine, Element, View};
-use flash_dma_problem::{Appending, AttentionError, CacheShape, DecodeProblem, Interval, Problem};
+use flash_dma_problem::{Appending, AttentionError, CacheShape, Interval, Problem};
 use flash_dma_reference::Inputs;
 
 /// [`Decoder::decode`](super::Decoder::decode) of the engine.
