@@ -52,7 +52,6 @@ pub struct Raw {
 
 impl Raw {
     /// Lays contiguous values out.
-    #[must_use]
     pub fn new(values: &[f64], shape: &[usize], element: ElementType, layout: Layout) -> Self {
         let rank = shape.len();
         // The axes from the outermost in memory to the innermost.
@@ -163,7 +162,6 @@ pub struct Call {
 
 impl Call {
     /// The call of the oracle's inputs, without the intervals.
-    #[must_use]
     pub fn new(inputs: &Inputs, layout: Layout, grads: (&[f64], Option<&[f64]>)) -> Self {
         let p = &inputs.problem;
         let place = |values: &[f64], shape: [usize; 4]| Raw::new(values, &shape, p.element, layout);
@@ -194,7 +192,6 @@ impl Call {
     /// # Panics
     ///
     /// Without intervals and runners-up.
-    #[must_use]
     pub fn most_until_far(&self) -> usize {
         let far = self.far.as_ref().expect("runners-up");
         let intervals = self.intervals.as_ref().expect("intervals");

@@ -1,6 +1,5 @@
 //! A case: a computation, and its comparison with the oracle.
 
-use crate::engine::skip;
 use crate::expected::Expected;
 use crate::{Engine, Layout, Outputs};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
@@ -9,6 +8,7 @@ use flash_dma_reference::{Inputs, NaiveBackward};
 
 /// One problem with random inputs. The default is causal self-attention of 2 sequences with 2 heads
 /// of 16 elements over one kv head, with normal scores and a third of the keys kept, in f32.
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Sequences.
@@ -40,11 +40,6 @@ pub struct Case {
 }
 
 /// The problem of shapes and options that are known to be good.
-///
-/// # Panics
-///
-/// If they are not.
-#[must_use]
 pub fn problem(
     q: [usize; 4],
     kv: [usize; 4],
@@ -57,7 +52,6 @@ pub fn problem(
 
 impl Case {
     /// The default case with as many queries and keys as given.
-    #[must_use]
     pub fn new(q_len: usize, k_len: usize) -> Self {
         Self {
             batch: 2,
@@ -77,56 +71,48 @@ impl Case {
     }
 
     /// Sets the numbers of query and key/value heads.
-    #[must_use]
     pub fn heads(mut self, q_heads: usize, kv_heads: usize) -> Self {
         (self.q_heads, self.kv_heads) = (q_heads, kv_heads);
         self
     }
 
     /// Sets the head dimension.
-    #[must_use]
     pub fn dim(mut self, head_dim: usize) -> Self {
         self.head_dim = head_dim;
         self
     }
 
     /// Sets the element type.
-    #[must_use]
     pub fn element(mut self, element: ElementType) -> Self {
         self.element = element;
         self
     }
 
     /// Sets the number of keys kept.
-    #[must_use]
     pub fn window(mut self, window: usize) -> Self {
         self.options.keep_window = Some(window);
         self
     }
 
     /// Sees all keys from every query.
-    #[must_use]
     pub fn full(mut self) -> Self {
         self.options.causal = false;
         self
     }
 
     /// Changes the options.
-    #[must_use]
     pub fn options(mut self, change: impl FnOnce(AttentionOptions) -> AttentionOptions) -> Self {
         self.options = change(self.options);
         self
     }
 
     /// Sets the kind of scores.
-    #[must_use]
     pub fn scores(mut self, scores: Scores) -> Self {
         self.scores = Some(scores);
         self
     }
 
     /// Takes scores and window away.
-    #[must_use]
     pub fn plain(mut self) -> Self {
         self.scores = None;
         self.options.keep_window = None;
@@ -134,21 +120,18 @@ impl Case {
     }
 
     /// Sets the standard deviation of `q`, `k`, `v`.
-    #[must_use]
     pub fn deviation(mut self, deviation: f64) -> Self {
         self.deviation = deviation;
         self
     }
 
     /// Sets the layout of the tensors in memory.
-    #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
     /// Sizes and options.
-    #[must_use]
     pub fn problem(&self) -> Problem {
         problem(
             [self.batch, self.q_heads, self.q_len, self.head_dim],
@@ -160,26 +143,17 @@ impl Case {
     }
 
     /// The random inputs.
-    #[must_use]
     pub fn inputs(&self) -> Inputs {
         let kind = self.scores.unwrap_or(Scores::Normal);
         generate::inputs(self.problem(), kind, self.deviation, self.seed)
     }
 
     /// Compares everything that the engine computes with the oracle.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check<E: Engine>(&self, engine: &E) {
         self.check_inputs(engine, &self.inputs());
     }
 
     /// As [`Case::check`], with the given inputs instead of random ones.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check_inputs<E: Engine>(&self, engine: &E, inputs: &Inputs) {
         let (grad_out, grad_lse) = generate::gradients(&inputs.problem, self.seed);
         let grad_lse = self.grad_lse.then_some(&grad_lse[..]);
@@ -187,10 +161,6 @@ impl Case {
     }
 
     /// As [`Case::check_inputs`], with the given gradients instead of random ones.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check_gradients<E: Engine>(
         &self,
         engine: &E,
@@ -198,8 +168,7 @@ impl Case {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) {
-        if !engine.supports(self.element) {
-            skip::<E>(&format!("{}", self.element));
+        if engine.lacks(self.element) {
             return;
         }
         let call = engine.call(inputs, self.layout, (grad_out, grad_lse));
@@ -219,20 +188,11 @@ impl Case {
             clean.into_iter().collect()
         };
         assert_eq!(grads.scores.is_some(), inputs.problem.has_scores, "dscores");
-        let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
-            .into_iter()
-            .chain(&grads.scores)
-            .map(|grad| &grad[..])
-            .collect();
         let what = format!("{} at {self:?}", E::NAME);
-        expected(inputs, grad_out, grad_lse).check(clean, &outputs, &gradients, what);
+        expected(inputs, grad_out, grad_lse).check(clean, &outputs, &grads.given(), what);
     }
 
     /// Compares the results of a forward pass of `inputs` with the oracle; `how` identifies it in the failure.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check_outputs(&self, inputs: &Inputs, outputs: &Outputs, how: &str) {
         let of = |x: &Inputs| Expected::new(&x.problem, x.forward(), &x.naive_forward());
         let clean = || vec![of(&self.inputs())];
@@ -241,14 +201,12 @@ impl Case {
 }
 
 /// The expected results for these inputs and gradients.
-#[must_use]
 pub fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
     let naive = inputs.naive_backward(grad_out, grad_lse);
     expected_by(inputs, grad_out, grad_lse, naive)
 }
 
 /// As [`expected`], with gradients by which to measure those of an engine.
-#[must_use]
 pub fn expected_by(
     inputs: &Inputs,
     grad_out: &[f64],
@@ -258,10 +216,8 @@ pub fn expected_by(
     let p = &inputs.problem;
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);
-    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-    expected.gradient("dq", &q, e, exact.q, &naive.q);
-    expected.gradient("dk", &kv, e, exact.k, &naive.k);
-    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     if let Some((exact, naive)) = exact.scores.zip(naive.scores) {
         expected.gradient(
             "dscores",

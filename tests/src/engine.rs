@@ -31,7 +31,7 @@ pub struct Outputs {
 }
 
 /// The results of the backward pass, contiguous.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Gradients {
     /// `[batch, q_heads, q_len, head_dim]`.
     pub q: Vec<f64>,
@@ -46,6 +46,19 @@ pub struct Gradients {
     pub rank: Option<Vec<f64>>,
     /// `[q_heads]`: the gradient of the logits that have no key; given exactly if the call has them.
     pub sink: Option<Vec<f64>>,
+    /// In the bias's own shape; given exactly if the call has a bias and requests its gradient.
+    pub bias: Option<Vec<f64>>,
+}
+
+impl Gradients {
+    /// Those that are given: of q, k and v, then in the order of the fields.
+    pub fn given(&self) -> Vec<&[f64]> {
+        let rest = [&self.scores, &self.rank, &self.sink, &self.bias];
+        let rows = [&self.q, &self.k, &self.v].into_iter();
+        rows.chain(rest.into_iter().flatten())
+            .map(|x| &x[..])
+            .collect()
+    }
 }
 
 /// A call that was refused.
@@ -55,6 +68,22 @@ pub struct Refused {
     pub error: AttentionError,
     /// Whether a result's buffer was written nevertheless.
     pub written: bool,
+}
+
+impl Refused {
+    pub(crate) fn new(error: AttentionError, untouched: bool) -> Self {
+        Self {
+            error,
+            written: !untouched,
+        }
+    }
+}
+
+/// A refusal by what makes its results itself, so that nothing was written.
+impl From<AttentionError> for Refused {
+    fn from(error: AttentionError) -> Self {
+        Self::new(error, true)
+    }
 }
 
 /// A rule that selects keys by scores, whose ranks compete.
@@ -72,8 +101,8 @@ pub struct Competing {
     pub softmax: RankSoftmax,
 }
 
-/// An implementation under test.
-pub trait Engine: Send + Sync + 'static {
+/// An implementation under test. The error of a call is the engine's refusal.
+pub trait Engine: Sized + Send + Sync + 'static {
     /// Its name in the names of the tests.
     const NAME: &'static str;
     /// The size that its cases are limited to.
@@ -89,11 +118,16 @@ pub trait Engine: Send + Sync + 'static {
     /// Whether its device supports this type.
     fn supports(&self, element: ElementType) -> bool;
 
+    /// Whether its device lacks this type: then a skipped test is reported.
+    fn lacks(&self, element: ElementType) -> bool {
+        let lacks = !self.supports(element);
+        if lacks {
+            skip::<Self>(&element.to_string());
+        }
+        lacks
+    }
+
     /// Scores to intervals.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused>;
 
     /// Scores to the intervals of a rule for each head, inside documents of these lengths, which are those of every
@@ -108,17 +142,9 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// The forward pass.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn forward(&self, call: &Call) -> Result<Outputs, Refused>;
 
     /// The forward pass and then the backward pass.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused>;
 
     /// As [`backward`](Self::backward), of the keys that a rule selects by the call's scores; `None` if ranks do not compete.
@@ -160,10 +186,6 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// The call of the oracle's inputs, with the engine's own selection.
-    ///
-    /// # Panics
-    ///
-    /// If the engine refuses the scores.
     fn call(&self, inputs: &Inputs, layout: Layout, grads: (&[f64], Option<&[f64]>)) -> Call {
         let mut call = Call::new(inputs, layout, grads);
         let select = |z: &Raw| self.select(z, inputs.problem.window).expect("select");

@@ -5,7 +5,7 @@ use crate::Outputs;
 use core::fmt;
 use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
 use flash_dma_reference::compare::{
-    ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
+    ARITHMETIC, Failure, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
 };
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
@@ -26,7 +26,22 @@ struct Tensor {
     naive_error: f64,
 }
 
+impl Tensor {
+    /// Compares with other exact results, and other errors of the naive implementation.
+    fn compare(&self, actual: &[f64], exact: &Exact, naive_error: f64) -> Result<(), Failure> {
+        let Self {
+            name,
+            shape,
+            element,
+            factor,
+            ..
+        } = self;
+        compare_by(name, shape, actual, exact, naive_error, *element, *factor).map(drop)
+    }
+}
+
 /// The expected results of a call.
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// `out`, then the gradients in the order in which they were added.
@@ -38,7 +53,6 @@ pub struct Expected {
 
 impl Expected {
     /// Outputs, without gradients.
-    #[must_use]
     pub fn new(problem: &Problem, exact: Forward, naive: &NaiveForward) -> Self {
         let out = Tensor {
             name: "out",
@@ -57,7 +71,6 @@ impl Expected {
     }
 
     /// Measures the naive implementation's error at other inputs of the same kind, too: few rows are a poor measure.
-    #[must_use]
     pub fn with_yardsticks(mut self, others: impl IntoIterator<Item = Self>) -> Self {
         for other in others {
             for (tensor, other) in self.tensors.iter_mut().zip(other.tensors) {
@@ -84,6 +97,15 @@ impl Expected {
             naive_error: naive_error(&exact, naive),
             exact,
         });
+    }
+
+    /// Adds the gradients of q, k and v.
+    pub fn qkv(&mut self, p: &Problem, exact: [Exact; 3], naive: [&[f64]; 3]) {
+        let shapes = [p.q_shape(), p.kv_shape(), p.kv_shape()];
+        for (n, exact) in exact.into_iter().enumerate() {
+            let name = ["dq", "dk", "dv"][n];
+            self.gradient(name, &shapes[n], p.element, exact, naive[n]);
+        }
     }
 
     /// The values of `out` and of the LSE.
@@ -167,17 +189,8 @@ impl Expected {
         for (n, actual) in actual.enumerate() {
             let errors = [self].into_iter().chain(others);
             let naive_error = errors.map(|x| x.tensors[n].naive_error).fold(0.0, f64::max);
-            let Tensor {
-                name,
-                shape,
-                element,
-                factor,
-                exact,
-                ..
-            } = &self.tensors[n];
-            failures.extend(
-                compare_by(name, shape, actual, exact, naive_error, *element, *factor).err(),
-            );
+            let tensor = &self.tensors[n];
+            failures.extend(tensor.compare(actual, &tensor.exact, naive_error).err());
         }
         failures.extend(compare_lse(&self.lse_shape, &outputs.lse, &self.lse).err());
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
@@ -190,7 +203,6 @@ impl Expected {
     /// Whether a finite element exceeds, within one per cent, the greatest f16 if it is of that type, or comes within
     /// 64 times of the greatest f32, so that a sum of its terms may be beyond that on the way: an engine's result for
     /// it proves nothing.
-    #[must_use]
     pub fn exceeds_its_type(&self) -> bool {
         let past = |element, x: f64| match element {
             ElementType::F16 => round(1.01 * x, ElementType::F16).is_infinite(),
@@ -206,10 +218,6 @@ impl Expected {
     /// Compares the results of two calls that should agree, in the rows for which `kept` holds: rows of the last axis,
     /// or elements of the LSE and of the scores' gradient. They may differ by the tolerance of the tensor; the LSE, by
     /// two units in the last place of its terms, the greatest logit and the logarithm of a sum.
-    ///
-    /// # Panics
-    ///
-    /// With `what`, and the worst element, if they differ by more.
     pub fn check_same(
         &self,
         name: &str,
@@ -233,55 +241,27 @@ impl Expected {
                 magnitude: magnitude.collect(),
                 values: first,
             };
-            compare_lse(&self.lse_shape, &second, &exact)
+            compare_lse(&self.lse_shape, &second, &exact).map(drop)
         } else {
             let tensor = self.tensor(name);
             let exact = Exact {
                 values: first,
                 magnitude: tensor.exact.magnitude.clone(),
             };
-            let (error, element) = (tensor.naive_error, tensor.element);
-            compare_by(
-                name,
-                &tensor.shape,
-                &second,
-                &exact,
-                error,
-                element,
-                tensor.factor,
-            )
+            tensor.compare(&second, &exact, tensor.naive_error)
         };
-        if let Err(failure) = result {
-            panic!("{what}: {failure}");
-        }
+        result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
     /// Compares one tensor with the oracle.
-    ///
-    /// # Panics
-    ///
-    /// With `what`, and the worst element, if it is wrong.
     pub fn check_one(&self, name: &str, actual: &[f64], what: impl fmt::Display) {
-        let Tensor {
-            shape,
-            element,
-            factor,
-            exact,
-            naive_error,
-            ..
-        } = self.tensor(name);
-        let result = compare_by(name, shape, actual, exact, *naive_error, *element, *factor);
-        if let Err(failure) = result {
-            panic!("{what}: {failure}");
-        }
+        let tensor = self.tensor(name);
+        let result = tensor.compare(actual, &tensor.exact, tensor.naive_error);
+        result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
     /// Compares a gradient with the sum of the gradients of the parts of its call. Each call may differ by the
     /// tolerance of the tensor.
-    ///
-    /// # Panics
-    ///
-    /// With `what`, and the worst element, if they differ by more.
     pub fn check_sum(
         &self,
         name: &str,
@@ -312,17 +292,8 @@ impl Expected {
             values: whole.to_vec(),
             magnitude: magnitude.collect(),
         };
-        let (error, element) = (calls * tensor.naive_error, tensor.element);
-        compare_by(
-            name,
-            &tensor.shape,
-            &sum,
-            &exact,
-            error,
-            element,
-            tensor.factor,
-        )
-        .unwrap_or_else(|failure| panic!("{what}: {failure}"));
+        let result = tensor.compare(&sum, &exact, calls * tensor.naive_error);
+        result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
     fn tensor(&self, name: &str) -> &Tensor {
@@ -413,7 +384,6 @@ fn charged(
 /// # Panics
 ///
 /// If the inputs have no bias.
-#[must_use]
 pub fn expected_of_rank(
     inputs: &MaskedInputs,
     learning: &Learning,
@@ -424,19 +394,17 @@ pub fn expected_of_rank(
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);
     let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
-    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-    expected.gradient("dq", &q, e, exact.q, &naive.q);
-    expected.gradient("dk", &kv, e, exact.k, &naive.k);
-    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     let mut bias = exact.bias.zip(naive_bias).expect("a bias");
     let rank = learning.gradient(inputs, grad_out, grad_lse);
     if let (Some(rank), false) = (&rank, apart) {
         bias = sum(bias, rank);
     }
-    let (shape, words) = (&kv[..3], ElementType::F32);
-    expected.gradient("dscores", shape, words, bias.0, &bias.1);
+    let (shape, words) = (p.scores_shape(), ElementType::F32);
+    expected.gradient("dscores", &shape, words, bias.0, &bias.1);
     if let (Some((exact, naive)), true) = (rank, apart) {
-        expected.gradient("rank", shape, words, exact, &naive);
+        expected.gradient("rank", &shape, words, exact, &naive);
     }
     expected
 }

@@ -1,6 +1,5 @@
 //! Attention over given intervals: no selection by scores could have made some of them.
 
-use crate::engine::skip;
 use crate::expected::{Expected, Learning, expected_of_rank};
 use crate::{Call, Engine, Layout, problem};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, Problem};
@@ -27,7 +26,6 @@ pub struct GivenCase {
 
 impl GivenCase {
     /// The problem: its window is the most keys that are alive at one position.
-    #[must_use]
     pub fn problem(&self) -> Problem {
         let most = self.intervals.iter().map(|head| compose::max_live(head));
         let options = AttentionOptions::new()
@@ -46,13 +44,8 @@ impl GivenCase {
     }
 
     /// Compares everything that the engine computes with the oracle of masks, which has no intervals.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check<E: Engine>(&self, engine: &E) {
-        if !engine.supports(self.element) {
-            skip::<E>(&format!("{}", self.element));
+        if engine.lacks(self.element) {
             return;
         }
         let p = self.problem();
@@ -66,17 +59,13 @@ impl GivenCase {
         let (outputs, actual) = engine.backward(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {}: {}", E::NAME, self.what, refused.error)
         });
-        let actual_scores = actual.scores.expect("the gradient of the scores");
-        let gradients = [&actual.q[..], &actual.k, &actual.v, &actual_scores];
-        let gradients: Vec<&[f64]> = (gradients.into_iter())
-            .chain(actual.rank.as_deref())
-            .collect();
-        let apart = actual.rank.is_some();
-        self.expected(&inputs, &grad_out, &grad_lse, apart).check(
+        assert!(actual.scores.is_some(), "the gradient of the scores");
+        let what = format!("{} at {}", E::NAME, self.what);
+        self.expected(&inputs, grads, actual.rank.is_some()).check(
             Vec::new,
             &outputs,
-            &gradients,
-            format!("{} at {}", E::NAME, self.what),
+            &actual.given(),
+            what,
         );
     }
 
@@ -94,13 +83,7 @@ impl GivenCase {
     }
 
     /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
-    fn expected(
-        &self,
-        inputs: &Inputs,
-        grad_out: &[f64],
-        grad_lse: &[f64],
-        apart: bool,
-    ) -> Expected {
+    fn expected(&self, inputs: &Inputs, grads: (&[f64], Option<&[f64]>), apart: bool) -> Expected {
         let options = AttentionOptions::new().with_causal(self.causal);
         let p = self.problem_with(&options, false);
         let scores = inputs.scores.clone().expect("a case with scores");
@@ -128,6 +111,6 @@ impl GivenCase {
             runners_up,
             ..Learning::default()
         };
-        expected_of_rank(&masked, &learning, (grad_out, Some(grad_lse)), apart)
+        expected_of_rank(&masked, &learning, grads, apart)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::engine::skip;
 use crate::engines::buffers::{Output, contiguous};
-use crate::engines::kernels::{Kernels, Target, planned};
+use crate::engines::kernels::{Kernels, Ran, Target, planned};
 use cubecl::prelude::*;
 use flash_dma_kernels as engine;
 use flash_dma_problem::{ElementType, Problem, memory::Passes};
@@ -144,10 +144,6 @@ impl<T: Target> Kernels<T> {
     /// does: in 16 bits with the residual of `out`. Compares
     /// sampled rows of the outputs and of dq, and sampled keys of the other gradients, with f64. Skips problems that
     /// exceed the device's memory.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with its worst element.
     pub fn check_sampled(&self, problem: &Problem) {
         let (client, p) = (&self.client, problem);
         let needed = engine::required_bytes(client, p, Passes::ForwardAndBackward);
@@ -180,27 +176,12 @@ impl<T: Target> Kernels<T> {
         });
         let inputs = engine::Inputs { q, k, v, selection };
 
-        let out = self.unwritten(&rows, p.element);
-        let residual = (p.residual_shape()).map(|shape| self.unwritten(&shape, p.element));
-        let [lse, lse_rest] = [(); 2].map(|()| self.unwritten(&p.lse_shape(), ElementType::F32));
+        let forwarded = Ran::new(p, true, |shape, element| self.unwritten(shape, element));
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
-        let outputs = engine::Outputs {
-            out: out.binding(),
-            residual: residual.as_ref().map(Output::binding),
-            lse: lse.binding(),
-            lse_rest: Some(lse_rest.binding()),
-        };
         engine::forward::plan_on(kind, client, p, &inputs)
-            .and_then(|plan| plan.run(outputs))
+            .and_then(|plan| plan.run(forwarded.outputs()))
             .expect("a forward pass");
-        let saved = engine::Saved {
-            out: out.binding(),
-            residual: residual.as_ref().map(Output::binding),
-            lse: lse.binding(),
-            lse_rest: Some(lse_rest.binding()),
-            grad_out,
-            grad_lse: None,
-        };
+        let saved = forwarded.saved(grad_out, None);
         let grad_q = self.unwritten(&rows, p.element);
         let [grad_k, grad_v] = [(); 2].map(|()| self.unwritten(&keys, p.element));
         let grad_scores =
@@ -228,6 +209,9 @@ impl<T: Target> Kernels<T> {
         };
         let mut rng = Rng::new(17);
         let mut worst = Worst::default();
+        let Ran {
+            out, lse, residual, ..
+        } = forwarded;
         let (out, lse) = (self.read_back(out), self.read_back(lse));
         let sampled = source.rows(&source.choose_rows(HEADS, ROWS, &mut rng));
         let read = |row: usize, into: &mut [f64]| out.row(row, into);

@@ -2,6 +2,9 @@
 //! that computes dynamic-mask attention, one comparison with the oracle, and the macro that makes a
 //! test of every engine in the build.
 //!
+//! A check panics with the worst element of every tensor that is wrong. What makes a case or a call panics if its sizes do
+//! not fit, and what runs one, if the engine refuses; where a function returns the refusal, that is its error.
+//!
 //! The engines follow the features: the CPU engine always; the kernels on `cpu`, `cuda`, `wgpu` (through WGSL) or
 //! `vulkan` (through SPIR-V); Burn on `flex`, `cpu`, `cuda`, and under `burn` on `wgpu`.
 //! `--no-default-features --features cuda` is the GPU suite, `--no-default-features --features vulkan` that of the
@@ -22,80 +25,87 @@ pub mod given;
 pub mod large;
 pub mod masked;
 pub mod norm;
+pub mod prelude;
+#[cfg(feature = "burn")]
+pub mod tensors;
 
 pub use call::{Call, Layout, Raw};
 pub use case::{Case, problem};
 pub use engine::{Competing, Engine, Gradients, Outputs, Refused, Size};
 
 /// Makes each named function `fn test<E: Engine>(engine: &E)` one test for every engine in the build:
-/// `contract::results::gqa::kernels_cpu`. Burn on CubeCL's CPU runtime compiles each of Burn's own operations for
-/// minutes, so it only runs the tests that [`on_burn_cpu!`] names.
+/// `contract::results::gqa::kernels_cpu`. A test `name: function(arguments)` is one call of a function that takes these
+/// behind the engine. Burn on CubeCL's CPU runtime compiles each of Burn's own operations for minutes, so it only runs
+/// the tests that [`on_burn_cpu!`] names.
 #[macro_export]
 macro_rules! every_engine {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels burn] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [cpu kernels burn] $($tests)* } };
 }
 
 /// As [`every_engine!`], for the engines below Burn: the engines that take buffers directly.
 #[macro_export]
 macro_rules! raw_engines {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [cpu kernels] $($tests)* } };
 }
 
 /// As [`raw_engines!`], for problems that the tensor-core engines support: each of them, and the engines that they are
 /// compared with.
 #[macro_export]
 macro_rules! tensor_core_engines {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu tensor_cores] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [cpu tensor_cores] $($tests)* } };
 }
 
 /// As [`raw_engines!`], for cases specific to the tensor-core kernels: without the portable kernels if a device has
 /// others, because they lack such tiles and take as long to compile.
 #[macro_export]
 macro_rules! matrix_engines {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu matrix] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [cpu matrix] $($tests)* } };
 }
 
 /// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
 #[macro_export]
 macro_rules! kernel_engines {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [kernels] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [kernels] $($tests)* } };
 }
 
 /// As [`every_engine!`], for operations that have one kernel, whatever engine attention takes.
 #[macro_export]
 macro_rules! every_runtime {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu runtimes burn] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [cpu runtimes burn] $($tests)* } };
 }
 
 /// As [`kernel_engines!`], for operations that have one kernel, whatever engine attention takes.
 #[macro_export]
 macro_rules! kernel_runtimes {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [runtimes] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [runtimes] $($tests)* } };
 }
 
-/// Makes each named function `fn test<B: Backend>(burn: &Burn<B>)` one test for every Burn backend in the
-/// build, CubeCL's CPU runtime included.
+/// As [`every_engine!`], for every Burn backend in the build, CubeCL's CPU runtime included:
+/// `fn test<B: Backend>(burn: &Burn<B>)`.
 #[macro_export]
 macro_rules! every_burn {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [burn burn_cpu] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [burn burn_cpu] $($tests)* } };
 }
 
 /// As [`every_burn!`], without CubeCL's CPU runtime.
 #[macro_export]
 macro_rules! fast_burn {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [burn] $($test)* } };
+    ($($tests:tt)*) => { $crate::tests_on! { [burn] $($tests)* } };
 }
 
-/// Makes each named function a test for Burn on CubeCL's CPU runtime.
+/// As [`every_engine!`], for Burn on CubeCL's CPU runtime alone.
 #[macro_export]
 macro_rules! on_burn_cpu {
-    ($($test:ident),* $(,)?) => {
+    ($($test:ident $(: $of:ident($($with:expr),* $(,)?))?),* $(,)?) => {
         #[cfg(feature = "cpu")]
         mod burn_cpu {
+            #[allow(unused_imports)]
+            use super::*;
+
             $(
                 #[test]
                 fn $test() {
-                    super::$test($crate::engine::shared::<$crate::engines::BurnOnCpu>());
+                    $crate::run_on!(BurnOnCpu $test $($of($($with),*))?);
                 }
             )*
         }
@@ -115,12 +125,25 @@ macro_rules! on_each_engine {
 #[macro_export]
 #[doc(hidden)]
 macro_rules! tests_on {
-    ($sets:tt $($test:ident)*) => {$(
+    (@ [$($set:ident)*] $with:tt) => { $crate::engines_of! { engine_test $with $($set)* } };
+    ($sets:tt $($test:ident $(: $of:ident($($with:expr),* $(,)?))?),* $(,)?) => {$(
         mod $test {
-            $crate::tests_on! { @ $test $sets }
+            #[allow(unused_imports)]
+            use super::*;
+
+            $crate::tests_on! { @ $sets [$test $($of($($with),*))?] }
         }
     )*};
-    (@ $test:ident [$($set:ident)*]) => { $crate::engines_of! { engine_test [$test] $($set)* } };
+}
+
+/// Runs a test on one engine.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! run_on {
+    ($engine:ident $test:ident) => { $crate::run_on!($engine $test $test()) };
+    ($engine:ident $test:ident $of:ident($($with:expr),*)) => {
+        super::$of($crate::engine::shared::<$crate::engines::$engine>() $(, $with)*)
+    };
 }
 
 /// Expands a macro of this file for each engine of the sets: the only list of engines.
@@ -170,11 +193,11 @@ macro_rules! engines_of {
 #[macro_export]
 #[doc(hidden)]
 macro_rules! engine_test {
-    ([$test:ident] [$($condition:tt)*] $name:ident = $engine:ident) => {
+    ([$($test:tt)*] [$($condition:tt)*] $name:ident = $engine:ident) => {
         #[cfg($($condition)*)]
         #[test]
         fn $name() {
-            super::$test($crate::engine::shared::<$crate::engines::$engine>());
+            $crate::run_on!($engine $($test)*);
         }
     };
 }

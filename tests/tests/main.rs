@@ -10,4 +10,5 @@ mod memory;
 mod norm;
 mod products;
 mod properties;
+mod refused;
 mod regression;

@@ -1,9 +1,10 @@
 //! `fuzz --engine NAME`: random problems on an engine of the build, compared with the oracle.
 
+use flash_dma_problem::ElementType;
 use flash_dma_tests::engine::shared;
 use flash_dma_tests::engines;
 use flash_dma_tests::fuzz::{
-    self, CHOICES, Choice, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Share, Spec,
+    self, CHOICES, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Share, Spec,
     regression_test, shrunk,
 };
 use std::path::PathBuf;
@@ -33,28 +34,6 @@ Usage: fuzz --engine NAME [..]
   --list N             Print the first N problems, and run none.
   --share K/P          Of P processes' problems those of number K, from 0: what --processes starts.
 ";
-
-/// The requested options.
-struct Options {
-    engine: String,
-    minutes: f64,
-    problems: u64,
-    seed: u64,
-    threads: usize,
-    processes: usize,
-    share: Share,
-    variants: Option<usize>,
-    effort: f64,
-    elements: Option<Vec<String>>,
-    only: Option<Choice>,
-    failures: usize,
-    shrink: bool,
-    record: Option<String>,
-    require_cells: u64,
-    require_options: u64,
-    problem: Option<String>,
-    list: Option<u64>,
-}
 
 /// The engines of the build.
 type Entry = (&'static str, fn(&Options) -> Result<bool, String>);
@@ -88,7 +67,7 @@ fn main() -> ExitCode {
         print!("{HELP}\nEngines of this build: {}\n", names.join(", "));
         return ExitCode::SUCCESS;
     }
-    match Options::parse(&args).and_then(|options| run(&options)) {
+    match Options::parse(args).and_then(|options| run(&options)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(message) => {
@@ -99,85 +78,88 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<bool, String> {
-    let engine = ENGINES.iter().find(|(name, _)| *name == options.engine);
+    let engine = ENGINES.iter().find(|(name, _)| *name == options.engine());
     let (_, run) = engine.ok_or_else(|| {
         let names: Vec<&str> = ENGINES.iter().map(|(name, _)| *name).collect();
-        let (name, names) = (&options.engine, names.join(", "));
+        let (name, names) = (options.engine(), names.join(", "));
         format!("this build has no engine `{name}`, only {names}")
     })?;
     run(options)
 }
 
+/// The requested options with their values, each of them one that [`HELP`] lists.
+struct Options(Vec<(String, String)>);
+
 impl Options {
-    fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self {
-            engine: String::new(),
-            minutes: 1.0,
-            problems: u64::MAX,
-            seed: 1,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            processes: 1,
-            share: Share::ALL,
-            variants: None,
-            effort: 1.0,
-            elements: None,
-            only: None,
-            failures: 1,
-            shrink: true,
-            record: None,
-            require_cells: 0,
-            require_options: 0,
-            problem: None,
-            list: None,
+    fn parse(args: Vec<String>) -> Result<Self, String> {
+        let is_known = |name: &str| {
+            let mut listed = HELP
+                .lines()
+                .filter_map(|line| line.split_whitespace().next());
+            name.starts_with("--") && listed.any(|listed| listed == name)
         };
-        let mut args = args.iter();
+        let (mut options, mut args) = (Vec::new(), args.into_iter());
         while let Some(name) = args.next() {
-            if name == "--no-shrink" {
-                options.shrink = false;
-                continue;
+            if !is_known(&name) {
+                return Err(format!("unknown option `{name}`\n\n{HELP}"));
             }
-            let value = args
-                .next()
-                .ok_or_else(|| format!("`{name}` wants a value"))?;
-            match name.as_str() {
-                "--engine" => options.engine.clone_from(value),
-                "--minutes" => options.minutes = number(name, value)?,
-                "--problems" => options.problems = number(name, value)?,
-                "--seed" => options.seed = number(name, value)?,
-                "--threads" => options.threads = number(name, value)?,
-                "--processes" => options.processes = number(name, value)?,
-                "--share" => options.share = share(value)?,
-                "--variants" => options.variants = Some(number(name, value)?),
-                "--effort" => options.effort = number(name, value)?,
-                "--elements" => {
-                    options.elements = Some(value.split(',').map(str::to_owned).collect());
-                }
-                "--only" => {
-                    let option = CHOICES.iter().find(|option| option.name == value);
-                    options.only = Some(*option.ok_or_else(|| format!("no option is `{value}`"))?);
-                }
-                "--failures" => options.failures = number(name, value)?,
-                "--record" => options.record = Some(value.clone()),
-                "--require-cells" => options.require_cells = number(name, value)?,
-                "--require-options" => options.require_options = number(name, value)?,
-                "--problem" => options.problem = Some(value.clone()),
-                "--list" => options.list = Some(number(name, value)?),
-                _ => return Err(format!("unknown option `{name}`\n\n{HELP}")),
-            }
+            let value = match &name[..] {
+                "--no-shrink" => String::new(),
+                _ => (args.next()).ok_or_else(|| format!("`{name}` wants a value"))?,
+            };
+            options.push((name, value));
         }
-        let minutes = options.minutes;
+        Ok(Self(options))
+    }
+
+    /// The value of an option. If it is given twice, the last one counts.
+    fn text(&self, name: &str) -> Option<&str> {
+        let mut given = self.0.iter().rev();
+        let (_, value) = given.find(|(given, _)| given == name)?;
+        Some(value)
+    }
+
+    fn number<T: core::str::FromStr>(&self, name: &str) -> Result<Option<T>, String> {
+        let Some(value) = self.text(name) else {
+            return Ok(None);
+        };
+        let number = value.parse::<T>().map(Some);
+        number.map_err(|_| format!("`{name}` wants a number, not `{value}`"))
+    }
+
+    fn engine(&self) -> &str {
+        self.text("--engine").unwrap_or_default()
+    }
+
+    fn shrinks(&self) -> bool {
+        self.text("--no-shrink").is_none()
+    }
+
+    /// The limits of a run.
+    fn limits(&self) -> Result<Limits, String> {
+        let minutes: f64 = self.number("--minutes")?.unwrap_or(1.0);
         // A hundred years: a greater value is not a valid duration.
         if !(0.0..=5e7).contains(&minutes) {
             return Err(format!("{minutes} minutes"));
         }
-        Ok(options)
+        let only = self.text("--only").map(|name| {
+            let option = CHOICES.iter().find(|option| option.name == name);
+            option
+                .copied()
+                .ok_or_else(|| format!("no option is `{name}`"))
+        });
+        let share = self.text("--share").map_or(Ok(Share::ALL), share)?;
+        let threads = || std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Limits {
+            problems: self.number("--problems")?.unwrap_or(u64::MAX),
+            share,
+            time: Duration::from_secs_f64(60.0 * minutes),
+            failures: self.number("--failures")?.unwrap_or(1),
+            only: only.transpose()?,
+            threads: self.number("--threads")?.unwrap_or_else(threads),
+            progress: if share.process == 0 { 10 } else { 0 },
+        })
     }
-}
-
-fn number<T: core::str::FromStr>(name: &str, value: &str) -> Result<T, String> {
-    value
-        .parse()
-        .map_err(|_| format!("`{name}` wants a number, not `{value}`"))
 }
 
 fn share(value: &str) -> Result<Share, String> {
@@ -190,14 +172,14 @@ fn share(value: &str) -> Result<Share, String> {
 }
 
 /// Starts the processes of a run, and joins their records.
-fn in_processes(options: &Options) -> Result<Record, String> {
+fn in_processes(processes: usize) -> Result<Record, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let record = |process: usize| -> PathBuf {
         let name = format!("fuzz-{}-{process}.json", std::process::id());
         std::env::temp_dir().join(name)
     };
-    let children = (0..options.processes).map(|process| {
-        let share = format!("{process}/{}", options.processes);
+    let children = (0..processes).map(|process| {
+        let share = format!("{process}/{processes}");
         let mut child = Command::new(&program);
         // If an option is given twice, the last one counts.
         child.args(std::env::args().skip(1));
@@ -229,77 +211,76 @@ fn in_processes(options: &Options) -> Result<Record, String> {
 fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let engine = shared::<E>();
     let mut profile = Profile::of(engine);
-    if let Some(names) = &options.elements {
-        profile
-            .elements
-            .retain(|element| names.contains(&element.to_string()));
+    if let Some(names) = options.text("--elements") {
+        let is_named = |e: &ElementType| names.split(',').any(|name| name == e.to_string());
+        profile.elements.retain(is_named);
     }
     if profile.elements.is_empty() {
-        return Err(format!("{} has none of the element types", options.engine));
+        return Err(format!(
+            "{} has none of the element types",
+            options.engine()
+        ));
     }
-    profile.variants = options.variants.unwrap_or(profile.variants);
-    profile.effort = options.effort;
-    let palette = Palette::new(profile.clone(), options.seed);
-    if let Some(count) = options.list {
+    profile.variants = options.number("--variants")?.unwrap_or(profile.variants);
+    profile.effort = options.number("--effort")?.unwrap_or(1.0);
+    let limits = options.limits()?;
+    let seed: u64 = options.number("--seed")?.unwrap_or(1);
+    let processes: usize = options.number("--processes")?.unwrap_or(1);
+    let require_cells: u64 = options.number("--require-cells")?.unwrap_or(0);
+    let require_options: u64 = options.number("--require-options")?.unwrap_or(0);
+    let palette = Palette::new(profile.clone(), seed);
+    if let Some(count) = options.number::<u64>("--list")? {
         (0..count).for_each(|number| println!("{}", palette.draw(number)));
         return Ok(true);
     }
     // Only one line of a problem's panic is printed, below.
     std::panic::set_hook(Box::new(|_| {}));
-    if let Some(line) = &options.problem {
+    if let Some(line) = options.text("--problem") {
         return Ok(single(engine, options, &line.parse()?));
     }
-    let limits = Limits {
-        problems: options.problems,
-        share: options.share,
-        time: Duration::from_secs_f64(60.0 * options.minutes),
-        failures: options.failures,
-        only: options.only,
-        threads: options.threads,
-        progress: if options.share.process == 0 { 10 } else { 0 },
-    };
     let begin = Instant::now();
-    let (record, failures) = match options.processes {
+    let (record, failures) = match processes {
         0 | 1 => fuzz::fuzz(engine, &palette, &limits),
         // The processes print their failures themselves.
-        _ => (in_processes(options)?, Vec::new()),
+        _ => (in_processes(processes)?, Vec::new()),
     };
     let seconds = begin.elapsed().as_secs_f64();
-    if let Some(path) = &options.record {
-        write(path, options, &profile, &record, seconds)?;
+    if let Some(path) = options.text("--record") {
+        let json = record.json(&[
+            ("engine", options.engine().into()),
+            ("seed", seed.into()),
+            ("seconds", seconds.round().into()),
+            ("processes", processes.into()),
+            ("threads", limits.threads.into()),
+            ("variants", profile.variants.into()),
+            ("effort", profile.effort.into()),
+        ]);
+        std::fs::write(path, format!("{json:#}\n")).map_err(|error| format!("{path}: {error}"))?;
     }
-    if options.share == Share::ALL {
-        println!(
-            "\n{} with seed {}, {seconds:.0} s",
-            options.engine, options.seed
-        );
+    let is_whole = limits.share == Share::ALL;
+    if is_whole {
+        let name = options.engine();
+        println!("\n{name} with seed {seed}, {seconds:.0} s");
         print!("{record}");
     }
     for failure in &failures {
         say(options, failure);
     }
-    if let (Some(first), true) = (failures.first(), options.shrink) {
+    if let (Some(first), true) = (failures.first(), options.shrinks()) {
         shrink(engine, options, &first.spec);
     }
-    let wanting = record.wanting(options.require_cells, &profile.elements, profile.decodes);
-    if options.require_cells > 0 && !wanting.is_empty() {
-        println!(
-            "fewer than {}: {}",
-            options.require_cells,
-            wanting.join("; ")
-        );
-        return Ok(false);
+    let wanting = match require_cells {
+        0 => Vec::new(),
+        least => record.wanting(least, &profile.elements, profile.decodes),
+    };
+    let rare = record.rare(require_options, &profile);
+    for (least, few) in [(require_cells, wanting), (require_options, rare)] {
+        if !few.is_empty() {
+            println!("fewer than {least}: {}", few.join("; "));
+            return Ok(false);
+        }
     }
-    let rare = record.rare(options.require_options, &profile);
-    if !rare.is_empty() {
-        println!(
-            "fewer than {}: {}",
-            options.require_options,
-            rare.join("; ")
-        );
-        return Ok(false);
-    }
-    if record.counted() == 0 && options.share == Share::ALL {
+    if record.counted() == 0 && is_whole {
         println!("no problem counted");
         return Ok(false);
     }
@@ -319,15 +300,10 @@ fn single<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) -> bool {
         }
         Outcome::Failed(what) => {
             let spec = spec.clone();
-            say(
-                options,
-                &Failure {
-                    spec: spec.clone(),
-                    what,
-                },
-            );
-            if options.shrink {
-                shrink(engine, options, &spec);
+            let failure = Failure { spec, what };
+            say(options, &failure);
+            if options.shrinks() {
+                shrink(engine, options, &failure.spec);
             }
             false
         }
@@ -338,7 +314,7 @@ fn say(options: &Options, failure: &Failure) {
     let Failure { spec, what } = failure;
     println!(
         "WRONG: fuzz --engine {} --problem '{spec}'\n{what}",
-        options.engine
+        options.engine()
     );
 }
 
@@ -351,23 +327,4 @@ fn shrink<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) {
             println!("\n{}", regression_test(&failure.spec));
         }
     }
-}
-
-fn write(
-    path: &str,
-    options: &Options,
-    profile: &Profile,
-    record: &Record,
-    seconds: f64,
-) -> Result<(), String> {
-    let json = record.json(&[
-        ("engine", options.engine.clone().into()),
-        ("seed", options.seed.into()),
-        ("seconds", seconds.round().into()),
-        ("processes", options.processes.into()),
-        ("threads", options.threads.into()),
-        ("variants", profile.variants.into()),
-        ("effort", profile.effort.into()),
-    ]);
-    std::fs::write(path, format!("{json:#}\n")).map_err(|error| format!("{path}: {error}"))
 }

@@ -8,10 +8,10 @@ use crate::{Layout, Raw};
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::internals::decode_tuned;
 use flash_dma_kernels::{
-    Cache, CacheShape, ChunkOutputs, Engine, Outputs, Pages, SelectionRule, Slots, StepInputs,
-    StepOutputs, Tokens, append, append_pages, chunk_keys, decode, forward, select,
+    Cache, CacheShape, ChunkOutputs, Outputs, Pages, SelectionRule, Slots, StepInputs, StepOutputs,
+    Tokens, append, append_pages, chunk_keys, decode, forward, select,
 };
-use flash_dma_problem::{Appending, AttentionError, MAX_DECODE_TOKENS, Problem, ScoreRole};
+use flash_dma_problem::{Appending, MAX_DECODE_TOKENS, Problem, ScoreRole};
 use flash_dma_reference::{Inputs, compose::attended};
 
 /// The page at place `n` of the table `[batch, max_pages]`: the sequences take them in turn, from the last one on.
@@ -31,11 +31,6 @@ pub struct Held<'a, T> {
 
 impl<'a, T: Target> Held<'a, T> {
     /// An empty cache, with rows of NaN.
-    ///
-    /// # Panics
-    ///
-    /// If the sizes are not those of a cache.
-    #[must_use]
     pub fn new(kernels: &'a Kernels<T>, sequence: &'a Sequence) -> Self {
         let (batch, heads, dim) = (sequence.batch, sequence.heads[1], sequence.head_dim);
         // With room for a guess that goes past the end.
@@ -113,10 +108,6 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// Appends the tokens up to `to`.
-    ///
-    /// # Panics
-    ///
-    /// If the kernels refuse.
     pub fn append(&mut self, all: &Inputs, to: usize) {
         let (tokens, new) = self.tokens(all, to, 0);
         let scores = self.shape.has_scores().then_some(&new[..3]);
@@ -148,10 +139,6 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// A decode step of the tokens up to `to`: its output and LSE.
-    ///
-    /// # Panics
-    ///
-    /// If the kernels refuse.
     pub fn step(&mut self, all: &Inputs, to: usize) -> (Vec<f64>, Vec<f64>) {
         let result = self.attend(all, to, 0, Appending::Now);
         self.held = to;
@@ -160,11 +147,6 @@ impl<'a, T: Target> Held<'a, T> {
 
     /// A decode step that appends nothing, of the tokens up to `to` and `wrong` ones behind them: the output and the
     /// LSE of the former.
-    ///
-    /// # Panics
-    ///
-    /// If the kernels refuse.
-    #[must_use]
     pub fn guess(&self, all: &Inputs, to: usize, wrong: usize) -> (Vec<f64>, Vec<f64>) {
         let (out, lse) = self.attend(all, to, wrong, Appending::Later);
         let own = 0..to - self.held;
@@ -198,11 +180,7 @@ impl<'a, T: Target> Held<'a, T> {
         let out = self.kernels.output(&q, s.element, 0);
         let lse = self.kernels.output(&q[..3], F32, 0);
         let inputs = StepInputs { q: query, tokens };
-        let choice = planned(&decode::plan(client, &problem, &inputs));
-        let engine = match T::ENGINE {
-            Some(forced) if choice != Engine::Portable => forced,
-            _ => choice,
-        };
+        let engine = Kernels::<T>::forced(planned(&decode::plan(client, &problem, &inputs)));
         ran(Pass::Decode, engine);
         let outputs = StepOutputs {
             cache: self.cache.clone(),
@@ -210,12 +188,8 @@ impl<'a, T: Target> Held<'a, T> {
             lse: lse.binding(),
         };
         let plan = decode_tuned(engine, s.tuning, client, &problem, &inputs);
-        match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => {}
-            // Sizes of the tensor-core kernel that this device or these pages do not support.
-            Err(AttentionError::Unsupported { what }) => panic!("unsupported: {what} for {s:?}"),
-            Err(error) => panic!("{error} for {s:?}"),
-        }
+        plan.and_then(|plan| plan.run(outputs))
+            .unwrap_or_else(|error| panic!("{error} for {s:?}"));
         (self.kernels.read(&out), self.kernels.read(&lse))
     }
 
@@ -300,7 +274,6 @@ impl<'a, T: Target> Held<'a, T> {
 
     /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with
     /// pages.
-    #[must_use]
     pub fn live(&self) -> Option<Vec<Vec<usize>>> {
         let (Cache::Slots(slots), Some(rule)) = (&self.cache, self.sequence.rule) else {
             return None;
@@ -324,10 +297,6 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// Compares the live sets with the oracle's selection; nothing with pages.
-    ///
-    /// # Panics
-    ///
-    /// If they differ.
     pub fn check_live(&self, all: &Inputs) {
         let (Cache::Slots(slots), Some(live)) = (&self.cache, self.live()) else {
             return;
@@ -346,7 +315,6 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// The content of the cache, by its bits.
-    #[must_use]
     pub fn bits(&self) -> Vec<Vec<u8>> {
         let (rows, words) = match &self.cache {
             Cache::Slots(slots) => {
@@ -373,10 +341,6 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// The output of a chunk against the oracle.
-    ///
-    /// # Panics
-    ///
-    /// If it differs.
     pub fn compare(&self, all: &Inputs, from: usize, result: &(Vec<f64>, Vec<f64>)) {
         self.sequence
             .compare(all, from, self.held, (&result.0, &result.1));

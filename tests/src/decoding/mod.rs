@@ -60,7 +60,6 @@ pub struct Sequence {
 
 impl Sequence {
     /// The default with as many tokens and slots as given.
-    #[must_use]
     pub fn new(len: usize, window: Option<usize>) -> Self {
         Self {
             batch: 2,
@@ -96,11 +95,6 @@ impl Sequence {
     }
 
     /// The inputs of the whole decoding.
-    ///
-    /// # Panics
-    ///
-    /// If the sizes are not those of a problem.
-    #[must_use]
     pub fn inputs(&self) -> Inputs {
         let q = [self.batch, self.heads[0], self.len, self.head_dim];
         let k = [self.batch, self.heads[1], self.len, self.head_dim];
@@ -111,19 +105,11 @@ impl Sequence {
 
     /// Decodes the sequences and compares with the oracle: steps with the last rows of one pass, live sets with its
     /// selection.
-    ///
-    /// # Panics
-    ///
-    /// If something differs.
     pub fn check<T: Target>(&self, kernels: &Kernels<T>) {
         self.check_inputs(kernels, &self.inputs());
     }
 
     /// [`check`](Self::check) of given inputs.
-    ///
-    /// # Panics
-    ///
-    /// If something differs.
     pub fn check_inputs<T: Target>(&self, kernels: &Kernels<T>, all: &Inputs) {
         let mut cache = Held::new(kernels, self);
         if self.prefill > 0 {

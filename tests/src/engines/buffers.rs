@@ -1,10 +1,9 @@
 //! Numbers as bytes on a device.
 
-use super::{Host, narrow};
+use super::{Host, narrow, of_element};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_problem::{ElementType, contiguous_strides};
-use half::{bf16, f16};
 
 /// A result's buffer.
 pub(crate) struct Output {
@@ -17,11 +16,7 @@ pub(crate) fn bytes_of(values: &[f64], element: ElementType) -> Vec<u8> {
     fn cast<E: Host>(values: &[f64]) -> Vec<u8> {
         bytemuck::cast_slice(&narrow::<E>(values)).to_vec()
     }
-    match element {
-        ElementType::F32 => cast::<f32>(values),
-        ElementType::F16 => cast::<f16>(values),
-        ElementType::Bf16 => cast::<bf16>(values),
-    }
+    of_element!(element, cast(values))
 }
 
 pub(crate) fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
@@ -31,11 +26,7 @@ pub(crate) fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
             .map(|x| bytemuck::pod_read_unaligned::<E>(x).to_f64())
             .collect()
     }
-    match element {
-        ElementType::F32 => cast::<f32>(bytes),
-        ElementType::F16 => cast::<f16>(bytes),
-        ElementType::Bf16 => cast::<bf16>(bytes),
-    }
+    of_element!(element, cast(bytes))
 }
 
 pub(crate) fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {

@@ -1,5 +1,6 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
+use crate::tensors::{dtype, floats, grad, outputs};
 use crate::{Call, Competing, Engine, Gradients, Outputs, Raw, Refused, Size};
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
@@ -30,34 +31,17 @@ pub struct Burn<B> {
 
 impl<B> Burn<B> {
     /// The device of its tensors.
-    #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
-}
-
-fn dtype(element: ElementType) -> DType {
-    match element {
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-    }
-}
-
-pub(crate) fn tensor<const R: usize>(
-    values: Vec<f32>,
-    shape: [usize; R],
-    element: ElementType,
-    device: &Device,
-) -> Tensor<R> {
-    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
 }
 
 /// The tensor in its memory layout: the buffer in the order of its strides, gaps included, then views that give it its
 /// shape.
 pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     place(raw, |values, stored| {
-        tensor(values, stored, raw.element, device)
+        let data = TensorData::new(values, stored);
+        Tensor::from_data(data, (device, dtype(raw.element)))
     })
 }
 
@@ -117,11 +101,6 @@ fn place<const R: usize, K: Basic>(
     }
 }
 
-pub(crate) fn download<const R: usize>(tensor: Tensor<R>) -> Vec<f64> {
-    let values = tensor.into_data_as::<f32>();
-    values.iter::<f32>().map(f64::from).collect()
-}
-
 /// The tensors of a call.
 struct Tensors {
     q: Tensor<4>,
@@ -138,10 +117,7 @@ impl Tensors {
             k: upload(&call.k, device),
             v: upload(&call.v, device),
             scores: call.scores.as_ref().map(|z| upload(z, device)),
-            sink: call.sink.as_ref().map(|logits| {
-                let values = logits.iter().map(|&x| x as f32).collect();
-                tensor(values, [logits.len()], ElementType::F32, device)
-            }),
+            sink: (call.sink.as_ref()).map(|logits| floats(logits, [logits.len()], device)),
         }
     }
 
@@ -159,10 +135,7 @@ impl Tensors {
         let (out, lse) = self.forward_of_keys(call)?;
         match self.sink.clone() {
             None => Ok((out, lse)),
-            Some(logits) => try_learnable_sink(out, lse, logits).map_err(|error| Refused {
-                error,
-                written: false,
-            }),
+            Some(logits) => Ok(try_learnable_sink(out, lse, logits)?),
         }
     }
 
@@ -170,31 +143,22 @@ impl Tensors {
         if let Some(far) = &call.far {
             return Ok(self.forward_with_runners_up(call, far));
         }
-        let options = options(call);
-        let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
-        let attention = Attention::new(q, k, v).options(options);
-        match self.scores.clone() {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        let attention = Attention::new(q, k, v).options(options(call));
+        let results = match self.scores.clone() {
             None => attention.try_forward_with_lse(),
-            Some(z) if call.given => given(call, &z.device()).and_then(|intervals| {
+            Some(z) if call.given => {
+                let intervals = given(call, &z.device())?;
                 let attention = attention.scores(z).intervals(&intervals);
                 attention.try_forward_with_lse()
-            }),
+            }
             Some(z) => attention.scores(z).try_forward_with_lse(),
-        }
-        .map_err(|error| Refused {
-            error,
-            written: false,
-        })
+        };
+        Ok(results?)
     }
-}
 
-impl Tensors {
     /// Of the keys that a rule selects.
-    fn compete(
-        &self,
-        call: &Call,
-        rule: &Competing,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+    fn compete(&self, call: &Call, rule: &Competing) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         let scores = self.scores.clone().expect("ranks are scores");
         let selector = selector(&rule.rules, rule.documents.as_deref(), call.problem.batch);
         let intervals = selector
@@ -208,26 +172,22 @@ impl Tensors {
         };
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
         let attention = Attention::new(q, k, v).scores(scores);
-        (attention.intervals(&intervals).options(options)).try_forward_with_lse()
+        let attention = attention.intervals(&intervals).options(options);
+        Ok(attention.try_forward_with_lse()?)
     }
 
     /// By the operation below the `Tensor` API, which takes any `far`.
     fn forward_with_runners_up(&self, call: &Call, far: &[u32]) -> (Tensor<4>, Tensor<3>) {
         let p = &call.problem;
         let device = self.q.device();
-        let words = |words: Vec<i32>, shape: Vec<usize>| TensorData::new(words, shape);
-        let intervals = call.intervals.iter().flatten();
-        let intervals = intervals.flat_map(|i| [i.first as i32, i.end as i32]);
-        let intervals = words(intervals.collect(), p.intervals_shape().into());
-        let intervals = Tensor::<4, Int>::from_data(intervals, (&device, DType::I32));
         let of_keys = |positions: &[u32]| {
             let positions = positions.iter().map(|&position| position as i32);
-            let positions = words(positions.collect(), p.scores_shape().into());
+            let positions = TensorData::new(positions.collect::<Vec<_>>(), p.scores_shape());
             Tensor::<3, Int>::from_data(positions, (&device, DType::I32)).into_dispatch()
         };
         let scores = self.scores.clone().expect("runners-up have scores");
         let selection = Selection::Scored {
-            intervals: intervals.into_dispatch(),
+            intervals: pairs(call, &device).into_dispatch(),
             runners_up: RunnersUp::Some {
                 far: of_keys(far),
                 max_live: call.most_until_far(),
@@ -281,16 +241,17 @@ fn read(intervals: Intervals) -> Vec<Interval> {
     words.chunks_exact(2).map(pair).collect()
 }
 
+/// The intervals of a call, as a tensor.
+fn pairs(call: &Call, device: &Device) -> Tensor<4, Int> {
+    let intervals = call.intervals.iter().flatten();
+    let words = intervals.flat_map(|i| [i.first as i32, i.end as i32]);
+    let data = TensorData::new(words.collect::<Vec<_>>(), call.problem.intervals_shape());
+    Tensor::from_data(data, (device, DType::I32))
+}
+
 /// The given intervals of a call.
 fn given(call: &Call, device: &Device) -> Result<Intervals, AttentionError> {
-    let words = call
-        .intervals
-        .iter()
-        .flatten()
-        .flat_map(|i| [i.first, i.end]);
-    let words: Vec<i32> = words.map(|word| word as i32).collect();
-    let data = TensorData::new(words, call.problem.intervals_shape());
-    Intervals::try_from_tensor(Tensor::<4, Int>::from_data(data, (device, DType::I32)))
+    Intervals::try_from_tensor(pairs(call, device))
 }
 
 impl<B: Backend> Engine for Burn<B> {
@@ -318,11 +279,7 @@ impl<B: Backend> Engine for Burn<B> {
                 .recent(recent)
                 .try_select(scores),
         };
-        let refused = |error| Refused {
-            error,
-            written: false,
-        };
-        Ok(read(selected.map_err(refused)?))
+        Ok(read(selected?))
     }
 
     fn compose(
@@ -334,23 +291,15 @@ impl<B: Backend> Engine for Burn<B> {
         rules.first()?;
         let selector = selector(rules, documents, scores.shape[0]);
         let intervals = selector.try_select(upload(scores, &self.device));
-        Some(intervals.map(read).map_err(|error| Refused {
-            error,
-            written: false,
-        }))
+        Some(intervals.map(read).map_err(Refused::from))
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
-        let (out, lse) = Tensors::new(call, &self.device).forward(call)?;
-        Ok(Outputs {
-            out: download(out),
-            lse: download(lse),
-        })
+        Ok(outputs(Tensors::new(call, &self.device).forward(call)?))
     }
 
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
-        let device = self.device.clone().autodiff();
-        let tensors = Tensors::new(call, &device).tracked();
+        let tensors = Tensors::new(call, &self.device.clone().autodiff()).tracked();
         let results = tensors.forward(call)?;
         Ok(tensors.backward(call, results))
     }
@@ -361,100 +310,69 @@ impl<B: Backend> Engine for Burn<B> {
         rule: &Competing,
     ) -> Option<Result<(Outputs, Gradients), Refused>> {
         let tensors = Tensors::new(call, &self.device.clone().autodiff()).tracked();
-        let results = tensors.compete(call, rule).map_err(|error| Refused {
-            error,
-            written: false,
-        });
+        let results = tensors.compete(call, rule);
         Some(results.map(|results| tensors.backward(call, results)))
     }
 }
 
+/// A loss whose gradients are the given ones, exactly: the upcast is lossless.
+pub(crate) fn loss(
+    (out, lse): &(Tensor<4>, Tensor<3>),
+    grad_out: &Raw,
+    grad_lse: Option<&[f64]>,
+) -> Tensor<1> {
+    let device = out.device();
+    let grad_out = upload::<4>(grad_out, &device).cast(DType::F32);
+    let loss = (out.clone().cast(DType::F32) * grad_out).sum();
+    let Some(grad_lse) = grad_lse else {
+        return loss;
+    };
+    loss + (lse.clone() * floats(grad_lse, lse.dims(), &device)).sum()
+}
+
 impl Tensors {
     /// The results, and the gradients of the tracked tensors.
-    fn backward(&self, call: &Call, (out, lse): (Tensor<4>, Tensor<3>)) -> (Outputs, Gradients) {
-        let device = self.q.device();
-        // The gradients of this loss are the given ones, exactly: the upcast is lossless.
-        let grad_out = upload::<4>(&call.grad_out, &device).cast(DType::F32);
-        let mut loss = (out.clone().cast(DType::F32) * grad_out).sum();
-        if let Some(grad_lse) = &call.grad_lse {
-            let grad_lse = grad_lse.iter().map(|&x| x as f32).collect();
-            let shape = call.problem.lse_shape();
-            loss = loss + (lse.clone() * tensor(grad_lse, shape, ElementType::F32, &device)).sum();
-        }
-        let grads = loss.backward();
-        let outputs = Outputs {
-            out: download(out.inner()),
-            lse: download(lse.inner()),
-        };
-        let grad = |x: &Tensor<4>| download(x.grad(&grads).expect("a tracked tensor"));
+    fn backward(&self, call: &Call, results: (Tensor<4>, Tensor<3>)) -> (Outputs, Gradients) {
+        let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
         let gradients = Gradients {
-            q: grad(&self.q),
-            k: grad(&self.k),
-            v: grad(&self.v),
-            scores: self
-                .scores
-                .as_ref()
-                .map(|z| download(z.grad(&grads).expect("a tracked tensor"))),
-            rank: None,
-            sink: (self.sink.as_ref())
-                .map(|logits| download(logits.grad(&grads).expect("a tracked tensor"))),
+            q: grad(&self.q, &grads),
+            k: grad(&self.k, &grads),
+            v: grad(&self.v, &grads),
+            scores: self.scores.as_ref().map(|z| grad(z, &grads)),
+            sink: self.sink.as_ref().map(|logits| grad(logits, &grads)),
+            ..Gradients::default()
         };
-        (outputs, gradients)
+        (outputs((results.0.inner(), results.1.inner())), gradients)
     }
 }
 
-macro_rules! backend {
-    ($feature:literal, $backend:ident, $burn:ident, $name:literal, $size:ident, $device:expr) => {
+macro_rules! backends {
+    ($([$($condition:tt)*] $backend:ident, $burn:ident:
+        $name:literal, $size:ident, $device:ident($($number:expr)?);)*) => {$(
         #[doc = concat!("The device of ", $name, ".")]
-        #[cfg(feature = $feature)]
+        #[cfg($($condition)*)]
         #[derive(Debug)]
         pub struct $backend;
 
-        #[cfg(feature = $feature)]
+        #[cfg($($condition)*)]
         impl Backend for $backend {
             const NAME: &'static str = $name;
             const SIZE: Size = Size::$size;
 
             fn device() -> Device {
-                $device
+                Device::$device($($number)?)
             }
         }
 
         #[doc = concat!("The engine ", $name, ".")]
-        #[cfg(feature = $feature)]
+        #[cfg($($condition)*)]
         pub type $burn = Burn<$backend>;
-    };
+    )*};
 }
 
-backend!(
-    "flex",
-    FlexBackend,
-    BurnOnFlex,
-    "burn_flex",
-    Medium,
-    Device::flex()
-);
-backend!(
-    "cpu",
-    CpuBackend,
-    BurnOnCpu,
-    "burn_cpu",
-    Small,
-    Device::cpu()
-);
-backend!(
-    "cuda",
-    CudaBackend,
-    BurnOnCuda,
-    "burn_cuda",
-    Large,
-    Device::cuda(0)
-);
-backend!(
-    "wgpu",
-    WgpuBackend,
-    BurnOnWgpu,
-    "burn_wgpu",
-    Small,
-    Device::wgpu(Default::default())
-);
+backends! {
+    [feature = "flex"] FlexBackend, BurnOnFlex: "burn_flex", Medium, flex();
+    [feature = "cpu"] CpuBackend, BurnOnCpu: "burn_cpu", Small, cpu();
+    [feature = "cuda"] CudaBackend, BurnOnCuda: "burn_cuda", Large, cuda(0);
+    [feature = "wgpu"] WgpuBackend, BurnOnWgpu: "burn_wgpu", Small, wgpu(Default::default());
+}

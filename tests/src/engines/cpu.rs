@@ -1,11 +1,10 @@
 //! `flash-dma-cpu`.
 
-use super::{Host, is_untouched, narrow, sentinels, widen};
+use super::{Host, is_untouched, narrow, of_element, sentinels, widen};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use flash_dma_cpu as engine;
-use flash_dma_cpu::View;
-use flash_dma_problem::{ElementType, Interval, KeptKeys};
-use half::{bf16, f16};
+use flash_dma_cpu::{Element, View};
+use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, Problem};
 
 /// The CPU engine.
 #[derive(Debug)]
@@ -17,6 +16,11 @@ pub(crate) fn view<'a, E, const R: usize>(raw: &Raw, data: &'a [E]) -> View<'a, 
         shape: raw.shape[..].try_into().expect("a view has a fixed rank"),
         strides: raw.strides[..].try_into().expect("a view has a fixed rank"),
     }
+}
+
+/// The buffer of a result, without the elements that are `missing`.
+pub(crate) fn unwritten<E: Host>(shape: &[usize], missing: usize) -> Vec<E> {
+    sentinels(shape.iter().product::<usize>() - missing)
 }
 
 /// The typed buffers of a call.
@@ -58,78 +62,105 @@ impl<E: Host> Buffers<E> {
 
 /// The results of a forward pass.
 pub(crate) struct Forwarded<E> {
-    pub(crate) out: Vec<E>,
-    pub(crate) lse: Vec<f32>,
-    pub(crate) lse_rest: Option<Vec<f32>>,
-    pub(crate) residual: Option<Vec<E>>,
+    out: Vec<E>,
+    lse: Vec<f32>,
+    /// What the rounding of `out` and of `lse` lost, if a backward pass is to read it; f32 has no residual.
+    residual: Option<Vec<E>>,
+    lse_rest: Option<Vec<f32>>,
+}
+
+impl<E: Host + Element> Forwarded<E> {
+    /// Runs the pass, `for_backward` with what a backward pass reads.
+    pub(crate) fn run(
+        p: &Problem,
+        missing: usize,
+        for_backward: bool,
+        run: impl FnOnce(engine::Outputs<'_, E>) -> Result<(), AttentionError>,
+    ) -> Result<Self, Refused> {
+        let residual = p.residual_shape().filter(|_| for_backward);
+        let mut to = Self {
+            out: unwritten(&p.q_shape(), missing),
+            lse: unwritten(&p.lse_shape(), missing),
+            residual: residual.map(|shape| unwritten(&shape, missing)),
+            lse_rest: for_backward.then(|| unwritten(&p.lse_shape(), missing)),
+        };
+        let outputs = engine::Outputs {
+            out: &mut to.out,
+            residual: to.residual.as_deref_mut(),
+            lse: &mut to.lse,
+            lse_rest: to.lse_rest.as_deref_mut(),
+        };
+        match run(outputs) {
+            Ok(()) => Ok(to),
+            Err(error) => {
+                let untouched = is_untouched(&to.out) && is_untouched(&to.lse);
+                Err(Refused::new(error, untouched))
+            }
+        }
+    }
+
+    pub(crate) fn outputs(&self) -> Outputs {
+        Outputs {
+            out: widen(&self.out),
+            lse: widen(&self.lse),
+        }
+    }
+
+    /// What a backward pass reads of it, beside the gradients of the results.
+    pub(crate) fn saved<'a>(
+        &'a self,
+        p: &Problem,
+        grad_out: View<'a, E, 4>,
+        grad_lse: Option<&'a [f32]>,
+    ) -> engine::Saved<'a, E> {
+        let residual = self.residual.as_ref();
+        engine::Saved {
+            out: View::contiguous(&self.out, p.q_shape()),
+            residual: residual.map(|residual| View::contiguous(residual, p.q_shape())),
+            lse: &self.lse,
+            lse_rest: self.lse_rest.as_deref(),
+            grad_out,
+            grad_lse,
+        }
+    }
 }
 
 /// The forward pass, with what a backward pass gets besides if it is wanted.
-fn forward<E: Host + engine::Element>(
+fn run_forward<E: Host + Element>(
     call: &Call,
+    missing: usize,
     for_backward: bool,
 ) -> Result<Forwarded<E>, Refused> {
-    let p = &call.problem;
-    let len = |shape: &[usize]| shape.iter().product::<usize>() - call.missing;
-    let mut out: Vec<E> = sentinels(len(&p.q_shape()));
-    let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
-    let residual = p.residual_shape().filter(|_| for_backward);
-    let mut residual: Option<Vec<E>> = residual.map(|shape| sentinels(len(&shape)));
-    let mut lse_rest: Option<Vec<f32>> = for_backward.then(|| sentinels(lse.len()));
-    let buffers = Buffers::new(call);
-    let outputs = engine::Outputs {
-        out: &mut out,
-        residual: residual.as_deref_mut(),
-        lse: &mut lse,
-        lse_rest: lse_rest.as_deref_mut(),
-    };
-    engine::forward(p, buffers.inputs(call), outputs).map_err(|error| Refused {
-        error,
-        written: !(is_untouched(&out) && is_untouched(&lse)),
-    })?;
-    Ok(Forwarded {
-        out,
-        lse,
-        lse_rest,
-        residual,
+    let (p, buffers) = (&call.problem, Buffers::new(call));
+    Forwarded::run(p, missing, for_backward, |outputs| {
+        engine::forward(p, buffers.inputs(call), outputs)
     })
 }
 
-fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradients), Refused> {
-    let p = &call.problem;
-    let whole = Call {
-        missing: 0,
-        ..call.clone()
-    };
-    let Forwarded {
-        out,
-        lse,
-        lse_rest,
-        residual,
-    } = forward::<E>(&whole, true)?;
-    let outputs = Outputs {
-        out: widen(&out),
-        lse: widen(&lse),
-    };
+fn forward<E: Host + Element>(call: &Call) -> Result<Outputs, Refused> {
+    Ok(run_forward::<E>(call, call.missing, false)?.outputs())
+}
+
+fn backward<E: Host + Element>(call: &Call) -> Result<(Outputs, Gradients), Refused> {
+    let (p, missing) = (&call.problem, call.missing);
+    let forwarded = run_forward::<E>(call, 0, true)?;
+    let outputs = forwarded.outputs();
     let placed = Raw::new(&outputs.out, &p.q_shape(), p.element, call.layout);
     let (out, grad_out): (Vec<E>, Vec<E>) = (narrow(&placed.values), narrow(&call.grad_out.values));
     let grad_lse: Option<Vec<f32>> = call.grad_lse.as_ref().map(|g| narrow(g));
-    let len = |shape: &[usize]| shape.iter().product::<usize>() - call.missing;
-    let mut q: Vec<E> = sentinels(len(&p.q_shape()));
-    let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| sentinels(len(&p.kv_shape())));
-    let mut scores: Option<Vec<f32>> = p.has_scores.then(|| sentinels(len(&p.scores_shape())));
-    let mut rank: Option<Vec<f32>> = (call.far.as_ref()).map(|_| sentinels(len(&p.scores_shape())));
+    let mut q: Vec<E> = unwritten(&p.q_shape(), missing);
+    let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| unwritten(&p.kv_shape(), missing));
+    let of_keys = |has: bool| has.then(|| unwritten(&p.scores_shape(), missing));
+    let mut scores: Option<Vec<f32>> = of_keys(p.has_scores);
+    let mut rank: Option<Vec<f32>> = of_keys(call.far.is_some());
     let buffers = Buffers::new(call);
-    engine::backward(
+    let saved = forwarded.saved(p, view(&call.grad_out, &grad_out), grad_lse.as_deref());
+    let result = engine::backward(
         p,
         buffers.inputs(call),
         engine::Saved {
             out: view(&placed, &out),
-            residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
-            lse: &lse,
-            lse_rest: lse_rest.as_deref(),
-            grad_out: view(&call.grad_out, &grad_out),
-            grad_lse: grad_lse.as_deref(),
+            ..saved
         },
         engine::Gradients {
             q: &mut q,
@@ -138,14 +169,11 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
             scores: scores.as_deref_mut(),
             rank: rank.as_deref_mut(),
         },
-    )
-    .map_err(|error| {
+    );
+    result.map_err(|error| {
         let untouched = [&q, &k, &v].into_iter().all(|x| is_untouched(x))
             && (scores.iter().chain(&rank)).all(|x| is_untouched(x));
-        Refused {
-            error,
-            written: !untouched,
-        }
+        Refused::new(error, untouched)
     })?;
     let grads = Gradients {
         q: widen(&q),
@@ -153,7 +181,7 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
         v: widen(&v),
         scores: scores.map(|z| widen(&z)),
         rank: rank.map(|z| widen(&z)),
-        sink: None,
+        ..Gradients::default()
     };
     Ok((outputs, grads))
 }
@@ -179,33 +207,18 @@ impl Engine for Cpu {
         let data: Vec<f32> = narrow(&scores.values);
         match engine::select(view(scores, &data), kept, &mut intervals) {
             Ok(()) => Ok(intervals),
-            Err(error) => Err(Refused {
-                error,
-                written: intervals.iter().any(|&i| i != sentinel),
-            }),
+            Err(error) => {
+                let untouched = intervals.iter().all(|&i| i == sentinel);
+                Err(Refused::new(error, untouched))
+            }
         }
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
-        fn run<E: Host + engine::Element>(call: &Call) -> Result<Outputs, Refused> {
-            let Forwarded { out, lse, .. } = forward::<E>(call, false)?;
-            Ok(Outputs {
-                out: widen(&out),
-                lse: widen(&lse),
-            })
-        }
-        match call.problem.element {
-            ElementType::F32 => run::<f32>(call),
-            ElementType::F16 => run::<f16>(call),
-            ElementType::Bf16 => run::<bf16>(call),
-        }
+        of_element!(call.problem.element, forward(call))
     }
 
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
-        match call.problem.element {
-            ElementType::F32 => backward::<f32>(call),
-            ElementType::F16 => backward::<f16>(call),
-            ElementType::Bf16 => backward::<bf16>(call),
-        }
+        of_element!(call.problem.element, backward(call))
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
     super::note(pass, name);
 }
 
-/// What a forward pass wrote.
+/// What a forward pass writes.
 pub(crate) struct Ran {
     pub out: Output,
     pub lse: Output,
@@ -71,9 +71,74 @@ pub(crate) struct Ran {
     pub lse_rest: Option<Output>,
 }
 
+impl Ran {
+    /// The buffers as `output` makes them, `for_backward` with what a backward pass reads.
+    pub(crate) fn new(
+        p: &Problem,
+        for_backward: bool,
+        output: impl Fn(&[usize], ElementType) -> Output,
+    ) -> Self {
+        let residual = p.residual_shape().filter(|_| for_backward);
+        let of_rows = || output(&p.lse_shape(), ElementType::F32);
+        Self {
+            out: output(&p.q_shape(), p.element),
+            lse: of_rows(),
+            residual: residual.map(|shape| output(&shape, p.element)),
+            lse_rest: for_backward.then(of_rows),
+        }
+    }
+
+    pub(crate) fn outputs(&self) -> engine::Outputs {
+        engine::Outputs {
+            out: self.out.binding(),
+            residual: self.residual.as_ref().map(Output::binding),
+            lse: self.lse.binding(),
+            lse_rest: self.lse_rest.as_ref().map(Output::binding),
+        }
+    }
+
+    /// What a backward pass reads, with the gradients of the results.
+    pub(crate) fn saved(
+        &self,
+        grad_out: TensorBinding,
+        grad_lse: Option<TensorBinding>,
+    ) -> engine::Saved {
+        let engine::Outputs {
+            out,
+            residual,
+            lse,
+            lse_rest,
+        } = self.outputs();
+        engine::Saved {
+            out,
+            residual,
+            lse,
+            lse_rest,
+            grad_out,
+            grad_lse,
+        }
+    }
+}
+
+/// The plan of a pass on the engine that runs it: `plan` by choice of the library, or what `plan_on` makes.
+fn on_engine_of<'a, T: Target, O>(
+    pass: Pass,
+    p: &Problem,
+    plan: Result<engine::Plan<'a, O>, AttentionError>,
+    plan_on: impl FnOnce(engine::Engine) -> Result<engine::Plan<'a, O>, AttentionError>,
+) -> Result<engine::Plan<'a, O>, AttentionError> {
+    let choice = planned(&plan);
+    let serves = engine_of::<T>(choice, p);
+    ran(pass, serves);
+    if serves == choice {
+        plan
+    } else {
+        plan_on(serves)
+    }
+}
+
 impl<T: Target> Kernels<T> {
     /// The client of its device.
-    #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -105,6 +170,16 @@ impl<T: Target> Kernels<T> {
             elem_size: size,
         };
         self.client.read_one_unchecked_tensor(descriptor).to_vec()
+    }
+
+    /// A contiguous tensor.
+    pub(crate) fn tensor(
+        &self,
+        values: &[f64],
+        shape: &[usize],
+        element: ElementType,
+    ) -> TensorBinding {
+        contiguous(&self.buffer(&bytes_of(values, element)), shape)
     }
 
     pub(crate) fn upload(&self, raw: &Raw) -> TensorBinding {
@@ -165,27 +240,21 @@ impl<T: Target> Kernels<T> {
             v: self.upload(&call.v),
             selection: call.scores.as_ref().map(|scores| {
                 let intervals = call.intervals.as_deref().unwrap_or_default();
-                let words: Vec<u32> = intervals.iter().flat_map(|i| [i.first, i.end]).collect();
-                let (shape, handle) = (
-                    p.intervals_shape(),
-                    self.buffer(bytemuck::cast_slice(&words)),
-                );
+                let words = |words: &[u32], shape: &[usize]| {
+                    contiguous(&self.buffer(bytemuck::cast_slice(words)), shape)
+                };
+                let of_keys = |positions| words(positions, &p.scores_shape());
+                let pairs: Vec<u32> = intervals.iter().flat_map(|i| [i.first, i.end]).collect();
                 engine::Selection {
                     scores: self.upload(scores),
-                    intervals: contiguous(&handle, &shape),
-                    far: (call.far.as_ref()).map(|far| {
-                        let words = |words: &[u32]| {
-                            let handle = self.buffer(bytemuck::cast_slice(words));
-                            contiguous(&handle, &p.scores_shape())
-                        };
-                        engine::Far {
-                            ends: words(far),
-                            max_live: call.most_until_far(),
-                            left_out: (call.left_out.as_ref()).map(|(from, how)| engine::LeftOut {
-                                from: words(from),
-                                how: *how,
-                            }),
-                        }
+                    intervals: words(&pairs, &p.intervals_shape()),
+                    far: (call.far.as_ref()).map(|far| engine::Far {
+                        ends: of_keys(far),
+                        max_live: call.most_until_far(),
+                        left_out: (call.left_out.as_ref()).map(|(from, how)| engine::LeftOut {
+                            from: of_keys(from),
+                            how: *how,
+                        }),
                     }),
                 }
             }),
@@ -194,64 +263,50 @@ impl<T: Target> Kernels<T> {
 
     /// The forward pass, `for_backward` with what a backward pass reads.
     fn run_forward(&self, call: &Call, for_backward: bool) -> Result<Ran, Refused> {
-        let p = &call.problem;
-        let out = self.result(call, &p.q_shape(), p.element);
-        let lse = self.result(call, &p.lse_shape(), ElementType::F32);
-        let residual = p.residual_shape().filter(|_| for_backward);
-        let residual = residual.map(|shape| self.result(call, &shape, p.element));
-        let lse_rest = for_backward.then(|| self.result(call, &p.lse_shape(), ElementType::F32));
-        let inputs = self.inputs(call);
-        let plan = engine::forward::plan(&self.client, p, &inputs);
-        let choice = planned(&plan);
-        let serves = engine_of::<T>(choice, p);
-        ran(Pass::Forward, serves);
-        let plan = match serves == choice {
-            true => plan,
-            false => engine::forward::plan_on(serves, &self.client, p, &inputs),
-        };
-        let outputs = engine::Outputs {
-            out: out.binding(),
-            residual: residual.as_ref().map(Output::binding),
-            lse: lse.binding(),
-            lse_rest: lse_rest.as_ref().map(Output::binding),
-        };
-        match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => Ok(Ran {
-                out,
-                residual,
-                lse,
-                lse_rest,
-            }),
-            Err(error) => Err(Refused {
-                error,
-                written: !self.is_untouched(&[&out, &lse]),
-            }),
+        let (client, p, inputs) = (&self.client, &call.problem, self.inputs(call));
+        let ran = Ran::new(p, for_backward, |shape, e| self.result(call, shape, e));
+        let plan = engine::forward::plan(client, p, &inputs);
+        let plan = on_engine_of::<T, _>(Pass::Forward, p, plan, |engine| {
+            engine::forward::plan_on(engine, client, p, &inputs)
+        });
+        self.run(plan, ran)
+    }
+
+    /// Runs a forward pass.
+    pub(crate) fn run(
+        &self,
+        plan: Result<engine::Plan<'_, engine::Outputs>, AttentionError>,
+        ran: Ran,
+    ) -> Result<Ran, Refused> {
+        match plan.and_then(|plan| plan.run(ran.outputs())) {
+            Ok(()) => Ok(ran),
+            Err(error) => {
+                let untouched = self.is_untouched(&[&ran.out, &ran.lse]);
+                Err(Refused::new(error, untouched))
+            }
+        }
+    }
+
+    pub(crate) fn outputs(&self, ran: &Ran) -> Outputs {
+        Outputs {
+            out: self.read(&ran.out),
+            lse: self.read(&ran.lse),
         }
     }
 }
 
 impl<T: Target> Kernels<T> {
     /// The forward pass of one matrix engine, with some of its choices fixed.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     pub fn forward_tuned(
         &self,
         call: &Call,
         engine: engine::Engine,
         tuning: engine::internals::Tuning,
     ) -> Result<Outputs, AttentionError> {
-        let p = &call.problem;
-        let out = self.result(call, &p.q_shape(), p.element);
-        let lse = self.result(call, &p.lse_shape(), ElementType::F32);
-        let (client, inputs) = (&self.client, self.inputs(call));
-        let plan = engine::internals::forward_tuned(engine, tuning, client, p, &inputs)?;
-        plan.run(engine::Outputs::new(out.binding(), lse.binding()))?;
-        Ok(Outputs {
-            out: self.read(&out),
-            lse: self.read(&lse),
-        })
+        let (client, p, inputs) = (&self.client, &call.problem, self.inputs(call));
+        let ran = Ran::new(p, false, |shape, e| self.result(call, shape, e));
+        engine::internals::forward_tuned(engine, tuning, client, p, &inputs)?.run(ran.outputs())?;
+        Ok(self.outputs(&ran))
     }
 
     /// The products of `wgmma` by themselves, as [`products_alone`](engine::internals::products_alone) returns them, of whole
@@ -268,12 +323,8 @@ impl<T: Target> Kernels<T> {
         sums: &[f64],
     ) -> Result<(Vec<f64>, Vec<f64>), AttentionError> {
         let (rows, columns) = (64, a.len() / 64);
-        let [a, b] = [a, b].map(|values| {
-            let handle = self.buffer(&bytes_of(values, element));
-            contiguous(&handle, &[1, 1, rows, columns])
-        });
-        let sums = self.buffer(&bytes_of(sums, ElementType::F32));
-        let sums = contiguous(&sums, &[rows, columns]);
+        let [a, b] = [a, b].map(|values| self.tensor(values, &[1, 1, rows, columns], element));
+        let sums = self.tensor(sums, &[rows, columns], ElementType::F32);
         let products = self.output(&[2, rows, rows], ElementType::F32, 0);
         let results = self.output(&[rows, columns], ElementType::F32, 0);
         let (p, r) = (products.binding(), results.binding());
@@ -282,10 +333,6 @@ impl<T: Target> Kernels<T> {
     }
 
     /// The product of two matrices, `[m, n]` in `out`: by one choice alone, or by the rule.
-    ///
-    /// # Errors
-    ///
-    /// If it is refused.
     pub fn product(
         &self,
         [a, b]: [&Raw; 2],
@@ -353,58 +400,36 @@ impl<T: Target> Engine for Kernels<T> {
                 .into_iter()
                 .map(|[first, end]| Interval { first, end })
                 .collect()),
-            Err(error) => Err(Refused {
-                error,
-                written: words.iter().any(|&w| w != sentinel),
-            }),
+            Err(error) => {
+                let untouched = words.iter().all(|&w| w == sentinel);
+                Err(Refused::new(error, untouched))
+            }
         }
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
-        let Ran { out, lse, .. } = self.run_forward(call, false)?;
-        Ok(Outputs {
-            out: self.read(&out),
-            lse: self.read(&lse),
-        })
+        Ok(self.outputs(&self.run_forward(call, false)?))
     }
 
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
-        let p = &call.problem;
+        let (client, p, inputs) = (&self.client, &call.problem, self.inputs(call));
         let whole = Call {
             missing: 0,
             ..call.clone()
         };
-        let Ran {
-            out,
-            residual,
-            lse,
-            lse_rest,
-        } = self.run_forward(&whole, true)?;
-        let outputs = Outputs {
-            out: self.read(&out),
-            lse: self.read(&lse),
-        };
+        let forwarded = self.run_forward(&whole, true)?;
+        let outputs = self.outputs(&forwarded);
         let placed = Raw::new(&outputs.out, &p.q_shape(), p.element, call.layout);
         let q = self.result(call, &p.q_shape(), p.element);
         let [k, v] = [(); 2].map(|()| self.result(call, &p.kv_shape(), p.element));
-        let scores = p
-            .has_scores
-            .then(|| self.result(call, &p.scores_shape(), ElementType::F32));
-        let rank =
-            (call.far.as_ref()).map(|_| self.result(call, &p.scores_shape(), ElementType::F32));
-        let grad_lse = call.grad_lse.as_ref().map(|g| {
-            let shape = p.lse_shape();
-            let handle = self.buffer(&bytes_of(g, ElementType::F32));
-            contiguous(&handle, &shape)
-        });
-        let (client, inputs) = (&self.client, self.inputs(call));
+        let of_keys =
+            |has: bool| has.then(|| self.result(call, &p.scores_shape(), ElementType::F32));
+        let (scores, rank) = (of_keys(p.has_scores), of_keys(call.far.is_some()));
+        let grad_lse = call.grad_lse.as_ref();
+        let grad_lse = grad_lse.map(|g| self.tensor(g, &p.lse_shape(), ElementType::F32));
         let saved = engine::Saved {
             out: self.upload(&placed),
-            residual: residual.as_ref().map(Output::binding),
-            lse: lse.binding(),
-            lse_rest: lse_rest.as_ref().map(Output::binding),
-            grad_out: self.upload(&call.grad_out),
-            grad_lse,
+            ..forwarded.saved(self.upload(&call.grad_out), grad_lse)
         };
         let gradients = engine::Gradients {
             q: q.binding(),
@@ -414,116 +439,71 @@ impl<T: Target> Engine for Kernels<T> {
             rank: rank.as_ref().map(Output::binding),
         };
         let plan = engine::backward::plan(client, p, &inputs, &saved);
-        let choice = planned(&plan);
-        let serves = engine_of::<T>(choice, p);
-        ran(Pass::Backward, serves);
-        let plan = match serves == choice {
-            true => plan,
-            false => engine::backward::plan_on(serves, client, p, &inputs, &saved),
-        };
-        if let Err(error) = plan.and_then(|plan| plan.run(gradients)) {
-            let all: Vec<&Output> = (([&q, &k, &v].into_iter()).chain(&scores))
-                .chain(&rank)
-                .collect();
-            return Err(Refused {
-                error,
-                written: !self.is_untouched(&all),
-            });
-        }
+        let plan = on_engine_of::<T, _>(Pass::Backward, p, plan, |engine| {
+            engine::backward::plan_on(engine, client, p, &inputs, &saved)
+        });
+        plan.and_then(|plan| plan.run(gradients)).map_err(|error| {
+            let all = [&q, &k, &v].into_iter().chain(&scores).chain(&rank);
+            Refused::new(error, self.is_untouched(&all.collect::<Vec<_>>()))
+        })?;
         let grads = Gradients {
             q: self.read(&q),
             k: self.read(&k),
             v: self.read(&v),
             scores: scores.as_ref().map(|z| self.read(z)),
             rank: rank.as_ref().map(|z| self.read(z)),
-            sink: None,
+            ..Gradients::default()
         };
         Ok((outputs, grads))
     }
 }
 
-macro_rules! target {
-    ($feature:literal, $target:ident, $kernels:ident, $name:literal, $size:ident, $device:expr $(, $engine:expr)?) => {
+macro_rules! targets {
+    ($([$($condition:tt)*] $target:ident, $kernels:ident:
+        $name:literal, $size:ident, $device:ident($($number:expr)?) $(, $engine:ident)?;)*) => {$(
         #[doc = concat!("The device of ", $name, ".")]
-        #[cfg(feature = $feature)]
+        #[cfg($($condition)*)]
         #[derive(Debug)]
         pub struct $target;
 
-        #[cfg(feature = $feature)]
+        #[cfg($($condition)*)]
         impl Target for $target {
             const NAME: &'static str = $name;
             const SIZE: Size = Size::$size;
-            $(const ENGINE: Option<engine::Engine> = Some($engine);)?
+            $(const ENGINE: Option<engine::Engine> = Some(engine::Engine::$engine);)?
 
             fn device() -> cubecl::Device {
-                $device.expect("the build is for this device, so the machine must have it")
+                let device = cubecl::Device::$device($($number)?);
+                device.expect("the build is for this device, so the machine must have it")
             }
         }
 
         #[doc = concat!("The engine ", $name, ".")]
-        #[cfg(feature = $feature)]
+        #[cfg($($condition)*)]
         pub type $kernels = Kernels<$target>;
-    };
+    )*};
 }
 
-target!(
-    "cpu",
-    CpuTarget,
-    KernelsOnCpu,
-    "kernels_cpu",
-    Small,
-    cubecl::Device::cpu()
-);
-target!(
-    "cuda",
-    CudaTarget,
-    KernelsOnCuda,
-    "kernels_cuda",
-    Large,
-    cubecl::Device::cuda(0)
-);
-target!(
-    "cuda",
-    CudaMmaTarget,
-    KernelsOnCudaMma,
-    "kernels_cuda_mma",
-    Large,
-    cubecl::Device::cuda(0),
-    engine::Engine::Mma
-);
-target!(
-    "cuda",
-    CudaWgmmaTarget,
-    KernelsOnCudaWgmma,
-    "kernels_cuda_wgmma",
-    Large,
-    cubecl::Device::cuda(0),
-    engine::Engine::Wgmma
-);
-target!(
-    "cuda",
-    CudaPortableTarget,
-    KernelsOnCudaPortable,
-    "kernels_cuda_portable",
-    Large,
-    cubecl::Device::cuda(0),
-    engine::Engine::Portable
-);
-// Small, because the driver may run on a CPU.
-#[cfg(not(feature = "vulkan"))]
-target!(
-    "wgpu",
-    WgpuTarget,
-    KernelsOnWgpu,
-    "kernels_wgpu",
-    Small,
-    cubecl::Device::wgpu(Default::default())
-);
-target!(
-    "vulkan",
-    VulkanTarget,
-    KernelsOnVulkan,
-    "kernels_vulkan",
-    Small,
-    cubecl::Device::vulkan(Default::default())
-);
+// Those of wgpu are small, because the driver may run on a CPU.
+targets! {
+    [feature = "cpu"]
+    CpuTarget, KernelsOnCpu: "kernels_cpu", Small, cpu();
+
+    [feature = "cuda"]
+    CudaTarget, KernelsOnCuda: "kernels_cuda", Large, cuda(0);
+
+    [feature = "cuda"]
+    CudaMmaTarget, KernelsOnCudaMma: "kernels_cuda_mma", Large, cuda(0), Mma;
+
+    [feature = "cuda"]
+    CudaWgmmaTarget, KernelsOnCudaWgmma: "kernels_cuda_wgmma", Large, cuda(0), Wgmma;
+
+    [feature = "cuda"]
+    CudaPortableTarget, KernelsOnCudaPortable: "kernels_cuda_portable", Large, cuda(0), Portable;
+
+    [all(feature = "wgpu", not(feature = "vulkan"))]
+    WgpuTarget, KernelsOnWgpu: "kernels_wgpu", Small, wgpu(Default::default());
+
+    [feature = "vulkan"]
+    VulkanTarget, KernelsOnVulkan: "kernels_vulkan", Small, vulkan(Default::default());
+}

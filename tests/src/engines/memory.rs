@@ -1,8 +1,9 @@
 //! The device memory that the kernels request, and the memory that they announce.
 
-use super::kernels::{Kernels, Target, planned};
+use super::kernels::{Kernels, Ran, Target, planned};
 use flash_dma_kernels::internals::{Peak, peak_of};
 use flash_dma_kernels::{self as engine, Engine as Kind};
+use flash_dma_problem::ElementType::F32;
 use flash_dma_problem::{LeaveOneOut, Problem};
 
 /// A call of the kernels.
@@ -40,19 +41,13 @@ impl<T: Target> Kernels<T> {
     }
 
     /// Makes each call of a problem once, on the engine of this target, and watches its buffers.
-    ///
-    /// # Panics
-    ///
-    /// If a call is refused.
     pub fn workspaces(&self, problem: &Problem) -> Vec<Workspace> {
         let (client, p) = (&self.client, problem);
         let output = |shape: &[usize], element| self.output(shape, element, 0).binding();
-        let [q, out, grad_out, grad_q] = [(); 4].map(|()| output(&p.q_shape(), p.element));
+        let [q, grad_out, grad_q] = [(); 3].map(|()| output(&p.q_shape(), p.element));
         let [k, v, grad_k, grad_v] = [(); 4].map(|()| output(&p.kv_shape(), p.element));
-        let f32 = flash_dma_problem::ElementType::F32;
-        let [scores, grad_scores] = [(); 2].map(|()| output(&p.scores_shape(), f32));
-        let intervals = output(&p.intervals_shape(), f32);
-        let [lse, lse_rest] = [(); 2].map(|()| output(&p.lse_shape(), f32));
+        let [scores, grad_scores] = [(); 2].map(|()| output(&p.scores_shape(), F32));
+        let intervals = output(&p.intervals_shape(), F32);
         let mut all = Vec::new();
         let mut watch = |called, said, run: &dyn Fn()| {
             let peak = peak_of(client, run);
@@ -71,15 +66,8 @@ impl<T: Target> Kernels<T> {
             });
         }
         let inputs = engine::Inputs { q, k, v, selection };
-        let residual = p.residual_shape().map(|shape| output(&shape, p.element));
-        let saved = engine::Saved {
-            out: out.clone(),
-            residual: residual.clone(),
-            lse: lse.clone(),
-            lse_rest: Some(lse_rest.clone()),
-            grad_out,
-            grad_lse: None,
-        };
+        let forwarded = Ran::new(p, true, |shape, element| self.output(shape, element, 0));
+        let saved = forwarded.saved(grad_out, None);
         let grads = engine::Gradients {
             q: grad_q,
             k: grad_k,
@@ -90,13 +78,7 @@ impl<T: Target> Kernels<T> {
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
         let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");
         watch(Called::Forward, plan().workspace_bytes(), &|| {
-            let (out, residual, lse) = (out.clone(), residual.clone(), lse.clone());
-            let result = plan().run(engine::Outputs {
-                out,
-                residual,
-                lse,
-                lse_rest: Some(lse_rest.clone()),
-            });
+            let result = plan().run(forwarded.outputs());
             result.expect("a forward pass");
         });
         let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));
@@ -105,7 +87,7 @@ impl<T: Target> Kernels<T> {
             plan().run(grads.clone()).expect("a backward pass");
         });
         if let Some(selection) = &inputs.selection {
-            let [far, from, rank] = [(); 3].map(|()| output(&p.scores_shape(), f32));
+            let [far, from, rank] = [(); 3].map(|()| output(&p.scores_shape(), F32));
             let selection = engine::Selection {
                 far: Some(engine::Far {
                     ends: far,

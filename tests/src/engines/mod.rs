@@ -76,7 +76,6 @@ pub(crate) fn note(pass: Pass, by: &'static str) {
 }
 
 /// What has run the passes on this thread since the last call; empty for engines with one implementation.
-#[must_use]
 pub fn take_notes() -> Vec<(Pass, &'static str)> {
     NOTES.take()
 }
@@ -87,35 +86,37 @@ pub(crate) trait Host: Copy + PartialEq + bytemuck::Pod {
     fn to_f64(self) -> f64;
 }
 
-impl Host for f32 {
-    fn from_f64(x: f64) -> Self {
-        x as Self
-    }
+macro_rules! host {
+    ($($element:ident: $from:expr,)*) => {$(
+        impl Host for $element {
+            fn from_f64(x: f64) -> Self {
+                $from(x)
+            }
 
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+        }
+    )*};
 }
 
-impl Host for f16 {
-    fn from_f64(x: f64) -> Self {
-        Self::from_f64(x)
-    }
+host!(
+    f32: |x| x as f32,
+    f16: f16::from_f64,
+    bf16: bf16::from_f64,
+);
 
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
+/// Calls a function of a host type with that of an element type.
+macro_rules! of_element {
+    ($element:expr, $run:ident($($with:expr),*)) => {
+        match $element {
+            flash_dma_problem::ElementType::F32 => $run::<f32>($($with),*),
+            flash_dma_problem::ElementType::F16 => $run::<half::f16>($($with),*),
+            flash_dma_problem::ElementType::Bf16 => $run::<half::bf16>($($with),*),
+        }
+    };
 }
-
-impl Host for bf16 {
-    fn from_f64(x: f64) -> Self {
-        Self::from_f64(x)
-    }
-
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-}
+pub(crate) use of_element;
 
 pub(crate) fn narrow<E: Host>(values: &[f64]) -> Vec<E> {
     values.iter().map(|&x| E::from_f64(x)).collect()

@@ -27,8 +27,6 @@ pub struct Profile {
     pub competes: bool,
     /// Whether heads have logits without keys.
     pub sinks: bool,
-    /// Whether there are logits that are great numbers.
-    pub large: bool,
     /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
     pub effort: f64,
     /// The size of the engine.
@@ -37,7 +35,6 @@ pub struct Profile {
 
 impl Profile {
     /// The profile of an engine.
-    #[must_use]
     pub fn of<E: Fuzzed>(engine: &E) -> Self {
         let elements = [F32, F16, Bf16].into_iter();
         Self {
@@ -51,7 +48,6 @@ impl Profile {
             decodes: engine.decodes(),
             competes: E::COMPETES,
             sinks: E::SINKS,
-            large: true,
             effort: 1.0,
             size: E::SIZE,
         }
@@ -108,7 +104,6 @@ const KINDS: [Kind; 12] = [
 
 impl Palette {
     /// The palette of a seed.
-    #[must_use]
     pub fn new(profile: Profile, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let variants = (0..profile.variants).map(|n| {
@@ -129,7 +124,6 @@ impl Palette {
     }
 
     /// Which of the processes runs the problem with this number: each compiles the kernels of its own variants.
-    #[must_use]
     pub fn process_of(&self, number: u64, processes: usize) -> usize {
         match self.variants.len() {
             0 => number as usize % processes,
@@ -138,7 +132,6 @@ impl Palette {
     }
 
     /// The problem with this number.
-    #[must_use]
     pub fn draw(&self, number: u64) -> Spec {
         // Not the generator's own step: the numbers of one problem would be those of the next, one later.
         let mut rng = Rng::new(self.seed ^ (number + 1).wrapping_mul(0xd134_2543_de82_ef95));
@@ -283,7 +276,7 @@ fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -
             place
         };
     }
-    if profile.large && !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
+    if !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {
         make_large(rng, &mut spec);
     }
     let mut spec = spec.with_lengths();

@@ -142,7 +142,6 @@ pub fn assert_line<E: Fuzzed>(engine: &E, line: &str) {
 }
 
 /// A regression test of a failure.
-#[must_use]
 pub fn regression_test(spec: &Spec) -> String {
     let text = spec.to_string();
     format!(

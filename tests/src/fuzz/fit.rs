@@ -5,7 +5,6 @@ use crate::masked::Pattern;
 use flash_dma_reference::Rng;
 
 /// About how many multiplications the oracle takes for a problem, or their equivalent in time.
-#[must_use]
 pub fn work(spec: &Spec) -> usize {
     let (heads, dim) = (spec.batch * spec.q_heads(), spec.head_dim + 24);
     let visible = |i: usize| match spec.causal {

@@ -108,10 +108,8 @@ pub(super) fn expected(
     let mut expected = forward(&by_pair, &less);
     let exact = by_pair.backward(grad_out, grad_lse);
     let (naive, naive_bias) = by_pair.naive_backward(grad_out, grad_lse);
-    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-    expected.gradient("dq", &q, e, exact.q, &naive.q);
-    expected.gradient("dk", &kv, e, exact.k, &naive.k);
-    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     let rank = learning.gradient(&by_pair, grad_out, grad_lse);
     let of_pairs = exact.bias.expect("pairs have biases");
     let of_bias = inputs.bias.as_ref().map(|of| {
@@ -141,7 +139,7 @@ pub(super) fn expected(
         expected.gradient(bias, shape, words, exact, &naive);
     }
     if let (Some((exact, naive)), true) = (rank, apart) {
-        expected.gradient("rank", &kv[..3], words, exact, &naive);
+        expected.gradient("rank", &p.scores_shape(), words, exact, &naive);
     }
     expected
 }

@@ -16,26 +16,22 @@ pub struct Choice {
 }
 
 const fn always(name: &'static str, is_in: fn(&Spec) -> bool) -> Choice {
-    Choice {
-        name,
-        is_in,
-        is_drawn: |_| true,
-    }
-}
-
-const fn large(name: &'static str, is_in: fn(&Spec) -> bool) -> Choice {
-    Choice {
-        name,
-        is_in,
-        is_drawn: |profile| profile.large,
-    }
+    of(name, is_in, |_| true)
 }
 
 const fn decoding(name: &'static str, is_in: fn(&Spec) -> bool) -> Choice {
+    of(name, is_in, |profile| profile.decodes)
+}
+
+const fn of(
+    name: &'static str,
+    is_in: fn(&Spec) -> bool,
+    is_drawn: fn(&Profile) -> bool,
+) -> Choice {
     Choice {
         name,
         is_in,
-        is_drawn: |profile| profile.decodes,
+        is_drawn,
     }
 }
 
@@ -43,13 +39,13 @@ const fn decoding(name: &'static str, is_in: fn(&Spec) -> bool) -> Choice {
 pub const CHOICES: &[Choice] = &[
     always("no scores", |s| matches!(s.what, What::Plain)),
     always("scores", |s| matches!(s.what, What::Scored { .. })),
-    large("great biases and scores of all keys", |s| {
+    always("great biases and scores of all keys", |s| {
         s.large.is_some_and(|large| !large.some && !large.products)
     }),
-    large("great biases and scores of some keys", |s| {
+    always("great biases and scores of some keys", |s| {
         s.large.is_some_and(|large| large.some && !large.products)
     }),
-    large("great products", |s| {
+    always("great products", |s| {
         s.large.is_some_and(|large| large.products)
     }),
     always("every key", |s| !s.causal),
@@ -78,16 +74,12 @@ pub const CHOICES: &[Choice] = &[
     always("turns", |s| s.scores() == Some(Scores::Turns)),
     always("slopes", |s| s.scores() == Some(Scores::Recency)),
     always("ranks apart", |s| is_by(s, |by| by.apart)),
-    Choice {
-        name: "learned sinks",
-        is_in: |s| s.sink,
-        is_drawn: |profile| profile.sinks,
-    },
-    Choice {
-        name: "ranks that compete",
-        is_in: |s| is_by(s, |by| by.softmax.is_some()),
-        is_drawn: |profile| profile.competes,
-    },
+    of("learned sinks", |s| s.sink, |profile| profile.sinks),
+    of(
+        "ranks that compete",
+        |s| is_by(s, |by| by.softmax.is_some()),
+        |profile| profile.competes,
+    ),
     always("given ends", |s| {
         is_by(s, |by| matches!(by.by, By::Ends(_)))
     }),

@@ -71,32 +71,23 @@ impl Record {
         self.long += other.long;
         self.looked_twice += other.looked_twice;
         self.failed += other.failed;
-        for (why, count) in other.skipped {
-            *self.skipped.entry(why).or_default() += count;
-        }
-        for (cell, count) in other.cells {
-            *self.cells.entry(cell).or_default() += count;
-        }
-        for (option, count) in other.options {
-            *self.options.entry(option).or_default() += count;
-        }
+        add(&mut self.skipped, other.skipped);
+        add(&mut self.cells, other.cells);
+        add(&mut self.options, other.options);
     }
 
     /// Problems that counted.
-    #[must_use]
     pub fn counted(&self) -> u64 {
         self.passed + self.failed
     }
 
     /// The share of long problems, of those that passed.
-    #[must_use]
     pub fn long_share(&self) -> f64 {
         self.long as f64 / self.passed.max(1) as f64
     }
 
     /// The cells with fewer problems than asked for: both the recorded cells and those of the types and operations that
     /// the engine has.
-    #[must_use]
     pub fn wanting(&self, least: u64, elements: &[ElementType], decodes: bool) -> Vec<String> {
         let few = |(pass, by, element): &Cell, count| format!("{pass:?} {by} {element}: {count}");
         let mut wanting: Vec<String> = (self.cells.iter())
@@ -121,7 +112,6 @@ impl Record {
     }
 
     /// The options that problems of the profile have, with fewer problems than asked for.
-    #[must_use]
     pub fn rare(&self, least: u64, profile: &Profile) -> Vec<String> {
         let drawn = CHOICES.iter().filter(|option| (option.is_drawn)(profile));
         let counted = drawn.map(|option| {
@@ -134,7 +124,6 @@ impl Record {
     }
 
     /// The record that was written as [`json`](Self::json); `None` if it is malformed.
-    #[must_use]
     pub fn of_json(json: &serde_json::Value) -> Option<Self> {
         let count = |name: &str| json[name].as_u64();
         let failed = count("wrong")?;
@@ -165,7 +154,6 @@ impl Record {
     }
 
     /// The record as JSON, with a description of the run.
-    #[must_use]
     pub fn json(&self, run: &[(&str, serde_json::Value)]) -> serde_json::Value {
         let cell = |((pass, by, element), count): (&Cell, &u64)| {
             serde_json::json!({
@@ -189,6 +177,12 @@ impl Record {
             json[*name] = value.clone();
         }
         json
+    }
+}
+
+fn add<K: Ord>(counts: &mut BTreeMap<K, u64>, others: BTreeMap<K, u64>) {
+    for (key, count) in others {
+        *counts.entry(key).or_default() += count;
     }
 }
 

@@ -90,7 +90,6 @@ pub fn run<E: Fuzzed>(engine: &E, spec: &Spec) -> Outcome {
 }
 
 /// The passes of a problem.
-#[must_use]
 pub fn passes(what: &What) -> &'static [Pass] {
     match what {
         What::Plain | What::Scored { .. } => &[Pass::Forward, Pass::Backward],
@@ -158,15 +157,8 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
     if grads.scores.is_some() != p.has_scores {
         return Err("dscores is given exactly if there are scores".into());
     }
-    let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
-        .into_iter()
-        .chain(&grads.scores)
-        .chain(&grads.rank)
-        .chain(&grads.sink)
-        .map(|grad| &grad[..])
-        .collect();
     let others = || (Drawn::others(spec).map(|other| other.expected(apart))).collect();
-    let looked_twice = expected.compare(others, &outputs, &gradients)?;
+    let looked_twice = expected.compare(others, &outputs, &grads.given())?;
     Ok(Some(Seen {
         tiles: tiles(live),
         looked_twice,
@@ -194,32 +186,31 @@ fn check_selection(
     window: usize,
     intervals: &[Interval],
 ) -> Result<(), String> {
-    if intervals.len() != scores.len() {
-        return Err(format!(
-            "{} intervals of {} keys",
-            intervals.len(),
-            scores.len()
-        ));
-    }
-    for row in 0..p.batch * p.kv_heads {
-        let of_row = row * p.k_len..(row + 1) * p.k_len;
-        let (head, actual) = (&scores[of_row.clone()], &intervals[of_row]);
-        // The definition takes time that grows with the square of the length.
-        let exact = match p.k_len {
-            0..=256 => select::intervals(head, window),
-            _ => select::intervals_by_heap(head, window),
-        };
-        same_intervals(row, actual, &exact)?;
-    }
-    Ok(())
+    // The definition takes time that grows with the square of the length.
+    let exact = |head: &[f64]| match p.k_len {
+        0..=256 => select::intervals(head, window),
+        _ => select::intervals_by_heap(head, window),
+    };
+    let heads = scores.chunks(p.k_len.max(1));
+    same_intervals(
+        p.k_len,
+        intervals,
+        &heads.flat_map(exact).collect::<Vec<_>>(),
+    )
 }
 
-fn same_intervals(row: usize, actual: &[Interval], exact: &[Interval]) -> Result<(), String> {
+fn same_intervals(k_len: usize, actual: &[Interval], exact: &[Interval]) -> Result<(), String> {
+    if actual.len() != exact.len() {
+        return Err(format!("{} intervals of {}", actual.len(), exact.len()));
+    }
     match actual.iter().zip(exact).position(|(a, b)| a != b) {
         None => Ok(()),
-        Some(key) => Err(format!(
-            "selection: key {key} of head {row} has {:?} instead of {:?}",
-            actual[key], exact[key]
+        Some(at) => Err(format!(
+            "selection: key {} of head {} has {:?} instead of {:?}",
+            at % k_len,
+            at / k_len,
+            actual[at],
+            exact[at]
         )),
     }
 }
@@ -255,13 +246,7 @@ fn check_composed<E: Engine>(
                 .map(|(interval, &end)| Interval { end, ..*interval })
                 .collect(),
         };
-        if composed.len() != exact.len() {
-            return Err(format!("{} intervals of {}", composed.len(), exact.len()));
-        }
-        let heads = (composed.chunks(spec.k_len.max(1))).zip(exact.chunks(spec.k_len.max(1)));
-        for (row, (actual, exact)) in heads.enumerate() {
-            same_intervals(row, actual, exact)?;
-        }
+        same_intervals(spec.k_len, &composed, &exact)?;
     }
     Ok(())
 }
@@ -291,12 +276,7 @@ fn masked<E: MaskedEngine>(engine: &E, spec: &Spec) -> Checked {
     if grads.bias.is_some() != drawn.inputs.bias.is_some() {
         return Err("dbias is given exactly if there is a bias".into());
     }
-    let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
-        .into_iter()
-        .chain(&grads.bias)
-        .map(|grad| &grad[..])
-        .collect();
-    let looked_twice = expected.compare(|| drawn.others(spec), &outputs, &gradients)?;
+    let looked_twice = expected.compare(|| drawn.others(spec), &outputs, &grads.given())?;
     Ok(Some(Seen {
         tiles: visible_tiles(&drawn.inputs),
         looked_twice,

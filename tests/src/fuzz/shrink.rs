@@ -1,6 +1,5 @@
 //! The smallest problem that still fails.
 
-use super::large::Large;
 use super::spec::{By, Decoding, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
 use flash_dma_problem::{ElementType, ScoreRole};
@@ -40,14 +39,13 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
             all.push(simpler);
         }
     };
-    for n in less(spec.batch) {
-        with(&|s| s.batch = n);
-    }
-    for n in less(spec.kv_heads) {
-        with(&|s| s.kv_heads = n);
-    }
-    for n in less(spec.group) {
-        with(&|s| s.group = n);
+    let sizes: [(usize, fn(&mut Spec) -> &mut usize); 3] = [
+        (spec.batch, |s| &mut s.batch),
+        (spec.kv_heads, |s| &mut s.kv_heads),
+        (spec.group, |s| &mut s.group),
+    ];
+    for (size, of) in sizes {
+        less(size).into_iter().for_each(|n| with(&|s| *of(s) = n));
     }
     if !matches!(spec.what, What::Decoded(_)) {
         for n in less(spec.q_len) {
@@ -77,12 +75,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     with(&|s| s.alibi = false);
     with(&|s| s.sink = false);
     with(&|s| s.large = None);
-    with(&|s| {
-        s.large = s.large.map(|large| Large {
-            some: false,
-            ..large
-        })
-    });
+    with(&|s| s.large.iter_mut().for_each(|large| large.some = false));
     with(&|s| s.deterministic = false);
     with(&|s| s.dropout = None);
     with(&|s| s.grad_lse = false);
@@ -252,21 +245,26 @@ fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
             scored,
             last,
         } => {
-            let pages = |page_len, scored, last| Store::Pages {
-                page_len,
-                scored,
-                last,
+            let mut pages = |page_len, scored, last| {
+                let storage = Store::Pages {
+                    page_len,
+                    scored,
+                    last,
+                };
+                with(&|d| {
+                    d.storage = storage;
+                    if !scored {
+                        d.scores = Scores::Normal;
+                    }
+                });
             };
-            with(&|d| {
-                d.scores = Scores::Normal;
-                d.storage = pages(page_len, false, last);
-            });
-            with(&|d| d.storage = pages(page_len, scored, None));
+            pages(page_len, false, last);
+            pages(page_len, scored, None);
             for keys in less(last.unwrap_or(0)) {
-                with(&|d| d.storage = pages(page_len, scored, Some(keys)));
+                pages(page_len, scored, Some(keys));
             }
             for page_len in less(page_len) {
-                with(&|d| d.storage = pages(page_len, scored, last));
+                pages(page_len, scored, last);
             }
         }
     }

@@ -216,7 +216,6 @@ pub enum Place {
 
 impl Place {
     /// The layout of the buffer, repeated axes aside.
-    #[must_use]
     pub fn layout(self) -> Layout {
         match self {
             Self::Transposed => Layout::Transposed,
@@ -289,13 +288,11 @@ impl Spec {
     pub const MASK: usize = 5;
 
     /// Query heads.
-    #[must_use]
     pub fn q_heads(&self) -> usize {
         self.kv_heads * self.group
     }
 
     /// The window of the scores or the slots.
-    #[must_use]
     pub fn window(&self) -> Option<usize> {
         match &self.what {
             What::Scored { window, .. } => *window,
@@ -305,7 +302,6 @@ impl Spec {
     }
 
     /// The options.
-    #[must_use]
     pub fn options(&self) -> AttentionOptions {
         AttentionOptions {
             keep_window: self.window(),
@@ -321,7 +317,6 @@ impl Spec {
     }
 
     /// How the scores select, if it is not by their window alone, or what the logits are is not their sum in f64.
-    #[must_use]
     pub fn selecting(&self) -> Option<&Selecting> {
         match &self.what {
             What::Scored { selecting, .. }
@@ -334,7 +329,6 @@ impl Spec {
     }
 
     /// The kind of the scores, if there are scores.
-    #[must_use]
     pub fn scores(&self) -> Option<Scores> {
         match &self.what {
             What::Scored { scores, .. } => Some(*scores),
@@ -344,7 +338,6 @@ impl Spec {
     }
 
     /// The case of a problem under a mask or bias.
-    #[must_use]
     pub fn masked_case(&self) -> MaskedCase {
         let (q_heads, kv_heads) = (self.q_heads(), self.kv_heads);
         let sizes = [
@@ -370,7 +363,6 @@ impl Spec {
     }
 
     /// The same with lengths that follow from the pieces of a cache.
-    #[must_use]
     pub fn with_lengths(mut self) -> Self {
         if let What::Decoded(decoding) = &self.what {
             self.k_len = decoding.prefill + decoding.pieces.iter().sum::<usize>();
@@ -382,7 +374,6 @@ impl Spec {
 
 impl Decoding {
     /// Slots per head.
-    #[must_use]
     pub fn window(&self) -> Option<usize> {
         match self.storage {
             Store::Slots(window) => Some(window),
@@ -391,7 +382,6 @@ impl Decoding {
     }
 
     /// The last keys that a query attends to, if not all of the pages.
-    #[must_use]
     pub fn last(&self) -> Option<usize> {
         match self.storage {
             Store::Slots(_) => None,
@@ -400,7 +390,6 @@ impl Decoding {
     }
 
     /// The pages that every sequence begins with.
-    #[must_use]
     pub fn shared_pages(&self) -> usize {
         match self.storage {
             Store::Slots(_) => 0,
@@ -409,7 +398,6 @@ impl Decoding {
     }
 
     /// Whether keys have scores.
-    #[must_use]
     pub fn scored(&self) -> bool {
         !matches!(self.storage, Store::Pages { scored: false, .. })
     }
@@ -417,7 +405,6 @@ impl Decoding {
 
 impl Axes {
     /// The same, broadcast along one more axis.
-    #[must_use]
     pub fn without(mut self, axis: usize) -> Self {
         match axis {
             0 => self.batch = false,
@@ -429,7 +416,6 @@ impl Axes {
     }
 
     /// The shape for a problem.
-    #[must_use]
     pub fn shape(self, spec: &Spec) -> [usize; 4] {
         let of = |has: bool, size| if has { size } else { 1 };
         let heads = match self.heads {

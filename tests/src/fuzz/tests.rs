@@ -5,7 +5,7 @@ use super::{
     fuzz, regression_test, run, shrunk,
 };
 use crate::engines::Cpu;
-use crate::masked::{MaskedCall, MaskedEngine, MaskedGradients};
+use crate::masked::{MaskedCall, MaskedEngine};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
@@ -36,7 +36,6 @@ fn palette(variants: usize, seed: u64) -> Palette {
 #[test]
 fn a_problem_is_the_line_that_it_prints() {
     let profile = Profile {
-        large: true,
         sinks: true,
         ..Profile::of(&Cpu)
     };
@@ -160,14 +159,10 @@ fn problems_are_of_every_kind() {
 /// So that 500 problems of 20 000 have it.
 #[test]
 fn every_option_is_in_one_of_forty_problems() {
-    let profile = Profile {
-        large: true,
-        ..Profile::of(&Cpu)
-    };
     for variants in [0, 120] {
         let profile = Profile {
             variants,
-            ..profile.clone()
+            ..Profile::of(&Cpu)
         };
         let palette = Palette::new(profile.clone(), 5);
         let specs: Vec<Spec> = (0..8000).map(|number| palette.draw(number)).collect();
@@ -326,7 +321,7 @@ impl MaskedEngine for Defective {
         Cpu.masked_forward(call)
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
         let mut call = call.clone();
         if let (Defect::Bias, Some(last)) =
             (self.0, call.bias.as_mut().and_then(|b| b.values.last_mut()))
@@ -400,17 +395,19 @@ fn kept_keys_that_do_not_learn_are_found_and_shrunk() {
 const ONE_ROW: &str =
     "scored bf16 b=1 kv=2 g=2 q=300 k=300 d=64 causal window=64 scores=Normal lay=ccnccc seed=5";
 
+fn outcome_of_one_row(defect: Defect) -> Outcome {
+    run(&Defective(defect), &ONE_ROW.parse().expect("a problem"))
+}
+
 #[test]
 fn probabilities_of_sixteen_bits_may_read_one_row_for_all_keys() {
-    let spec = ONE_ROW.parse().expect("a problem");
-    let outcome = run(&Defective(Defect::Delta(3.0)), &spec);
+    let outcome = outcome_of_one_row(Defect::Delta(3.0));
     assert!(matches!(outcome, Outcome::Passed(_)), "{outcome:?}");
 }
 
 #[test]
 fn a_wrong_delta_is_found_where_all_keys_read_one_row() {
-    let spec = ONE_ROW.parse().expect("a problem");
-    let outcome = run(&Defective(Defect::Delta(60.0)), &spec);
+    let outcome = outcome_of_one_row(Defect::Delta(60.0));
     assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
 }
 

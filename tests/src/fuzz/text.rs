@@ -18,6 +18,23 @@ const PLACES: [(char, Place); 7] = [
     ('n', Place::Tokens),
 ];
 
+/// Writes ` name=value`, if there is a value.
+fn word(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl fmt::Display>) -> fmt::Result {
+    value.map_or(Ok(()), |value| write!(f, " {name}={value}"))
+}
+
+fn flag(f: &mut fmt::Formatter<'_>, name: &str, is_set: bool) -> fmt::Result {
+    match is_set {
+        true => write!(f, " {name}"),
+        false => Ok(()),
+    }
+}
+
+/// A number, unless it is 0.
+fn some(n: usize) -> Option<usize> {
+    (n > 0).then_some(n)
+}
+
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.what {
@@ -40,63 +57,41 @@ impl fmt::Display for Spec {
                 scores,
                 selecting,
             } => {
-                if let Some(window) = window {
-                    write!(f, " window={window}")?;
-                }
+                word(f, "window", *window)?;
                 write!(f, " scores={scores:?}{selecting}")?;
             }
             What::Masked { mask, bias, hidden } => {
-                if let Some((axes, pattern)) = mask {
-                    // Removes the blank in `Tiles(16, 32)`.
-                    write!(
-                        f,
-                        " mask={axes}:{}",
-                        format!("{pattern:?}").replace(' ', "")
-                    )?;
-                }
-                if let Some((axes, padded)) = bias {
-                    write!(f, " bias={axes}{}", if *padded { ":padded" } else { "" })?;
-                }
-                if *hidden {
-                    f.write_str(" hidden")?;
-                }
+                // Without the blank in `Tiles(16, 32)`.
+                let pattern = |pattern: Pattern| format!("{pattern:?}").replace(' ', "");
+                let mask = mask.map(|(axes, of)| format!("{axes}:{}", pattern(of)));
+                word(f, "mask", mask)?;
+                let padded = |is_padded: bool| if is_padded { ":padded" } else { "" };
+                let bias = bias.map(|(axes, is_padded)| format!("{axes}{}", padded(is_padded)));
+                word(f, "bias", bias)?;
+                flag(f, "hidden", *hidden)?;
             }
             What::Decoded(decoding) => write!(f, " {decoding}")?,
         }
-        for (name, value) in [
-            ("scale", self.scale),
-            ("cap", self.softcap),
-            ("drop", self.dropout),
-        ] {
-            if let Some(value) = value {
-                write!(f, " {name}={value}")?;
-            }
-        }
-        for (flag, is_set) in [
-            ("alibi", self.alibi),
-            ("sink", self.sink),
-            ("det", self.deterministic),
-            ("lse", self.grad_lse),
-        ] {
-            if is_set {
-                write!(f, " {flag}")?;
-            }
-        }
+        word(f, "scale", self.scale)?;
+        word(f, "cap", self.softcap)?;
+        word(f, "drop", self.dropout)?;
+        flag(f, "alibi", self.alibi)?;
+        flag(f, "sink", self.sink)?;
+        flag(f, "det", self.deterministic)?;
+        flag(f, "lse", self.grad_lse)?;
         if let Some(large) = &self.large {
             write!(f, " large={:e}", large.size)?;
             f.write_str(if large.some { ":some" } else { "" })?;
             f.write_str(if large.products { ":products" } else { "" })?;
         }
-        if self.deviation != 1.0 {
-            write!(f, " dev={}", self.deviation)?;
-        }
+        word(f, "dev", Some(self.deviation).filter(|&x| x != 1.0))?;
         if self.places != [Place::Contiguous; 6] {
             let letter = |place: &Place| {
                 let named = PLACES.iter().find(|(_, p)| p == place);
                 named.expect("all are named").0
             };
             let letters: String = self.places.iter().map(letter).collect();
-            write!(f, " lay={letters}")?;
+            word(f, "lay", Some(letters))?;
         }
         write!(f, " seed={}", self.seed)
     }
@@ -106,30 +101,17 @@ impl fmt::Display for Selecting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.by {
             By::Rank(parts) => {
-                let words = [
-                    ("recent", Some(parts.recent).filter(|&n| n > 0)),
-                    ("sinks", Some(parts.sinks).filter(|&n| n > 0)),
-                    ("documents", parts.documents),
-                    ("narrower", Some(parts.narrower).filter(|&n| n > 0)),
-                ];
-                for (name, value) in words {
-                    if let Some(value) = value {
-                        write!(f, " {name}={value}")?;
-                    }
-                }
+                word(f, "recent", some(parts.recent))?;
+                word(f, "sinks", some(parts.sinks))?;
+                word(f, "documents", parts.documents)?;
+                word(f, "narrower", some(parts.narrower))?;
             }
             By::Ends(ends) => write!(f, " ends={ends:?}")?,
         }
-        if let Some(runners_up) = self.runners_up {
-            write!(f, " runners={runners_up}")?;
-        }
-        if let Some(besides) = self.left_out {
-            write!(f, " leave={besides}")?;
-        }
-        if let Some(factor) = self.softmax {
-            write!(f, " compete={factor}")?;
-        }
-        f.write_str(if self.apart { " apart" } else { "" })
+        word(f, "runners", self.runners_up)?;
+        word(f, "leave", self.left_out)?;
+        word(f, "compete", self.softmax)?;
+        flag(f, "apart", self.apart)
     }
 }
 
@@ -139,24 +121,15 @@ impl fmt::Display for Decoding {
             Store::Slots(window) => write!(f, "slots={window}")?,
             Store::Pages { page_len, .. } => write!(f, "pages={page_len}")?,
         }
-        if let Some(last) = self.last() {
-            write!(f, " last={last}")?;
-        }
+        word(f, "last", self.last())?;
         if self.scored() {
             write!(f, " scores={:?}", self.scores)?;
         }
-        if self.role == ScoreRole::Rank {
-            f.write_str(" ranks")?;
-        }
+        flag(f, "ranks", self.role == ScoreRole::Rank)?;
         let pieces: Vec<String> = self.pieces.iter().map(ToString::to_string).collect();
         write!(f, " prefill={} pieces={}", self.prefill, pieces.join("+"))?;
-        if let Some(wrong) = self.wrong {
-            write!(f, " wrong={wrong}")?;
-        }
-        match self.shared {
-            0 => Ok(()),
-            shared => write!(f, " shared={shared}"),
-        }
+        word(f, "wrong", self.wrong)?;
+        word(f, "shared", some(self.shared))
     }
 }
 
@@ -179,28 +152,27 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn flag(&mut self, name: &str) -> bool {
-        let at = self
-            .pairs
-            .iter()
-            .position(|&(key, value)| key == name && value.is_empty());
-        at.map(|at| self.pairs.remove(at)).is_some()
-    }
-
-    fn text(&mut self, name: &str) -> Option<&'a str> {
-        let at = self
-            .pairs
-            .iter()
-            .position(|&(key, value)| key == name && !value.is_empty())?;
+    /// Removes a word: a flag's value is empty.
+    fn take(&mut self, name: &str, is_flag: bool) -> Option<&'a str> {
+        let is = |&(key, value): &(&str, &str)| key == name && value.is_empty() == is_flag;
+        let at = self.pairs.iter().position(is)?;
         Some(self.pairs.remove(at).1)
     }
 
+    fn flag(&mut self, name: &str) -> bool {
+        self.take(name, true).is_some()
+    }
+
+    fn text(&mut self, name: &str) -> Option<&'a str> {
+        self.take(name, false)
+    }
+
     fn maybe<T: FromStr>(&mut self, name: &str) -> Result<Option<T>, String> {
-        (self.text(name).map(|text| {
-            text.parse()
-                .map_err(|_| format!("`{name}={text}` is no number"))
-        }))
-        .transpose()
+        let Some(text) = self.text(name) else {
+            return Ok(None);
+        };
+        let number = text.parse::<T>().map(Some);
+        number.map_err(|_| format!("`{name}={text}` is no number"))
     }
 
     fn number<T: FromStr>(&mut self, name: &str) -> Result<T, String> {
@@ -277,16 +249,11 @@ impl FromStr for Spec {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut words = text.split_whitespace();
         let kind = words.next().ok_or("an empty line")?;
-        let element = match words.next() {
-            Some("f32") => ElementType::F32,
-            Some("f16") => ElementType::F16,
-            Some("bf16") => ElementType::Bf16,
-            other => {
-                return Err(format!(
-                    "no element type is `{}`",
-                    other.unwrap_or_default()
-                ));
-            }
+        let element = match words.next().unwrap_or_default() {
+            "f32" => ElementType::F32,
+            "f16" => ElementType::F16,
+            "bf16" => ElementType::Bf16,
+            other => return Err(format!("no element type is `{other}`")),
         };
         let mut reader = Reader {
             pairs: words
@@ -415,19 +382,17 @@ fn mask(text: &str) -> Result<(Axes, Pattern), String> {
         Some((name, rest)) => (name, rest.trim_end_matches(')')),
         None => (pattern, ""),
     };
-    let wrong = |_| format!("no pattern is `{pattern}`");
-    let whole = |text: &str| text.parse::<usize>().map_err(|_| ()).map_err(wrong);
-    let pattern = match name {
-        "Random" => Pattern::Random(numbers.parse().map_err(|_| ()).map_err(wrong)?),
-        "Tiles" => {
-            let (rows, columns) = numbers.split_once(',').ok_or(()).map_err(wrong)?;
-            Pattern::Tiles(whole(rows)?, whole(columns)?)
-        }
-        "Nothing" => Pattern::Nothing,
-        "Top" => Pattern::Top(whole(numbers)?),
-        "Window" => Pattern::Window(whole(numbers)?),
-        "Columns" => Pattern::Columns(whole(numbers)?),
-        _ => return Err(wrong(())),
+    let parsed = match name {
+        "Random" => numbers.parse().ok().map(Pattern::Random),
+        "Tiles" => numbers.split_once(',').and_then(|(rows, columns)| {
+            Some(Pattern::Tiles(rows.parse().ok()?, columns.parse().ok()?))
+        }),
+        "Nothing" => Some(Pattern::Nothing),
+        "Top" => numbers.parse().ok().map(Pattern::Top),
+        "Window" => numbers.parse().ok().map(Pattern::Window),
+        "Columns" => numbers.parse().ok().map(Pattern::Columns),
+        _ => None,
     };
+    let pattern = parsed.ok_or_else(|| format!("no pattern is `{pattern}`"))?;
     Ok((axes(shape)?, pattern))
 }

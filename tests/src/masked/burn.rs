@@ -1,12 +1,13 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
 use super::plans::{Keys, Plan, PlanEngine, RawMask, laid_out};
-use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::engines::burn::{Backend, Burn, download, tensor, upload, upload_bool};
-use crate::{Outputs, Refused};
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use super::{MaskedCall, MaskedEngine};
+use crate::engines::burn::{Backend, Burn, loss, upload, upload_bool};
+use crate::tensors::{grad, outputs, values};
+use crate::{Gradients, Outputs, Refused};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
-use flash_dma_problem::{AttentionError, ElementType, PlanGeometry};
+use flash_dma_problem::{AttentionError, PlanGeometry};
 
 /// The tensors of a call.
 struct Tensors {
@@ -42,41 +43,21 @@ impl Tensors {
 
     fn attend(&self, call: &MaskedCall) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
-        MaskedAttention::new(q, k, v)
-            .mask(self.mask.clone())
-            .bias(self.bias.clone())
-            .options(call.options())
-            .try_forward_with_lse()
-            .map_err(refused)
+        let attention = MaskedAttention::new(q, k, v).mask(self.mask.clone());
+        let attention = attention.bias(self.bias.clone()).options(call.options());
+        Ok(attention.try_forward_with_lse()?)
     }
 }
 
 fn mask(call: &MaskedCall, device: &Device) -> Option<AttentionMask> {
     let tensor = upload_bool(call.mask.as_ref()?, device);
-    Some(if call.hidden {
-        AttentionMask::hidden(tensor)
-    } else {
-        AttentionMask::visible(tensor)
-    })
+    Some(mask_of(tensor, call.hidden))
 }
 
-/// The gradients of this loss are the given ones, exactly: the upcast is lossless.
-fn loss(out: &Tensor<4>, lse: &Tensor<3>, call: &MaskedCall, device: &Device) -> Tensor<1> {
-    let grad_out = upload::<4>(&call.grad_out, device).cast(DType::F32);
-    let loss = (out.clone().cast(DType::F32) * grad_out).sum();
-    let Some(grad_lse) = &call.grad_lse else {
-        return loss;
-    };
-    let values = grad_lse.iter().map(|&x| x as f32).collect();
-    let shape = call.problem.attention.lse_shape();
-    loss + (lse.clone() * tensor(values, shape, ElementType::F32, device)).sum()
-}
-
-/// Nothing can be written: results are new tensors.
-fn refused(error: AttentionError) -> Refused {
-    Refused {
-        error,
-        written: false,
+fn mask_of(tensor: Tensor<4, Bool>, hidden: bool) -> AttentionMask {
+    match hidden {
+        true => AttentionMask::hidden(tensor),
+        false => AttentionMask::visible(tensor),
     }
 }
 
@@ -84,39 +65,29 @@ impl<B: Backend> MaskedEngine for Burn<B> {
     fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused> {
         let p = &call.problem.attention;
         let mask = mask(call, &self.device).expect("there is a mask");
-        let plan = TilePlan::try_new(mask, [p.q_len, p.k_len], p.causal).map_err(refused)?;
+        let plan = TilePlan::try_new(mask, [p.q_len, p.k_len], p.causal)?;
         let counts = plan.counts().clone().into_data_as::<i32>();
         Ok(counts.iter::<i32>().map(|n| n as u32).collect())
     }
 
     fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
-        let (out, lse) = Tensors::new(call, &self.device).attend(call)?;
-        Ok(Outputs {
-            out: download(out),
-            lse: download(lse),
-        })
+        Ok(outputs(Tensors::new(call, &self.device).attend(call)?))
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
         let device = self.device.clone().autodiff();
         let tensors = Tensors::new(call, &device).tracked(call);
-        let (out, lse) = tensors.attend(call)?;
-        let grads = loss(&out, &lse, call, &device).backward();
-        let grad = |x: &Tensor<4>| download(x.grad(&grads).expect("a tracked tensor"));
-        Ok((
-            Outputs {
-                out: download(out.inner()),
-                lse: download(lse.inner()),
-            },
-            MaskedGradients {
-                q: grad(&tensors.q),
-                k: grad(&tensors.k),
-                v: grad(&tensors.v),
-                bias: (tensors.bias.as_ref())
-                    .filter(|_| call.grad_bias.is_some())
-                    .map(grad),
-            },
-        ))
+        let results = tensors.attend(call)?;
+        let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
+        let bias = tensors.bias.as_ref().filter(|_| call.grad_bias.is_some());
+        let gradients = Gradients {
+            q: grad(&tensors.q, &grads),
+            k: grad(&tensors.k, &grads),
+            v: grad(&tensors.v, &grads),
+            bias: bias.map(|bias| grad(bias, &grads)),
+            ..Gradients::default()
+        };
+        Ok((outputs((results.0.inner(), results.1.inner())), gradients))
     }
 }
 
@@ -126,26 +97,19 @@ impl<B: Backend> Burn<B> {
     /// # Panics
     ///
     /// If the engine refuses, or another tensor has a gradient.
-    #[must_use]
     pub fn bias_alone(&self, call: &MaskedCall) -> Vec<f64> {
         let device = self.device.clone().autodiff();
         let mut tensors = Tensors::new(call, &device);
         tensors.bias = tensors.bias.map(Tensor::require_grad);
-        let (out, lse) = tensors.attend(call).expect("a good case");
-        let grads = loss(&out, &lse, call, &device).backward();
+        let results = tensors.attend(call).expect("a good case");
+        let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
         for rows in [&tensors.q, &tensors.k, &tensors.v] {
             assert!(rows.grad(&grads).is_none(), "a tensor that is not tracked");
         }
-        let bias = tensors.bias.expect("there is a bias");
-        download(bias.grad(&grads).expect("it is tracked"))
+        grad(&tensors.bias.expect("there is a bias"), &grads)
     }
 
     /// The outputs of two calls with one plan of the mask.
-    ///
-    /// # Panics
-    ///
-    /// If the engine refuses.
-    #[must_use]
     pub fn twice_with_plan(&self, call: &MaskedCall) -> [Vec<f64>; 2] {
         let p = &call.problem.attention;
         let Tensors {
@@ -159,13 +123,12 @@ impl<B: Backend> Burn<B> {
         [(); 2].map(|()| {
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
             let attention = MaskedAttention::new(q, k, v).plan(&plan).bias(bias.clone());
-            download(attention.options(call.options()).forward())
+            values(attention.options(call.options()).forward())
         })
     }
 }
 
 /// The content of a plan on Burn.
-#[must_use]
 pub fn read(plan: &TilePlan) -> Plan {
     let words = |data: TensorData| data.iter::<i32>().map(|n| n as u32).collect();
     Plan {
@@ -178,21 +141,13 @@ impl<B: Backend> PlanEngine for Burn<B> {
     fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
         let [b, h, q, k] = geometry.mask;
         let values = laid_out(geometry.mask, mask, |x| x != 0);
-        let shape = if mask.transposed {
-            [b, h, k, q]
-        } else {
-            geometry.mask
+        let load =
+            |shape| Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device);
+        let tensor = match mask.transposed {
+            true => load([b, h, k, q]).swap_dims(2, 3),
+            false => load(geometry.mask),
         };
-        let tensor = Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device);
-        let tensor = if mask.transposed {
-            tensor.swap_dims(2, 3)
-        } else {
-            tensor
-        };
-        let mask = match mask.hidden {
-            true => AttentionMask::hidden(tensor),
-            false => AttentionMask::visible(tensor),
-        };
+        let mask = mask_of(tensor, mask.hidden);
         let lengths = [geometry.q_len, geometry.k_len];
         read(&TilePlan::new(mask, lengths, geometry.causal))
     }
@@ -209,10 +164,6 @@ impl<B: Backend> PlanEngine for Burn<B> {
         });
         let lengths = [geometry.q_len, geometry.k_len];
         let ranges = KeyRanges::new(first, end);
-        Ok(read(&TilePlan::try_from_ranges(
-            ranges,
-            lengths,
-            geometry.causal,
-        )?))
+        TilePlan::try_from_ranges(ranges, lengths, geometry.causal).map(|plan| read(&plan))
     }
 }

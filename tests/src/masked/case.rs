@@ -2,7 +2,6 @@
 
 use super::{MaskedCall, MaskedEngine};
 use crate::Layout;
-use crate::engine::skip;
 use crate::expected::Expected;
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::generate::{gradients, normal};
@@ -27,6 +26,7 @@ pub enum Pattern {
 }
 
 /// One problem with random inputs.
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct MaskedCase {
     /// Batch, query heads, kv heads, queries, keys, elements per row.
@@ -57,7 +57,6 @@ pub struct MaskedCase {
 
 impl MaskedCase {
     /// Without mask, bias or causal masking, in f32, of heads that lie token by token.
-    #[must_use]
     pub fn new(sizes: [usize; 6]) -> Self {
         Self {
             sizes,
@@ -75,28 +74,24 @@ impl MaskedCase {
     }
 
     /// With a mask.
-    #[must_use]
     pub fn mask(mut self, shape: [usize; 4], pattern: Pattern) -> Self {
         self.mask = Some((shape, pattern));
         self
     }
 
     /// With a normal bias.
-    #[must_use]
     pub fn bias(mut self, shape: [usize; 4]) -> Self {
         self.bias = Some(shape);
         self
     }
 
     /// With causal masking or without.
-    #[must_use]
     pub fn causal(mut self, causal: bool) -> Self {
         self.options.causal = causal;
         self
     }
 
     /// In another type.
-    #[must_use]
     pub fn element(mut self, element: ElementType) -> Self {
         self.element = element;
         self.yardsticks = if element == ElementType::F32 { 0 } else { 3 };
@@ -104,18 +99,12 @@ impl MaskedCase {
     }
 
     /// In another place in memory.
-    #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
     /// Sizes and options.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not fit.
-    #[must_use]
     pub fn problem(&self) -> Problem {
         let [batch, q_heads, kv_heads, q_len, k_len, dim] = self.sizes;
         let (q, kv) = ([batch, q_heads, q_len, dim], [batch, kv_heads, k_len, dim]);
@@ -134,11 +123,6 @@ impl MaskedCase {
     }
 
     /// The random inputs.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not fit.
-    #[must_use]
     pub fn inputs(&self) -> MaskedInputs {
         let problem = self.problem();
         let (q, kv) = (problem.q_shape(), problem.kv_shape());
@@ -162,14 +146,12 @@ impl MaskedCase {
     }
 
     /// The random gradients of `out` and of the LSE.
-    #[must_use]
     pub fn gradients(&self, inputs: &MaskedInputs) -> (Vec<f64>, Option<Vec<f64>>) {
         let (grad_out, grad_lse) = gradients(&inputs.problem, self.seed);
         (grad_out, self.grad_lse.then_some(grad_lse))
     }
 
     /// The call of these inputs with random gradients.
-    #[must_use]
     pub fn call(&self, inputs: &MaskedInputs) -> MaskedCall {
         let (grad_out, grad_lse) = self.gradients(inputs);
         let grads = (&grad_out[..], grad_lse.as_deref());
@@ -177,7 +159,6 @@ impl MaskedCase {
     }
 
     /// The expected results for these inputs and gradients.
-    #[must_use]
     pub fn expected(
         &self,
         inputs: &MaskedInputs,
@@ -189,7 +170,6 @@ impl MaskedCase {
     }
 
     /// As [`expected`](Self::expected), with gradients by which to measure those of an engine: of q, k, v and the bias.
-    #[must_use]
     pub fn expected_by(
         inputs: &MaskedInputs,
         grad_out: &[f64],
@@ -199,10 +179,8 @@ impl MaskedCase {
         let p = &inputs.problem;
         let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
         let exact = inputs.backward(grad_out, grad_lse);
-        let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-        expected.gradient("dq", &q, e, exact.q, &naive.q);
-        expected.gradient("dk", &kv, e, exact.k, &naive.k);
-        expected.gradient("dv", &kv, e, exact.v, &naive.v);
+        let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+        expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
         if let (Some(bias), Some(exact), Some(naive)) = (&inputs.bias, exact.bias, naive_bias) {
             expected.gradient("dbias", &bias.shape, ElementType::F32, exact, &naive);
         }
@@ -211,7 +189,6 @@ impl MaskedCase {
 
     /// The expected results at the other seeds, under the mask of these inputs: measures of the naive implementation's
     /// error.
-    #[must_use]
     pub fn others(&self, inputs: &MaskedInputs, grad_lse: bool) -> Vec<Expected> {
         let seeds = (1..=self.yardsticks).map(|n| self.seed.wrapping_add(n << 32));
         seeds
@@ -229,29 +206,17 @@ impl MaskedCase {
     }
 
     /// Compares everything that the engine computes with the oracle.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check<E: MaskedEngine>(&self, engine: &E) {
         self.check_inputs(engine, &self.inputs());
     }
 
     /// As [`check`](Self::check), with the given inputs instead of random ones.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check_inputs<E: MaskedEngine>(&self, engine: &E, inputs: &MaskedInputs) {
         let (grad_out, grad_lse) = self.gradients(inputs);
         self.check_gradients(engine, inputs, &grad_out, grad_lse.as_deref());
     }
 
     /// As [`check_inputs`](Self::check_inputs), with the given gradients instead of random ones.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check_gradients<E: MaskedEngine>(
         &self,
         engine: &E,
@@ -259,8 +224,8 @@ impl MaskedCase {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) {
-        if !engine.supports(self.element) {
-            return skip::<E>(&format!("{}", self.element));
+        if engine.lacks(self.element) {
+            return;
         }
         let bias = inputs.bias.iter().flat_map(|bias| &bias.values);
         let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
@@ -281,10 +246,6 @@ impl MaskedCase {
 
     /// As [`check_gradients`](Self::check_gradients), with the expected results given: the oracle may take longer than
     /// all engines together.
-    ///
-    /// # Panics
-    ///
-    /// If a tensor is wrong, with the worst element of each.
     pub fn check_expected<E: MaskedEngine>(
         &self,
         engine: &E,
@@ -293,25 +254,16 @@ impl MaskedCase {
         expected: &Expected,
         others: impl FnOnce() -> Vec<Expected>,
     ) {
-        if !engine.supports(self.element) {
-            return skip::<E>(&format!("{}", self.element));
+        if engine.lacks(self.element) {
+            return;
         }
         let call = MaskedCall::new(inputs, self.layout, self.hidden, grads);
         let (outputs, grads) = engine.masked(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {self:?}: {}", E::NAME, refused.error);
         });
         assert_eq!(grads.bias.is_some(), inputs.bias.is_some(), "dbias");
-        let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
-            .into_iter()
-            .chain(&grads.bias)
-            .map(|grad| &grad[..])
-            .collect();
-        expected.check(
-            others,
-            &outputs,
-            &gradients,
-            format!("{} at {self:?}", E::NAME),
-        );
+        let what = format!("{} at {self:?}", E::NAME);
+        expected.check(others, &outputs, &grads.given(), what);
     }
 }
 
@@ -351,7 +303,6 @@ impl Pattern {
 /// # Panics
 ///
 /// If there is no bias, or it does not have all keys.
-#[must_use]
 pub fn top_of_bias(inputs: &MaskedInputs, window: usize) -> Broadcast<bool> {
     let p = &inputs.problem;
     let bias = inputs.bias.as_ref().expect("there is a bias");

@@ -1,12 +1,10 @@
 //! `flash-dma-cpu`.
 
-use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::engines::cpu::{Forwarded, view};
-use crate::engines::{Cpu, Host, is_untouched, narrow, sentinels, widen};
-use crate::{Outputs, Raw, Refused};
-use flash_dma_cpu::{self as engine, BroadcastView, Element, View};
-use flash_dma_problem::{AttentionError, ElementType};
-use half::{bf16, f16};
+use super::{MaskedCall, MaskedEngine};
+use crate::engines::cpu::{Forwarded, unwritten, view};
+use crate::engines::{Cpu, Host, is_untouched, narrow, of_element, widen};
+use crate::{Gradients, Outputs, Raw, Refused};
+use flash_dma_cpu::{self as engine, BroadcastView, Element};
 
 fn broadcast<'a, T>(raw: &Raw, data: &'a [T]) -> BroadcastView<'a, T> {
     let view = view::<_, 4>(raw, data);
@@ -27,9 +25,13 @@ fn plan(call: &MaskedCall, missing: usize) -> Result<Option<[Vec<u32>; 2]>, Refu
     let mut bits = words(&geometry.bits_shape());
     let mut counts = words(&geometry.counts_shape());
     let view = broadcast(mask, &bytes);
-    let result = engine::plan(&geometry, view, call.hidden, &mut bits, &mut counts);
-    result.map_err(|error| refused(error, bits.iter().chain(&counts).all(|&n| n == u32::MAX)))?;
-    Ok(Some([bits, counts]))
+    match engine::plan(&geometry, view, call.hidden, &mut bits, &mut counts) {
+        Ok(()) => Ok(Some([bits, counts])),
+        Err(error) => {
+            let untouched = bits.iter().chain(&counts).all(|&n| n == u32::MAX);
+            Err(Refused::new(error, untouched))
+        }
+    }
 }
 
 /// The typed buffers of a call.
@@ -71,72 +73,30 @@ impl<E: Host + Element> Buffers<E> {
         missing: usize,
         for_backward: bool,
     ) -> Result<Forwarded<E>, Refused> {
-        let p = &call.problem.attention;
-        let len = |shape: &[usize]| shape.iter().product::<usize>() - missing;
-        let mut out: Vec<E> = sentinels(len(&p.q_shape()));
-        let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
-        let residual = p.residual_shape().filter(|_| for_backward);
-        let mut residual: Option<Vec<E>> = residual.map(|shape| sentinels(len(&shape)));
-        let mut lse_rest: Option<Vec<f32>> = for_backward.then(|| sentinels(lse.len()));
-        let outputs = engine::Outputs {
-            out: &mut out,
-            residual: residual.as_deref_mut(),
-            lse: &mut lse,
-            lse_rest: lse_rest.as_deref_mut(),
-        };
-        let result = engine::masked_forward(&call.problem, self.inputs(call), outputs);
-        result.map_err(|error| refused(error, is_untouched(&out) && is_untouched(&lse)))?;
-        Ok(Forwarded {
-            out,
-            lse,
-            lse_rest,
-            residual,
+        Forwarded::run(&call.problem.attention, missing, for_backward, |outputs| {
+            engine::masked_forward(&call.problem, self.inputs(call), outputs)
         })
     }
 }
 
-fn refused(error: AttentionError, untouched: bool) -> Refused {
-    Refused {
-        error,
-        written: !untouched,
-    }
-}
-
 fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
-    let Forwarded { out, lse, .. } = Buffers::<E>::new(call).forward(call, call.missing, false)?;
-    Ok(Outputs {
-        out: widen(&out),
-        lse: widen(&lse),
-    })
+    let forwarded = Buffers::<E>::new(call).forward(call, call.missing, false)?;
+    Ok(forwarded.outputs())
 }
 
-fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
-    let p = &call.problem.attention;
+fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
+    let (p, missing) = (&call.problem.attention, call.missing);
     let buffers = Buffers::<E>::new(call);
-    let Forwarded {
-        out,
-        lse,
-        lse_rest,
-        residual,
-    } = buffers.forward(call, 0, true)?;
-    let placed = View::contiguous(&out, p.q_shape());
+    let forwarded = buffers.forward(call, 0, true)?;
     let grad_out: Vec<E> = narrow(&call.grad_out.values);
     let grad_lse: Option<Vec<f32>> = call.grad_lse.as_ref().map(|g| narrow(g));
-    let len = |shape: &[usize]| shape.iter().product::<usize>() - call.missing;
-    let mut q: Vec<E> = sentinels(len(&p.q_shape()));
-    let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| sentinels(len(&p.kv_shape())));
-    let mut bias: Option<Vec<f32>> = call.grad_bias.map(|shape| sentinels(len(&shape)));
+    let mut q: Vec<E> = unwritten(&p.q_shape(), missing);
+    let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| unwritten(&p.kv_shape(), missing));
+    let mut bias: Option<Vec<f32>> = call.grad_bias.map(|shape| unwritten(&shape, missing));
     let result = engine::masked_backward(
         &call.problem,
         buffers.inputs(call),
-        engine::Saved {
-            out: placed,
-            residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
-            lse: &lse,
-            lse_rest: lse_rest.as_deref(),
-            grad_out: view(&call.grad_out, &grad_out),
-            grad_lse: grad_lse.as_deref(),
-        },
+        forwarded.saved(p, view(&call.grad_out, &grad_out), grad_lse.as_deref()),
         engine::MaskedGradients {
             q: &mut q,
             k: &mut k,
@@ -146,20 +106,16 @@ fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradient
     );
     result.map_err(|error| {
         let rows = [&q, &k, &v].into_iter().all(|x| is_untouched(x));
-        refused(error, rows && bias.as_deref().is_none_or(is_untouched))
+        Refused::new(error, rows && bias.as_deref().is_none_or(is_untouched))
     })?;
-    Ok((
-        Outputs {
-            out: widen(&out),
-            lse: widen(&lse),
-        },
-        MaskedGradients {
-            q: widen(&q),
-            k: widen(&k),
-            v: widen(&v),
-            bias: bias.map(|bias| widen(&bias)),
-        },
-    ))
+    let grads = Gradients {
+        q: widen(&q),
+        k: widen(&k),
+        v: widen(&v),
+        bias: bias.map(|bias| widen(&bias)),
+        ..Gradients::default()
+    };
+    Ok((forwarded.outputs(), grads))
 }
 
 impl MaskedEngine for Cpu {
@@ -169,18 +125,10 @@ impl MaskedEngine for Cpu {
     }
 
     fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
-        match call.problem.attention.element {
-            ElementType::F32 => forward::<f32>(call),
-            ElementType::F16 => forward::<f16>(call),
-            ElementType::Bf16 => forward::<bf16>(call),
-        }
+        of_element!(call.problem.attention.element, forward(call))
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
-        match call.problem.attention.element {
-            ElementType::F32 => both::<f32>(call),
-            ElementType::F16 => both::<f16>(call),
-            ElementType::Bf16 => both::<bf16>(call),
-        }
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
+        of_element!(call.problem.attention.element, both(call))
     }
 }

@@ -1,10 +1,10 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
-use super::{MaskedCall, MaskedEngine, MaskedGradients};
+use super::{MaskedCall, MaskedEngine};
 use crate::engines::Pass;
-use crate::engines::buffers::{Output, binding, bytes_of, contiguous};
+use crate::engines::buffers::{Output, binding};
 use crate::engines::kernels::{Kernels, Ran, Target, planned, ran};
-use crate::{Outputs, Refused};
+use crate::{Gradients, Outputs, Refused};
 use flash_dma_kernels::backward::Backward;
 use flash_dma_kernels::forward::Forward;
 use flash_dma_kernels::{self as engine, MaskBits, Plan};
@@ -67,20 +67,13 @@ impl<T: Target> Kernels<T> {
             (self.buffer(bytemuck::cast_slice(&words)), 4)
         };
         let mask = binding(&buffer, &mask.shape, &mask.strides);
-        let result = engine::plan(
-            &self.client,
-            &geometry,
-            mask,
-            size,
-            call.hidden,
-            plan.clone(),
-        );
-        match result {
+        let (client, hidden) = (&self.client, call.hidden);
+        match engine::plan(client, &geometry, mask, size, hidden, plan.clone()) {
             Ok(()) => Ok(Some((plan, counts))),
-            Err(error) => Err(Refused {
-                error,
-                written: !self.is_untouched(&[&bits, &counts]),
-            }),
+            Err(error) => {
+                let untouched = self.is_untouched(&[&bits, &counts]);
+                Err(Refused::new(error, untouched))
+            }
         }
     }
 
@@ -134,41 +127,15 @@ impl<T: Target> Kernels<T> {
         missing: usize,
         for_backward: bool,
     ) -> Result<Ran, Refused> {
-        let (problem, p) = (&call.problem, &call.problem.attention);
-        let out = self.output(&p.q_shape(), p.element, missing);
-        let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
-        let residual = p.residual_shape().filter(|_| for_backward);
-        let residual = residual.map(|shape| self.output(&shape, p.element, missing));
-        let lse_rest = for_backward.then(|| self.output(&p.lse_shape(), ElementType::F32, missing));
-        let outputs = engine::Outputs {
-            out: out.binding(),
-            residual: residual.as_ref().map(Output::binding),
-            lse: lse.binding(),
-            lse_rest: lse_rest.as_ref().map(Output::binding),
-        };
+        let problem = &call.problem;
+        let ran = Ran::new(&problem.attention, for_backward, |shape, element| {
+            self.output(shape, element, missing)
+        });
         let must_serve = self.must_serve(call, false);
         let plan = Self::on_engine(Pass::MaskedForward, must_serve, |forced| {
             problem.plan_forward(&self.client, &inputs, forced)
         });
-        match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => Ok(Ran {
-                out,
-                lse,
-                residual,
-                lse_rest,
-            }),
-            Err(error) => Err(Refused {
-                error,
-                written: !self.is_untouched(&[&out, &lse]),
-            }),
-        }
-    }
-
-    fn outputs(&self, ran: &Ran) -> Outputs {
-        Outputs {
-            out: self.read(&ran.out),
-            lse: self.read(&ran.lse),
-        }
+        self.run(plan, ran)
     }
 }
 
@@ -184,25 +151,17 @@ impl<T: Target> MaskedEngine for Kernels<T> {
         Ok(self.outputs(&ran))
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let inputs = self.masked_inputs(call);
-        let ran = self.run_masked(call, inputs.clone(), 0, true)?;
+        let forwarded = self.run_masked(call, inputs.clone(), 0, true)?;
         let q = self.output(&p.q_shape(), p.element, call.missing);
         let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, call.missing));
         let bias = call.grad_bias;
         let bias = bias.map(|shape| self.output(&shape, ElementType::F32, call.missing));
-        let saved = engine::Saved {
-            out: ran.out.binding(),
-            residual: ran.residual.as_ref().map(Output::binding),
-            lse: ran.lse.binding(),
-            lse_rest: ran.lse_rest.as_ref().map(Output::binding),
-            grad_out: self.upload(&call.grad_out),
-            grad_lse: call.grad_lse.as_ref().map(|grad| {
-                let handle = self.buffer(&bytes_of(grad, ElementType::F32));
-                contiguous(&handle, &p.lse_shape())
-            }),
-        };
+        let grad_lse = call.grad_lse.as_ref();
+        let grad_lse = grad_lse.map(|g| self.tensor(g, &p.lse_shape(), ElementType::F32));
+        let saved = forwarded.saved(self.upload(&call.grad_out), grad_lse);
         let grads = engine::MaskedGradients {
             q: q.binding(),
             k: k.binding(),
@@ -213,21 +172,17 @@ impl<T: Target> MaskedEngine for Kernels<T> {
         let plan = Self::on_engine(Pass::MaskedBackward, must_serve, |forced| {
             problem.plan_backward(&self.client, &inputs, &saved, forced)
         });
-        if let Err(error) = plan.and_then(|plan| plan.run(grads)) {
+        plan.and_then(|plan| plan.run(grads)).map_err(|error| {
             let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&bias).collect();
-            return Err(Refused {
-                error,
-                written: !self.is_untouched(&all),
-            });
-        }
-        Ok((
-            self.outputs(&ran),
-            MaskedGradients {
-                q: self.read(&q),
-                k: self.read(&k),
-                v: self.read(&v),
-                bias: bias.as_ref().map(|bias| self.read(bias)),
-            },
-        ))
+            Refused::new(error, self.is_untouched(&all))
+        })?;
+        let grads = Gradients {
+            q: self.read(&q),
+            k: self.read(&k),
+            v: self.read(&v),
+            bias: bias.as_ref().map(|bias| self.read(bias)),
+            ..Gradients::default()
+        };
+        Ok((self.outputs(&forwarded), grads))
     }
 }

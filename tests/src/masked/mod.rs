@@ -11,22 +11,9 @@ pub mod plans;
 
 pub use case::{MaskedCase, Pattern, top_of_bias};
 
-use crate::{Engine, Layout, Outputs, Raw, Refused};
+use crate::{Engine, Gradients, Layout, Outputs, Raw, Refused};
 use flash_dma_problem::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use flash_dma_reference::masked::MaskedInputs;
-
-/// The results of the backward pass, contiguous.
-#[derive(Clone, Debug)]
-pub struct MaskedGradients {
-    /// `[batch, q_heads, q_len, head_dim]`.
-    pub q: Vec<f64>,
-    /// `[batch, kv_heads, k_len, head_dim]`.
-    pub k: Vec<f64>,
-    /// `[batch, kv_heads, k_len, head_dim]`.
-    pub v: Vec<f64>,
-    /// In the bias's own shape; given exactly if the call has a bias and requests its gradient.
-    pub bias: Option<Vec<f64>>,
-}
 
 /// A call of the forward and the backward pass.
 #[derive(Clone, Debug)]
@@ -59,19 +46,18 @@ pub struct MaskedCall {
 
 impl MaskedCall {
     /// The call of the oracle's inputs.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not fit.
-    #[must_use]
     pub fn new(
         inputs: &MaskedInputs,
         layout: Layout,
         hidden: bool,
         grads: (&[f64], Option<&[f64]>),
     ) -> Self {
-        let problem = masked_problem(inputs);
-        let p = &problem.attention;
+        let p = &inputs.problem;
+        let (q, kv) = (p.q_shape(), p.kv_shape());
+        let mask = inputs.visible.as_ref().map(|mask| &mask.shape[..]);
+        let bias = inputs.bias.as_ref().map(|bias| &bias.shape[..]);
+        let problem = MaskedProblem::new(&q, &kv, &kv, mask, bias, p.element, &options(p));
+        let problem = problem.expect("a good case");
         let place =
             |values: &[f64], shape: [usize; 4], element| Raw::new(values, &shape, element, layout);
         let mask = inputs.visible.as_ref().map(|mask| {
@@ -80,15 +66,15 @@ impl MaskedCall {
         });
         let bias = inputs.bias.as_ref();
         Self {
-            q: place(&inputs.q, p.q_shape(), p.element),
-            k: place(&inputs.k, p.kv_shape(), p.element),
-            v: place(&inputs.v, p.kv_shape(), p.element),
+            q: place(&inputs.q, q, p.element),
+            k: place(&inputs.k, kv, p.element),
+            v: place(&inputs.v, kv, p.element),
             mask,
             hidden,
             plan: problem.plan,
             bias: bias.map(|bias| place(&bias.values, bias.shape, ElementType::F32)),
             grad_bias: problem.bias,
-            grad_out: place(grads.0, p.q_shape(), p.element),
+            grad_out: place(grads.0, q, p.element),
             grad_lse: grads.1.map(<[f64]>::to_vec),
             missing: 0,
             problem,
@@ -96,7 +82,6 @@ impl MaskedCall {
     }
 
     /// The options of the problem.
-    #[must_use]
     pub fn options(&self) -> AttentionOptions {
         options(&self.problem.attention)
     }
@@ -107,20 +92,6 @@ impl MaskedCall {
         let bytes = mask.values.iter().map(|&x| u8::from(x != 0.0));
         Some((bytes.collect(), mask))
     }
-}
-
-/// The problem of the oracle's inputs, with the shapes of mask and bias.
-///
-/// # Panics
-///
-/// If they do not fit.
-#[must_use]
-pub fn masked_problem(inputs: &MaskedInputs) -> MaskedProblem {
-    let p = &inputs.problem;
-    let (q, kv) = (p.q_shape(), p.kv_shape());
-    let mask = inputs.visible.as_ref().map(|mask| &mask.shape[..]);
-    let bias = inputs.bias.as_ref().map(|bias| &bias.shape[..]);
-    MaskedProblem::new(&q, &kv, &kv, mask, bias, p.element, &options(p)).expect("a good case")
 }
 
 /// The options of a problem, without a window.
@@ -137,26 +108,14 @@ pub(crate) fn options(p: &flash_dma_problem::Problem) -> AttentionOptions {
     }
 }
 
-/// An implementation of attention under masks and biases.
+/// An implementation of attention under masks and biases. The error of a call is the engine's refusal.
 pub trait MaskedEngine: Engine {
     /// The counts of the plan of a call's mask, `[batch, heads, query_blocks, key_blocks]`.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused>;
 
     /// The forward pass.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused>;
 
     /// The forward pass and then the backward pass.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused>;
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused>;
 }

@@ -46,10 +46,6 @@ pub trait PlanEngine: Engine {
     fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan;
 
     /// The plan of ranges of keys.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
     fn plan_ranges(
         &self,
         geometry: &PlanGeometry,
@@ -60,7 +56,6 @@ pub trait PlanEngine: Engine {
 
 impl Plan {
     /// The expected plan of a mask, given as a function of an entry of its shape; bits that are unspecified are 0.
-    #[must_use]
     pub fn expected(geometry: &PlanGeometry, visible: impl Fn([usize; 4]) -> bool) -> Self {
         let PlanGeometry {
             mask, q_len, k_len, ..
@@ -103,7 +98,6 @@ impl Plan {
     }
 
     /// The plan with its unspecified bits set to 0.
-    #[must_use]
     pub fn specified(mut self, geometry: &PlanGeometry) -> Self {
         let [_, _, queries, keys] = geometry.mask;
         if queries == geometry.q_len && keys == geometry.k_len {

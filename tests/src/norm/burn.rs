@@ -2,9 +2,10 @@
 
 use super::{NormCall, NormEngine, NormResults, Operation};
 use crate::Refused;
-use crate::engines::burn::{Backend, Burn, download, tensor, upload};
+use crate::engines::burn::{Backend, Burn, upload};
+use crate::tensors::{floats, grad, load, values};
 use burn::tensor::{DType, Device, Tensor};
-use burn_flash_dma::{AttentionError, ElementType, HeadEncoding, try_rms_norm};
+use burn_flash_dma::{AttentionError, HeadEncoding, try_rms_norm};
 
 /// The table as Burn's `RotaryEncoding` has it, `[positions, width, 2]`: every pair's angle twice.
 fn table(call: &NormCall, device: &Device) -> Option<Tensor<3>> {
@@ -12,18 +13,14 @@ fn table(call: &NormCall, device: &Device) -> Option<Tensor<3>> {
     let [positions, pairs, _] = raw.shape[..] else {
         unreachable!("a table has three axes")
     };
-    let mut values = Vec::with_capacity(4 * positions * pairs);
+    let mut angles = Vec::with_capacity(4 * positions * pairs);
     for position in 0..positions {
         for feature in 0..2 * pairs {
             let at = position * raw.strides[0] + feature / 2 * raw.strides[1];
-            values.extend([
-                raw.values[at] as f32,
-                raw.values[at + raw.strides[2]] as f32,
-            ]);
+            angles.extend([raw.values[at], raw.values[at + raw.strides[2]]]);
         }
     }
-    let shape = [positions, 2 * pairs, 2];
-    Some(tensor(values, shape, ElementType::F32, device))
+    Some(floats(&angles, [positions, 2 * pairs, 2], device))
 }
 
 fn run(
@@ -53,21 +50,16 @@ impl<B: Backend> NormEngine for Burn<B> {
         let p = &call.problem;
         let device = self.device.clone().autodiff();
         let x = upload::<4>(&call.x, &device).require_grad();
-        let gamma = call.gamma.as_ref().map(|gamma| {
-            let values = gamma.iter().map(|&x| x as f32).collect();
-            tensor(values, [p.width], p.element, &device).require_grad()
-        });
-        let out = run(call, x.clone(), gamma.clone(), &device).map_err(|error| Refused {
-            error,
-            written: false,
-        })?;
+        let gamma = call.gamma.as_ref();
+        let gamma = gamma.map(|gamma| load(gamma, [p.width], p.element, &device).require_grad());
+        let out = run(call, x.clone(), gamma.clone(), &device)?;
         // The gradients of this loss are the given ones, exactly: the upcast is lossless.
         let grad_out = upload::<4>(&call.grad_out, &device).cast(DType::F32);
         let grads = (out.clone().cast(DType::F32) * grad_out).sum().backward();
         Ok(NormResults {
-            out: download(out.inner()),
-            x: download(x.grad(&grads).expect("it is tracked")),
-            gamma: gamma.map(|gamma| download(gamma.grad(&grads).expect("it is tracked"))),
+            out: values(out.inner()),
+            x: grad(&x, &grads),
+            gamma: gamma.map(|gamma| grad(&gamma, &grads)),
         })
     }
 }

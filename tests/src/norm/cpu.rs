@@ -3,10 +3,8 @@
 use super::{NormCall, NormEngine, NormResults, heads_first};
 use crate::Refused;
 use crate::engines::cpu::view;
-use crate::engines::{Cpu, Host, is_untouched, narrow, sentinels, widen};
+use crate::engines::{Cpu, Host, is_untouched, narrow, of_element, sentinels, widen};
 use flash_dma_cpu::{self as engine, Element};
-use flash_dma_problem::{AttentionError, ElementType};
-use half::{bf16, f16};
 
 fn both<E: Host + Element>(call: &NormCall) -> Result<NormResults, Refused> {
     let p = &call.problem;
@@ -22,7 +20,7 @@ fn both<E: Host + Element>(call: &NormCall) -> Result<NormResults, Refused> {
     let len = p.x_shape().iter().product();
     let mut out: Vec<E> = sentinels(len);
     let result = engine::norm_forward(p, view(&call.x, &x), parameters, &mut out);
-    result.map_err(|error| refused(error, is_untouched(&out)))?;
+    result.map_err(|error| Refused::new(error, is_untouched(&out)))?;
     let mut grad_x: Vec<E> = sentinels(len);
     let mut grad_gamma: Option<Vec<E>> = gamma.as_ref().map(|_| sentinels(p.width));
     let result = engine::norm_backward(
@@ -35,7 +33,7 @@ fn both<E: Host + Element>(call: &NormCall) -> Result<NormResults, Refused> {
             gamma: grad_gamma.as_deref_mut(),
         },
     );
-    result.map_err(|error| refused(error, is_untouched(&grad_x)))?;
+    result.map_err(|error| Refused::new(error, is_untouched(&grad_x)))?;
     Ok(NormResults {
         out: heads_first(&widen(&out), p),
         x: widen(&grad_x),
@@ -43,19 +41,8 @@ fn both<E: Host + Element>(call: &NormCall) -> Result<NormResults, Refused> {
     })
 }
 
-fn refused(error: AttentionError, untouched: bool) -> Refused {
-    Refused {
-        error,
-        written: !untouched,
-    }
-}
-
 impl NormEngine for Cpu {
     fn norm(&self, call: &NormCall) -> Result<NormResults, Refused> {
-        match call.problem.element {
-            ElementType::F32 => both::<f32>(call),
-            ElementType::F16 => both::<f16>(call),
-            ElementType::Bf16 => both::<bf16>(call),
-        }
+        of_element!(call.problem.element, both(call))
     }
 }

@@ -54,17 +54,12 @@ pub struct NormResults {
 
 /// An implementation of norms and rotary encoding.
 pub trait NormEngine: Engine {
-    /// The forward pass and then the backward pass.
-    ///
-    /// # Errors
-    ///
-    /// If the engine refuses.
+    /// The forward pass and then the backward pass; an error is the engine's refusal.
     fn norm(&self, call: &NormCall) -> Result<NormResults, Refused>;
 }
 
 impl NormCall {
     /// The call of the oracle's inputs.
-    #[must_use]
     pub fn new(inputs: &Norm, operation: Operation, layout: Layout, grad_out: &[f64]) -> Self {
         let p = inputs.problem;
         Self {
@@ -82,17 +77,12 @@ impl NormCall {
 }
 
 /// A random gradient of the output, of the problem's element type.
-#[must_use]
 pub fn grad_out(problem: &NormProblem, seed: u64) -> Vec<f64> {
     let len = problem.out_shape().iter().product();
     normal(len, 1.0, problem.element, &mut Rng::new(seed ^ 0x5eed))
 }
 
 /// Runs both passes on an engine and compares everything with the oracle; nothing if the device lacks the type.
-///
-/// # Panics
-///
-/// With the worst element of a result that is out of bounds, or if the engine refuses.
 pub fn check<E: NormEngine>(engine: &E, inputs: &Norm, operation: Operation, layout: Layout) {
     let p = &inputs.problem;
     if !engine.supports(p.element) {

@@ -1,8 +1,8 @@
 //! A mismatch is a typed error, and no result is written.
 
-use flash_dma_problem::{AttentionError as Error, ElementType, TensorName as Name};
-use flash_dma_reference::generate;
-use flash_dma_tests::{Call, Case, Engine, Layout, Raw, Refused, kernel_engines, raw_engines};
+use crate::refused::{self, assert_refused};
+use flash_dma_problem::{AttentionError as Error, TensorName as Name};
+use flash_dma_tests::prelude::*;
 
 raw_engines!(
     shapes,
@@ -26,213 +26,136 @@ fn refuses<E: Engine>(
     let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
     let mut call = engine.call(&inputs, Layout::Contiguous, (&grad_out, Some(&grad_lse)));
     change(&mut call);
-    let backward = engine.backward(&call).map(|_| ());
-    for result in [engine.forward(&call).map(|_| ()), backward] {
-        let Refused { error, written } = result.expect_err(what);
-        assert!(expected(&error), "{} {what}: {error:?}", E::NAME);
-        assert!(!written, "{} {what}: a result was written", E::NAME);
-    }
+    assert_refused(what, E::NAME, engine.forward(&call), &expected);
+    assert_refused(what, E::NAME, engine.backward(&call), &expected);
 }
+
+/// A tensor of a call.
+type Field = fn(&mut Call) -> &mut Raw;
+
+const ROWS: [(Name, Field); 3] = [
+    (Name::Query, |c| &mut c.q),
+    (Name::Key, |c| &mut c.k),
+    (Name::Value, |c| &mut c.v),
+];
+
+const FIELDS: [(Name, Field); 4] = [
+    ROWS[0],
+    ROWS[1],
+    ROWS[2],
+    (Name::Scores, |c| c.scores.as_mut().expect("scored")),
+];
 
 /// Each tensor with an axis of another size than the problem's.
 fn shapes<E: Engine>(engine: &E) {
     for axis in 0..4 {
-        for (name, of) in [
-            (
-                Name::Query,
-                (|c: &mut Call| &mut c.q) as fn(&mut Call) -> &mut Raw,
-            ),
-            (Name::Key, |c| &mut c.k),
-            (Name::Value, |c| &mut c.v),
-        ] {
-            refuses(
-                engine,
-                &format!("{name} with axis {axis} off"),
-                |call| of(call).shape[axis] -= 1,
-                |e| matches!(e, Error::Shape { tensor, axis: a, .. } if (*tensor, *a) == (name, axis)),
-            );
+        for (name, of) in ROWS {
+            let what = format!("{name} with axis {axis} off");
+            let cut = |call: &mut Call| of(call).shape[axis] -= 1;
+            refuses(engine, &what, cut, refused::shape(name, axis));
         }
     }
-    refuses(
-        engine,
-        "scores of too few heads",
-        |call| call.scores.as_mut().expect("scored").shape[1] = 1,
-        |e| {
-            matches!(
-                e,
-                Error::Shape {
-                    tensor: Name::Scores,
-                    axis: 1,
-                    expected: 2,
-                    actual: 1
-                }
-            )
-        },
-    );
+    let error = Error::Shape {
+        tensor: Name::Scores,
+        axis: 1,
+        expected: 2,
+        actual: 1,
+    };
+    let one_head = |call: &mut Call| call.scores.as_mut().expect("scored").shape[1] = 1;
+    refuses(engine, "scores of too few heads", one_head, |e| *e == error);
 }
 
 fn strides<E: Engine>(engine: &E) {
-    for (name, of) in [
-        (
-            Name::Query,
-            (|c: &mut Call| &mut c.q) as fn(&mut Call) -> &mut Raw,
-        ),
-        (Name::Key, |c| &mut c.k),
-        (Name::Value, |c| &mut c.v),
-    ] {
-        let is_refused = |e: &Error| matches!(e, Error::Strides { tensor, .. } if *tensor == name);
-        refuses(
-            engine,
-            "swapped axes",
-            |call| of(call).strides.swap(2, 3),
-            is_refused,
-        );
+    for (name, of) in ROWS {
+        let swap = |call: &mut Call| of(call).strides.swap(2, 3);
+        refuses(engine, "swapped axes", swap, refused::strides(name));
     }
-    refuses(
-        engine,
-        "scores with a gap between the keys",
-        |call| {
-            let scores = call.scores.as_mut().expect("scored");
-            scores.strides[2] = 2;
-            scores.values = vec![0.0; 1000];
-        },
-        |e| {
-            matches!(
-                e,
-                Error::Strides {
-                    tensor: Name::Scores,
-                    ..
-                }
-            )
-        },
-    );
+    let gap = |call: &mut Call| {
+        let scores = call.scores.as_mut().expect("scored");
+        scores.strides[2] = 2;
+        scores.values = vec![0.0; 1000];
+    };
+    let of_scores = refused::strides(Name::Scores);
+    refuses(engine, "scores with a gap between the keys", gap, of_scores);
 }
 
 fn short_buffers<E: Engine>(engine: &E) {
-    for (name, of) in [
-        (
-            Name::Query,
-            (|c: &mut Call| &mut c.q.values) as fn(&mut Call) -> &mut Vec<f64>,
-        ),
-        (Name::Key, |c| &mut c.k.values),
-        (Name::Value, |c| &mut c.v.values),
-        (Name::Scores, |c| {
-            &mut c.scores.as_mut().expect("scored").values
-        }),
-    ] {
-        let is_refused = |e: &Error| matches!(e, Error::Buffer { tensor, .. } if *tensor == name);
-        let cut = |call: &mut Call| of(call).truncate(20);
-        refuses(engine, &format!("{name} cut off"), cut, is_refused);
+    for (name, of) in FIELDS {
+        let cut = |call: &mut Call| of(call).values.truncate(20);
+        let what = format!("{name} cut off");
+        refuses(engine, &what, cut, refused::buffer(name));
     }
+    let results = [
+        Name::Out,
+        Name::Lse,
+        Name::GradQuery,
+        Name::GradKey,
+        Name::GradValue,
+        Name::GradScores,
+    ];
     refuses(
         engine,
         "results cut off",
         |call| call.missing = 1,
-        |e| {
-            matches!(
-                e,
-                Error::Buffer {
-                    tensor: Name::Out
-                        | Name::Lse
-                        | Name::GradQuery
-                        | Name::GradKey
-                        | Name::GradValue
-                        | Name::GradScores,
-                    ..
-                }
-            )
-        },
+        |e| results.iter().any(|&name| refused::buffer(name)(e)),
     );
 }
 
 fn scores_and_intervals<E: Engine>(engine: &E) {
+    let unpaired = |e: &Error| *e == Error::ScoresWithoutIntervals;
     refuses(
         engine,
         "a scored problem without scores",
         |call| call.scores = None,
-        |e| matches!(e, Error::ScoresWithoutIntervals),
+        unpaired,
     );
     refuses(
         engine,
         "scores for a plain problem",
         |call| call.problem = Case::new(9, 7).heads(4, 2).plain().problem(),
-        |e| matches!(e, Error::ScoresWithoutIntervals),
+        unpaired,
     );
     refuses(
         engine,
         "too few intervals",
         |call| call.intervals.as_mut().expect("scored").truncate(5),
-        |e| {
-            matches!(
-                e,
-                Error::Buffer {
-                    tensor: Name::Intervals,
-                    ..
-                }
-            )
-        },
+        refused::buffer(Name::Intervals),
     );
 }
 
 fn windows_of_no_keys<E: Engine>(engine: &E) {
     let scores = Raw::new(&[1.0; 12], &[1, 2, 6], ElementType::F32, Layout::Contiguous);
-    let refused = engine.select(&scores, 0).expect_err("a window of no keys");
-    assert!(
-        matches!(refused.error, Error::ZeroWindow),
-        "{:?}",
-        refused.error
-    );
-    assert!(!refused.written);
+    let none = engine.select(&scores, 0);
+    assert_refused("no keys", E::NAME, none, |e| *e == Error::ZeroWindow);
     let short = Raw {
         values: vec![1.0; 3],
         ..scores.clone()
     };
-    let refused = engine.select(&short, 2).expect_err("a short buffer");
-    assert!(matches!(
-        refused.error,
-        Error::Buffer {
-            tensor: Name::Scores,
-            ..
-        }
-    ));
+    let short = engine.select(&short, 2);
+    assert_refused(
+        "a short buffer",
+        E::NAME,
+        short,
+        refused::buffer(Name::Scores),
+    );
     let gaps = Raw {
         strides: vec![24, 12, 2],
         values: vec![1.0; 24],
         ..scores
     };
-    let refused = engine.select(&gaps, 2).expect_err("gaps between the keys");
-    assert!(matches!(
-        refused.error,
-        Error::Strides {
-            tensor: Name::Scores,
-            ..
-        }
-    ));
-    assert!(!refused.written);
+    let gaps = engine.select(&gaps, 2);
+    assert_refused("gaps", E::NAME, gaps, refused::strides(Name::Scores));
 }
 
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 fn wrong_ranks<E: Engine>(engine: &E) {
-    for (name, of) in [
-        (
-            Name::Query,
-            (|c: &mut Call| &mut c.q) as fn(&mut Call) -> &mut Raw,
-        ),
-        (Name::Key, |c| &mut c.k),
-        (Name::Value, |c| &mut c.v),
-        (Name::Scores, |c| c.scores.as_mut().expect("scored")),
-    ] {
-        let is_refused = |e: &Error| matches!(e, Error::Rank { tensor, .. } if *tensor == name);
+    for (name, of) in FIELDS {
         let add_axis = |call: &mut Call| {
             let raw = of(call);
             raw.shape.insert(0, 1);
             raw.strides.insert(0, 0);
         };
-        refuses(
-            engine,
-            &format!("{name} with one axis more"),
-            add_axis,
-            is_refused,
-        );
+        let what = format!("{name} with one axis more");
+        refuses(engine, &what, add_axis, refused::rank(name));
     }
 }

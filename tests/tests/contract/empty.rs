@@ -1,7 +1,6 @@
 //! Tensors without elements have defined results.
 
-use flash_dma_problem::ElementType;
-use flash_dma_tests::{Case, Engine, Layout, Raw, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(no_keys, no_queries, no_sequences);
 

@@ -2,18 +2,15 @@
 //! selection has more than one death per position, so lists that count on that lose keys here. Nor do that many keys of
 //! a selection begin or end to be runners-up at one position.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{Interval, SelectionRule};
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, compose};
+use flash_dma_reference::compose;
 use flash_dma_tests::given::GivenCase;
-use flash_dma_tests::{Engine, every_engine, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
-    documents_that_end_inside_tiles,
-    runners_up_of_documents,
-    thousands_of_deaths_at_one_position,
-    thousands_of_runners_up_at_one_position,
+    documents_that_end_inside_tiles: of_documents(false),
+    runners_up_of_documents: of_documents(true),
+    thousands_of_deaths_at_one_position: of_deaths(false),
+    thousands_of_runners_up_at_one_position: of_deaths(true),
     one_query_position_without_causal_masking,
 );
 
@@ -21,12 +18,12 @@ mod on_tensor_cores {
     use super::*;
 
     matrix_engines!(
-        documents_in_16_bits,
-        runners_up_of_documents_in_16_bits,
-        deaths_in_16_bits,
-        deaths_of_wide_heads_in_16_bits,
-        runners_up_in_16_bits,
-        runners_up_of_wide_heads_in_16_bits,
+        documents_in_16_bits: of_documents_in_16_bits(false),
+        runners_up_of_documents_in_16_bits: of_documents_in_16_bits(true),
+        deaths_in_16_bits: narrow_deaths(false),
+        deaths_of_wide_heads_in_16_bits: wide_deaths(false),
+        runners_up_in_16_bits: narrow_deaths(true),
+        runners_up_of_wide_heads_in_16_bits: wide_deaths(true),
     );
 }
 
@@ -68,9 +65,22 @@ fn documents(
     case
 }
 
-/// The same case without runners-up.
-fn hard(case: GivenCase) -> GivenCase {
-    GivenCase { far: None, ..case }
+/// Checks cases of documents, with their runners-up or without.
+fn check_documents<E: Engine>(engine: &E, cases: Vec<GivenCase>, runners_up: bool) {
+    for case in cases {
+        let far = case.far.filter(|_| runners_up);
+        GivenCase { far, ..case }.check(engine);
+    }
+}
+
+/// Checks cases of deaths, with runners-up or without.
+fn check_deaths<E: Engine>(engine: &E, cases: Vec<GivenCase>, runners_up: bool) {
+    for case in cases {
+        match runners_up {
+            true => with_runners_up(case).check(engine),
+            false => case.check(engine),
+        }
+    }
 }
 
 /// The same case; each key is a runner-up for so many positions that all of those that die together end together.
@@ -104,26 +114,15 @@ fn given(
 }
 
 /// The last is for portable kernels on a host: few queries about the end of a document of more keys than the window.
-fn of_documents<E: Engine>() -> Vec<GivenCase> {
+fn of_documents<E: Engine>(engine: &E, runners_up: bool) {
     let small = [
         documents(&[93, 210, 41], 100, [2, 1, 344, 8], F32),
         documents(&[30, 2100, 23], 2048, [1, 1, 40, 8], F32),
     ];
     let medium = documents(&[2311, 37, 605], 2048, [1, 1, 2953, 8], F32);
     let device = documents(&[2311, 37, 3605, 1], 2048, [2, 1, 5954, 32], F32);
-    E::cases_or_device(small, [medium], [device])
-}
-
-fn documents_that_end_inside_tiles<E: Engine>(engine: &E) {
-    for case in of_documents::<E>() {
-        hard(case).check(engine);
-    }
-}
-
-fn runners_up_of_documents<E: Engine>(engine: &E) {
-    for case in of_documents::<E>() {
-        case.check(engine);
-    }
+    let cases = E::cases_or_device(small, [medium], [device]);
+    check_documents(engine, cases, runners_up);
 }
 
 /// Ends that nothing bounds: all keys at once, in turns, in waves whose survivors die two positions later.
@@ -151,25 +150,14 @@ fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCas
     ]
 }
 
-fn of_deaths<E: Engine>() -> Vec<GivenCase> {
+fn of_deaths<E: Engine>(engine: &E, runners_up: bool) {
     let small = deaths(260, [2, 1, 260, 8], F32).into_iter().take(2);
     let medium = deaths(3100, [1, 1, 3100, 8], F32).into_iter().take(1);
     let fewer_queries = || deaths(3000, [2, 1, 1700, 8], F32).into_iter().skip(1);
     let device = deaths(4400, [2, 1, 4400, 8], F32).into_iter().take(1);
     let medium = medium.chain(fewer_queries());
-    E::cases_or_device(small, medium, device.chain(fewer_queries()))
-}
-
-fn thousands_of_deaths_at_one_position<E: Engine>(engine: &E) {
-    for case in of_deaths::<E>() {
-        case.check(engine);
-    }
-}
-
-fn thousands_of_runners_up_at_one_position<E: Engine>(engine: &E) {
-    for case in of_deaths::<E>() {
-        with_runners_up(case).check(engine);
-    }
+    let cases = E::cases_or_device(small, medium, device.chain(fewer_queries()));
+    check_deaths(engine, cases, runners_up);
 }
 
 fn one_query_position_without_causal_masking<E: Engine>(engine: &E) {
@@ -180,59 +168,29 @@ fn one_query_position_without_causal_masking<E: Engine>(engine: &E) {
     case.check(engine);
 }
 
-fn of_documents_in_16_bits<E: Engine>() -> Vec<GivenCase> {
+fn of_documents_in_16_bits<E: Engine>(engine: &E, runners_up: bool) {
     let small = documents(&[93, 121], 60, [2, 1, 214, 32], F16);
     let medium = documents(&[611, 37, 700], 500, [4, 1, 1348, 64], Bf16);
     let device = [
         documents(&[2311, 37, 2605], 2048, [1, 1, 4953, 128], Bf16),
         documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 64], F16),
     ];
-    E::cases_or_device([small], [medium], device)
+    let cases = E::cases_or_device([small], [medium], device);
+    check_documents(engine, cases, runners_up);
 }
 
-fn documents_in_16_bits<E: Engine>(engine: &E) {
-    for case in of_documents_in_16_bits::<E>() {
-        hard(case).check(engine);
-    }
-}
-
-fn runners_up_of_documents_in_16_bits<E: Engine>(engine: &E) {
-    for case in of_documents_in_16_bits::<E>() {
-        case.check(engine);
-    }
-}
-
-fn narrow_deaths<E: Engine>() -> Vec<GivenCase> {
+fn narrow_deaths<E: Engine>(engine: &E, runners_up: bool) {
     let small = deaths(190, [2, 1, 190, 32], Bf16).into_iter().take(1);
     let medium = deaths(900, [2, 1, 900, 64], F16);
     let device = deaths(3300, [2, 1, 3300, 64], Bf16);
-    E::cases_or_device(small, medium, device)
+    check_deaths(
+        engine,
+        E::cases_or_device(small, medium, device),
+        runners_up,
+    );
 }
 
-fn wide_deaths<E: Engine>() -> Vec<GivenCase> {
-    E::cases([], [], deaths(3000, [2, 1, 1700, 128], F16))
-}
-
-fn deaths_in_16_bits<E: Engine>(engine: &E) {
-    for case in narrow_deaths::<E>() {
-        case.check(engine);
-    }
-}
-
-fn deaths_of_wide_heads_in_16_bits<E: Engine>(engine: &E) {
-    for case in wide_deaths::<E>() {
-        case.check(engine);
-    }
-}
-
-fn runners_up_in_16_bits<E: Engine>(engine: &E) {
-    for case in narrow_deaths::<E>() {
-        with_runners_up(case).check(engine);
-    }
-}
-
-fn runners_up_of_wide_heads_in_16_bits<E: Engine>(engine: &E) {
-    for case in wide_deaths::<E>() {
-        with_runners_up(case).check(engine);
-    }
+fn wide_deaths<E: Engine>(engine: &E, runners_up: bool) {
+    let cases = E::cases([], [], deaths(3000, [2, 1, 1700, 128], F16));
+    check_deaths(engine, cases, runners_up);
 }

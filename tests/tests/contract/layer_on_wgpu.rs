@@ -4,9 +4,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-use flash_dma_reference::Rng;
-use flash_dma_tests::engine::shared;
 use flash_dma_tests::engines::{BurnOnFlex, BurnOnWgpu};
+use flash_dma_tests::prelude::*;
 
 const SHAPE: [usize; 3] = [2, 70, 32];
 

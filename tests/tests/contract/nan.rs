@@ -1,9 +1,7 @@
 //! A NaN reaches exactly the results that depend on it: the oracle visits selected pairs only, and the comparison
 //! requires NaN where the oracle has NaN and numbers elsewhere.
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_tests::{Case, Engine, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     nan_in_keys_and_values,

@@ -1,8 +1,6 @@
 //! Output, LSE and all gradients over the shapes, options, types and layouts.
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::{Case, Engine, Layout, Size, every_engine, on_burn_cpu};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     lengths,
@@ -11,8 +9,8 @@ every_engine!(
     head_dims,
     gqa,
     element_types,
-    transposed,
-    padded,
+    transposed: in_layout(Layout::Transposed),
+    padded: in_layout(Layout::Padded),
     windows,
     kinds_of_scores,
     plain_attention,
@@ -24,7 +22,7 @@ every_engine!(
 
 const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
-on_burn_cpu!(element_types, transposed, plain_attention);
+on_burn_cpu!(element_types, transposed: in_layout(Layout::Transposed), plain_attention);
 
 /// Lengths off every tile.
 fn lengths<E: Engine>(engine: &E) {
@@ -89,14 +87,6 @@ fn element_types<E: Engine>(engine: &E) {
                 .check(engine);
         }
     }
-}
-
-fn transposed<E: Engine>(engine: &E) {
-    in_layout(engine, Layout::Transposed);
-}
-
-fn padded<E: Engine>(engine: &E) {
-    in_layout(engine, Layout::Padded);
 }
 
 fn in_layout<E: Engine>(engine: &E, layout: Layout) {

@@ -1,9 +1,8 @@
 //! Selected sets, exactly.
 
-use flash_dma_problem::{ElementType, KeptKeys, SelectionRule};
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, compose};
-use flash_dma_tests::{Engine, Layout, Raw, every_engine};
+use flash_dma_problem::KeptKeys;
+use flash_dma_reference::compose;
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     random_problems,

@@ -3,13 +3,8 @@
 
 use flash_dma_kernels::Engine as Kind;
 use flash_dma_kernels::internals::Tuning;
-use flash_dma_problem::ElementType::{Bf16, F16};
-use flash_dma_problem::{AttentionError, ElementType};
-use flash_dma_reference::Inputs;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engine::{shared, skip};
 use flash_dma_tests::engines::KernelsOnCuda;
-use flash_dma_tests::{Case, Engine, Layout, Outputs};
+use flash_dma_tests::prelude::*;
 
 /// A matrix engine that splits keys.
 struct Splitting {

@@ -1,35 +1,33 @@
 //! Problems of the tensor-core engines, f16 and bf16 with head dimensions that are multiples of 32, in all variants of
 //! their kernels. Without tensor cores the portable kernels compute the same problems.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16};
-use flash_dma_reference::generate::{self, Scores};
 use flash_dma_tests::case::expected;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::{Case, Engine, Layout, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 matrix_engines!(
-    narrow_heads_in_f16,
-    narrow_heads_in_bf16,
-    wide_heads_in_f16,
-    wide_heads_in_bf16,
-    wide_heads_in_f16_without_scores,
-    wide_heads_in_bf16_without_scores,
-    widest_heads_in_f16,
-    widest_heads_in_bf16,
-    groups_that_divide_a_tile,
-    groups_that_do_not,
-    groups_of_many,
-    options_in_f16,
-    options_in_bf16,
-    options_in_f16_without_scores,
-    options_in_bf16_without_scores,
-    scales_and_windows_in_f16,
-    scales_and_windows_in_bf16,
-    chunks_of_queries,
-    chunks_of_queries_of_wide_heads,
+    narrow_heads_in_f16: head_dims(NARROW, F16),
+    narrow_heads_in_bf16: head_dims(NARROW, Bf16),
+    // Kernels with scores and without are compiled in a test each: on a GPU that takes most of the time.
+    wide_heads_in_f16: with_scores(WIDE, F16),
+    wide_heads_in_bf16: with_scores(WIDE, Bf16),
+    wide_heads_in_f16_without_scores: without_scores(WIDE, F16),
+    wide_heads_in_bf16_without_scores: without_scores(WIDE, Bf16),
+    widest_heads_in_f16: head_dims(WIDEST, F16),
+    widest_heads_in_bf16: head_dims(WIDEST, Bf16),
+    groups_that_divide_a_tile: groups([&[(2, 2)], &[(8, 2)], &[(1, 1)]]),
+    groups_that_do_not: groups([&[], &[(3, 1)], &[(7, 1)]]),
+    groups_of_many: groups([&[], &[], &[(12, 2), (65, 1)]]),
+    options_in_f16: options(F16),
+    options_in_bf16: options(Bf16),
+    options_in_f16_without_scores: options_without_scores(F16),
+    options_in_bf16_without_scores: options_without_scores(Bf16),
+    scales_and_windows_in_f16: scales_and_windows(F16),
+    scales_and_windows_in_bf16: scales_and_windows(Bf16),
+    chunks_of_queries: chunks(64, [(2100, 100, 2), (4099, 1500, 2), (3000, 5, 2)]),
+    chunks_of_queries_of_wide_heads: chunks(128, [(2100, 100, 4), (2200, 1100, 2), (3000, 5, 4)]),
     kinds_of_scores,
     inputs_that_are_not_finite,
-    gradients_that_are_not_finite,
+    gradients_that_are_not_finite: not_finite(&[(f64::NAN, 3, false), (f64::NAN, 3, true)]),
     capped_infinite_query,
     deterministic,
     results_that_begin_between_segments,
@@ -39,71 +37,40 @@ fn case(q_len: usize, k_len: usize, dim: usize, element: ElementType) -> Case {
     Case::new(q_len, k_len).dim(dim).element(element)
 }
 
-fn cases_of<E: Engine>(dims: Vec<usize>, element: ElementType) -> Vec<Case> {
-    let lengths = || E::cases([(19, 23)], [(113, 257)], [(1, 1), (257, 113), (640, 640)]);
-    let of_dim = |dim| {
-        lengths()
-            .into_iter()
-            .map(move |(q, k)| case(q, k, dim, element))
-    };
-    dims.into_iter().flat_map(of_dim).collect()
+/// Head dimensions of every engine, of those at full speed and of a GPU.
+type Dims = [Option<usize>; 3];
+
+const NARROW: Dims = [Some(32), Some(64), Some(96)];
+const WIDE: Dims = [None, Some(128), Some(192)];
+const WIDEST: Dims = [None, None, Some(256)];
+
+fn of_dims<E: Engine>([small, medium, large]: Dims, element: ElementType) -> Vec<Case> {
+    let lengths = E::cases([(19, 23)], [(113, 257)], [(1, 1), (257, 113), (640, 640)]);
+    let of_dim = |dim| lengths.iter().map(move |&(q, k)| case(q, k, dim, element));
+    E::cases(small, medium, large)
+        .into_iter()
+        .flat_map(of_dim)
+        .collect()
 }
 
-fn head_dims<E: Engine>(engine: &E, dims: Vec<usize>, element: ElementType) {
-    for case in cases_of::<E>(dims, element) {
-        case.check(engine);
+fn head_dims<E: Engine>(engine: &E, dims: Dims, element: ElementType) {
+    with_scores(engine, dims, element);
+    without_scores(engine, dims, element);
+}
+
+fn with_scores<E: Engine>(engine: &E, dims: Dims, element: ElementType) {
+    let cases = of_dims::<E>(dims, element);
+    cases.iter().for_each(|case| case.check(engine));
+}
+
+fn without_scores<E: Engine>(engine: &E, dims: Dims, element: ElementType) {
+    for case in of_dims::<E>(dims, element) {
         case.plain().check(engine);
     }
 }
 
-fn narrow_heads_in_f16<E: Engine>(engine: &E) {
-    head_dims(engine, E::cases([32], [64], [96]), F16);
-}
-
-fn narrow_heads_in_bf16<E: Engine>(engine: &E) {
-    head_dims(engine, E::cases([32], [64], [96]), Bf16);
-}
-
-fn wide_heads<E: Engine>(element: ElementType) -> Vec<Case> {
-    cases_of::<E>(E::cases([], [128], [192]), element)
-}
-
-// Kernels with scores and without are compiled in a test each: on a GPU that takes most of the time.
-
-fn wide_heads_in_f16<E: Engine>(engine: &E) {
-    wide_heads::<E>(F16)
-        .iter()
-        .for_each(|case| case.check(engine));
-}
-
-fn wide_heads_in_bf16<E: Engine>(engine: &E) {
-    wide_heads::<E>(Bf16)
-        .iter()
-        .for_each(|case| case.check(engine));
-}
-
-fn wide_heads_in_f16_without_scores<E: Engine>(engine: &E) {
-    for case in wide_heads::<E>(F16) {
-        case.plain().check(engine);
-    }
-}
-
-fn wide_heads_in_bf16_without_scores<E: Engine>(engine: &E) {
-    for case in wide_heads::<E>(Bf16) {
-        case.plain().check(engine);
-    }
-}
-
-fn widest_heads_in_f16<E: Engine>(engine: &E) {
-    head_dims(engine, E::cases([], [], [256]), F16);
-}
-
-fn widest_heads_in_bf16<E: Engine>(engine: &E) {
-    head_dims(engine, E::cases([], [], [256]), Bf16);
-}
-
-fn groups<E: Engine>(engine: &E, groups: Vec<(usize, usize)>) {
-    for (q_heads, kv_heads) in groups {
+fn groups<E: Engine>(engine: &E, [small, medium, large]: [&[(usize, usize)]; 3]) {
+    for &(q_heads, kv_heads) in E::cases(small, medium, large) {
         for (q_len, k_len) in E::cases([(20, 20)], [(150, 150)], [(333, 400)]) {
             let case = Case {
                 // Many heads are enough.
@@ -114,18 +81,6 @@ fn groups<E: Engine>(engine: &E, groups: Vec<(usize, usize)>) {
             case.plain().check(engine);
         }
     }
-}
-
-fn groups_that_divide_a_tile<E: Engine>(engine: &E) {
-    groups(engine, E::cases([(2, 2)], [(8, 2)], [(1, 1)]));
-}
-
-fn groups_that_do_not<E: Engine>(engine: &E) {
-    groups(engine, E::cases([], [(3, 1)], [(7, 1)]));
-}
-
-fn groups_of_many<E: Engine>(engine: &E) {
-    groups(engine, E::cases([], [], [(12, 2), (65, 1)]));
 }
 
 fn options_of<E: Engine>(element: ElementType) -> impl Iterator<Item = Case> {
@@ -157,30 +112,6 @@ fn scales_and_windows<E: Engine>(engine: &E, element: ElementType) {
     }
 }
 
-fn scales_and_windows_in_f16<E: Engine>(engine: &E) {
-    scales_and_windows(engine, F16);
-}
-
-fn scales_and_windows_in_bf16<E: Engine>(engine: &E) {
-    scales_and_windows(engine, Bf16);
-}
-
-fn options_in_f16<E: Engine>(engine: &E) {
-    options(engine, F16);
-}
-
-fn options_in_bf16<E: Engine>(engine: &E) {
-    options(engine, Bf16);
-}
-
-fn options_in_f16_without_scores<E: Engine>(engine: &E) {
-    options_without_scores(engine, F16);
-}
-
-fn options_in_bf16_without_scores<E: Engine>(engine: &E) {
-    options_without_scores(engine, Bf16);
-}
-
 /// Keys that live over several chunks of queries, and few of them per chunk: lengths, windows and query heads.
 fn chunks<E: Engine>(engine: &E, dim: usize, large: [(usize, usize, usize); 3]) {
     for (len, window, heads) in E::cases([], [], large) {
@@ -188,14 +119,6 @@ fn chunks<E: Engine>(engine: &E, dim: usize, large: [(usize, usize, usize); 3]) 
         // The oracle takes long.
         Case { batch: 1, ..case }.check(engine);
     }
-}
-
-fn chunks_of_queries<E: Engine>(engine: &E) {
-    chunks(engine, 64, [(2100, 100, 2), (4099, 1500, 2), (3000, 5, 2)]);
-}
-
-fn chunks_of_queries_of_wide_heads<E: Engine>(engine: &E) {
-    chunks(engine, 128, [(2100, 100, 4), (2200, 1100, 2), (3000, 5, 4)]);
 }
 
 fn kinds_of_scores<E: Engine>(engine: &E) {
@@ -218,10 +141,6 @@ fn inputs_that_are_not_finite<E: Engine>(engine: &E) {
         (infinite, 2, false),
     ];
     not_finite(engine, &all);
-}
-
-fn gradients_that_are_not_finite<E: Engine>(engine: &E) {
-    not_finite(engine, &[(f64::NAN, 3, false), (f64::NAN, 3, true)]);
 }
 
 /// A value in some elements of `k`, `v`, `q` or the gradient of `out`, by its number, causal or full.
@@ -251,8 +170,8 @@ fn not_finite<E: Engine>(engine: &E, all: &[(f64, usize, bool)]) {
 /// A softcap makes the logits of an infinite query finite: only its elements reveal it. The keys that it does not see
 /// keep every bit of their gradients.
 fn capped_infinite_query<E: Engine>(engine: &E) {
-    if !engine.supports(Bf16) {
-        return skip::<E>("bf16");
+    if engine.lacks(Bf16) {
+        return;
     }
     for len in E::cases([40], [150], [1200]) {
         let case = case(len, len, 64, Bf16)
@@ -286,8 +205,8 @@ fn results_that_begin_between_segments<E: Engine>(engine: &E) {
 
 /// The right result if a fixed order of sums is requested, and the same bits every time.
 fn deterministic<E: Engine>(engine: &E) {
-    if !engine.supports(Bf16) {
-        return skip::<E>("bf16");
+    if engine.lacks(Bf16) {
+        return;
     }
     let case = |len: usize| {
         case(len, len, 64, Bf16)

@@ -1,12 +1,9 @@
 //! The products of `wgmma`, each form by itself, against sums in f64. The operands are small whole numbers: every
 //! product and every sum is exact in f32, so results compare with `==`.
 
-use flash_dma_problem::ElementType::{Bf16, F16};
-use flash_dma_problem::{AttentionError, ElementType};
-use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
-use flash_dma_tests::engine::{shared, skip};
 use flash_dma_tests::engines::KernelsOnCuda;
+use flash_dma_tests::prelude::*;
 
 /// Rows of both operands.
 const ROWS: usize = 64;

@@ -1,10 +1,8 @@
 //! Steps that append nothing, on every engine of the kernels, without Burn.
 
 use super::steps::types;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::Engine;
 use flash_dma_tests::decoding::{Held, Sequence};
-use flash_dma_tests::engines::{Kernels, Target};
+use flash_dma_tests::prelude::*;
 
 flash_dma_tests::kernel_engines!(guesses_leave_the_cache);
 

@@ -1,16 +1,12 @@
 //! Steps whose tokens wait: what is accepted of them is as if nothing else had been stepped.
 
-use super::sequences::{Sequences, Shape, Tokens, dtype};
+use super::sequences::{Decoder, Sequences, Tokens, shape};
 use burn::tensor::{Distribution, Tensor};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::{AttentionError, AttentionOptions};
-use flash_dma_problem::ElementType::{self, Bf16, F32};
-use flash_dma_problem::SelectionRule;
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, every_burn};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::dtype;
 
 every_burn!(
     slots_take_any_count,
@@ -29,91 +25,53 @@ enum Kept {
     All { scored: bool },
 }
 
-/// A cache and what its sequences have been given.
-struct Decoder {
-    sequences: Sequences,
-    cache: AttentionCache,
+fn decoder<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) -> Decoder {
+    let shape = shape(element);
+    let options = AttentionOptions::new().with_softcap(6.0);
+    let (kv_heads, dim, dtype) = (shape.kv_heads, shape.dim, dtype(element).into());
+    match kept {
+        Kept::Rule(rule) => {
+            let options = options.with_keep_window(rule.window);
+            let config = DynamicMaskCacheConfig::new(2, kv_heads, dim, options)
+                .with_recent(Some(rule.recent))
+                .with_sinks(Some(rule.sinks))
+                .with_dtype(dtype);
+            let sequences = Sequences::new(shape, 2, Some(kind), options, 3).under(rule);
+            Decoder::new(sequences, config.init(burn.device()))
+        }
+        Kept::All { scored } => {
+            let config = PagedCacheConfig::new(2, kv_heads, dim, 400)
+                .with_page_len(4)
+                .with_pages(40)
+                .with_grow_by(2)
+                .with_options(options)
+                .with_scored(scored)
+                .with_dtype(dtype);
+            let sequences = Sequences::new(shape, 2, scored.then_some(kind), options, 3);
+            Decoder::new(sequences, config.init(burn.device()))
+        }
+    }
 }
 
-impl Decoder {
-    fn new<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) -> Self {
-        let shape = Shape {
-            q_heads: 4,
-            kv_heads: 2,
-            dim: 16,
-            element,
-        };
-        let options = AttentionOptions::new().with_softcap(6.0);
-        let (kv_heads, dim, dtype) = (shape.kv_heads, shape.dim, dtype(element).into());
-        match kept {
-            Kept::Rule(rule) => {
-                let options = options.with_keep_window(rule.window);
-                let config = DynamicMaskCacheConfig::new(2, kv_heads, dim, options)
-                    .with_recent(Some(rule.recent))
-                    .with_sinks(Some(rule.sinks))
-                    .with_dtype(dtype);
-                Self {
-                    sequences: Sequences::new(shape, 2, Some(kind), options, 3).under(rule),
-                    cache: config.init(burn.device()).into(),
-                }
-            }
-            Kept::All { scored } => {
-                let config = PagedCacheConfig::new(2, kv_heads, dim, 400)
-                    .with_page_len(4)
-                    .with_pages(40)
-                    .with_grow_by(2)
-                    .with_options(options)
-                    .with_scored(scored)
-                    .with_dtype(dtype);
-                let kind = scored.then_some(kind);
-                Self {
-                    sequences: Sequences::new(shape, 2, kind, options, 3),
-                    cache: config.init(burn.device()).into(),
-                }
-            }
-        }
-    }
+/// One whose sequences have different lengths.
+fn uneven<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) -> Decoder {
+    let mut decoder = decoder(burn, kept, kind, element);
+    decoder.step(13);
+    decoder.reset(1);
+    decoder.step(3);
+    decoder
+}
 
-    /// Sequences of different lengths.
-    fn uneven<B: Backend>(mut self, burn: &Burn<B>) -> Self {
-        self.step(burn, 13);
-        self.cache.reset(1);
-        self.sequences.reset(1);
-        self.step(burn, 3);
-        self
-    }
-
-    fn step<B: Backend>(&mut self, burn: &Burn<B>, count: usize) {
-        let tokens = self.sequences.grow(count, burn.device());
-        let _ = step(&mut self.cache, &tokens, count);
-    }
-
-    /// A step of `count` tokens against the oracle, of which `accepted` stay.
-    fn guess<B: Backend>(&mut self, burn: &Burn<B>, count: usize, accepted: usize) {
-        let before = self.cache.lengths().to_vec();
-        let tokens = self.sequences.grow(count, burn.device());
-        let new = tokens.clone();
-        self.cache.hold();
-        let (out, lse) = match &mut self.cache {
-            AttentionCache::DynamicMask(cache) => {
-                let scores = new.scores.expect("slots have scores");
-                cache.try_step_with_lse(new.q, new.k, new.v, scores)
-            }
-            AttentionCache::Paged(cache) => {
-                cache.try_step_with_lse(new.q, new.k, new.v, new.scores)
-            }
-        }
-        .unwrap();
-        self.sequences.check(&tokens, out, lse);
-        assert_eq!(self.cache.lengths(), before);
-        assert_eq!(self.cache.waiting(), count);
-        self.cache.accept(accepted);
-        self.sequences.take_back(count - accepted);
-        assert_eq!(self.cache.lengths(), self.sequences.lengths());
-        if let AttentionCache::DynamicMask(cache) = &self.cache {
-            assert_eq!(cache.positions_sync(), self.sequences.live());
-        }
-    }
+/// A step of `count` tokens against the oracle, of which `accepted` stay.
+fn guess(decoder: &mut Decoder, count: usize, accepted: usize) {
+    let before = decoder.cache.lengths().to_vec();
+    decoder.cache.hold();
+    decoder.attend(count);
+    assert_eq!(decoder.cache.lengths(), before);
+    assert_eq!(decoder.cache.waiting(), count);
+    decoder.cache.accept(accepted);
+    decoder.sequences.take_back(count - accepted);
+    decoder.check_held();
 }
 
 /// The output, by its bits, of a step of the first `count` of the tokens.
@@ -150,11 +108,11 @@ fn take_any_count<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element:
     if !burn.supports(element) {
         return;
     }
-    let mut decoder = Decoder::new(burn, kept, kind, element).uneven(burn);
+    let mut decoder = uneven(burn, kept, kind, element);
     let cache = decoder.cache.clone();
     for waiting in Burn::<B>::cases([3, 18], [1, 16, 21], []) {
-        let tokens = decoder.sequences.grow(waiting, burn.device());
-        let next = decoder.sequences.grow(2, burn.device());
+        let tokens = decoder.grow(waiting);
+        let next = decoder.grow(2);
         let mut stepped = cache.clone();
         let all = step(&mut stepped, &tokens, waiting);
         let every: Vec<usize> = (0..=waiting).collect();
@@ -218,13 +176,13 @@ fn guesses_of_any_size<B: Backend>(burn: &Burn<B>) {
     let some = Burn::<B>::cases(rules(6).skip(1).take(1), rules(20).chain(all), []);
     for kept in some {
         for kind in Burn::<B>::cases([Scores::Padded], [Scores::Ties, Scores::Nan], []) {
-            let mut decoder = Decoder::new(burn, kept, kind, F32);
+            let mut decoder = decoder(burn, kept, kind, F32);
             for _ in 0..Burn::<B>::cases([5], [25], []).into_iter().sum::<usize>() {
                 let most = [4, 16, 16, 40][rng.below(4)];
                 let count = 1 + rng.below(most);
                 match rng.below(4) {
-                    0 => decoder.step(burn, count),
-                    _ => decoder.guess(burn, count, rng.below(count + 1)),
+                    0 => decoder.step(count),
+                    _ => guess(&mut decoder, count, rng.below(count + 1)),
                 }
             }
         }
@@ -233,8 +191,8 @@ fn guesses_of_any_size<B: Backend>(burn: &Burn<B>) {
 
 fn clones_have_the_same_tokens_waiting<B: Backend>(burn: &Burn<B>) {
     for kept in [Kept::Rule(rules(7)[1]), Kept::All { scored: true }] {
-        let decoder = &mut Decoder::new(burn, kept, Scores::Ties, F32).uneven(burn);
-        let tokens = decoder.sequences.grow(5, burn.device());
+        let decoder = &mut uneven(burn, kept, Scores::Ties, F32);
+        let tokens = decoder.grow(5);
         let mut cache = decoder.cache.clone();
         // Held, but without tokens yet.
         cache.hold();
@@ -255,8 +213,8 @@ fn clones_have_the_same_tokens_waiting<B: Backend>(burn: &Burn<B>) {
 fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
     let wait = "4 tokens wait beside the cache: accept those that stay, or none, before this";
     for kept in [Kept::Rule(rules(7)[1]), Kept::All { scored: true }] {
-        let decoder = &mut Decoder::new(burn, kept, Scores::Padded, F32).uneven(burn);
-        let tokens = decoder.sequences.grow(4, burn.device());
+        let decoder = &mut uneven(burn, kept, Scores::Padded, F32);
+        let tokens = decoder.grow(4);
         let mut cache = decoder.cache.clone();
         let refused = |result: Result<(), AttentionError>| result.unwrap_err().to_string();
         let not_holding =
@@ -311,7 +269,7 @@ fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
 
 /// A pool that is used up refuses the step, one that grows stays as large, and the pages of dropped tokens are free.
 fn pages_are_given_back<B: Backend>(burn: &Burn<B>) {
-    let mut decoder = Decoder::new(burn, Kept::All { scored: false }, Scores::Normal, F32);
+    let mut decoder = decoder(burn, Kept::All { scored: false }, Scores::Normal, F32);
     for (grow_by, larger) in [(0, false), (2, true)] {
         let config = PagedCacheConfig::new(2, 2, 16, 40)
             .with_page_len(4)
@@ -319,7 +277,7 @@ fn pages_are_given_back<B: Backend>(burn: &Burn<B>) {
             .with_grow_by(grow_by)
             .with_options(AttentionOptions::new().with_softcap(6.0));
         let mut cache = AttentionCache::from(config.init(burn.device()));
-        let tokens = decoder.sequences.grow(6, burn.device());
+        let tokens = decoder.grow(6);
         let _ = step(&mut cache, &tokens, 3);
         let (before, bytes) = (bits(&cache, true), cache.bytes());
         cache.hold();

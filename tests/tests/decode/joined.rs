@@ -1,14 +1,10 @@
 //! Caches that are joined: the steps of the sequences are those that they would have taken apart.
 
-use super::sequences::{Sequences, Shape, dtype};
+use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::{AttentionError, AttentionOptions};
-use flash_dma_problem::ElementType::{Bf16, F32};
-use flash_dma_problem::{ScoreRole, SelectionRule};
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, every_burn};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::dtype;
 
 every_burn!(
     slots_of_several_caches,
@@ -16,12 +12,7 @@ every_burn!(
     what_differs_is_refused,
 );
 
-const SHAPE: Shape = Shape {
-    q_heads: 4,
-    kv_heads: 2,
-    dim: 16,
-    element: F32,
-};
+const SHAPE: Shape = shape(F32);
 
 const RULE: SelectionRule = SelectionRule {
     window: 8,
@@ -43,62 +34,33 @@ fn pages(batch: usize) -> PagedCacheConfig {
         .with_grow_by(2)
 }
 
-/// A step of `count` tokens against the oracle.
-fn step<B: Backend>(
-    burn: &Burn<B>,
-    cache: &mut AttentionCache,
-    sequences: &mut Sequences,
-    count: usize,
-) {
-    let tokens = sequences.grow(count, burn.device());
-    let new = tokens.clone();
-    let (out, lse) = match cache {
-        AttentionCache::DynamicMask(cache) => {
-            let scores = new.scores.expect("slots have scores");
-            cache.try_step_with_lse(new.q, new.k, new.v, scores)
-        }
-        AttentionCache::Paged(cache) => cache.try_step_with_lse(new.q, new.k, new.v, new.scores),
-    }
-    .unwrap();
-    sequences.check(&tokens, out, lse);
-    assert_eq!(cache.lengths(), sequences.lengths());
-    assert_eq!(cache.sequences(), sequences.batch());
-    if let AttentionCache::DynamicMask(cache) = cache {
-        assert_eq!(cache.positions_sync(), sequences.live());
-    }
-}
-
 /// Groups of prompts of three lengths, joined; and then steps, beams and resets of all.
-fn several<B: Backend>(burn: &Burn<B>, group: impl Fn(usize, u64) -> (AttentionCache, Sequences)) {
+fn several<B: Backend>(group: impl Fn(usize, u64) -> Decoder) {
     let mut rng = Rng::new(21);
     let sizes = Burn::<B>::cases([(1, 5), (2, 21)], [(3, 0), (1, 40)], []);
     let mut parts = Vec::new();
     let mut all: Option<Sequences> = None;
     for (seed, (batch, prompt)) in sizes.into_iter().enumerate() {
-        let (mut cache, mut sequences) = group(batch, seed as u64);
+        let mut decoder = group(batch, seed as u64);
         if prompt > 0 {
-            step(burn, &mut cache, &mut sequences, prompt);
+            decoder.step(prompt);
         }
-        parts.push(cache);
+        parts.push(decoder.cache);
         match &mut all {
-            None => all = Some(sequences),
-            Some(all) => all.join(sequences),
+            None => all = Some(decoder.sequences),
+            Some(all) => all.join(decoder.sequences),
         }
     }
-    let mut all = all.expect("there are parts");
-    let mut cache = AttentionCache::cat(parts.clone());
+    let sequences = all.expect("there are parts");
+    let mut joined = Decoder::new(sequences, AttentionCache::cat(parts.clone()));
     for count in Burn::<B>::cases([1, 3, 20], [1, 16, 2, 30, 1], []) {
-        step(burn, &mut cache, &mut all, count);
+        joined.step(count);
         if rng.below(2) == 0 {
-            let last = all.batch() - 1;
-            cache.reset(last);
-            all.reset(last);
+            joined.reset(joined.sequences.batch() - 1);
         }
     }
-    let beams = [1, 1, 0];
-    cache.reorder(&beams);
-    all.reorder(&beams);
-    step(burn, &mut cache, &mut all, 2);
+    joined.reorder(&[1, 1, 0]);
+    joined.step(2);
     // The parts are their own still.
     for (part, length) in parts.iter_mut().zip([5, 21]) {
         assert_eq!(part.lengths()[0], length);
@@ -111,14 +73,14 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
             continue;
         }
         for role in Burn::<B>::cases([ScoreRole::Rank], [ScoreRole::RankAndBias], []) {
-            several(burn, |batch, seed| {
+            several::<B>(|batch, seed| {
                 let config = slots(batch).with_dtype(dtype(element).into());
                 let config = config.with_score_role(Some(role));
                 let shape = Shape { element, ..SHAPE };
                 let options = config.options;
                 let sequences = Sequences::new(shape, batch, Some(Scores::Padded), options, seed);
                 let sequences = sequences.under(RULE).with_role(role);
-                (config.init(burn.device()).into(), sequences)
+                Decoder::new(sequences, config.init(burn.device()))
             });
         }
     }
@@ -126,12 +88,12 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
 
 fn pages_of_several_caches<B: Backend>(burn: &Burn<B>) {
     for scored in Burn::<B>::cases([false], [true], []) {
-        several(burn, |batch, seed| {
+        several::<B>(|batch, seed| {
             // Pools of different sizes.
             let config = pages(batch).with_scored(scored).with_pages(1 + 4 * batch);
             let kind = scored.then_some(Scores::Padded);
             let sequences = Sequences::new(SHAPE, batch, kind, config.options, seed);
-            (config.init(burn.device()).into(), sequences)
+            Decoder::new(sequences, config.init(burn.device()))
         });
     }
 }

@@ -16,3 +16,22 @@ mod shared;
 #[cfg(feature = "burn")]
 mod slots;
 mod steps;
+
+use flash_dma_tests::prelude::*;
+
+/// Rules of a window: with recent keys, with sinks, with both, and full of them.
+fn rules(window: usize) -> [SelectionRule; 5] {
+    let (some, few) = (window.div_ceil(3), window / 4);
+    let parts = [
+        (some, 0),
+        (0, some),
+        (some, few),
+        (window, 0),
+        (window - some, some),
+    ];
+    parts.map(|(recent, sinks)| SelectionRule {
+        window,
+        recent,
+        sinks,
+    })
+}

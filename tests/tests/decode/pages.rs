@@ -1,66 +1,40 @@
 //! The cache that keeps every key.
 
-use super::sequences::{Sequences, Shape, dtype};
+use super::sequences::{Decoder, Sequences, Shape};
 use burn_flash_dma::AttentionOptions;
-use burn_flash_dma::cache::{PagedCache, PagedCacheConfig};
-use flash_dma_problem::ElementType::{self, Bf16, F32};
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, every_burn};
+use burn_flash_dma::cache::PagedCacheConfig;
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::dtype;
 
 every_burn!(pieces_of_any_size, beams_and_resets);
 
-struct Decoder<'a, B> {
-    burn: &'a Burn<B>,
-    sequences: Sequences,
-    cache: PagedCache,
-}
-
-impl<'a, B: Backend> Decoder<'a, B> {
-    fn new(
-        burn: &'a Burn<B>,
-        batch: usize,
-        page_len: usize,
-        kind: Option<Scores>,
-        element: ElementType,
-    ) -> Self {
-        let shape = Shape {
-            q_heads: 4,
-            kv_heads: 2,
-            dim: 32,
-            element,
-        };
-        let options = AttentionOptions::new().with_softcap(6.0);
-        let config = PagedCacheConfig::new(batch, shape.kv_heads, shape.dim, 4096)
-            .with_page_len(page_len)
-            .with_pages(3)
-            .with_grow_by(2)
-            .with_options(options)
-            .with_scored(kind.is_some())
-            .with_dtype(dtype(element).into());
-        Self {
-            burn,
-            sequences: Sequences::new(shape, batch, kind, options, page_len as u64),
-            cache: config.init(burn.device()),
-        }
-    }
-
-    fn step(&mut self, count: usize) {
-        let tokens = self.sequences.grow(count, self.burn.device());
-        let new = tokens.clone();
-        let (out, lse) = (self.cache)
-            .try_step_with_lse(new.q, new.k, new.v, new.scores)
-            .unwrap();
-        self.sequences.check(&tokens, out, lse);
-        assert_eq!(self.cache.lengths(), self.sequences.lengths());
-    }
+fn decoder<B: Backend>(
+    burn: &Burn<B>,
+    batch: usize,
+    page_len: usize,
+    kind: Option<Scores>,
+    element: ElementType,
+) -> Decoder {
+    let shape = Shape {
+        q_heads: 4,
+        kv_heads: 2,
+        dim: 32,
+        element,
+    };
+    let options = AttentionOptions::new().with_softcap(6.0);
+    let config = PagedCacheConfig::new(batch, shape.kv_heads, shape.dim, 4096)
+        .with_page_len(page_len)
+        .with_pages(3)
+        .with_grow_by(2)
+        .with_options(options)
+        .with_scored(kind.is_some())
+        .with_dtype(dtype(element).into());
+    let sequences = Sequences::new(shape, batch, kind, options, page_len as u64);
+    Decoder::new(sequences, config.init(burn.device()))
 }
 
 fn kinds<B: Backend>() -> Vec<Option<Scores>> {
     Burn::<B>::cases([None], [Some(Scores::Padded)], [Some(Scores::Nan)])
-        .into_iter()
-        .collect()
 }
 
 fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
@@ -70,7 +44,7 @@ fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
             if !burn.supports(element) {
                 continue;
             }
-            let mut decoder = Decoder::new(burn, 2, page_len, kind, element);
+            let mut decoder = decoder(burn, 2, page_len, kind, element);
             for _ in 0..Burn::<B>::cases([4], [26], [40]).into_iter().sum::<usize>() {
                 let most = [1, 4, 16, 60][rng.below(4)];
                 decoder.step(1 + rng.below(most));
@@ -82,24 +56,7 @@ fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
 fn beams_and_resets<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(8);
     for kind in kinds::<B>() {
-        let mut decoder = Decoder::new(burn, 3, 4, kind, F32);
-        for round in 0..Burn::<B>::cases([4], [36], []).into_iter().sum::<usize>() {
-            decoder.step([1, 1, 3, 20][rng.below(4)]);
-            match round % 4 {
-                1 => {
-                    let batch = decoder.sequences.batch();
-                    let beams: Vec<usize> =
-                        (0..2 + rng.below(3)).map(|_| rng.below(batch)).collect();
-                    decoder.cache.reorder(&beams);
-                    decoder.sequences.reorder(&beams);
-                }
-                2 => {
-                    let sequence = rng.below(decoder.sequences.batch());
-                    decoder.cache.reset(sequence);
-                    decoder.sequences.reset(sequence);
-                }
-                _ => {}
-            }
-        }
+        let rounds = Burn::<B>::cases([4], [36], []).into_iter().sum();
+        decoder(burn, 3, 4, kind, F32).beams_and_resets(rounds, &mut rng);
     }
 }

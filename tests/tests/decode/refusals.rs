@@ -1,12 +1,11 @@
 //! The calls that a cache refuses, after which it is bit for bit unchanged.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_flash_dma::AttentionOptions;
 use burn_flash_dma::cache::{
     BlockTable, DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::every_burn;
+use burn_flash_dma::{AttentionError, AttentionOptions};
+use flash_dma_tests::prelude::*;
 
 every_burn!(
     tokens_for_slots,
@@ -36,6 +35,11 @@ impl New {
             scores: ones([2, 2, 3], device),
         }
     }
+}
+
+/// The text of a refusal.
+fn refusal<T>(result: Result<T, AttentionError>) -> String {
+    result.map(drop).unwrap_err().to_string()
 }
 
 type Change = fn(&mut New, &Device);
@@ -110,28 +114,20 @@ fn tokens_for_slots<B: Backend>(burn: &Burn<B>) {
         // Many tokens take a different path of checks.
         for repeat in [1, 20] {
             let many = |x: Tensor<4>| x.repeat_dim(2, repeat);
-            let (q, k, v) = (
-                many(new.q.clone()),
-                many(new.k.clone()),
-                many(new.v.clone()),
-            );
+            let [q, k, v] = [&new.q, &new.k, &new.v].map(|x| many(x.clone()));
             let scores = new.scores.clone().repeat_dim(2, repeat);
-            let error = cache.try_step(q.clone(), k.clone(), v.clone(), scores.clone());
-            let error = error.unwrap_err().to_string();
+            let error = refusal(cache.try_step(q, k.clone(), v.clone(), scores.clone()));
             if repeat == 1 {
                 assert_eq!(error, text);
             }
             assert_eq!(slots_bits(&cache), before, "{text}");
             if !text.contains("quer") && !text.starts_with('q') {
-                assert_eq!(
-                    cache.try_append(k, v, scores).unwrap_err().to_string(),
-                    error
-                );
+                assert_eq!(refusal(cache.try_append(k, v, scores)), error);
                 assert_eq!(slots_bits(&cache), before, "{text}");
             }
         }
     }
-    let error = cache.try_reorder(&[0, 2]).unwrap_err().to_string();
+    let error = refusal(cache.try_reorder(&[0, 2]));
     assert_eq!(error, "there is no sequence 2: the cache has 2");
     assert_eq!(slots_bits(&cache), before);
 
@@ -150,9 +146,9 @@ fn tokens_for_slots<B: Backend>(burn: &Burn<B>) {
     let mut cache = DynamicMaskCache::try_from_record(record, device).unwrap();
     let before = slots_bits(&cache);
     let new = New::tokens(device);
-    let error = cache.try_step(new.q, new.k, new.v, new.scores).unwrap_err();
+    let error = refusal(cache.try_step(new.q, new.k, new.v, new.scores));
     assert_eq!(
-        error.to_string(),
+        error,
         "the cache has been given 2147483645 tokens: 3 more pass the greatest number of positions, 2147483647"
     );
     assert_eq!(slots_bits(&cache), before);
@@ -180,24 +176,24 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
         if text.starts_with("scores") {
             continue;
         }
-        assert_eq!(step(&mut cache, new, false).unwrap_err().to_string(), text);
+        assert_eq!(refusal(step(&mut cache, new, false)), text);
         assert_eq!(pages_bits(&cache), before, "{text}");
     }
-    let error = step(&mut cache, New::tokens(device), true).unwrap_err();
+    let error = refusal(step(&mut cache, New::tokens(device), true));
     assert_eq!(
-        error.to_string(),
+        error,
         "scores must be given exactly if the cache has them, as slots do"
     );
     // 3 tokens of each sequence are held. 3 more need a second page for both, and one is free.
-    let error = step(&mut cache, New::tokens(device), false).unwrap_err();
-    assert_eq!(error.to_string(), "2 pages are needed, but the pool has 1");
+    let error = refusal(step(&mut cache, New::tokens(device), false));
+    assert_eq!(error, "2 pages are needed, but the pool has 1");
     assert_eq!(pages_bits(&cache), before);
     assert!(cache.try_reorder(&[0, 7]).is_err());
     assert!(cache.try_fork(2).is_err());
     assert!(cache.try_share_prefix(0, 2, 1).is_err());
     assert!(cache.try_copy_pages(&[[0, 2]]).is_err());
     assert_eq!(
-        cache.try_share_prefix(0, 1, 4).unwrap_err().to_string(),
+        refusal(cache.try_share_prefix(0, 1, 4)),
         "sequence 0 can share its first 0 to 3 tokens, but 4 were asked for"
     );
     assert_eq!(pages_bits(&cache), before);
@@ -205,8 +201,8 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
     let mut shared = cache.clone();
     shared.reorder(&[0, 0]);
     let before = pages_bits(&shared);
-    let error = step(&mut shared, New::tokens(device), false).unwrap_err();
-    assert_eq!(error.to_string(), "3 pages are needed, but the pool has 2");
+    let error = refusal(step(&mut shared, New::tokens(device), false));
+    assert_eq!(error, "3 pages are needed, but the pool has 2");
     assert_eq!(pages_bits(&shared), before);
 
     // The table has room for 8 tokens of a sequence, whatever the pool has.
@@ -215,9 +211,9 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
         step(&mut cache, New::tokens(device), false).unwrap();
     }
     let before = pages_bits(&cache);
-    let error = step(&mut cache, New::tokens(device), false).unwrap_err();
+    let error = refusal(step(&mut cache, New::tokens(device), false));
     assert_eq!(
-        error.to_string(),
+        error,
         "the page table holds 6 tokens of 8: there is no room for 3 more"
     );
     assert_eq!(pages_bits(&cache), before);
@@ -240,7 +236,7 @@ fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
             pages: pages.iter().map(|row| row.to_vec()).collect(),
             lengths: lengths.to_vec(),
         };
-        let text = cache.try_set_block_table(&table).unwrap_err().to_string();
+        let text = refusal(cache.try_set_block_table(&table));
         let reason = text.strip_prefix("the block table does not fit: ");
         reason.expect("a table that does not fit").to_string()
     };
@@ -318,7 +314,7 @@ fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
     ];
     for (result, reason) in texts.into_iter().zip(reasons) {
         let text = format!("the block table does not fit: {reason}");
-        assert_eq!(result.unwrap_err().to_string(), text);
+        assert_eq!(refusal(result), text);
     }
     assert_eq!(pages_bits(&cache), before);
     cache.hold();
@@ -330,12 +326,8 @@ fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
 fn configurations<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let options = AttentionOptions::new().with_keep_window(4);
-    let slots = |dim, options| {
-        DynamicMaskCacheConfig::new(1, 2, dim, options)
-            .try_init(device)
-            .unwrap_err()
-            .to_string()
-    };
+    let slots =
+        |dim, options| refusal(DynamicMaskCacheConfig::new(1, 2, dim, options).try_init(device));
     assert_eq!(
         slots(12, options),
         "head dimension 12 is not supported: it must be a multiple of 8 from 8 to 256"
@@ -351,7 +343,7 @@ fn configurations<B: Backend>(burn: &Burn<B>) {
     let kept = DynamicMaskCacheConfig::new(1, 2, 16, options);
     let kept = |recent| kept.clone().with_recent(Some(recent)).with_sinks(Some(1));
     assert_eq!(
-        kept(4).try_init(device).unwrap_err().to_string(),
+        refusal(kept(4).try_init(device)),
         "4 recent keys and 1 sinks pass the window of 4 keys"
     );
     let rule = kept(3).try_init(device).unwrap().rule();
@@ -361,7 +353,7 @@ fn configurations<B: Backend>(burn: &Burn<B>) {
         "the options keep all keys, but the cache keeps a window of them"
     );
     assert!(slots(16, options.with_softcap(-1.0)).starts_with("the softcap must be positive"));
-    let pages = |config: PagedCacheConfig| config.try_init(device).unwrap_err().to_string();
+    let pages = |config: PagedCacheConfig| refusal(config.try_init(device));
     assert_eq!(
         pages(PagedCacheConfig::new(1, 2, 16, 64).with_page_len(0)),
         "a page must hold at least one token, and a sequence at least one page"

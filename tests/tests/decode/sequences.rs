@@ -1,11 +1,12 @@
 //! Sequences that grow token by token on the host, and the oracle's results for their last tokens.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use flash_dma_problem::{AttentionOptions, ElementType, Problem, ScoreRole, SelectionRule};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::cache::AttentionCache;
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::compose::attended;
-use flash_dma_reference::generate::{Scores, normal};
-use flash_dma_reference::{Inputs, Rng};
+use flash_dma_reference::generate::normal;
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{dtype, floats, load, values};
 
 /// The heads and the type of all sequences.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +15,16 @@ pub struct Shape {
     pub kv_heads: usize,
     pub dim: usize,
     pub element: ElementType,
+}
+
+/// Two groups of two query heads, of a size that compiles and runs fast.
+pub const fn shape(element: ElementType) -> Shape {
+    Shape {
+        q_heads: 4,
+        kv_heads: 2,
+        dim: 16,
+        element,
+    }
 }
 
 /// Everything that one sequence has been given, by head.
@@ -64,14 +75,6 @@ pub struct Tokens {
     /// The queries on the host, `[sequence, q_heads, tokens, dim]`.
     host_q: Vec<f64>,
     count: usize,
-}
-
-pub fn dtype(element: ElementType) -> DType {
-    match element {
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-    }
 }
 
 impl Sequences {
@@ -204,20 +207,14 @@ impl Sequences {
             }
         }
         let host_q = normal(batch * q_heads * count * dim, 1.0, element, &mut self.rng);
-        let upload = |values: &[f64], heads: usize| {
-            let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-            let data = TensorData::new(values, [batch, heads, count, dim]);
-            Tensor::<4>::from_data(data, (device, dtype(element)))
-        };
-        let z: Vec<f32> = scores.iter().map(|&z| z as f32).collect();
+        let rows =
+            |values: &[f64], heads| load(values, [batch, heads, count, dim], element, device);
+        let scored = || floats(&scores, [batch, kv_heads, count], device);
         Tokens {
-            q: upload(&host_q, q_heads),
-            k: upload(&k, kv_heads),
-            v: upload(&v, kv_heads),
-            scores: self.scored.then(|| {
-                let data = TensorData::new(z, [batch, kv_heads, count]);
-                Tensor::from_data(data, (device, DType::F32))
-            }),
+            q: rows(&host_q, q_heads),
+            k: rows(&k, kv_heads),
+            v: rows(&v, kv_heads),
+            scores: self.scored.then(scored),
             host_q,
             count,
         }
@@ -232,17 +229,10 @@ impl Sequences {
         let Shape { kv_heads, dim, .. } = self.shape;
         let history = &self.histories[sequence];
         let len = history.k[0].len() / dim;
-        let data = |heads: &[Vec<f64>]| heads.concat().into_iter().map(|x| x as f32).collect();
-        let rows = |heads: &[Vec<f64>]| {
-            let data: Vec<f32> = data(heads);
-            let data = TensorData::new(data, [1, kv_heads, len, dim]);
-            Tensor::<4>::from_data(data, (device, dtype(self.shape.element)))
-        };
-        let scores = || {
-            let data: Vec<f32> = data(&history.scores);
-            let data = TensorData::new(data, [1, kv_heads, len]);
-            Tensor::from_data(data, (device, DType::F32))
-        };
+        let element = self.shape.element;
+        let rows =
+            |heads: &[Vec<f64>]| load(&heads.concat(), [1, kv_heads, len, dim], element, device);
+        let scores = || floats(&history.scores.concat(), [1, kv_heads, len], device);
         let (k, v) = (rows(&history.k), rows(&history.v));
         (k, v, self.scored.then(scores))
     }
@@ -258,8 +248,7 @@ impl Sequences {
         let count = tokens.count;
         assert_eq!(out.dims(), [self.batch(), q_heads, count, dim]);
         assert_eq!(out.dtype(), dtype(element));
-        let read = |values: TensorData| values.iter::<f64>().collect::<Vec<f64>>();
-        let (out, lse) = (read(out.into_data()), read(lse.into_data()));
+        let (out, lse) = (values(out), values(lse));
         let options = self.options;
         for (sequence, history) in self.histories.iter().enumerate() {
             let len = history.k[0].len() / dim;
@@ -267,8 +256,8 @@ impl Sequences {
             let scores = self.scored.then_some(&kv[..3]);
             let problem = Problem::new(&q, &kv, &kv, scores, element, &options).unwrap();
             let rows = q_heads * count;
-            let values = rows * dim;
-            let part = sequence * values..(sequence + 1) * values;
+            let size = rows * dim;
+            let part = sequence * size..(sequence + 1) * size;
             let inputs = Inputs {
                 problem,
                 q: tokens.host_q[part.clone()].to_vec(),
@@ -305,5 +294,77 @@ impl Sequences {
         (self.histories.iter())
             .map(|history| history.scores.iter().map(head).collect())
             .collect()
+    }
+}
+
+/// A cache, and what its sequences have been given.
+pub struct Decoder {
+    pub sequences: Sequences,
+    pub cache: AttentionCache,
+}
+
+impl Decoder {
+    pub fn new(sequences: Sequences, cache: impl Into<AttentionCache>) -> Self {
+        Self {
+            sequences,
+            cache: cache.into(),
+        }
+    }
+
+    /// Gives every sequence `count` more tokens, which are still to be stepped.
+    pub fn grow(&mut self, count: usize) -> Tokens {
+        self.sequences.grow(count, self.cache.device())
+    }
+
+    /// A step of `count` tokens against the oracle, and what the cache holds then.
+    pub fn step(&mut self, count: usize) {
+        self.attend(count);
+        self.check_held();
+    }
+
+    /// A step of `count` tokens against the oracle.
+    pub fn attend(&mut self, count: usize) {
+        let tokens = self.grow(count);
+        let Tokens {
+            q, k, v, scores, ..
+        } = tokens.clone();
+        let (out, lse) = self.cache.try_step_with_lse(q, k, v, scores).unwrap();
+        self.sequences.check(&tokens, out, lse);
+    }
+
+    /// The lengths, and the keys that slots keep.
+    pub fn check_held(&self) {
+        assert_eq!(self.cache.lengths(), self.sequences.lengths());
+        assert_eq!(self.cache.sequences(), self.sequences.batch());
+        if let AttentionCache::DynamicMask(cache) = &self.cache {
+            assert_eq!(cache.positions_sync(), self.sequences.live());
+        }
+    }
+
+    pub fn reorder(&mut self, indices: &[usize]) {
+        self.cache.reorder(indices);
+        self.sequences.reorder(indices);
+    }
+
+    pub fn reset(&mut self, sequence: usize) {
+        self.cache.reset(sequence);
+        self.sequences.reset(sequence);
+    }
+
+    /// Steps of sequences of different lengths, reordered, repeated, dropped and restarted.
+    pub fn beams_and_resets(&mut self, rounds: usize, rng: &mut Rng) {
+        for round in 0..rounds {
+            self.step([1, 1, 3, 20][rng.below(4)]);
+            let batch = self.sequences.batch();
+            match round % 4 {
+                1 => {
+                    let beams = (0..2 + rng.below(3)).map(|_| rng.below(batch));
+                    self.reorder(&beams.collect::<Vec<_>>());
+                }
+                2 => self.reset(rng.below(batch)),
+                _ => {}
+            }
+            self.check_held();
+        }
     }
 }

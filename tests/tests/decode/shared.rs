@@ -1,13 +1,9 @@
 //! Pages that several sequences have, pages that a window leaves, and tables from outside.
 
-use super::sequences::{Sequences, Shape, Tokens};
+use super::sequences::{Sequences, Shape, Tokens, shape};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::cache::{BlockTable, PagedCache, PagedCacheConfig};
-use flash_dma_problem::ElementType::F32;
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, every_burn};
+use flash_dma_tests::prelude::*;
 
 every_burn!(
     shared_pages_equal_pages_of_ones_own,
@@ -18,12 +14,7 @@ every_burn!(
     a_record_keeps_what_is_shared,
 );
 
-const SHAPE: Shape = Shape {
-    q_heads: 4,
-    kv_heads: 2,
-    dim: 16,
-    element: F32,
-};
+const SHAPE: Shape = shape(F32);
 
 const PAGE: usize = 4;
 
@@ -58,6 +49,13 @@ fn rounds<B: Backend>(slow: usize, fast: usize) -> usize {
         .sum()
 }
 
+fn table(pages: &[&[usize]], lengths: &[usize]) -> BlockTable {
+    BlockTable {
+        pages: pages.iter().map(|row| row.to_vec()).collect(),
+        lengths: lengths.to_vec(),
+    }
+}
+
 /// The output and the LSE of a step, by their bits.
 fn bits(out: Tensor<4>, lse: Tensor<3>) -> [Vec<u8>; 2] {
     [out.into_data(), lse.into_data()].map(|data| data.as_bytes().to_vec())
@@ -68,6 +66,13 @@ fn step(cache: &mut PagedCache, tokens: &Tokens) -> (Tensor<4>, Tensor<3>) {
         q, k, v, scores, ..
     } = tokens.clone();
     cache.try_step_with_lse(q, k, v, scores).unwrap()
+}
+
+/// A step of `count` tokens against the oracle.
+fn check_step(cache: &mut PagedCache, sequences: &mut Sequences, count: usize) {
+    let tokens = sequences.grow(count, cache.device());
+    let (out, lse) = step(cache, &tokens);
+    sequences.check(&tokens, out, lse);
 }
 
 /// A cache whose sequences share pages, one of the same sequences with pages of their own, and the oracle's.
@@ -105,12 +110,37 @@ impl<'a, B: Backend> Both<'a, B> {
         self.apart = PagedCache::cat((0..indices.len()).map(one).collect());
     }
 
-    fn step(&mut self, count: usize) {
+    /// As `reorder`, but of a cache whose table is from outside.
+    fn apart_reorder(&mut self, indices: &[usize]) {
+        let shared = self.shared.clone();
+        self.shared = self.apart.clone();
+        self.reorder(indices);
+        self.shared = shared;
+    }
+
+    fn attend(&mut self, count: usize) {
         let tokens = self.sequences.grow(count, self.burn.device());
         let (out, lse) = step(&mut self.shared, &tokens);
         self.sequences.check(&tokens, out.clone(), lse.clone());
         let (own, own_lse) = step(&mut self.apart, &tokens);
         assert_eq!(bits(out, lse), bits(own, own_lse));
+    }
+
+    fn step(&mut self, count: usize) {
+        self.attend(count);
+        assert_eq!(self.shared.lengths(), self.sequences.lengths());
+    }
+
+    /// A step of which the first tokens are right.
+    fn guess(&mut self, count: usize, right: usize) {
+        for cache in [&mut self.shared, &mut self.apart] {
+            cache.hold();
+        }
+        self.attend(count);
+        for cache in [&mut self.shared, &mut self.apart] {
+            cache.accept(right);
+        }
+        self.sequences.take_back(count - right);
         assert_eq!(self.shared.lengths(), self.sequences.lengths());
     }
 }
@@ -143,30 +173,12 @@ fn guesses_of_sequences_that_share<B: Backend>(burn: &Burn<B>) {
         both.step(6);
         both.reorder(&[0, 0, 0]);
         for (guessed, right) in [(3, 1), (2, 0), (20, 5), (1, 1)] {
-            for cache in [&mut both.shared, &mut both.apart] {
-                cache.hold();
-            }
             both.guess(guessed, right);
             both.step(1);
             if right == 1 {
                 both.reorder(&[1, 0, 1]);
             }
         }
-    }
-}
-
-impl<B: Backend> Both<'_, B> {
-    /// A step of which the first tokens are right.
-    fn guess(&mut self, count: usize, right: usize) {
-        let tokens = self.sequences.grow(count, self.burn.device());
-        let (out, lse) = step(&mut self.shared, &tokens);
-        self.sequences.check(&tokens, out.clone(), lse.clone());
-        let (own, own_lse) = step(&mut self.apart, &tokens);
-        assert_eq!(bits(out, lse), bits(own, own_lse));
-        self.shared.accept(right);
-        self.apart.accept(right);
-        self.sequences.take_back(count - right);
-        assert_eq!(self.shared.lengths(), self.sequences.lengths());
     }
 }
 
@@ -177,9 +189,7 @@ fn prefixes_of_requests<B: Backend>(burn: &Burn<B>) {
         let mut cache = config.init(burn.device());
         let mut sequences = sequences(config, 60 + case as u64);
         for _ in 0..rounds::<B>(8, 80) {
-            let tokens = sequences.grow(1 + rng.below(5), burn.device());
-            let (out, lse) = step(&mut cache, &tokens);
-            sequences.check(&tokens, out, lse);
+            check_step(&mut cache, &mut sequences, 1 + rng.below(5));
             let (from, into) = (rng.below(3), rng.below(3));
             let tokens = rng.below(sequences.lengths()[from] + 1);
             match cache.try_share_prefix(from, into, tokens) {
@@ -222,9 +232,7 @@ fn the_last_keys<B: Backend>(burn: &Burn<B>) {
         let mut greatest = 0;
         for round in 0..rounds::<B>(14, 140) {
             let count = if round % 7 == 6 { 17 } else { 1 };
-            let tokens = sequences.grow(count, burn.device());
-            let (out, lse) = step(&mut cache, &tokens);
-            sequences.check(&tokens, out, lse);
+            check_step(&mut cache, &mut sequences, count);
             assert_eq!(cache.lengths(), sequences.lengths());
             greatest = greatest.max(cache.used_pages());
             assert!(cache.used_pages() <= 2 * most);
@@ -237,9 +245,7 @@ fn the_last_keys<B: Backend>(burn: &Burn<B>) {
         cache.reset(0);
         sequences.reset(0);
         assert!(cache.used_pages() <= most);
-        let tokens = sequences.grow(2, burn.device());
-        let (out, lse) = step(&mut cache, &tokens);
-        sequences.check(&tokens, out, lse);
+        check_step(&mut cache, &mut sequences, 2);
         cache.reset(0);
         cache.reset(1);
         assert_eq!(cache.used_pages(), 0);
@@ -253,10 +259,7 @@ fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
     for scored in [false, true] {
         let config = config(1).with_pages(pages).with_scored(scored);
         let mut both = Both::new(burn, &config, 80 + u64::from(scored));
-        let mut table = BlockTable {
-            pages: vec![Vec::new()],
-            lengths: vec![0],
-        };
+        let mut table = table(&[&[]], &[0]);
         for round in 0..rounds::<B>(8, 60) {
             if round % 5 == 4 {
                 // Another sequence begins with the full pages of one that there is.
@@ -299,10 +302,6 @@ fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
 fn copies_for_the_owner<B: Backend>(burn: &Burn<B>) {
     let config = config(1).with_pages(8);
     let mut both = Both::new(burn, &config, 90);
-    let table = |pages: &[&[usize]], lengths: &[usize]| BlockTable {
-        pages: pages.iter().map(|row| row.to_vec()).collect(),
-        lengths: lengths.to_vec(),
-    };
     both.shared.set_block_table(&table(&[&[6, 1]], &[0]));
     both.step(6);
     both.apart_reorder(&[0, 0]);
@@ -320,16 +319,6 @@ fn copies_for_the_owner<B: Backend>(burn: &Burn<B>) {
     assert_eq!(read, table(&[&[6, 1, 0], &[6, 3, 5, 2]], &[11, 11]));
     both.shared.set_block_table(&read);
     both.step(1);
-}
-
-impl<B: Backend> Both<'_, B> {
-    /// As `reorder`, but of a cache whose table is from outside.
-    fn apart_reorder(&mut self, indices: &[usize]) {
-        let shared = self.shared.clone();
-        self.shared = self.apart.clone();
-        self.reorder(indices);
-        self.shared = shared;
-    }
 }
 
 fn a_record_keeps_what_is_shared<B: Backend>(burn: &Burn<B>) {

@@ -1,24 +1,20 @@
 //! The cache of constant size.
 
-use super::sequences::{Sequences, Shape, dtype};
+use super::rules;
+use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn::tensor::Tensor;
-use burn_flash_dma::cache::{DynamicMaskCache, DynamicMaskCacheConfig};
+use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Selector};
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{ScoreRole, SelectionRule};
-use flash_dma_reference::Rng;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, every_burn};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::dtype;
 
 every_burn!(
     one_token_at_a_time,
     pieces_of_any_size,
     beams_and_resets,
-    options_in_f32,
-    options_in_f16,
-    options_in_bf16,
+    options_in_f32: options(F32),
+    options_in_f16: options(F16),
+    options_in_bf16: options(Bf16),
     a_prompt_in_chunks_or_at_once,
     recent_keys_and_sinks,
     recent_keys_and_sinks_over_thousands_of_tokens,
@@ -26,106 +22,54 @@ every_burn!(
     documents_restart_the_cache,
 );
 
-fn shape(element: ElementType) -> Shape {
-    Shape {
-        q_heads: 4,
-        kv_heads: 2,
-        dim: 16,
-        element,
-    }
+/// A cache that keeps the best keys of the options' window.
+fn of_best<B: Backend>(
+    burn: &Burn<B>,
+    shape: Shape,
+    batch: usize,
+    kind: Scores,
+    options: AttentionOptions,
+) -> Decoder {
+    let window = options.keep_window.expect("slots have a window");
+    let rule = SelectionRule::top(window);
+    let role = ScoreRole::default();
+    decoder(burn, shape, batch, kind, options, (rule, role))
 }
 
-struct Decoder<'a, B> {
-    burn: &'a Burn<B>,
-    sequences: Sequences,
-    cache: DynamicMaskCache,
+fn under<B: Backend>(burn: &Burn<B>, rule: SelectionRule, batch: usize, kind: Scores) -> Decoder {
+    let role = (rule, ScoreRole::default());
+    decoder(burn, shape(F32), batch, kind, window(rule.window), role)
 }
 
-impl<'a, B: Backend> Decoder<'a, B> {
-    fn new(
-        burn: &'a Burn<B>,
-        shape: Shape,
-        batch: usize,
-        kind: Scores,
-        options: AttentionOptions,
-    ) -> Self {
-        let keys = options.keep_window.expect("slots have a window");
-        Self::under(burn, shape, batch, kind, options, SelectionRule::top(keys))
-    }
-
-    fn under(
-        burn: &'a Burn<B>,
-        shape: Shape,
-        batch: usize,
-        kind: Scores,
-        options: AttentionOptions,
-        rule: SelectionRule,
-    ) -> Self {
-        let role = ScoreRole::default();
-        Self::with_role(burn, shape, batch, kind, options, (rule, role))
-    }
-
-    fn with_role(
-        burn: &'a Burn<B>,
-        shape: Shape,
-        batch: usize,
-        kind: Scores,
-        options: AttentionOptions,
-        (rule, role): (SelectionRule, ScoreRole),
-    ) -> Self {
-        let config = DynamicMaskCacheConfig::new(batch, shape.kv_heads, shape.dim, options)
-            .with_recent(Some(rule.recent))
-            .with_sinks(Some(rule.sinks))
-            .with_score_role(Some(role))
-            .with_dtype(dtype(shape.element).into());
-        let sequences = Sequences::new(shape, batch, Some(kind), options, batch as u64);
-        Self {
-            burn,
-            sequences: sequences.under(rule).with_role(role),
-            cache: config.init(burn.device()),
-        }
-    }
-
-    /// A step of `count` tokens against the oracle, and the keys that are kept then.
-    fn step(&mut self, count: usize) {
-        let tokens = self.sequences.grow(count, self.burn.device());
-        let new = tokens.clone();
-        let scores = new.scores.expect("slots have scores");
-        let (out, lse) = (self.cache)
-            .try_step_with_lse(new.q, new.k, new.v, scores)
-            .unwrap();
-        self.sequences.check(&tokens, out, lse);
-        self.check_live();
-    }
-
-    /// As many tokens, appended without attention.
-    fn append(&mut self, count: usize) {
-        let tokens = self.sequences.grow(count, self.burn.device());
-        let scores = tokens.scores.clone().expect("slots have scores");
-        self.cache.append(tokens.k, tokens.v, scores);
-    }
-
-    fn check_live(&self) {
-        assert_eq!(self.cache.positions_sync(), self.sequences.live());
-        assert_eq!(self.cache.lengths(), self.sequences.lengths());
-    }
+fn decoder<B: Backend>(
+    burn: &Burn<B>,
+    shape: Shape,
+    batch: usize,
+    kind: Scores,
+    options: AttentionOptions,
+    (rule, role): (SelectionRule, ScoreRole),
+) -> Decoder {
+    let config = DynamicMaskCacheConfig::new(batch, shape.kv_heads, shape.dim, options)
+        .with_recent(Some(rule.recent))
+        .with_sinks(Some(rule.sinks))
+        .with_score_role(Some(role))
+        .with_dtype(dtype(shape.element).into());
+    let sequences = Sequences::new(shape, batch, Some(kind), options, batch as u64);
+    let sequences = sequences.under(rule).with_role(role);
+    Decoder::new(sequences, config.init(burn.device()))
 }
 
-/// Rules of a window: without the one, without the other, and full of them.
-fn rules(window: usize) -> [SelectionRule; 5] {
-    let (some, few) = (window.div_ceil(3), window / 4);
-    let parts = [
-        (some, 0),
-        (0, some),
-        (some, few),
-        (window, 0),
-        (window - some, some),
-    ];
-    parts.map(|(recent, sinks)| SelectionRule {
-        window,
-        recent,
-        sinks,
-    })
+/// As many tokens, appended without attention.
+fn append(decoder: &mut Decoder, count: usize) {
+    let tokens = decoder.grow(count);
+    let AttentionCache::DynamicMask(cache) = &mut decoder.cache else {
+        unreachable!("slots")
+    };
+    cache.append(
+        tokens.k,
+        tokens.v,
+        tokens.scores.expect("slots have scores"),
+    );
 }
 
 fn window(keys: usize) -> AttentionOptions {
@@ -136,7 +80,7 @@ fn window(keys: usize) -> AttentionOptions {
 fn one_token_at_a_time<B: Backend>(burn: &Burn<B>) {
     for kind in Burn::<B>::cases([Scores::Ties], Scores::ALL, []) {
         for (keys, steps) in Burn::<B>::cases([(6, 20)], [(1, 40), (23, 250)], [(64, 150)]) {
-            let mut decoder = Decoder::new(burn, shape(F32), 2, kind, window(keys));
+            let mut decoder = of_best(burn, shape(F32), 2, kind, window(keys));
             for _ in 0..steps {
                 decoder.step(1);
             }
@@ -148,7 +92,7 @@ fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(5);
     for kind in Burn::<B>::cases([Scores::Nan], Scores::ALL, []) {
         for (keys, pieces) in Burn::<B>::cases([(9, 6)], [(40, 30)], [(100, 40)]) {
-            let mut decoder = Decoder::new(burn, shape(F32), 1, kind, window(keys));
+            let mut decoder = of_best(burn, shape(F32), 1, kind, window(keys));
             for _ in 0..pieces {
                 // Mostly decode steps, and some chunks.
                 let most = [4, 16, 16, 60][rng.below(4)];
@@ -162,44 +106,15 @@ fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
 fn beams_and_resets<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(6);
     for kind in Burn::<B>::cases([Scores::Padded], [Scores::Ties], [Scores::Nan]) {
-        let mut decoder = Decoder::new(burn, shape(F32), 3, kind, window(11));
-        for round in 0..Burn::<B>::cases([4], [36], []).into_iter().sum::<usize>() {
-            decoder.step([1, 1, 3, 20][rng.below(4)]);
-            match round % 4 {
-                1 => {
-                    let batch = decoder.sequences.batch();
-                    let beams: Vec<usize> =
-                        (0..2 + rng.below(3)).map(|_| rng.below(batch)).collect();
-                    decoder.cache.reorder(&beams);
-                    decoder.sequences.reorder(&beams);
-                }
-                2 => {
-                    let sequence = rng.below(decoder.sequences.batch());
-                    decoder.cache.reset(sequence);
-                    decoder.sequences.reset(sequence);
-                }
-                _ => {}
-            }
-            decoder.check_live();
-        }
+        let rounds = Burn::<B>::cases([4], [36], []).into_iter().sum();
+        let mut decoder = of_best(burn, shape(F32), 3, kind, window(11));
+        decoder.beams_and_resets(rounds, &mut rng);
     }
 }
 
-fn options_in_f32<B: Backend>(burn: &Burn<B>) {
-    options(burn, F32);
-}
-
-fn options_in_f16<B: Backend>(burn: &Burn<B>) {
-    options(burn, F16);
-}
-
-fn options_in_bf16<B: Backend>(burn: &Burn<B>) {
-    options(burn, Bf16);
-}
-
 fn options<B: Backend>(burn: &Burn<B>, element: ElementType) {
-    if !burn.supports(element) {
-        return skip::<Burn<B>>(&format!("{element}"));
+    if burn.lacks(element) {
+        return;
     }
     for (q_heads, kv_heads, dim) in Burn::<B>::cases(
         [(2, 1, 32)],
@@ -214,7 +129,7 @@ fn options<B: Backend>(burn: &Burn<B>, element: ElementType) {
         };
         let options = window(12).with_softcap(3.0).with_scale(0.4);
         for options in Burn::<B>::cases([options], [window(30)], []) {
-            let mut decoder = Decoder::new(burn, shape, 2, Scores::Recency, options);
+            let mut decoder = of_best(burn, shape, 2, Scores::Recency, options);
             for count in Burn::<B>::cases([20, 2], [1, 16, 5, 1, 1, 40, 7, 1], [300, 1, 1, 4]) {
                 decoder.step(count);
             }
@@ -224,20 +139,20 @@ fn options<B: Backend>(burn: &Burn<B>, element: ElementType) {
 
 fn a_prompt_in_chunks_or_at_once<B: Backend>(burn: &Burn<B>) {
     for (len, keys) in Burn::<B>::cases([(50, 8)], [(300, 33)], [(3000, 512)]) {
-        let mut whole = Decoder::new(burn, shape(F32), 1, Scores::Ties, window(keys));
+        let mut whole = of_best(burn, shape(F32), 1, Scores::Ties, window(keys));
         whole.step(len);
         for chunk in Burn::<B>::cases([25], [17, 90, 150], [1000]) {
-            let mut parts = Decoder::new(burn, shape(F32), 1, Scores::Ties, window(keys));
+            let mut parts = of_best(burn, shape(F32), 1, Scores::Ties, window(keys));
             for from in (0..len).step_by(chunk) {
                 parts.step(chunk.min(len - from));
             }
         }
         // Appended without attention.
-        let mut parts = Decoder::new(burn, shape(F32), 1, Scores::Ties, window(keys));
+        let mut parts = of_best(burn, shape(F32), 1, Scores::Ties, window(keys));
         for from in (0..len).step_by(20) {
-            parts.append(20.min(len - from));
+            append(&mut parts, 20.min(len - from));
         }
-        parts.check_live();
+        parts.check_held();
         parts.step(1);
     }
 }
@@ -259,7 +174,7 @@ fn scores_that_only_rank<B: Backend>(burn: &Burn<B>) {
             for rule in [rules(9)[2], rules(9)[3], SelectionRule::top(9)] {
                 let options = window(9);
                 let role = (rule, ScoreRole::Rank);
-                let mut decoder = Decoder::with_role(burn, shape, 2, kind, options, role);
+                let mut decoder = decoder(burn, shape, 2, kind, options, role);
                 for most in [20, 1, 1, 7, 1, 16, 30, 1] {
                     decoder.step(1 + rng.below(most));
                 }
@@ -284,8 +199,7 @@ fn recent_keys_and_sinks<B: Backend>(burn: &Burn<B>) {
                 if rule.check().is_err() {
                     continue;
                 }
-                let options = window(keys);
-                let mut decoder = Decoder::under(burn, shape(F32), 2, kind, options, rule);
+                let mut decoder = under(burn, rule, 2, kind);
                 for piece in 0..pieces {
                     // A prompt, steps, and chunks between them.
                     let most = [37, 1, 5, 1, 16, 60, 1][piece % 7];
@@ -303,7 +217,7 @@ fn recent_keys_and_sinks_over_thousands_of_tokens<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(8);
     for kind in Burn::<B>::cases([Scores::Nan], [Scores::Normal, Scores::Ties], []) {
         for rule in rules(13) {
-            let mut decoder = Decoder::under(burn, shape(F32), 1, kind, window(13), rule);
+            let mut decoder = under(burn, rule, 1, kind);
             let mut given = 0;
             while given < len {
                 let most = [1, 1, 2, 16, 90][rng.below(5)];
@@ -312,7 +226,7 @@ fn recent_keys_and_sinks_over_thousands_of_tokens<B: Backend>(burn: &Burn<B>) {
                 if rng.below(40) == 0 || given == len {
                     decoder.step(count);
                 } else {
-                    decoder.append(count);
+                    append(&mut decoder, count);
                 }
             }
         }

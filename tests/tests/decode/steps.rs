@@ -1,16 +1,13 @@
 //! Steps, chunks and live sets on every engine of the kernels, without Burn.
 
+use super::rules;
 use flash_dma_kernels::internals::DecodeTuning;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole, SelectionRule};
-use flash_dma_reference::generate::Scores;
 use flash_dma_tests::decoding::{Held, Sequence};
-use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Engine, Layout};
+use flash_dma_tests::prelude::*;
 
 flash_dma_tests::kernel_engines!(
-    head_dims,
-    head_dims_without_a_window,
+    head_dims: of_each_dim(Some(21)),
+    head_dims_without_a_window: of_each_dim(None),
     groups_and_steps,
     kinds_of_scores,
     scores_that_only_rank,
@@ -30,14 +27,6 @@ flash_dma_tests::kernel_engines!(
 pub(super) fn types<T: Target>(kernels: &Kernels<T>) -> Vec<ElementType> {
     let all = [F32, Bf16, F16];
     all.into_iter().filter(|&e| kernels.supports(e)).collect()
-}
-
-fn head_dims<T: Target>(kernels: &Kernels<T>) {
-    of_each_dim(kernels, Some(21));
-}
-
-fn head_dims_without_a_window<T: Target>(kernels: &Kernels<T>) {
-    of_each_dim(kernels, None);
 }
 
 fn of_each_dim<T: Target>(kernels: &Kernels<T>, window: Option<usize>) {
@@ -252,6 +241,13 @@ fn pieces_of_any_size<T: Target>(kernels: &Kernels<T>) {
     }
 }
 
+fn check_chunk<T: Target>(cache: &mut Held<'_, T>, all: &Inputs, len: usize) {
+    let from = cache.held;
+    let result = cache.chunk(all, from + len);
+    cache.compare(all, from, &result);
+    cache.check_live(all);
+}
+
 fn chunks_equal_one_pass<T: Target>(kernels: &Kernels<T>) {
     for (len, window, chunk) in Kernels::<T>::cases(
         [(120, 30, 50)],
@@ -267,31 +263,11 @@ fn chunks_equal_one_pass<T: Target>(kernels: &Kernels<T>) {
             let all = sequence.inputs();
             let mut cache = Held::new(kernels, &sequence);
             while cache.held < len {
-                let from = cache.held;
-                let result = cache.chunk(&all, (from + chunk).min(len));
-                cache.compare(&all, from, &result);
-                cache.check_live(&all);
+                let next = chunk.min(len - cache.held);
+                check_chunk(&mut cache, &all, next);
             }
         }
     }
-}
-
-/// Rules of a window: with recent keys, with sinks, with both, and full of them.
-fn rules(window: usize) -> Vec<SelectionRule> {
-    let (some, few) = (window.div_ceil(3), window / 4);
-    let parts = [
-        (some, 0),
-        (0, some),
-        (some, few),
-        (window, 0),
-        (window - some, some),
-    ];
-    let rule = |(recent, sinks)| SelectionRule {
-        window,
-        recent,
-        sinks,
-    };
-    parts.map(rule).into()
 }
 
 /// Windows that end in a page, in a step, and behind the sequence.
@@ -337,10 +313,7 @@ fn recent_keys_and_sinks<T: Target>(kernels: &Kernels<T>) {
                 let all = sequence.inputs();
                 let mut cache = Held::new(kernels, &sequence);
                 for chunk in [33, 17, 1, 49] {
-                    let from = cache.held;
-                    let result = cache.chunk(&all, from + chunk);
-                    cache.compare(&all, from, &result);
-                    cache.check_live(&all);
+                    check_chunk(&mut cache, &all, chunk);
                 }
             }
         }
@@ -351,16 +324,13 @@ fn recent_keys_and_sinks<T: Target>(kernels: &Kernels<T>) {
 fn recent_keys_and_sinks_over_thousands_of_tokens<T: Target>(kernels: &Kernels<T>) {
     let cases = Kernels::<T>::cases([(400, 13)], [], [(3000, 13), (20_000, 2048)]);
     for (len, window) in cases {
-        for (rule, scores) in (rules(window).into_iter()).zip(
-            [Scores::Ties, Scores::Normal, Scores::Nan, Scores::Padded]
-                .iter()
-                .cycle(),
-        ) {
+        let kinds = [Scores::Ties, Scores::Normal, Scores::Nan, Scores::Padded];
+        for (rule, scores) in rules(window).into_iter().zip(kinds.into_iter().cycle()) {
             let sequence = Sequence {
                 batch: 1,
                 heads: [4, 2],
                 rule: Some(rule),
-                scores: *scores,
+                scores,
                 element: types(kernels)[1],
                 ..Sequence::new(len, Some(window))
             };
@@ -408,8 +378,7 @@ fn hidden_rows_are_never_read<T: Target>(kernels: &Kernels<T>) {
             sequence.check_inputs(kernels, &inputs);
             let mut cache = Held::new(kernels, &sequence);
             cache.append(&inputs, 25);
-            let result = cache.chunk(&inputs, 60);
-            cache.compare(&inputs, 25, &result);
+            check_chunk(&mut cache, &inputs, 35);
         }
     }
 }
@@ -449,9 +418,7 @@ fn sizes_of_cubes<T: Target>(kernels: &Kernels<T>) {
 }
 
 fn repeats_are_bit_equal<T: Target>(kernels: &Kernels<T>) {
-    let repeats = Kernels::<T>::cases([2], [], [20])[0..]
-        .iter()
-        .sum::<usize>();
+    let repeats: usize = Kernels::<T>::cases([2], [], [20]).iter().sum();
     for window in [Some(100), None] {
         let sequence = Sequence {
             element: types(kernels)[1],

@@ -4,9 +4,7 @@
 
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::{AttentionOptions, attention};
-use flash_dma_tests::Case;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::on_burn_cpu;
+use flash_dma_tests::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 on_burn_cpu!(memory_that_runs_out);

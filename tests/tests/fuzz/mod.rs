@@ -1,7 +1,7 @@
 //! The fuzzer with a fixed seed. Its tests on defective engines are beside it.
 
 use flash_dma_tests::fuzz::{Fuzzed, Limits, Palette, Profile, Share, fuzz};
-use flash_dma_tests::{Size, raw_engines};
+use flash_dma_tests::prelude::*;
 use std::time::Duration;
 
 raw_engines!(a_fixed_seed_finds_nothing);

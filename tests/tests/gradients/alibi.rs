@@ -1,10 +1,7 @@
 //! ALiBi: outputs and gradients with slopes of every sign, on every engine.
 
 use super::pair_terms;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AlibiSlopes, Dropout};
-use flash_dma_tests::masked::MaskedEngine;
-use flash_dma_tests::{Case, Engine, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     of_selected_keys,

@@ -1,10 +1,7 @@
 //! Dropout: outputs and gradients with the mask of a seed, the same on every engine.
 
 use super::pair_terms;
-use flash_dma_problem::Dropout;
-use flash_dma_problem::ElementType::{Bf16, F32};
-use flash_dma_tests::masked::MaskedEngine;
-use flash_dma_tests::{Case, Engine, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     of_selected_keys,

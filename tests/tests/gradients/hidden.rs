@@ -2,9 +2,7 @@
 //! that see them.
 
 use super::{groups, half_of_problems, problems};
-use flash_dma_reference::masked::MaskedInputs;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::tensor_core_engines;
+use flash_dma_tests::prelude::*;
 
 tensor_core_engines!(
     of_rows_that_see_nothing,

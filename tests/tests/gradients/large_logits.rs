@@ -4,16 +4,10 @@
 //! Products of q and k are multiples of a small power of two here: f32 has them exactly, in any order of their terms, so
 //! that every engine has the logits of the oracle, bit by bit.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::{AttentionOptions, LeaveOneOut, Problem};
 use flash_dma_reference::generate::{gradients, normal};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_reference::{Inputs, Rng};
 use flash_dma_tests::Layout::Contiguous;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::expected::Expected;
-use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
-use flash_dma_tests::{Engine, Size, every_engine, problem};
+use flash_dma_tests::Refused;
+use flash_dma_tests::prelude::*;
 
 /// Every offset that masks and scores have in practice, and the least numbers of f32 and bf16.
 const OFFSETS: [f64; 12] = [
@@ -89,50 +83,71 @@ fn expected_of_masked(inputs: &MaskedInputs, grads: (&[f64], Option<&[f64]>)) ->
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
     let exact = inputs.rounded().backward(grads.0, grads.1);
     let (naive, naive_bias) = inputs.naive_backward(grads.0, grads.1);
-    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-    expected.gradient("dq", &q, e, exact.q, &naive.q);
-    expected.gradient("dk", &kv, e, exact.k, &naive.k);
-    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     let bias = inputs.bias.as_ref().expect("there is a bias");
     let (exact, naive) = exact.bias.zip(naive_bias).expect("there is a bias");
     expected.gradient("dbias", &bias.shape, F32, exact, &naive);
     expected
 }
 
+/// Gradients of `out` and of the LSE.
+type Grads<'a> = (&'a [f64], Option<&'a [f64]>);
+
 /// Compares outputs and gradients with attention in f64 over the logits as f32 rounds them, and the sum of the gradients
 /// of v for a gradient of ones with the number of rows: each row's probabilities add up to 1. `inputs_of` makes the inputs
-/// of a seed.
+/// of a seed, which are `expected` to have these results when they are `run`.
+fn check<E: Engine, I>(
+    engine: &E,
+    [seed, of_grads]: [u64; 2],
+    inputs_of: impl Fn(&mut Rng) -> I,
+    problem_of: impl Fn(&I) -> Problem,
+    run: impl Fn(&I, Grads<'_>) -> Result<(Outputs, Gradients), Refused>,
+    expected: impl Fn(&I, Grads<'_>) -> Expected,
+    what: &str,
+) {
+    let inputs = inputs_of(&mut Rng::new(seed));
+    let p = &problem_of(&inputs);
+    if engine.lacks(p.element) {
+        return;
+    }
+    let what = format!("{}: {what}, {p:?}", E::NAME);
+    let run = |grads| {
+        let result = run(&inputs, grads);
+        result.unwrap_or_else(|refused| panic!("{what}: {}", refused.error))
+    };
+    let (grad_out, grad_lse) = gradients(p, of_grads);
+    let grads = (&grad_out[..], Some(&grad_lse[..]));
+    let (outputs, actual) = run(grads);
+    let others = || {
+        let of_seed = |other: u64| inputs_of(&mut Rng::new(seed + (other << 32)));
+        let expected = |other| expected(&of_seed(other), grads);
+        other_seeds(p.element).map(expected).collect()
+    };
+    expected(&inputs, grads).check(others, &outputs, &actual.given(), &what);
+
+    let (_, ones) = run((&vec![1.0; grad_out.len()], None));
+    assert_rows_add_up(&ones.v, p, &what);
+}
+
 fn check_masked<E: MaskedEngine>(
     engine: &E,
     inputs_of: impl Fn(&mut Rng) -> MaskedInputs,
     what: &str,
 ) {
-    let inputs = &inputs_of(&mut Rng::new(7));
-    let p = &inputs.problem;
-    if !engine.supports(p.element) {
-        return skip::<E>(&format!("{}", p.element));
-    }
-    let what = format!("{}: {what}, {p:?}", E::NAME);
-    let run = |grads| {
-        let call = MaskedCall::new(inputs, Contiguous, false, grads);
-        let result = engine.masked(&call);
-        result.unwrap_or_else(|refused| panic!("{what}: {}", refused.error))
+    let run = |inputs: &MaskedInputs, grads: Grads<'_>| {
+        engine.masked(&MaskedCall::new(inputs, Contiguous, false, grads))
     };
-    let (grad_out, grad_lse) = gradients(p, 5);
-    let grads = (&grad_out[..], Some(&grad_lse[..]));
-    let (outputs, actual) = run(grads);
-
-    let others = || {
-        let of_seed = |seed: u64| inputs_of(&mut Rng::new(7 + (seed << 32)));
-        let expected = |seed| expected_of_masked(&of_seed(seed), grads);
-        other_seeds(p.element).map(expected).collect()
-    };
-    let bias = actual.bias.as_ref().expect("there is a bias");
-    let gradients = [&actual.q[..], &actual.k, &actual.v, bias];
-    expected_of_masked(inputs, grads).check(others, &outputs, &gradients, &what);
-
-    let (_, ones) = run((&vec![1.0; grad_out.len()], None));
-    assert_rows_add_up(&ones.v, p, &what);
+    let problem = |inputs: &MaskedInputs| inputs.problem;
+    check(
+        engine,
+        [7, 5],
+        inputs_of,
+        problem,
+        run,
+        expected_of_masked,
+        what,
+    );
 }
 
 /// Of 16 bits the gradient of v itself is rounded, by at most 2⁻⁸ of each element, half of them up.
@@ -267,43 +282,29 @@ fn expected_of_scored(inputs: &Inputs, grads: (&[f64], Option<&[f64]>)) -> Expec
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
     let exact = inputs.rounded().backward(grads.0, grads.1);
     let naive = inputs.naive_backward(grads.0, grads.1);
-    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-    expected.gradient("dq", &q, e, exact.q, &naive.q);
-    expected.gradient("dk", &kv, e, exact.k, &naive.k);
-    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let kv = p.kv_shape();
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     if let (Some(exact), Some(naive)) = (exact.scores, naive.scores) {
         expected.gradient("dscores", &kv[..3], F32, exact, &naive);
     }
     expected
 }
 
-/// Compares outputs and gradients as [`check_masked`] does.
 fn check_scored<E: Engine>(engine: &E, inputs_of: impl Fn(&mut Rng) -> Inputs, what: &str) {
-    let inputs = &inputs_of(&mut Rng::new(10));
-    let p = &inputs.problem;
-    if !engine.supports(p.element) {
-        return skip::<E>(&format!("{}", p.element));
-    }
-    let what = format!("{}: {what}, {p:?}", E::NAME);
-    let (grad_out, grad_lse) = gradients(p, 6);
-    let grads = (&grad_out[..], Some(&grad_lse[..]));
-    let run = |grads| {
-        let result = engine.backward(&engine.call(inputs, Contiguous, grads));
-        result.unwrap_or_else(|refused| panic!("{what}: {}", refused.error))
+    let run = |inputs: &Inputs, grads: Grads<'_>| {
+        engine.backward(&engine.call(inputs, Contiguous, grads))
     };
-    let (outputs, actual) = run(grads);
-    let others = || {
-        let of_seed = |seed: u64| inputs_of(&mut Rng::new(10 + (seed << 32)));
-        let expected = |seed| expected_of_scored(&of_seed(seed), grads);
-        other_seeds(p.element).map(expected).collect()
-    };
-    let mut gradients = vec![&actual.q[..], &actual.k, &actual.v];
-    if p.has_scores {
-        gradients.push(actual.scores.as_ref().expect("there are scores"));
-    }
-    expected_of_scored(inputs, grads).check(others, &outputs, &gradients, &what);
-    let (_, ones) = run((&vec![1.0; grad_out.len()], None));
-    assert_rows_add_up(&ones.v, p, &what);
+    let problem = |inputs: &Inputs| inputs.problem;
+    check(
+        engine,
+        [10, 6],
+        inputs_of,
+        problem,
+        run,
+        expected_of_scored,
+        what,
+    );
 }
 
 fn scores_may_have_any_offset<E: Engine>(engine: &E) {

@@ -2,14 +2,9 @@
 //! the rounding of `out` must not enter them. The yardstick is automatic differentiation in the same type, which has no
 //! such term, without a second seed.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16};
-use flash_dma_problem::Problem;
 use flash_dma_reference::round::round;
-use flash_dma_reference::{Rng, generate};
 use flash_dma_tests::case::expected_by;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Case, Engine, every_engine, on_burn_cpu};
+use flash_dma_tests::prelude::*;
 
 every_engine!(of_scores, of_biases_of_keys, of_biases_of_pairs);
 
@@ -42,8 +37,7 @@ fn dims<E: Engine>() -> Vec<usize> {
 
 fn of_scores<E: Engine>(engine: &E) {
     for ((q_len, k_len, window, causal), element) in rows::<E>() {
-        if !engine.supports(element) {
-            skip::<E>(&format!("{element}"));
+        if engine.lacks(element) {
             continue;
         }
         for dim in dims::<E>() {
@@ -110,8 +104,8 @@ fn gradients(problem: &Problem, seed: u64) -> (Vec<f64>, Vec<f64>) {
 }
 
 fn check_biases<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
-    if !engine.supports(case.element) {
-        return skip::<E>(&format!("{}", case.element));
+    if engine.lacks(case.element) {
+        return;
     }
     let mut inputs = case.inputs();
     let bias = inputs.bias.iter_mut().flat_map(|bias| &mut bias.values);

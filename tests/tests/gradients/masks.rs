@@ -2,15 +2,13 @@
 //! ones.
 
 use super::{half_of_problems, problems};
-use flash_dma_problem::ElementType::Bf16;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::tensor_core_engines;
+use flash_dma_tests::prelude::*;
 
 tensor_core_engines!(
     of_masks_and_key_biases,
     of_groups_and_softcaps,
-    of_biases_alone,
-    of_biases_alone_of_other_problems,
+    of_biases_alone: biases_alone(0),
+    of_biases_alone_of_other_problems: biases_alone(1),
     where_heads_see_different_keys,
 );
 
@@ -57,14 +55,6 @@ fn biases_alone<E: MaskedEngine>(engine: &E, half: usize) {
         let [batch, _, kv_heads, _, k_len, _] = case.sizes;
         case.bias([batch, kv_heads, 1, k_len]).check(engine);
     }
-}
-
-fn of_biases_alone<E: MaskedEngine>(engine: &E) {
-    biases_alone(engine, 0);
-}
-
-fn of_biases_alone_of_other_problems<E: MaskedEngine>(engine: &E) {
-    biases_alone(engine, 1);
 }
 
 /// A mask or a bias for every query head: the heads of a group stream different queries past the same keys.

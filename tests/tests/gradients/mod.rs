@@ -17,9 +17,7 @@ mod selections;
 #[cfg(feature = "burn")]
 mod self_check;
 
-use flash_dma_problem::ElementType::{Bf16, F16};
-use flash_dma_tests::Size;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
+use flash_dma_tests::prelude::*;
 
 /// Lengths off every tile, fewer than a tile and several of both passes, with the option of causal masking: each
 /// problem is one variant of the kernels, which take longer to compile than to run.

@@ -1,9 +1,6 @@
 //! The sizes, widths and types in which what depends on a pair's query and key is tried: dropout, ALiBi.
 
-use flash_dma_problem::AttentionOptions;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Case, Engine};
+use flash_dma_tests::prelude::*;
 
 /// Selected keys; `options` gets the number of the case and the query heads.
 pub(super) fn selected_keys<E: Engine>(

@@ -1,9 +1,7 @@
 //! Gradients of biases that differ from query to query.
 
 use super::{groups, half_of_problems, problems};
-use flash_dma_problem::ElementType::{Bf16, F16};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::tensor_core_engines;
+use flash_dma_tests::prelude::*;
 
 tensor_core_engines!(
     of_biases_of_pairs,

@@ -4,8 +4,7 @@
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::{Attention, Selector};
 use flash_dma_reference::select::selected;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{fast_burn, on_burn_cpu};
+use flash_dma_tests::prelude::*;
 
 fast_burn!(
     another_tensor_is_added,

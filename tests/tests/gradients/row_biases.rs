@@ -1,14 +1,10 @@
 //! Gradients of biases that all keys share: each is a sum of the LSE's gradients, whatever the pairs are.
 
-use flash_dma_problem::Dropout;
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_reference::masked::MaskedInputs;
-use flash_dma_tests::every_engine;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
-    without_a_gradient_of_the_lse_it_is_zero,
-    it_is_the_sum_of_the_gradients_of_the_lse_of_rows_that_see_keys,
+    without_a_gradient_of_the_lse_it_is_zero: of_each_shape(false),
+    it_is_the_sum_of_the_gradients_of_the_lse_of_rows_that_see_keys: of_each_shape(true),
     options_that_change_the_other_gradients_do_not_change_it,
     long_sums_are_as_exact,
 );
@@ -84,15 +80,9 @@ fn cases<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
     shapes(SIZES).into_iter().enumerate().map(each).collect()
 }
 
-fn it_is_the_sum_of_the_gradients_of_the_lse_of_rows_that_see_keys<E: MaskedEngine>(engine: &E) {
-    for case in cases(engine) {
-        check(engine, &case);
-    }
-}
-
-fn without_a_gradient_of_the_lse_it_is_zero<E: MaskedEngine>(engine: &E) {
+fn of_each_shape<E: MaskedEngine>(engine: &E, grad_lse: bool) {
     for mut case in cases(engine) {
-        case.grad_lse = false;
+        case.grad_lse = grad_lse;
         check(engine, &case);
     }
 }

@@ -1,15 +1,10 @@
 //! The gradient of runners-up: keys outside of the window, which learn what the loss would change by if they were
 //! attended.
 
-use flash_dma_problem::AlibiSlopes;
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_reference::compare::{Exact, sum};
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Inputs, select};
+use flash_dma_reference::compare::sum;
+use flash_dma_reference::select;
 use flash_dma_tests::Layout::{self, Padded, Transposed};
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::expected::Expected;
-use flash_dma_tests::{Call, Case, Engine, Gradients, Outputs, every_engine, raw_engines};
+use flash_dma_tests::prelude::*;
 
 /// A case and how many runners-up each query has.
 pub(super) type Runners = (Case, usize);
@@ -20,13 +15,31 @@ pub(super) fn incoming(case: &Case, inputs: &Inputs) -> (Vec<f64>, Option<Vec<f6
     (grad_out, case.grad_lse.then_some(grad_lse))
 }
 
-/// The call with its runners-up, whose ends are those of a window that keeps more keys.
-pub(super) fn call<E: Engine>(engine: &E, (case, more): &Runners, inputs: &Inputs) -> Call {
+/// The first position at which its rank keeps each key: its own, a few later as with recent keys, or none as of sinks.
+pub(super) fn from(inputs: &Inputs) -> Vec<u32> {
+    let p = &inputs.problem;
+    let from = |key: usize| match key % 7 {
+        0..=3 => key,
+        4 | 5 => key + 9,
+        _ => p.k_len,
+    };
+    let keys = (0..p.batch * p.kv_heads).flat_map(|_| 0..p.k_len);
+    keys.map(|key| from(key) as u32).collect()
+}
+
+/// The call with its runners-up, whose ends are those of a window that keeps more keys, and with what kept keys learn.
+pub(super) fn call<E: Engine>(
+    engine: &E,
+    (case, more): &Runners,
+    inputs: &Inputs,
+    left_out: Option<LeaveOneOut>,
+) -> Call {
     let (grad_out, grad_lse) = incoming(case, inputs);
     let mut call = engine.call(inputs, case.layout, (&grad_out, grad_lse.as_deref()));
     let scores = call.scores.as_ref().expect("runners-up have scores");
     let wider = engine.select(scores, inputs.problem.window.saturating_add(*more));
     call.far = Some(wider.expect("select").iter().map(|i| i.end).collect());
+    call.left_out = left_out.map(|how| (from(inputs), how));
     call
 }
 
@@ -35,44 +48,33 @@ pub(super) fn run<E: Engine>(engine: &E, call: &Call) -> (Outputs, Gradients) {
     result.unwrap_or_else(|refused| panic!("{} refuses: {}", E::NAME, refused.error))
 }
 
-/// Compares the gradient of the rank with the oracle's sum over queries and runners-up.
-fn check<E: Engine>(engine: &E, runners: &Runners) {
+/// Compares the gradient of the rank with the oracle's sum over queries and runners-up, and kept keys if they learn; if
+/// the scores rank and bias the keys in one, the sum of both gradients with the sum of both.
+pub(super) fn check<E: Engine>(engine: &E, runners: &Runners, left_out: Option<LeaveOneOut>) {
     let (case, more) = runners;
-    let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
-    check_rank(
-        engine,
-        case,
-        what,
-        |inputs| call(engine, runners, inputs),
-        |inputs, grad_out, grad_lse| {
-            (
-                inputs.rank_gradient(*more, grad_out, grad_lse),
-                inputs.naive_rank_gradient(*more, grad_out, grad_lse),
-            )
-        },
-    );
-}
-
-/// Compares the gradient of the rank with the exact and the naive one that `rank` makes of the gradients of `out` and of
-/// the LSE; if the scores rank and bias the keys in one, the sum of both gradients with the sum of both.
-pub(super) fn check_rank<E: Engine>(
-    engine: &E,
-    case: &Case,
-    what: String,
-    call: impl FnOnce(&Inputs) -> Call,
-    rank: impl FnOnce(&Inputs, &[f64], Option<&[f64]>) -> (Exact, Vec<f64>),
-) {
-    if !engine.supports(case.element) {
-        return skip::<E>(&format!("{}", case.element));
+    if engine.lacks(case.element) {
+        return;
     }
+    let what = format!("{} at {case:?}, {more} runners-up, {left_out:?}", E::NAME);
     let inputs = case.inputs();
-    let (_, grads) = run(engine, &call(&inputs));
+    let (_, grads) = run(engine, &call(engine, runners, &inputs, left_out));
     let (grad_out, grad_lse) = incoming(case, &inputs);
     let grad_lse = grad_lse.as_deref();
     let bias = inputs.backward(&grad_out, grad_lse).scores;
     let naive_bias = inputs.naive_backward(&grad_out, grad_lse).scores;
     let bias = bias.zip(naive_bias).expect("there are scores");
-    let rank = rank(&inputs, &grad_out, grad_lse);
+    let mut rank = (
+        inputs.rank_gradient(*more, &grad_out, grad_lse),
+        inputs.naive_rank_gradient(*more, &grad_out, grad_lse),
+    );
+    if let Some(how) = left_out {
+        let from = from(&inputs);
+        let of_kept = (
+            inputs.left_out_gradient((&from, how), &grad_out, grad_lse),
+            inputs.naive_left_out_gradient((&from, how), &grad_out, grad_lse),
+        );
+        rank = sum(rank, &of_kept);
+    }
     let (p, scores) = (&inputs.problem, grads.scores.expect("there are scores"));
     let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let shape = p.scores_shape();
@@ -97,14 +99,15 @@ pub(super) fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
 }
 
 /// Checks the cases of a host up to its size, or those of a device.
-fn check_all<E: Engine>(
+pub(super) fn check_all<E: Engine>(
     engine: &E,
+    left_out: Option<LeaveOneOut>,
     small: impl IntoIterator<Item = Runners>,
     medium: impl IntoIterator<Item = Runners>,
     device: impl IntoIterator<Item = Runners>,
 ) {
     for runners in E::cases_or_device(small, medium, device) {
-        check(engine, &runners);
+        check(engine, &runners, left_out);
     }
 }
 
@@ -121,7 +124,7 @@ fn of_every_length<E: Engine>(engine: &E) {
         (wide(900, 700, 100), 30),
         (wide(1, 2000, 300), 75),
     ];
-    check_all(engine, small, medium, device);
+    check_all(engine, None, small, medium, device);
 }
 
 /// Windows of one key and of all keys, fewer runners-up than positions and more than keys.
@@ -138,77 +141,66 @@ fn of_every_window<E: Engine>(engine: &E) {
     };
     check_all(
         engine,
+        None,
         [(case(24, 24, 1), 30)],
         windows(case),
         windows(wide),
     );
 }
 
-/// Ties, −∞ (of all keys: rows whose LSE is −∞), NaN.
-fn of_every_kind_of_scores<E: Engine>(engine: &E) {
+/// Ties, −∞ (of all keys: rows whose LSE is −∞), NaN, with each number of runners-up.
+pub(super) fn kinds<E: Engine>(engine: &E, runners_up: &[usize], left_out: Option<LeaveOneOut>) {
     let kinds = |of: fn(usize, usize, usize) -> Case| {
-        let cases =
-            Scores::ALL.map(|kind| [1, 9, 500].map(|more| (of(150, 150, 20).scores(kind), more)));
-        cases.into_iter().flatten()
+        let case = move |kind| of(150, 150, 20).scores(kind);
+        let each = move |kind| runners_up.iter().map(move |&more| (case(kind), more));
+        Scores::ALL.into_iter().flat_map(each)
     };
     let small = Scores::ALL.map(|kind| (case(31, 31, 4).scores(kind), 5));
-    check_all(engine, small, kinds(case), kinds(wide));
+    check_all(engine, left_out, small, kinds(case), kinds(wide));
 }
 
-fn of_groups<E: Engine>(engine: &E) {
+/// Query and kv heads, of a case of these sizes.
+pub(super) fn groups<E: Engine>(
+    engine: &E,
+    heads: &[(usize, usize)],
+    ([q_len, k_len, window], more): ([usize; 3], usize),
+    left_out: Option<LeaveOneOut>,
+) {
     let groups = |of: fn(usize, usize, usize) -> Case| {
-        [(4, 4), (4, 1)].map(|(q, kv)| (of(257, 300, 64).heads(q, kv), 16))
+        let each = move |&(q, kv): &_| (of(q_len, k_len, window).heads(q, kv), more);
+        heads.iter().map(each)
     };
-    check_all(engine, [], groups(case), groups(wide));
-}
-
-fn of_groups_of_many<E: Engine>(engine: &E) {
-    let groups = |of: fn(usize, usize, usize) -> Case| {
-        [(8, 1), (6, 2)].map(|(q, kv)| (of(113, 239, 40).heads(q, kv), 10))
-    };
-    check_all(engine, [], groups(case), groups(wide));
+    check_all(engine, left_out, [], groups(case), groups(wide));
 }
 
 fn head_dims<E: Engine>(engine: &E, dims: [usize; 2], element: ElementType) {
     let of = |len, window, dim| case(len, len, window).dim(dim).element(element);
     let medium = dims.map(|dim| (of(150, 32, dim), 8));
     let device = dims.map(|dim| (of(700, 90, dim).heads(4, 2), 25));
-    check_all(engine, [(of(40, 6, 32), 3)], medium, device);
+    check_all(engine, None, [(of(40, 6, 32), 3)], medium, device);
 }
 
-fn of_head_dims_in_f32<E: Engine>(engine: &E) {
-    head_dims(engine, [24, 256], F32);
+fn alibi(case: Case) -> Case {
+    let slopes = AlibiSlopes::standard(case.q_heads);
+    case.options(|o| o.with_alibi(slopes))
 }
 
-fn of_head_dims_in_f16<E: Engine>(engine: &E) {
-    head_dims(engine, [64, 128], F16);
-}
-
-fn of_head_dims_in_bf16<E: Engine>(engine: &E) {
-    head_dims(engine, [128, 256], Bf16);
-}
-
-fn of_narrow_heads_in_bf16<E: Engine>(engine: &E) {
-    head_dims(engine, [32, 96], Bf16);
+/// A softcap and a scale, ALiBi, and great logits.
+pub(super) fn of_each_option(case: Case) -> [Runners; 3] {
+    let capped = (case.clone()).options(|o| o.with_softcap(3.0).with_scale(0.7));
+    let near = alibi(case.clone());
+    [(capped, 16), (near, 16), (case.deviation(30.0), 16)]
 }
 
 fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
-    let alibi = |case: Case| {
-        let slopes = AlibiSlopes::standard(case.q_heads);
-        case.options(|o| o.with_alibi(slopes))
-    };
     let small = [(alibi(case(23, 40, 6).options(|o| o.with_softcap(1.5))), 3)];
-    let both = |case: Case| {
-        let capped = (case.clone()).options(|o| o.with_softcap(3.0).with_scale(0.7));
-        let near = alibi(case.clone());
-        [(capped, 16), (near, 16), (case.deviation(30.0), 16)]
-    };
-    let device = both(wide(700, 700, 100).dim(128));
-    check_all(engine, small, both(case(257, 257, 64)), device);
+    let medium = of_each_option(case(257, 257, 64));
+    let device = of_each_option(wide(700, 700, 100).dim(128));
+    check_all(engine, None, small, medium, device);
 }
 
 /// Without causal masking.
-fn of_one_position<E: Engine>(engine: &E) {
+pub(super) fn one_position<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
     let medium = [
         (case(1, 257, 64).full(), 16),
         (case(150, 257, 64).full(), 500),
@@ -217,38 +209,37 @@ fn of_one_position<E: Engine>(engine: &E) {
         (wide(1, 900, 64).full(), 16),
         (wide(700, 700, 100).full(), 40),
     ];
-    check_all(engine, [(case(9, 40, 6).full(), 7)], medium, device);
+    let small = [(case(9, 40, 6).full(), 7)];
+    check_all(engine, left_out, small, medium, device);
 }
 
 /// Keys that are attended, and miss the window, over several chunks of queries.
-fn of_long_rows<E: Engine>(engine: &E) {
-    let long = |q_len, k_len, window| {
-        let mut case = wide(q_len, k_len, window);
-        case.batch = 1;
-        case
+pub(super) fn long_rows<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
+    let long = |q_len, k_len, window| Case {
+        batch: 1,
+        ..wide(q_len, k_len, window)
     };
+    let deterministic = long(2300, 2500, 512).options(|o| o.with_deterministic(true));
     let device = [
         (long(2300, 2500, 512), 128),
         // More runners-up than keys that are attended, many of them on a few positions each.
         (long(2500, 2300, 40), 600),
         // All chunks have the same ones.
         (long(2100, 900, 64).full(), 300),
-        (
-            long(2300, 2500, 512).options(|o| o.with_deterministic(true)),
-            128,
-        ),
+        (deterministic, 128),
     ];
-    check_all(engine, [], [], device);
+    check_all(engine, left_out, [], [], device);
 }
 
-fn of_out_alone<E: Engine>(engine: &E) {
-    let out_alone = |mut case: Case| {
-        case.grad_lse = false;
-        case
+pub(super) fn out_alone<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
+    let out_alone = |case: Case, more| {
+        let grad_lse = false;
+        [(Case { grad_lse, ..case }, more)]
     };
-    let device = [(out_alone(wide(700, 700, 100).heads(4, 1)), 50)];
-    let medium = [(out_alone(case(250, 250, 40)), 10)];
-    check_all(engine, [(out_alone(case(40, 40, 6)), 3)], medium, device);
+    let small = out_alone(case(40, 40, 6), 3);
+    let medium = out_alone(case(250, 250, 40), 10);
+    let device = out_alone(wide(700, 700, 100).heads(4, 1), 50);
+    check_all(engine, left_out, small, medium, device);
 }
 
 /// Without a gradient of the LSE that term is not computed at all: 0 times infinity would be NaN.
@@ -262,7 +253,7 @@ fn without_a_gradient_of_the_lse<E: Engine>(engine: &E) {
     let (grad_out, _) = incoming(&small, &inputs);
     let exact = inputs.rank_gradient(3, &grad_out, None);
     let runners = (small, 3);
-    let (_, grads) = run(engine, &call(engine, &runners, &inputs));
+    let (_, grads) = run(engine, &call(engine, &runners, &inputs, None));
     let Some(rank) = grads.rank else { return };
     for (n, (rank, exact)) in rank.iter().zip(&exact.values).enumerate() {
         assert_eq!(
@@ -295,27 +286,28 @@ pub(super) fn assert_same(a: &[f64], b: &[f64], name: &str, what: &str) {
     assert!(same && a.len() == b.len(), "{name} on {what}");
 }
 
-/// The elements that an engine may compute by the runners-up at all: with a fixed order everything else keeps its bits.
-fn nothing_else_changes<E: Engine>(engine: &E) {
-    let elements: &[(usize, ElementType)] = &[(32, F32), (64, Bf16)];
-    let of = |q_len, k_len, window, (dim, element): (usize, ElementType)| {
-        let case = case(q_len, k_len, window).dim(dim).element(element);
+/// Cases with a fixed order of sums, of the engines that compute runners-up in one way or another.
+pub(super) fn in_fixed_order<E: Engine>() -> Vec<Runners> {
+    let of = |len, window, (dim, element)| {
+        let case = case(len, len, window).dim(dim).element(element);
         case.options(|o| o.with_deterministic(true))
     };
-    let all = E::cases_or_device(
-        [(of(40, 40, 6, elements[0]), 3)],
-        elements.iter().map(|&e| (of(300, 300, 40, e), 10)),
-        elements
-            .iter()
-            .map(|&e| (of(3000, 3000, 300, e).heads(4, 1), 75)),
-    );
-    for runners in all {
+    let kinds = [(32, F32), (64, Bf16)];
+    E::cases_or_device(
+        [(of(40, 6, kinds[0]), 3)],
+        kinds.map(|kind| (of(300, 40, kind), 10)),
+        kinds.map(|kind| (of(3000, 300, kind).heads(4, 1), 75)),
+    )
+}
+
+/// With a fixed order everything else keeps its bits.
+fn nothing_else_changes<E: Engine>(engine: &E) {
+    for runners in in_fixed_order::<E>() {
         let case = &runners.0;
-        if !engine.supports(case.element) {
-            skip::<E>(&format!("{}", case.element));
+        if engine.lacks(case.element) {
             continue;
         }
-        let call = call(engine, &runners, &case.inputs());
+        let call = call(engine, &runners, &case.inputs(), None);
         let [with, repeated] = [(); 2].map(|()| run(engine, &call));
         let without = run(engine, &Call { far: None, ..call });
         let what = format!("{} at {case:?}", E::NAME);
@@ -346,14 +338,13 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
         .dim(64)
         .element(Bf16);
     for (case, more) in E::cases_or_device([(small, 3)], [(medium, 3)], [(large, 3)]) {
-        if !engine.supports(case.element) {
-            skip::<E>(&format!("{}", case.element));
+        if engine.lacks(case.element) {
             continue;
         }
         let case = case.options(|o| o.with_deterministic(true));
         let runners = (case.clone(), more);
         let clean = case.inputs();
-        let (outputs, without) = run(engine, &call(engine, &runners, &clean));
+        let (outputs, without) = run(engine, &call(engine, &runners, &clean, None));
         let key = clean.problem.window + 1;
         let head = |n: usize| {
             select::selected(
@@ -367,7 +358,7 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
             let mut inputs = clean.clone();
             let row = if of_k { &mut inputs.k } else { &mut inputs.v };
             row[key * case.head_dim] = f64::NAN;
-            let (dirty, with) = run(engine, &call(engine, &runners, &inputs));
+            let (dirty, with) = run(engine, &call(engine, &runners, &inputs, None));
             assert_eq!(outputs.out, dirty.out);
             assert_eq!(outputs.lse, dirty.lse);
             assert_eq!(
@@ -390,39 +381,31 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
     }
 }
 
-/// Memory in which only the first row of a tensor is aligned: not for tensor cores.
-fn of_padded_rows<E: Engine>(engine: &E) {
-    strided(engine, Padded);
-}
-
-/// Heads that lie side by side.
-fn of_transposed_heads<E: Engine>(engine: &E) {
-    strided(engine, Transposed);
-}
-
 fn strided<E: Engine>(engine: &E, layout: Layout) {
     let strided = |case: Case, more| [(case.layout(layout), more)];
     let medium = strided(case(130, 150, 20).heads(4, 2), 5);
     let device = strided(wide(600, 600, 100).heads(4, 2), 30);
-    check_all(engine, strided(case(40, 40, 6), 3), medium, device);
+    check_all(engine, None, strided(case(40, 40, 6), 3), medium, device);
 }
 
 every_engine!(
     of_every_length,
     of_every_window,
-    of_every_kind_of_scores,
-    of_groups,
-    of_groups_of_many,
-    of_head_dims_in_f32,
-    of_head_dims_in_f16,
-    of_head_dims_in_bf16,
-    of_narrow_heads_in_bf16,
+    of_every_kind_of_scores: kinds(&[1, 9, 500], None),
+    of_groups: groups(&[(4, 4), (4, 1)], ([257, 300, 64], 16), None),
+    of_groups_of_many: groups(&[(8, 1), (6, 2)], ([113, 239, 40], 10), None),
+    of_head_dims_in_f32: head_dims([24, 256], F32),
+    of_head_dims_in_f16: head_dims([64, 128], F16),
+    of_head_dims_in_bf16: head_dims([128, 256], Bf16),
+    of_narrow_heads_in_bf16: head_dims([32, 96], Bf16),
     of_softcaps_scales_and_alibi,
-    of_one_position,
-    of_long_rows,
-    of_out_alone,
-    of_padded_rows,
-    of_transposed_heads,
+    of_one_position: one_position(None),
+    of_long_rows: long_rows(None),
+    of_out_alone: out_alone(None),
+    // Memory in which only the first row of a tensor is aligned: not for tensor cores.
+    of_padded_rows: strided(Padded),
+    // Heads that lie side by side.
+    of_transposed_heads: strided(Transposed),
     nothing_else_changes,
     a_nan_stays_with_its_runner_up,
 );

@@ -1,10 +1,7 @@
 //! Gradients of dynamic-mask attention: their properties besides correctness, which every case of `contract` checks.
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::select;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::{Case, Engine, Gradients, Layout, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     of_out_alone,
@@ -89,8 +86,7 @@ fn unselected_keys_have_none<E: Engine>(engine: &E) {
             .window(5)
             .scores(Scores::Padded)
             .element(element);
-        if !engine.supports(element) {
-            skip::<E>(&format!("{element}"));
+        if engine.lacks(element) {
             continue;
         }
         let mut inputs = case.inputs();

@@ -3,8 +3,7 @@
 use burn::tensor::Device;
 use burn_flash_dma::testing::{GradientCheck, GradientError, check_gradients, try_check_gradients};
 use burn_flash_dma::{AttentionError, AttentionOptions, ElementType, Problem};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Engine, Size, every_burn};
+use flash_dma_tests::prelude::*;
 
 every_burn!(
     good_gradients_pass,

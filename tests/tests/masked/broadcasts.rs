@@ -2,37 +2,18 @@
 //! memory by a stride of 0.
 
 use super::kinds;
-use flash_dma_problem::ElementType;
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Size, every_engine, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
-    without_groups,
-    groups_of_two,
-    groups_of_four,
-    one_kv_head,
+    without_groups: every_pair([2, 3, 3]),
+    groups_of_two: every_pair([2, 4, 2]),
+    groups_of_four: every_pair([2, 8, 2]),
+    one_kv_head: every_pair([2, 3, 1]),
     one_alone,
     strides_of_zero,
     layouts,
 );
 matrix_engines!(on_tensor_cores, of_groups_on_tensor_cores);
-
-fn without_groups<E: MaskedEngine>(engine: &E) {
-    every_pair(engine, [2, 3, 3]);
-}
-
-fn groups_of_two<E: MaskedEngine>(engine: &E) {
-    every_pair(engine, [2, 4, 2]);
-}
-
-fn groups_of_four<E: MaskedEngine>(engine: &E) {
-    every_pair(engine, [2, 8, 2]);
-}
-
-fn one_kv_head<E: MaskedEngine>(engine: &E) {
-    every_pair(engine, [2, 3, 1]);
-}
 
 /// Every shape that broadcasts to `[batch, q_heads, q_len, k_len]`.
 fn shapes([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize; 4]> {

@@ -3,13 +3,9 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
-use flash_dma_problem::ElementType;
-use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{GRADIENT, compare};
-use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::masked::plans::{Plan, read};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{every_burn, fast_burn};
+use flash_dma_tests::prelude::*;
 
 fast_burn!(the_bias_alone, one_plan_for_two_calls);
 every_burn!(builders_of_ranges_and_masks_agree, runs_of_many_tokens);

@@ -4,9 +4,9 @@
 //! The oracle takes longer than all engines together, so it runs once per case for all of them.
 
 use core::cell::LazyCell;
-use flash_dma_problem::ElementType::{self, Bf16, F16};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, top_of_bias};
+use flash_dma_tests::masked::top_of_bias;
 use flash_dma_tests::on_each_engine;
+use flash_dma_tests::prelude::*;
 
 static LENGTHS: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 

@@ -12,8 +12,7 @@ mod rows;
 mod tensor_cores;
 mod tiles;
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_tests::masked::MaskedEngine;
+use flash_dma_tests::prelude::*;
 
 /// Element types with head dimensions: those of the portable kernels, and of the tensor-core engines if there are any.
 /// A device compiles kernels for longer than it runs them, so these tests share few of them.

@@ -1,9 +1,7 @@
 //! NaN and infinities reach the pairs that are seen, and no others.
 
 use super::kinds;
-use flash_dma_problem::ElementType;
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{every_engine, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 every_engine!(hidden_pairs_leave_no_trace, not_finite_where_nobody_looks);
 matrix_engines!(not_finite_on_tensor_cores);

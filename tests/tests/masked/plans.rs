@@ -1,9 +1,8 @@
 //! Tile plans of masks and of ranges of keys, bit by bit.
 
-use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
-use flash_dma_reference::Rng;
+use flash_dma_problem::{PlanGeometry, TensorName};
 use flash_dma_tests::masked::plans::{Keys, Plan, PlanEngine, RawMask};
-use flash_dma_tests::{every_engine, raw_engines};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     masks_of_whole_words,

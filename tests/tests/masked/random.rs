@@ -1,33 +1,17 @@
 //! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
 //! finite.
 
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AlibiSlopes, Dropout};
-use flash_dma_reference::Rng;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Size, every_engine};
+use flash_dma_tests::prelude::*;
 
-macro_rules! parts {
-    ($($name:ident: $first:literal,)*) => {
-        every_engine!($($name),*);
-
-        $(
-            fn $name<E: MaskedEngine>(engine: &E) {
-                part(engine, $first);
-            }
-        )*
-    };
-}
-
-parts!(
-    first_part: 0,
-    second_part: 1,
-    third_part: 2,
-    fourth_part: 3,
-    fifth_part: 4,
-    sixth_part: 5,
-    seventh_part: 6,
-    eighth_part: 7,
+every_engine!(
+    first_part: part(0),
+    second_part: part(1),
+    third_part: part(2),
+    fourth_part: part(3),
+    fifth_part: part(4),
+    sixth_part: part(5),
+    seventh_part: part(6),
+    eighth_part: part(7),
 );
 
 /// Every eighth problem: a device compiles minutes of kernels for all of them, and tests run side by side.

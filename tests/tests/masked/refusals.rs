@@ -1,11 +1,8 @@
 //! A mismatch is a typed error that names the tensor and the axis, and no result is written.
 
-use flash_dma_problem::{
-    AttentionError as Error, AttentionOptions, ElementType, MaskedProblem, PlanGeometry,
-    TensorName as Name,
-};
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Raw, Refused, kernel_engines, raw_engines};
+use crate::refused::{self, assert_refused};
+use flash_dma_problem::{AttentionError as Error, MaskedProblem, PlanGeometry, TensorName as Name};
+use flash_dma_tests::prelude::*;
 
 raw_engines!(shapes, plans, strides, short_buffers, masks, biases);
 // The CPU engine's views have their rank in their type.
@@ -33,21 +30,8 @@ fn refuses<E: MaskedEngine>(
 ) {
     let mut call = good();
     change(&mut call);
-    let backward = engine.masked(&call).map(|_| ());
-    for result in [engine.masked_forward(&call).map(|_| ()), backward] {
-        refused(what, E::NAME, result, &expected);
-    }
-}
-
-fn refused(
-    what: &str,
-    engine: &str,
-    result: Result<(), Refused>,
-    expected: impl Fn(&Error) -> bool,
-) {
-    let Refused { error, written } = result.expect_err(what);
-    assert!(expected(&error), "{engine} {what}: {error:?}");
-    assert!(!written, "{engine} {what}: a result was written");
+    assert_refused(what, E::NAME, engine.masked_forward(&call), &expected);
+    assert_refused(what, E::NAME, engine.masked(&call), &expected);
 }
 
 /// A tensor of a call.
@@ -60,23 +44,27 @@ const FIELDS: [(Name, Field); 4] = [
     (Name::Bias, |c| c.bias.as_mut().expect("the call has one")),
 ];
 
+/// One more on an axis, so that no size is 0; the strides reach it.
+fn widen(raw: &mut Raw, axis: usize) {
+    raw.shape[axis] += 1;
+    raw.values.resize(100_000, 0.0);
+}
+
 /// Each tensor with an axis of another size than the problem's.
 fn shapes<E: MaskedEngine>(engine: &E) {
     for (name, of) in FIELDS {
         for axis in 0..4 {
-            refuses(
-                engine,
-                &format!("{name} with axis {axis} off"),
-                // One more, so that no size is 0; the strides reach it.
-                |call| {
-                    let raw = of(call);
-                    raw.shape[axis] += 1;
-                    raw.values.resize(100_000, 0.0);
-                },
-                |e| matches!(e, Error::Shape { tensor, axis: a, .. } if (*tensor, *a) == (name, axis)),
-            );
+            let what = format!("{name} with axis {axis} off");
+            let change = |call: &mut MaskedCall| widen(of(call), axis);
+            refuses(engine, &what, change, refused::shape(name, axis));
         }
     }
+}
+
+/// Whether an error is that of the shape or of the buffer of a tensor.
+fn does_not_fit(name: Name) -> impl Fn(&Error) -> bool {
+    let shape = move |e: &Error| matches!(e, Error::Shape { tensor, .. } if *tensor == name);
+    move |e| shape(e) || refused::buffer(name)(e)
 }
 
 /// Plans of masks that broadcast on other axes, and of other lengths: bits of another shape.
@@ -90,61 +78,36 @@ fn plans<E: MaskedEngine>(engine: &E) {
         ([b, h, q + 7, k], [q + 7, k]),
         ([b, h, q, k + 64], [q, k + 64]),
     ] {
-        refuses(
-            engine,
-            &format!("the plan of {mask:?} for {lengths:?}"),
-            |call| {
-                let shown = vec![1.0; mask.iter().product()];
-                call.plan = Some(PlanGeometry::new(&mask, lengths, true).expect("a good plan"));
-                call.mask = Some(Raw::new(
-                    &shown,
-                    &mask,
-                    ElementType::F32,
-                    Layout::Contiguous,
-                ));
-            },
-            |e| {
-                matches!(
-                    e,
-                    Error::Shape {
-                        tensor: Name::Plan,
-                        ..
-                    } | Error::Buffer {
-                        tensor: Name::Plan,
-                        ..
-                    }
-                )
-            },
-        );
+        let what = format!("the plan of {mask:?} for {lengths:?}");
+        let change = |call: &mut MaskedCall| {
+            let shown = vec![1.0; mask.iter().product()];
+            let raw = Raw::new(&shown, &mask, ElementType::F32, Layout::Contiguous);
+            call.plan = Some(PlanGeometry::new(&mask, lengths, true).expect("a good plan"));
+            call.mask = Some(raw);
+        };
+        refuses(engine, &what, change, does_not_fit(Name::Plan));
     }
 }
 
 fn strides<E: MaskedEngine>(engine: &E) {
     for (name, of) in &FIELDS[..3] {
-        refuses(
-            engine,
-            "swapped axes",
-            |call| of(call).strides.swap(2, 3),
-            |e| matches!(e, Error::Strides { tensor, .. } if tensor == name),
-        );
+        let swap = |call: &mut MaskedCall| of(call).strides.swap(2, 3);
+        refuses(engine, "swapped axes", swap, refused::strides(*name));
     }
     // The strides of a bias are free, but must stay within its buffer.
     refuses(
         engine,
         "a bias with a gap between the keys",
         |call| call.bias.as_mut().expect("the call has one").strides[3] = 2,
-        is_buffer(Name::Bias),
+        refused::buffer(Name::Bias),
     );
 }
 
 fn short_buffers<E: MaskedEngine>(engine: &E) {
     for (name, of) in FIELDS {
-        refuses(
-            engine,
-            &format!("{name} cut off"),
-            |call| of(call).values.truncate(20),
-            is_buffer(name),
-        );
+        let what = format!("{name} cut off");
+        let cut = |call: &mut MaskedCall| of(call).values.truncate(20);
+        refuses(engine, &what, cut, refused::buffer(name));
     }
     let results = [
         Name::Out,
@@ -158,96 +121,64 @@ fn short_buffers<E: MaskedEngine>(engine: &E) {
         engine,
         "results cut off",
         |call| call.missing = 1,
-        |e| matches!(e, Error::Buffer { tensor, .. } if results.contains(tensor)),
+        |e| results.iter().any(|&name| refused::buffer(name)(e)),
     );
-}
-
-/// Whether an error says that a buffer of this name is too short, or present against the problem.
-fn is_buffer(name: Name) -> impl Fn(&Error) -> bool + Copy {
-    move |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name)
 }
 
 /// Masks that do not fit their own plan, and calls with a superfluous or a missing mask.
 fn masks<E: MaskedEngine>(engine: &E) {
-    let refuses_mask =
-        |what: &str, change: &dyn Fn(&mut MaskedCall), expected: &dyn Fn(&Error) -> bool| {
-            let mut call = good();
-            change(&mut call);
-            refused(what, E::NAME, engine.counts(&call).map(|_| ()), expected);
-        };
+    let counts = |change: &dyn Fn(&mut MaskedCall)| {
+        let mut call = good();
+        change(&mut call);
+        engine.counts(&call)
+    };
     for axis in 0..4 {
-        refuses_mask(
-            &format!("a mask with axis {axis} off"),
-            &|call| {
-                let mask = call.mask.as_mut().expect("the call has one");
-                mask.shape[axis] += 1;
-                mask.values.resize(100_000, 0.0);
-            },
-            &|e| matches!(e, Error::Shape { tensor: Name::Mask, axis: a, .. } if *a == axis),
-        );
+        let what = format!("a mask with axis {axis} off");
+        let off = counts(&|call| widen(mask_of(call), axis));
+        assert_refused(&what, E::NAME, off, refused::shape(Name::Mask, axis));
     }
-    refuses_mask(
+    let short = counts(&|call| mask_of(call).values.truncate(20));
+    assert_refused(
         "a mask cut off",
-        &|call| {
-            call.mask
-                .as_mut()
-                .expect("the call has one")
-                .values
-                .truncate(20)
-        },
-        &is_buffer(Name::Mask),
+        E::NAME,
+        short,
+        refused::buffer(Name::Mask),
     );
-    refuses_mask(
-        "a plan cut off",
-        &|call| call.missing = 1,
-        &is_buffer(Name::Plan),
-    );
-    let is_plan = is_buffer(Name::Plan);
+    let is_plan = refused::buffer(Name::Plan);
+    let short = counts(&|call| call.missing = 1);
+    assert_refused("a plan cut off", E::NAME, short, is_plan);
     refuses(engine, "no mask", |call| call.mask = None, is_plan);
-    refuses(
-        engine,
-        "a mask too many",
-        |call| call.problem.plan = None,
-        is_plan,
-    );
+    let unplanned = |call: &mut MaskedCall| call.problem.plan = None;
+    refuses(engine, "a mask too many", unplanned, is_plan);
+}
+
+fn mask_of(call: &mut MaskedCall) -> &mut Raw {
+    call.mask.as_mut().expect("the call has one")
 }
 
 fn biases<E: MaskedEngine>(engine: &E) {
-    let is_bias = is_buffer(Name::Bias);
+    let is_bias = refused::buffer(Name::Bias);
     refuses(engine, "no bias", |call| call.bias = None, is_bias);
-    refuses(
-        engine,
-        "a bias too many",
-        |call| call.problem.bias = None,
-        is_bias,
-    );
-    let backward =
-        |what: &str, change: &dyn Fn(&mut MaskedCall), expected: &dyn Fn(&Error) -> bool| {
-            let mut call = good();
-            change(&mut call);
-            refused(what, E::NAME, engine.masked(&call).map(|_| ()), expected);
-        };
-    backward(
+    let unexpected = |call: &mut MaskedCall| call.problem.bias = None;
+    refuses(engine, "a bias too many", unexpected, is_bias);
+    let mut call = good();
+    (call.bias, call.problem.bias) = (None, None);
+    let is_gradient = |e: &Error| *e == Error::BiasGradient;
+    assert_refused(
         "the gradient of no bias",
-        &|call| (call.bias, call.problem.bias) = (None, None),
-        &|e| matches!(e, Error::BiasGradient),
+        E::NAME,
+        engine.masked(&call),
+        is_gradient,
     );
     for axis in 0..4 {
-        backward(
-            &format!("a gradient of the bias with axis {axis} off"),
-            &|call| call.grad_bias.as_mut().expect("it is wanted")[axis] += 1,
-            &|e| {
-                matches!(
-                    e,
-                    Error::Shape {
-                        tensor: Name::GradBias,
-                        ..
-                    } | Error::Buffer {
-                        tensor: Name::GradBias,
-                        ..
-                    }
-                )
-            },
+        let mut call = good();
+        call.grad_bias.as_mut().expect("it is wanted")[axis] += 1;
+        let what = format!("a gradient of the bias with axis {axis} off");
+        assert_refused(
+            &what,
+            E::NAME,
+            engine.masked(&call),
+            does_not_fit(Name::GradBias),
         );
     }
 }
@@ -259,25 +190,22 @@ fn wrong_ranks<E: MaskedEngine>(engine: &E) {
         raw.strides.insert(0, 0);
     };
     for (name, of) in FIELDS {
+        let what = format!("{name} with one axis more");
         refuses(
             engine,
-            &format!("{name} with one axis more"),
+            &what,
             |call| add_axis(of(call)),
-            |e| matches!(e, Error::Rank { tensor, .. } if *tensor == name),
+            refused::rank(name),
         );
     }
     let mut call = good();
-    add_axis(call.mask.as_mut().expect("the call has one"));
-    let is_mask = |e: &Error| {
-        matches!(
-            e,
-            Error::Rank {
-                tensor: Name::Mask,
-                ..
-            }
-        )
-    };
-    refused("a mask", E::NAME, engine.counts(&call).map(|_| ()), is_mask);
+    add_axis(mask_of(&mut call));
+    assert_refused(
+        "a mask",
+        E::NAME,
+        engine.counts(&call),
+        refused::rank(Name::Mask),
+    );
 }
 
 /// The sizes other than 1 that an axis of a mask or a bias may have, by the shapes of the good call.
@@ -329,13 +257,8 @@ fn shapes_that_do_not_broadcast<B: flash_dma_tests::engines::Backend>(
             }) = Some(raw);
             let expected = |e: &Error| *e == does_not_broadcast(name, axis, 3);
             let what = format!("{name} with axis {axis} off");
-            refused(
-                &what,
-                B::NAME,
-                burn.masked_forward(&call).map(|_| ()),
-                expected,
-            );
-            refused(&what, B::NAME, burn.masked(&call).map(|_| ()), expected);
+            assert_refused(&what, B::NAME, burn.masked_forward(&call), expected);
+            assert_refused(&what, B::NAME, burn.masked(&call), expected);
         }
     }
 }

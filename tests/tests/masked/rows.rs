@@ -1,9 +1,7 @@
 //! The components of a row of logits: the options, biases of −∞, and rows that see nothing.
 
 use super::kinds;
-use flash_dma_problem::ElementType;
-use flash_dma_tests::every_engine;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     rows_that_see_nothing,

@@ -1,9 +1,7 @@
 //! Problems of the tensor-core engines, in all variants of their kernels. Without tensor cores the portable kernels
 //! compute the same problems.
 
-use flash_dma_problem::ElementType;
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Size, matrix_engines};
+use flash_dma_tests::prelude::*;
 
 matrix_engines!(
     any_keys_of_each_kv_head,
@@ -14,8 +12,16 @@ matrix_engines!(
     rows_that_see_nothing,
     nothing,
     a_bias_alone,
-    keys_far_apart,
-    wide_keys_far_apart,
+    keys_far_apart: far_apart([
+        Some([1, 2, 1, 33, 200, 64]),
+        Some([1, 2, 1, 70, 500, 64]),
+        Some([1, 4, 4, 300, 900, 64]),
+    ]),
+    wide_keys_far_apart: far_apart([
+        None,
+        Some([2, 8, 2, 70, 300, 128]),
+        Some([2, 8, 2, 150, 700, 128]),
+    ]),
 );
 
 fn any_keys_of_each_kv_head<E: MaskedEngine>(engine: &E) {
@@ -103,24 +109,8 @@ fn problems<E: MaskedEngine>(test: usize) -> Vec<(MaskedCase, [usize; 6])> {
 }
 
 /// Queries of a tile that see few keys of many blocks: all the same keys, some of them, and none.
-fn keys_far_apart<E: MaskedEngine>(engine: &E) {
-    let problems = E::cases(
-        [[1, 2, 1, 33, 200, 64]],
-        [[1, 2, 1, 70, 500, 64]],
-        [[1, 4, 4, 300, 900, 64]],
-    );
-    far_apart(engine, problems);
-}
-
-fn wide_keys_far_apart<E: MaskedEngine>(engine: &E) {
-    far_apart(
-        engine,
-        E::cases([], [[2, 8, 2, 70, 300, 128]], [[2, 8, 2, 150, 700, 128]]),
-    );
-}
-
-fn far_apart<E: MaskedEngine>(engine: &E, problems: Vec<[usize; 6]>) {
-    for (n, sizes) in problems.into_iter().enumerate() {
+fn far_apart<E: MaskedEngine>(engine: &E, [small, medium, large]: [Option<[usize; 6]>; 3]) {
+    for (n, sizes) in E::cases(small, medium, large).into_iter().enumerate() {
         let [batch, q_heads, kv_heads, q_len, k_len, dim] = sizes;
         for (m, (mask, every)) in [
             ([1, 1, q_len, k_len], 3),

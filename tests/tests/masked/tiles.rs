@@ -1,8 +1,7 @@
 //! Tiles: lengths off every tile, tiles that are empty, full and partial, and their counts.
 
-use flash_dma_problem::{ElementType, PlanGeometry};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{every_engine, matrix_engines};
+use flash_dma_problem::PlanGeometry;
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     odd_lengths_and_both_polarities,
@@ -11,10 +10,16 @@ every_engine!(
     no_keys_and_no_queries,
 );
 matrix_engines!(
-    odd_lengths_on_tensor_cores,
-    odd_lengths_of_wide_heads,
-    tiles_alternate_on_tensor_cores,
-    tiles_alternate_in_wide_heads,
+    odd_lengths_on_tensor_cores: odd_lengths(ElementType::Bf16, 64, 4),
+    odd_lengths_of_wide_heads: odd_lengths(ElementType::F16, 128, 2),
+    tiles_alternate_on_tensor_cores: tiles_alternate(
+        [[1, 2, 1, 200, 300, 64], [2, 4, 1, 500, 500, 64]],
+        ElementType::Bf16,
+    ),
+    tiles_alternate_in_wide_heads: tiles_alternate(
+        [[1, 4, 2, 100, 200, 128], [1, 8, 2, 300, 700, 128]],
+        ElementType::F16,
+    ),
 );
 
 const ODD: [usize; 6] = [1, 17, 113, 239, 257, 1023];
@@ -34,14 +39,6 @@ fn odd_lengths_and_both_polarities<E: MaskedEngine>(engine: &E) {
             case.check(engine);
         }
     }
-}
-
-fn odd_lengths_on_tensor_cores<E: MaskedEngine>(engine: &E) {
-    odd_lengths(engine, ElementType::Bf16, 64, 4);
-}
-
-fn odd_lengths_of_wide_heads<E: MaskedEngine>(engine: &E) {
-    odd_lengths(engine, ElementType::F16, 128, 2);
 }
 
 fn odd_lengths<E: MaskedEngine>(engine: &E, element: ElementType, dim: usize, group: usize) {
@@ -90,18 +87,12 @@ fn empty_and_active_tiles_alternate<E: MaskedEngine>(engine: &E) {
     }
 }
 
-fn tiles_alternate_on_tensor_cores<E: MaskedEngine>(engine: &E) {
-    let sizes = E::cases([], [[1, 2, 1, 200, 300, 64]], [[2, 4, 1, 500, 500, 64]]);
-    tiles_alternate(engine, sizes, ElementType::Bf16);
-}
-
-fn tiles_alternate_in_wide_heads<E: MaskedEngine>(engine: &E) {
-    let sizes = E::cases([], [[1, 4, 2, 100, 200, 128]], [[1, 8, 2, 300, 700, 128]]);
-    tiles_alternate(engine, sizes, ElementType::F16);
-}
-
-fn tiles_alternate<E: MaskedEngine>(engine: &E, sizes: Vec<[usize; 6]>, element: ElementType) {
-    for sizes in sizes {
+fn tiles_alternate<E: MaskedEngine>(
+    engine: &E,
+    [medium, large]: [[usize; 6]; 2],
+    element: ElementType,
+) {
+    for sizes in E::cases([], [medium], [large]) {
         let [batch, _, heads, q_len, k_len, _] = sizes;
         for pattern in PATTERNS {
             let case = MaskedCase::new(sizes)

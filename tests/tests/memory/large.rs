@@ -4,11 +4,8 @@
 use super::window;
 #[cfg(feature = "cuda")]
 use flash_dma_problem::Problem;
-use flash_dma_problem::{AttentionOptions, ElementType};
-use flash_dma_tests::engine::Size;
-use flash_dma_tests::engines::{Kernels, Target};
 use flash_dma_tests::large::check_pattern;
-use flash_dma_tests::{Engine, kernel_engines, problem};
+use flash_dma_tests::prelude::*;
 
 kernel_engines!(patterns_are_the_same_on_the_device, small_samples);
 

@@ -7,11 +7,8 @@ mod planning;
 
 use flash_dma_kernels::required_bytes;
 use flash_dma_problem::memory::{Passes, tensor_bytes};
-use flash_dma_problem::{AttentionOptions, ElementType, Problem};
-use flash_dma_tests::engine::Size;
 use flash_dma_tests::engines::memory::{Called, Workspace};
-use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Engine, kernel_engines, problem};
+use flash_dma_tests::prelude::*;
 
 kernel_engines!(
     a_pass_requests_the_workspace_it_says,

@@ -2,9 +2,7 @@
 
 use super::window;
 use burn_flash_dma::memory::{self, Passes};
-use flash_dma_problem::ElementType;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{every_burn, problem};
+use flash_dma_tests::prelude::*;
 
 every_burn!(a_plan_fits_and_one_token_more_does_not);
 

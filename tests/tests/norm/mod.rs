@@ -1,10 +1,9 @@
 //! RMS norm of rows, and norm and rotary encoding of heads, against the oracle on every engine.
 
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_problem::{NormProblem, Rotary};
 use flash_dma_reference::norm::Norm;
 use flash_dma_tests::norm::{NormCall, NormEngine, Operation, check, grad_out};
-use flash_dma_tests::{Layout, Size, every_runtime, on_burn_cpu};
+use flash_dma_tests::prelude::*;
 
 every_runtime!(
     rows,

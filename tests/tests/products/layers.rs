@@ -3,13 +3,11 @@
 use super::{Lies, Matrix, same};
 use burn::module::Param;
 use burn::nn::Linear;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::{linear, product, split_heads};
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Size, every_burn};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{self, dtype, values};
 
 every_burn!(
     results_and_gradients,
@@ -32,25 +30,8 @@ fn sizes<B: Backend>() -> Vec<[usize; 3]> {
     sizes
 }
 
-fn dtype(element: ElementType) -> DType {
-    match element {
-        F32 => DType::F32,
-        F16 => DType::F16,
-        Bf16 => DType::BF16,
-    }
-}
-
 fn load(matrix: &Matrix, element: ElementType, device: &Device) -> Tensor<2> {
-    let values: Vec<f32> = matrix.values.iter().map(|&x| x as f32).collect();
-    Tensor::from_data(
-        TensorData::new(values, matrix.shape),
-        (device, dtype(element)),
-    )
-}
-
-fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    let data = tensor.cast(DType::F32).into_data();
-    data.iter::<f64>().collect()
+    tensors::load(&matrix.values, matrix.shape, element, device)
 }
 
 /// `x`, the weight, and the gradient of the output.
@@ -78,10 +59,10 @@ fn results_and_gradients<B: Backend>(burn: &Burn<B>) {
             let what = format!("{size:?} of {element}");
             let tensors = [&x, &weight].map(|m| load(m, element, &device).require_grad());
             let y = product(tensors[0].clone(), tensors[1].clone());
-            same(&read(y.clone()), &x.times(&weight, element), &what);
+            same(&values(y.clone()), &x.times(&weight, element), &what);
 
             let grads = (y * load(&grad, element, &device)).sum().backward();
-            let [dx, dw] = tensors.map(|t| read(t.grad(&grads).expect("tracked")));
+            let [dx, dw] = tensors.map(|t| tensors::grad(&t, &grads));
             same(&dx, &grad.times(&weight.transposed(), element), &what);
             same(&dw, &x.transposed().times(&grad, element), &what);
         }
@@ -109,24 +90,20 @@ fn strided_and_transposed_inputs<B: Backend>(burn: &Burn<B>) {
     for lay in [&wide as &dyn Fn(&Matrix) -> Tensor<2>, &turned] {
         let (given_x, given_weight) = (lay(&x).require_grad(), lay(&weight).require_grad());
         let y = product(given_x.clone(), given_weight.clone());
-        same(&read(y.clone()), &exact, "strided");
+        same(&values(y.clone()), &exact, "strided");
         let grads = (y * lay(&grad)).sum().backward();
-        let dx = read(given_x.grad(&grads).expect("tracked"));
+        let dx = tensors::grad(&given_x, &grads);
         same(&dx, &grad.times(&weight.transposed(), element), "dx");
-        let dw = read(given_weight.grad(&grads).expect("tracked"));
+        let dw = tensors::grad(&given_weight, &grads);
         same(&dw, &x.transposed().times(&grad, element), "dw");
     }
     // `[4, 9, d_in]` through a transpose of its first two axes.
     let raw = x.raw(element, Lies::Rows);
-    let values: Vec<f32> = raw.values.iter().map(|&v| v as f32).collect();
-    let four = Tensor::<3>::from_data(
-        TensorData::new(values, [4, tokens / 4, d_in]),
-        (&device, dtype(element)),
-    );
+    let four = tensors::load(&raw.values, [4, tokens / 4, d_in], element, &device);
     let turned = four.swap_dims(0, 1).mul_scalar(1.0).swap_dims(0, 1);
     let y = product(turned, load(&weight, element, &device));
     assert_eq!(y.dims(), [4, tokens / 4, d_out]);
-    same(&read(y), &exact, "three axes");
+    same(&values(y), &exact, "three axes");
 }
 
 /// The layer stays f32: its weight is rounded for the product, and its gradients are not.
@@ -147,15 +124,19 @@ fn layers_of_f32_on_16_bits<B: Backend>(burn: &Burn<B>) {
         let exact: Vec<f64> = (x.times(&weight, element).iter().enumerate())
             .map(|(at, y)| round(y + f64::from(bias[at % 40]), element))
             .collect();
-        same(&read(y.clone()), &exact, "with a bias");
+        same(&values(y.clone()), &exact, "with a bias");
 
         let grads = (y * load(&grad, element, &device)).sum().backward();
         let dw = layer.weight.grad(&grads).expect("tracked");
         assert_eq!(dw.dtype(), DType::F32);
-        same(&read(dw), &x.transposed().times(&grad, F32), "dw in f32");
+        same(&values(dw), &x.transposed().times(&grad, F32), "dw in f32");
         let dx = given.grad(&grads).expect("tracked");
         assert_eq!(dx.dtype(), dtype(element));
-        same(&read(dx), &grad.times(&weight.transposed(), element), "dx");
+        same(
+            &values(dx),
+            &grad.times(&weight.transposed(), element),
+            "dx",
+        );
     }
 }
 
@@ -179,7 +160,7 @@ fn heads_of_one_product<B: Backend>(burn: &Burn<B>) {
                     let rows = all.chunks(6 * head_dim);
                     rows.flat_map(|row| row[columns.clone()].to_vec()).collect()
                 };
-                same(&read(part.clone()), &of_part(&exact), "a part");
+                same(&values(part.clone()), &of_part(&exact), "a part");
                 if index < used {
                     let grad = Matrix {
                         shape: [tokens, count * head_dim],
@@ -194,7 +175,7 @@ fn heads_of_one_product<B: Backend>(burn: &Burn<B>) {
                 first += count;
             }
             let grads = loss.backward();
-            let [dx, dw] = tensors.map(|t| read(t.grad(&grads).expect("tracked")));
+            let [dx, dw] = tensors.map(|t| tensors::grad(&t, &grads));
             let what = format!("{element}, {used} parts used");
             same(&dx, &grad.times(&weight.transposed(), element), &what);
             same(&dw, &x.transposed().times(&grad, element), &what);
@@ -207,11 +188,8 @@ fn repeated_gradients_are_bit_equal<B: Backend>(burn: &Burn<B>) {
     let tokens = if B::SIZE == Size::Large { 32768 } else { 600 };
     let mut rng = Rng::new(5);
     let mut random = |shape: [usize; 2]| {
-        let values = (0..shape[0] * shape[1]).map(|_| rng.normal());
-        Matrix {
-            shape,
-            values: values.collect(),
-        }
+        let values = (0..shape[0] * shape[1]).map(|_| rng.normal()).collect();
+        Matrix { shape, values }
     };
     let (x, weight, grad) = (random([tokens, 64]), random([64, 48]), random([tokens, 48]));
     for element in supported(burn) {
@@ -219,7 +197,7 @@ fn repeated_gradients_are_bit_equal<B: Backend>(burn: &Burn<B>) {
             let given = load(&weight, F32, &device).require_grad();
             let y = product(load(&x, element, &device), given.clone());
             let grads = (y * load(&grad, element, &device)).sum().backward();
-            read(given.grad(&grads).expect("tracked"))
+            tensors::grad(&given, &grads)
         });
         assert!(first == second, "{element}");
     }
@@ -231,12 +209,12 @@ fn empty_products_have_gradients<B: Backend>(burn: &Burn<B>) {
         let x = Tensor::<2>::ones([tokens, d_in], &device).require_grad();
         let weight = Tensor::<2>::ones([d_in, d_out], &device).require_grad();
         let y = product(x.clone(), weight.clone());
-        assert_eq!(read(y.clone()), vec![0.0; tokens * d_out]);
+        assert_eq!(values(y.clone()), vec![0.0; tokens * d_out]);
         let grads = y.sum().backward();
         let zeros = |tensor: &Tensor<2>| {
             let grad = tensor.grad(&grads).expect("it is tracked");
             assert_eq!(grad.dims(), tensor.dims());
-            assert!(read(grad).iter().all(|&x| x == 0.0));
+            assert!(values(grad).iter().all(|&x| x == 0.0));
         };
         zeros(&x);
         zeros(&weight);

@@ -6,10 +6,8 @@
 mod layers;
 mod routes;
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
-use flash_dma_tests::Raw;
+use flash_dma_tests::prelude::*;
 
 /// How a matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,8 @@
 
 use super::{Lies, Matrix, same};
 use flash_dma_kernels::product::{Choice, Route, Tile};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AttentionError, ElementType, TensorName};
-use flash_dma_reference::Rng;
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Engine, Raw, Size, kernel_runtimes};
+use flash_dma_problem::TensorName;
+use flash_dma_tests::prelude::*;
 
 kernel_runtimes!(
     sizes_off_every_tile,
@@ -43,10 +39,7 @@ fn sizes_off_every_tile<T: Target>(engine: &Kernels<T>) {
     );
     for [m, n, k] in sizes {
         let mut rng = Rng::new((m + n + k) as u64);
-        let (a, b) = (
-            Matrix::random([m, k], &mut rng),
-            Matrix::random([k, n], &mut rng),
-        );
+        let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
         for element in types(engine) {
             let operands = [&a, &b].map(|matrix| matrix.raw(element, Lies::Rows));
             let actual = engine.product(operands.each_ref(), element, None);
@@ -62,10 +55,7 @@ fn layouts<T: Target>(engine: &Kernels<T>) {
         _ => [24, 16, 40],
     };
     let mut rng = Rng::new(3);
-    let (a, b) = (
-        Matrix::random([m, k], &mut rng),
-        Matrix::random([k, n], &mut rng),
-    );
+    let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
     use Lies::{Columns, Gaps, Rows};
     let pairs = |element| match (Kernels::<T>::SIZE, element) {
         (Size::Large, F32) => vec![(Rows, Columns), (Columns, Rows), (Gaps(3), Gaps(3))],
@@ -88,10 +78,7 @@ fn layouts<T: Target>(engine: &Kernels<T>) {
 /// Operands of the gradient of a weight: `k` tokens.
 fn tall(k: usize, [m, n]: [usize; 2], element: ElementType) -> (Matrix, Matrix, [Raw; 2]) {
     let mut rng = Rng::new(k as u64);
-    let (a, b) = (
-        Matrix::random([m, k], &mut rng),
-        Matrix::random([k, n], &mut rng),
-    );
+    let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
     let raw = [a.raw(element, Lies::Columns), b.raw(element, Lies::Rows)];
     (a, b, raw)
 }
@@ -153,10 +140,7 @@ fn tiles_of_wgmma<T: Target>(engine: &Kernels<T>) {
     for tile in Tile::ALL {
         for [m, n, k] in shapes {
             let mut rng = Rng::new((m + n + k) as u64);
-            let (a, b) = (
-                Matrix::random([m, k], &mut rng),
-                Matrix::random([k, n], &mut rng),
-            );
+            let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
             for (of_a, of_b) in [
                 (Lies::Rows, Lies::Rows),
                 (Lies::Rows, Lies::Columns),
@@ -218,10 +202,7 @@ fn few_rows<T: Target>(engine: &Kernels<T>) {
     });
     for [m, n, k] in shapes {
         let mut rng = Rng::new((m + n + k) as u64);
-        let (a, b) = (
-            Matrix::random([m, k], &mut rng),
-            Matrix::random([k, n], &mut rng),
-        );
+        let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
         for element in types(engine) {
             for &(of_a, of_b) in &layouts {
                 let operands = [a.raw(element, of_a), b.raw(element, of_b)];

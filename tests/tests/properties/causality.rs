@@ -2,11 +2,8 @@
 //! its selected set. Rounding may differ, because a tile of queries lists the keys of its latest one for all of them.
 
 use super::{Change, call, results, supported};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::Interval;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Inputs, Rng};
-use flash_dma_tests::{Case, Engine, Layout, Raw, case, every_engine};
+use flash_dma_tests::case;
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     the_future_changes_no_row,
@@ -46,20 +43,28 @@ fn is_past(inputs: &Inputs, row: usize, cut: usize) -> bool {
     inputs.problem.position(row % inputs.problem.q_len) < cut as i64
 }
 
-/// Writes over keys, values and scores from a position on, and over the queries there and their gradients.
-fn change(inputs: &mut Inputs, grad_out: &mut [f64], change: Change, cut: usize, rng: &mut Rng) {
-    let p = inputs.problem;
+/// Writes over keys, values and what is `added` to the logits from a position on, and over the queries there and their
+/// gradients.
+pub(super) fn change(
+    p: &Problem,
+    [q, k, v, grad_out]: [&mut [f64]; 4],
+    added: Option<&mut Vec<f64>>,
+    change: Change,
+    cut: usize,
+    rng: &mut Rng,
+) {
     let (dim, element) = (p.head_dim, p.element);
-    let keys = [p.k_len, dim, cut];
-    change.write_from(&mut inputs.k, keys, element, rng);
-    change.write_from(&mut inputs.v, keys, element, rng);
-    if let Some(scores) = &mut inputs.scores {
-        change.write_from(scores, [p.k_len, 1, cut], F32, rng);
+    for rows in [k, v] {
+        change.write_from(rows, [p.k_len, dim, cut], element, rng);
+    }
+    if let Some(added) = added {
+        change.write_from(added, [p.k_len, 1, cut], F32, rng);
     }
     let first = (0..p.q_len).find(|&i| p.position(i) >= cut as i64);
-    let queries = [p.q_len, dim, first.unwrap_or(p.q_len)];
-    change.write_from(&mut inputs.q, queries, element, rng);
-    change.write_from(grad_out, queries, element, rng);
+    for rows in [q, grad_out] {
+        let queries = [p.q_len, dim, first.unwrap_or(p.q_len)];
+        change.write_from(rows, queries, element, rng);
+    }
 }
 
 /// The intervals as queries before a position see them.
@@ -83,7 +88,15 @@ fn holds<E: Engine>(engine: &E, case: &Case) {
         let cut = cuts[n % 3];
         let what = format!("{}, {future:?} from {cut} on, {case:?}", E::NAME);
         let (mut dirty, mut dirty_grads) = (inputs.clone(), grads.clone());
-        change(&mut dirty, &mut dirty_grads.0, future, cut, &mut rng);
+        let Inputs {
+            problem,
+            q,
+            k,
+            v,
+            scores,
+        } = &mut dirty;
+        let rows = [q, k, v, &mut dirty_grads.0].map(|x| &mut x[..]);
+        change(problem, rows, scores.as_mut(), future, cut, &mut rng);
         let dirty_call = call(engine, &dirty, &dirty_grads);
         let selections = [&clean_call.intervals, &dirty_call.intervals];
         let [before, after] = selections.map(|x| x.as_ref().map(|x| clipped(x, case.k_len, cut)));

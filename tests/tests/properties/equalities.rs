@@ -1,10 +1,7 @@
 //! Problems that are the same in other words.
 
 use super::run;
-use flash_dma_problem::ElementType;
-use flash_dma_reference::Inputs;
-use flash_dma_reference::generate::Scores;
-use flash_dma_tests::{Case, Engine, Layout, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     a_window_of_all_keys_is_a_key_bias,

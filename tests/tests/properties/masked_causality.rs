@@ -1,12 +1,8 @@
 //! Causality under masks and biases: neither future keys and values nor the masks and biases of these reach a row.
 
-use super::causality::cuts;
+use super::causality::{change, cuts};
 use super::{Change, masked_results, supported};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_reference::Rng;
-use flash_dma_reference::masked::MaskedInputs;
-use flash_dma_tests::every_engine;
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     the_future_of_a_key_bias_changes_no_row,
@@ -29,31 +25,6 @@ fn problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
     supported(engine, cases, |case| case.element)
 }
 
-/// Writes over everything from a position on, and shows all of it.
-fn change(
-    inputs: &mut MaskedInputs,
-    grad_out: &mut [f64],
-    change: Change,
-    cut: usize,
-    rng: &mut Rng,
-) {
-    let p = inputs.problem;
-    let (dim, element) = (p.head_dim, p.element);
-    let keys = [p.k_len, dim, cut];
-    change.write_from(&mut inputs.k, keys, element, rng);
-    change.write_from(&mut inputs.v, keys, element, rng);
-    let bias = inputs.bias.as_mut().expect("the case has one");
-    change.write_from(&mut bias.values, [p.k_len, 1, cut], F32, rng);
-    if let Some(mask) = &mut inputs.visible {
-        let rows = mask.values.chunks_mut(p.k_len);
-        rows.for_each(|row| row[cut..].fill(true));
-    }
-    let first = (0..p.q_len).find(|&i| p.position(i) >= cut as i64);
-    let queries = [p.q_len, dim, first.unwrap_or(p.q_len)];
-    change.write_from(&mut inputs.q, queries, element, rng);
-    change.write_from(grad_out, queries, element, rng);
-}
-
 fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
     let inputs = case.inputs();
     let p = inputs.problem;
@@ -69,7 +40,14 @@ fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
         let cut = cuts(p.q_len, p.k_len)[n % 3];
         let what = format!("{}, {future:?} from {cut} on, {case:?}", E::NAME);
         let (mut dirty, mut dirty_out) = (inputs.clone(), grad_out.clone());
-        change(&mut dirty, &mut dirty_out, future, cut, &mut rng);
+        let rows = [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut dirty_out];
+        let bias = dirty.bias.as_mut().map(|bias| &mut bias.values);
+        change(&p, rows.map(|x| &mut x[..]), bias, future, cut, &mut rng);
+        if let Some(mask) = &mut dirty.visible {
+            // All of the future is shown.
+            let rows = mask.values.chunks_mut(p.k_len);
+            rows.for_each(|row| row[cut..].fill(true));
+        }
         let dirty = run(&dirty, &dirty_out);
         let past = |row: usize| p.position(row % p.q_len) < cut as i64;
         for ((name, clean), (_, dirty)) in clean.iter().zip(&dirty).take(3) {

@@ -3,10 +3,7 @@
 
 use super::suffixes::{placed, rows};
 use super::{masked_results, supported};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_tests::every_engine;
-use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     a_suffix_of_queries_is_the_tail_under_a_key_bias,

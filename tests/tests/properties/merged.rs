@@ -1,16 +1,13 @@
 //! Parts of an attention over disjoint keys, merged, against the oracle of one call over all keys.
 
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Tensor, TensorData};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention,
     TensorName, TilePlan, merge_attention, try_merge_attention,
 };
-use flash_dma_reference::{Rng, generate};
 use flash_dma_tests::case::expected;
-use flash_dma_tests::engine::{Engine, skip};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::{MaskedCase, Pattern};
-use flash_dma_tests::{Case, Outputs, fast_burn, on_burn_cpu};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{dtype, floats, grad, load, loss, outputs, rows, values};
 
 fast_burn!(
     parts_under_masks,
@@ -25,39 +22,6 @@ fast_burn!(
 on_burn_cpu!(two_parts);
 
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-
-fn dtype(element: ElementType) -> DType {
-    match element {
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-    }
-}
-
-fn load<const D: usize>(
-    values: &[f64],
-    shape: [usize; D],
-    element: ElementType,
-    device: &Device,
-) -> Tensor<D> {
-    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data_as::<f32>().iter::<f64>().collect()
-}
-
-/// A loss with these gradients of `out` and of the LSE; an LSE of −∞ has none.
-fn loss((out, lse): &(Tensor<4>, Tensor<3>), (grad_out, grad_lse): (&[f64], &[f64])) -> Tensor<1> {
-    let device = out.device();
-    let f32 = ElementType::F32;
-    let grad_out = load::<4>(grad_out, out.dims(), f32, &device);
-    let grad_lse = load::<3>(grad_lse, lse.dims(), f32, &device);
-    let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
-    let shown = lse.clone().mask_fill(empty, 0.0);
-    (out.clone().cast(DType::F32) * grad_out).sum() + (shown * grad_lse).sum()
-}
 
 /// The parts of the keys behind each cut.
 fn spans(cuts: &[usize], len: usize) -> Vec<(usize, usize)> {
@@ -120,19 +84,14 @@ fn two_parts<B: Backend>(burn: &Burn<B>) {
 }
 
 fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
-    if !burn.supports(case.element) {
-        skip::<Burn<B>>(&format!("{}", case.element));
+    if burn.lacks(case.element) {
         return;
     }
     let device = burn.device().clone().autodiff();
     let (inputs, p) = (case.inputs(), case.problem());
     let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
-    let leaf = |x: &[f64], shape| load::<4>(x, shape, p.element, &device).require_grad();
-    let [q, k, v] = [
-        leaf(&inputs.q, p.q_shape()),
-        leaf(&inputs.k, p.kv_shape()),
-        leaf(&inputs.v, p.kv_shape()),
-    ];
+    let leaves = rows(&p, [&inputs.q, &inputs.k, &inputs.v], &device);
+    let [q, k, v] = leaves.map(Tensor::require_grad);
     let visible = inputs.visible.as_ref().expect("a case with a mask");
     let mask = TensorData::new(visible.values.clone(), visible.shape);
     let mask = Tensor::<4, Bool>::from_data(mask, &device);
@@ -151,11 +110,8 @@ fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
     let merged = merge_attention(parts);
     assert_eq!(merged.0.dtype(), dtype(p.element));
     let grads = loss(&merged, (&grad_out, &grad_lse)).backward();
-    let [dq, dk, dv] = [q, k, v].map(|x| values(x.grad(&grads).expect("tracked")));
-    let outputs = Outputs {
-        out: values(merged.0),
-        lse: values(merged.1),
-    };
+    let [dq, dk, dv] = [q, k, v].map(|x| grad(&x, &grads));
+    let outputs = outputs(merged);
     let expected = case.expected(&inputs, &grad_out, Some(&grad_lse));
     let others = || case.others(&inputs, true);
     expected.check(others, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
@@ -167,12 +123,8 @@ fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
     let case = Case::new(30, 100).plain().heads(4, 2);
     let (inputs, p) = (case.inputs(), case.problem());
     let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
-    let leaf = |x: &[f64], shape| load::<4>(x, shape, p.element, &device).require_grad();
-    let [q, k, v] = [
-        leaf(&inputs.q, p.q_shape()),
-        leaf(&inputs.k, p.kv_shape()),
-        leaf(&inputs.v, p.kv_shape()),
-    ];
+    let leaves = rows(&p, [&inputs.q, &inputs.k, &inputs.v], &device);
+    let [q, k, v] = leaves.map(Tensor::require_grad);
     let part = |start, len, causal| {
         let [k, v] = [&k, &v].map(|x| x.clone().narrow(2, start, len));
         let options = AttentionOptions::new().with_causal(causal);
@@ -181,11 +133,8 @@ fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
     };
     let merged = merge_attention([part(0, 70, false), part(70, 30, true)]);
     let grads = loss(&merged, (&grad_out, &grad_lse)).backward();
-    let [dq, dk, dv] = [q, k, v].map(|x| values(x.grad(&grads).expect("tracked")));
-    let outputs = Outputs {
-        out: values(merged.0),
-        lse: values(merged.1),
-    };
+    let [dq, dk, dv] = [q, k, v].map(|x| grad(&x, &grads));
+    let outputs = outputs(merged);
     let expected = expected(&inputs, &grad_out, Some(&grad_lse));
     expected.check(Vec::new, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
 }
@@ -196,8 +145,8 @@ fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
     let (nan, none) = (f64::NAN, f64::NEG_INFINITY);
     let part = |out: [f64; 3], lse: [f64; 3]| {
         let out: Vec<f64> = out.into_iter().flat_map(|x| [x; 8]).collect();
-        let out = load::<4>(&out, [1, 1, 3, 8], ElementType::F32, &device).require_grad();
-        let lse = load::<3>(&lse, [1, 1, 3], ElementType::F32, &device).require_grad();
+        let out = floats::<4>(&out, [1, 1, 3, 8], &device).require_grad();
+        let lse = floats::<3>(&lse, [1, 1, 3], &device).require_grad();
         (out, lse)
     };
     let a = part([2.0, nan, nan], [-300.0, none, none]);
@@ -211,9 +160,9 @@ fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
         (a, [1.0, 0.0, 0.0], [5.0, 0.0, 0.0]),
         (b, [0.0, 1.0, 0.0], [0.0, 5.0, 0.0]),
     ] {
-        let out = values(out.grad(&grads).expect("tracked"));
+        let out = grad(&out, &grads);
         assert_eq!([out[0], out[8], out[16]], of_out);
-        assert_eq!(values(lse.grad(&grads).expect("tracked")), of_lse);
+        assert_eq!(grad(&lse, &grads), of_lse);
     }
 }
 
@@ -221,8 +170,7 @@ fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
 fn one_part_is_itself<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
     let case = Case::new(20, 20).plain().element(ElementType::Bf16);
-    if !burn.supports(case.element) {
-        skip::<Burn<B>>("bf16");
+    if burn.lacks(case.element) {
         return;
     }
     let p = case.problem();
@@ -236,8 +184,8 @@ fn one_part_is_itself<B: Backend>(burn: &Burn<B>) {
     let ones = vec![1.0; out.shape().num_elements()];
     let twos = vec![2.0; lse.shape().num_elements()];
     let grads = loss(&merged, (&ones, &twos)).backward();
-    assert_eq!(values(out.grad(&grads).expect("tracked")), ones);
-    let of_lse = values(lse.grad(&grads).expect("tracked"));
+    assert_eq!(grad(&out, &grads), ones);
+    let of_lse = grad(&lse, &grads);
     assert!(of_lse.iter().all(|x| (x - 2.0).abs() < 1e-5), "{of_lse:?}");
 }
 
@@ -261,7 +209,7 @@ fn weights_have_the_rounding_of_the_lse<B: Backend>(burn: &Burn<B>) {
             .collect();
         let lse = |part: usize| {
             let values: Vec<f64> = parts.iter().map(|lse| lse[part]).collect();
-            load::<3>(&values, [1, 1, 64], ElementType::F32, device)
+            floats::<3>(&values, [1, 1, 64], device)
         };
         let ones = Tensor::<4>::ones([1, 1, 64, 8], device);
         let nothing = ones.zeros_like();

@@ -21,12 +21,8 @@ mod sink;
 mod suffixes;
 mod unselected;
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, normal};
-use flash_dma_reference::{Inputs, Rng};
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
-use flash_dma_tests::{Call, Engine, Gradients, Layout, Outputs};
+use flash_dma_reference::generate::normal;
+use flash_dma_tests::prelude::*;
 
 /// Gradients of `out` and of the LSE.
 type Grads = (Vec<f64>, Vec<f64>);
@@ -46,7 +42,14 @@ fn call<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Call {
 }
 
 fn results<E: Engine>(engine: &E, call: &Call) -> Results {
-    let (outputs, grads) = engine.backward(call).expect("a good case");
+    named(engine.backward(call).expect("a good case"))
+}
+
+fn masked_results<E: MaskedEngine>(engine: &E, call: &MaskedCall) -> Results {
+    named(engine.masked(call).expect("a good case"))
+}
+
+fn named((outputs, grads): (Outputs, Gradients)) -> Results {
     let named = [
         ("out", outputs.out),
         ("lse", outputs.lse),
@@ -55,20 +58,8 @@ fn results<E: Engine>(engine: &E, call: &Call) -> Results {
         ("dv", grads.v),
     ];
     let scores = grads.scores.map(|scores| ("dscores", scores));
-    named.into_iter().chain(scores).collect()
-}
-
-fn masked_results<E: MaskedEngine>(engine: &E, call: &MaskedCall) -> Results {
-    let (outputs, grads) = engine.masked(call).expect("a good case");
-    let named = [
-        ("out", outputs.out),
-        ("lse", outputs.lse),
-        ("dq", grads.q),
-        ("dk", grads.k),
-        ("dv", grads.v),
-    ];
     let bias = grads.bias.map(|bias| ("dbias", bias));
-    named.into_iter().chain(bias).collect()
+    named.into_iter().chain(scores).chain(bias).collect()
 }
 
 /// The bits of everything, NaN included.
@@ -90,14 +81,8 @@ fn supported<E: Engine, C>(
     cases: Vec<C>,
     element: impl Fn(&C) -> ElementType,
 ) -> Vec<C> {
-    let has = |case: &C| {
-        let has = engine.supports(element(case));
-        if !has {
-            skip::<E>(&format!("{}", element(case)));
-        }
-        has
-    };
-    cases.into_iter().filter(has).collect()
+    let cases = cases.into_iter();
+    cases.filter(|case| !engine.lacks(element(case))).collect()
 }
 
 /// Changes to elements that should not matter.

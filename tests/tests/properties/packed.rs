@@ -6,18 +6,14 @@ use burn_flash_dma::{
     Attention, AttentionMask, AttentionOptions, Documents, KeyRanges, MaskedAttention,
     PackedAttention, Selector, TilePlan,
 };
-use flash_dma_problem::{AttentionError, ElementType};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::expected::Expected;
-use flash_dma_tests::{Outputs, fast_burn, on_burn_cpu, problem};
+use flash_dma_tests::prelude::*;
 
 fast_burn!(
     dense_documents,
     scored_documents,
     masked_documents_of_two_lengths,
     the_definition_of_two_lengths,
-    documents_in_both_directions,
+    documents_in_both_directions: dense(&LENGTHS, AttentionOptions::new().with_causal(false)),
     padded_batches,
     padding_leaves_no_trace,
     one_selection_for_two_calls,
@@ -188,13 +184,13 @@ fn total(lengths: &[usize]) -> usize {
 }
 
 fn dense_documents<B: Backend>(burn: &Burn<B>) {
-    dense(&LENGTHS, burn);
-    dense(&[0, 70, 0], burn);
+    let options = AttentionOptions::new().with_softcap(5.0).with_scale(0.4);
+    dense(burn, &LENGTHS, options);
+    dense(burn, &[0, 70, 0], options);
 }
 
-fn dense<B: Backend>(lengths: &[usize], burn: &Burn<B>) {
+fn dense<B: Backend>(burn: &Burn<B>, lengths: &[usize], options: AttentionOptions) {
     let packed = Packed::new([total(lengths); 2], &device(burn));
-    let options = AttentionOptions::new().with_softcap(5.0).with_scale(0.4);
     let [q, k, v] = packed.rows();
     let attention = PackedAttention::new(q, k, v, &cu_seqlens(lengths));
     let all = packed.passes(attention.options(options).forward_with_lse());
@@ -335,13 +331,8 @@ fn the_definition_of_two_lengths<B: Backend>(burn: &Burn<B>) {
     let mut expected = Expected::new(&p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(&grad_out, Some(&grad_lse));
     let (naive, _) = inputs.naive_backward(&grad_out, Some(&grad_lse));
-    for (name, shape, exact, naive) in [
-        ("dq", q_shape, exact.q, &naive.q),
-        ("dk", kv_shape, exact.k, &naive.k),
-        ("dv", kv_shape, exact.v, &naive.v),
-    ] {
-        expected.gradient(name, &shape, ElementType::F32, exact, naive);
-    }
+    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
+    expected.qkv(&p, [exact.q, exact.k, exact.v], naive_rows);
     let outputs = Outputs {
         out: heads_first(&results[0].1),
         lse: f64s(results[1].1.clone()),
@@ -349,21 +340,6 @@ fn the_definition_of_two_lengths<B: Backend>(burn: &Burn<B>) {
     let gradients: Vec<_> = results[2..].iter().map(|(_, t)| heads_first(t)).collect();
     let gradients: Vec<&[f64]> = gradients.iter().map(Vec::as_slice).collect();
     expected.check(Vec::new, &outputs, &gradients, B::NAME);
-}
-
-fn documents_in_both_directions<B: Backend>(burn: &Burn<B>) {
-    let packed = Packed::new([total(&LENGTHS); 2], &device(burn));
-    let options = AttentionOptions::new().with_causal(false);
-    let [q, k, v] = packed.rows();
-    let attention = PackedAttention::new(q, k, v, &cu_seqlens(&LENGTHS)).options(options);
-    let all = packed.passes(attention.forward_with_lse());
-    check([&LENGTHS; 2], all, |document| {
-        let span = spans(&LENGTHS)[document];
-        let part = packed.part(span, span);
-        let [q, k, v] = part.batch();
-        let attention = Attention::new(q, k, v).options(options);
-        part.passes(unbatched(attention.forward_with_lse()))
-    });
 }
 
 /// Three sequences of a batch of 90 tokens, dense and with scores.

@@ -1,17 +1,13 @@
 //! q, k and v, or k and v, of one tensor: the results and the gradients of attention over its parts.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::{
     Attention, AttentionError, ElementType, MaskedAttention, TensorName, select, split_kv,
     split_qkv, try_split_kv, try_split_qkv,
 };
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, generate};
 use flash_dma_tests::case::expected;
-use flash_dma_tests::engine::{Engine, skip};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::MaskedCase;
-use flash_dma_tests::{Case, Outputs, fast_burn, on_burn_cpu};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{dtype, floats, grad, load, loss, outputs, values};
 
 fast_burn!(
     one_tensor,
@@ -26,28 +22,6 @@ fast_burn!(
 on_burn_cpu!(one_small_tensor, one_small_pair);
 
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-
-fn dtype(element: ElementType) -> DType {
-    match element {
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-    }
-}
-
-fn load<const D: usize>(
-    values: &[f64],
-    shape: [usize; D],
-    element: ElementType,
-    device: &Device,
-) -> Tensor<D> {
-    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data_as::<f32>().iter::<f64>().collect()
-}
 
 /// Parts `[batch, heads, len, head_dim]` as one tensor `[batch, len, parts, heads, head_dim]`.
 fn packed(parts: &[&[f64]], [batch, heads, len, head_dim]: [usize; 4]) -> Vec<f64> {
@@ -78,21 +52,9 @@ fn unpacked(all: &[f64], count: usize, shape: [usize; 4]) -> Vec<Vec<f64>> {
     parts
 }
 
-/// A loss with these gradients of `out` and of the LSE; an LSE of −∞ has none.
-fn loss((out, lse): &(Tensor<4>, Tensor<3>), (grad_out, grad_lse): (&[f64], &[f64])) -> Tensor<1> {
-    let device = out.device();
-    let f32 = ElementType::F32;
-    let grad_out = load::<4>(grad_out, out.dims(), f32, &device);
-    let grad_lse = load::<3>(grad_lse, lse.dims(), f32, &device);
-    let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
-    let shown = lse.clone().mask_fill(empty, 0.0);
-    (out.clone().cast(DType::F32) * grad_out).sum() + (shown * grad_lse).sum()
-}
-
 /// Self-attention of one tensor, or of q and one tensor, by scores, by their intervals, or dense.
 fn check<B: Backend>(case: &Case, of_three: bool, burn: &Burn<B>) {
-    if !burn.supports(case.element) {
-        skip::<Burn<B>>(&format!("{}", case.element));
+    if burn.lacks(case.element) {
         return;
     }
     let device = burn.device().clone().autodiff();
@@ -111,7 +73,7 @@ fn check<B: Backend>(case: &Case, of_three: bool, burn: &Burn<B>) {
     };
     let attention = attention.options(case.options);
     let scores = inputs.scores.as_ref().map(|z| {
-        let z = load::<3>(z, p.scores_shape(), ElementType::F32, &device);
+        let z = floats::<3>(z, p.scores_shape(), &device);
         z.require_grad()
     });
     let results = match &scores {
@@ -128,14 +90,11 @@ fn check<B: Backend>(case: &Case, of_three: bool, burn: &Burn<B>) {
     assert_eq!(of_parts.dtype(), dtype(p.element));
     let mut gradients = unpacked(&values(of_parts), parts.len(), p.kv_shape());
     if !of_three {
-        gradients.insert(0, values(q.grad(&grads).expect("tracked")));
+        gradients.insert(0, grad(&q, &grads));
     }
-    gradients.extend(scores.map(|z| values(z.grad(&grads).expect("tracked"))));
+    gradients.extend(scores.map(|z| grad(&z, &grads)));
     let gradients: Vec<_> = gradients.iter().map(|x| &x[..]).collect();
-    let outputs = Outputs {
-        out: values(results.0),
-        lse: values(results.1),
-    };
+    let outputs = outputs(results);
     let what = format!("{} at {case:?}", Burn::<B>::NAME);
     expected(&inputs, &grad_out, Some(&grad_lse)).check(Vec::new, &outputs, &gradients, what);
 }
@@ -204,8 +163,7 @@ fn one_small_pair<B: Backend>(burn: &Burn<B>) {
 
 fn biases<B: Backend>(burn: &Burn<B>) {
     for element in ELEMENTS {
-        if !burn.supports(element) {
-            skip::<Burn<B>>(&format!("{element}"));
+        if burn.lacks(element) {
             continue;
         }
         let case = MaskedCase::new([2, 2, 2, 40, 40, 16]).bias([1, 2, 40, 40]);
@@ -217,17 +175,14 @@ fn biases<B: Backend>(burn: &Burn<B>) {
         let all = packed(&parts, p.q_shape());
         let all = load::<5>(&all, [2, 40, 3, 2, 16], element, &device).require_grad();
         let bias = inputs.bias.as_ref().expect("a case with a bias");
-        let bias = load::<4>(&bias.values, bias.shape, ElementType::F32, &device).require_grad();
+        let bias = floats::<4>(&bias.values, bias.shape, &device).require_grad();
         let attention = MaskedAttention::from_qkv(all.clone()).bias(bias.clone());
         let results = attention.options(case.options).forward_with_lse();
         let grads = loss(&results, (&grad_out, &grad_lse)).backward();
-        let mut gradients = unpacked(&values(all.grad(&grads).expect("tracked")), 3, p.q_shape());
-        gradients.push(values(bias.grad(&grads).expect("tracked")));
+        let mut gradients = unpacked(&grad(&all, &grads), 3, p.q_shape());
+        gradients.push(grad(&bias, &grads));
         let gradients: Vec<_> = gradients.iter().map(|x| &x[..]).collect();
-        let outputs = Outputs {
-            out: values(results.0),
-            lse: values(results.1),
-        };
+        let outputs = outputs(results);
         let expected = case.expected(&inputs, &grad_out, Some(&grad_lse));
         let others = || case.others(&inputs, true);
         expected.check(others, &outputs, &gradients, format!("{case:?}"));
@@ -244,7 +199,7 @@ fn both_ways(
     let parts = [&inputs.q[..], &inputs.k, &inputs.v];
     let all = packed(&parts, p.q_shape());
     [true, false].map(|ours| {
-        let all = load::<5>(&all, [2, 20, 3, 2, 16], ElementType::F32, device).require_grad();
+        let all = floats::<5>(&all, [2, 20, 3, 2, 16], device).require_grad();
         let inner = all.clone() * 0.5;
         let parts = match ours {
             true => split_qkv(inner),
@@ -255,7 +210,7 @@ fn both_ways(
         };
         let loss = run(parts);
         let grads = loss.clone().backward();
-        (values(loss), values(all.grad(&grads).expect("tracked")))
+        (values(loss), grad(&all, &grads))
     })
 }
 

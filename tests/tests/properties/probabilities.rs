@@ -5,14 +5,10 @@ use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, Documents, ElementType, MaskedAttention,
     PackedAttention, Selector, TilePlan, select,
 };
-use flash_dma_problem::{AlibiSlopes, AttentionOptions, SelectionRule};
 use flash_dma_reference::compare::compare_probabilities;
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Exact, Rng, compose};
-use flash_dma_tests::engine::{Engine, skip};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::{MaskedCase, Pattern};
-use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
+use flash_dma_reference::{Exact, compose};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{self, floats, values};
 
 fast_burn!(
     the_definition,
@@ -25,47 +21,21 @@ fast_burn!(
 );
 on_burn_cpu!(a_few_rows);
 
-fn dtype(element: ElementType) -> DType {
-    match element {
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-    }
-}
-
-fn load<const D: usize>(
-    values: &[f64],
-    shape: [usize; D],
-    element: ElementType,
-    device: &Device,
-) -> Tensor<D> {
-    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
-}
-
 /// A call of a case, tracked, if the device is one of autodiff, and its scores.
 fn call(case: &Case, device: &Device) -> (Attention, Option<Tensor<3>>) {
     let (inputs, p) = (case.inputs(), case.problem());
-    let rows = |x: &[f64], shape| {
-        let x = load::<4>(x, shape, p.element, device);
-        x.set_require_grad(device.is_autodiff())
-    };
-    let [q, k, v] = [
-        rows(&inputs.q, p.q_shape()),
-        rows(&inputs.k, p.kv_shape()),
-        rows(&inputs.v, p.kv_shape()),
-    ];
-    let scores = inputs.scores.as_ref().map(|z| {
-        let z = load::<3>(z, p.scores_shape(), ElementType::F32, device);
-        z.set_require_grad(device.is_autodiff())
-    });
+    let tracked = device.is_autodiff();
+    let rows = tensors::rows(&p, [&inputs.q, &inputs.k, &inputs.v], device);
+    let [q, k, v] = rows.map(|x| x.set_require_grad(tracked));
+    let scores = inputs.scores.as_ref();
+    let scores = scores.map(|z| floats(z, p.scores_shape(), device).set_require_grad(tracked));
     (Attention::new(q, k, v).options(case.options), scores)
 }
 
 /// Compares with the oracle, and the sum of each row with 1, or with 0 where nothing is attended.
 fn check(p: Tensor<4>, exact: &Exact, what: &str) {
     let shape = p.dims();
-    let values: Vec<f64> = p.into_data_as::<f32>().iter::<f64>().collect();
+    let values = values(p);
     compare_probabilities(&shape, &values, exact).unwrap_or_else(|error| panic!("{what}: {error}"));
     let rows = values
         .chunks(shape[3])
@@ -82,8 +52,7 @@ fn check(p: Tensor<4>, exact: &Exact, what: &str) {
 }
 
 fn check_case<B: Backend>(case: &Case, rows: &[usize], burn: &Burn<B>) {
-    if !burn.supports(case.element) {
-        skip::<Burn<B>>(&format!("{}", case.element));
+    if burn.lacks(case.element) {
         return;
     }
     let device = burn.device().clone().autodiff();
@@ -193,14 +162,9 @@ fn masks_biases_and_plans<B: Backend>(burn: &Burn<B>) {
             (case.mask, case.bias, case.hidden) = (mask, bias, hidden);
             let (inputs, p) = (case.inputs(), case.problem());
             let device = burn.device();
-            let rows_of = |x: &[f64], shape| load::<4>(x, shape, p.element, device);
-            let [q, k, v] = [
-                rows_of(&inputs.q, p.q_shape()),
-                rows_of(&inputs.k, p.kv_shape()),
-                rows_of(&inputs.v, p.kv_shape()),
-            ];
+            let [q, k, v] = tensors::rows(&p, [&inputs.q, &inputs.k, &inputs.v], device);
             let bias = inputs.bias.as_ref();
-            let bias = bias.map(|x| load::<4>(&x.values, x.shape, ElementType::F32, device));
+            let bias = bias.map(|x| floats::<4>(&x.values, x.shape, device));
             let attention = MaskedAttention::new(q, k, v)
                 .bias(bias)
                 .options(case.options);
@@ -263,12 +227,12 @@ fn documents<B: Backend>(burn: &Burn<B>) {
     let case = Case::new(55, 55).heads(4, 2);
     let (inputs, device) = (case.inputs(), burn.device());
     let flat = |x: &[f64], heads: usize| {
-        let x = load::<4>(x, [2, heads, 55, 16], ElementType::F32, device);
+        let x = floats::<4>(x, [2, heads, 55, 16], device);
         x.narrow(0, 0, 1).squeeze_dim::<3>(0).swap_dims(0, 1)
     };
     let [q, k, v] = [(&inputs.q, 4), (&inputs.k, 2), (&inputs.v, 2)].map(|(x, n)| flat(x, n));
     let scores = inputs.scores.as_ref().expect("a case with scores");
-    let scores = load::<3>(scores, [2, 2, 55], ElementType::F32, device);
+    let scores = floats::<3>(scores, [2, 2, 55], device);
     let scores = scores.narrow(0, 0, 1).squeeze_dim::<2>(0).swap_dims(0, 1);
     let call = PackedAttention::new(q.clone(), k.clone(), v.clone(), &documents);
     let alone = |at: usize, options: AttentionOptions, scored: bool| {

@@ -1,8 +1,7 @@
 //! The same call produces the same bits, however often it runs and whatever the layout of its tensors.
 
 use super::{bits, run};
-use flash_dma_problem::ElementType;
-use flash_dma_tests::{Case, Engine, Layout, Size, every_engine};
+use flash_dma_tests::prelude::*;
 
 every_engine!(repeats_are_bit_equal, layouts_are_bit_equal);
 

@@ -2,11 +2,8 @@
 
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_flash_dma::{Attention, Documents, Intervals, Selector, select, sliding_window};
-use flash_dma_problem::{Interval, SelectionRule};
-use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, compose};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{fast_burn, on_burn_cpu};
+use flash_dma_reference::compose;
+use flash_dma_tests::prelude::*;
 
 fast_burn!(
     random_selectors,

@@ -1,18 +1,16 @@
 //! A logit without a key, against the oracle of a key that is zeros and has the logit as its score.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionOptions, ElementType, Selector, TensorName, learnable_sink,
     try_learnable_sink,
 };
-use flash_dma_reference::{Exact, Inputs, generate};
-use flash_dma_tests::engine::{Engine, skip};
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{floats, grad, loss, rows, values};
 
 fast_burn!(
     a_key_of_zeros,
-    runners_up_beside_it,
+    runners_up_beside_it: check_runners_up([[40, 5, 3], [90, 16, 16]]),
     one_call_is_two,
     sixteen_bits,
     rows_without_keys_stay_zero,
@@ -20,19 +18,10 @@ fast_burn!(
     refusals,
 );
 
-on_burn_cpu!(few_runners_up);
+on_burn_cpu!(few_runners_up: check_runners_up([[12, 3, 2]]));
 
 /// Logits of the heads: nearly all of the weight, some of it, none.
 const LOGITS: [f64; 3] = [9.0, 0.5, -9.0];
-
-fn load<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
-    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data_as::<f32>().iter::<f64>().collect()
-}
 
 /// Without the first key of each head, of `[heads, len, width]`.
 fn behind_first(values: &[f64], len: usize, width: usize) -> Vec<f64> {
@@ -78,106 +67,90 @@ fn close_to(tolerance: f64, what: &str, actual: &[f64], expected: &[f64]) {
 }
 
 fn a_key_of_zeros<B: Backend>(burn: &Burn<B>) {
-    let device = burn.device().clone().autodiff();
     for (q_len, k_len) in [(33, 41), (1, 70), (64, 65)] {
         let case = Case::new(q_len, k_len).heads(3, 3);
         let case = case.options(|options| options.with_keep_window(k_len));
-        let (mut inputs, p) = (case.inputs(), case.problem());
-        let width = p.head_dim;
+        let mut inputs = case.inputs();
         begin_with_zeros(&mut inputs, LOGITS, |_| 0.0);
-        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
-        let exact = inputs.backward(&grad_out, Some(&grad_lse));
-        let forward = inputs.forward();
-        let value = |exact: Exact| exact.values;
-
-        let keys = |rows: &[f64]| {
-            let shape = [p.batch, 3, k_len - 1, width];
-            load::<4>(&behind_first(rows, k_len, width), shape, &device).require_grad()
-        };
-        let q = load::<4>(&inputs.q, p.q_shape(), &device).require_grad();
-        let (k, v) = (keys(&inputs.k), keys(&inputs.v));
-        let logits = load::<1>(&LOGITS, [3], &device).require_grad();
-        let attended = Attention::new(q.clone(), k.clone(), v.clone()).forward_with_lse();
-        let (out, lse) = learnable_sink(attended.0, attended.1, logits.clone());
-        let loss = (out.clone() * load::<4>(&grad_out, p.q_shape(), &device)).sum()
-            + (lse.clone() * load::<3>(&grad_lse, lse.dims(), &device)).sum();
-        let grads = loss.backward();
-
-        close("out", &values(out), &value(forward.out));
-        close("lse", &values(lse), &value(forward.lse));
-        let of = |rows: Tensor<4>| values(rows.grad(&grads).expect("tracked"));
-        close("dq", &of(q), &value(exact.q));
-        let behind = |exact: Exact| behind_first(&value(exact), k_len, width);
-        close("dk", &of(k), &behind(exact.k));
-        close("dv", &of(v), &behind(exact.v));
-        let scores = value(exact.scores.expect("the case has scores"));
-        let of_logits = values(logits.grad(&grads).expect("tracked"));
-        close("dlogits", &of_logits, &of_first(&scores, k_len));
+        check(burn, &inputs, case.seed, LOGITS, None);
     }
 }
 
 /// The key of zeros has the highest score of its head, so it is in every window, and what a runner-up would gain is
-/// counted beside it.
-fn runners_up_beside_it<B: Backend>(burn: &Burn<B>) {
-    check_runners_up([(40, 5, 3), (90, 16, 16)], burn);
-}
-
-#[cfg(feature = "cpu")]
-fn few_runners_up<B: Backend>(burn: &Burn<B>) {
-    check_runners_up([(12, 3, 2)], burn);
-}
-
-/// Of tokens, a window and its runners-up.
-fn check_runners_up<B: Backend, const N: usize>(cases: [(usize, usize, usize); N], burn: &Burn<B>) {
-    let device = burn.device().clone().autodiff();
-    let logits_of_heads = [9.0, 0.5, -0.5];
-    for (len, window, more) in cases {
+/// counted beside it. Of tokens, a window and its runners-up.
+fn check_runners_up<B: Backend, const N: usize>(burn: &Burn<B>, cases: [[usize; 3]; N]) {
+    let logits = [9.0, 0.5, -0.5];
+    for [len, window, more] in cases {
         let case = Case::new(len, len + 1).heads(3, 3).window(window + 1);
-        let (mut inputs, p) = (case.inputs(), case.problem());
-        let (k_len, width) = (p.k_len, p.head_dim);
-        begin_with_zeros(&mut inputs, logits_of_heads, |score| -1.0 - score.abs());
-        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
-        let exact = inputs.backward(&grad_out, Some(&grad_lse));
-        let rank = inputs.rank_gradient(more, &grad_out, Some(&grad_lse));
-        let of_bias = exact.scores.expect("the case has scores").values;
-        let both: Vec<f64> = of_bias
-            .iter()
-            .zip(&rank.values)
-            .map(|(a, b)| a + b)
-            .collect();
-        assert!(rank.values.iter().any(|x| x.abs() > 0.01));
+        let mut inputs = case.inputs();
+        begin_with_zeros(&mut inputs, logits, |score| -1.0 - score.abs());
+        check(burn, &inputs, case.seed, logits, Some(more));
+    }
+}
 
-        let keys = |rows: &[f64]| {
-            let shape = [p.batch, 3, k_len - 1, width];
-            load::<4>(&behind_first(rows, k_len, width), shape, &device).require_grad()
-        };
-        let q = load::<4>(&inputs.q, p.q_shape(), &device).require_grad();
-        let (k, v) = (keys(&inputs.k), keys(&inputs.v));
-        let scores = behind_first(inputs.scores.as_ref().expect("they are there"), k_len, 1);
-        let scores = load::<3>(&scores, [p.batch, 3, k_len - 1], &device).require_grad();
-        let logits = load::<1>(&logits_of_heads, [3], &device).require_grad();
-        let intervals = (Selector::top(window).runners_up(more)).select(scores.clone());
-        let options = AttentionOptions::new().with_keep_window(window);
-        let (out, lse) = Attention::new(q.clone(), k.clone(), v.clone())
-            .options(options)
-            .scores(scores.clone())
-            .intervals(&intervals)
-            .forward_with_sink(logits.clone());
-        let loss = (out.clone() * load::<4>(&grad_out, p.q_shape(), &device)).sum()
-            + (lse.clone() * load::<3>(&grad_lse, lse.dims(), &device)).sum();
-        let grads = loss.backward();
+/// Attention beside the logits over all keys but the first, of zeros; by the scores with `more` runners-up, if given, and
+/// then with their gradient.
+fn check<B: Backend>(
+    burn: &Burn<B>,
+    inputs: &Inputs,
+    seed: u64,
+    logits: [f64; 3],
+    more: Option<usize>,
+) {
+    let (device, p) = (burn.device().clone().autodiff(), inputs.problem);
+    let (k_len, width) = (p.k_len, p.head_dim);
+    let (grad_out, grad_lse) = generate::gradients(&p, seed);
+    let exact = inputs.backward(&grad_out, Some(&grad_lse));
+    let forward = inputs.forward();
+    let of_bias = exact.scores.expect("the case has scores").values;
 
-        let forward = inputs.forward();
-        close("out", &values(out), &forward.out.values);
-        close("lse", &values(lse), &forward.lse.values);
-        let of = |rows: Tensor<4>| values(rows.grad(&grads).expect("tracked"));
-        close("dq", &of(q), &exact.q.values);
-        close("dk", &of(k), &behind_first(&exact.k.values, k_len, width));
-        close("dv", &of(v), &behind_first(&exact.v.values, k_len, width));
-        let of_scores = values(scores.grad(&grads).expect("tracked"));
-        close("dscores", &of_scores, &behind_first(&both, k_len, 1));
-        let of_logits = values(logits.grad(&grads).expect("tracked"));
-        close("dlogits", &of_logits, &of_first(&of_bias, k_len));
+    let keys = |rows: &[f64]| {
+        let shape = [p.batch, 3, k_len - 1, width];
+        floats::<4>(&behind_first(rows, k_len, width), shape, &device).require_grad()
+    };
+    let q = floats::<4>(&inputs.q, p.q_shape(), &device).require_grad();
+    let (k, v) = (keys(&inputs.k), keys(&inputs.v));
+    let scores = behind_first(inputs.scores.as_ref().expect("they are there"), k_len, 1);
+    let scores = floats::<3>(&scores, [p.batch, 3, k_len - 1], &device).require_grad();
+    let sink = floats::<1>(&logits, [3], &device).require_grad();
+    let attention = Attention::new(q.clone(), k.clone(), v.clone());
+    let results = match more {
+        None => {
+            let (out, lse) = attention.forward_with_lse();
+            learnable_sink(out, lse, sink.clone())
+        }
+        Some(more) => {
+            // The key of zeros has its place in the window.
+            let window = p.window - 1;
+            let selector = Selector::top(window).runners_up(more);
+            let options = AttentionOptions::new().with_keep_window(window);
+            let attention = attention.options(options).scores(scores.clone());
+            let intervals = selector.select(scores.clone());
+            attention
+                .intervals(&intervals)
+                .forward_with_sink(sink.clone())
+        }
+    };
+    let grads = loss(&results, (&grad_out, &grad_lse)).backward();
+
+    close("out", &values(results.0), &forward.out.values);
+    close("lse", &values(results.1), &forward.lse.values);
+    close("dq", &grad(&q, &grads), &exact.q.values);
+    let behind = |values: &[f64]| behind_first(values, k_len, width);
+    close("dk", &grad(&k, &grads), &behind(&exact.k.values));
+    close("dv", &grad(&v, &grads), &behind(&exact.v.values));
+    close("dlogits", &grad(&sink, &grads), &of_first(&of_bias, k_len));
+    if let Some(more) = more {
+        let rank = inputs
+            .rank_gradient(more, &grad_out, Some(&grad_lse))
+            .values;
+        assert!(rank.iter().any(|x| x.abs() > 0.01));
+        let both: Vec<f64> = of_bias.iter().zip(&rank).map(|(a, b)| a + b).collect();
+        close(
+            "dscores",
+            &grad(&scores, &grads),
+            &behind_first(&both, k_len, 1),
+        );
     }
 }
 
@@ -189,8 +162,7 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
         (ElementType::F16, DType::F16, 4e-3),
         (ElementType::Bf16, DType::BF16, 3e-2),
     ] {
-        if !burn.supports(element) {
-            skip::<Burn<B>>(&format!("{element}"));
+        if burn.lacks(element) {
             continue;
         }
         let case = Case::new(50, 50).heads(3, 3).window(9).element(element);
@@ -201,17 +173,11 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
                 true => burn.device().clone().autodiff(),
                 false => burn.device().clone(),
             };
-            let leaf = |tensor: Tensor<4>| tensor.set_require_grad(is_tracked);
-            let rows = [
-                (&inputs.q, p.q_shape()),
-                (&inputs.k, p.kv_shape()),
-                (&inputs.v, p.kv_shape()),
-            ];
-            let [q, k, v] =
-                rows.map(|(rows, shape)| leaf(load::<4>(rows, shape, &device).cast(dtype)));
+            let rows = rows(&p, [&inputs.q, &inputs.k, &inputs.v], &device);
+            let [q, k, v] = rows.map(|rows| rows.set_require_grad(is_tracked));
             let scores = inputs.scores.as_ref().expect("the case has scores");
-            let scores = load::<3>(scores, p.scores_shape(), &device);
-            let logits = load::<1>(&LOGITS, [3], &device).set_require_grad(is_tracked);
+            let scores = floats::<3>(scores, p.scores_shape(), &device);
+            let logits = floats::<1>(&LOGITS, [3], &device).set_require_grad(is_tracked);
             let attention = Attention::new(q.clone(), k.clone(), v.clone())
                 .intervals(&Selector::top(9).select(scores));
             let (out, lse) = match in_one {
@@ -224,12 +190,9 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
             assert_eq!((out.dtype(), lse.dtype()), (dtype, DType::F32));
             let mut results = vec![values(out.clone()), values(lse.clone())];
             if is_tracked {
-                let out = out.cast(DType::F32) * load::<4>(&grad_out, p.q_shape(), &device);
-                let lse = lse.clone() * load::<3>(&grad_lse, lse.dims(), &device);
-                let grads = (out.sum() + lse.sum()).backward();
-                let of = |rows: Tensor<4>| values(rows.grad(&grads).expect("tracked"));
-                results.extend([q, k, v].map(of));
-                results.push(values(logits.grad(&grads).expect("tracked")));
+                let grads = loss(&(out, lse), (&grad_out, &grad_lse)).backward();
+                results.extend([q, k, v].map(|x| grad(&x, &grads)));
+                results.push(grad(&logits, &grads));
             }
             results
         };
@@ -250,15 +213,14 @@ fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
         (ElementType::F16, DType::F16),
         (ElementType::Bf16, DType::BF16),
     ] {
-        if !burn.supports(element) {
-            skip::<Burn<B>>(&format!("{element}"));
+        if burn.lacks(element) {
             continue;
         }
         let case = Case::new(20, 20).plain().heads(3, 3).element(element);
         let (inputs, p) = (case.inputs(), case.problem());
-        let q = load::<4>(&inputs.q, p.q_shape(), device);
-        let k = load::<4>(&inputs.k, p.kv_shape(), device);
-        let logits = load::<1>(&LOGITS, [3], device);
+        let q = floats::<4>(&inputs.q, p.q_shape(), device);
+        let k = floats::<4>(&inputs.k, p.kv_shape(), device);
+        let logits = floats::<1>(&LOGITS, [3], device);
         let (out, lse) = Attention::new(q, k.clone(), k).forward_with_lse();
         let (wide, _) = learnable_sink(out.clone(), lse.clone(), logits.clone());
         let (half, all) = learnable_sink(out.cast(dtype), lse, logits.cast(dtype));
@@ -275,18 +237,18 @@ fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
 
 fn rows_without_keys_stay_zero<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
-    let ones = |heads, len| load::<4>(&vec![1.0; heads * len * 8], [1, heads, len, 8], &device);
+    let ones = |heads, len| floats::<4>(&vec![1.0; heads * len * 8], [1, heads, len, 8], &device);
     // Of five queries over three keys the first two see none.
     let k = ones(1, 3).require_grad();
-    let logits = load::<1>(&[0.25], [1], &device).require_grad();
+    let logits = floats::<1>(&[0.25], [1], &device).require_grad();
     let (out, lse) = Attention::new(ones(1, 5), k.clone(), k.clone()).forward_with_lse();
     let (out, lse) = learnable_sink(out, lse, logits.clone());
     assert_eq!(values(out.clone())[..16], [0.0; 16]);
     assert_eq!(values(lse.clone())[..2], [0.25; 2]);
     let grads = (out.sum() + lse.narrow(2, 0, 2).sum()).backward();
-    let of_k = values(k.grad(&grads).expect("tracked"));
+    let of_k = grad(&k, &grads);
     assert!(of_k.iter().all(|x| x.is_finite()), "{of_k:?}");
-    let of_logits = values(logits.grad(&grads).expect("tracked"))[0];
+    let of_logits = grad(&logits, &grads)[0];
     // Two LSEs are the logit; three outputs of eight elements shrink as it grows.
     assert!(of_logits.is_finite() && of_logits < 2.0, "{of_logits}");
 }
@@ -294,7 +256,7 @@ fn rows_without_keys_stay_zero<B: Backend>(burn: &Burn<B>) {
 fn nothing_at_all<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let out = Tensor::<4>::zeros([2, 3, 0, 8], device);
-    let logits = load::<1>(&LOGITS, [3], device);
+    let logits = floats::<1>(&LOGITS, [3], device);
     let (out, lse) = learnable_sink(out, Tensor::zeros([2, 3, 0], device), logits);
     assert_eq!((out.dims(), lse.dims()), ([2, 3, 0, 8], [2, 3, 0]));
 }

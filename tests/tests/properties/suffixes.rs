@@ -2,23 +2,21 @@
 //! of a sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
 
 use super::{Grads, Results, call, results};
-use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AlibiSlopes, Dropout};
-use flash_dma_reference::Inputs;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_tests::engine::skip;
-use flash_dma_tests::{Case, Engine, Size, case, every_engine};
+use flash_dma_tests::case;
+use flash_dma_tests::prelude::*;
 use std::ops::Range;
 
 every_engine!(
     a_suffix_of_queries_is_the_tail_of_the_pass,
-    a_suffix_of_queries_is_the_tail_of_full_attention,
+    // Of full attention all queries stand at the last key, and select the same.
+    a_suffix_of_queries_is_the_tail_of_full_attention: few_are_tails(Case::full),
     a_suffix_of_queries_is_the_tail_of_longer_full_attention,
-    a_suffix_of_queries_is_the_tail_without_scores,
-    a_suffix_of_queries_is_the_tail_of_full_attention_without_scores,
+    a_suffix_of_queries_is_the_tail_without_scores: few_are_tails(Case::plain),
+    a_suffix_of_queries_is_the_tail_of_full_attention_without_scores:
+        few_are_tails(|case| case.plain().full()),
     a_suffix_of_queries_has_the_dropout_and_alibi_of_the_pass,
-    gradients_of_pieces_add_up_to_those_of_the_whole,
-    gradients_of_other_pieces_add_up_to_those_of_the_whole,
+    gradients_of_pieces_add_up_to_those_of_the_whole: add_up(0..1),
+    gradients_of_other_pieces_add_up_to_those_of_the_whole: add_up(1..6),
     gradients_of_pieces_add_up_without_scores,
 );
 
@@ -86,8 +84,8 @@ fn tail_of(case: &Case, suffix: usize) -> (Inputs, Grads) {
 /// The last queries alone, and the whole pass with no gradient of the others: the same rows, and the same gradients of
 /// all keys.
 fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
-    if !engine.supports(case.element) {
-        return skip::<E>(&format!("{}", case.element));
+    if engine.lacks(case.element) {
+        return;
     }
     let (len, dim) = (case.k_len, case.head_dim);
     let queries = len - suffix..len;
@@ -176,8 +174,8 @@ fn few<E: Engine>() -> usize {
     if E::SIZE == Size::Large { 3 } else { 4 }
 }
 
-fn few_suffixes<E: Engine>() -> impl Iterator<Item = (Case, Vec<usize>)> {
-    suffixes::<E>().into_iter().take(few::<E>())
+fn few_are_tails<E: Engine>(engine: &E, change: impl Fn(Case) -> Case) {
+    are_tails(engine, suffixes::<E>().into_iter().take(few::<E>()), change);
 }
 
 /// Each case, as `change` makes it, and each of its suffixes.
@@ -208,11 +206,6 @@ fn a_suffix_of_queries_has_the_dropout_and_alibi_of_the_pass<E: Engine>(engine: 
     });
 }
 
-/// All queries stand at the last key, and select the same.
-fn a_suffix_of_queries_is_the_tail_of_full_attention<E: Engine>(engine: &E) {
-    are_tails(engine, few_suffixes::<E>(), Case::full);
-}
-
 fn a_suffix_of_queries_is_the_tail_of_longer_full_attention<E: Engine>(engine: &E) {
     let longer = suffixes::<E>().into_iter().skip(few::<E>());
     if longer.len() == 0 {
@@ -221,19 +214,11 @@ fn a_suffix_of_queries_is_the_tail_of_longer_full_attention<E: Engine>(engine: &
     are_tails(engine, longer, Case::full);
 }
 
-fn a_suffix_of_queries_is_the_tail_without_scores<E: Engine>(engine: &E) {
-    are_tails(engine, few_suffixes::<E>(), Case::plain);
-}
-
-fn a_suffix_of_queries_is_the_tail_of_full_attention_without_scores<E: Engine>(engine: &E) {
-    are_tails(engine, few_suffixes::<E>(), |case| case.plain().full());
-}
-
 /// Pieces that end at each of `cuts` and at the end, each with the keys up to its own end: their rows follow each
 /// other, and their gradients of a key add up.
 fn adds_up<E: Engine>(engine: &E, case: &Case, cuts: &[usize]) {
-    if !engine.supports(case.element) {
-        return skip::<E>(&format!("{}", case.element));
+    if engine.lacks(case.element) {
+        return;
     }
     let (len, dim, inputs) = (case.k_len, case.head_dim, case.inputs());
     let grads = generate::gradients(&inputs.problem, case.seed);
@@ -297,19 +282,12 @@ fn pieces<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     )
 }
 
-fn add_up<E: Engine>(engine: &E, pieces: impl IntoIterator<Item = (Case, Vec<usize>)>) {
-    for (case, cuts) in pieces {
+/// Those of the pieces in the range.
+fn add_up<E: Engine>(engine: &E, range: Range<usize>) {
+    for (case, cuts) in pieces::<E>().into_iter().take(range.end).skip(range.start) {
         adds_up(engine, &case, &cuts);
         adds_up(engine, &case.scores(Scores::Recency), &cuts);
     }
-}
-
-fn gradients_of_pieces_add_up_to_those_of_the_whole<E: Engine>(engine: &E) {
-    add_up(engine, pieces::<E>().into_iter().take(1));
-}
-
-fn gradients_of_other_pieces_add_up_to_those_of_the_whole<E: Engine>(engine: &E) {
-    add_up(engine, pieces::<E>().into_iter().skip(1));
 }
 
 fn gradients_of_pieces_add_up_without_scores<E: Engine>(engine: &E) {

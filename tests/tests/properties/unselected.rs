@@ -1,11 +1,9 @@
 //! A row does not depend on keys that it does not select: corrupting or permuting them changes nothing.
 
 use super::{Change, Grads, bits_of, call, results, run, supported};
-use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::Interval;
-use flash_dma_reference::generate;
-use flash_dma_reference::{Inputs, Rng, select};
-use flash_dma_tests::{Case, Engine, Layout, case, every_engine};
+use flash_dma_reference::select;
+use flash_dma_tests::case;
+use flash_dma_tests::prelude::*;
 
 every_engine!(
     corrupted_keys_touch_only_their_rows,

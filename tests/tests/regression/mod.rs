@@ -31,9 +31,8 @@
 mod runtimes;
 mod tensor_cores;
 
-use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_tests::fuzz::{self, Fuzzed};
-use flash_dma_tests::{Case, Engine, Layout, every_engine, raw_engines};
+use flash_dma_tests::prelude::*;
 
 raw_engines!(
     empty_tensors_were_refused_for_their_strides,

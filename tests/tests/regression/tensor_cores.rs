@@ -1,10 +1,7 @@
 //! Defects of the tensor-core kernels, on each of them and on what they are compared with.
 
-use flash_dma_problem::ElementType::{Bf16, F16};
-use flash_dma_tests::engine::skip;
 use flash_dma_tests::fuzz::{self, Fuzzed};
-use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
-use flash_dma_tests::{Case, Engine, Raw, tensor_core_engines};
+use flash_dma_tests::prelude::*;
 
 tensor_core_engines!(
     small_logits_under_a_great_softcap_were_off_by_4e_6,
@@ -77,8 +74,7 @@ fn pitched(raw: &Raw, bytes: usize) -> Raw {
 /// rows, bit for bit.
 fn rows_of_512_bytes_were_taken_for_contiguous<E: Engine>(engine: &E) {
     for (element, dim) in E::cases([(Bf16, 64)], [(F16, 128)], []) {
-        if !engine.supports(element) {
-            skip::<E>(&format!("{element}"));
+        if engine.lacks(element) {
             continue;
         }
         let case = Case::new(40, 70).dim(dim).element(element).heads(4, 2);

@@ -4,7 +4,8 @@
 mod kernel;
 
 use crate::host::check::{
-    Layout, SEGMENT_BYTES, address_type, check_grid, check_tensor, check_type, elem_type,
+    Layout, SEGMENT_BYTES, address_type, begins_at, check_grid, check_tensor, check_type,
+    elem_type, reads_in,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -117,17 +118,6 @@ fn run(
         );
     }
     Ok(())
-}
-
-/// Whether rows are read in vectors of `n` elements.
-fn reads_in(rows: &TensorBinding, n: usize, size: usize) -> bool {
-    let axes = rows.shape.len();
-    let outer = |axis: usize| rows.shape[axis] <= 1 || rows.strides[axis].is_multiple_of(n);
-    rows.shape[axes - 1].is_multiple_of(n) && (0..axes - 1).all(outer) && begins_at(rows, n * size)
-}
-
-fn begins_at(tensor: &TensorBinding, bytes: usize) -> bool {
-    (tensor.handle.offset_start.unwrap_or(0) as usize).is_multiple_of(bytes)
 }
 
 #[cfg(test)]

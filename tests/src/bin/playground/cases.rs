@@ -36,7 +36,6 @@ pub struct Expected {
 
 impl Case {
     /// By the definition of the reference.
-    #[must_use]
     pub fn expected(&self) -> Expected {
         let wider = self.rule.widened(self.runners_up);
         let len = self.scores.len();
@@ -62,7 +61,6 @@ impl Case {
     }
 
     /// As the driver reads it: numbers that JSON lacks are texts.
-    #[must_use]
     pub fn to_json(&self) -> Value {
         let number = |&score: &f64| match score {
             f64::INFINITY => json!("Infinity"),
@@ -81,7 +79,6 @@ impl Case {
 }
 
 /// The cases, the same in every run.
-#[must_use]
 pub fn generate() -> Vec<Case> {
     let mut rng = Rng::new(2025);
     let kinds = Scores::ALL.iter().flat_map(|kind| [kind; EACH]);

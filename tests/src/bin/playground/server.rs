@@ -63,19 +63,16 @@ impl Server {
     }
 
     /// The page with the driver, in a frame of this width: windows cannot be as narrow as a phone.
-    #[must_use]
     pub fn url(&self, width: u32) -> String {
         format!("http://{}/drive/frame.html?{width}", self.address)
     }
 
     /// What the driver posted, if it comes within the time.
-    #[must_use]
     pub fn report(&self, within: Duration) -> Option<String> {
         self.reports.recv_timeout(within).ok()
     }
 
     /// The files that were asked for in vain.
-    #[must_use]
     pub fn missing(&self) -> Vec<String> {
         self.missing
             .lock()

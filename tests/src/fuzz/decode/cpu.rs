@@ -3,25 +3,18 @@
 use super::{Step, steps, wrong_behind};
 use crate::call::picked;
 use crate::engines::cpu::view;
-use crate::engines::{Host, narrow, sentinels, widen};
+use crate::engines::{Host, narrow, of_element, sentinels, widen};
 use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
 use crate::{Outputs, Raw};
 use core::ops::Range;
 use flash_dma_cpu::cache::{self, Cache, ChunkKeys, Pages, Slots, SlotsRef};
 use flash_dma_cpu::{self as engine, Element, View};
-use flash_dma_problem::{
-    Appending, AttentionError, CacheShape, DecodeProblem, ElementType, Interval, Problem,
-};
+use flash_dma_problem::{Appending, AttentionError, CacheShape, Interval, Problem};
 use flash_dma_reference::Inputs;
-use half::{bf16, f16};
 
 /// [`Decoder::decode`](super::Decoder::decode) of the engine.
 pub(super) fn decode(spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String> {
-    let steps = match spec.element {
-        ElementType::F32 => run::<f32>(spec, decoding, all),
-        ElementType::F16 => run::<f16>(spec, decoding, all),
-        ElementType::Bf16 => run::<bf16>(spec, decoding, all),
-    };
+    let steps = of_element!(spec.element, run(spec, decoding, all));
     steps.map_err(|error| error.to_string())
 }
 
@@ -41,7 +34,7 @@ fn run<E: Host + Element>(
         let outputs = match (wrong, decoding.window()) {
             (Some(wrong), _) => {
                 let guess = Part::new(spec, all, tokens.clone(), wrong);
-                let outputs = widened(held.guess(&guess)?);
+                let outputs = widened(held.decode(&guess, Appending::Later)?);
                 held.append(&part)?;
                 let (len, own) = (guess.kv[2], 0..tokens.len());
                 Outputs {
@@ -50,7 +43,7 @@ fn run<E: Host + Element>(
                 }
             }
             (None, Some(_)) if tokens.len() > MAX_STEP => widened(held.chunk(&part)?),
-            (None, _) => widened(held.decode(&part)?),
+            (None, _) => widened(held.decode(&part, Appending::Now)?),
         };
         let live = decoding.window().map(|window| held.live(window));
         Ok(Step {
@@ -223,29 +216,25 @@ impl<'a, E: Host + Element> Held<'a, E> {
         }
     }
 
-    fn problem(&self, part: &Part<E>) -> Result<DecodeProblem, AttentionError> {
+    fn decode(
+        &mut self,
+        part: &Part<E>,
+        appending: Appending,
+    ) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
         let (kv, element) = (&part.kv, self.spec.element);
         let (q, held, options) = (part.view(0), part.tokens.start, self.spec.options());
         let scores = part.scores_shape();
-        (self.shape).decode(&q.shape, kv, kv, scores, element, held, &options)
-    }
-
-    fn decode(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
-        let problem = self.problem(part)?;
+        let problem = (self.shape).decode(&q.shape, kv, kv, scores, element, held, &options)?;
+        let problem = problem.with_appending(appending);
         let mut out = sentinels(problem.q_shape().iter().product());
         let mut lse = sentinels(problem.lse_shape().iter().product());
-        let (q, cache, tokens) = (part.view(0), self.cache(), part.tokens());
-        cache::decode(&problem, q, cache, tokens, &mut out, &mut lse)?;
-        Ok((out, lse))
-    }
-
-    /// As [`decode`](Self::decode), of tokens that are not appended.
-    fn guess(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
-        let problem = self.problem(part)?.with_appending(Appending::Later);
-        let mut out = sentinels(problem.q_shape().iter().product());
-        let mut lse = sentinels(problem.lse_shape().iter().product());
-        let (q, cache, tokens) = (part.view(0), self.cache(), part.tokens());
-        cache::attend(&problem, q, cache.read(), tokens, &mut out, &mut lse)?;
+        let (cache, tokens) = (self.cache(), part.tokens());
+        match appending {
+            Appending::Now => cache::decode(&problem, q, cache, tokens, &mut out, &mut lse)?,
+            Appending::Later => {
+                cache::attend(&problem, q, cache.read(), tokens, &mut out, &mut lse)?;
+            }
+        }
         Ok((out, lse))
     }
 

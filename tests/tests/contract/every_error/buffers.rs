@@ -15,29 +15,31 @@ pub fn select_view(strides: [usize; 3], len: usize) -> Result<(), AttentionError
     cpu::select(view, 3, &mut intervals)
 }
 
-/// A backward pass of the CPU engine over one key, with or without the scores and their gradient.
-pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
-    backward_with(scores, gradient, false)
+/// A call of one key.
+const SHAPE: [usize; 4] = [1, 1, 1, 8];
+
+fn problem(scores: bool) -> Result<Problem, AttentionError> {
+    let scores = scores.then_some(&SHAPE[..3]);
+    Problem::new(&SHAPE, &SHAPE, &SHAPE, scores, ElementType::F32, &causal())
 }
 
-/// As [`backward`], with the gradient of a rank that no runner-up has.
-pub fn a_gradient_of_no_runners_up() -> Result<(), AttentionError> {
-    backward_with(true, true, true)
+/// What a forward pass of the CPU engine left.
+fn saved<'a>(rows: View<'a, f32, 4>, lse: &'a [f32]) -> cpu::Saved<'a, f32> {
+    cpu::Saved {
+        out: rows,
+        residual: None,
+        lse,
+        lse_rest: None,
+        grad_out: rows,
+        grad_lse: None,
+    }
 }
 
-fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), AttentionError> {
-    let shape = [1, 1, 1, 8];
-    let options = causal();
-    let problem = Problem::new(
-        &shape,
-        &shape,
-        &shape,
-        Some(&shape[..3]),
-        ElementType::F32,
-        &options,
-    )?;
+/// A backward pass of the CPU engine, with or without the scores, their gradient and that of a rank that no runner-up
+/// has.
+pub fn backward(scores: bool, gradient: bool, rank: bool) -> Result<(), AttentionError> {
     let (row, one) = ([0.0f32; 8], [0.0f32]);
-    let rows = View::contiguous(&row, shape);
+    let rows = View::contiguous(&row, SHAPE);
     let intervals = [Interval { first: 0, end: 1 }];
     let inputs = cpu::Inputs {
         q: rows,
@@ -49,14 +51,6 @@ fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), Attenti
             far: None,
         }),
     };
-    let saved = cpu::Saved {
-        out: rows,
-        residual: None,
-        lse: &one,
-        lse_rest: None,
-        grad_out: rows,
-        grad_lse: None,
-    };
     let (mut q, mut k, mut v, mut z, mut of_rank) = (row, row, row, one, one);
     let grads = cpu::Gradients {
         q: &mut q,
@@ -65,7 +59,7 @@ fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), Attenti
         scores: gradient.then_some(&mut z),
         rank: rank.then_some(&mut of_rank),
     };
-    cpu::backward(&problem, inputs, saved, grads)
+    cpu::backward(&problem(true)?, inputs, saved(rows, &one), grads)
 }
 
 /// A norm whose weight is missing, of the CPU engine.
@@ -84,10 +78,8 @@ pub fn a_norm_without_weight() -> Result<(), AttentionError> {
 
 /// A residual of outputs of f32, of the CPU engine and of the kernels.
 pub fn a_residual_of_f32() -> Result<(), AttentionError> {
-    let shape = [1, 1, 1, 8];
-    let problem = Problem::new(&shape, &shape, &shape, None, ElementType::F32, &causal())?;
     let (row, mut out, mut residual, mut lse) = ([0.0f32; 8], [7.0; 8], [7.0; 8], [7.0]);
-    let rows = View::contiguous(&row, shape);
+    let rows = View::contiguous(&row, SHAPE);
     let inputs = cpu::Inputs {
         q: rows,
         k: rows,
@@ -100,39 +92,23 @@ pub fn a_residual_of_f32() -> Result<(), AttentionError> {
         lse: &mut lse,
         lse_rest: None,
     };
-    let refused = cpu::forward(&problem, inputs, outputs);
+    let refused = cpu::forward(&problem(false)?, inputs, outputs);
     assert_eq!((out, residual, lse), ([7.0; 8], [7.0; 8], [7.0]));
     assert_eq!(kernels::residual(), refused);
     refused
 }
 
 pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
-    let shape = [1, 1, 1, 8];
-    let problem = MaskedProblem::new(
-        &shape,
-        &shape,
-        &shape,
-        None,
-        None,
-        ElementType::F32,
-        &causal(),
-    )?;
+    let (shape, f32) = (&SHAPE[..], ElementType::F32);
+    let problem = MaskedProblem::new(shape, shape, shape, None, None, f32, &causal())?;
     let (row, one) = ([0.0f32; 8], [0.0f32]);
-    let rows = View::contiguous(&row, shape);
+    let rows = View::contiguous(&row, SHAPE);
     let inputs = MaskedInputs {
         q: rows,
         k: rows,
         v: rows,
         bits: None,
         bias: None,
-    };
-    let saved = cpu::Saved {
-        out: rows,
-        residual: None,
-        lse: &one,
-        lse_rest: None,
-        grad_out: rows,
-        grad_lse: None,
     };
     let (mut q, mut k, mut v, mut bias) = (row, row, row, one);
     let grads = MaskedGradients {
@@ -141,12 +117,12 @@ pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
         v: &mut v,
         bias: Some(&mut bias),
     };
-    cpu::masked_backward(&problem, inputs, saved, grads)
+    cpu::masked_backward(&problem, inputs, saved(rows, &one), grads)
 }
 
 /// The kernels on CubeCL's CPU runtime.
-mod kernels {
-    use super::{AttentionError, ElementType, Problem, causal};
+pub mod kernels {
+    use super::{AttentionError, Problem, SHAPE, problem};
     use cubecl::client::Client;
     use cubecl::prelude::TensorBinding;
     use cubecl::server::Handle;
@@ -178,24 +154,20 @@ mod kernels {
         cubecl::Device::cpu().expect("the build has it").client()
     }
 
-    /// A call of one key.
     fn call(client: &Client) -> Result<(Problem, engine::Inputs, [Handle; 2]), AttentionError> {
-        let shape = [1, 1, 1, 8];
-        let problem = Problem::new(&shape, &shape, &shape, None, ElementType::F32, &causal())?;
-        let rows = |handle: &Handle| binding(handle, &[8, 8, 8, 1], &shape);
-        let q = rows(&client.create_from_slice(&[0; 32]));
+        let q = binding(&client.create_from_slice(&[0; 32]), &[8, 8, 8, 1], &SHAPE);
         let inputs = engine::Inputs {
             q: q.clone(),
             k: q.clone(),
             v: q,
             selection: None,
         };
-        Ok((problem, inputs, [(); 2].map(|()| client.empty(32))))
+        Ok((problem(false)?, inputs, [(); 2].map(|()| client.empty(32))))
     }
 
     fn outputs(out: &Handle, lse: &Handle) -> engine::Outputs {
         let lse = binding(lse, &[1, 1, 1], &[1, 1, 1]);
-        engine::Outputs::new(binding(out, &[8, 8, 8, 1], &[1, 1, 1, 8]), lse)
+        engine::Outputs::new(binding(out, &[8, 8, 8, 1], &SHAPE), lse)
     }
 
     fn binding(handle: &Handle, strides: &[usize], shape: &[usize]) -> TensorBinding {
@@ -203,12 +175,4 @@ mod kernels {
         // SAFETY: the buffers have eight elements, and no shape has more.
         unsafe { TensorBinding::from_raw_parts(handle.clone(), strides.collect(), shape.collect()) }
     }
-}
-
-pub fn wgmma_on_a_cpu() -> Result<(), AttentionError> {
-    kernels::run(flash_dma_kernels::Engine::Wgmma)
-}
-
-pub fn failed_launch() -> Result<(), AttentionError> {
-    kernels::run(flash_dma_kernels::Engine::Portable)
 }

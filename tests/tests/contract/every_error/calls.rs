@@ -98,14 +98,6 @@ pub fn dynamic(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
     try_dynamic_mask_attention(c.q, c.k, c.v, c.scores, c.options).map(drop)
 }
 
-pub fn with_intervals(window: usize, spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
-    let c = Call::spoiled(spoil);
-    let intervals = select(c.scores.clone(), window);
-    let attention = Attention::new(c.q, c.k, c.v).scores(c.scores);
-    let attention = attention.intervals(&intervals).options(c.options);
-    attention.try_forward().map(drop)
-}
-
 /// The call with the selection of a selector.
 pub fn by_selector(
     selector: Selector,
@@ -150,14 +142,9 @@ pub fn ranges_on_two_devices() -> Result<(), AttentionError> {
 /// A panic with the text of the error, from the operations below the functions that validate.
 pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
     let shape = [1, 1, 4, 8];
-    let problem = Problem::new(
-        &shape,
-        &shape,
-        &shape,
-        scores.as_ref().map(|_| &shape[..3]),
-        ElementType::F32,
-        &causal(),
-    )?;
+    let scored = scores.as_ref().map(|_| &shape[..3]);
+    let f32 = ElementType::F32;
+    let problem = Problem::new(&shape, &shape, &shape, scored, f32, &causal())?;
     let constant = || Tensor::<4>::zeros(shape, &tracking()).into_dispatch();
     let selection = match scores {
         None => Selection::All,
@@ -178,10 +165,14 @@ pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
         grad_lse: OptionalFloat::None,
     };
     let (q, k, v) = (constant(), constant(), constant());
-    let panic = catch_unwind(AssertUnwindSafe(|| {
-        Dispatch::dynamic_mask_backward(q, k, v, selection, saved, problem)
-    }));
-    let Err(panic) = panic else { return Ok(()) };
+    panics(|| Dispatch::dynamic_mask_backward(q, k, v, selection, saved, problem))
+}
+
+/// The error whose text a call panics with: a gradient of the gradient.
+fn panics<T>(call: impl FnOnce() -> T) -> Result<(), AttentionError> {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(call)) else {
+        return Ok(());
+    };
     let tensor = burn_flash_dma::TensorName::GradOut;
     let error = AttentionError::SecondOrder { tensor };
     assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
@@ -197,14 +188,7 @@ pub fn second_norm() -> Result<(), AttentionError> {
         rows().into_dispatch(),
         rows().require_grad().into_dispatch(),
     );
-    let panic = catch_unwind(AssertUnwindSafe(|| {
-        Dispatch::rms_norm_backward(x, gamma, grad_out, problem)
-    }));
-    let Err(panic) = panic else { return Ok(()) };
-    let tensor = burn_flash_dma::TensorName::GradOut;
-    let error = AttentionError::SecondOrder { tensor };
-    assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
-    Err(error)
+    panics(|| Dispatch::rms_norm_backward(x, gamma, grad_out, problem))
 }
 
 /// A good step of 3 tokens, to be spoiled.

@@ -1,0 +1,33 @@
+//! Refused calls: the right error, and no result that was written.
+
+use flash_dma_problem::{AttentionError as Error, TensorName};
+use flash_dma_tests::Refused;
+
+pub fn assert_refused<T>(
+    what: &str,
+    engine: &str,
+    result: Result<T, Refused>,
+    expected: impl Fn(&Error) -> bool,
+) {
+    let Refused { error, written } = result.map(drop).expect_err(what);
+    assert!(expected(&error), "{engine} {what}: {error:?}");
+    assert!(!written, "{engine} {what}: a result was written");
+}
+
+/// Whether an error is that of a tensor's size on an axis.
+pub fn shape(name: TensorName, axis: usize) -> impl Fn(&Error) -> bool + Copy {
+    move |e| matches!(e, Error::Shape { tensor, axis: a, .. } if (*tensor, *a) == (name, axis))
+}
+
+pub fn strides(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
+    move |e| matches!(e, Error::Strides { tensor, .. } if *tensor == name)
+}
+
+/// Whether an error is that a tensor's buffer is too short, or present against the problem.
+pub fn buffer(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
+    move |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name)
+}
+
+pub fn rank(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
+    move |e| matches!(e, Error::Rank { tensor, .. } if *tensor == name)
+}
