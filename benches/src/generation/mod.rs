@@ -33,6 +33,7 @@ use flash_dma_models::nn::DecoderConfig;
 use row::{Counts, Row};
 use serde::Serialize;
 use session::{Prompt, Session};
+use timing::Timing;
 
 /// Times the tokens of one configuration, and prints a row of JSON.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -149,7 +150,14 @@ fn measure(options: &Options) -> Result<Row> {
     let (first_prompt_ms, first_session) = read()?;
     drop(first_session);
     let (prompt_ms, session) = read()?;
-    let times = timing::Times::of(&session, &model, &prompt, options, &device)?;
+    let timing = Timing {
+        session: &session,
+        writer: &model,
+        prompt: &prompt,
+        options,
+        device: &device,
+    };
+    let times = timing.times()?;
     let prompts = [first_prompt_ms, prompt_ms];
     Ok(Row::new(options, &device, &session, prompts, times))
 }

@@ -2,10 +2,9 @@
 
 use super::Options;
 use super::session::Session;
-use super::timing::{Replayed, Times};
+use super::timing::{Times, TokenTimes};
 use crate::model::Origin;
 use crate::shares::{self, Launched, Shares};
-use crate::stats::Millis;
 use burn::tensor::Device;
 use serde::Serialize;
 
@@ -38,19 +37,6 @@ pub struct Row {
     pub profile: Option<Profile>,
 }
 
-/// See the [command](super).
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct TokenTimes {
-    pub queued: Millis,
-    pub token_read: Millis,
-    pub logits_read: Millis,
-    pub enqueue: Millis,
-    pub generated: Millis,
-    pub generated_replayed: Millis,
-    pub replayed: Replayed,
-}
-
 /// The kernels of a token.
 #[derive(Serialize)]
 pub struct Profile {
@@ -81,9 +67,10 @@ impl Row {
         [first_prompt_ms, prompt_ms]: [f64; 2],
         times: Times,
     ) -> Self {
-        let queued = times.queued.median;
+        let queued = times.token_ms.queued.median;
         // Engines without launches, and builds without CubeCL, have no profile.
         let launched = times.launched.filter(|launched| launched.launched > 0);
+        let kernels = options.model.kernels;
         Self {
             origin: Origin::new(&options.model.place, device),
             options: options.clone(),
@@ -91,20 +78,11 @@ impl Row {
             cache_bytes: session.cache_bytes(),
             first_prompt_ms,
             prompt_ms,
-            token_ms: TokenTimes {
-                queued: times.queued,
-                token_read: times.token_read,
-                logits_read: times.logits_read,
-                enqueue: times.enqueue,
-                generated: times.generated,
-                generated_replayed: times.generated_replayed,
-                replayed: times.replayed,
-            },
+            token_ms: times.token_ms,
             tokens_per_second: options.model.batch as f64 / queued * 1e3,
             same_tokens: times.same_tokens,
             peak_bytes: times.peak_bytes,
-            profile: launched
-                .map(|launched| Profile::new(&launched, queued, options.model.kernels)),
+            profile: launched.map(|launched| Profile::new(&launched, queued, kernels)),
         }
     }
 }
