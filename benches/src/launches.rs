@@ -47,11 +47,7 @@ impl Launches {
         }
     }
 
-    /// The launches since the last call. The device is to be idle.
-    ///
-    /// # Panics
-    ///
-    /// If a thread has panicked while it launched.
+    /// The launches since the last call. The device is to be idle. Panics if a thread has panicked while it launched.
     pub fn take(&self) -> Launched {
         let mut kept = self
             .kept

@@ -1,13 +1,12 @@
-//! The rows that `bench attention` and `bench decode` write.
+//! What is timed, and the rows that are written.
 
-use crate::roof::Roof;
 use crate::stats::Millis;
-use crate::workloads::Workload;
+use clap::ValueEnum;
 use flash_dma_problem::{Problem, cost};
 use serde::Serialize;
 
-/// The timed cases and phases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+/// A timed call, or several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// The process's first call of everything, from the host: generating, compiling, loading, running.
@@ -37,21 +36,20 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Whether it needs scores.
-    #[must_use]
-    pub fn selects(self) -> bool {
-        matches!(
-            self,
+    /// Whether it is left out for a problem: it has no scores, or no residual.
+    pub fn is_absent(self, problem: &Problem) -> bool {
+        match self {
             Self::Select
-                | Self::SelectRunnersUp
-                | Self::Lists
-                | Self::BackwardRunnersUp
-                | Self::BackwardLeaveOneOut
-        )
+            | Self::SelectRunnersUp
+            | Self::Lists
+            | Self::BackwardRunnersUp
+            | Self::BackwardLeaveOneOut => !problem.has_scores,
+            Self::ForwardResidual | Self::BackwardResidual => problem.residual_shape().is_none(),
+            _ => false,
+        }
     }
 
     /// Whether it is a backward pass.
-    #[must_use]
     pub fn is_backward(self) -> bool {
         matches!(
             self,
@@ -63,72 +61,45 @@ impl Phase {
         )
     }
 
-    /// The name used in the rows.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cold => "cold",
-            Self::Select => "select",
-            Self::SelectRunnersUp => "select-runners-up",
-            Self::Lists => "lists",
-            Self::Forward => "forward",
-            Self::ForwardResidual => "forward-residual",
-            Self::EndToEnd => "end-to-end",
-            Self::Backward => "backward",
-            Self::BackwardResidual => "backward-residual",
-            Self::BackwardRunnersUp => "backward-runners-up",
-            Self::BackwardLeaveOneOut => "backward-leave-one-out",
-            Self::BackwardDeterministic => "backward-deterministic",
-        }
+    /// The name in the rows.
+    pub fn name(self) -> String {
+        let value = self.to_possible_value().expect("no phase is hidden");
+        value.get_name().to_owned()
     }
 
-    /// Useful operations of the phase, on active pairs alone. Selecting, listing and compiling have none, and those of
-    /// runners-up and of what kept keys are worth are not counted.
-    #[must_use]
-    pub fn flops(self, problem: &Problem) -> Option<u128> {
-        match self {
-            Self::Cold
-            | Self::Select
-            | Self::SelectRunnersUp
-            | Self::Lists
-            | Self::BackwardRunnersUp
-            | Self::BackwardLeaveOneOut => None,
-            Self::Forward | Self::ForwardResidual | Self::EndToEnd => {
-                Some(cost::forward_flops(problem))
-            }
-            Self::Backward | Self::BackwardResidual | Self::BackwardDeterministic => {
-                Some(cost::backward_flops(problem))
-            }
-        }
-    }
-
-    /// Bytes of the phase if every input is read once and every output written once.
-    #[must_use]
-    pub fn bytes(self, problem: &Problem) -> Option<u128> {
-        let keys: usize = problem.scores_shape().iter().product();
+    /// Useful operations, on active pairs alone, and bytes, if every input is read once and every output written once.
+    /// Selecting, listing and compiling have no operations; those of runners-up and of what kept keys are worth are not
+    /// counted.
+    pub fn cost(self, problem: &Problem) -> (Option<u128>, Option<u128>) {
         let residual = problem.residual_shape().map_or(0, |shape| {
             (shape.iter().product::<usize>() * problem.element.size()) as u128
         });
-        match self {
-            Self::Cold | Self::Lists | Self::BackwardRunnersUp | Self::BackwardLeaveOneOut => None,
+        let forward = (cost::forward_flops(problem), cost::forward_bytes(problem));
+        let backward = (cost::backward_flops(problem), cost::backward_bytes(problem));
+        let keys: usize = problem.scores_shape().iter().product();
+        let ((flops, bytes), more) = match self {
+            Self::Cold | Self::Lists | Self::BackwardRunnersUp | Self::BackwardLeaveOneOut => {
+                return (None, None);
+            }
             // A score of 4 bytes in, an interval of 8 out.
-            Self::Select | Self::SelectRunnersUp => Some(12 * keys as u128),
-            Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),
-            Self::Backward | Self::BackwardDeterministic => Some(cost::backward_bytes(problem)),
-            Self::ForwardResidual => Some(cost::forward_bytes(problem) + residual),
-            Self::BackwardResidual => Some(cost::backward_bytes(problem) + residual),
-        }
+            Self::Select | Self::SelectRunnersUp => return (None, Some(12 * keys as u128)),
+            Self::Forward | Self::EndToEnd => (forward, 0),
+            Self::ForwardResidual => (forward, residual),
+            Self::Backward | Self::BackwardDeterministic => (backward, 0),
+            Self::BackwardResidual => (backward, residual),
+        };
+        (Some(flops), Some(bytes + more))
     }
 }
 
 /// One measurement.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Row {
     /// A name of the workload table.
-    pub workload: String,
+    pub workload: &'static str,
     /// The timed phase.
     pub phase: Phase,
-    /// The engine that ran it.
+    /// The engine that ran it, and its fixed choices.
     pub engine: String,
     /// Device time of whole public calls; host time where the phase is cold.
     pub ms: Millis,
@@ -145,51 +116,7 @@ pub struct Row {
     /// The most memory that the allocator held beyond them.
     pub workspace_mib: f64,
     /// Sum of both: the peak of the workload's memory.
-    pub peak_mib: Option<f64>,
-    /// The device and the runtime.
-    pub device: String,
-    /// The commit that was built.
-    pub commit: String,
-}
-
-impl Row {
-    /// Fills in the fields that follow from the workload's sizes.
-    pub fn complete(&mut self, workload: &Workload, roof: Option<&Roof>) {
-        let Ok(problem) = workload.problem() else {
-            return;
-        };
-        let (flops, bytes) = (self.phase.flops(&problem), self.phase.bytes(&problem));
-        self.tflops = flops.map(|f| f as f64 / self.ms.median / 1e9);
-        self.bytes = bytes.and_then(|b| u64::try_from(b).ok());
-        self.peak_mib = Some(self.io_mib + self.workspace_mib);
-        if let (Some(roof), Some(bytes)) = (roof, bytes) {
-            let ms = roof.ms(problem.element, flops.unwrap_or(0) as f64, bytes as f64);
-            self.roof_percent = Some(100.0 * ms / self.ms.median);
-        }
-    }
-}
-
-/// One measurement of `bench decode`.
-#[derive(Clone, Debug, Serialize)]
-pub struct DecodeRow {
-    /// A name of the table.
-    pub workload: String,
-    /// `decode` (attention and append), or `append`.
-    pub phase: String,
-    /// The engine that ran it, and its fixed choices.
-    pub engine: String,
-    /// Device time of one call, in a sequence of calls.
-    pub ms: Millis,
-    /// The same in a replayed graph of calls; only for `decode`.
-    pub graph_ms: Option<Millis>,
-    /// Host time until a call has returned, in microseconds (median).
-    pub host_us: f64,
-    /// Keys that a kv head holds.
-    pub keys: usize,
-    /// Bytes of a call if every row is read or written once.
-    pub bytes: u64,
-    /// Bytes of the cache.
-    pub cache_bytes: usize,
+    pub peak_mib: f64,
     /// The device and the runtime.
     pub device: String,
     /// The commit that was built.
