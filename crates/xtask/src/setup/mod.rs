@@ -3,43 +3,31 @@
 use crate::process::{Result, read, read_file, root, run as run_command};
 use std::process::Command;
 
-/// The prerequisites of the command to run.
-#[derive(Clone, Copy, Debug)]
-pub struct Needs {
-    /// Whether Python is needed: it installs the spelling checker, and installs and drives NVIDIA's compilers.
-    pub python: bool,
+/// Provides everything that the project's commands use: what [`build`] does, and Python, which installs the spelling
+/// checker, and installs and drives NVIDIA's compilers. Where something cannot be installed from here, the error lists the
+/// commands.
+pub fn all() -> Result {
+    run_command(llvm()?.arg("python"))
 }
 
-impl Needs {
-    /// Everything the project's commands use.
-    pub const ALL: Self = Self { python: true };
-    /// The prerequisites for building a CubeCL runtime.
-    pub const BUILD: Self = Self { python: false };
+/// Provides what building a CubeCL runtime takes, LLVM's libraries and a C++ compiler, in the same way.
+pub fn build() -> Result {
+    run_command(&mut llvm()?)
 }
 
-/// Provides LLVM's libraries, a C++ compiler and what else is needed.
-///
-/// # Errors
-/// When something is missing that cannot be installed from here: the script lists the commands.
-pub fn run(needs: Needs) -> Result {
+fn llvm() -> Result<Command> {
     let lock = read_file(&root().join("Cargo.lock"))?;
     let mut llvm = script("llvm");
     llvm.arg(bundler(&lock).ok_or("Cargo.lock has no package tracel-llvm-bundler")?);
-    run_command(llvm.args(needs.python.then_some("python")))
+    Ok(llvm)
 }
 
 /// Installs a Vulkan loader and a driver that runs on the CPU, unless both a loader and a driver exist.
-///
-/// # Errors
-/// When they are missing and cannot be installed from here: the script lists the commands.
 pub fn vulkan() -> Result {
     run_command(&mut script("vulkan"))
 }
 
 /// A browser that runs without a window; the distribution's Chromium is installed if there is none.
-///
-/// # Errors
-/// When there is none and it cannot be installed from here: the script lists the commands.
 pub fn browser() -> Result<String> {
     Ok(read(&mut script("browser"))?.trim().to_owned())
 }
