@@ -25,7 +25,7 @@ mod session;
 mod timing;
 
 use crate::Result;
-use crate::launches::{Launches, Watch};
+use crate::launches::Launches;
 use crate::model::{Model, append, clock};
 use crate::place::DeviceName;
 use clap::Args;
@@ -119,7 +119,7 @@ pub fn run(options: &Options) -> Result {
 
 /// The launches up to the first token behind the warm-up, and its own.
 fn count(options: &Options) -> Result<Counts> {
-    let launches = Launches::watch(Watch::Count);
+    let launches = Launches::count();
     let device = options.model.place.open()?;
     let model = options.config().init(&device).for_generation();
     let prompt = Prompt::new(options, &device);

@@ -2,7 +2,7 @@
 
 use super::Options;
 use super::session::{Prompt, Session, VOCABULARY};
-use crate::launches::{Launches, Watch};
+use crate::launches::Launches;
 use crate::model::clock;
 use crate::shares::Launched;
 use crate::stats::Millis;
@@ -195,7 +195,7 @@ impl Timing<'_> {
         self.device.sync()?;
         let working = self.busy(busy);
         self.device.flush()?;
-        let launches = Launches::watch(Watch::Times);
+        let launches = Launches::time();
         let written = session.step()?;
         self.device.sync()?;
         let launched = launches.take();
