@@ -26,14 +26,15 @@ mod timing;
 
 use crate::Result;
 use crate::launches::Launches;
-use crate::model::{Model, append, clock};
+use crate::model::{Model, Origin, append, clock};
 use crate::place::DeviceName;
+use burn::module::Module;
 use clap::Args;
 use flash_dma_models::nn::DecoderConfig;
-use row::{Counts, Row};
+use row::{Counts, Profile, Row};
 use serde::Serialize;
 use session::{Prompt, Session};
-use timing::Timing;
+use timing::{Times, Timing};
 
 /// Times the tokens of one configuration, and prints a row of JSON.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -157,9 +158,28 @@ fn measure(options: &Options) -> Result<Row> {
         options,
         device: &device,
     };
-    let times = timing.times()?;
-    let prompts = [first_prompt_ms, prompt_ms];
-    Ok(Row::new(options, &device, &session, prompts, times))
+    let Times {
+        token_ms,
+        launched,
+        same_tokens,
+        peak_bytes,
+    } = timing.times()?;
+    let (queued, kernels) = (token_ms.queued.median, options.model.kernels);
+    // Engines without launches, and builds without CubeCL, have no profile.
+    let launched = launched.filter(|launched| launched.launched > 0);
+    Ok(Row {
+        origin: Origin::new(&options.model.place, &device),
+        options: options.clone(),
+        parameters: model.num_params(),
+        cache_bytes: session.cache_bytes(),
+        first_prompt_ms,
+        prompt_ms,
+        token_ms,
+        tokens_per_second: options.model.batch as f64 / queued * 1e3,
+        same_tokens,
+        peak_bytes,
+        profile: launched.map(|launched| Profile::new(&launched, queued, kernels)),
+    })
 }
 
 #[cfg(test)]

@@ -94,11 +94,6 @@ impl Session {
         self.next = Some(Tensor::from_data(data, device));
     }
 
-    /// Trained numbers.
-    pub fn parameters(&self) -> usize {
-        burn::module::Module::num_params(&self.model)
-    }
-
     /// Bytes of all caches.
     pub fn cache_bytes(&self) -> usize {
         self.caches.iter().map(AttentionCache::bytes).sum()
