@@ -112,15 +112,11 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     // Parameters are f32 whatever the activations are: a small step is lost in 16 bits.
     let folder = Folder::read(&cli.weights, FloatDType::F32, &device)?;
     let (train, valid) = rows(cli, &folder)?;
-    let read = folder.model.num_params();
-    let student = Student::new(folder.model.with_dtype(dtype), cli)?;
+    let (student, trained) = Student::new(folder.model.with_dtype(dtype), cli)?;
     // ANCHOR_END: read
     let (rows, kept, length) = (train.len(), valid.len(), cli.length);
-    // What was read is frozen below adapters.
-    let trained = student.num_params() - if cli.full { 0 } else { read };
-    println!(
-        "{rows} rows of {length} tokens to train on, {kept} to measure; {trained} numbers are trained"
-    );
+    print!("{rows} rows of {length} tokens to train on, {kept} to measure; ");
+    println!("{trained} numbers are trained");
     println!("loss before {:.4}", loss_of(&student, &valid)?);
     let student = fit(cli, student, train, &valid, &device)?;
     println!("loss after {:.4}", loss_of(&student, &valid)?);
@@ -179,20 +175,22 @@ struct Student {
 
 impl Student {
     // ANCHOR: lora
-    /// A model that begins to learn, on a device with autodiff. New adapters change nothing.
-    fn new(doge: Doge, cli: &Cli) -> Result<Self, Error> {
+    /// A model that begins to learn, on a device with autodiff, and how many numbers are trained. New adapters change
+    /// nothing.
+    fn new(doge: Doge, cli: &Cli) -> Result<(Self, usize), Error> {
+        let read = doge.num_params();
         if cli.full {
             let doge = doge.unfreeze();
-            return Ok(Self { doge });
+            return Ok((Self { doge }, read));
         }
         let group = ParamGroup::from_regex(&cli.targets)
             .map_err(|error| format!("--targets: {error:?}"))?;
-        let frozen = doge.num_params();
         let doge = doge.apply_lora(Lora::new(cli.rank, cli.alpha).set_param_group(group));
-        if doge.num_params() == frozen {
-            return Err(format!("no weight is called {}", cli.targets).into());
+        // What was read is frozen below its adapters.
+        match doge.num_params() - read {
+            0 => Err(format!("no weight is called {}", cli.targets).into()),
+            trained => Ok((Self { doge }, trained)),
         }
-        Ok(Self { doge })
     }
     // ANCHOR_END: lora
 
@@ -213,16 +211,6 @@ struct Output {
     loss: Tensor<1>,
     tokens: usize,
     selections: SelectionInput,
-}
-
-impl Output {
-    fn new(loss: Tensor<1>, tokens: usize, selections: SelectionInput) -> Self {
-        Self {
-            loss,
-            tokens,
-            selections,
-        }
-    }
 }
 
 impl ItemLazy for Output {
@@ -246,14 +234,6 @@ impl Adaptor<TokenCount> for Output {
     }
 }
 
-// ANCHOR: selections
-impl Adaptor<SelectionInput> for Output {
-    fn adapt(&self) -> SelectionInput {
-        self.selections.clone()
-    }
-}
-// ANCHOR_END: selections
-
 impl TrainStep for Student {
     type Input = Batch;
     type Output = Output;
@@ -262,12 +242,22 @@ impl TrainStep for Student {
         let loss = self.loss(&batch);
         let mut grads = GradientsParams::from_grads(loss.backward(), self);
         clip_gradients(self, &mut grads, 1.0);
-        let item = Output::new(loss.detach(), batch.tokens(), SelectionInput::new());
+        let item = Output {
+            loss: loss.detach(),
+            tokens: batch.tokens(),
+            selections: SelectionInput::new(),
+        };
         TrainOutput { grads, item }
     }
 }
 
 // ANCHOR: selections
+impl Adaptor<SelectionInput> for Output {
+    fn adapt(&self) -> SelectionInput {
+        self.selections.clone()
+    }
+}
+
 impl InferenceStep for Student {
     type Input = Batch;
     type Output = Output;
@@ -278,7 +268,11 @@ impl InferenceStep for Student {
         let input = TokenInput::new(batch.inputs).documents(batch.documents);
         let looked = self.doge.try_loss_and_selections(input, batch.targets);
         let (_, selections) = looked.expect("rows are no longer than the model reads");
-        Output::new(loss, tokens, selections)
+        Output {
+            loss,
+            tokens,
+            selections,
+        }
     }
 }
 // ANCHOR_END: selections
@@ -381,10 +375,7 @@ fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Er
             let training = format!("the training that stopped had {name} = {then}, not {now}");
             return Err(format!("{training}: give it what it had").into());
         }
-        let checkpoints = dir.join("checkpoint");
-        let last = (1..=epochs)
-            .rev()
-            .find(|&epoch| is_whole(&checkpoints, epoch));
+        let last = (1..=epochs).rev().find(|&epoch| is_whole(&dir, epoch));
         if last.is_some() {
             return Ok(last);
         }
@@ -402,7 +393,7 @@ fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Er
 /// Whether model, optimiser and schedule of an epoch can all be loaded: a training that was killed may have written only
 /// a part of its last checkpoint.
 fn is_whole(dir: &Path, epoch: usize) -> bool {
-    let path = |name: &str| dir.join(format!("{name}-{epoch}.bpk"));
+    let path = |name: &str| dir.join(format!("checkpoint/{name}-{epoch}.bpk"));
     ModuleRecord::load(path("model")).is_ok()
         && OptimizerRecord::load(path("optim")).is_ok()
         && LrSchedulerRecord::load(path("scheduler")).is_ok()
