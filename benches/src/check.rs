@@ -2,61 +2,43 @@
 
 use flash_dma_problem::{ElementType, Problem};
 
-/// A query of a head, and the keys that it attends to.
-pub struct Row<'a> {
-    /// The sizes.
-    pub problem: &'a Problem,
-    /// Counted over all sequences, as all heads here.
-    pub head: usize,
-    /// The query.
-    pub query: usize,
-    /// Each key with its logit.
-    pub logits: Vec<(usize, f64)>,
-}
-
-impl Row<'_> {
-    /// Compares the LSE and the output of the query with f64, given the values of a key.
-    ///
-    /// # Panics
-    ///
-    /// If a result is wrong.
-    pub fn check(&self, lse: f32, out: &[f64], value: impl Fn(usize) -> Vec<f64>) {
-        let Self {
-            problem,
-            head,
-            query,
-            ..
-        } = self;
-        let of = format!("of head {head} query {query}");
-        let logits = || self.logits.iter().map(|(_, logit)| *logit);
-        let max = logits().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = logits().map(|x| (x - max).exp()).sum();
-        let want = max + sum.ln();
+/// Compares the LSE and the output of a query with f64: of a head, counted over all sequences as all heads here, given
+/// the logit of each key that it attends to, and the values of a key. Panics if a result is wrong.
+pub fn check_row(
+    problem: &Problem,
+    [head, query]: [usize; 2],
+    logits: &[(usize, f64)],
+    (lse, out): (f32, &[f64]),
+    value: impl Fn(usize) -> Vec<f64>,
+) {
+    let of = format!("of head {head} query {query}");
+    let max = (logits.iter()).fold(f64::NEG_INFINITY, |max, (_, logit)| max.max(*logit));
+    let sum: f64 = logits.iter().map(|(_, logit)| (logit - max).exp()).sum();
+    let want = max + sum.ln();
+    assert!(
+        (f64::from(lse) - want).abs() < 1e-4 || logits.is_empty(),
+        "lse {of}: {lse} instead of {want}"
+    );
+    let mut exact = vec![0.0; out.len()];
+    let kept = problem.dropout_weights(head, query);
+    for &(key, logit) in logits {
+        let weight = f64::from(kept(key)) * (logit - max).exp() / sum;
+        for (exact, v) in exact.iter_mut().zip(value(key)) {
+            *exact += weight * v;
+        }
+    }
+    // One rounding of the output on top of f32 arithmetic.
+    let ulp = match problem.element {
+        ElementType::F32 => 1e-5,
+        ElementType::F16 => 1e-3,
+        ElementType::Bf16 => 8e-3,
+    };
+    let size = exact.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+    for (column, (got, want)) in out.iter().zip(&exact).enumerate() {
         assert!(
-            (f64::from(lse) - want).abs() < 1e-4 || self.logits.is_empty(),
-            "lse {of}: {lse} instead of {want}"
+            (got - want).abs() <= 2.0 * ulp * size,
+            "out {of} column {column}: {got} instead of {want}"
         );
-        let mut exact = vec![0.0; out.len()];
-        let kept = problem.dropout_weights(*head, *query);
-        for &(key, logit) in &self.logits {
-            let weight = f64::from(kept(key)) * (logit - max).exp() / sum;
-            for (exact, v) in exact.iter_mut().zip(value(key)) {
-                *exact += weight * v;
-            }
-        }
-        // One rounding of the output on top of f32 arithmetic.
-        let ulp = match problem.element {
-            ElementType::F32 => 1e-5,
-            ElementType::F16 => 1e-3,
-            ElementType::Bf16 => 8e-3,
-        };
-        let size = exact.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-        for (column, (got, want)) in out.iter().zip(&exact).enumerate() {
-            assert!(
-                (got - want).abs() <= 2.0 * ulp * size,
-                "out {of} column {column}: {got} instead of {want}"
-            );
-        }
     }
 }
 

@@ -32,20 +32,13 @@ pub fn engine_name(engine: Engine) -> &'static str {
     }
 }
 
-/// Waits until everything that was launched has run.
-///
-/// # Panics
-///
-/// If something failed.
+/// Waits until everything that was launched has run. Panics if something failed.
 pub fn sync(client: &Client) {
     block_on(client.sync()).expect("the device works");
 }
 
-/// The device's time for the launches of `f`, in milliseconds.
-///
-/// # Panics
-///
-/// If the device cannot be timed, or nothing was launched.
+/// The device's time for the launches of `f`, in milliseconds. Panics if the device cannot be timed, or nothing was
+/// launched.
 pub fn time(client: &Client, f: impl FnOnce() + Send) -> f64 {
     let ((), duration) = client.profile(f, "phase").expect("the device can be timed");
     let ticks = block_on(duration.resolve()).expect("something was launched");

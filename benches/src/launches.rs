@@ -8,58 +8,41 @@ use cubecl::logging::{
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// What is recorded of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
-    /// Nothing.
-    Nothing,
-    /// That it happened. The host is as fast as ever.
-    Count,
-    /// Its time on the device, too. Nothing waits for a kernel, so kernels run one behind the other as they always do;
-    /// the host is slower. A device that waits for the host in the meantime counts that time as the kernel's.
-    Times,
-}
-
-/// Watches every launch of the process from now on, until it is dropped.
+/// Watches every launch of the process, until it is dropped.
 pub struct Launches {
     kept: Arc<Kept>,
     begin: Instant,
-    _observation: Option<LaunchObservation>,
+    _observation: LaunchObservation,
 }
 
 impl Launches {
-    /// Begins to watch.
-    pub fn watch(watch: Watch) -> Self {
-        let request = match watch {
-            Watch::Times => TimingRequest::Deferred,
-            Watch::Nothing | Watch::Count => TimingRequest::None,
-        };
+    /// Counts launches from now on; the host is as fast as ever.
+    pub fn count() -> Self {
+        Self::watch(TimingRequest::None)
+    }
+
+    /// Takes the time of each on the device as well. Nothing waits for a kernel, so kernels run one behind the other as
+    /// they always do; the host is slower. A device that waits for the host in the meantime counts that time as the
+    /// kernel's.
+    pub fn time() -> Self {
+        Self::watch(TimingRequest::Deferred)
+    }
+
+    fn watch(request: TimingRequest) -> Self {
         let kept = Arc::new(Kept {
             request,
             taken: Mutex::default(),
         });
-        let watches = watch != Watch::Nothing;
-        let observation = watches.then(|| LaunchObservation::new(kept.clone()));
         Self {
-            kept,
+            kept: kept.clone(),
             begin: Instant::now(),
-            _observation: observation,
+            _observation: LaunchObservation::new(kept),
         }
     }
 
-    /// The launches since the last call. The device is to be idle.
-    ///
-    /// # Panics
-    ///
-    /// If a thread has panicked while it launched.
+    /// The launches since the last call. The device is to be idle. Panics if a thread has panicked while it launched.
     pub fn take(&self) -> Launched {
-        let mut kept = self
-            .kept
-            .taken
-            .lock()
-            .expect("no holder of the lock panics");
-        let taken = std::mem::take(&mut *kept);
-        drop(kept);
+        let taken = self.kept.change(std::mem::take);
         let launch = |(name, time)| {
             let (milliseconds, ended) = match time {
                 Time::Read(time) => (Some(time), None),
@@ -104,8 +87,8 @@ enum Time {
 }
 
 impl Kept {
-    fn change(&self, change: impl FnOnce(&mut Taken)) {
-        change(&mut self.taken.lock().expect("no holder of the lock panics"));
+    fn change<T>(&self, change: impl FnOnce(&mut Taken) -> T) -> T {
+        change(&mut self.taken.lock().expect("no holder of the lock panics"))
     }
 }
 

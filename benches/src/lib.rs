@@ -27,10 +27,6 @@ mod options;
 mod place;
 #[cfg(feature = "cube")]
 mod products;
-#[cfg(feature = "cube")]
-mod roof;
-#[cfg(feature = "cube")]
-mod rows;
 #[cfg(feature = "step")]
 mod selections;
 #[cfg(feature = "step")]
@@ -40,10 +36,6 @@ mod stats;
 mod step;
 #[cfg(feature = "cube")]
 mod tensor;
-#[cfg(feature = "step")]
-mod versions;
-#[cfg(feature = "cube")]
-mod workloads;
 
 use clap::{Parser, Subcommand};
 use std::error::Error;

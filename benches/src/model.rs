@@ -2,37 +2,16 @@
 
 use crate::Result;
 use crate::options::Common;
-use crate::place::{DeviceName, DtypeName};
-use crate::versions::versions;
+use crate::place::Place;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Device;
 use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::error::Error;
 use std::io::Write;
 use std::time::Instant;
-
-/// Where Burn computes, and in which type.
-#[derive(Args, Clone, Debug, Serialize)]
-pub struct Place {
-    /// Device.
-    #[arg(long, value_enum, default_value = "cuda")]
-    pub device: DeviceName,
-    /// Element type of the activations, and of the caches.
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub dtype: DtypeName,
-}
-
-impl Place {
-    /// The device, which draws the same random numbers in every process.
-    pub fn open(&self) -> Result<Device> {
-        let device = self.device.open(self.dtype)?;
-        device.seed(0);
-        Ok(device)
-    }
-}
 
 /// A model, and what is told of it.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -103,10 +82,12 @@ pub struct Origin {
 impl Origin {
     /// This program on a device.
     pub fn new(place: &Place, device: &Device) -> Self {
+        let name = place.device.to_possible_value();
+        let name = name.expect("no device is hidden");
         Self {
             implementation: "burn",
             versions: versions(),
-            gpu: match crate::device::client(place.device.name()) {
+            gpu: match crate::device::client(name.get_name()) {
                 Some(client) => crate::device::name(&client),
                 None => format!("{device:?}"),
             },
@@ -142,4 +123,36 @@ pub fn clock<T, E: Into<Box<dyn Error>>>(
     let returned = call().map_err(Into::into)?;
     device.sync()?;
     Ok((start.elapsed().as_secs_f64() * 1e3, returned))
+}
+
+/// The manifest of the workspace, which pins Burn and CubeCL.
+const MANIFEST: &str = include_str!("../../Cargo.toml");
+
+/// `burn A, cubecl B`, as the workspace pins them.
+fn versions() -> String {
+    let named = |name| format!("{name} {}", pinned(name).expect("the workspace pins it"));
+    ["burn", "cubecl"].map(named).join(", ")
+}
+
+/// The version behind `name = { version = "=`.
+fn pinned(name: &str) -> Option<&'static str> {
+    let start = format!("{name} = {{ version = \"=");
+    let line = MANIFEST.lines().find_map(|line| line.strip_prefix(&start));
+    line?.split('"').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pinned_versions_are_found() {
+        let versions = versions();
+        let numbers = versions.split([' ', ',']).filter(|part| {
+            let mut digits = part.split('.');
+            digits.clone().count() == 3 && digits.all(|digit| digit.parse::<u32>().is_ok())
+        });
+        assert_eq!(numbers.count(), 2, "{versions}");
+        assert_eq!(pinned("no-such-crate"), None);
+    }
 }

@@ -1,10 +1,22 @@
-//! The devices and element types one can ask for by name.
+//! Where Burn computes: the devices and element types that one can ask for by name.
 
+use crate::Result;
 use burn::tensor::{Device, FloatDType};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-/// Where to compute.
+/// Where Burn computes, and in which type.
+#[derive(Args, Clone, Debug, Serialize)]
+pub struct Place {
+    /// Device.
+    #[arg(long, value_enum, default_value = "cuda")]
+    pub device: DeviceName,
+    /// Element type of the activations, and of the caches.
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub dtype: DtypeName,
+}
+
+/// A device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceName {
@@ -28,36 +40,25 @@ pub enum DtypeName {
     Bf16,
 }
 
-impl DeviceName {
-    /// As it is written on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Flex => "flex",
-            Self::Cuda => "cuda",
-            Self::Cpu => "cpu",
-        }
-    }
-
-    /// The device, if this binary has it and it computes in `dtype`.
-    ///
-    /// # Errors
-    ///
-    /// What is missing.
-    pub fn open(self, dtype: DtypeName) -> Result<Device, String> {
-        let device = match self {
+impl Place {
+    /// The device, which draws the same random numbers in every process, if this binary has it and it computes in the
+    /// type.
+    pub fn open(&self) -> Result<Device> {
+        let device = match self.device {
             #[cfg(feature = "flex")]
-            Self::Flex => Device::flex(),
+            DeviceName::Flex => Device::flex(),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Device::cuda(0),
+            DeviceName::Cuda => Device::cuda(0),
             #[cfg(feature = "cpu")]
-            Self::Cpu => Device::cpu(),
+            DeviceName::Cpu => Device::cpu(),
             #[allow(unreachable_patterns, reason = "with all features nothing is left")]
-            missing => return Err(format!("{missing:?} is not compiled in")),
+            missing => return Err(format!("{missing:?} is not compiled in").into()),
         };
-        match device.supports_dtype(dtype.burn()) {
-            true => Ok(device),
-            false => Err(format!("{self:?} does not support {dtype:?}")),
+        if !device.supports_dtype(self.dtype.burn()) {
+            return Err(format!("{:?} does not support {:?}", self.device, self.dtype).into());
         }
+        device.seed(0);
+        Ok(device)
     }
 }
 

@@ -3,8 +3,9 @@
 //! that is idle to one that is again, so they have all that a user waits for.
 
 use crate::Result;
-use crate::model::{Place, clock};
+use crate::model::clock;
 use crate::options::Common;
+use crate::place::Place;
 use crate::stats::Millis;
 use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Intervals, Selector};
@@ -55,23 +56,14 @@ struct Inputs {
 
 impl Inputs {
     fn new(len: usize, place: &Place, device: &Device) -> Self {
-        let rows = |heads: usize| {
-            let normal = Distribution::Normal(0.0, 1.0);
-            Tensor::random(
-                [1, heads, len, 128],
-                normal,
-                (device, place.dtype.burn().into()),
-            )
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
+        let options = (device, place.dtype.burn().into());
+        let rows = |heads: usize| Tensor::random([1, heads, len, 128], normal, options);
         Self {
             q: rows(32),
             k: rows(8),
             v: rows(8),
-            scores: Tensor::random(
-                [1, 8, len],
-                Distribution::Normal(0.0, 1.0),
-                (device, DType::F32),
-            ),
+            scores: Tensor::random([1, 8, len], normal, (device, DType::F32)),
             grad_out: rows(32),
         }
     }

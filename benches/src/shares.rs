@@ -149,17 +149,9 @@ mod tests {
         ] {
             shares.add(&launch(name, ms, ms));
         }
-        assert_eq!(
-            shares.total,
-            Share {
-                launches: 3,
-                ms: 7.0
-            }
-        );
-        let product = Share {
-            launches: 2,
-            ms: 3.0,
-        };
+        let share = |launches, ms| Share { launches, ms };
+        assert_eq!(shares.total, share(3, 7.0));
+        let product = share(2, 3.0);
         assert_eq!(shares.kinds[&Kind::Product], product);
         let slowest = shares.slowest(2);
         assert_eq!(slowest[0].0, "cubek_reduce::b::B");

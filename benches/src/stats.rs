@@ -16,11 +16,7 @@ pub struct Millis {
 }
 
 impl Millis {
-    /// The statistics of a sample of milliseconds.
-    ///
-    /// # Panics
-    ///
-    /// If the sample is empty.
+    /// The statistics of a sample of milliseconds. Panics if the sample is empty.
     #[must_use]
     pub fn of(mut sample: Vec<f64>) -> Self {
         assert!(!sample.is_empty(), "no measurement");

@@ -1,5 +1,6 @@
 //! Contiguous device tensors, and their elements on the host.
 
+use bytemuck::{AnyBitPattern, NoUninit};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
@@ -20,12 +21,30 @@ pub struct Tensor {
 
 impl Tensor {
     /// Of these elements.
-    pub fn of<T: bytemuck::NoUninit>(client: &Client, shape: &[usize], elements: &[T]) -> Self {
+    pub fn of<T: NoUninit>(client: &Client, shape: &[usize], elements: &[T]) -> Self {
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         Self {
             handle: client.create_from_slice(bytes),
             shape: shape.to_vec(),
             bytes: bytes.len(),
+        }
+    }
+
+    /// Of these numbers in an element type.
+    pub fn rounded(client: &Client, shape: &[usize], values: &[f32], element: ElementType) -> Self {
+        let values = values.iter().copied();
+        match element {
+            ElementType::F32 => Self::of(client, shape, &values.collect::<Vec<_>>()),
+            ElementType::F16 => Self::of(
+                client,
+                shape,
+                &values.map(f16::from_f32).collect::<Vec<_>>(),
+            ),
+            ElementType::Bf16 => Self::of(
+                client,
+                shape,
+                &values.map(bf16::from_f32).collect::<Vec<_>>(),
+            ),
         }
     }
 
@@ -65,54 +84,21 @@ impl Tensor {
         }
     }
 
-    /// Its bytes. Waits for the device.
-    ///
-    /// # Panics
-    ///
-    /// If a launch failed.
-    pub fn read(&self, client: &Client) -> Vec<u8> {
+    /// Its elements, as they are stored. Waits for the device. Panics if a launch failed.
+    pub fn read<T: AnyBitPattern>(&self, client: &Client) -> Vec<T> {
         let bytes = client.read_one(self.handle.clone());
-        bytes.expect("the device works")[..self.bytes].to_vec()
+        let bytes = &bytes.expect("the device works")[..self.bytes];
+        let elements = bytes.chunks_exact(size_of::<T>());
+        elements.map(bytemuck::pod_read_unaligned).collect()
     }
 
-    /// Its words. Waits for the device.
-    ///
-    /// # Panics
-    ///
-    /// If a launch failed.
-    pub fn read_words(&self, client: &Client) -> Vec<u32> {
-        let bytes = self.read(client);
-        let words = bytes.chunks_exact(4);
-        words
-            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect()
-    }
-
-    /// Its elements. Waits for the device.
-    ///
-    /// # Panics
-    ///
-    /// If a launch failed.
+    /// Its elements of this type, as numbers. Waits for the device. Panics if a launch failed.
     pub fn read_as(&self, client: &Client, element: ElementType) -> Vec<f32> {
-        if element == ElementType::F32 {
-            let words = self.read_words(client);
-            return words.into_iter().map(f32::from_bits).collect();
+        match element {
+            ElementType::F32 => self.read(client),
+            ElementType::F16 => self.read(client).into_iter().map(f16::to_f32).collect(),
+            ElementType::Bf16 => self.read(client).into_iter().map(bf16::to_f32).collect(),
         }
-        let of = |b: &[u8]| match element {
-            ElementType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
-            _ => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-        };
-        self.read(client).chunks_exact(2).map(of).collect()
-    }
-}
-
-/// The bytes of values in an element type.
-pub fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
-    let halves = |of: fn(f32) -> [u8; 2]| values.iter().flat_map(|&x| of(x)).collect();
-    match element {
-        ElementType::F32 => bytemuck::cast_slice(values).to_vec(),
-        ElementType::F16 => halves(|x| f16::from_f32(x).to_le_bytes()),
-        ElementType::Bf16 => halves(|x| bf16::from_f32(x).to_le_bytes()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The device buffers of a problem, and the calls on them.
 
-use crate::tensor::{Tensor, encode, normal};
+use super::row::Phase;
+use crate::tensor::{Tensor, normal};
 use cubecl::client::Client;
 use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
@@ -10,9 +11,6 @@ use flash_dma_problem::{Interval, LeaveOneOut, Problem};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use std::sync::OnceLock;
-
-/// A call of the library on the buffers.
-pub type Call = fn(&Buffers, &Client);
 
 /// The device buffers of one problem, all contiguous.
 #[derive(Debug)]
@@ -25,9 +23,11 @@ pub struct Buffers {
     pub tuning: Tuning,
     /// The engine of the backward pass.
     pub backward_engine: Engine,
+    pub host: Host,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    /// With their intervals.
     scores: Option<(Tensor, Tensor)>,
     pub out: Tensor,
     /// Given exactly if the problem has one.
@@ -42,10 +42,22 @@ pub struct Buffers {
     runners_up: OnceLock<RunnersUp>,
 }
 
+/// Copies of the inputs, for the checks. Without scores there are none.
+#[derive(Debug)]
+pub struct Host {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub scores: Vec<f32>,
+    pub grad_out: Vec<f32>,
+}
+
 /// The buffers of a quarter of the window as runners-up.
 #[derive(Debug)]
 struct RunnersUp {
-    /// The intervals of the greater window.
+    /// The window with its runners-up.
+    window: usize,
+    /// The intervals of this greater window.
     intervals: Tensor,
     /// Their ends.
     far: Tensor,
@@ -56,40 +68,25 @@ struct RunnersUp {
 
 impl RunnersUp {
     fn new(client: &Client, problem: &Problem, scores: &Tensor) -> Self {
+        let window = problem.window.saturating_add(problem.window / 4);
         let intervals = Tensor::empty(client, &problem.intervals_shape(), 4);
-        Self::select(client, problem, scores, &intervals);
-        let ends: Vec<u32> = (intervals.read_words(client).chunks_exact(2))
+        launch_select(client, scores, window, &intervals);
+        let ends: Vec<u32> = (intervals.read::<u32>(client).chunks_exact(2))
             .map(|pair| pair[1])
             .collect();
         let shape = problem.scores_shape();
         Self {
+            window,
             intervals,
             far: Tensor::of(client, &shape, &ends),
             grad_rank: Tensor::empty(client, &shape, 4),
             keys: Tensor::words(client, &shape, |key| (key % problem.k_len) as u32),
         }
     }
-
-    /// The window with its runners-up.
-    fn window(problem: &Problem) -> usize {
-        problem.window.saturating_add(problem.window / 4)
-    }
-
-    fn select(client: &Client, problem: &Problem, scores: &Tensor, intervals: &Tensor) {
-        let window = Self::window(problem);
-        let intervals = intervals.binding();
-        select(client, scores.binding(), window, intervals).expect("a valid problem");
-    }
 }
 
-/// Host copies of the inputs, for the check.
-#[derive(Debug)]
-pub struct Host {
-    pub q: Vec<f32>,
-    pub k: Vec<f32>,
-    pub v: Vec<f32>,
-    pub scores: Vec<f32>,
-    pub grad_out: Vec<f32>,
+fn launch_select(client: &Client, scores: &Tensor, window: usize, intervals: &Tensor) {
+    select(client, scores.binding(), window, intervals.binding()).expect("a valid problem");
 }
 
 impl Buffers {
@@ -99,80 +96,67 @@ impl Buffers {
         client: &Client,
         problem: Problem,
         scores: Scores,
-        [engine, backward]: [Option<Engine>; 2],
-    ) -> (Self, Host) {
+        [engine, backward_engine]: [Option<Engine>; 2],
+    ) -> Self {
         let mut rng = Rng::new(7);
-        let size = problem.element.size();
-        let mut random = |shape: &[usize]| {
-            let values = normal(shape.iter().product(), rng.next_u64(), problem.element);
-            let bytes = encode(&values, problem.element);
-            (Tensor::of(client, shape, &bytes), values)
+        let element = problem.element;
+        let (q, kv, lse) = (problem.q_shape(), problem.kv_shape(), problem.lse_shape());
+        let [q_rows, k_rows, v_rows, grad_out] = [q, kv, kv, q].map(|shape| {
+            let values = normal(shape.iter().product(), rng.next_u64(), element);
+            (Tensor::rounded(client, &shape, &values, element), values)
+        });
+        let heads = match problem.has_scores {
+            true => problem.batch * problem.kv_heads,
+            false => 0,
         };
-        let (q, q_host) = random(&problem.q_shape());
-        let (k, k_host) = random(&problem.kv_shape());
-        let (v, v_host) = random(&problem.kv_shape());
-        let (grad_out, grad_out_host) = random(&problem.q_shape());
-        let scores_host: Vec<f32> = if problem.has_scores {
-            (0..problem.batch * problem.kv_heads)
-                .flat_map(|_| scores.head(problem.k_len, &mut rng))
-                .map(|z| z as f32)
-                .collect()
-        } else {
-            Vec::new()
-        };
+        let scores_host: Vec<f32> = (0..heads)
+            .flat_map(|_| scores.head(problem.k_len, &mut rng))
+            .map(|z| z as f32)
+            .collect();
+        let keys = problem.scores_shape();
         let scores = problem.has_scores.then(|| {
-            let scores = Tensor::of(client, &problem.scores_shape(), &scores_host);
+            let scores = Tensor::of(client, &keys, &scores_host);
             (scores, Tensor::empty(client, &problem.intervals_shape(), 4))
         });
-        let buffers = Self {
-            q,
-            k,
-            v,
+        let empty = |shape: [usize; 4]| Tensor::empty(client, &shape, element.size());
+        let mut buffers = Self {
+            q: q_rows.0,
+            k: k_rows.0,
+            v: v_rows.0,
             scores,
-            out: Tensor::empty(client, &problem.q_shape(), size),
-            residual: (problem.residual_shape()).map(|shape| Tensor::empty(client, &shape, size)),
-            lse_rest: Tensor::zeros(client, &problem.lse_shape()),
-            lse: Tensor::empty(client, &problem.lse_shape(), 4),
-            grad_out,
-            grads: [
-                Tensor::empty(client, &problem.q_shape(), size),
-                Tensor::empty(client, &problem.kv_shape(), size),
-                Tensor::empty(client, &problem.kv_shape(), size),
-            ],
-            grad_scores: problem
-                .has_scores
-                .then(|| Tensor::empty(client, &problem.scores_shape(), 4)),
+            out: empty(q),
+            residual: problem.residual_shape().map(empty),
+            lse_rest: Tensor::zeros(client, &lse),
+            lse: Tensor::empty(client, &lse, 4),
+            grad_out: grad_out.0,
+            grads: [q, kv, kv].map(empty),
+            grad_scores: (problem.has_scores).then(|| Tensor::empty(client, &keys, 4)),
             runners_up: OnceLock::new(),
             engine: Engine::Portable,
             tuning: Tuning::default(),
             backward_engine: Engine::Portable,
             problem,
+            host: Host {
+                q: q_rows.1,
+                k: k_rows.1,
+                v: v_rows.1,
+                scores: scores_host,
+                grad_out: grad_out.1,
+            },
         };
         let (inputs, saved) = (buffers.inputs(), buffers.saved());
-        let buffers = Self {
-            engine: engine.unwrap_or_else(|| {
-                forward::plan(client, &problem, &inputs)
-                    .map_or(Engine::Portable, |plan| plan.engine())
-            }),
-            backward_engine: backward.unwrap_or_else(|| {
-                backward::plan(client, &problem, &inputs, &saved)
-                    .map_or(Engine::Portable, |plan| plan.engine())
-            }),
-            ..buffers
-        };
-        let host = Host {
-            q: q_host,
-            k: k_host,
-            v: v_host,
-            scores: scores_host,
-            grad_out: grad_out_host,
-        };
-        (buffers, host)
+        buffers.engine = engine.unwrap_or_else(|| {
+            forward::plan(client, &problem, &inputs).map_or(Engine::Portable, |plan| plan.engine())
+        });
+        buffers.backward_engine = backward_engine.unwrap_or_else(|| {
+            backward::plan(client, &problem, &inputs, &saved)
+                .map_or(Engine::Portable, |plan| plan.engine())
+        });
+        buffers
     }
 
     /// Bytes of the inputs and outputs together.
     pub fn bytes(&self) -> usize {
-        let pairs = self.scores.iter().flat_map(|(s, i)| [s, i]);
         [
             &self.q,
             &self.k,
@@ -184,26 +168,116 @@ impl Buffers {
         ]
         .into_iter()
         .chain(&self.grads)
-        .chain(pairs)
+        .chain(self.scores.iter().flat_map(|(s, i)| [s, i]))
         .chain(&self.grad_scores)
         .chain(&self.residual)
         .map(|t| t.bytes)
         .sum()
     }
 
-    /// The intervals that the selection wrote; `None` without scores.
-    ///
-    /// # Panics
-    ///
-    /// If a launch failed.
+    /// The intervals that the selection wrote; `None` without scores. Panics if a launch failed.
     pub fn read_intervals(&self, client: &Client) -> Option<Vec<Interval>> {
         let (_, intervals) = self.scores.as_ref()?;
-        let words = intervals.read_words(client);
+        let words = intervals.read::<u32>(client);
         let interval = |pair: &[u32]| Interval {
             first: pair[0],
             end: pair[1],
         };
         Some(words.chunks_exact(2).map(interval).collect())
+    }
+
+    /// Launches a phase; what needs scores launches nothing without them. A backward pass reads what
+    /// [`Phase::ForwardResidual`] wrote. Panics if the engine does not support the problem.
+    pub fn launch(&self, client: &Client, phase: Phase) {
+        match phase {
+            Phase::Select => self.select(client),
+            Phase::SelectRunnersUp => {
+                if let (Some((scores, _)), Some(runners_up)) =
+                    (&self.scores, self.runners_up(client))
+                {
+                    launch_select(client, scores, runners_up.window, &runners_up.intervals);
+                }
+            }
+            Phase::Lists => self.lists(client),
+            Phase::Forward => self.forward(client, false),
+            Phase::ForwardResidual => self.forward(client, true),
+            Phase::EndToEnd => {
+                self.select(client);
+                self.forward(client, false);
+            }
+            Phase::Backward
+            | Phase::BackwardResidual
+            | Phase::BackwardRunnersUp
+            | Phase::BackwardLeaveOneOut
+            | Phase::BackwardDeterministic => self.backward(client, phase),
+            Phase::Cold => unreachable!("it is timed otherwise"),
+        }
+    }
+
+    fn select(&self, client: &Client) {
+        if let Some((scores, intervals)) = &self.scores {
+            launch_select(client, scores, self.problem.window, intervals);
+        }
+    }
+
+    /// The key lists of the forward pass alone, for tiles of 128 rows, as in the tensor-core engines.
+    fn lists(&self, client: &Client) {
+        if let Some(selection) = self.inputs().selection {
+            let queries = (128 / self.problem.group()).max(1);
+            list_all(client, &self.problem, &selection, queries);
+        }
+    }
+
+    fn forward(&self, client: &Client, for_backward: bool) {
+        let mut outputs = Outputs::new(self.out.binding(), self.lse.binding());
+        if for_backward {
+            outputs.residual = self.residual.as_ref().map(Tensor::binding);
+            outputs.lse_rest = Some(self.lse_rest.binding());
+        }
+        let (problem, inputs) = (&self.problem, self.inputs());
+        forward_tuned(self.engine, self.tuning, client, problem, &inputs)
+            .and_then(|plan| plan.run(outputs))
+            .expect("a problem that the engine serves");
+    }
+
+    fn backward(&self, client: &Client, phase: Phase) {
+        let (mut problem, mut inputs, mut saved) = (self.problem, self.inputs(), self.saved());
+        problem.deterministic = phase == Phase::BackwardDeterministic;
+        if !matches!(phase, Phase::Backward | Phase::BackwardDeterministic) {
+            saved.residual = self.residual.as_ref().map(Tensor::binding);
+        }
+        let runners_up = match phase {
+            Phase::BackwardRunnersUp | Phase::BackwardLeaveOneOut => self.runners_up(client),
+            _ => None,
+        };
+        if let Some(selection) = &mut inputs.selection {
+            selection.far = runners_up.map(|runners_up| Far {
+                ends: runners_up.far.binding(),
+                max_live: runners_up.window,
+                left_out: (phase == Phase::BackwardLeaveOneOut).then(|| LeftOut {
+                    from: runners_up.keys.binding(),
+                    how: LeaveOneOut::default(),
+                }),
+            });
+        }
+        let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
+        let grads = Gradients {
+            q,
+            k,
+            v,
+            scores: self.grad_scores.as_ref().map(Tensor::binding),
+            rank: runners_up.map(|runners_up| runners_up.grad_rank.binding()),
+        };
+        backward::plan_on(self.backward_engine, client, &problem, &inputs, &saved)
+            .and_then(|plan| plan.run(grads))
+            .expect("a problem that the engine serves");
+    }
+
+    /// `None` without scores.
+    fn runners_up(&self, client: &Client) -> Option<&RunnersUp> {
+        let (scores, _) = self.scores.as_ref()?;
+        let made = || RunnersUp::new(client, &self.problem, scores);
+        Some(self.runners_up.get_or_init(made))
     }
 
     fn inputs(&self) -> Inputs {
@@ -219,87 +293,7 @@ impl Buffers {
         }
     }
 
-    /// Launches the selection; nothing without scores.
-    pub fn select(&self, client: &Client) {
-        if let Some((scores, intervals)) = &self.scores {
-            select(
-                client,
-                scores.binding(),
-                self.problem.window,
-                intervals.binding(),
-            )
-            .expect("a valid problem");
-        }
-    }
-
-    /// Launches the selection of the runners-up; nothing without scores.
-    pub fn select_runners_up(&self, client: &Client) {
-        if let Some((scores, runners_up)) = self.runners_up(client) {
-            RunnersUp::select(client, &self.problem, scores, &runners_up.intervals);
-        }
-    }
-
-    /// The scores and the runners-up; `None` without scores.
-    fn runners_up(&self, client: &Client) -> Option<(&Tensor, &RunnersUp)> {
-        let (scores, _) = self.scores.as_ref()?;
-        let made = || RunnersUp::new(client, &self.problem, scores);
-        Some((scores, self.runners_up.get_or_init(made)))
-    }
-
-    /// Launches the key lists of the forward pass alone, for tiles of 128 rows, as in the tensor-core engines; nothing
-    /// without scores.
-    pub fn lists(&self, client: &Client) {
-        if let Some(selection) = self.inputs().selection {
-            let queries = (128 / self.problem.group()).max(1);
-            list_all(client, &self.problem, &selection, queries);
-        }
-    }
-
-    /// Launches the forward pass.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn forward(&self, client: &Client) {
-        self.launch_forward(client, false);
-    }
-
-    /// Launches the forward pass as autodiff does, with the residual of the output if there is one.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn forward_with_residual(&self, client: &Client) {
-        self.launch_forward(client, true);
-    }
-
-    fn launch_forward(&self, client: &Client, for_backward: bool) {
-        let mut outputs = Outputs::new(self.out.binding(), self.lse.binding());
-        if for_backward {
-            outputs.residual = self.residual.as_ref().map(Tensor::binding);
-            outputs.lse_rest = Some(self.lse_rest.binding());
-        }
-        forward_tuned(
-            self.engine,
-            self.tuning,
-            client,
-            &self.problem,
-            &self.inputs(),
-        )
-        .and_then(|plan| plan.run(outputs))
-        .expect("a problem that the engine serves");
-    }
-
-    /// Launches the selection and the forward pass.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn end_to_end(&self, client: &Client) {
-        self.select(client);
-        self.forward(client);
-    }
-
+    /// What the forward pass wrote, without the residual.
     fn saved(&self) -> Saved {
         Saved {
             out: self.out.binding(),
@@ -309,98 +303,5 @@ impl Buffers {
             grad_out: self.grad_out.binding(),
             grad_lse: None,
         }
-    }
-
-    /// Launches the backward pass; reads what the forward pass wrote.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn backward(&self, client: &Client) {
-        self.launch_backward(client, &self.problem, self.saved(), None);
-    }
-
-    /// Launches the backward pass as autodiff does; reads what [`forward_with_residual`](Self::forward_with_residual)
-    /// wrote.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn backward_with_residual(&self, client: &Client) {
-        self.launch_backward(client, &self.problem, self.saved_with_residual(), None);
-    }
-
-    /// As [`backward_with_residual`](Self::backward_with_residual), with runners-up.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn backward_with_runners_up(&self, client: &Client) {
-        self.backward_by_rank(client, None);
-    }
-
-    /// As [`backward_with_runners_up`](Self::backward_with_runners_up), with what kept keys are worth.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn backward_leaving_out(&self, client: &Client) {
-        self.backward_by_rank(client, Some(LeaveOneOut::default()));
-    }
-
-    fn backward_by_rank(&self, client: &Client, how: Option<LeaveOneOut>) {
-        let runners_up = self.runners_up(client).map(|(_, runners_up)| runners_up);
-        let learned = runners_up.map(|runners_up| (runners_up, how));
-        self.launch_backward(client, &self.problem, self.saved_with_residual(), learned);
-    }
-
-    fn saved_with_residual(&self) -> Saved {
-        Saved {
-            residual: self.residual.as_ref().map(Tensor::binding),
-            ..self.saved()
-        }
-    }
-
-    /// Launches the backward pass with a fixed order of all sums.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support the problem.
-    pub fn backward_deterministic(&self, client: &Client) {
-        let mut problem = self.problem;
-        problem.deterministic = true;
-        self.launch_backward(client, &problem, self.saved(), None);
-    }
-
-    fn launch_backward(
-        &self,
-        client: &Client,
-        problem: &Problem,
-        saved: Saved,
-        learned: Option<(&RunnersUp, Option<LeaveOneOut>)>,
-    ) {
-        let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
-        let scores = self.grad_scores.as_ref().map(Tensor::binding);
-        let grads = Gradients {
-            q,
-            k,
-            v,
-            scores,
-            rank: learned.map(|(runners_up, _)| runners_up.grad_rank.binding()),
-        };
-        let mut inputs = self.inputs();
-        if let Some(selection) = &mut inputs.selection {
-            selection.far = learned.map(|(runners_up, how)| Far {
-                ends: runners_up.far.binding(),
-                max_live: RunnersUp::window(problem),
-                left_out: how.map(|how| LeftOut {
-                    from: runners_up.keys.binding(),
-                    how,
-                }),
-            });
-        }
-        backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)
-            .and_then(|plan| plan.run(grads))
-            .expect("a problem that the engine serves");
     }
 }

@@ -8,25 +8,27 @@
 
 mod buffers;
 mod check;
-mod gradients;
+mod roof;
+mod row;
 mod spread;
+mod workloads;
 
 use crate::Result;
 use crate::device::{self, engine_name, sync};
 use crate::options::{Runtime, Selected, each};
-use crate::roof::Roof;
-use crate::rows::{Phase, Row};
 use crate::stats::Millis;
-use crate::workloads::{WORKLOADS, Workload};
-use buffers::{Buffers, Call, Host};
-use check::check;
+
+use buffers::Buffers;
+use check::{check_forward, check_gradients};
 use clap::{Args, ValueEnum};
 use cubecl::client::Client;
 use flash_dma_kernels::Engine;
 use flash_dma_kernels::internals::Tuning;
-use gradients::check_gradients;
+use roof::Roof;
+use row::{Phase, Row};
 use std::path::PathBuf;
 use std::time::Instant;
+use workloads::{WORKLOADS, Workload};
 
 /// Times selection, forward and backward of the CubeCL kernels.
 #[derive(Args, Debug)]
@@ -97,7 +99,7 @@ impl Options {
     }
 
     fn wants(&self, phase: Phase) -> bool {
-        self.selected.phase(phase.name())
+        self.selected.phase(&phase.name())
     }
 }
 
@@ -111,13 +113,11 @@ fn bench(client: &Client, workload: &Workload, options: &Options, roof: Option<&
     let problem = workload.problem().expect("the table is valid");
     client.memory_cleanup().expect("the device works");
     let engines = [options.engine, options.backward_engine].map(|name| name.map(Engine::from));
-    let (mut buffers, host) = Buffers::new(client, problem, workload.scores, engines);
+    let mut buffers = Buffers::new(client, problem, workload.scores, engines);
     let mut rows = Vec::new();
     for tuning in options.tunings() {
         buffers.tuning = tuning;
-        rows.extend(bench_tuned(
-            client, workload, &buffers, &host, options, roof,
-        ));
+        rows.extend(bench_tuned(client, workload, &buffers, options, roof));
     }
     rows
 }
@@ -126,11 +126,10 @@ fn bench_tuned(
     client: &Client,
     workload: &Workload,
     buffers: &Buffers,
-    host: &Host,
     options: &Options,
     roof: Option<&Roof>,
 ) -> Vec<Row> {
-    let problem = buffers.problem;
+    let (problem, common) = (&buffers.problem, &options.on.common);
     sync(client);
     let reserved = || {
         let report = client.memory_report(cubecl::MemoryScope::Device);
@@ -138,105 +137,89 @@ fn bench_tuned(
     };
     let base = reserved();
 
+    // The first calls of the process compile; later workloads reuse what they share.
+    let start = Instant::now();
+    buffers.launch(client, Phase::EndToEnd);
+    if options.wants(Phase::Backward) {
+        buffers.launch(client, Phase::Backward);
+    }
+    sync(client);
+    let cold = Millis::of(vec![start.elapsed().as_secs_f64() * 1e3]);
+    let workspace = reserved() - base;
+
     let mut rows = Vec::new();
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let mut push = |phase: Phase, ms: Millis, host_us: Option<f64>, workspace: f64| {
+    let mut push = |phase: Phase, ms: Millis, host_us: Option<f64>| {
         let engine = match phase {
             Phase::Select | Phase::SelectRunnersUp | Phase::Lists => Engine::Portable,
             _ if phase.is_backward() => buffers.backward_engine,
             _ => buffers.engine,
         };
-        let mut row = Row {
-            workload: workload.name.into(),
+        let (flops, bytes) = phase.cost(problem);
+        let least = roof
+            .zip(bytes)
+            .map(|(roof, bytes)| roof.ms(problem.element, flops.unwrap_or(0) as f64, bytes as f64));
+        let [io_mib, workspace_mib] = [buffers.bytes() as f64, workspace].map(mib);
+        let row = Row {
+            workload: workload.name,
             phase,
             engine: engine_name(engine).to_owned() + &fixed(buffers.tuning),
             ms,
             host_us,
-            tflops: None,
-            bytes: None,
-            roof_percent: None,
-            io_mib: mib(buffers.bytes() as f64),
-            workspace_mib: mib(workspace),
-            peak_mib: None,
+            tflops: flops.map(|flops| flops as f64 / ms.median / 1e9),
+            bytes: bytes.and_then(|bytes| u64::try_from(bytes).ok()),
+            roof_percent: least.map(|least| 100.0 * least / ms.median),
+            io_mib,
+            workspace_mib,
+            peak_mib: io_mib + workspace_mib,
             device: device::name(client),
-            commit: options.on.common.commit.clone(),
+            commit: common.commit.clone(),
         };
-        row.complete(workload, roof);
         print(&row);
         rows.push(row);
     };
-
-    // The first calls of the process compile; later workloads reuse what they share.
-    let start = Instant::now();
-    buffers.end_to_end(client);
-    if options.wants(Phase::Backward) {
-        buffers.backward(client);
-    }
-    sync(client);
-    let cold = Millis::of(vec![start.elapsed().as_secs_f64() * 1e3]);
-    let workspace = reserved() - base;
     if options.wants(Phase::Cold) {
-        push(Phase::Cold, cold, None, workspace);
+        push(Phase::Cold, cold, None);
     }
-    check(client, buffers, host);
+    check_forward(client, buffers);
     if options.wants(Phase::Backward) {
-        check_gradients(client, buffers, host);
+        check_gradients(client, buffers);
     }
     if options.wants(Phase::BackwardDeterministic) {
-        buffers.backward_deterministic(client);
-        check_gradients(client, buffers, host);
+        buffers.launch(client, Phase::BackwardDeterministic);
+        check_gradients(client, buffers);
     }
     if options.repeats > 0 {
-        let calls: [(&str, Call); 2] = [
-            ("default", Buffers::backward),
-            ("deterministic", Buffers::backward_deterministic),
-        ];
-        for (name, call) in calls {
+        for (name, phase) in [
+            ("default", Phase::Backward),
+            ("deterministic", Phase::BackwardDeterministic),
+        ] {
             let what = format!("{:24} {name:13}", workload.name);
-            spread::print(client, buffers, &what, call, options.repeats);
+            spread::print(client, buffers, &what, phase, options.repeats);
         }
     }
 
-    let phases: [(Phase, Call); 11] = [
-        (Phase::Select, Buffers::select),
-        (Phase::SelectRunnersUp, Buffers::select_runners_up),
-        (Phase::Lists, Buffers::lists),
-        (Phase::Forward, Buffers::forward),
-        (Phase::ForwardResidual, Buffers::forward_with_residual),
-        (Phase::EndToEnd, Buffers::end_to_end),
-        (Phase::Backward, Buffers::backward),
-        (Phase::BackwardResidual, Buffers::backward_with_residual),
-        (Phase::BackwardRunnersUp, Buffers::backward_with_runners_up),
-        (Phase::BackwardLeaveOneOut, Buffers::backward_leaving_out),
-        (
-            Phase::BackwardDeterministic,
-            Buffers::backward_deterministic,
-        ),
-    ];
-    for (phase, call) in phases {
-        let residual = matches!(phase, Phase::ForwardResidual | Phase::BackwardResidual);
-        let absent = phase.selects() && !problem.has_scores
-            || residual && problem.residual_shape().is_none();
-        if !options.wants(phase) || absent {
+    for &phase in Phase::value_variants() {
+        if phase == Phase::Cold || phase.is_absent(problem) || !options.wants(phase) {
             continue;
         }
         if phase.is_backward() {
-            buffers.forward_with_residual(client);
+            buffers.launch(client, Phase::ForwardResidual);
         }
-        call(buffers, client);
+        let call = || buffers.launch(client, phase);
+        call();
         sync(client);
-        let runs = options.on.common.runs;
-        let timed = |_| device::time(client, || call(buffers, client));
-        let sample = Millis::of((0..runs).map(timed).collect());
+        let timed = |_| device::time(client, call);
+        let sample = Millis::of((0..common.runs).map(timed).collect());
         // The queue is empty before each call, so no call waits for a place in it.
         let enqueued = |_| {
             sync(client);
             let start = Instant::now();
-            call(buffers, client);
+            call();
             start.elapsed().as_secs_f64() * 1e3
         };
-        let host = Millis::of((0..runs).map(enqueued).collect());
-        push(phase, sample, Some(host.median * 1e3), workspace);
+        let host = Millis::of((0..common.runs).map(enqueued).collect());
+        push(phase, sample, Some(host.median * 1e3));
     }
     rows
 }

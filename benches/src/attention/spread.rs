@@ -1,14 +1,15 @@
 //! How much the gradients of repeated calls differ.
 
-use super::buffers::{Buffers, Call};
+use super::buffers::Buffers;
+use super::row::Phase;
 use cubecl::client::Client;
 use flash_dma_problem::ElementType;
 
-/// Prints how far each gradient of `repeats` more calls of `backward` deviates from the first call's. Relative
+/// Prints how far each gradient of `repeats` more calls of a backward phase deviates from the first call's. Relative
 /// differences are those of elements that are at least a thousandth of the gradient's root mean square.
-pub fn print(client: &Client, buffers: &Buffers, what: &str, backward: Call, repeats: usize) {
+pub fn print(client: &Client, buffers: &Buffers, what: &str, phase: Phase, repeats: usize) {
     let gradients = || {
-        backward(buffers, client);
+        buffers.launch(client, phase);
         let element = buffers.problem.element;
         let rows = ["dq", "dk", "dv"].into_iter().zip(&buffers.grads);
         let rows = rows.map(|(name, tensor)| (name, tensor.read_as(client, element)));
@@ -17,8 +18,7 @@ pub fn print(client: &Client, buffers: &Buffers, what: &str, backward: Call, rep
         rows.chain(scores).collect::<Vec<_>>()
     };
     let first = gradients();
-    let mut spreads: Vec<Spread> = first
-        .iter()
+    let mut spreads: Vec<_> = (first.iter())
         .map(|(_, values)| Spread::new(values))
         .collect();
     for _ in 0..repeats {

@@ -53,33 +53,22 @@ impl Buffers {
 impl Case {
     pub fn new(options: &Options, n: usize) -> Self {
         let mut rng = Rng::new(n as u64);
-        let mut normal =
-            |len: usize| -> Vec<f32> { (0..len).map(|_| rng.normal() as f32).collect() };
+        let mut normal = |shape: &[usize]| -> Vec<f32> {
+            let len = shape.iter().product();
+            (0..len).map(|_| rng.normal() as f32).collect()
+        };
         let q_shape = [1, options.q_heads, n, options.head_dim];
         let kv_shape = [1, options.kv_heads, n, options.head_dim];
-        let (q_len, kv_len) = (q_shape.iter().product(), kv_shape.iter().product());
-        let (q, grad_out) = (normal(q_len), normal(q_len));
-        let (k, v) = (normal(kv_len), normal(kv_len));
-        let scores = normal(options.kv_heads * n);
-        let device = Device::flex();
-        let tensor = |x: &[f32], shape: [usize; 4]| {
-            Tensor::<4>::from_data(TensorData::new(x.to_vec(), shape), &device)
-        };
+        let (q, grad_out) = (normal(&q_shape), normal(&q_shape));
+        let (k, v) = (normal(&kv_shape), normal(&kv_shape));
+        let scores = normal(&kv_shape[..3]);
         let repeat = |x: &[f32]| -> Vec<f32> {
-            let head = n * options.head_dim;
-            (0..options.q_heads)
-                .flat_map(|h| {
-                    let kv = h / (options.q_heads / options.kv_heads);
-                    x[kv * head..(kv + 1) * head].iter().copied()
-                })
-                .collect()
+            let heads = x.chunks(n * options.head_dim);
+            let group = options.q_heads / options.kv_heads;
+            heads.flat_map(|head| head.repeat(group)).collect()
         };
-        let flex = [
-            tensor(&q, q_shape),
-            tensor(&repeat(&k), q_shape),
-            tensor(&repeat(&v), q_shape),
-            tensor(&grad_out, q_shape),
-        ];
+        let flex = [q.clone(), repeat(&k), repeat(&v), grad_out.clone()]
+            .map(|x| Tensor::from_data(TensorData::new(x, q_shape), &Device::flex()));
         Self {
             n,
             q_shape,
@@ -150,19 +139,16 @@ impl Case {
 
     /// Dense causal attention on Flex; with `backward` a step under autodiff.
     pub fn flex(&self, backward: bool) {
-        let options = AttentionModuleOptions {
-            is_causal: true,
-            ..Default::default()
-        };
         if !backward {
             let [q, k, v, _] = self.flex.clone();
-            black_box(attention(q, k, v, None, None, options));
+            black_box(dense(q, k, v));
             return;
         }
         let [q, k, v, grad_out] = self.flex.clone().map(|x| x.autodiff());
         let [q, k, v] = [q, k, v].map(|x| x.require_grad());
-        let out = attention(q.clone(), k.clone(), v.clone(), None, None, options);
-        let grads = (out * grad_out).sum().backward();
+        let grads = (dense(q.clone(), k.clone(), v.clone()) * grad_out)
+            .sum()
+            .backward();
         black_box([q, k, v].map(|x| x.grad(&grads)));
     }
 
@@ -173,19 +159,21 @@ impl Case {
         self.ours(&self.problem(self.n), &zeros, &mut buffers, false)
             .expect("the arguments fit the problem");
         let [q, k, v, _] = self.flex.clone();
-        let options = AttentionModuleOptions {
-            is_causal: true,
-            ..Default::default()
-        };
-        let flex = attention(q, k, v, None, None, options).into_data();
+        let flex = dense(q, k, v).into_data();
         let flex = flex.try_to_vec::<f32>().expect("Flex computes in f32 here");
         let error = (flex.iter().zip(&buffers.out))
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f32::max);
-        assert!(
-            error < 1e-4,
-            "the two disagree by {error} at N = {}",
-            self.n
-        );
+        let n = self.n;
+        assert!(error < 1e-4, "the two disagree by {error} at N = {n}");
     }
+}
+
+/// Dense causal attention.
+fn dense(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+    let options = AttentionModuleOptions {
+        is_causal: true,
+        ..Default::default()
+    };
+    attention(q, k, v, None, None, options)
 }

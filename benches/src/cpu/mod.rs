@@ -8,7 +8,6 @@
 //! is checked against Flex.
 
 mod case;
-mod host;
 
 use crate::Result;
 use crate::options::{Common, output};
@@ -39,6 +38,9 @@ pub struct Options {
     #[command(flatten)]
     common: Common,
 }
+
+const FORWARD: &str = "forward";
+const PHASES: [&str; 2] = [FORWARD, "forward+backward"];
 
 /// Approximate number of N x N matrices of all heads that Flex holds at once in a step under autodiff.
 const MATRICES: f64 = 6.0;
@@ -79,7 +81,7 @@ struct Row {
 /// Times the lengths.
 pub fn run(options: &Options) -> Result {
     let mut report = Report {
-        machine: host::machine(),
+        machine: machine(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         commit: options.common.commit.clone(),
         date: output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
@@ -97,24 +99,21 @@ pub fn run(options: &Options) -> Result {
         case.check();
         let windows = [n / 16, n / 8, n / 4, n / 2, n];
         let matrix = (options.q_heads * n * n * 4) as f64 / f64::from(1 << 30);
-        time_phase(options, &case, "forward", &windows, &mut report.rows);
-        if matrix * MATRICES <= options.flex_gib {
-            time_phase(
-                options,
-                &case,
-                "forward+backward",
-                &windows,
-                &mut report.rows,
-            );
-        } else {
-            println!(
-                "{n:>6} {:>6} forward+backward: Flex would need about {:.0} GiB",
-                "",
-                matrix * MATRICES
-            );
+        let needed = matrix * MATRICES;
+        for phase in PHASES {
+            if phase == FORWARD || needed <= options.flex_gib {
+                report
+                    .rows
+                    .extend(time_phase(options, &case, phase, &windows));
+            } else {
+                println!(
+                    "{n:>6} {:>6} {phase}: Flex would need about {needed:.0} GiB",
+                    ""
+                );
+            }
         }
     }
-    for phase in ["forward", "forward+backward"] {
+    for phase in PHASES {
         for &n in &options.lengths {
             let rows = || report.rows.iter().filter(|r| r.phase == phase && r.n == n);
             let won = rows().take_while(|r| r.ratio > 1.0).map(|r| r.w).last();
@@ -127,53 +126,44 @@ pub fn run(options: &Options) -> Result {
     options.common.write(&report)
 }
 
-/// Times every window beside Flex and appends the rows.
-fn time_phase(
-    options: &Options,
-    case: &Case,
-    phase: &'static str,
-    windows: &[usize],
-    rows: &mut Vec<Row>,
-) {
-    let backward = phase != "forward";
+/// Times every window beside Flex, and prints the rows.
+fn time_phase(options: &Options, case: &Case, phase: &'static str, windows: &[usize]) -> Vec<Row> {
+    let backward = phase != FORWARD;
     let mut buffers = Buffers::new(case);
     let mut flex = Vec::new();
     let mut ours = vec![Vec::new(); windows.len()];
     for round in 0..=options.common.runs {
         let flex_time = Time::of(|| case.flex(backward));
-        let ours_time: Vec<Time> = (windows.iter())
-            .map(|&w| {
-                let problem = case.problem(w);
-                Time::of(|| {
-                    case.ours(&problem, &case.scores, &mut buffers, backward)
-                        .expect("the arguments fit the problem");
-                })
+        let ours_time = windows.iter().map(|&w| {
+            let problem = case.problem(w);
+            Time::of(|| {
+                case.ours(&problem, &case.scores, &mut buffers, backward)
+                    .expect("the arguments fit the problem");
             })
-            .collect();
+        });
+        let ours_time: Vec<Time> = ours_time.collect();
+        // The first round is the warm-up.
         if round > 0 {
             flex.push(flex_time);
-            ours.iter_mut()
-                .zip(ours_time)
-                .for_each(|(all, time)| all.push(time));
+            for (all, time) in ours.iter_mut().zip(ours_time) {
+                all.push(time);
+            }
         }
     }
-    for (&w, ours) in windows.iter().zip(ours) {
+    let row = |(&w, ours): (&usize, Vec<Time>)| {
         let all = |times: &[Time], of: fn(&Time) -> f64| median(times.iter().map(of).collect());
         let ratios = |of: fn(&Time) -> f64| -> Vec<f64> {
-            (flex.iter().zip(&ours))
-                .map(|(flex, ours)| of(flex) / of(ours))
-                .collect()
+            let pairs = flex.iter().zip(&ours);
+            pairs.map(|(flex, ours)| of(flex) / of(ours)).collect()
         };
         let elapsed = ratios(|t| t.elapsed);
+        let (heads, kv_heads, d, n) = (options.q_heads, options.kv_heads, options.head_dim, case.n);
         let row = Row {
-            workload: format!(
-                "h{}-{}-d{}-n{}-w{w}",
-                options.q_heads, options.kv_heads, options.head_dim, case.n
-            ),
-            n: case.n,
+            workload: format!("h{heads}-{kv_heads}-d{d}-n{n}-w{w}"),
+            n,
             w,
-            heads: format!("{}/{}", options.q_heads, options.kv_heads),
-            d: options.head_dim,
+            heads: format!("{heads}/{kv_heads}"),
+            d,
             phase,
             ours_ms: all(&ours, |t| t.elapsed),
             flex_ms: all(&flex, |t| t.elapsed),
@@ -200,8 +190,9 @@ fn time_phase(
             row.flex_cpu_ms,
             row.cpu_ratio,
         );
-        rows.push(row);
-    }
+        row
+    };
+    windows.iter().zip(ours).map(row).collect()
 }
 
 /// Milliseconds of one call.
@@ -214,15 +205,40 @@ struct Time {
 
 impl Time {
     fn of(run: impl FnOnce()) -> Self {
-        let (start, cpu) = (Instant::now(), host::cpu_millis());
+        let (start, cpu) = (Instant::now(), cpu_millis());
         run();
         Self {
             elapsed: start.elapsed().as_secs_f64() * 1e3,
-            cpu: host::cpu_millis() - cpu,
+            cpu: cpu_millis() - cpu,
         }
     }
 }
 
 fn median(sample: Vec<f64>) -> f64 {
     Millis::of(sample).median
+}
+
+/// The processor, as the kernel names it.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let [name, family, model] = ["model name", "cpu family", "model\t"].map(|name| {
+        let line = info.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split(": ").nth(1)).unwrap_or("?")
+    });
+    format!("{name} family {family} model {model}")
+}
+
+/// Processor time of every thread of this process so far, in milliseconds; NaN where the kernel does not say (it is
+/// Linux's `schedstat`). Unlike elapsed time, it hardly depends on other processes.
+fn cpu_millis() -> f64 {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return f64::NAN;
+    };
+    let nanos = threads.flatten().map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    });
+    nanos
+        .sum::<Option<f64>>()
+        .map_or(f64::NAN, |nanos| nanos / 1e6)
 }

@@ -19,13 +19,11 @@ const PAGE: usize = 256;
 /// A cache, the tokens it holds, and the timed step.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoding {
-    /// Short name, the key of a row.
+    /// The key of a row.
     pub name: &'static str,
-    /// Sequences.
     pub batch: usize,
     /// Query heads, key/value heads.
     pub heads: [usize; 2],
-    /// Elements per row.
     pub head_dim: usize,
     /// Tokens that the cache has been given before the step.
     pub context: usize,
@@ -103,12 +101,11 @@ fn rows(client: &Client, shape: &[usize], rng: &mut Rng) -> Tensor {
 
 /// Normal scores.
 fn scores(client: &Client, shape: &[usize], rng: &mut Rng) -> Tensor {
-    let mut normal = || rng.normal() as f32;
-    Tensor::words(client, shape, |_| normal().to_bits())
+    Tensor::words(client, shape, |_| (rng.normal() as f32).to_bits())
 }
 
 /// The tokens of a call.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct TokenRows {
     k: Tensor,
     v: Tensor,
@@ -134,11 +131,10 @@ impl TokenRows {
     }
 }
 
-/// The device buffers of a case, its cache filled, and the calls on them. bf16.
+/// The device buffers of a case in bf16, its cache filled, and the calls on them, which panic if the kernels refuse.
 #[derive(Debug)]
 pub struct DecodeBuffers {
-    /// The case.
-    pub case: Decoding,
+    case: Decoding,
     /// Sizes of the cache.
     pub shape: CacheShape,
     /// The engine of the steps.
@@ -147,6 +143,7 @@ pub struct DecodeBuffers {
     pub tuning: DecodeTuning,
     step: DecodeProblem,
     prefill: AppendProblem,
+    /// As [`Slots`] or [`Pages`] have them; the last has the tokens that every sequence has been given.
     cache: Vec<Tensor>,
     q: Tensor,
     new: TokenRows,
@@ -157,10 +154,6 @@ pub struct DecodeBuffers {
 
 impl DecodeBuffers {
     /// Random tokens, and a cache that has been given the case's context.
-    ///
-    /// # Panics
-    ///
-    /// If the case is not valid, or the kernels refuse.
     pub fn new(client: &Client, case: Decoding) -> Self {
         let element = ElementType::Bf16;
         let mut rng = Rng::new(5);
@@ -176,17 +169,16 @@ impl DecodeBuffers {
         let shape = shape.expect("a valid case");
         let kv = shape.kv_shape();
         let mut cache = vec![Tensor::empty(client, &kv, 2), Tensor::empty(client, &kv, 2)];
-        let zeros = Tensor::zeros(client, &[batch]);
         if case.window.is_some() {
-            let none = f32::NEG_INFINITY.to_bits();
-            cache.push(Tensor::words(client, &kv[..3], |_| none));
-            cache.push(Tensor::words(client, &kv[..3], |_| u32::MAX));
+            for empty in [f32::NEG_INFINITY.to_bits(), u32::MAX] {
+                cache.push(Tensor::words(client, &kv[..3], |_| empty));
+            }
         } else {
             // The pages of the sequences are interleaved.
             let page = |n: usize| (n % max_pages * batch + n / max_pages) as u32;
             cache.push(Tensor::words(client, &[batch, max_pages], page));
         }
-        cache.push(zeros);
+        cache.push(Tensor::zeros(client, &[batch]));
 
         let chunk_len = case.context.min(CHUNK);
         let q = [batch, case.heads[0], case.tokens, dim];
@@ -220,13 +212,11 @@ impl DecodeBuffers {
         };
         buffers.engine = decode::plan(client, &step, &buffers.inputs())
             .map_or(Engine::Portable, |plan| plan.engine());
-        let mut held = 0;
-        while held + chunk_len <= case.context {
+        for _ in 0..case.context / chunk_len {
             if let Some(scores) = &mut buffers.chunk.scores {
                 *scores = self::scores(client, &chunk[..3], &mut rng);
             }
             buffers.append(client);
-            held += chunk_len;
         }
         buffers.set_held(client, case.context);
         buffers
@@ -259,10 +249,6 @@ impl DecodeBuffers {
     }
 
     /// Appends a chunk of 16K tokens (of the context if that is less).
-    ///
-    /// # Panics
-    ///
-    /// If the kernels refuse.
     pub fn append(&self, client: &Client) {
         let tokens = self.chunk.tokens();
         match self.cache() {
@@ -273,10 +259,6 @@ impl DecodeBuffers {
     }
 
     /// A decode step. Pages do not grow without bound: call [`rewind`](Self::rewind) before they are full.
-    ///
-    /// # Panics
-    ///
-    /// If the engine does not support it.
     pub fn step(&self, client: &Client) {
         self.step_on(self.engine, self.tuning, client);
     }
@@ -307,11 +289,8 @@ impl DecodeBuffers {
     }
 
     /// Compares the engine with the portable one. With slots, the step's tokens have scores of −∞, because other tokens
-    /// would change the cache between the two runs. (The tests cover new tokens.)
-    ///
-    /// # Panics
-    ///
-    /// If they differ by more than two roundings of an output.
+    /// would change the cache between the two runs. (The tests cover new tokens.) Panics if they differ by more than
+    /// two roundings of an output.
     pub fn check(&mut self, client: &Client) {
         self.rewind(client);
         let scores = self.new.scores.take();
@@ -344,19 +323,15 @@ impl DecodeBuffers {
         let p = &self.prefill;
         let heads = p.cache.batch * p.cache.kv_heads;
         let rows = p.tokens.min(p.cache.capacity());
-        let scores = if p.cache.has_scores() {
-            4 * p.tokens
-        } else {
-            0
-        };
+        let scores = 4 * p.tokens * usize::from(p.cache.has_scores());
         (heads * (scores + 2 * rows * 2 * p.cache.head_dim * 2)) as u64
     }
 
     /// Keys that a kv head holds.
     pub fn keys(&self) -> usize {
-        self.case
-            .window
-            .unwrap_or(self.case.context)
-            .min(self.case.context)
+        let Decoding {
+            window, context, ..
+        } = self.case;
+        window.map_or(context, |window| window.min(context))
     }
 }

@@ -8,12 +8,12 @@ mod buffers;
 use crate::Result;
 use crate::device::{self, engine_name, sync};
 use crate::options::{Runtime, Selected, each};
-use crate::rows::DecodeRow;
 use crate::stats::Millis;
 use buffers::{DECODINGS, DecodeBuffers, Decoding};
 use clap::Args;
 use cubecl::client::Client;
 use flash_dma_kernels::internals::DecodeTuning;
+use serde::Serialize;
 use std::time::Instant;
 
 /// Times decode steps and appends of the CubeCL kernels.
@@ -35,6 +35,33 @@ pub struct Options {
     /// Skip the graph.
     #[arg(long)]
     no_graph: bool,
+}
+
+/// One measurement.
+#[derive(Serialize)]
+struct Row {
+    /// A name of the table.
+    workload: &'static str,
+    /// `decode` (attention and append), or `append`.
+    phase: &'static str,
+    /// The engine that ran it, and its fixed choices.
+    engine: String,
+    /// Device time of one call, in a sequence of calls.
+    ms: Millis,
+    /// The same in a replayed graph of calls; only for `decode`.
+    graph_ms: Option<Millis>,
+    /// Host time until a call has returned, in microseconds (median).
+    host_us: f64,
+    /// Keys that a kv head holds.
+    keys: usize,
+    /// Bytes of a call if every row is read or written once.
+    bytes: u64,
+    /// Bytes of the cache.
+    cache_bytes: usize,
+    /// The device and the runtime.
+    device: String,
+    /// The commit that was built.
+    commit: String,
 }
 
 /// Times the cases.
@@ -80,22 +107,16 @@ fn fixed(tuning: DecodeTuning) -> String {
     }
 }
 
-fn bench(client: &Client, case: Decoding, options: &Options) -> Vec<DecodeRow> {
+fn bench(client: &Client, case: Decoding, options: &Options) -> Vec<Row> {
     client.memory_cleanup().expect("the device works");
     let mut buffers = DecodeBuffers::new(client, case);
-    let mut rows = Vec::new();
-    let mut push = |phase: &str,
-                    buffers: &DecodeBuffers,
-                    ms: Millis,
-                    graph: Option<Millis>,
-                    host_us,
-                    bytes: u64| {
-        let row = DecodeRow {
-            workload: case.name.into(),
-            phase: String::from(phase),
+    let row = |phase, buffers: &DecodeBuffers, (ms, host_us), graph_ms: Option<Millis>, bytes| {
+        let row = Row {
+            workload: case.name,
+            phase,
             engine: engine_name(buffers.engine).to_owned() + &fixed(buffers.tuning),
             ms,
-            graph_ms: graph,
+            graph_ms,
             host_us,
             keys: buffers.keys(),
             bytes,
@@ -103,44 +124,42 @@ fn bench(client: &Client, case: Decoding, options: &Options) -> Vec<DecodeRow> {
             device: device::name(client),
             commit: options.on.common.commit.clone(),
         };
-        println!(
-            "{:24} {:6} {:16} {:8.2} us [{:.2}, {:.2}], graph {:8.2} us, host {:5.1} us, {:6.0} GB/s, cache {:.1} MiB",
-            row.workload,
-            row.phase,
-            row.engine,
-            row.ms.median * 1e3,
-            row.ms.q1 * 1e3,
-            row.ms.q3 * 1e3,
-            row.graph_ms.map_or(f64::NAN, |g| g.median * 1e3),
-            row.host_us,
-            row.bytes as f64 / row.graph_ms.map_or(row.ms.median, |g| g.median) / 1e6,
-            row.cache_bytes as f64 / f64::from(1 << 20),
-        );
-        rows.push(row);
+        print(&row);
+        row
     };
+    let mut rows = Vec::new();
     if options.selected.phase("decode") {
         for tuning in options.tunings() {
             buffers.tuning = tuning;
             buffers.check(client);
-            let (ms, host) = time(
-                client,
-                &mut buffers,
-                options,
-                options.calls,
-                DecodeBuffers::step,
-            );
+            let calls = options.calls;
+            let times = time(client, &mut buffers, options, calls, DecodeBuffers::step);
             let graph = (!options.no_graph).then(|| graph_time(client, &mut buffers, options));
-            let bytes = buffers.step_bytes();
-            push("decode", &buffers, ms, graph, host, bytes);
+            rows.push(row("decode", &buffers, times, graph, buffers.step_bytes()));
         }
         buffers.tuning = DecodeTuning::default();
     }
     if options.selected.phase("append") && case.window.is_some() {
-        let (ms, host) = time(client, &mut buffers, options, 4, DecodeBuffers::append);
-        let bytes = buffers.append_bytes();
-        push("append", &buffers, ms, None, host, bytes);
+        let times = time(client, &mut buffers, options, 4, DecodeBuffers::append);
+        rows.push(row("append", &buffers, times, None, buffers.append_bytes()));
     }
     rows
+}
+
+fn print(row: &Row) {
+    println!(
+        "{:24} {:6} {:16} {:8.2} us [{:.2}, {:.2}], graph {:8.2} us, host {:5.1} us, {:6.0} GB/s, cache {:.1} MiB",
+        row.workload,
+        row.phase,
+        row.engine,
+        row.ms.median * 1e3,
+        row.ms.q1 * 1e3,
+        row.ms.q3 * 1e3,
+        row.graph_ms.map_or(f64::NAN, |g| g.median * 1e3),
+        row.host_us,
+        row.bytes as f64 / row.graph_ms.map_or(row.ms.median, |g| g.median) / 1e6,
+        row.cache_bytes as f64 / f64::from(1 << 20),
+    );
 }
 
 /// Device time per call in a sequence of `calls`, and host time per call, in microseconds.

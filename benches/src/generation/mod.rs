@@ -25,14 +25,16 @@ mod session;
 mod timing;
 
 use crate::Result;
-use crate::launches::{Launches, Watch};
-use crate::model::{Model, append, clock};
+use crate::launches::Launches;
+use crate::model::{Model, Origin, append, clock};
 use crate::place::DeviceName;
+use burn::module::Module;
 use clap::Args;
 use flash_dma_models::nn::DecoderConfig;
-use row::{Counts, Row};
+use row::{Counts, Profile, Row};
 use serde::Serialize;
 use session::{Prompt, Session};
+use timing::{Times, Timing};
 
 /// Times the tokens of one configuration, and prints a row of JSON.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -118,7 +120,7 @@ pub fn run(options: &Options) -> Result {
 
 /// The launches up to the first token behind the warm-up, and its own.
 fn count(options: &Options) -> Result<Counts> {
-    let launches = Launches::watch(Watch::Count);
+    let launches = Launches::count();
     let device = options.model.place.open()?;
     let model = options.config().init(&device).for_generation();
     let prompt = Prompt::new(options, &device);
@@ -149,9 +151,35 @@ fn measure(options: &Options) -> Result<Row> {
     let (first_prompt_ms, first_session) = read()?;
     drop(first_session);
     let (prompt_ms, session) = read()?;
-    let times = timing::Times::of(&session, &model, &prompt, options, &device)?;
-    let prompts = [first_prompt_ms, prompt_ms];
-    Ok(Row::new(options, &device, &session, prompts, times))
+    let timing = Timing {
+        session: &session,
+        writer: &model,
+        prompt: &prompt,
+        options,
+        device: &device,
+    };
+    let Times {
+        token_ms,
+        launched,
+        same_tokens,
+        peak_bytes,
+    } = timing.times()?;
+    let (queued, kernels) = (token_ms.queued.median, options.model.kernels);
+    // Engines without launches, and builds without CubeCL, have no profile.
+    let launched = launched.filter(|launched| launched.launched > 0);
+    Ok(Row {
+        origin: Origin::new(&options.model.place, &device),
+        options: options.clone(),
+        parameters: model.num_params(),
+        cache_bytes: session.cache_bytes(),
+        first_prompt_ms,
+        prompt_ms,
+        token_ms,
+        tokens_per_second: options.model.batch as f64 / queued * 1e3,
+        same_tokens,
+        peak_bytes,
+        profile: launched.map(|launched| Profile::new(&launched, queued, kernels)),
+    })
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
 //! What is printed of a configuration. `benches/generate_peer.py` prints the same keys, as far as PyTorch knows them.
 
 use super::Options;
-use super::session::Session;
-use super::timing::{Replayed, Times};
+use super::timing::TokenTimes;
 use crate::model::Origin;
 use crate::shares::{self, Launched, Shares};
-use crate::stats::Millis;
-use burn::tensor::Device;
 use serde::Serialize;
 
 /// One configuration.
@@ -38,19 +35,6 @@ pub struct Row {
     pub profile: Option<Profile>,
 }
 
-/// See the [command](super).
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct TokenTimes {
-    pub queued: Millis,
-    pub token_read: Millis,
-    pub logits_read: Millis,
-    pub enqueue: Millis,
-    pub generated: Millis,
-    pub generated_replayed: Millis,
-    pub replayed: Replayed,
-}
-
 /// The kernels of a token.
 #[derive(Serialize)]
 pub struct Profile {
@@ -72,46 +56,9 @@ pub struct Counts {
     pub token: usize,
 }
 
-impl Row {
-    /// The row of measurements: `prompt_ms` are those of the first and of the second reading.
-    pub fn new(
-        options: &Options,
-        device: &Device,
-        session: &Session,
-        [first_prompt_ms, prompt_ms]: [f64; 2],
-        times: Times,
-    ) -> Self {
-        let queued = times.queued.median;
-        // Engines without launches, and builds without CubeCL, have no profile.
-        let launched = times.launched.filter(|launched| launched.launched > 0);
-        Self {
-            origin: Origin::new(&options.model.place, device),
-            options: options.clone(),
-            parameters: session.parameters(),
-            cache_bytes: session.cache_bytes(),
-            first_prompt_ms,
-            prompt_ms,
-            token_ms: TokenTimes {
-                queued: times.queued,
-                token_read: times.token_read,
-                logits_read: times.logits_read,
-                enqueue: times.enqueue,
-                generated: times.generated,
-                generated_replayed: times.generated_replayed,
-                replayed: times.replayed,
-            },
-            tokens_per_second: options.model.batch as f64 / queued * 1e3,
-            same_tokens: times.same_tokens,
-            peak_bytes: times.peak_bytes,
-            profile: launched
-                .map(|launched| Profile::new(&launched, queued, options.model.kernels)),
-        }
-    }
-}
-
 impl Profile {
     /// The profile of a token's launches; `queued_ms` is the time of a token that was not watched.
-    fn new(launched: &Launched, queued_ms: f64, kernels: usize) -> Self {
+    pub fn new(launched: &Launched, queued_ms: f64, kernels: usize) -> Self {
         let mut shares = Shares::default();
         for launch in &launched.timed {
             shares.add(launch);

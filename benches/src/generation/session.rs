@@ -26,9 +26,8 @@ impl Prompt {
         let mut rng = Rng::new(7);
         let count = options.model.batch * options.prompt;
         let bytes: Vec<i32> = (0..count).map(|_| (rng.next_u64() >> 56) as i32).collect();
-        let rows = bytes.chunks(options.prompt);
-        let rows = rows.map(|row| row.iter().map(|&byte| byte as u32).collect());
-        let rows = rows.collect();
+        let row = |row: &[i32]| row.iter().map(|&byte| byte as u32).collect();
+        let rows = bytes.chunks(options.prompt).map(row).collect();
         let data = TensorData::new(bytes, [options.model.batch, options.prompt]);
         Self {
             rows,
@@ -39,7 +38,7 @@ impl Prompt {
 }
 
 /// A model, its caches, and the token that it reads next. A clone shares the tensors of its caches until one of both
-/// writes.
+/// writes. Errors are those of [`flash_dma_models::Decoder::try_read`].
 #[derive(Clone)]
 pub struct Session {
     model: Decoder,
@@ -49,11 +48,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Empty caches.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the model's attention cannot be cached.
+    /// Empty caches; an error if the model's attention cannot be cached.
     pub fn new(model: &Decoder, batch: usize) -> Result<Self, AttentionError> {
         Ok(Self {
             model: model.clone(),
@@ -63,10 +58,6 @@ impl Session {
     }
 
     /// Reads prompts chunk by chunk.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`flash_dma_models::Decoder::try_read`].
     pub fn read(&mut self, prompt: &Prompt) -> Result<(), AttentionError> {
         let [_, len] = prompt.tokens.dims();
         for start in (0..len).step_by(prompt.chunk) {
@@ -79,10 +70,6 @@ impl Session {
     }
 
     /// The logits behind the token that is read next, `[batch, 256]`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`flash_dma_models::Decoder::try_read`].
     pub fn logits(&mut self) -> Result<Tensor<2>, AttentionError> {
         let next = self.next.clone().expect("a prompt has been read");
         let logits = self.model.try_read(next, 1, &mut self.caches)?;
@@ -90,10 +77,6 @@ impl Session {
     }
 
     /// Reads the next token, and returns the one that follows it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`flash_dma_models::Decoder::try_read`].
     pub fn step(&mut self) -> Result<Tensor<2, Int>, AttentionError> {
         let next = most_likely(self.logits()?);
         self.next = Some(next.clone());
@@ -101,10 +84,6 @@ impl Session {
     }
 
     /// `count` [steps](Self::step), and what they wrote.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`step`](Self::step).
     pub fn steps(&mut self, count: usize) -> Result<Vec<Tensor<2, Int>>, AttentionError> {
         (0..count).map(|_| self.step()).collect()
     }
@@ -113,11 +92,6 @@ impl Session {
     pub fn write(&mut self, tokens: &[i32], device: &Device) {
         let data = TensorData::new(tokens.to_vec(), [tokens.len(), 1]);
         self.next = Some(Tensor::from_data(data, device));
-    }
-
-    /// Trained numbers.
-    pub fn parameters(&self) -> usize {
-        burn::module::Module::num_params(&self.model)
     }
 
     /// Bytes of all caches.

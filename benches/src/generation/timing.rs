@@ -2,7 +2,7 @@
 
 use super::Options;
 use super::session::{Prompt, Session, VOCABULARY};
-use crate::launches::{Launches, Watch};
+use crate::launches::Launches;
 use crate::model::clock;
 use crate::shares::Launched;
 use crate::stats::Millis;
@@ -20,21 +20,27 @@ use std::time::Instant;
 const BUSY_SIDE: usize = 8192;
 
 /// A token's times. See the [command](super).
-pub struct Times {
+#[derive(Serialize)]
+pub struct TokenTimes {
     /// Of a run without waiting, per token.
     pub queued: Millis,
     /// Of each token that was read.
-    pub token_read: Millis,
+    token_read: Millis,
     /// Of each token that the host chose.
-    pub logits_read: Millis,
+    logits_read: Millis,
     /// Until the call has returned.
-    pub enqueue: Millis,
+    enqueue: Millis,
     /// Of each token that a generator hands out, its steps launched.
-    pub generated: Millis,
+    generated: Millis,
     /// The same, its steps replayed.
-    pub generated_replayed: Millis,
+    generated_replayed: Millis,
     /// Of a captured token.
-    pub replayed: Replayed,
+    replayed: Replayed,
+}
+
+/// All that is measured behind the prompt.
+pub struct Times {
+    pub token_ms: TokenTimes,
     /// The launches of a token, if they were watched.
     pub launched: Option<Launched>,
     /// Whether all ways have written the same tokens.
@@ -54,205 +60,191 @@ pub enum Replayed {
     Missing(String),
 }
 
-impl Times {
-    /// Times the tokens behind a session, which stays where it is.
-    pub fn of(
-        session: &Session,
-        writer: &Decoder,
-        prompt: &Prompt,
-        options: &Options,
-        device: &Device,
-    ) -> Result<Self> {
-        let (queued, written) = queued(&mut warm(session, options, device)?, options, device)?;
-        let (token_read, read) = each(
-            &mut warm(session, options, device)?,
-            options,
-            device,
-            |session| tokens_of(session.step()?),
-        )?;
-        let (logits_read, chosen) = each(
-            &mut warm(session, options, device)?,
-            options,
-            device,
-            |session| {
-                let tokens = choose(session.logits()?)?;
-                session.write(&tokens, device);
-                Ok(tokens)
-            },
-        )?;
-        let enqueue = enqueue(&mut warm(session, options, device)?, options, device)?;
-        let (launched_steps, launched_text) = generated(writer, prompt, options, false)?;
-        let (replayed_steps, replayed_text) = generated(writer, prompt, options, true)?;
+/// Tokens are timed behind a session, which stays where it is.
+pub struct Timing<'a> {
+    pub session: &'a Session,
+    pub writer: &'a Decoder,
+    pub prompt: &'a Prompt,
+    pub options: &'a Options,
+    pub device: &'a Device,
+}
+
+/// The tokens that were written, one step after the other.
+type Written = Vec<Vec<i32>>;
+
+impl Timing<'_> {
+    /// Times the tokens in all ways.
+    pub fn times(&self) -> Result<Times> {
+        let Self {
+            options, device, ..
+        } = self;
+        let (queued, written) = self.queued()?;
+        let (token_read, read) = self.each(|session| tokens_of(session.step()?))?;
+        let (logits_read, chosen) = self.each(|session| {
+            let tokens = choose(session.logits()?)?;
+            session.write(&tokens, device);
+            Ok(tokens)
+        })?;
+        let enqueue = self.enqueue()?;
+        let (generated, launched_text) = self.generated(false)?;
+        let (generated_replayed, replayed_text) = self.generated(true)?;
         let peak_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let launched = match options.model.no_profile {
             true => None,
-            false => Some(launched(
-                &mut warm(session, options, device)?,
-                options,
-                device,
-            )?),
+            false => Some(self.launched()?),
         };
-        Ok(Self {
-            queued,
-            token_read,
-            logits_read,
-            enqueue,
-            same_tokens: [read, chosen, launched_text, replayed_text]
-                .iter()
-                .all(|tokens| *tokens == written),
-            generated: launched_steps,
-            generated_replayed: replayed_steps,
-            peak_bytes,
-            launched,
-            // Last: a capture that fails may leave the device in a state that nobody has planned for.
-            replayed: match options.no_graph {
-                true => Replayed::Missing("not asked for".into()),
-                false => replayed(warm(session, options, device)?, options, device)?,
+        // Last: a capture that fails may leave the device in a state that nobody has planned for.
+        let replayed = match options.no_graph {
+            true => Replayed::Missing("not asked for".into()),
+            false => self.replayed()?,
+        };
+        let others = [read, chosen, launched_text, replayed_text];
+        Ok(Times {
+            token_ms: TokenTimes {
+                queued,
+                token_read,
+                logits_read,
+                enqueue,
+                generated,
+                generated_replayed,
+                replayed,
             },
+            launched,
+            same_tokens: others.iter().all(|tokens| *tokens == written),
+            peak_bytes,
         })
     }
-}
 
-/// A session of its own that has written the tokens of the warm-up.
-fn warm(session: &Session, options: &Options, device: &Device) -> Result<Session> {
-    let mut session = session.clone();
-    session.steps(options.warm_up)?;
-    device.sync()?;
-    Ok(session)
-}
-
-/// The time per token of each run, and the tokens of the first.
-fn queued(
-    session: &mut Session,
-    options: &Options,
-    device: &Device,
-) -> Result<(Millis, Vec<Vec<i32>>)> {
-    let mut first = None;
-    let mut times = Vec::with_capacity(options.model.common.runs);
-    for _ in 0..options.model.common.runs {
-        let (all, written) = clock(device, || session.steps(options.tokens))?;
-        times.push(all / options.tokens as f64);
-        first.get_or_insert(written);
+    /// A session of its own that has written the tokens of the warm-up.
+    fn warm(&self) -> Result<Session> {
+        let mut session = self.session.clone();
+        session.steps(self.options.warm_up)?;
+        self.device.sync()?;
+        Ok(session)
     }
-    let first = first.into_iter().flatten().map(tokens_of);
-    Ok((Millis::of(times), first.collect::<Result<_>>()?))
-}
 
-/// The time of each token of one run, which the host waits for, and the tokens.
-fn each(
-    session: &mut Session,
-    options: &Options,
-    device: &Device,
-    token: impl Fn(&mut Session) -> Result<Vec<i32>>,
-) -> Result<(Millis, Vec<Vec<i32>>)> {
-    device.sync()?;
-    let (mut times, mut written) = (Vec::new(), Vec::new());
-    for _ in 0..options.tokens {
-        let start = Instant::now();
-        written.push(token(session)?);
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-    }
-    Ok((Millis::of(times), written))
-}
-
-/// The time of each token that a generator hands out behind the warm-up, and those tokens.
-fn generated(
-    writer: &Decoder,
-    prompt: &Prompt,
-    options: &Options,
-    replay: bool,
-) -> Result<(Millis, Vec<Vec<i32>>)> {
-    // The first token follows the prompt.
-    let before = 1 + options.warm_up;
-    let generator = Generator::new(writer)
-        .with_chunk(options.chunk)
-        .with_max_new(before + options.tokens)
-        .with_replay(replay);
-    let (mut times, mut last) = (Vec::new(), Instant::now());
-    let texts = generator.try_stream(&prompt.rows, |event| {
-        if event.sequence == 0 {
-            let now = Instant::now();
-            times.push((now - last).as_secs_f64() * 1e3);
-            last = now;
+    /// The time per token of each run, and the tokens of the first.
+    fn queued(&self) -> Result<(Millis, Written)> {
+        let (mut session, tokens) = (self.warm()?, self.options.tokens);
+        let (mut first, mut times) = (None, Vec::new());
+        for _ in 0..self.options.model.common.runs {
+            let (all, written) = clock(self.device, || session.steps(tokens))?;
+            times.push(all / tokens as f64);
+            first.get_or_insert(written);
         }
-        ControlFlow::Continue(())
-    })?;
-    let token = |index: usize| texts.iter().map(move |text| text.tokens[index] as i32);
-    let written = (before..before + options.tokens).map(|index| token(index).collect());
-    Ok((Millis::of(times.split_off(before)), written.collect()))
-}
+        let first = first.into_iter().flatten().map(tokens_of);
+        Ok((Millis::of(times), first.collect::<Result<_>>()?))
+    }
 
-/// The time in which a call returns, while the device is idle.
-fn enqueue(session: &mut Session, options: &Options, device: &Device) -> Result<Millis> {
-    let mut times = Vec::with_capacity(options.tokens);
-    for _ in 0..options.tokens {
-        device.sync()?;
-        let start = Instant::now();
+    /// The time of each token of one run, which the host waits for, and the tokens.
+    fn each(&self, token: impl Fn(&mut Session) -> Result<Vec<i32>>) -> Result<(Millis, Written)> {
+        let mut session = self.warm()?;
+        let (mut times, mut written) = (Vec::new(), Vec::new());
+        for _ in 0..self.options.tokens {
+            let start = Instant::now();
+            written.push(token(&mut session)?);
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok((Millis::of(times), written))
+    }
+
+    /// The time of each token that a generator hands out behind the warm-up, and those tokens.
+    fn generated(&self, replay: bool) -> Result<(Millis, Written)> {
+        let Self {
+            options, prompt, ..
+        } = self;
+        // The first token follows the prompt.
+        let before = 1 + options.warm_up;
+        let generator = Generator::new(self.writer)
+            .with_chunk(options.chunk)
+            .with_max_new(before + options.tokens)
+            .with_replay(replay);
+        let (mut times, mut last) = (Vec::new(), Instant::now());
+        let texts = generator.try_stream(&prompt.rows, |event| {
+            if event.sequence == 0 {
+                let now = Instant::now();
+                times.push((now - last).as_secs_f64() * 1e3);
+                last = now;
+            }
+            ControlFlow::Continue(())
+        })?;
+        let token = |index: usize| texts.iter().map(move |text| text.tokens[index] as i32);
+        let written = (before..before + options.tokens).map(|index| token(index).collect());
+        Ok((Millis::of(times.split_off(before)), written.collect()))
+    }
+
+    /// The time in which a call returns, while the device is idle.
+    fn enqueue(&self) -> Result<Millis> {
+        let (mut session, mut times) = (self.warm()?, Vec::new());
+        for _ in 0..self.options.tokens {
+            self.device.sync()?;
+            let start = Instant::now();
+            let written = session.step()?;
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            self.device.sync()?;
+            drop(written);
+        }
+        Ok(Millis::of(times))
+    }
+
+    /// The launches of a token that is queued behind work enough to keep the device busy meanwhile.
+    fn launched(&self) -> Result<Launched> {
+        let (mut session, busy) = (self.warm()?, self.options.busy());
+        // The first of them compiles.
+        drop(self.busy(busy.min(1)));
+        self.device.sync()?;
+        let working = self.busy(busy);
+        self.device.flush()?;
+        let launches = Launches::time();
         let written = session.step()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-        device.sync()?;
-        drop(written);
+        self.device.sync()?;
+        let launched = launches.take();
+        drop((working, written));
+        Ok(launched)
     }
-    Ok(Millis::of(times))
-}
 
-/// The launches of a token that is queued behind work enough to keep the device busy meanwhile.
-fn launched(session: &mut Session, options: &Options, device: &Device) -> Result<Launched> {
-    // The first of them compiles.
-    drop(busy(options.busy().min(1), device, options));
-    device.sync()?;
-    let working = busy(options.busy(), device, options);
-    device.flush()?;
-    let launches = Launches::watch(Watch::Times);
-    let written = session.step()?;
-    device.sync()?;
-    let launched = launches.take();
-    drop((working, written));
-    Ok(launched)
-}
+    /// Queues products one behind the other.
+    fn busy(&self, products: usize) -> Option<Tensor<2>> {
+        let dtype = self.options.model.place.dtype.burn();
+        let zeros = || Tensor::<2>::zeros([BUSY_SIDE, BUSY_SIDE], (self.device, dtype.into()));
+        (products > 0).then(|| {
+            let factor = zeros();
+            (0..products).fold(zeros(), |left, _| product(left, factor.clone()))
+        })
+    }
 
-/// Queues products one behind the other.
-fn busy(products: usize, device: &Device, options: &Options) -> Option<Tensor<2>> {
-    let dtype = options.model.place.dtype.burn();
-    let zeros = || Tensor::<2>::zeros([BUSY_SIDE, BUSY_SIDE], (device, dtype.into()));
-    (products > 0).then(|| {
-        let factor = zeros();
-        (0..products).fold(zeros(), |left, _| product(left, factor.clone()))
-    })
-}
-
-/// The time per replay of a captured token.
-fn replayed(mut session: Session, options: &Options, device: &Device) -> Result<Replayed> {
-    let step = move || session.step();
-    let captured = catch_unwind(AssertUnwindSafe(move || capture(device, step)));
-    let mut graph = match captured {
-        Ok(graph) => graph,
-        Err(panic) => {
-            let why = panic_text(&*panic);
-            return Ok(Replayed::Missing(format!("the capture failed: {why}")));
+    /// The time per replay of a captured token.
+    fn replayed(&self) -> Result<Replayed> {
+        let (mut session, tokens) = (self.warm()?, self.options.tokens);
+        let step = move || session.step();
+        let captured = catch_unwind(AssertUnwindSafe(move || capture(self.device, step)));
+        let mut graph = match captured {
+            Ok(graph) => graph,
+            Err(panic) => {
+                let why = panic_text(&*panic);
+                return Ok(Replayed::Missing(format!("the capture failed: {why}")));
+            }
+        };
+        if let Err(error) = graph.output() {
+            return Ok(Replayed::Missing(error.to_string()));
         }
-    };
-    if let Err(error) = graph.output() {
-        return Ok(Replayed::Missing(error.to_string()));
-    }
-    if !graph.is_hardware() {
-        return Ok(Replayed::Missing("the device has captured no graph".into()));
-    }
-    let mut times = Vec::with_capacity(options.model.common.runs);
-    for run in 0..=options.model.common.runs {
-        device.sync()?;
-        let start = Instant::now();
-        for _ in 0..options.tokens {
-            // SAFETY: the model and the caches live in the captured closure, and nothing else uses them.
-            unsafe { graph.replay() };
+        if !graph.is_hardware() {
+            return Ok(Replayed::Missing("the device has captured no graph".into()));
         }
-        device.sync()?;
+        let mut times = Vec::new();
+        for _ in 0..=self.options.model.common.runs {
+            self.device.sync()?;
+            let start = Instant::now();
+            for _ in 0..tokens {
+                // SAFETY: the model and the caches live in the captured closure, and nothing else uses them.
+                unsafe { graph.replay() };
+            }
+            self.device.sync()?;
+            times.push(start.elapsed().as_secs_f64() * 1e3 / tokens as f64);
+        }
         // The first run is the warm-up.
-        if run > 0 {
-            times.push(start.elapsed().as_secs_f64() * 1e3 / options.tokens as f64);
-        }
+        Ok(Replayed::Ms(Millis::of(times.split_off(1))))
     }
-    Ok(Replayed::Ms(Millis::of(times)))
 }
 
 /// The tokens of `[batch, 1]`. Waits for the device.

@@ -45,15 +45,12 @@ impl Bias {
 /// One shape and mask: causal self-attention of one sequence, bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Short name, the key of a result row.
+    /// The key of a row.
     pub name: &'static str,
-    /// Heads of `q`.
     pub q_heads: usize,
-    /// Heads of `k` and `v`.
     pub kv_heads: usize,
     /// Queries and keys.
     pub len: usize,
-    /// Elements per row.
     pub head_dim: usize,
     /// The mask, one for all heads.
     pub pattern: Pattern,

@@ -1,7 +1,7 @@
 //! The buffers of a case on a device, the calls on them, and their check.
 
 use super::cases::{Case, Pattern};
-use crate::check::{Row, dot, row};
+use crate::check::{check_row, dot, row};
 use crate::device::{engine_name, sync};
 use crate::tensor::Tensor;
 use cubecl::client::Client;
@@ -145,10 +145,18 @@ impl Calls {
             phases.push(("plan-ranges", "portable", Self::plan_ranges));
         }
         let [forward, backward] = [forward.engine(), backward.engine()].map(engine_name);
-        phases.push(("forward", forward, Self::forward));
-        phases.push(("forward-residual", forward, Self::forward_with_residual));
-        phases.push(("backward", backward, Self::backward));
-        phases.push(("backward-residual", backward, Self::backward_with_residual));
+        phases.push(("forward", forward, |calls, client| {
+            calls.forward(client, false)
+        }));
+        phases.push(("forward-residual", forward, |calls, client| {
+            calls.forward(client, true)
+        }));
+        phases.push(("backward", backward, |calls, client| {
+            calls.backward(client, false)
+        }));
+        phases.push(("backward-residual", backward, |calls, client| {
+            calls.backward(client, true)
+        }));
         phases
     }
 
@@ -183,42 +191,25 @@ impl Calls {
         bits.each_ref().map(|tensor| tensor.read(client))
     }
 
-    fn forward(&self, client: &Client) {
-        self.launch_forward(client, false);
-    }
-
-    /// As a training step calls it.
-    fn forward_with_residual(&self, client: &Client) {
-        self.launch_forward(client, true);
-    }
-
-    fn launch_forward(&self, client: &Client, for_backward: bool) {
-        let outputs = Outputs {
-            out: self.out.binding(),
-            residual: for_backward.then(|| self.residual.binding()),
-            lse: self.lse.binding(),
-            lse_rest: for_backward.then(|| self.lse_rest.binding()),
-        };
+    /// `residual`: as a training step calls it.
+    fn forward(&self, client: &Client, residual: bool) {
+        let mut outputs = Outputs::new(self.out.binding(), self.lse.binding());
+        if residual {
+            outputs.residual = Some(self.residual.binding());
+            outputs.lse_rest = Some(self.lse_rest.binding());
+        }
         forward::plan(client, &self.problem, &self.inputs)
             .and_then(|plan| plan.run(outputs))
             .expect("a valid call");
     }
 
-    fn backward(&self, client: &Client) {
-        self.launch_backward(client, &self.saved);
-    }
-
-    /// As a training step calls it.
-    fn backward_with_residual(&self, client: &Client) {
+    /// `residual`: as a training step calls it.
+    fn backward(&self, client: &Client, residual: bool) {
         let saved = Saved {
-            residual: Some(self.residual.binding()),
+            residual: residual.then(|| self.residual.binding()),
             ..self.saved.clone()
         };
-        self.launch_backward(client, &saved);
-    }
-
-    fn launch_backward(&self, client: &Client, saved: &Saved) {
-        backward::plan(client, &self.problem, &self.inputs, saved)
+        backward::plan(client, &self.problem, &self.inputs, &saved)
             .and_then(|plan| plan.run(self.grads.clone()))
             .expect("a valid call");
     }
@@ -226,15 +217,12 @@ impl Calls {
     /// Builds the plan and the outputs that the phases read.
     pub fn prepare(&self, client: &Client) {
         self.plan(client);
-        self.forward_with_residual(client);
+        self.forward(client, true);
         sync(client);
     }
 
-    /// Builds the plan, in both ways where there are two, and compares sampled rows of a forward pass with f64.
-    ///
-    /// # Panics
-    ///
-    /// If a result is wrong.
+    /// Builds the plan, in both ways where there are two, and compares sampled rows of a forward pass with f64. Panics
+    /// if a result is wrong.
     pub fn check(&mut self, client: &Client) {
         if self.ranges.is_some() {
             let plans = [Self::plan, Self::plan_ranges].map(|call| self.planned(client, call));
@@ -243,7 +231,7 @@ impl Calls {
         self.prepare(client);
         let out = self.out.read_as(client, ElementType::Bf16);
         let lse = self.lse.read_as(client, ElementType::F32);
-        let mask = self.mask.as_ref().map(|mask| mask.read(client));
+        let mask = self.mask.as_ref().map(|mask| mask.read::<u8>(client));
         let p = &self.problem.attention;
         let (len, dim) = (p.q_len, p.head_dim);
         let mut rng = Rng::new(11);
@@ -264,15 +252,16 @@ impl Calls {
                 f64::from(p.scale) * dot(q, k) + f64::from(bias)
             };
             let keys = (0..=query).filter(seen);
-            let checked = Row {
-                problem: p,
-                head,
-                query,
-                logits: keys.map(|key| (key, logit(key))).collect(),
-            };
+            let logits: Vec<_> = keys.map(|key| (key, logit(key))).collect();
             let at = head * len + query;
             let value = |key| row(&self.rows[2], kv * len + key, dim);
-            checked.check(lse[at], &row(&out, at, dim), value);
+            check_row(
+                p,
+                [head, query],
+                &logits,
+                (lse[at], &row(&out, at, dim)),
+                value,
+            );
         }
     }
 }

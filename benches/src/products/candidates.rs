@@ -2,53 +2,39 @@
 
 use flash_dma_kernels::product::{Choice, Instruction, Route, Routine, Tile, Tiling};
 
-/// A way to multiply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Candidate {
-    /// What the library chooses.
-    Rule,
-    /// One route, in a number of parts.
-    Forced(Choice),
+/// A route, in a number of parts; `None` is what the library chooses.
+pub type Candidate = Option<Choice>;
+
+/// Its name, without its parts.
+pub fn name(candidate: Candidate) -> String {
+    let Some(choice) = candidate else {
+        return "rule".into();
+    };
+    match choice.route {
+        Route::Standard => "standard".into(),
+        Route::FewRows => "few-rows".into(),
+        Route::Wgmma(tile) => format!("wgmma-{}", tile.columns()),
+        Route::Library(routine, None) => routine.name().into(),
+        Route::Library(routine, Some(tiling)) => {
+            let Tiling {
+                partition: [m, n, k],
+                planes: [pm, pn],
+                ..
+            } = tiling;
+            format!("{}[{m}x{n}x{k} {pm}x{pn}]", routine.name())
+        }
+        other => format!("{other:?}"),
+    }
 }
 
-impl Candidate {
-    /// Its name, without its parts.
-    pub fn name(self) -> String {
-        let Self::Forced(choice) = self else {
-            return "rule".into();
-        };
-        match choice.route {
-            Route::Standard => "standard".into(),
-            Route::FewRows => "few-rows".into(),
-            Route::Wgmma(tile) => format!("wgmma-{}", tile.columns()),
-            Route::Library(routine, None) => routine.name().into(),
-            Route::Library(routine, Some(tiling)) => {
-                let Tiling {
-                    partition: [m, n, k],
-                    planes: [pm, pn],
-                    ..
-                } = tiling;
-                format!("{}[{m}x{n}x{k} {pm}x{pn}]", routine.name())
-            }
-            other => format!("{other:?}"),
-        }
-    }
+/// The candidate in another number of parts, into which it cuts the sums; the rule decides by itself.
+pub fn in_parts(candidate: Candidate, parts: usize) -> Candidate {
+    candidate.map(|choice| Choice { parts, ..choice })
+}
 
-    /// Into how many parts it cuts the sums; `None` if the rule decides.
-    pub fn parts(self) -> Option<usize> {
-        match self {
-            Self::Rule => None,
-            Self::Forced(choice) => Some(choice.parts),
-        }
-    }
-
-    /// With another number of parts.
-    pub fn in_parts(self, parts: usize) -> Self {
-        match self {
-            Self::Rule => self,
-            Self::Forced(choice) => Self::Forced(Choice { parts, ..choice }),
-        }
-    }
+/// A route in one part.
+pub const fn whole(route: Route) -> Candidate {
+    Some(Choice { route, parts: 1 })
 }
 
 /// Sizes for `mma.sync`, whose tile is 16 x 8 x 16: partition of a plane, then planes of a cube.
@@ -84,51 +70,40 @@ const VARIED: [Routine; 8] = [
 
 /// The candidates of a decoding step.
 pub fn decoding() -> Vec<Candidate> {
-    let forced = |route| Candidate::Forced(Choice { route, parts: 1 });
-    let mut all = vec![
-        Candidate::Rule,
-        forced(Route::FewRows),
-        forced(Route::Standard),
-    ];
-    all.extend(Tile::ALL.map(|tile| forced(Route::Wgmma(tile))));
+    let mut all = vec![None, whole(Route::FewRows), whole(Route::Standard)];
+    all.extend(Tile::ALL.map(|tile| whole(Route::Wgmma(tile))));
     all
 }
 
 /// All candidates, those that matter most first.
 pub fn all() -> Vec<Candidate> {
-    let forced = |route| Candidate::Forced(Choice { route, parts: 1 });
-    let mut all = vec![Candidate::Rule, forced(Route::Standard)];
-    all.extend(Tile::ALL.map(|tile| forced(Route::Wgmma(tile))));
-    let inferred = |routine: &Routine| forced(Route::Library(*routine, None));
-    all.extend(VARIED.iter().map(inferred));
-    let first_sizes = 2;
-    let sized = |routine: Routine, sizes: &[([u32; 3], [u32; 2])]| {
+    let mut all = vec![None, whole(Route::Standard)];
+    all.extend(Tile::ALL.map(|tile| whole(Route::Wgmma(tile))));
+    let inferred = |routine: Routine| whole(Route::Library(routine, None));
+    let sized = |routine: Routine| {
         let instruction = routine.instruction();
-        let with = |&(partition, planes): &([u32; 3], [u32; 2])| {
+        let sizes = match instruction {
+            Instruction::Mma => &MMA_SIZES[..],
+            Instruction::Cmma => &CMMA_SIZES[..],
+        };
+        sizes.iter().map(move |&(partition, planes)| {
             let tiling = Tiling {
                 instruction,
                 partition,
                 planes,
             };
-            forced(Route::Library(routine, Some(tiling)))
-        };
-        sizes.iter().map(with).collect::<Vec<_>>()
+            whole(Route::Library(routine, Some(tiling)))
+        })
     };
-    let sizes_of = |routine: Routine| match routine.instruction() {
-        Instruction::Mma => &MMA_SIZES[..],
-        Instruction::Cmma => &CMMA_SIZES[..],
-    };
-    for routine in VARIED {
-        all.extend(sized(routine, &sizes_of(routine)[..first_sizes]));
-    }
-    let others = Routine::ALL.iter();
+    let first_sizes = 2;
+    all.extend(VARIED.map(inferred));
+    all.extend((VARIED.into_iter()).flat_map(|routine| sized(routine).take(first_sizes)));
+    let others = Routine::ALL.iter().copied();
     all.extend(
         others
             .filter(|routine| !VARIED.contains(routine))
             .map(inferred),
     );
-    for routine in VARIED {
-        all.extend(sized(routine, &sizes_of(routine)[first_sizes..]));
-    }
+    all.extend((VARIED.into_iter()).flat_map(|routine| sized(routine).skip(first_sizes)));
     all
 }

@@ -1,13 +1,13 @@
 //! The order of the measurements, their limits, and the tables.
 
 use super::Options;
-use super::candidates::{self, Candidate};
+use super::candidates::{self, Candidate, in_parts};
 use super::shapes::{LAYERS, Layer, Pass};
 use super::tensors::{Case, Pool};
 use crate::stats::Millis;
 use crate::{Result, device, panic_text};
 use cubecl::client::Client;
-use flash_dma_kernels::product::{Choice, Route};
+use flash_dma_kernels::product::Route;
 use serde::Serialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -19,10 +19,7 @@ const PARTS: [usize; 6] = [1, 4, 8, 16, 32, 64];
 /// Parts while all candidates are compared.
 const SCREENING_PARTS: usize = 8;
 
-const STANDARD: Candidate = Candidate::Forced(Choice {
-    route: Route::Standard,
-    parts: 1,
-});
+const STANDARD: Candidate = candidates::whole(Route::Standard);
 
 /// One measurement, or why there is none.
 #[derive(Clone, Serialize)]
@@ -104,7 +101,7 @@ pub fn run(options: &Options, client: &Client) -> Result {
         rows: Vec::new(),
     };
     let wanted = |candidate: &Candidate| {
-        let name = candidate.name();
+        let name = candidates::name(*candidate);
         !options.skip.contains(&name)
             && (options.only.is_empty()
                 || options.only.iter().any(|part| name.contains(part.as_str())))
@@ -127,7 +124,7 @@ pub fn run(options: &Options, client: &Client) -> Result {
     for &layer in &layers {
         for pass in Pass::ALL {
             let case = Case::new(client, &pool, layer, pass);
-            sweep.measure(&case, Candidate::Rule)?;
+            sweep.measure(&case, None)?;
             sweep.measure(&case, STANDARD)?;
         }
     }
@@ -138,7 +135,7 @@ pub fn run(options: &Options, client: &Client) -> Result {
                 Pass::Weight => SCREENING_PARTS,
                 Pass::Forward | Pass::Input => 1,
             };
-            sweep.measure(case, candidate.in_parts(parts))?;
+            sweep.measure(case, in_parts(candidate, parts))?;
         }
     }
     for case in &first {
@@ -150,7 +147,7 @@ pub fn run(options: &Options, client: &Client) -> Result {
                     Pass::Forward | Pass::Input => sweep.measure(&case, candidate)?,
                     Pass::Weight => {
                         for parts in PARTS {
-                            sweep.measure(&case, candidate.in_parts(parts))?;
+                            sweep.measure(&case, in_parts(candidate, parts))?;
                         }
                     }
                 }
@@ -164,7 +161,10 @@ pub fn run(options: &Options, client: &Client) -> Result {
 impl Sweep<'_> {
     /// Measures a candidate unless it has been, or the time is up.
     fn measure(&mut self, case: &Case, candidate: Candidate) -> Result {
-        let (name, parts) = (candidate.name(), candidate.parts());
+        let (name, parts) = (
+            candidates::name(candidate),
+            candidate.map(|choice| choice.parts),
+        );
         let known = self.rows.iter().any(|row| {
             (row.layer, row.pass, row.m) == (case.layer.name, case.pass, case.sizes().m)
                 && (&row.candidate, row.parts) == (&name, parts)
@@ -196,7 +196,7 @@ impl Sweep<'_> {
             m: sizes.m,
             n: sizes.n,
             k: sizes.k,
-            candidate: name,
+            candidate: name.clone(),
             parts,
             ms,
             tflops,
@@ -220,7 +220,6 @@ impl Sweep<'_> {
         self.rows.push(row);
         self.options.on.common.write(&self.rows)?;
         if broken && case.check(self.client, STANDARD).is_err() {
-            let name = candidate.name();
             let what =
                 format!("the device is lost after {name}: start again with `--skip '{name}'`");
             return Err(what.into());
@@ -230,21 +229,23 @@ impl Sweep<'_> {
 
     /// The fastest candidates of the case on which all have met.
     fn best(&self, case: &Case, candidates: &[Candidate]) -> Vec<Candidate> {
-        let time = |candidate: &Candidate| {
-            let name = candidate.name();
-            let rows = self.rows.iter().filter(|row| {
-                (row.layer, row.pass) == (case.layer.name, case.pass) && row.candidate == name
-            });
+        let time = |candidate: Candidate| {
+            let name = candidates::name(candidate);
+            let rows = (self.of(case.layer.name, case.pass)).filter(|row| row.candidate == name);
             rows.filter_map(|row| row.ms.map(|ms| ms.median))
                 .min_by(f64::total_cmp)
         };
-        let mut timed: Vec<_> = (candidates.iter())
-            .filter(|candidate| **candidate != Candidate::Rule)
-            .filter_map(|candidate| time(candidate).map(|ms| (*candidate, ms)))
+        let mut timed: Vec<_> = (candidates.iter().filter(|candidate| candidate.is_some()))
+            .filter_map(|&candidate| Some((candidate, time(candidate)?)))
             .collect();
         timed.sort_by(|a, b| a.1.total_cmp(&b.1));
         timed.truncate(self.options.top);
         timed.into_iter().map(|(candidate, _)| candidate).collect()
+    }
+
+    /// The rows of a layer's product, in the order of their measurement.
+    fn of(&self, layer: &'static str, pass: Pass) -> impl Iterator<Item = &Row> {
+        (self.rows.iter()).filter(move |row| (row.layer, row.pass) == (layer, pass))
     }
 
     /// Every layer and product, the fastest first, and what a step takes.
@@ -252,12 +253,10 @@ impl Sweep<'_> {
         let mut totals = [0.0f64; 3];
         for layer in layers {
             for pass in Pass::ALL {
-                let of_case = |row: &&Row| (row.layer, row.pass) == (layer.name, pass);
-                let mut rows: Vec<_> = self.rows.iter().filter(of_case).collect();
-                rows.sort_by(|a, b| {
-                    let rate = |row: &Row| row.tflops.unwrap_or(-1.0);
-                    rate(b).total_cmp(&rate(a))
-                });
+                let measured: Vec<_> = self.of(layer.name, pass).collect();
+                let mut rows = measured.clone();
+                let rate = |row: &Row| row.tflops.unwrap_or(-1.0);
+                rows.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
                 let Some(best) = rows.first() else { continue };
                 println!(
                     "\n{} {pass:?}: m {}, n {}, k {}",
@@ -266,15 +265,15 @@ impl Sweep<'_> {
                 for row in &rows {
                     println!("  {}", describe(row));
                 }
-                let named = |name: &str| {
-                    let row = rows.iter().find(|row| row.candidate == name);
-                    row.and_then(|row| row.ms).map_or(f64::NAN, |ms| ms.median)
+                let time = |row: Option<&&Row>| {
+                    let ms = row.and_then(|row| row.ms);
+                    ms.map_or(f64::NAN, |ms| ms.median)
                 };
+                let rule = rows.iter().find(|row| row.candidate == "rule");
                 // The one without parts was measured first.
-                let standard = named_first(&self.rows, layer.name, pass, "standard");
-                let fastest = best.ms.map_or(f64::NAN, |ms| ms.median);
-                for (total, ms) in totals.iter_mut().zip([named("rule"), standard, fastest]) {
-                    *total += ms * layer.times as f64;
+                let standard = measured.iter().find(|row| row.candidate == "standard");
+                for (total, row) in totals.iter_mut().zip([rule, standard, Some(best)]) {
+                    *total += time(row) * layer.times as f64;
                 }
             }
         }
@@ -283,14 +282,6 @@ impl Sweep<'_> {
             "\nproducts of a step: {rule:.2} ms by the rule, {standard:.2} as Burn has them, {best:.2} by the best"
         );
     }
-}
-
-/// The time of the first measurement of a candidate.
-fn named_first(rows: &[Row], layer: &str, pass: Pass, name: &str) -> f64 {
-    rows.iter()
-        .find(|row| (row.layer, row.pass) == (layer, pass) && row.candidate == name)
-        .and_then(|row| row.ms)
-        .map_or(f64::NAN, |ms| ms.median)
 }
 
 fn describe(row: &Row) -> String {

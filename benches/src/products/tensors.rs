@@ -3,12 +3,13 @@
 use super::candidates::Candidate;
 use super::shapes::{Layer, Pass};
 use crate::device;
+use bytemuck::cast_slice;
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
+use flash_dma_kernels::ElementType;
 use flash_dma_kernels::product::{Operands, Sizes, product, product_by};
-use flash_dma_kernels::{ElementType, contiguous_strides};
 use flash_dma_reference::Rng;
 use half::bf16;
 
@@ -36,8 +37,7 @@ impl Pool {
             let numbers = some.iter().cycle().skip(from).take(len);
             numbers.copied().collect::<Vec<_>>()
         });
-        let device =
-            (host.each_ref()).map(|all| client.create_from_slice(bytemuck::cast_slice(all)));
+        let device = (host.each_ref()).map(|all| client.create_from_slice(cast_slice(all)));
         Self {
             tokens,
             host,
@@ -85,9 +85,9 @@ impl<'a> Case<'a> {
     }
 
     fn of_tokens(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass, tokens: usize) -> Self {
-        let (d_in, d_out) = (layer.d_in, layer.d_out);
         let rows = |columns: usize| [columns, 1];
         let columns = |rows: usize| [1, rows];
+        let Layer { d_in, d_out, .. } = layer;
         // W is [d_in, d_out], or the embedding turned, and X and dY have rows of tokens.
         let strides = match (pass, layer.turned) {
             (Pass::Forward, false) => [rows(d_in), rows(d_out)],
@@ -135,32 +135,24 @@ impl<'a> Case<'a> {
             b: binding(b, [k, n], self.strides[1]),
             element: ElementType::Bf16,
         };
-        let strides = contiguous_strides(&[m, n]).collect::<Vec<_>>();
-        let out = binding(out, [m, n], [strides[0], strides[1]]);
+        let out = binding(out, [m, n], [n, 1]);
         match candidate {
-            Candidate::Rule => product(client, &operands, &out, self.out_element),
-            Candidate::Forced(choice) => {
-                product_by(client, &operands, &out, self.out_element, choice)
-            }
+            None => product(client, &operands, &out, self.out_element),
+            Some(choice) => product_by(client, &operands, &out, self.out_element, choice),
         }
         .map_err(|error| error.to_string())
     }
 
     /// Launches the product once over zeros, waits, and returns its greatest error: in units of what rounding the result
-    /// and summing in f32 may lose.
-    ///
-    /// # Errors
-    ///
-    /// The reason, if it is refused, fails, or an error is greater than 1.
+    /// and summing in f32 may lose. Or the reason, if it is refused, fails, or an error is greater than 1.
     pub fn check(&self, client: &Client, candidate: Candidate) -> Result<f64, String> {
         let Sizes { m, n, k } = self.sizes();
         // Zeros, so that a kernel that writes nothing is noticed.
         let out = client.create_from_slice(&vec![0; m * n * self.out_element.size()]);
         self.launch(client, candidate, &out, 0)?;
-        block_on(client.sync()).map_err(|error| format!("failed on the device: {error:?}"))?;
-        let bytes = client
-            .read_one(out)
-            .map_err(|error| format!("failed on the device: {error:?}"))?;
+        let failed = |error| format!("failed on the device: {error:?}");
+        block_on(client.sync()).map_err(failed)?;
+        let bytes = client.read_one(out).map_err(failed)?;
         let mut rng = Rng::new(11);
         let corners = [(0, 0), (m - 1, n - 1), (0, n - 1), (m - 1, 0)];
         let random: Vec<_> = (0..SAMPLES).map(|_| (rng.below(m), rng.below(n))).collect();
@@ -168,14 +160,8 @@ impl<'a> Case<'a> {
         for (i, j) in corners.into_iter().chain(random) {
             let at = i * n + j;
             let (actual, step) = match self.out_element {
-                ElementType::F32 => {
-                    let values: &[f32] = bytemuck::cast_slice(&bytes);
-                    (f64::from(values[at]), 0.0)
-                }
-                _ => {
-                    let values: &[bf16] = bytemuck::cast_slice(&bytes);
-                    (f64::from(values[at]), 1.0 / 256.0)
-                }
+                ElementType::F32 => (f64::from(cast_slice::<_, f32>(&bytes)[at]), 0.0),
+                _ => (f64::from(cast_slice::<_, bf16>(&bytes)[at]), 1.0 / 256.0),
             };
             let (mut exact, mut size) = (0.0, 0.0);
             for t in 0..k {

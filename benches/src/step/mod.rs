@@ -10,7 +10,7 @@ mod row;
 mod task;
 
 use crate::Result;
-use crate::launches::{Launches, Watch};
+use crate::launches::Launches;
 use crate::model::{Model, Origin, append, clock};
 use crate::shares::Launched;
 use crate::stats::Millis;
@@ -140,11 +140,7 @@ fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row> 
         return Err(format!("the loss went from {first_loss} to {last_loss}").into());
     }
     let step = Millis::of(times);
-    let watched = match options.model.no_profile {
-        true => Watch::Nothing,
-        false => Watch::Times,
-    };
-    let (phases, memory) = watch(&mut training, watched, device)?;
+    let (phases, memory) = watch(&mut training, !options.model.no_profile, device)?;
     // Engines without launches, and builds without CubeCL, have no profile.
     let profile = (phases.iter().any(|phase| phase.launched > 0))
         .then(|| Profile::new(&phases, step.median, options.model.kernels));
@@ -165,13 +161,13 @@ fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row> 
 /// One more step, phase by phase: its launches if asked for, and what is allocated between the phases.
 fn watch<T: Task>(
     training: &mut Training<T>,
-    watch: Watch,
+    timed: bool,
     device: &Device,
 ) -> Result<([Launched; 3], Option<Memory>)> {
     let in_use = || device.memory_pool_usage().map(|usage| usage.bytes_in_use);
     device.sync()?;
     let before = in_use();
-    let launches = Launches::watch(watch);
+    let launches = timed.then(Launches::time);
     let mut phases = Vec::with_capacity(3);
     let mut between = None;
     training.step(|| {
@@ -180,17 +176,15 @@ fn watch<T: Task>(
         if phases.is_empty() {
             between = in_use();
         }
-        phases.push(launches.take());
+        phases.push(launches.as_ref().map(Launches::take).unwrap_or_default());
         Ok::<_, Box<dyn Error>>(())
     })?;
-    let [forward, backward, update] =
-        <[Launched; 3]>::try_from(phases).map_err(|_| "a step has three phases")?;
-
+    let phases = <[Launched; 3]>::try_from(phases).map_err(|_| "a step has three phases")?;
     let memory = before.zip(between).map(|(state, with_activations)| Memory {
         state_bytes: state,
         activation_bytes: with_activations.saturating_sub(state),
     });
-    Ok(([forward, backward, update], memory))
+    Ok((phases, memory))
 }
 
 #[cfg(test)]

@@ -5,9 +5,6 @@ use crate::{setup, tidy, tools};
 use std::path::PathBuf;
 
 /// Checks the book's links and included code, then renders it with mdBook.
-///
-/// # Errors
-/// When a link leads nowhere, or mdBook cannot be built or fails.
 pub fn run(options: &[String]) -> Result {
     let open = switch(options, "--open")?;
     tidy::run()?;
@@ -17,9 +14,6 @@ pub fn run(options: &[String]) -> Result {
 }
 
 /// Renders the book and compares its playground, in a browser without a window, with the reference.
-///
-/// # Errors
-/// When the book does not render, there is no browser and none can be installed, or the playground is wrong.
 pub fn check() -> Result {
     let book = render(false)?;
     let browser = setup::browser()?;

@@ -7,9 +7,6 @@ use std::time::Instant;
 const PROGRAMS: [&str; 4] = ["--profile", "demo", "--package", "tutorial"];
 
 /// Builds and runs the demo; options are passed on.
-///
-/// # Errors
-/// When it cannot be built or fails.
 pub fn run(options: &[String]) -> Result {
     println!(
         "demo: on the CPU, through Burn's Flex backend. The first build takes a minute or two, the training one.\n\

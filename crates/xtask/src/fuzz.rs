@@ -5,13 +5,10 @@ use crate::setup;
 use std::process::Command;
 
 /// Builds the fuzzer with the requested engine, and passes the options on.
-///
-/// # Errors
-/// When it does not build, or finds something.
 pub fn run(options: &[String]) -> Result {
     let features = features(options);
     if features != Some("") {
-        setup::run(setup::Needs::BUILD)?;
+        setup::build()?;
     }
     let mut build = cargo(["build", "--bin", "fuzz"]);
     let folder = match features {
@@ -50,16 +47,17 @@ mod tests {
 
     #[test]
     fn an_engine_is_built_with_what_it_needs() {
-        let features = |options: &str| {
-            let options: Vec<String> = options.split(' ').map(str::to_owned).collect();
-            features(&options)
-        };
-        assert_eq!(features(""), Some(""));
-        assert_eq!(features("--engine cpu"), Some(""));
-        assert_eq!(features("--seed 1 --engine kernels-cpu"), None);
-        let cuda = features("--engine cuda-mma --minutes 3");
-        assert_eq!(cuda, Some("cuda,fusion,persistence"));
-        assert_eq!(features("--engine wgpu"), Some("wgpu"));
-        assert_eq!(features("--engine vulkan"), Some("vulkan"));
+        let cuda = "cuda,fusion,persistence";
+        for (options, expected) in [
+            ("", Some("")),
+            ("--engine cpu", Some("")),
+            ("--seed 1 --engine kernels-cpu", None),
+            ("--engine cuda-mma --minutes 3", Some(cuda)),
+            ("--engine wgpu", Some("wgpu")),
+            ("--engine vulkan", Some("vulkan")),
+        ] {
+            let words: Vec<String> = options.split(' ').map(str::to_owned).collect();
+            assert_eq!(features(&words), expected, "{options}");
+        }
     }
 }

@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         None => ("help", &[][..]),
     };
     let result = match command {
-        "setup" => process::no_options(options).and_then(|()| setup::run(setup::Needs::ALL)),
+        "setup" => process::no_options(options).and_then(|()| setup::all()),
         "demo" => demo::run(options),
         "new" => new_crate::run(options),
         "test" => test::run(options),

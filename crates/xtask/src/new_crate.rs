@@ -1,6 +1,8 @@
 //! `cargo xtask new DIR`: an empty crate that depends on this checkout, with the README's example as its program.
 
-use crate::process::{Result, cargo, read_file, root, run as run_command, target_dir, write_file};
+use crate::process::{
+    Result, cargo, read_file, remove_dir, root, run as run_command, target_dir, write_file,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -8,14 +10,10 @@ use std::process::{Command, Stdio};
 const CHECKOUT: &str = "../flash-dma/";
 
 /// Makes the crate and runs it; with `--check` in place of a folder in one that is removed again.
-///
-/// # Errors
-/// When the options are not one folder, the folder is not empty or lies in this repository, or the crate does not run.
 pub fn run(options: &[String]) -> Result {
     let [folder] = options else {
-        return Err(
-            "`cargo xtask new` takes one folder, e.g. `cargo xtask new ../my-model`".into(),
-        );
+        let usage = "`cargo xtask new` takes one folder, e.g. `cargo xtask new ../my-model`";
+        return Err(usage.into());
     };
     if folder == "--check" {
         return check_run();
@@ -32,35 +30,24 @@ pub fn run(options: &[String]) -> Result {
 
 /// Makes a crate in the system's folder for temporary files and removes it again. What differs between this checkout and
 /// another's crate is what its manifest asks for, so only that is looked at: a test compiles and runs the example.
-///
-/// # Errors
-/// When the crate's dependencies are not to be had.
 pub fn check() -> Result {
     in_temporary_crate(cargo(["tree", "--quiet"]).stdout(Stdio::null()))
 }
 
 /// Makes such a crate and runs it.
-///
-/// # Errors
-/// When it does not build or run.
 pub fn check_run() -> Result {
     let mut run = cargo(["run"]);
     // Half of what it needs the workspace builds with the same features, in its own profile.
     run.env("CARGO_TARGET_DIR", target_dir());
-    run.envs([
-        ("CARGO_PROFILE_DEV_DEBUG", "0"),
-        ("CARGO_PROFILE_DEV_STRIP", "symbols"),
-    ]);
-    in_temporary_crate(&mut run)
+    run.env("CARGO_PROFILE_DEV_DEBUG", "0");
+    in_temporary_crate(run.env("CARGO_PROFILE_DEV_STRIP", "symbols"))
 }
 
 fn in_temporary_crate(command: &mut Command) -> Result {
     let folder = std::env::temp_dir().join(format!("new-{}", std::process::id()));
     let folder = make(&folder.join("new-crate"))?;
     let outcome = run_command(command.current_dir(&folder));
-    let folder = folder.parent().unwrap_or(&folder);
-    std::fs::remove_dir_all(folder)
-        .map_err(|e| format!("cannot remove {}: {e}", folder.display()))?;
+    remove_dir(folder.parent().unwrap_or(&folder))?;
     outcome
 }
 
@@ -73,10 +60,8 @@ fn make(folder: &Path) -> Result<PathBuf> {
     let cannot = |e| format!("cannot make {}: {e}", folder.display());
     std::fs::create_dir_all(folder).map_err(cannot)?;
     let folder = folder.canonicalize().map_err(cannot)?;
-    if root()
-        .canonicalize()
-        .is_ok_and(|root| folder.starts_with(root))
-    {
+    let root_folder = root().canonicalize();
+    if root_folder.is_ok_and(|root| folder.starts_with(root)) {
         let _ = std::fs::remove_dir(&folder);
         return Err("the folder lies in this repository, whose workspace would claim it".into());
     }
@@ -84,10 +69,8 @@ fn make(folder: &Path) -> Result<PathBuf> {
         return Err(format!("{} is not empty", folder.display()));
     }
     let readme = read_file(&root().join("README.md"))?;
-    write_file(
-        &folder.join("Cargo.toml"),
-        manifest(&name, &readme, &root())?,
-    )?;
+    let manifest = manifest(&name, &readme, &root())?;
+    write_file(&folder.join("Cargo.toml"), manifest)?;
     write_file(&folder.join("src/main.rs"), program(&readme)?)?;
     write_file(&folder.join(".gitignore"), "/target\n")?;
     // The versions that this repository is tested with; cargo drops what the crate does not use.
@@ -105,9 +88,7 @@ fn is_package_name(name: &str) -> bool {
 fn manifest(name: &str, readme: &str, checkout: &Path) -> Result<String> {
     let dependencies = block(readme, "toml")?;
     if !dependencies.contains(CHECKOUT) {
-        return Err(format!(
-            "the README's dependencies do not name `{CHECKOUT}`"
-        ));
+        return Err(format!("the README's dependencies lack `{CHECKOUT}`"));
     }
     // TOML's literal string: a backslash in a path stands for itself.
     let dependencies = dependencies.replace(
@@ -132,10 +113,10 @@ fn program(readme: &str) -> Result<String> {
 /// The first code block of a language.
 fn block<'a>(text: &'a str, language: &str) -> Result<&'a str> {
     let begin = format!("```{language}\n");
-    text.split_once(&begin)
-        .and_then(|(_, rest)| rest.split_once("```"))
-        .map(|(block, _)| block)
-        .ok_or_else(|| format!("the README has no block of {language}"))
+    let rest = text.split_once(&begin).map(|(_, rest)| rest);
+    let block = rest.and_then(|rest| rest.split_once("```"));
+    let block = block.ok_or_else(|| format!("the README has no block of {language}"))?;
+    Ok(block.0)
 }
 
 #[cfg(test)]

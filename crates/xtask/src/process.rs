@@ -1,20 +1,17 @@
 //! Running other programs, and where the repository is.
 
 use std::ffi::OsStr;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 /// The result of a command: a message for the user when it fails.
 pub type Result<T = ()> = std::result::Result<T, String>;
 
 /// The repository's root directory.
 pub fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .ancestors()
-        .nth(2)
-        .expect("crates/xtask is two levels below the root")
-        .to_path_buf()
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.nth(2).expect("two levels below the root").into()
 }
 
 /// Cargo's output directory.
@@ -54,39 +51,31 @@ fn describes_package(variable: &str) -> bool {
 }
 
 /// Runs a command with the terminal's output.
-///
-/// # Errors
-/// When it cannot be started or fails.
 pub fn run(command: &mut Command) -> Result {
-    let status = command
-        .status()
-        .map_err(|e| format!("cannot start {}: {e}", shown(command)))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("{} failed: {status}", shown(command)))
+    let status = command.status();
+    succeeded(command, status)
+}
+
+fn succeeded(command: &Command, status: io::Result<ExitStatus>) -> Result {
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{} failed: {status}", shown(command))),
+        Err(e) => Err(format!("cannot start {}: {e}", shown(command))),
     }
 }
 
-/// Runs a command and returns what it printed on its standard output.
-///
-/// # Errors
-/// When it cannot be started or fails; its standard error goes to the terminal.
+/// Runs a command and returns what it printed on its standard output; its standard error goes to the terminal.
 pub fn read(command: &mut Command) -> Result<String> {
-    command.stderr(Stdio::inherit());
-    let output = command
-        .output()
-        .map_err(|e| format!("cannot start {}: {e}", shown(command)))?;
-    if !output.status.success() {
-        return Err(format!("{} failed: {}", shown(command), output.status));
-    }
-    String::from_utf8(output.stdout).map_err(|_| format!("{} printed no UTF-8", shown(command)))
+    let mut printed = Vec::new();
+    let output = command.stderr(Stdio::inherit()).output().map(|output| {
+        printed = output.stdout;
+        output.status
+    });
+    succeeded(command, output)?;
+    String::from_utf8(printed).map_err(|_| format!("{} printed no UTF-8", shown(command)))
 }
 
 /// Refuses options of a command that has none.
-///
-/// # Errors
-/// When there is one.
 pub fn no_options(options: &[String]) -> Result {
     match options.first() {
         None => Ok(()),
@@ -95,9 +84,6 @@ pub fn no_options(options: &[String]) -> Result {
 }
 
 /// Whether a switch is among the options of a command that has this one alone.
-///
-/// # Errors
-/// When there is another option.
 pub fn switch(options: &[String], name: &str) -> Result<bool> {
     match options.iter().find(|o| *o != name) {
         None => Ok(!options.is_empty()),
@@ -107,17 +93,10 @@ pub fn switch(options: &[String], name: &str) -> Result<bool> {
 
 /// A command as typed in a shell.
 pub fn shown(command: &Command) -> String {
-    let program = Path::new(command.get_program());
-    let name = program
-        .file_name()
-        .unwrap_or(command.get_program())
-        .to_string_lossy()
-        .into_owned();
-    let args = command.get_args().map(|a| a.to_string_lossy().into_owned());
-    std::iter::once(name)
-        .chain(args)
-        .collect::<Vec<_>>()
-        .join(" ")
+    let program = command.get_program();
+    let name = Path::new(program).file_name().unwrap_or(program);
+    let words: Vec<_> = [name].into_iter().chain(command.get_args()).collect();
+    words.join(OsStr::new(" ")).to_string_lossy().into_owned()
 }
 
 /// What follows a mark in JSON, up to the next quotation mark. Paths and names here hold nothing that JSON escapes.
@@ -126,17 +105,19 @@ pub fn after<'a>(json: &'a str, mark: &str) -> Option<&'a str> {
 }
 
 /// Reads a text file, with its path in the error.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn read_file(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
 }
 
+/// Removes a directory and all below it, if it exists.
+pub fn remove_dir(dir: &Path) -> Result {
+    if !dir.exists() {
+        return Ok(());
+    }
+    std::fs::remove_dir_all(dir).map_err(|e| format!("cannot remove {}: {e}", dir.display()))
+}
+
 /// Writes a file and the directories it needs, with its path in the error.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result {
     let write = || {
         if let Some(parent) = path.parent() {
@@ -156,16 +137,13 @@ mod tests {
         // Cargo sets these for tests, too.
         assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
         let command = cargo(["build"]);
-        let removed: Vec<_> = command
-            .get_envs()
-            .filter(|(_, value)| value.is_none())
-            .collect();
-        assert!(removed.iter().any(|(name, _)| *name == "CARGO_PKG_NAME"));
-        assert!(
-            removed
-                .iter()
-                .any(|(name, _)| *name == "CARGO_MANIFEST_DIR")
-        );
+        for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
+            assert!(
+                command
+                    .get_envs()
+                    .any(|env| env == (OsStr::new(name), None))
+            );
+        }
         assert!(!describes_package("CARGO_TARGET_DIR"));
         assert!(!describes_package("CARGO_INCREMENTAL"));
     }

@@ -2,34 +2,22 @@
 
 use crate::process::{Result, cargo, read, read_file, root, run as run_command};
 
-/// Packages every library crate, and looks at what docs.rs would build.
-///
-/// # Errors
-/// When a crate cannot be packaged, or its documentation needs LLVM, which docs.rs does not have.
+/// Packages every library crate, and looks at what docs.rs would build, which does not have LLVM.
 pub fn check() -> Result {
     for name in ["burn-flash-dma", "flash-dma-models", "flash-dma-kernels"] {
         let manifest = read_file(&root().join("crates").join(name).join("Cargo.toml"))?;
         let mut tree = cargo(["tree", "--edges", "normal,build", "--prefix", "none"]);
-        tree.args(["--package", name, "--no-default-features"]);
-        tree.arg("--features");
+        tree.args(["--package", name, "--no-default-features", "--features"]);
         tree.arg(docs_features(&manifest).unwrap_or_default());
-        if let Some(llvm) = read(&mut tree)?
-            .lines()
-            .find(|line| line.contains("llvm-sys"))
-        {
+        let tree = read(&mut tree)?;
+        if let Some(llvm) = tree.lines().find(|line| line.contains("llvm-sys")) {
             return Err(format!("docs.rs would build {name} with {llvm}"));
         }
     }
     // What lies here is checked, committed or not. Building the packages takes two minutes more, for what the other
     // steps have built: a release does it.
-    let args = [
-        "publish",
-        "--workspace",
-        "--dry-run",
-        "--allow-dirty",
-        "--no-verify",
-    ];
-    run_command(&mut cargo(args))
+    let mut publish = cargo(["publish", "--workspace", "--dry-run"]);
+    run_command(publish.args(["--allow-dirty", "--no-verify"]))
 }
 
 /// The features in the section for docs.rs of a manifest.

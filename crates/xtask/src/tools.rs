@@ -1,8 +1,7 @@
 //! Programs of others, in one version each, so that a new release of one fails nobody's change: built or installed once,
 //! below the target directory.
 
-use crate::process::{Result, cargo, root, run as run_command, target_dir, write_file};
-use std::path::PathBuf;
+use crate::process::{Result, cargo, remove_dir, root, run as run_command, target_dir, write_file};
 use std::process::Command;
 
 /// A program on crates.io, called as its package.
@@ -32,9 +31,6 @@ pub const MDBOOK: Tool = Tool {
 impl Tool {
     /// The program, to be run in the repository's root; it is built first if it is not there yet: without optimisation,
     /// as that takes a minute or less, and each tool runs for a few seconds at most.
-    ///
-    /// # Errors
-    /// When it cannot be built.
     pub fn command(&self) -> Result<Command> {
         let folder = target_dir().join("tools");
         let home = folder.join(format!("{}-{}", self.package, self.version));
@@ -49,8 +45,7 @@ impl Tool {
             install.arg("--target-dir").arg(&build);
             run_command(install.env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
             // Some hundred megabytes that nothing reads again.
-            std::fs::remove_dir_all(&build)
-                .map_err(|e| format!("cannot remove {}: {e}", build.display()))?;
+            remove_dir(&build)?;
         }
         let mut command = Command::new(program);
         command.current_dir(root());
@@ -70,29 +65,16 @@ pub struct Wheels {
 }
 
 /// Spelling. The wheel has the program that would take two minutes to build.
-const TYPOS: Wheels = Wheels {
+pub const TYPOS: Wheels = Wheels {
     folder: "tools/typos",
     what: "typos",
     packages: &["typos==1.52.0"],
 };
 
-/// The spelling checker, to be run in the repository's root; it is installed first if it is not there yet.
-///
-/// # Errors
-/// When it cannot be installed.
-pub fn typos() -> Result<Command> {
-    let mut command = Command::new(TYPOS.provide("typos")?);
-    command.current_dir(root());
-    Ok(command)
-}
-
 impl Wheels {
-    /// A program of the environment by its name, as `python`; creates the environment and installs the wheels unless
-    /// both are there.
-    ///
-    /// # Errors
-    /// When Python 3 or its `venv` is missing, or the wheels cannot be installed.
-    pub fn provide(&self, program: &str) -> Result<PathBuf> {
+    /// A program of the environment by its name, as `python`, to be run in the repository's root; creates the environment
+    /// and installs the wheels unless both are there.
+    pub fn command(&self, program: &str) -> Result<Command> {
         let venv = target_dir().join(self.folder);
         let stamp = venv.join("packages");
         let wanted = self.packages.join("\n");
@@ -108,6 +90,8 @@ impl Wheels {
             run_command(pip.args(self.packages))?;
             write_file(&stamp, wanted)?;
         }
-        Ok(venv.join("bin").join(program))
+        let mut command = Command::new(venv.join("bin").join(program));
+        command.current_dir(root());
+        Ok(command)
     }
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::Dataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::module::{Lora, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Lora, ParamGroup};
 use burn::optim::lr_scheduler::LrSchedulerRecord;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::prelude::*;
-use burn::store::ModuleRecord;
+use burn::store::{ModuleRecord, ModuleSnapshot};
 use burn::tensor::FloatDType;
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
@@ -30,15 +30,6 @@ use flash_dma_models::nn::TokenInput;
 use serde_json::{Map, Value, json};
 
 use crate::{Error, Folder, Place, at};
-
-/// The gradients of all parameters together are clipped to this norm.
-const MAX_NORM: f64 = 1.0;
-
-/// The last checkpoints, which are kept. One of them may be incomplete.
-const KEPT: usize = 2;
-
-/// How much of a matrix a step takes away, in units of the learning rate.
-const DECAY: f32 = 0.01;
 
 /// The weights that adapters stand on unless others are named: every product of attention, of the scores and of the
 /// feed-forward networks.
@@ -121,13 +112,11 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     // Parameters are f32 whatever the activations are: a small step is lost in 16 bits.
     let folder = Folder::read(&cli.weights, FloatDType::F32, &device)?;
     let (train, valid) = rows(cli, &folder)?;
-    let student = Student::new(folder.model.with_dtype(dtype), cli)?;
+    let (student, trained) = Student::new(folder.model.with_dtype(dtype), cli)?;
     // ANCHOR_END: read
     let (rows, kept, length) = (train.len(), valid.len(), cli.length);
-    let trained = Trained::of(&student).numbers;
-    println!(
-        "{rows} rows of {length} tokens to train on, {kept} to measure; {trained} numbers are trained"
-    );
+    print!("{rows} rows of {length} tokens to train on, {kept} to measure; ");
+    println!("{trained} numbers are trained");
     println!("loss before {:.4}", loss_of(&student, &valid)?);
     let student = fit(cli, student, train, &valid, &device)?;
     println!("loss after {:.4}", loss_of(&student, &valid)?);
@@ -173,10 +162,8 @@ fn rows(cli: &Cli, folder: &Folder) -> Result<(PackedRows, PackedRows), Error> {
     let documents = file.documents();
     let kept = documents.div_ceil(cli.keep_one_in).min(documents / 2);
     let rows = |of| PackedRows::of(file.clone(), of, cli.length);
-    Ok((
-        rows(0..documents - kept)?,
-        rows(documents - kept..documents)?,
-    ))
+    let (train, valid) = (0..documents - kept, documents - kept..documents);
+    Ok((rows(train)?, rows(valid)?))
     // ANCHOR_END: data
 }
 
@@ -188,19 +175,21 @@ struct Student {
 
 impl Student {
     // ANCHOR: lora
-    /// A model that begins to learn, on a device with autodiff. New adapters change nothing.
-    fn new(doge: Doge, cli: &Cli) -> Result<Self, Error> {
+    /// A model that begins to learn, on a device with autodiff, and how many numbers are trained. New adapters change
+    /// nothing.
+    fn new(doge: Doge, cli: &Cli) -> Result<(Self, usize), Error> {
+        let read = doge.num_params();
         if cli.full {
             let doge = doge.unfreeze();
-            return Ok(Self { doge });
+            return Ok((Self { doge }, read));
         }
         let group = ParamGroup::from_regex(&cli.targets)
             .map_err(|error| format!("--targets: {error:?}"))?;
         let doge = doge.apply_lora(Lora::new(cli.rank, cli.alpha).set_param_group(group));
-        let student = Self { doge };
-        match Trained::of(&student).numbers {
+        // What was read is frozen below its adapters.
+        match doge.num_params() - read {
             0 => Err(format!("no weight is called {}", cli.targets).into()),
-            _ => Ok(student),
+            trained => Ok((Self { doge }, trained)),
         }
     }
     // ANCHOR_END: lora
@@ -215,43 +204,6 @@ impl Student {
         batch.mean(losses.flatten(0, 1))
     }
     // ANCHOR_END: loss
-}
-
-/// Counts what is trained.
-#[derive(Default)]
-struct Trained {
-    numbers: usize,
-    /// The paths of the parameters among them that are no matrices. Ids change when a model is read again.
-    vectors: Vec<String>,
-    path: Vec<String>,
-}
-
-impl Trained {
-    fn of(student: &Student) -> Self {
-        let mut trained = Self::default();
-        student.visit(&mut trained);
-        trained
-    }
-}
-
-impl ModuleVisitor for Trained {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
-            return;
-        }
-        self.numbers += param.lazy_shape().num_elements();
-        if D == 1 {
-            self.vectors.push(self.path.join("."));
-        }
-    }
 }
 
 /// What the metrics of a step need.
@@ -282,14 +234,6 @@ impl Adaptor<TokenCount> for Output {
     }
 }
 
-// ANCHOR: selections
-impl Adaptor<SelectionInput> for Output {
-    fn adapt(&self) -> SelectionInput {
-        self.selections.clone()
-    }
-}
-// ANCHOR_END: selections
-
 impl TrainStep for Student {
     type Input = Batch;
     type Output = Output;
@@ -297,20 +241,23 @@ impl TrainStep for Student {
     fn step(&self, batch: Batch) -> TrainOutput<Output> {
         let loss = self.loss(&batch);
         let mut grads = GradientsParams::from_grads(loss.backward(), self);
-        clip_gradients(self, &mut grads, MAX_NORM);
-        let (loss, tokens, selections) = (loss.detach(), batch.tokens(), SelectionInput::new());
-        TrainOutput {
-            grads,
-            item: Output {
-                loss,
-                tokens,
-                selections,
-            },
-        }
+        clip_gradients(self, &mut grads, 1.0);
+        let item = Output {
+            loss: loss.detach(),
+            tokens: batch.tokens(),
+            selections: SelectionInput::new(),
+        };
+        TrainOutput { grads, item }
     }
 }
 
 // ANCHOR: selections
+impl Adaptor<SelectionInput> for Output {
+    fn adapt(&self) -> SelectionInput {
+        self.selections.clone()
+    }
+}
+
 impl InferenceStep for Student {
     type Input = Batch;
     type Output = Output;
@@ -336,8 +283,10 @@ impl InferenceStep for Student {
 fn optimiser(student: &Student) -> ModuleOptimizer {
     let config = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
     let plain = config.clone().with_weight_decay(0.0).build();
-    let vectors = ParamGroup::from_paths(Trained::of(student).vectors);
-    let decaying = config.with_weight_decay(DECAY).init();
+    let tensors = student.collect(None, None, false).into_iter();
+    let vectors = tensors.filter(|tensor| tensor.shape.num_dims() == 1);
+    let vectors = ParamGroup::from_paths(vectors.map(|tensor| tensor.name).collect());
+    let decaying = config.with_weight_decay(0.01).init();
     decaying.with_group(vectors, plain, None)
 }
 // ANCHOR_END: optimiser
@@ -374,15 +323,14 @@ fn fit(
         "epochs": cli.epochs, "checkpoints": cli.checkpoints, "rate": cli.rate,
         "train": train.state(), "valid": valid.tokens(),
     });
-    let dir = cli.out.join("training");
     let train = train.with_parts(cli.checkpoints)?;
-    let done = begin(&dir, &settings, cli.resume)?;
+    let done = begin(cli, &settings, epochs)?;
     train.begin(done.unwrap_or(0));
     // ANCHOR_END: resume
     let batches = DataLoaderBuilder::new(RowBatcher).batch_size(cli.batch);
     let batches = batches.set_device(plain.clone()).build(valid.clone());
     // ANCHOR: metrics
-    let mut training = SupervisedTraining::new(&dir, Arc::new(train), batches)
+    let mut training = SupervisedTraining::new(cli.out.join("training"), Arc::new(train), batches)
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
@@ -393,7 +341,8 @@ fn fit(
         // ANCHOR_END: metrics
         .summary()
         .with_default_checkpointers()
-        .with_checkpointing_strategy(KeepLastNCheckpoints::new(KEPT))
+        // The last of them may be incomplete.
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
         .with_application_logger(None)
         .with_training_strategy(ExecutionStrategy::single(device.clone()).into())
         .num_epochs(epochs);
@@ -410,29 +359,29 @@ fn fit(
     }
 }
 
-/// Makes `dir` ready for a training that depends on these settings, and returns the number of its last checkpoint if it
-/// goes on from one; without any it begins anew.
-fn begin(dir: &Path, settings: &Value, resume: bool) -> Result<Option<usize>, Error> {
+/// Makes the folder ready for a training of so many epochs that depends on these settings, and returns the number of its last
+/// checkpoint if it goes on from one; without any it begins anew.
+fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Error> {
+    let dir = cli.out.join("training");
     let path = dir.join("settings.json");
     let text = format!("{settings:#}");
-    if resume && path.exists() {
+    if cli.resume && path.exists() {
         let saved = fs::read_to_string(&path).map_err(at(&path))?;
+        let then: Value = serde_json::from_str(&saved).map_err(at(&path))?;
         // Both from text: a number that is read may differ from the one that was written in its last bit.
-        let [then, now] = [&saved, &text].map(|text| serde_json::from_str::<Map<_, _>>(text));
-        let (then, now) = (then.map_err(at(&path))?, now?);
-        let differs = |(name, _): &(&String, &Value)| then.get(*name) != now.get(*name);
-        if let Some((name, now)) = now.iter().find(differs) {
-            let then = then.get(name).unwrap_or(&Value::Null);
+        let now: Map<String, Value> = serde_json::from_str(&text)?;
+        if let Some((name, now)) = now.iter().find(|(name, now)| then[*name] != **now) {
+            let then = &then[name];
             let training = format!("the training that stopped had {name} = {then}, not {now}");
             return Err(format!("{training}: give it what it had").into());
         }
-        if let Some(last) = last_checkpoint(&dir.join("checkpoint")) {
-            return Ok(Some(last));
+        let last = (1..=epochs).rev().find(|&epoch| is_whole(&dir, epoch));
+        if last.is_some() {
+            return Ok(last);
         }
     }
     // The later epochs of an earlier training would be taken for this one's.
-    for name in ["checkpoint", "train", "valid"] {
-        let path = dir.join(name);
+    for path in ["checkpoint", "train", "valid"].map(|name| dir.join(name)) {
         if path.exists() {
             fs::remove_dir_all(&path).map_err(at(&path))?;
         }
@@ -441,22 +390,11 @@ fn begin(dir: &Path, settings: &Value, resume: bool) -> Result<Option<usize>, Er
     Ok(None)
 }
 
-/// The newest epoch of which model, optimiser and schedule can all be loaded: a training that was killed may have written
-/// only a part of its last checkpoint.
-fn last_checkpoint(dir: &Path) -> Option<usize> {
-    let epoch = |entry: fs::DirEntry| {
-        let name = entry.file_name().into_string().ok()?;
-        name.strip_prefix("model-")?
-            .strip_suffix(".bpk")?
-            .parse()
-            .ok()
-    };
-    let epochs = fs::read_dir(dir).ok()?.flatten().filter_map(epoch);
-    let whole = |epoch: &usize| {
-        let path = |name: &str| dir.join(format!("{name}-{epoch}.bpk"));
-        ModuleRecord::load(path("model")).is_ok()
-            && OptimizerRecord::load(path("optim")).is_ok()
-            && LrSchedulerRecord::load(path("scheduler")).is_ok()
-    };
-    epochs.filter(whole).max()
+/// Whether model, optimiser and schedule of an epoch can all be loaded: a training that was killed may have written only
+/// a part of its last checkpoint.
+fn is_whole(dir: &Path, epoch: usize) -> bool {
+    let path = |name: &str| dir.join(format!("checkpoint/{name}-{epoch}.bpk"));
+    ModuleRecord::load(path("model")).is_ok()
+        && OptimizerRecord::load(path("optim")).is_ok()
+        && LrSchedulerRecord::load(path("scheduler")).is_ok()
 }

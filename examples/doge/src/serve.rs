@@ -197,11 +197,10 @@ impl Engine {
             let sizes = format!("{} tokens, and {max_new} to follow", prompt.len());
             return Err((400, format!("{sizes}, are more than the model reads")));
         }
-        let stop = request.stop;
         Ok(Job {
             prompt,
             max_new,
-            stop,
+            stop: request.stop,
             lines,
         })
     }
@@ -253,14 +252,11 @@ impl Engine {
             .with_chunk(self.chunk);
         let prompts: Vec<Vec<u32>> = batch.iter().map(|job| job.prompt.clone()).collect();
         let size = batch.len();
-        let answer = |job| {
-            let (stream, text) = (self.folder.vocabulary.stream(), String::new());
-            Answer {
-                job,
-                stream,
-                text,
-                size,
-            }
+        let answer = |job| Answer {
+            job,
+            stream: self.folder.vocabulary.stream(),
+            text: String::new(),
+            size,
         };
         let mut answers: Vec<Answer> = batch.into_iter().map(answer).collect();
         let on_event = |event: Event| answers[event.sequence].push(event);
@@ -346,8 +342,8 @@ fn read(connection: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
         let mut request = httparse::Request::new(&mut fields);
         let parsed = request
             .parse(&bytes)
-            .map_err(|error| (400, error.to_string()))?;
-        if let Status::Complete(head) = parsed {
+            .map_err(|error| (400, error.to_string()));
+        if let Status::Complete(head) = parsed? {
             let field = |name: &str| {
                 let mut fields = request.headers.iter();
                 let field = fields.find(|field| field.name.eq_ignore_ascii_case(name))?;
@@ -363,10 +359,8 @@ fn read(connection: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
             break (head, length, field("expect").is_some());
         }
         if bytes.len() > HEAD {
-            return Err((
-                431,
-                format!("the head of the request has more than {HEAD} bytes"),
-            ));
+            let reason = format!("the head of the request has more than {HEAD} bytes");
+            return Err((431, reason));
         }
         match connection.read(&mut chunk).map_err(broken)? {
             0 => return Err((400, "the head of the request does not end".into())),

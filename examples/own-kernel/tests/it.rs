@@ -3,8 +3,10 @@
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_kernels::internals::tiles::Micro;
-use flash_dma_kernels::{AttentionError, AttentionOptions, ElementType, Problem};
+use flash_dma_kernels::internals::tiles::{Blueprint, Micro};
+use flash_dma_kernels::{
+    AttentionError, AttentionOptions, ElementType, Inputs as DeviceInputs, Problem,
+};
 use flash_dma_problem::TensorName;
 use flash_dma_reference::compare::compare_by;
 use flash_dma_reference::generate::{self, Scores};
@@ -35,9 +37,19 @@ fn causal(window: usize) -> AttentionOptions {
 }
 
 fn mass(client: &Client, host: &Inputs) -> Vec<f64> {
-    let (inputs, lse) = forward_pass(client, host).expect("valid inputs");
+    mass_with(client, host, |_, _| {})
+}
+
+/// The mass by a launch whose inputs or blueprint are changed.
+fn mass_with(
+    client: &Client,
+    host: &Inputs,
+    change: impl FnOnce(&mut DeviceInputs, &mut Blueprint),
+) -> Vec<f64> {
+    let (mut inputs, lse) = forward_pass(client, host).expect("valid inputs");
     let mass = empty(client, &host.problem.scores_shape(), Kind::F32);
-    let blueprint = blueprint(client, &host.problem).expect("it fits");
+    let mut blueprint = blueprint(client, &host.problem).expect("it fits");
+    change(&mut inputs, &mut blueprint);
     attention_mass(client, &host.problem, &inputs, &lse, &mass, blueprint).expect("valid inputs");
     download(client, mass, Kind::F32)
 }
@@ -103,10 +115,8 @@ fn the_definition_is_the_gradient_of_v_where_all_gradients_of_out_are_one() {
             let host = generate::inputs(problem, scores, 1.0, 1);
             let Exact { values, .. } = exact_mass(&host);
             for (key, (a, b)) in by_definition(&host).iter().zip(&values).enumerate() {
-                assert!(
-                    (a - b).abs() < 1e-12,
-                    "{sizes:?} {scores:?} {key}: {a} and {b}"
-                );
+                let error = (a - b).abs();
+                assert!(error < 1e-12, "{sizes:?} {scores:?} {key}: {a} and {b}");
             }
         }
     }
@@ -130,18 +140,15 @@ fn units_that_share_a_tile_give_the_same_mass_as_one_alone() {
     let client = client();
     let problem = problem([21, 33], 16, ElementType::F32, causal(9));
     let host = generate::inputs(problem, Scores::Normal, 1.0, 4);
-    let (inputs, lse) = forward_pass(&client, &host).expect("valid inputs");
-    let mut blueprint = blueprint(&client, &problem).expect("it fits");
     // On a CPU a unit works alone unless it is told otherwise; four are as many threads, which spin at barriers.
-    blueprint.micro = Micro {
+    let micro = Micro {
         units_x: 2,
         units_y: 2,
         outer: 2,
         inner: 4,
     };
-    let mass = empty(&client, &problem.scores_shape(), Kind::F32);
-    attention_mass(&client, &problem, &inputs, &lse, &mass, blueprint).expect("valid inputs");
-    compare("units", &host, &download(&client, mass, Kind::F32));
+    let mass = mass_with(&client, &host, |_, blueprint| blueprint.micro = micro);
+    compare("units", &host, &mass);
 }
 // ANCHOR_END: units
 
@@ -172,10 +179,8 @@ fn every_query_that_sees_a_key_hands_out_one() {
     // The first ten queries of a head stand before the first key.
     let expected = (problem.batch * problem.q_heads * 30) as f64;
     let total: f64 = mass(&client, &host).iter().sum();
-    assert!(
-        (total - expected).abs() < 1e-3,
-        "{total} instead of {expected}"
-    );
+    let error = (total - expected).abs();
+    assert!(error < 1e-3, "{total} instead of {expected}");
 }
 
 #[test]
@@ -196,14 +201,11 @@ fn the_strides_of_q_and_k_do_not_matter() {
     let client = client();
     let problem = problem([20, 20], 16, ElementType::F32, causal(4));
     let host = generate::inputs(problem, Scores::Normal, 1.0, 7);
-    let (mut inputs, lse) = forward_pass(&client, &host).expect("valid inputs");
-    for (tensor, values, heads) in [(&mut inputs.q, &host.q, 4), (&mut inputs.k, &host.k, 2)] {
-        *tensor = tokens_first(&client, values, [2, heads, 20, 16]);
-    }
-    let out = empty(&client, &problem.scores_shape(), Kind::F32);
-    let blueprint = blueprint(&client, &problem).expect("it fits");
-    attention_mass(&client, &problem, &inputs, &lse, &out, blueprint).expect("valid inputs");
-    assert_eq!(download(&client, out, Kind::F32), mass(&client, &host));
+    let strided = mass_with(&client, &host, |inputs, _| {
+        inputs.q = tokens_first(&client, &host.q, [2, 4, 20, 16]);
+        inputs.k = tokens_first(&client, &host.k, [2, 2, 20, 16]);
+    });
+    assert_eq!(strided, mass(&client, &host));
 }
 
 /// The tensor with a token's heads together in memory, seen as `[batch, heads, len, head_dim]`.
@@ -216,16 +218,12 @@ fn tokens_first(client: &Client, values: &[f64], shape: [usize; 4]) -> TensorBin
         moved.extend(values[at..at + dim].iter().map(|&x| x as f32));
     }
     let bytes: Vec<u8> = moved.into_iter().flat_map(f32::to_ne_bytes).collect();
+    let buffer = client.create_from_slice(&bytes);
+    let strides = [len * heads * dim, dim, heads * dim, 1]
+        .into_iter()
+        .collect();
     // SAFETY: the buffer holds `batch * len * heads * dim` elements, which the strides reach once each.
-    unsafe {
-        TensorBinding::from_raw_parts(
-            client.create_from_slice(&bytes),
-            [len * heads * dim, dim, heads * dim, 1]
-                .into_iter()
-                .collect(),
-            shape.into_iter().collect(),
-        )
-    }
+    unsafe { TensorBinding::from_raw_parts(buffer, strides, shape.into_iter().collect()) }
 }
 
 #[test]
@@ -246,11 +244,10 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(error.to_string(), "k must have size 2 on axis 1, but has 4");
     let mut short = inputs.clone();
     short.q.handle = lse.handle.clone();
-    let (tensor, needed, actual) = (TensorName::Query, 2560, 160);
     let expected = AttentionError::Buffer {
-        tensor,
-        needed,
-        actual,
+        tensor: TensorName::Query,
+        needed: 2560,
+        actual: 160,
     };
     assert_eq!(refused(&problem, &short, &lse, &mass), expected);
     let mut gaps = lse.clone();
@@ -265,11 +262,8 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(error.to_string(), message);
     let (q, k) = (problem.q_shape(), problem.kv_shape());
     let plain = Problem::new(&q, &k, &k, None, ElementType::F32, &AttentionOptions::new());
-    let error = refused(&plain.expect("a valid problem"), &inputs, &lse, &mass);
-    assert!(
-        error.to_string().contains("a mass without scores"),
-        "{error}"
-    );
+    let error = refused(&plain.expect("a valid problem"), &inputs, &lse, &mass).to_string();
+    assert!(error.contains("a mass without scores"), "{error}");
 }
 
 #[test]
@@ -291,11 +285,8 @@ fn run_program(args: &[&str]) -> Output {
 fn the_program_agrees_with_f64_and_times_a_launch() {
     let output = run_program(&["--length", "48", "--window", "8", "--launches", "1"]);
     let text = String::from_utf8(output.stdout).expect("text");
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
     for line in [
         "all keys together: 192.000;",
         "against f64: worst error",

@@ -11,23 +11,9 @@ fn pairs(mask: &AttentionMask) -> i64 {
 
 pub fn main() {
     let device = Device::flex();
+    let none = f32::NEG_INFINITY;
     let scores = [
-        0.5,
-        0.2,
-        0.9,
-        0.3,
-        0.6,
-        0.1,
-        0.4,
-        0.7,
-        0.6,
-        0.2,
-        f32::NEG_INFINITY,
-        0.5,
-        0.3,
-        0.8,
-        0.4,
-        0.65,
+        0.5, 0.2, 0.9, 0.3, 0.6, 0.1, 0.4, 0.7, 0.6, 0.2, none, 0.5, 0.3, 0.8, 0.4, 0.65,
     ];
     let bias = Tensor::<1>::from_data(scores, &device).reshape([1, 1, 1, 16]);
 

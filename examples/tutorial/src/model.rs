@@ -35,7 +35,6 @@ pub struct Model {
 }
 // ANCHOR_END: model
 
-// ANCHOR: scores
 /// What ranks the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
@@ -46,7 +45,6 @@ pub enum Scores {
     /// Noise, drawn anew at each call: the control.
     Random,
 }
-// ANCHOR_END: scores
 
 impl Model {
     /// The model of a seed. Threads share the random numbers of their device, and parameters are drawn when they are

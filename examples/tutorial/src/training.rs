@@ -8,7 +8,6 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::{Intervals, Selector};
 
-// ANCHOR: settings
 /// Keys that a query keeps in each key/value head.
 pub const WINDOW: usize = 16;
 const RUNNERS_UP: usize = 4;
@@ -16,7 +15,6 @@ const BATCH: usize = 32;
 /// Steps until the rate has risen.
 pub const WARM_UP: usize = 100;
 const LEARNING_RATE: f64 = 1e-3;
-// ANCHOR_END: settings
 
 /// The learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]

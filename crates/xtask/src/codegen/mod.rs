@@ -3,7 +3,7 @@
 //! The kernels crate's `codegen` program writes each variant as CUDA C++; `gate.py` compiles what `docs/codegen.tsv` does
 //! not know, and compares.
 
-use crate::process::{Result, cargo, root, run as run_command, target_dir};
+use crate::process::{Result, cargo, remove_dir, root, run as run_command, target_dir};
 use crate::setup;
 use crate::tools::Wheels;
 use std::process::Command;
@@ -27,10 +27,8 @@ const GATE: &str = "crates/xtask/src/codegen";
 const SMALL_TEST: &str = "oracle";
 
 /// Runs the command: `--full` compiles what the table knows as well, `--bless` rewrites it, `--sources` compiles nothing
-/// and prints a hash of each variant's source. Other arguments are prefixes of the names of the variants to process.
-///
-/// # Errors
-/// When a variant does not compile, breaks a rule, or needs more than the committed table allows.
+/// and prints a hash of each variant's source. Other arguments are prefixes of the names of the variants to process. One
+/// that does not compile, breaks a rule, or needs more than the committed table allows is an error.
 pub fn run(options: &[String]) -> Result {
     let (switches, prefixes): (Vec<_>, Vec<_>) = options.iter().partition(|o| o.starts_with('-'));
     match switches[..] {
@@ -38,20 +36,17 @@ pub fn run(options: &[String]) -> Result {
         [one] if ["--full", "--bless", "--sources"].contains(&one.as_str()) => {}
         _ => return Err(format!("not options, or not together: {switches:?}")),
     }
-    setup::run(setup::Needs::ALL)?;
+    setup::all()?;
 
     let out = target_dir().join("codegen");
-    if out.exists() {
-        std::fs::remove_dir_all(&out)
-            .map_err(|e| format!("cannot clear {}: {e}", out.display()))?;
-    }
+    remove_dir(&out)?;
     // The whole workspace is selected, and a test of it, a small one: so that features, those of its development
     // dependencies among them, are the same as for the tests. Else all of CubeCL is compiled a second time.
     let small = ["--bin", "codegen", "--test", SMALL_TEST];
     run_command(cargo(["build", "--workspace"]).args(small))?;
     let mut generator = Command::new(target_dir().join("debug/codegen"));
     run_command(generator.arg(&out).args(&prefixes).current_dir(root()))?;
-    let mut gate = Command::new(COMPILERS.provide("python")?);
+    let mut gate = COMPILERS.command("python")?;
     gate.arg(root().join(GATE).join("gate.py")).args(switches);
     run_command(gate.arg(out).arg(root().join("docs")).args(prefixes))
 }

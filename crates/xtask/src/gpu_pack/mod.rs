@@ -4,69 +4,52 @@
 //! machine's; no Rust, no LLVM. LLVM is linked statically; other libraries that the binaries load and a minimal system
 //! may lack are packed in `lib/`.
 
-use crate::process::{Result, after, cargo, read, root, run as run_command, write_file};
+use crate::process::{
+    Result, after, cargo, read, remove_dir, root, run as run_command, write_file,
+};
 use crate::setup;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// A package whose binaries and integration tests are packed.
-#[derive(Debug)]
-struct Part {
-    /// Its name for `--only`.
-    name: &'static str,
-    package: &'static str,
-    /// Whether it calls the library through Burn, or the kernels alone.
-    burn: bool,
-    /// Features of its own.
-    also: &'static [&'static str],
-}
-
-const fn part(
-    name: &'static str,
-    package: &'static str,
-    burn: bool,
-    also: &'static [&'static str],
-) -> Part {
-    Part {
-        name,
-        package,
-        burn,
-        also,
-    }
-}
+/// A package whose binaries and integration tests are packed: its name for `--only`, the package's, and features of its
+/// own.
+type Part = (&'static str, &'static str, &'static [&'static str]);
 
 /// The part that is a workspace of its own.
 const LAB: &str = "lab";
 
+/// The part that calls the kernels alone, without Burn.
+const RAW: &str = "raw-kernels";
+
 const PARTS: [Part; 8] = [
-    part("tests", "flash-dma-tests", true, &["programs"]),
+    ("tests", "flash-dma-tests", &["programs"]),
     // Their tests of gradients and of adapters.
-    part("models", "flash-dma-models", true, &["autodiff"]),
-    part("bench", "flash-dma-benches", true, &["extension"]),
-    part("interop", "interop", true, &[]),
-    part("raw-kernels", "raw-kernels", false, &[]),
-    part("train-text", "train-text", true, &[]),
-    part("endless", "endless", true, &[]),
-    part(LAB, LAB, true, &[]),
+    ("models", "flash-dma-models", &["autodiff"]),
+    ("bench", "flash-dma-benches", &["extension"]),
+    ("interop", "interop", &[]),
+    (RAW, RAW, &[]),
+    ("train-text", "train-text", &[]),
+    ("endless", "endless", &[]),
+    (LAB, LAB, &[]),
 ];
 
 /// The features that a part is built with: without autotune every process is ready within seconds, with it they are Burn's
 /// default ones for CUDA, as its users build.
-fn features(part: &Part, tuned: bool) -> impl Iterator<Item = &'static str> {
-    let burn: &[_] = match (part.burn, tuned) {
-        (false, _) => &[],
-        (true, false) => &["fusion", "persistence"],
-        (true, true) => &["fusion", "persistence", "autotune"],
+fn features((name, _, also): Part, tuned: bool) -> impl Iterator<Item = &'static str> {
+    let burn: &[_] = match (name, tuned) {
+        (RAW, _) => &[],
+        (_, false) => &["fusion", "persistence"],
+        (_, true) => &["fusion", "persistence", "autotune"],
     };
-    part.also.iter().chain(&["cuda"]).chain(burn).copied()
+    also.iter().chain(&["cuda"]).chain(burn).copied()
 }
 
 /// The contents of one archive.
 #[derive(Debug)]
 struct Request {
-    parts: Vec<&'static Part>,
+    parts: Vec<Part>,
     /// Whether it is built with autotune.
     tuned: bool,
     /// The options for cargo's build.
@@ -77,7 +60,7 @@ impl Request {
     /// Reads `[--only NAME,..] [--tuned]`; other options go to cargo.
     fn parse(options: &[String]) -> Result<Self> {
         let mut request = Self {
-            parts: PARTS.iter().collect(),
+            parts: PARTS.to_vec(),
             tuned: false,
             cargo: Vec::new(),
         };
@@ -88,11 +71,11 @@ impl Request {
                 "--only" => {
                     let names = options.next().ok_or("--only needs names")?;
                     let part = |name| {
-                        let known = PARTS.iter().find(|part| part.name == name);
-                        known.ok_or_else(|| {
-                            let known: Vec<_> = PARTS.iter().map(|part| part.name).collect();
-                            format!("nothing to pack is called `{name}`, only {known:?}")
-                        })
+                        let part = PARTS.into_iter().find(|part| part.0 == name);
+                        let known = PARTS.map(|part| part.0);
+                        part.ok_or(format!(
+                            "nothing to pack is called `{name}`, only {known:?}"
+                        ))
                     };
                     request.parts = names.split(',').map(part).collect::<Result<_>>()?;
                 }
@@ -111,7 +94,7 @@ impl Request {
     }
 
     fn packs(&self, name: &str) -> bool {
-        self.parts.iter().any(|part| part.name == name)
+        self.parts.iter().any(|part| part.0 == name)
     }
 }
 
@@ -131,22 +114,17 @@ const SYSTEM_LIBRARIES: [&str; 8] = [
 ];
 
 /// Builds and writes the archive. `--only tests,bench` packs only the outputs of these packages, `--tuned` builds with
-/// autotune; other options go to cargo, such as `--config profile.gpu.opt-level=1`.
-///
-/// # Errors
-/// When a name is unknown, something does not build, or the archive is too large.
+/// autotune; other options go to cargo, such as `--config profile.gpu.opt-level=1`. An archive that is too large is
+/// an error.
 pub fn run(options: &[String]) -> Result {
     let request = Request::parse(options)?;
-    setup::run(setup::Needs::BUILD)?;
+    setup::build()?;
     let binaries = build(&request)?;
 
     let out = root().join("gpu-pack");
     let name = request.directory();
     let dir = out.join(name);
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir)
-            .map_err(|e| format!("cannot clear {}: {e}", dir.display()))?;
-    }
+    remove_dir(&dir)?;
     for (name, path) in &binaries {
         copy(path, &dir.join("bin").join(name))?;
         for library in libraries(path)? {
@@ -204,38 +182,29 @@ const TESTS: [(&str, &str, &str); 2] = [("tests", "main", "tests"), ("models", "
 /// set of features, so Burn is compiled once, and again for the lab's.
 fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
-    let (lab, library): (Vec<&Part>, Vec<&Part>) =
-        (request.parts.iter().copied()).partition(|part| part.name == LAB);
+    let (lab, library): (Vec<Part>, Vec<Part>) =
+        request.parts.iter().partition(|part| part.0 == LAB);
     println!("gpu-pack: building {} packages", request.parts.len());
     let targets: Vec<&str> = tests()
         .flat_map(|(_, target, _)| ["--test", target])
         .collect();
-    let place = [
-        "--manifest-path",
-        "lab/Cargo.toml",
-        "--target-dir",
-        "target",
-    ];
+    let place = "--manifest-path lab/Cargo.toml --target-dir target";
+    let place: Vec<&str> = place.split(' ').collect();
     let mut messages = String::new();
-    for (parts, options) in [(library, &targets[..]), (lab, &place)] {
+    for (parts, options) in [(library, &targets), (lab, &place)] {
         if parts.is_empty() {
             continue;
         }
-        let features: Vec<String> = (parts.iter())
-            .flat_map(|part| {
-                let features = features(part, request.tuned);
-                features.map(|feature| format!("{}/{feature}", part.package))
-            })
-            .collect();
         let mut build = cargo(["build", "--profile", "gpu", "--bins"]);
-        build.args(options);
-        build.args([
-            "--no-default-features",
-            "--message-format",
-            "json-render-diagnostics",
-        ]);
-        build.args(["--features", &features.join(",")]);
-        build.args(parts.iter().flat_map(|part| ["--package", part.package]));
+        build.args(options).arg("--no-default-features");
+        build.args(["--message-format", "json-render-diagnostics"]);
+        for part in parts {
+            let (_, package, _) = part;
+            build.args(["--package", package]);
+            for feature in features(part, request.tuned) {
+                build.args(["--features", &format!("{package}/{feature}")]);
+            }
+        }
         build.args(&request.cargo);
         messages += &read(&mut build)?;
     }
@@ -260,10 +229,8 @@ fn executable(message: &str) -> Option<(String, PathBuf)> {
     Some((name.to_owned(), PathBuf::from(path)))
 }
 
-/// The shared libraries that a binary loads and that not every system has.
-///
-/// # Errors
-/// When one is missing here, or LLVM is among them: it is not to be linked dynamically.
+/// The shared libraries that a binary loads and that not every system has. One that is missing here is an error, and so is
+/// LLVM: it is not to be linked dynamically.
 fn libraries(binary: &Path) -> Result<Vec<PathBuf>> {
     let listing = read(Command::new("ldd").arg(binary))?;
     let mut found = Vec::new();
@@ -271,17 +238,13 @@ fn libraries(binary: &Path) -> Result<Vec<PathBuf>> {
         let Some((name, rest)) = line.trim().split_once(" => ") else {
             continue;
         };
-        if SYSTEM_LIBRARIES
-            .iter()
-            .any(|system| name.starts_with(system))
-        {
+        let mut system = SYSTEM_LIBRARIES.iter();
+        if system.any(|system| name.starts_with(system)) {
             continue;
         }
         if name.starts_with("libLLVM") || !rest.starts_with('/') {
-            return Err(format!(
-                "{} must not load {name} ({rest})",
-                binary.display()
-            ));
+            let binary = binary.display();
+            return Err(format!("{binary} must not load {name} ({rest})"));
         }
         found.extend(rest.split(" (").next().map(PathBuf::from));
     }
@@ -331,11 +294,10 @@ mod tests {
         let all = parse("").unwrap();
         assert_eq!((all.parts.len(), all.tuned), (PARTS.len(), false));
         let some = parse("--only tests,bench --tuned --timings").unwrap();
-        let names: Vec<_> = some.parts.iter().map(|part| part.name).collect();
-        assert_eq!(names, ["tests", "bench"]);
+        assert_eq!(some.parts, [PARTS[0], PARTS[2]]);
         assert_eq!(some.cargo, ["--timings"]);
         assert_eq!(some.directory(), "flash-dma-gpu-tuned");
-        assert!(features(&PARTS[0], some.tuned).any(|feature| feature == "autotune"));
+        assert!(features(PARTS[0], some.tuned).any(|feature| feature == "autotune"));
         assert!(some.packs("bench") && !some.packs("interop"));
         assert!(parse("--only").is_err());
         assert!(parse("--only test").unwrap_err().contains("tests"));
@@ -344,30 +306,21 @@ mod tests {
     #[test]
     fn executables_are_read_from_cargo_messages() {
         let test = r#"{"reason":"compiler-artifact","package_id":"path+file:///r/tests#flash-dma-tests@0.1.0","manifest_path":"/r/tests/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"main","src_path":"/r/tests/suite/main.rs","edition":"2024"},"profile":{"opt_level":"2","test":true},"features":[],"filenames":["/t/gpu/deps/suite-1"],"executable":"/t/gpu/deps/suite-1","fresh":false}"#;
-        assert_eq!(
-            executable(test),
-            Some(("tests".into(), "/t/gpu/deps/suite-1".into()))
-        );
-        let models = test.replace(r#""name":"main""#, r#""name":"it""#);
-        assert_eq!(
-            executable(&models),
-            Some(("models".into(), "/t/gpu/deps/suite-1".into()))
-        );
-        let other = test.replace(r#""name":"main""#, r#""name":"cli""#);
-        assert_eq!(executable(&other), None);
-        let bin = test.replace(r#""kind":["test"]"#, r#""kind":["bin"]"#);
-        assert_eq!(
-            executable(&bin),
-            Some(("main".into(), "/t/gpu/deps/suite-1".into()))
-        );
-        let library = bin.replace(
-            r#""executable":"/t/gpu/deps/suite-1""#,
-            r#""executable":null"#,
-        );
-        assert_eq!(executable(&library), None);
-        assert_eq!(
-            executable(r#"{"reason":"build-finished","success":true}"#),
-            None
-        );
+        let path = "\"/t/gpu/deps/suite-1\"";
+        let bin = ("\"test\"]", "\"bin\"]");
+        for (changes, name) in [
+            (&[][..], Some("tests")),
+            (&[("\"main\"", "\"it\"")], Some("models")),
+            (&[("\"main\"", "\"cli\"")], None),
+            (&[bin], Some("main")),
+            (&[bin, (path, "null")], None),
+        ] {
+            let change = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
+            let message = changes.iter().fold(test.to_owned(), change);
+            let expected = name.map(|name| (name.to_owned(), "/t/gpu/deps/suite-1".into()));
+            assert_eq!(executable(&message), expected, "{changes:?}");
+        }
+        let end = r#"{"reason":"build-finished","success":true}"#;
+        assert_eq!(executable(end), None);
     }
 }

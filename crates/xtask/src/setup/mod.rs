@@ -3,43 +3,31 @@
 use crate::process::{Result, read, read_file, root, run as run_command};
 use std::process::Command;
 
-/// The prerequisites of the command to run.
-#[derive(Clone, Copy, Debug)]
-pub struct Needs {
-    /// Whether Python is needed: it installs the spelling checker, and installs and drives NVIDIA's compilers.
-    pub python: bool,
+/// Provides everything that the project's commands use: what [`build`] does, and Python, which installs the spelling
+/// checker, and installs and drives NVIDIA's compilers. Where something cannot be installed from here, the error lists the
+/// commands.
+pub fn all() -> Result {
+    run_command(llvm()?.arg("python"))
 }
 
-impl Needs {
-    /// Everything the project's commands use.
-    pub const ALL: Self = Self { python: true };
-    /// The prerequisites for building a CubeCL runtime.
-    pub const BUILD: Self = Self { python: false };
+/// Provides what building a CubeCL runtime takes, LLVM's libraries and a C++ compiler, in the same way.
+pub fn build() -> Result {
+    run_command(&mut llvm()?)
 }
 
-/// Provides LLVM's libraries, a C++ compiler and what else is needed.
-///
-/// # Errors
-/// When something is missing that cannot be installed from here: the script lists the commands.
-pub fn run(needs: Needs) -> Result {
+fn llvm() -> Result<Command> {
     let lock = read_file(&root().join("Cargo.lock"))?;
     let mut llvm = script("llvm");
     llvm.arg(bundler(&lock).ok_or("Cargo.lock has no package tracel-llvm-bundler")?);
-    run_command(llvm.args(needs.python.then_some("python")))
+    Ok(llvm)
 }
 
 /// Installs a Vulkan loader and a driver that runs on the CPU, unless both a loader and a driver exist.
-///
-/// # Errors
-/// When they are missing and cannot be installed from here: the script lists the commands.
 pub fn vulkan() -> Result {
     run_command(&mut script("vulkan"))
 }
 
 /// A browser that runs without a window; the distribution's Chromium is installed if there is none.
-///
-/// # Errors
-/// When there is none and it cannot be installed from here: the script lists the commands.
 pub fn browser() -> Result<String> {
     Ok(read(&mut script("browser"))?.trim().to_owned())
 }
@@ -61,7 +49,7 @@ fn bundler(lock: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::process::write_file;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     /// A machine whose programs are those that the script needs and stand-ins.
     struct Machine(PathBuf);
@@ -115,6 +103,20 @@ mod tests {
             (output.status.success(), String::from_utf8(text).unwrap())
         }
 
+        /// Runs it for LLVM 1, which fails and says this.
+        fn fails(&self, more: &[&str], what: &str) -> String {
+            let (fine, said) = self.run(&[&["llvm", "1"], more].concat());
+            assert!(!fine && said.contains(what), "{said}");
+            said
+        }
+
+        /// Runs it for LLVM 1, which succeeds; what it says.
+        fn succeeds(&self, more: &[&str]) -> String {
+            let (fine, said) = self.run(&[&["llvm", "1"], more].concat());
+            assert!(fine, "{said}");
+            said
+        }
+
         fn prefix(&self) -> PathBuf {
             self.0.join(".local/share/tracel/tracel-llvm-1")
         }
@@ -131,19 +133,13 @@ mod tests {
         }
     }
 
-    fn marker(prefix: &Path) -> PathBuf {
-        prefix.join(".tracel-llvm-installed")
-    }
-
     #[test]
     fn the_distribution_serves_where_the_release_is_out_of_reach() {
         let machine = Machine::new("distribution");
         machine.program("c++", "false");
-        let (fine, said) = machine.run(&["llvm", "1"]);
-        assert!(
-            fine && said.contains("now refers to the distribution's LLVM 22"),
-            "{said}"
-        );
+        let said = machine.succeeds(&[]);
+        let served = said.contains("now refers to the distribution's LLVM 22");
+        assert!(served, "{said}");
         let packages = "--no-install-recommends llvm-22-dev libpolly-22-dev libzstd-dev libxml2-dev zlib1g-dev g++\n";
         assert!(machine.noted("apt").ends_with(packages));
         let config = machine.prefix().join("bin/llvm-config");
@@ -153,25 +149,19 @@ mod tests {
 
         // A wrapper that works is kept, and what linking lacks is installed.
         machine.program("c++", "true");
-        machine.program(
-            "dpkg-query",
-            "[ $3 = libzstd-dev ] || echo install ok installed",
-        );
-        let (fine, said) = machine.run(&["llvm", "1"]);
-        assert!(fine && said.ends_with("nothing to do\n"), "{said}");
+        let installed = "[ $3 = libzstd-dev ] || echo install ok installed";
+        machine.program("dpkg-query", installed);
+        let said = machine.succeeds(&[]);
+        assert!(said.ends_with("nothing to do\n"), "{said}");
         assert!(machine.noted("apt").ends_with("-recommends libzstd-dev\n"));
         machine.without("apt-get");
-        assert!(machine.run(&["llvm", "1"]).0);
+        machine.succeeds(&[]);
 
         // One whose packages were removed is completed.
         machine.without("llvm-config-22");
-        let (fine, said) = machine.run(&["llvm", "1"]);
-        assert!(
-            !fine && said.contains("there is no apt-get here."),
-            "{said}"
-        );
+        machine.fails(&[], "there is no apt-get here.");
         machine.program("apt-get", DEBIAN[0].1);
-        assert!(machine.run(&["llvm", "1"]).0);
+        machine.succeeds(&[]);
         assert_eq!(machine.noted("curl").lines().count(), 1);
     }
 
@@ -180,11 +170,9 @@ mod tests {
         let machine = Machine::new("release");
         machine.program("curl", "[ ${4##*/download/} = v1/linux-x64.tar.xz ]");
         machine.program("uname", "echo Linux");
-        let (fine, said) = machine.run(&["llvm", "1"]);
-        assert!(
-            fine && said.contains("the build itself will download LLVM 1"),
-            "{said}"
-        );
+        let said = machine.succeeds(&[]);
+        let downloads = said.contains("the build itself will download LLVM 1");
+        assert!(downloads, "{said}");
         assert_eq!(machine.noted("apt"), "");
         assert!(!machine.prefix().exists());
     }
@@ -194,20 +182,16 @@ mod tests {
         let machine = Machine::new("user");
         machine.program("id", "echo 1000");
         machine.program("sudo", "false");
-        let (fine, said) = machine.run(&["llvm", "1", "python"]);
-        assert!(
-            !fine && said.contains("this is not root, and sudo wants a password."),
-            "{said}"
-        );
+        let why = "this is not root, and sudo wants a password.";
+        let said = machine.fails(&["python"], why);
         let command = "sudo apt-get update && sudo apt-get install -y llvm-22-dev libpolly-22-dev libzstd-dev \
                        libxml2-dev zlib1g-dev python3-venv\n";
-        assert!(
-            said.contains(command) && said.contains("apt.llvm.org"),
-            "{said}"
-        );
+        for part in [command, "apt.llvm.org"] {
+            assert!(said.contains(part), "{said}");
+        }
         machine.program("sudo", "echo \"$@\" >>$HOME/sudo");
         machine.program("llvm-config-22", "echo 22");
-        assert!(machine.run(&["llvm", "1", "python"]).0);
+        machine.succeeds(&["python"]);
         assert!(machine.noted("sudo").contains("apt-get install -y"));
     }
 
@@ -215,44 +199,34 @@ mod tests {
     fn a_foreign_prefix_is_kept_if_it_works_and_never_overwritten() {
         let machine = Machine::new("foreign");
         let prefix = machine.prefix();
-        write_file(&marker(&prefix), "").unwrap();
+        let marker = prefix.join(".tracel-llvm-installed");
+        write_file(&marker, "").unwrap();
         let config = prefix.join("bin/llvm-config");
         for half in ["", "not a program"] {
-            let (fine, said) = machine.run(&["llvm", "1"]);
-            assert!(
-                !fine && said.contains(&format!("rm -r '{}'", prefix.display())),
-                "{said}"
-            );
+            machine.fails(&[], &format!("rm -r '{}'", prefix.display()));
             write_file(&config, half).unwrap();
         }
-        machine.program(
-            "../.local/share/tracel/tracel-llvm-1/bin/llvm-config",
-            "echo 23",
-        );
+        let works = "../.local/share/tracel/tracel-llvm-1/bin/llvm-config";
+        machine.program(works, "echo 23");
         machine.without("apt-get");
-        let (fine, said) = machine.run(&["llvm", "1"]);
-        assert!(fine && said.ends_with("nothing to do\n"), "{said}");
-        std::fs::remove_file(marker(&prefix)).unwrap();
-        assert!(!machine.run(&["llvm", "1"]).0);
+        let said = machine.succeeds(&[]);
+        assert!(said.ends_with("nothing to do\n"), "{said}");
+        std::fs::remove_file(marker).unwrap();
+        machine.fails(&[], "");
     }
 
     #[test]
     fn a_browser_is_named_and_a_driver_is_installed() {
         let machine = Machine::new("browser");
         let (fine, said) = machine.run(&["browser"]);
-        assert!(
-            !fine && said.ends_with("Chromium is installed and does not run\n"),
-            "{said}"
-        );
+        let why = "Chromium is installed and does not run\n";
+        assert!(!fine && said.ends_with(why), "{said}");
         machine.program("google-chrome", "true");
         let named = "google-chrome\n".to_owned();
         assert_eq!(machine.run(&["browser"]), (true, named));
         assert!(machine.run(&["vulkan"]).0);
-        assert!(
-            machine
-                .noted("apt")
-                .ends_with("libvulkan1 mesa-vulkan-drivers\n")
-        );
+        let packages = "libvulkan1 mesa-vulkan-drivers\n";
+        assert!(machine.noted("apt").ends_with(packages));
     }
 
     #[test]
@@ -260,10 +234,8 @@ mod tests {
         let lock = "[[package]]\nname = \"tracel-llvm\"\nversion = \"1.0.0\"\n\n[[package]]\n\
                     name = \"tracel-llvm-bundler\"\nversion = \"23.1.0-4\"\nsource = \"registry\"\n";
         assert_eq!(bundler(lock), Some("23.1.0-4"));
-        assert_eq!(
-            bundler("[[package]]\nname = \"tracel\"\nversion = \"1\"\n"),
-            None
-        );
+        let other = "[[package]]\nname = \"tracel\"\nversion = \"1\"\n";
+        assert_eq!(bundler(other), None);
         assert!(bundler(&read_file(&root().join("Cargo.lock")).unwrap()).is_some());
     }
 }

@@ -1,12 +1,11 @@
 //! `cargo xtask test`: what must hold before a change is merged, in two commands.
 
-mod long;
 mod programs;
 mod times;
 
 pub use programs::run as run_programs;
 
-use crate::process::{Result, cargo, run as run_command, switch, target_dir};
+use crate::process::{Result, cargo, read_file, root, run as run_command, switch, target_dir};
 use crate::{book, codegen, new_crate, release, setup, tidy, tools};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -18,125 +17,104 @@ struct Step {
     builds: bool,
 }
 
-const SETUP: Step = Step {
-    name: "setup",
-    run: || setup::run(setup::Needs::ALL),
-    builds: false,
-};
+impl Step {
+    const fn new(name: &'static str, run: fn() -> Result) -> Self {
+        Self {
+            name,
+            run,
+            builds: false,
+        }
+    }
+
+    const fn building(name: &'static str, run: fn() -> Result) -> Self {
+        Self {
+            builds: true,
+            ..Self::new(name, run)
+        }
+    }
+}
+
+const SETUP: Step = Step::new("setup", setup::all);
 
 /// What every change passes. Each step selects the whole workspace with its default features, so that the dependencies are
 /// resolved one way: tests and code generation share one set of their libraries.
 const STEPS: [Step; 9] = [
     SETUP,
-    Step {
-        name: "format",
-        run: || run_command(&mut cargo(["fmt", "--all", "--check"])),
-        builds: false,
-    },
-    Step {
-        name: "house rules",
-        run: tidy::run,
-        builds: false,
-    },
-    Step {
-        name: "spelling",
-        run: || run_command(&mut tools::typos()?),
-        builds: false,
-    },
-    Step {
-        name: "reports",
-        run: reports,
-        builds: false,
-    },
-    Step {
-        name: "new crate",
-        run: new_crate::check,
-        builds: false,
-    },
-    Step {
-        name: "clippy",
-        run: clippy,
-        builds: true,
-    },
-    Step {
-        name: "tests",
-        run: || programs::run(long::without(&mut cargo(TESTS), &long::names()?)),
-        builds: true,
-    },
-    Step {
-        name: "generated code",
-        run: || codegen::run(&[]),
-        builds: true,
-    },
+    Step::new("format", || {
+        run_command(&mut cargo(["fmt", "--all", "--check"]))
+    }),
+    Step::new("house rules", tidy::run),
+    Step::new("spelling", || {
+        run_command(&mut tools::TYPOS.command("typos")?)
+    }),
+    Step::new("reports", reports),
+    Step::new("new crate", new_crate::check),
+    Step::building("clippy", clippy),
+    Step::building("tests", tests_but_long),
+    Step::building("generated code", || codegen::run(&[])),
 ];
 
 /// What is left to `--full`.
 const FULL_STEPS: [Step; 8] = [
     SETUP,
-    Step {
-        name: "dependencies",
-        run: || {
-            let mut deny = tools::DENY.command()?;
-            // Not `advisories`: their database changes from day to day, and fails changes that are innocent of it.
-            let args = [
-                "--log-level",
-                "error",
-                "check",
-                "licenses",
-                "bans",
-                "sources",
-            ];
-            run_command(deny.args(args))
-        },
-        builds: false,
-    },
-    Step {
-        name: "documentation",
-        run: || {
-            let mut doc = cargo(["doc", "--workspace", "--no-deps"]);
-            run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
-        },
-        builds: true,
-    },
-    Step {
-        name: "long tests",
-        run: long_tests,
-        builds: true,
-    },
-    Step {
-        name: "book",
-        run: book::check,
-        builds: true,
-    },
-    Step {
-        name: "release",
-        run: release::check,
-        builds: false,
-    },
-    Step {
-        name: "program of a new crate",
-        run: new_crate::check_run,
-        builds: false,
-    },
-    Step {
-        name: "lab",
-        run: lab,
-        builds: true,
-    },
+    Step::new("dependencies", dependencies),
+    Step::building("documentation", || {
+        let mut doc = cargo(["doc", "--workspace", "--no-deps"]);
+        run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
+    }),
+    Step::building("long tests", long_tests),
+    Step::building("book", book::check),
+    Step::new("release", release::check),
+    Step::new("program of a new crate", new_crate::check_run),
+    Step::building("lab", lab),
 ];
 
 const TESTS: [&str; 3] = ["test", "--workspace", "--no-fail-fast"];
 
+/// All tests but those that `tests/long.txt` names.
+fn tests_but_long() -> Result {
+    programs::run(without(&mut cargo(TESTS), &long_names()?))
+}
+
+/// The tests that `tests/long.txt` names.
 fn long_tests() -> Result {
-    let names = long::names()?;
-    let ran = programs::run_counted(long::alone(&mut cargo(TESTS), &names))?;
-    match ran == names.len() {
-        true => Ok(()),
-        false => Err(format!(
-            "tests/long.txt names {} tests, of which {ran} exist",
-            names.len()
+    let names = long_names()?;
+    let ran = programs::run_counted(alone(&mut cargo(TESTS), &names))?;
+    match names.len() {
+        named if named == ran => Ok(()),
+        named => Err(format!(
+            "tests/long.txt names {named} tests, of which {ran} exist"
         )),
     }
+}
+
+fn long_names() -> Result<Vec<String>> {
+    Ok(names(&read_file(&root().join("tests/long.txt"))?))
+}
+
+/// The names in a file, without comments.
+fn names(text: &str) -> Vec<String> {
+    let lines = text.lines().map(str::trim);
+    let names = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    names.map(str::to_owned).collect()
+}
+
+/// `cargo test` of all others.
+fn without<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
+    tests.args(["--", "--exact"]);
+    tests.args(names.iter().flat_map(|name| ["--skip", name]))
+}
+
+/// `cargo test` of these.
+fn alone<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
+    tests.args(["--tests", "--", "--exact"]).args(names)
+}
+
+fn dependencies() -> Result {
+    let mut deny = tools::DENY.command()?;
+    // Not `advisories`: their database changes from day to day, and fails changes that are innocent of it.
+    let args = ["check", "licenses", "bans", "sources"];
+    run_command(deny.args(["--log-level", "error"]).args(args))
 }
 
 /// The lints of everything, programs that tests do not need included.
@@ -161,10 +139,8 @@ fn lab() -> Result {
     programs::run(&mut tests)
 }
 
-/// Runs all steps, or with `--full` those that it leaves out, even after a failure, and prints the time of each.
-///
-/// # Errors
-/// The failures: every step, and every test by its name.
+/// Runs all steps, or with `--full` those that it leaves out, even after a failure, and prints the time of each. The error
+/// names every step and every test that failed.
 pub fn run(options: &[String]) -> Result {
     match switch(options, "--full")? {
         false => run_steps(&STEPS),
@@ -204,29 +180,23 @@ fn run_steps(steps: &[Step]) -> Result {
         println!("\nall {} steps passed", steps.len());
         return Ok(());
     }
-    Err(format!(
-        "{} of {} steps failed\n\n{}",
-        failures.len(),
-        steps.len(),
-        failures.join("\n\n")
-    ))
+    let (failed, all) = (failures.len(), steps.len());
+    let failures = failures.join("\n\n");
+    Err(format!("{failed} of {all} steps failed\n\n{failures}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn step(name: &'static str, builds: bool, run: fn() -> Result) -> Step {
-        Step { name, run, builds }
-    }
+    use crate::process::shown;
 
     #[test]
     fn steps_after_a_failure_run_and_every_failure_is_told() {
         let steps = [
-            step(SETUP.name, false, || Ok(())),
-            step("one", true, || Err("1 is wrong".into())),
-            step("two", true, || Ok(())),
-            step("three", true, || Err("3 is wrong".into())),
+            Step::new(SETUP.name, || Ok(())),
+            Step::building("one", || Err("1 is wrong".into())),
+            Step::building("two", || Ok(())),
+            Step::building("three", || Err("3 is wrong".into())),
         ];
         let error = run_steps(&steps).unwrap_err();
         let expected = "2 of 4 steps failed\n\nstep `one`: 1 is wrong\n\nstep `three`: 3 is wrong";
@@ -237,13 +207,25 @@ mod tests {
     #[test]
     fn what_builds_is_not_run_without_its_libraries() {
         let steps = [
-            step(SETUP.name, false, || Err("no network".into())),
-            step("format", false, || Err("a line is too long".into())),
-            step("clippy", true, || panic!("cannot be built")),
+            Step::new(SETUP.name, || Err("no network".into())),
+            Step::new("format", || Err("a line is too long".into())),
+            Step::building("clippy", || panic!("cannot be built")),
         ];
         let error = run_steps(&steps).unwrap_err();
         let expected = "3 of 3 steps failed\n\nstep `setup`: no network\n\nstep `format`: a line is too long\n\n\
                         step `clippy`: not run without `setup`";
         assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn every_test_is_in_one_of_the_two_commands() {
+        let names = names("# Why.\n\na::b\n  c\n");
+        assert_eq!(names, ["a::b", "c"]);
+        let shown =
+            |command: &mut Command| shown(command).split_once(" test ").unwrap().1.to_owned();
+        let others = shown(without(cargo(["test"]).arg("--workspace"), &names));
+        assert_eq!(others, "--workspace -- --exact --skip a::b --skip c");
+        let these = shown(alone(cargo(["test"]).arg("--workspace"), &names));
+        assert_eq!(these, "--workspace --tests -- --exact a::b c");
     }
 }

@@ -10,18 +10,12 @@ use std::time::{Duration, Instant};
 /// How many of the slowest tests are listed.
 const SLOWEST: usize = 20;
 
-/// Runs `cargo test` with its output on the terminal.
-///
-/// # Errors
-/// When it cannot be started or fails: the text names each test that failed.
+/// Runs `cargo test` with its output on the terminal. The error names each test that failed.
 pub fn run(command: &mut Command) -> Result {
     run_counted(command).map(drop)
 }
 
 /// As [`run`], with the number of tests that ran.
-///
-/// # Errors
-/// As [`run`].
 pub fn run_counted(command: &mut Command) -> Result<usize> {
     if std::io::stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
@@ -39,7 +33,7 @@ fn run_to(command: &mut Command, terminal: impl Write) -> Result<usize> {
             child.wait()
         })
         .map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
-    print!("\n{}", summary.slowest());
+    print!("\n{}", slowest(&summary.times, SLOWEST));
     let [built, run] = [summary.built, start.elapsed().saturating_sub(summary.built)];
     println!(
         "\n{} in {:.0} s, built in {:.0} s",
@@ -173,13 +167,8 @@ impl Summary {
     fn take_times(&mut self) {
         let ended = std::mem::take(&mut self.current.ended);
         let named = |(time, name)| (time, format!("{}: {name}", self.current.program));
-        self.times
-            .extend(super::times::of(&ended, super::times::threads()).map(named));
-    }
-
-    /// The slowest tests, one per line.
-    fn slowest(&self) -> String {
-        slowest(&self.times, SLOWEST)
+        let times = super::times::of(&ended, super::times::threads());
+        self.times.extend(times.map(named));
     }
 
     fn count(&mut self, result: &str) {
@@ -200,13 +189,8 @@ impl Summary {
 
     /// All programs in one line.
     fn totals(&self) -> String {
-        let Self {
-            passed,
-            failed,
-            ignored,
-            programs,
-            ..
-        } = self;
+        let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
+        let programs = self.programs;
         format!("{programs} test programs: {passed} passed, {failed} failed, {ignored} ignored")
     }
 }
@@ -215,16 +199,12 @@ impl Display for Summary {
     /// One line per failed test, below its program.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for failure in &self.failures {
-            let Failure {
-                program,
-                tests,
-                rerun,
-            } = failure;
+            let (program, rerun) = (&failure.program, &failure.rerun);
             write!(f, "\n{program} (cargo test {rerun})")?;
-            if tests.is_empty() {
+            if failure.tests.is_empty() {
                 write!(f, "\n    ended before it gave a result")?;
             }
-            for test in tests {
+            for test in &failure.tests {
                 write!(f, "\n    {test}")?;
             }
         }
@@ -245,10 +225,8 @@ fn program(line: &str) -> Option<String> {
     if let Some(name) = line.strip_prefix("Doc-tests ") {
         return Some(format!("doc tests of {name}"));
     }
-    let (source, path) = line
-        .strip_prefix("Running ")?
-        .strip_suffix(')')?
-        .split_once(" (")?;
+    let running = line.strip_prefix("Running ")?.strip_suffix(')')?;
+    let (source, path) = running.split_once(" (")?;
     let file = path.rsplit(['/', '\\']).next()?;
     let name = file.rsplit_once('-').map_or(file, |(name, _hash)| name);
     Some(match source.strip_prefix("unittests ") {

@@ -35,14 +35,13 @@ pub fn faults(path: &Path, text: &str, name: &str, faults: &mut Vec<String>) {
 
 /// The faults of an include of the form `path`, `path:anchor` or `path:first:last`.
 fn include_fault(dir: &Path, include: &str) -> Option<String> {
-    let (file, anchor) = match include.split_once(':') {
-        Some((file, anchor)) => (file, Some(anchor)),
-        None => (include, None),
-    };
+    let (file, anchor) = include.split_once(':').unwrap_or((include, ""));
     let Ok(text) = std::fs::read_to_string(dir.join(file)) else {
         return Some(format!("includes {file}, which does not exist"));
     };
-    let anchor = anchor.filter(|a| !a.starts_with(|c: char| c.is_ascii_digit() || c == ':'))?;
+    if anchor.is_empty() || anchor.starts_with(|c: char| c.is_ascii_digit() || c == ':') {
+        return None;
+    }
     let has = |mark: &str| {
         let mark = format!("{mark}: {anchor}");
         text.lines().any(|line| line.trim_end().ends_with(&mark))
@@ -70,11 +69,8 @@ mod tests {
     fn broken_links_and_includes_are_found() {
         let dir = std::env::temp_dir().join(format!("xtask-links-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        std::fs::write(
-            dir.join("code.rs"),
-            "// ANCHOR: all\nfn a() {}\n// ANCHOR_END: all\n",
-        )
-        .unwrap();
+        let code = "// ANCHOR: all\nfn a() {}\n// ANCHOR_END: all\n";
+        std::fs::write(dir.join("code.rs"), code).unwrap();
         let page = dir.join("page.md");
         let check = |text: &str| {
             let mut found = Vec::new();

@@ -3,13 +3,10 @@
 mod links;
 mod targets;
 
-use crate::process::{Result, cargo, read, read_file, root};
+use crate::process::{Result, read_file, root};
 use std::path::{Path, PathBuf};
 
-/// Checks the rules.
-///
-/// # Errors
-/// When a rule is broken: the text lists every place.
+/// Checks the rules. The error lists every place that breaks one.
 pub fn run() -> Result {
     let root = root();
     let files = files(&root)?;
@@ -33,13 +30,7 @@ pub fn run() -> Result {
             _ => {}
         }
     }
-    let metadata = read(&mut cargo([
-        "metadata",
-        "--no-deps",
-        "--format-version",
-        "1",
-    ]))?;
-    faults.extend(targets::faults(&metadata, &sources));
+    faults.extend(targets::faults(&targets::metadata()?, &sources));
     if faults.is_empty() {
         println!("tidy: {} files follow the house rules", files.len());
         return Ok(());
@@ -73,10 +64,8 @@ fn loop_faults(name: &str, text: &str, faults: &mut Vec<String>) {
             let rest = lines[number..].iter();
             let length = rest.take_while(|line| **line != close).count() + 1;
             if length > LIMIT {
-                faults.push(format!(
-                    "{name}:{}: a loop of {length} lines, {LIMIT} are the most",
-                    number + 1
-                ));
+                let what = format!("a loop of {length} lines, {LIMIT} are the most");
+                faults.push(format!("{name}:{}: {what}", number + 1));
             }
         }
     }

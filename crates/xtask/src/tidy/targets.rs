@@ -1,7 +1,7 @@
 //! What cargo makes of the workspace: no test program is empty, each of which would be linked with Burn and LLVM for
 //! hundreds of megabytes; where there are tests, they run; and a test runs every program of the examples, and so of the book.
 
-use crate::process::after;
+use crate::process::{Result, after, cargo, read};
 use std::path::{Path, PathBuf};
 
 /// A library or a program.
@@ -11,6 +11,12 @@ struct Target<'a> {
     root: &'a Path,
     /// Whether cargo makes a test program of it: not where the manifest says `test = false`.
     tested: bool,
+}
+
+/// What cargo says of the workspace, in JSON.
+pub fn metadata() -> Result<String> {
+    let metadata = ["metadata", "--no-deps", "--format-version", "1"];
+    read(&mut cargo(metadata))
 }
 
 /// The faults of the workspace that `cargo metadata` describes, with its Rust files and their texts.
@@ -87,7 +93,6 @@ fn is_run(program: &Target, files: &[(PathBuf, String)]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{cargo, read};
 
     #[test]
     fn empty_test_programs_and_tests_and_programs_that_do_not_run_are_found() {
@@ -122,8 +127,7 @@ mod tests {
 
     #[test]
     fn cargo_names_this_program() {
-        let mut metadata = cargo(["metadata", "--no-deps", "--format-version", "1"]);
-        let metadata = read(&mut metadata).unwrap();
+        let metadata = metadata().unwrap();
         let targets = targets(&metadata);
         let this = targets.iter().find(|target| target.name == "xtask");
         assert!(this.is_some_and(|this| this.tested && this.root.ends_with("xtask/src/main.rs")));

@@ -25,7 +25,7 @@ impl Scratch {
     /// A new model.
     pub fn fresh(&self, name: &str) -> String {
         let dir = text(&self.path(name));
-        assert_eq!(printed(&["fresh", &dir, "--seed", "8"]), "");
+        assert_eq!(printed(&format!("fresh {dir} --seed 8"), &[]), "");
         dir
     }
 
@@ -68,24 +68,24 @@ pub fn doge() -> Command {
     Command::new(env!("CARGO_BIN_EXE_doge"))
 }
 
-/// A call of the program.
-pub fn call(arguments: &[&str]) -> Output {
-    let output = doge().args(arguments).output();
+/// A call of the program with the words of a line, and further arguments behind them.
+pub fn call(line: &str, more: &[&str]) -> Output {
+    let output = doge().args(line.split(' ')).args(more).output();
     output.expect("cargo has built the program")
 }
 
 /// What the program prints.
-pub fn printed(arguments: &[&str]) -> String {
-    let output = call(arguments);
+pub fn printed(line: &str, more: &[&str]) -> String {
+    let output = call(line, more);
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {error}");
+    assert!(output.status.success(), "{line} {more:?}: {error}");
     String::from_utf8(output.stdout).expect("it prints text")
 }
 
 /// What the program says when it refuses its arguments.
-pub fn refused(arguments: &[&str]) -> String {
-    let output = call(arguments);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+pub fn refused(line: &str, more: &[&str]) -> String {
+    let output = call(line, more);
+    assert_eq!(output.status.code(), Some(2), "{line} {more:?}");
     String::from_utf8(output.stderr).expect("it prints text")
 }
 

@@ -1,18 +1,21 @@
 //! What is trained, and what is written.
 
-use crate::common::{Scratch, printed, read, refused, text};
+use crate::common::{Scratch, call, printed, read, refused, text};
 use burn::tensor::Tensor;
 use flash_dma_models::doge::Doge;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// A new model, and documents that are easy to learn.
-fn prepare(scratch: &Scratch) -> (String, PathBuf) {
-    let model = scratch.fresh("model");
-    let data = scratch.path("documents.txt");
+/// A new model, and the call that trains it, but for `--out`, on documents that are easy to learn.
+fn prepare(scratch: &Scratch) -> (String, String) {
     let document = |number: usize| format!("{}\n\n", "abcd efgh ".repeat(3 + number % 4));
-    let documents: String = (0..40).map(document).collect();
+    prepare_on(scratch, "documents.txt", (0..40).map(document).collect())
+}
+
+fn prepare_on(scratch: &Scratch, name: &str, documents: String) -> (String, String) {
+    let (model, data) = (scratch.fresh("model"), scratch.path(name));
     std::fs::write(&data, documents).expect("the folder can be written");
-    (model, data)
+    let line = format!("fine-tune --weights {model} --data {}", text(&data));
+    (model, line)
 }
 
 fn loss(printed: &str, when: &str) -> f64 {
@@ -28,21 +31,11 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 #[test]
 fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
     let scratch = Scratch::new("lora");
-    let (model, data) = prepare(&scratch);
-    let (out, data) = (scratch.path("out"), text(&data));
-    let sizes = [
-        "--length", "48", "--batch", "4", "--epochs", "3", "--rate", "2e-2",
-    ];
-    let given = [
-        "fine-tune",
-        "--weights",
-        &model,
-        "--data",
-        &data,
-        "--out",
-        &text(&out),
-    ];
-    let said = printed(&[&given[..], &sizes].concat());
+    let (model, line) = prepare(&scratch);
+    let out = scratch.path("out");
+    let dir = text(&out);
+    let sizes = "--length 48 --batch 4 --epochs 3 --rate 2e-2";
+    let said = printed(&format!("{line} {sizes} --out"), &[&dir]);
     let [before, after] = ["loss before", "loss after"].map(|when| loss(&said, when));
     assert!(
         (before - 258f64.ln()).abs() < 0.2 && after < before - 0.3,
@@ -73,15 +66,7 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
         assert!(a == b, "{name}");
     }
     // What the script of the fixtures compares with `transformers`.
-    let check = [
-        "check",
-        "--weights",
-        &text(&out),
-        "--loss",
-        "5",
-        "--expected",
-    ];
-    crate::common::call(&check);
+    call("check --loss 5 --expected --weights", &[&dir]);
     let expected = std::fs::read(out.join("expected.json")).expect("it is written");
     let expected: serde_json::Value = serde_json::from_slice(&expected).expect("JSON");
     let length = |name: &str| expected[name].as_array().map(Vec::len);
@@ -91,50 +76,27 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
     assert_eq!(logits.as_array().map(Vec::len), Some(258));
 
     // The written model goes on where the loss said.
-    let check = [
-        "write",
-        "--weights",
-        &text(&out),
-        "--prompt",
-        "abcd efgh abcd",
-        "--max-new",
-        "4",
-    ];
-    assert!(!printed(&check).is_empty());
+    let write = format!("write --weights {dir} --max-new 4 --prompt");
+    assert!(!printed(&write, &["abcd efgh abcd"]).is_empty());
 }
 
 #[test]
 fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_adapters() {
     let scratch = Scratch::new("full");
-    let (model, _) = prepare(&scratch);
-    let data = scratch.path("documents.jsonl");
-    let line =
+    let json =
         |number: usize| format!("{{\"story\": \"{}\"}}\n", "one two ".repeat(4 + number % 3));
-    let lines: String = (0..24).map(line).collect();
-    std::fs::write(&data, lines).expect("the folder can be written");
-    let data = text(&data);
-    let sizes = [
-        "--length", "32", "--batch", "4", "--field", "story", "--rate", "5e-3",
-    ];
-    let run = |out: &Path, options: &[&str]| {
-        let given = [
-            "fine-tune",
-            "--weights",
-            &model,
-            "--data",
-            &data,
-            "--out",
-            &text(out),
-        ];
-        printed(&[&given[..], &sizes, options].concat())
+    let (model, line) = prepare_on(&scratch, "documents.jsonl", (0..24).map(json).collect());
+    let sizes = "--length 32 --batch 4 --field story --rate 5e-3";
+    let run = |out: &Path, options: &str| {
+        printed(&format!("{line} {sizes} {options} --out"), &[&text(out)])
     };
     let [full, scores] = [scratch.path("full"), scratch.path("scores")];
-    let said = run(&full, &["--full"]);
+    let said = run(&full, "--full");
     assert!(
         loss(&said, "loss after") < loss(&said, "loss before"),
         "{said}"
     );
-    run(&scores, &["--targets", "dt_proj$", "--rank", "2"]);
+    run(&scores, "--targets dt_proj$ --rank 2");
     let [old, full, scores] = [read(Path::new(&model)), read(&full), read(&scores)];
     let norm = |doge: &Doge| values(doge.norm.gamma.val());
     let q = |doge: &Doge| values(doge.blocks[0].attention.q_proj.weight.val());
@@ -152,35 +114,13 @@ fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_a
 #[test]
 fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
     let scratch = Scratch::new("resumed");
-    let (model, data) = prepare(&scratch);
-    let data = text(&data);
-    let sizes = [
-        "--length",
-        "32",
-        "--batch",
-        "4",
-        "--epochs",
-        "2",
-        "--checkpoints",
-        "2",
-    ];
+    let (_, line) = prepare(&scratch);
+    let sizes = "--length 32 --batch 4 --epochs 2 --checkpoints 2";
     // The second trains vectors too, which decay otherwise than matrices.
-    for (name, options) in [
-        ("adapters", ["--rate", "1e-2"].as_slice()),
-        ("full", &["--full"]),
-    ] {
+    for (name, options) in [("adapters", "--rate 1e-2"), ("full", "--full")] {
         let out = scratch.path(name);
-        let given = [
-            "fine-tune",
-            "--weights",
-            &model,
-            "--data",
-            &data,
-            "--out",
-            &text(&out),
-        ];
-        let given = [&given[..], &sizes, options].concat();
-        printed(&given);
+        let line = format!("{line} {sizes} {options} --out {}", text(&out));
+        printed(&line, &[]);
         let measured = |part: usize| out.join(format!("training/valid/epoch-{part}"));
         assert!(measured(3).exists() && measured(4).exists());
         let weights = || std::fs::read(out.join("model.safetensors")).expect("it is written");
@@ -193,25 +133,25 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
         }
         std::fs::write(checkpoint("model-4.bpk"), b"half").expect("the last checkpoint");
         std::fs::remove_file(out.join("model.safetensors")).expect("it is written");
-        let again = [&given[..], &["--resume"]].concat();
+        let line = line + " --resume";
         let forget = || std::fs::remove_dir_all(out.join("training/valid")).expect("logs");
         forget();
-        printed(&again);
+        printed(&line, &[]);
         assert!(!measured(3).exists() && measured(4).exists());
         assert!(weights() == whole, "{name}: another model");
 
         // What has ended stays what it is, and another training is not taken up.
         forget();
-        printed(&again);
+        printed(&line, &[]);
         assert!(!measured(4).exists());
         assert!(weights() == whole);
-        let error = refused(&[&again[..], &["--seed", "9"]].concat());
+        let error = refused(&line, &["--seed", "9"]);
         assert!(error.contains("train = "), "{error}");
-        let mut documents = std::fs::read_to_string(&data).expect("it is there");
-        documents.push_str("And one more.\n");
+        let documents = std::fs::read_to_string(scratch.path("documents.txt"));
+        let documents = documents.expect("it is there") + "And one more.\n";
         let other = scratch.path("other.txt");
         std::fs::write(&other, documents).expect("the folder can be written");
-        let error = refused(&[&again[..], &["--data", &text(&other)]].concat());
+        let error = refused(&line, &["--data", &text(&other)]);
         assert!(error.contains("train = "), "{error}");
         assert!(weights() == whole);
     }
@@ -220,39 +160,25 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
 #[test]
 fn what_cannot_be_trained_is_said_in_one_line() {
     let scratch = Scratch::new("untrained");
-    let (model, data) = prepare(&scratch);
-    let (out, data) = (text(&scratch.path("out")), text(&data));
-    let refuse = |options: &[&str]| {
-        let given = [
-            "fine-tune",
-            "--weights",
-            &model,
-            "--data",
-            &data,
-            "--out",
-            &out,
-        ];
-        refused(&[&given[..], options].concat())
-    };
+    let (_, line) = prepare(&scratch);
+    let out = scratch.path("out");
+    let refuse = |options: &str| refused(&format!("{line} {options} --out"), &[&text(&out)]);
+    let sizes = "--batch, --epochs, --length, --checkpoints and --rank must be";
     for (options, reason) in [
-        (["--rank", "0"], "--rank must be at least 1"),
-        (["--targets", "nothing"], "no weight is called nothing"),
-        (["--targets", "("], "--targets"),
-        (["--length", "1000"], "--length must be at most 512"),
-        (
-            ["--batch", "0"],
-            "--batch, --epochs, --length, --checkpoints and --rank must be",
-        ),
-        (["--batch", "999"], "999"),
-        (["--rate", "0"], "--rate must be above 0"),
+        ("--rank 0", "--rank must be at least 1"),
+        ("--targets nothing", "no weight is called nothing"),
+        ("--targets (", "--targets"),
+        ("--length 1000", "--length must be at most 512"),
+        ("--batch 0", sizes),
+        ("--batch 999", "999"),
+        ("--rate 0", "--rate must be above 0"),
+        ("--length 32 --checkpoints 999", "999 parts of an epoch of "),
     ] {
-        let error = refuse(&options);
+        let error = refuse(options);
         assert!(
             error.starts_with("doge: ") && error.contains(reason),
             "{error}"
         );
     }
-    let error = refuse(&["--length", "32", "--checkpoints", "999"]);
-    assert!(error.contains("999 parts of an epoch of "), "{error}");
-    assert!(!Path::new(&out).join("model.safetensors").exists());
+    assert!(!out.join("model.safetensors").exists());
 }

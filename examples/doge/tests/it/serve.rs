@@ -44,11 +44,11 @@ impl Server {
         let mut answer = String::new();
         connection.read_to_string(&mut answer).expect("it answers");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|status| status.parse().ok());
-        (status.expect("a status"), body.to_owned())
+        let status = head.split(' ').nth(1).map(str::parse);
+        (
+            status.expect("a status").expect("a number"),
+            body.to_owned(),
+        )
     }
 
     /// The text that goes on from a prompt, and how it ended.
@@ -58,10 +58,8 @@ impl Server {
         let lines = body.lines().map(serde_json::from_str);
         let mut lines: Vec<Value> = lines.map(|line| line.expect("a line of JSON")).collect();
         let end = lines.pop().expect("an end")["end"].take();
-        let text = lines
-            .iter()
-            .map(|line| line["text"].as_str().expect("text"));
-        (text.collect(), end)
+        let text = lines.iter().map(|line| line["text"].as_str());
+        (text.map(|text| text.expect("text")).collect(), end)
     }
 }
 
@@ -81,17 +79,8 @@ fn post(body: &str) -> String {
 
 /// What the program `doge` writes after a prompt.
 fn written(model: &str, prompt: &str, tokens: usize) -> String {
-    let tokens = tokens.to_string();
-    let given = [
-        "write",
-        "--weights",
-        model,
-        "--prompt",
-        prompt,
-        "--max-new",
-        &tokens,
-    ];
-    let text = printed(&given);
+    let line = format!("write --weights {model} --max-new {tokens} --prompt");
+    let text = printed(&line, &[prompt]);
     text.strip_suffix('\n').expect("a line").to_owned()
 }
 
@@ -152,54 +141,44 @@ fn requests_that_mean_nothing_are_refused() {
     let model = scratch.model("model", 7);
     let server = Server::new(&model, &[]);
     let long = json!({"prompt": "x".repeat(500)}).to_string();
-    for (request, status, reason) in [
-        (post("{}"), 400, "missing field `prompt`"),
-        (
-            post(r#"{"prompt": "x", "top": 1}"#),
-            400,
-            "unknown field `top`",
-        ),
-        (
-            post(r#"{"prompt": "x", "max_new": 0}"#),
-            400,
-            "max_new is 0",
-        ),
-        (
-            post(r#"{"prompt": "x", "stop": [""]}"#),
-            400,
-            "a stop is empty",
-        ),
-        (post(&long), 400, "501 tokens, and 256 to follow"),
-        ("GET /generate HTTP/1.1\r\n\r\n".into(), 405, "POST"),
-        ("GET / HTTP/1.1\r\n\r\n".into(), 404, "/generate"),
-        (
-            "POST /generate HTTP/1.1\r\n\r\n".into(),
-            411,
-            "Content-Length",
-        ),
-        (
-            "POST /generate HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n".into(),
-            413,
-            "bytes",
-        ),
-        ("nonsense\r\n\r\n".into(), 400, "invalid"),
-    ] {
-        let (answered, body) = server.ask(&request);
+    let refuses = |request: &str, status: u16, reason: &str| {
+        let (answered, body) = server.ask(request);
         assert_eq!(answered, status, "{request}: {body}");
         let line: Value = serde_json::from_str(&body).expect("a line of JSON");
         let said = line["error"].as_str().expect("a reason");
         assert!(said.contains(reason), "{body}");
+    };
+    for (body, reason) in [
+        ("{}", "missing field `prompt`"),
+        (r#"{"prompt": "x", "top": 1}"#, "unknown field `top`"),
+        (r#"{"prompt": "x", "max_new": 0}"#, "max_new is 0"),
+        (r#"{"prompt": "x", "stop": [""]}"#, "a stop is empty"),
+        (&long, "501 tokens, and 256 to follow"),
+    ] {
+        refuses(&post(body), 400, reason);
+    }
+    for (head, status, reason) in [
+        ("GET /generate HTTP/1.1", 405, "POST"),
+        ("GET / HTTP/1.1", 404, "/generate"),
+        ("POST /generate HTTP/1.1", 411, "Content-Length"),
+        (
+            "POST /generate HTTP/1.1\r\nContent-Length: 99999999",
+            413,
+            "bytes",
+        ),
+        ("nonsense", 400, "invalid"),
+    ] {
+        refuses(&format!("{head}\r\n\r\n"), status, reason);
     }
     // It still answers.
-    assert_eq!(
-        server.generate(r#"{"prompt": "x", "max_new": 2}"#).1["tokens"],
-        2
-    );
+    let (_, end) = server.generate(r#"{"prompt": "x", "max_new": 2}"#);
+    assert_eq!(end["tokens"], 2);
 
-    let error = refused(&["serve", "--weights", &model, "--batch", "0"]);
+    let line = format!("serve --weights {model}");
+    let error = refused(&line, &["--batch", "0"]);
     assert!(error.contains("--batch must be at least 1"), "{error}");
-    let error = refused(&["serve", "--weights", &model, "--top-p", "2"]);
+    let error = refused(&line, &["--top-p", "2"]);
     assert!(error.contains("top_p"), "{error}");
-    let error = refused(&["serve", "--weights", &model, "--address", "nowhere"]);
+    let error = refused(&line, &["--address", "nowhere"]);
     assert!(error.starts_with("doge: nowhere: "), "{error}");
 }

@@ -1,6 +1,6 @@
 //! Texts on the terminal, the check of a loss, and the calls that documents show.
 
-use crate::common::{Scratch, call, letter_of, printed, refused, text};
+use crate::common::{Scratch, call, doge, letter_of, printed, refused, text};
 use flash_dma_models::data::Vocabulary;
 use std::path::Path;
 
@@ -9,53 +9,30 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
     let scratch = Scratch::new("write");
     let (model, draft) = (scratch.model("model", 1), scratch.model("draft", 2));
     let prompts = ["Once upon a time", "a", "to be or not to be, to be or"];
-    let write = |prompts: &[&str], options: &[&str]| {
+    let write = |prompts: &[&str], options: &str| {
         let prompts = prompts.iter().flat_map(|prompt| ["--prompt", prompt]);
-        let given: Vec<&str> = prompts.collect();
-        printed(
-            &[
-                &["write", "--weights", &model, "--max-new", "40"],
-                &given[..],
-                options,
-            ]
-            .concat(),
-        )
+        let line = format!("write --weights {model} --max-new 40{options}");
+        printed(&line, &prompts.collect::<Vec<_>>())
     };
-    let alone = prompts.map(|prompt| write(&[prompt], &[]));
-    assert!(
-        alone
-            .iter()
-            .all(|text| text.trim_end().chars().count() >= 20),
-        "{alone:?}"
-    );
+    let alone = prompts.map(|prompt| write(&[prompt], ""));
+    let long = |text: &String| text.trim_end().chars().count() >= 20;
+    assert!(alone.iter().all(long), "{alone:?}");
     assert!(alone[0] != alone[1] && alone[1] != alone[2], "{alone:?}");
     for (prompt, alone) in prompts.iter().zip(&alone) {
-        assert_eq!(&write(&[prompt], &["--chunk", "5"]), alone);
-        assert_eq!(&write(&[prompt], &["--lookup", "--ahead", "3"]), alone);
-        assert_eq!(&write(&[prompt], &["--draft", &draft]), alone);
+        assert_eq!(&write(&[prompt], " --chunk 5"), alone);
+        assert_eq!(&write(&[prompt], " --lookup --ahead 3"), alone);
+        assert_eq!(&write(&[prompt], &format!(" --draft {draft}")), alone);
         // The model itself guesses right.
-        let output = call(&[
-            "write",
-            "--weights",
-            &model,
-            "--draft",
-            &model,
-            "--prompt",
-            prompt,
-        ]);
-        let report = String::from_utf8_lossy(&output.stderr).into_owned();
-        let line = report
-            .lines()
-            .find(|line| line.contains("proposed"))
-            .expect("a report");
-        let counts: Vec<usize> = line
-            .split(' ')
-            .filter_map(|word| word.parse().ok())
-            .collect();
+        let line = format!("write --weights {model} --draft {model} --prompt");
+        let report = call(&line, &[prompt]).stderr;
+        let report = String::from_utf8_lossy(&report);
+        let line = report.lines().find(|line| line.contains("proposed"));
+        let words = line.expect("a report").split(' ');
+        let counts: Vec<usize> = words.filter_map(|word| word.parse().ok()).collect();
         assert!(counts[0] == counts[1] && counts[0] > 0, "{report}");
     }
     // Each line of a text of several stands behind the number of its prompt.
-    let together = write(&prompts, &[]);
+    let together = write(&prompts, "");
     for (index, alone) in alone.iter().enumerate() {
         let mark = format!("{index}: ");
         let lines = together.lines().filter_map(|line| line.strip_prefix(&mark));
@@ -68,9 +45,8 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
 fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
     let scratch = Scratch::new("stops");
     let model = scratch.model("model", 3);
-    let write = |options: &[&str]| {
-        printed(&[&["write", "--weights", &model, "--prompt", "x"], options].concat())
-    };
+    let line = format!("write --weights {model} --prompt x");
+    let write = |options: &[&str]| printed(&line, options);
     let drawn = |seed| write(&["--temperature", "1.5", "--top-k", "200", "--seed", seed]);
     assert_eq!(drawn("1"), drawn("1"));
     assert_ne!(drawn("1"), drawn("2"));
@@ -99,21 +75,18 @@ fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
 fn a_loss_is_compared_and_the_exit_code_says_how() {
     let scratch = Scratch::new("loss");
     let dir = scratch.fresh("fresh");
-    let output = call(&["check", "--weights", &dir]);
+    let line = format!("check --weights {dir}");
+    let output = call(&line, &[]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stdout).expect("text");
-    let loss = said
-        .strip_prefix("loss ")
-        .and_then(|rest| rest.split(',').next());
-    let loss = loss.expect("the loss");
-    assert_eq!(
-        said,
-        format!("loss {loss}, expected 2.779: does not agree\n")
-    );
+    let loss = said.strip_prefix("loss ").expect("the loss");
+    let (loss, _) = loss.split_once(',').expect("the loss");
+    let expected = format!("loss {loss}, expected 2.779: does not agree\n");
+    assert_eq!(said, expected);
     // New parameters know nothing: the logarithm of 258 tokens.
     let value: f64 = loss.parse().expect("a number");
     assert!((value - 258f64.ln()).abs() < 0.1, "{loss}");
-    let agreed = printed(&["check", "--weights", &dir, "--loss", loss]);
+    let agreed = printed(&line, &["--loss", loss]);
     assert_eq!(agreed, format!("loss {loss}, expected {value}: agrees\n"));
     // The third decimal counts.
     for (off, code) in [
@@ -124,7 +97,7 @@ fn a_loss_is_compared_and_the_exit_code_says_how() {
         (f64::NAN, 1),
     ] {
         let other = (value + off).to_string();
-        let output = call(&["check", "--weights", &dir, "--loss", &other]);
+        let output = call(&line, &["--loss", &other]);
         assert_eq!(output.status.code(), Some(code), "{other}");
     }
 }
@@ -146,42 +119,23 @@ fn what_cannot_be_done_is_said_in_one_line() {
     let scratch = Scratch::new("refused");
     let model = scratch.model("model", 4);
     let nowhere = text(&scratch.path("nowhere"));
-    let error = refused(&["write", "--weights", &nowhere, "--prompt", "x"]);
+    let error = refused("write --prompt x --weights", &[&nowhere]);
     assert!(
         error.starts_with("doge: ") && error.contains("config.json"),
         "{error}"
     );
-    let long = "x".repeat(500);
-    let given = [
-        "write",
-        "--weights",
-        &model,
-        "--temperature=-1",
-        "--prompt",
-        "x",
-    ];
-    let error = refused(&given);
+    let line = format!("write --weights {model} --prompt");
+    let error = refused(&line, &["x", "--temperature=-1"]);
     assert!(error.contains("temperature"), "{error}");
-    assert_eq!(
-        printed(&[
-            "write",
-            "--weights",
-            &model,
-            "--prompt",
-            &long,
-            "--max-new",
-            "1"
-        ])
-        .lines()
-        .count(),
-        1
-    );
+    let text = printed(&line, &[&"x".repeat(500), "--max-new", "1"]);
+    assert_eq!(text.lines().count(), 1);
 
-    std::fs::remove_file(scratch.path("model/tokenizer.json")).expect("it is there");
-    let error = refused(&["write", "--weights", &model, "--prompt", "x"]);
+    let tokenizer = scratch.path("model/tokenizer.json");
+    std::fs::remove_file(&tokenizer).expect("it is there");
+    let error = refused(&line, &["x"]);
     assert!(error.contains("tokenizer.json"), "{error}");
-    std::fs::write(scratch.path("model/tokenizer.json"), "{}").expect("it can be written");
-    let error = refused(&["write", "--weights", &model, "--prompt", "x"]);
+    std::fs::write(&tokenizer, "{}").expect("it can be written");
+    let error = refused(&line, &["x"]);
     assert!(error.contains("tokenizer.json"), "{error}");
 }
 
@@ -208,7 +162,8 @@ fn calls_in_documents_are_read() {
                 _ => vec![part],
             });
             let options: Vec<&str> = words.chain(["--help"]).collect();
-            let output = call(&options);
+            let output = doge().args(options).output();
+            let output = output.expect("cargo has built the program");
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{document}: {line}: {error}");
             calls += 1;

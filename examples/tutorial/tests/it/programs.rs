@@ -42,6 +42,14 @@ fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
         .collect()
 }
 
+/// The one line that begins with `start`.
+fn line<'a>(text: &'a str, start: &str) -> &'a str {
+    let [line] = lines(text, start)[..] else {
+        panic!("not one line with {start:?}: {text}");
+    };
+    line
+}
+
 #[test]
 fn every_program_is_listed_and_run_by_a_test() {
     let list = Command::new(env!("CARGO_BIN_EXE_tutorial")).output();
@@ -58,32 +66,18 @@ fn every_program_is_listed_and_run_by_a_test() {
 
 #[test]
 fn what_is_not_known_is_refused_in_one_line() {
-    for (program, arguments, message) in [
-        (
-            "arm",
-            &[][..],
-            "no program `arm`; without a name they are listed",
-        ),
-        (
-            "arms",
-            &["--steps", "many"],
-            "`--steps` is followed by a number",
-        ),
-        ("arms", &["--json"], "`--json` is followed by a file"),
-        (
-            "arms",
-            &["9", "ten"],
-            "behind the options are seeds, which are numbers",
-        ),
-        ("demo", &["--stepz", "3"], "unknown option `--stepz`"),
-        ("demo", &["--out"], "`--out` needs a value"),
-        (
-            "demo",
-            &["--steps", "many"],
-            "`--steps many`: invalid digit found in string",
-        ),
+    for line in [
+        "arm: no program `arm`; without a name they are listed",
+        "arms --steps many: `--steps` is followed by a number",
+        "arms --json: `--json` is followed by a file",
+        "arms 9 ten: behind the options are seeds, which are numbers",
+        "demo --stepz 3: unknown option `--stepz`",
+        "demo --out: `--out` needs a value",
+        "demo --steps many: `--steps many`: invalid digit found in string",
     ] {
-        let output = run(program, arguments);
+        let (call, message) = line.split_once(": ").expect("a call and a message");
+        let words: Vec<&str> = call.split(' ').collect();
+        let output = run(words[0], &words[1..]);
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(error, format!("tutorial: {message}\n"));
@@ -118,14 +112,10 @@ fn packed_documents_are_as_if_alone() {
 #[test]
 fn parts_are_merged_and_rows_looked_into() {
     let text = printed("parts", &[]);
-    let [most] = lines(&text, "the last token attends most to key ")[..] else {
-        panic!("{text}");
-    };
+    let most = line(&text, "the last token attends most to key ");
     assert!(most.contains(" of the first head, with 0."), "{most}");
-    assert!(
-        text.ends_with("parts: merged, they are attention to all keys\n"),
-        "{text}"
-    );
+    let merged = "parts: merged, they are attention to all keys\n";
+    assert!(text.ends_with(merged), "{text}");
 }
 
 #[test]
@@ -139,23 +129,17 @@ fn documents_padding_and_masks_do_what_the_book_says() {
         "mask of pairs: tokens behind the prefix move its first row by 0",
         "plan: 2020 pairs",
     ] {
-        assert!(
-            text.lines().any(|printed| printed == line),
-            "{line}: {text}"
-        );
+        let mut printed = text.lines();
+        assert!(printed.any(|printed| printed == line), "{line}: {text}");
     }
-    let [alive] = lines(&text, "packed tensors: ")[..] else {
-        panic!("{text}");
-    };
+    let alive = line(&text, "packed tensors: ");
     assert!(alive.ends_with("keys at a position, 12 at most"), "{alive}");
 }
 
 #[test]
 fn generation_goes_on_where_it_was_saved() {
     let text = printed("generation", &[]);
-    let [greedy] = lines(&text, "greedy: [")[..] else {
-        panic!("{text}");
-    };
+    let greedy = line(&text, "greedy: [");
     assert_eq!(greedy.matches(',').count(), 11, "{greedy}");
     // 2 layers of 2 heads: 16 slots of 2 * 8 * 4 + 8 bytes; 4 bytes per sequence.
     let bytes = 2 * (2 * 16 * (2 * 8 * 4 + 8) + 4);
@@ -176,9 +160,7 @@ fn number(line: &str, before: &str) -> f64 {
 fn a_model_changes_its_attention_and_keeps_its_weights() {
     let text = printed("your-model", &[]);
     for start in ["drop-in: ", "a window of all keys: "] {
-        let [line] = lines(&text, start)[..] else {
-            panic!("{text}");
-        };
+        let line = line(&text, start);
         assert!(number(line, "differ by ") < 1e-4, "{line}");
     }
     let first = lines(&text, "32 keys: ")[0];
@@ -192,10 +174,8 @@ fn a_model_changes_its_attention_and_keeps_its_weights() {
     for name in ["score_proj", "q_proj.bias", "norm.gamma", "head.bias"] {
         assert!(undecayed.iter().any(|line| line.ends_with(name)), "{text}");
     }
-    assert!(
-        !undecayed.iter().any(|line| line.ends_with("weight")),
-        "{text}"
-    );
+    let weights = undecayed.iter().filter(|line| line.ends_with("weight"));
+    assert_eq!(weights.count(), 0, "{text}");
     // Two factors of four projections and of the scores, in two blocks.
     assert_eq!(lines(&text, "adapters: "), ["adapters: 20 matrices train"]);
     let decoder = "decoder: 3 steps, each over 8 to 8 tokens";
@@ -216,10 +196,8 @@ fn the_book_has_the_pictures_of_the_selectors() {
         let file = format!("selection-{name}.svg");
         let drawn = std::fs::read_to_string(scratch.0.join(&file)).expect("a picture per line");
         let published = std::fs::read_to_string(book.join(&file)).expect("the book has it");
-        assert!(
-            drawn == published,
-            "book/src/img/{file} is not what the program draws"
-        );
+        let same = drawn == published;
+        assert!(same, "book/src/img/{file} is not what the program draws");
     }
 }
 
@@ -230,11 +208,8 @@ fn the_tutorial_trains_every_arm() {
     let path = file.display().to_string();
     let text = printed("arms", &["--steps", "1", "--json", &path, "5"]);
     let (_, table) = text.split_once("\nscores ").expect("a table");
-    let rows: Vec<&str> = table
-        .lines()
-        .skip(1)
-        .filter(|row| !row.is_empty())
-        .collect();
+    let rows = table.lines().skip(1).filter(|row| !row.is_empty());
+    let rows: Vec<&str> = rows.collect();
     assert_eq!(rows.len(), 6, "{text}");
     for (row, arm) in rows.iter().zip(["dense", "linear, runners-up"]) {
         assert!(row.starts_with(arm), "{row}");
@@ -250,10 +225,8 @@ fn the_tutorial_trains_every_arm() {
                  \"kept\": 1.000, \"right\": 0.";
     assert!(written[0].starts_with(dense), "{}", written[0]);
     for (line, row) in written.iter().zip(&rows) {
-        assert!(
-            line.ends_with('}') && line.contains("\"seconds\": "),
-            "{line}"
-        );
+        let whole = line.ends_with('}') && line.contains("\"seconds\": ");
+        assert!(whole, "{line}");
         let arm = line.split('"').nth(3).expect("a name");
         assert!(row.starts_with(arm), "{line}: {row}");
     }
@@ -265,11 +238,9 @@ fn the_demo_shows_and_draws_what_is_kept() {
     let folder = scratch.0.display().to_string();
     let options = ["--steps", "1", "--out", &folder, "--svg", &folder];
     let text = printed("demo", &options);
-    let table = ["16, by learned scores", "16, at random", "all 128"];
-    for name in table {
-        assert_eq!(lines(&text, name).len(), 1, "{name}: {text}");
-    }
-    assert!(lines(&text, "all 128")[0].contains(" 100.0 % "), "{text}");
+    line(&text, "16, by learned scores");
+    line(&text, "16, at random");
+    assert!(line(&text, "all 128").contains(" 100.0 % "), "{text}");
     for picture in ["before.png", "after.png"] {
         let bytes = std::fs::read(scratch.0.join(picture)).expect("a picture");
         assert!(bytes.starts_with(b"\x89PNG"), "{picture}");

@@ -9,11 +9,8 @@ use tutorial::selectors::{
 const KEYS: usize = 40;
 
 fn scores() -> Tensor<3> {
-    Tensor::random(
-        [1, 2, KEYS],
-        Distribution::Normal(0.0, 1.0),
-        &Device::flex(),
-    )
+    let normal = Distribution::Normal(0.0, 1.0);
+    Tensor::random([1, 2, KEYS], normal, &Device::flex())
 }
 
 /// Checks every pair of position and key of every head.
@@ -34,10 +31,8 @@ fn streaming_keeps_sinks_and_the_last_keys() {
     let intervals = streaming(scores(), 9, 2);
     check(&intervals, |_, position, key| key < 2 || key + 7 > position);
     let stats = intervals.stats();
-    assert!(
-        (stats.recent + stats.sinks - 1.0).abs() < 1e-12,
-        "{stats:?}"
-    );
+    let rest = stats.recent + stats.sinks - 1.0;
+    assert!(rest.abs() < 1e-12, "{stats:?}");
 }
 
 #[test]

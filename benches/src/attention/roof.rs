@@ -17,9 +17,7 @@ pub struct Roof {
 }
 
 impl Roof {
-    /// Matrix products in this type, TFLOP/s.
-    #[must_use]
-    pub fn tflops(&self, element: ElementType) -> f64 {
+    fn tflops(&self, element: ElementType) -> f64 {
         match element {
             ElementType::F32 => self.f32_tflops,
             ElementType::F16 => self.f16_tflops,
@@ -28,7 +26,6 @@ impl Roof {
     }
 
     /// The least time of this many operations on this many bytes, in milliseconds.
-    #[must_use]
     pub fn ms(&self, element: ElementType, flops: f64, bytes: f64) -> f64 {
         let compute = flops / (self.tflops(element) * 1e9);
         let memory = bytes / (self.copy_gbs * 1e6);

@@ -8,19 +8,15 @@ use flash_dma_reference::generate::Scores;
 /// One attention shape and the distribution of its scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Short name, the key of a result row.
+    /// The key of a row.
     pub name: &'static str,
-    /// Sequences.
     pub batch: usize,
-    /// Heads of `q`.
     pub q_heads: usize,
-    /// Heads of `k` and `v`.
     pub kv_heads: usize,
     /// Queries per head, aligned with the end of the keys.
     pub q_len: usize,
     /// Keys per head.
     pub len: usize,
-    /// Elements per row.
     pub head_dim: usize,
     /// Keys each query keeps; `None` is dense attention without scores.
     pub window: Option<usize>,
@@ -35,11 +31,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The causal problem of this workload.
-    ///
-    /// # Errors
-    ///
-    /// As [`Problem::new`].
+    /// The causal problem of this workload, or the error of [`Problem::new`].
     pub fn problem(&self) -> Result<Problem, AttentionError> {
         let q = [self.batch, self.q_heads, self.q_len, self.head_dim];
         let kv = [self.batch, self.kv_heads, self.len, self.head_dim];
@@ -75,18 +67,10 @@ const fn layer(name: &'static str, len: usize, window: Option<usize>) -> Workloa
 /// The reference implementation's headline shape: 2 query heads and 1 key/value head of 64.
 const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workload {
     Workload {
-        name,
-        batch: 1,
         q_heads: 2,
         kv_heads: 1,
-        q_len: len,
-        len,
         head_dim: 64,
-        window,
-        element: ElementType::Bf16,
-        scores: Scores::Normal,
-        dropout: None,
-        alibi: false,
+        ..layer(name, len, window)
     }
 }
 
@@ -105,6 +89,14 @@ const fn wide(name: &'static str, head_dim: usize) -> Workload {
         kv_heads: 2,
         head_dim,
         ..layer(name, 4096, Some(1024))
+    }
+}
+
+/// A layer of 32K tokens that keeps 2048 keys, chosen by scores of this kind.
+const fn kind(name: &'static str, scores: Scores) -> Workload {
+    Workload {
+        scores,
+        ..layer(name, 32768, Some(2048))
     }
 }
 
@@ -162,22 +154,10 @@ pub const WORKLOADS: &[Workload] = &[
         alibi: true,
         ..layer("layer-n32k-w2048-alibi", 32768, Some(2048))
     },
-    Workload {
-        scores: Scores::Recency,
-        ..layer("layer-n32k-w2048-recency", 32768, Some(2048))
-    },
-    Workload {
-        scores: Scores::Increasing,
-        ..layer("layer-n32k-w2048-increasing", 32768, Some(2048))
-    },
-    Workload {
-        scores: Scores::Blocks,
-        ..layer("layer-n32k-w2048-blocks", 32768, Some(2048))
-    },
-    Workload {
-        scores: Scores::AllEqual,
-        ..layer("layer-n32k-w2048-ties", 32768, Some(2048))
-    },
+    kind("layer-n32k-w2048-recency", Scores::Recency),
+    kind("layer-n32k-w2048-increasing", Scores::Increasing),
+    kind("layer-n32k-w2048-blocks", Scores::Blocks),
+    kind("layer-n32k-w2048-ties", Scores::AllEqual),
     layer("layer-n32k-w4096", 32768, Some(4096)),
     layer("layer-n32k-w8192", 32768, Some(8192)),
     layer("layer-n32k-dense", 32768, None),
@@ -192,12 +172,8 @@ mod tests {
     fn every_workload_is_valid_and_its_name_is_unique() {
         for w in WORKLOADS {
             w.problem().unwrap();
-            assert_eq!(
-                WORKLOADS.iter().filter(|o| o.name == w.name).count(),
-                1,
-                "{}",
-                w.name
-            );
+            let named = WORKLOADS.iter().filter(|other| other.name == w.name);
+            assert_eq!(named.count(), 1, "{}", w.name);
         }
     }
 }
