@@ -131,6 +131,10 @@ fn attention() -> Vec<Case> {
         row_padding: 1,
         ..d128
     };
+    let repeated = |call| Attention {
+        repeats_keys: true,
+        ..call
+    };
 
     let mut calls: Vec<_> = dims.map(|call| ("", call)).into();
     calls.extend([
@@ -154,6 +158,7 @@ fn attention() -> Vec<Case> {
         ("-dense-dropout", unscored(dense.with_dropout(dropout))),
         ("-dense-alibi", unscored(dense.with_alibi(slopes))),
         ("-unaligned", unaligned),
+        ("-dense-repeated", repeated(unscored(dense))),
         ("-64bit", huge(d128)),
         ("-residual", residual(d64)),
         ("-residual", residual(d128)),
@@ -229,6 +234,8 @@ struct Attention {
     scored: bool,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
+    /// Whether `k` and `v` have one token, which is read for all.
+    repeats_keys: bool,
     /// The forward pass writes the residual of `out`, and the backward pass reads it.
     residual: bool,
     backward: bool,
@@ -252,6 +259,7 @@ impl Attention {
             options: options.unwrap_or_default(),
             scored: options.is_some(),
             row_padding: 0,
+            repeats_keys: false,
             residual: false,
             backward: true,
             grad_lse: true,
@@ -279,6 +287,9 @@ impl Attention {
                 size,
             );
             padded.shape = kv.into();
+            if self.repeats_keys {
+                padded.strides[2] = 0;
+            }
             padded
         };
         (tensors.inputs.k, tensors.inputs.v) = (padded(), padded());
