@@ -58,17 +58,13 @@ impl Case {
     }
 
     pub fn tensors(&self, device: &Device) -> Tensors {
-        let p = self.problem();
+        let (p, scores) = (self.problem(), self.inputs.scores.as_ref());
         let element = p.element;
         Tensors {
             q: tensor(&self.inputs.q, p.q_shape(), element, device),
             k: tensor(&self.inputs.k, p.kv_shape(), element, device),
             v: tensor(&self.inputs.v, p.kv_shape(), element, device),
-            scores: self
-                .inputs
-                .scores
-                .as_ref()
-                .map(|z| tensor(z, p.scores_shape(), ElementType::F32, device)),
+            scores: scores.map(|z| tensor(z, p.scores_shape(), ElementType::F32, device)),
         }
     }
 

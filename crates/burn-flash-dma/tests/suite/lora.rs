@@ -52,10 +52,7 @@ impl ModuleMapper for Trained {
         }
         param.map(|b| {
             let numbers = b.random_like(Distribution::Normal(0.0, 0.2)).detach();
-            match b.is_require_grad() {
-                true => numbers.require_grad(),
-                false => numbers,
-            }
+            numbers.set_require_grad(b.is_require_grad())
         })
     }
 }

@@ -51,19 +51,13 @@ struct Inputs {
 
 /// The input of either module.
 macro_rules! input {
-    ($input:ty, $of:expr) => {{
-        let Inputs {
-            query,
-            key,
-            value,
-            pad,
-            attn,
-        } = $of;
-        let mut input = <$input>::new(query.clone(), key.clone(), value.clone());
-        if let Some(pad) = pad {
+    ($input:ty, $of:ident) => {{
+        let (q, k, v) = (&$of.query, &$of.key, &$of.value);
+        let mut input = <$input>::new(q.clone(), k.clone(), v.clone());
+        if let Some(pad) = &$of.pad {
             input = input.mask_pad(pad.clone());
         }
-        if let Some(attn) = attn {
+        if let Some(attn) = &$of.attn {
             input = input.mask_attn(attn.clone());
         }
         input
@@ -110,8 +104,8 @@ fn contexts_weights_and_gradients_are_burns() {
                 attn: masked.then(|| coin([BATCH, q_len, k_len], &device)),
             };
             let slope = Tensor::random_like(&inputs.query, Distribution::Normal(0.0, 1.0));
-            let expected = theirs.forward(input!(theirs::MhaInput, &inputs));
-            let actual = ours.forward(input!(MhaInput, &inputs));
+            let expected = theirs.forward(input!(theirs::MhaInput, inputs));
+            let actual = ours.forward(input!(MhaInput, inputs));
             let contexts = [&actual.context, &expected.context].map(|t| values(t.clone()));
             close(&contexts[0], &contexts[1], &what);
             let weights = [actual.weights(), expected.weights].map(values);
@@ -127,12 +121,8 @@ fn contexts_weights_and_gradients_are_burns() {
                 // That of the bias of the keys is zero without a quiet softmax: a difference of terms of the others'
                 // size, which f32 rounds to 6e-8 of it each.
                 let bound = (5e-6 * size(expected).max(1.0)).max(2e-6 * largest);
-                within(
-                    actual,
-                    expected,
-                    bound,
-                    format_args!("{what}, gradient {at}"),
-                );
+                let what = format!("{what}, gradient {at}");
+                within(actual, expected, bound, what);
             }
         }
     }
@@ -173,10 +163,7 @@ fn dropout_in_training_is_that_of_the_weights() {
         close(&context, &values(expected.clone()), "context");
         // One graph has one backward pass, so the gradients are those of the difference, beside those of another call.
         let slope = expected.random_like(Distribution::Normal(0.0, 1.0));
-        let slopes = |context: Tensor<3>| {
-            let grads = (context * slope.clone()).sum().backward();
-            grad(&x, &grads)
-        };
+        let slopes = |context: Tensor<3>| grad(&x, &(context * slope.clone()).sum().backward());
         let difference = slopes(actual.context - expected);
         let bound = 5e-6 * size(&slopes(ours.forward(input()).context));
         within(&difference, &vec![0.0; difference.len()], bound, "dx");
@@ -228,8 +215,10 @@ fn records_and_configurations_are_read_both_ways() {
     let ours_new = || MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
     let theirs_new = || theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
     let x = random(11, &device);
-    let of_ours =
-        |layer: &MultiHeadAttention| values(layer.forward(MhaInput::self_attn(x.clone())).context);
+    let of_ours = |layer: &MultiHeadAttention| {
+        let input = MhaInput::self_attn(x.clone());
+        values(layer.forward(input).context)
+    };
     let of_theirs = |layer: &theirs::MultiHeadAttention| {
         let input = theirs::MhaInput::self_attn(x.clone());
         values(layer.forward(input).context)
@@ -265,10 +254,9 @@ fn records_and_configurations_are_read_both_ways() {
     assert_eq!(back.to_string(), config.to_string());
     std::fs::remove_file(&path).unwrap();
     // The defaults, the initialiser's gain among them, are Burn's.
-    assert_eq!(
-        MultiHeadAttentionConfig::new(64, 2).to_string(),
-        theirs::MultiHeadAttentionConfig::new(64, 2).to_string()
-    );
+    let ours = MultiHeadAttentionConfig::new(64, 2).to_string();
+    let theirs = theirs::MultiHeadAttentionConfig::new(64, 2).to_string();
+    assert_eq!(ours, theirs);
 }
 
 #[test]
@@ -288,12 +276,10 @@ fn a_query_from_which_everything_is_hidden_gets_the_bias_of_the_output() {
         }
         let weights = values(output.weights());
         assert!(weights[..HEADS * 25].iter().all(|&weight| weight == 0.0));
-        let grads = output.context.square().sum().backward();
-        let dx = grad(&x, &grads);
+        let dx = grad(&x, &output.context.square().sum().backward());
         assert!(dx[..5 * WIDTH].iter().all(|&slope| slope == 0.0), "{dx:?}");
         assert!(dx[5 * WIDTH..].iter().all(|slope| slope.is_finite()));
-        let grads = forward().weights().square().sum().backward();
-        let dx = grad(&x, &grads);
+        let dx = grad(&x, &forward().weights().square().sum().backward());
         assert!(dx.iter().all(|slope| slope.is_finite()), "{dx:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The forms of a layer's scores: against their formulas in f64, their gradients against differences, their types, and
 //! records and configurations.
 
-use crate::case::{close, grad, refused_as, size, tensor, values};
+use crate::case::{close, grad, normal, refused_as, size, tensor, values};
 use crate::layer::{self, WIDTH, cast, like, of_scores, score_projection, tokens};
 use burn::module::{Initializer, Module, ModuleMapper, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
@@ -14,7 +14,6 @@ use burn_flash_dma::{
     linear_scores, try_linear_scores, zoh_scores,
 };
 use burn_store::ModuleSnapshot;
-use flash_dma_reference::generate::normal;
 use flash_dma_reference::{Inputs, Rng};
 
 const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
@@ -131,25 +130,15 @@ impl ModuleMapper for Nudge {
     }
 }
 
-/// Numbers that are the same in every run, for all parameters.
+/// Small numbers that are the same in every run, for all parameters.
 struct Fill(Rng);
-
-impl Fill {
-    fn draw<const D: usize>(
-        &mut self,
-        shape: [usize; D],
-        spread: f64,
-        device: &Device,
-    ) -> Tensor<D> {
-        let count = shape.iter().product();
-        let numbers = normal(count, spread, ElementType::F32, &mut self.0);
-        tensor(&numbers, shape, ElementType::F32, device)
-    }
-}
 
 impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| (self.draw(value.dims(), 0.1, &value.device())).require_grad())
+        param.map(|value| {
+            let numbers = normal(&mut self.0, value.dims(), &value.device()) * 0.1;
+            numbers.detach().require_grad()
+        })
     }
 }
 
@@ -163,16 +152,14 @@ fn gradients_of_the_scores_parameters_match_differences() {
         (ScoreForm::Linear, None),
         (ScoreForm::Linear, Some(9)),
     ] {
-        let mut fill = Fill(Rng::new(3));
-        let mut draw = || fill.draw([BATCH, LEN, WIDTH], 1.0, &device);
-        let (x, weight) = (draw(), draw());
+        let mut rng = Rng::new(3);
+        let [x, weight] = [(); 2].map(|()| normal(&mut rng, [BATCH, LEN, WIDTH], &device));
         let config = config(form).with_qk_norm(false).with_keep_window(window);
-        let layer = config.init(&device).map(&mut fill);
+        let layer = config.init(&device).map(&mut Fill(rng));
         let loss = |layer: &DynamicMaskAttention| -> f64 {
             let out = values(layer.valid().forward(x.clone().inner()));
-            (out.iter().zip(values(weight.clone())))
-                .map(|(a, b)| a * b)
-                .sum()
+            let products = out.iter().zip(values(weight.clone()));
+            products.map(|(a, b)| a * b).sum()
         };
         let selection =
             |layer: &DynamicMaskAttention| layer.selection(x.clone()).into_tensor().into_data();
@@ -327,7 +314,7 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
         let gradient = |layer: &DynamicMaskAttention| {
             let grads = layer.forward(input(&device)).square().sum().backward();
             let gradient = score_projection(layer.scorer()).val().grad(&grads);
-            gradient.map_or(0.0, |gradient| size(&values(gradient)))
+            gradient.map_or(0.0, |gradient| values(gradient.square().sum())[0])
         };
         assert!(gradient(&layer) > 0.0, "{form:?}");
         let alone = config(form).with_score_role(Some(ScoreRole::Rank));

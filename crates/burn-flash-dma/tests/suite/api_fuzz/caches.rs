@@ -241,7 +241,10 @@ fn sequence(draw: &mut Draw, sequences: usize) -> usize {
 /// A function that makes one call on a cache of a kind. Behind the kind: whether new tokens have scores, what makes the
 /// kind's own of them, and the name of what appends tokens, if it has that.
 macro_rules! change {
-    ($change:ident($draw:ident, $cache:ident), $kind:ident, $scored:expr, $own:path $(, $append:ident)?) => {
+    (
+        $change:ident($draw:ident, $cache:ident),
+        $kind:ident, $scored:expr, $own:path $(, $append:ident)?
+    ) => {
         fn $change(
             $draw: &mut Draw,
             $cache: &mut $kind,

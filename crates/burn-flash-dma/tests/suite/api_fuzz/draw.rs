@@ -228,10 +228,7 @@ impl Draw {
         let which = if tracked { ", tracked" } else { "" };
         let name = format!("{name} {shape:?} {}{which}", dtype.name());
         self.log.push(name);
-        match tracked {
-            true => tensor.require_grad(),
-            false => tensor,
-        }
+        tensor.set_require_grad(tracked)
     }
 
     /// Numbers from 0 to less than `below`.

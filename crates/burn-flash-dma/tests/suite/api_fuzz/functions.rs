@@ -39,20 +39,26 @@ pub fn attention(draw: &mut Draw) {
     forward(draw, Attention::new(q, k, v).options(options), &sizes);
 }
 
-/// A call of the builder, in one of its forms.
+/// A call of a builder, in one of the forms that all of them have.
+macro_rules! form {
+    ($draw:ident, $type:ident, $attention:ident, $sizes:ident) => {
+        match $draw.below(3) {
+            0 => finish!($draw, $type::try_forward($attention)),
+            1 => finish!($draw, $type::try_forward_with_lse($attention)),
+            _ => {
+                let rows = chosen($draw, $sizes.q_len);
+                finish!($draw, $type::try_probabilities($attention, &rows));
+            }
+        }
+    };
+}
+
 fn forward<S: Clone>(draw: &mut Draw, attention: Attention<S>, sizes: &Sizes) {
-    match draw.below(4) {
-        0 => finish!(draw, Attention::try_forward(attention)),
-        1 => {
-            let logits = draw.tensor_in("logits", [sizes.q_heads], DType::F32);
-            finish!(draw, Attention::try_forward_with_sink(attention, logits));
-        }
-        2 => finish!(draw, Attention::try_forward_with_lse(attention)),
-        _ => {
-            let rows = chosen(draw, sizes.q_len);
-            finish!(draw, Attention::try_probabilities(attention, &rows));
-        }
+    if !draw.one_in(4) {
+        return form!(draw, Attention, attention, sizes);
     }
+    let logits = draw.tensor_in("logits", [sizes.q_heads], DType::F32);
+    finish!(draw, Attention::try_forward_with_sink(attention, logits));
 }
 
 /// The indices of some queries.
@@ -195,14 +201,7 @@ pub fn masked_attention(draw: &mut Draw) {
         },
     };
     let attention = attention.bias(bias).options(options);
-    match draw.below(3) {
-        0 => finish!(draw, MaskedAttention::try_forward(attention)),
-        1 => finish!(draw, MaskedAttention::try_forward_with_lse(attention)),
-        _ => {
-            let rows = chosen(draw, sizes.q_len);
-            finish!(draw, MaskedAttention::try_probabilities(attention, &rows));
-        }
-    }
+    form!(draw, MaskedAttention, attention, sizes);
 }
 
 /// A plan of a mask or of ranges, mostly for the lengths and the causal masking.
@@ -330,14 +329,7 @@ pub fn packed_attention(draw: &mut Draw) {
 }
 
 fn packed<S>(draw: &mut Draw, attention: PackedAttention<S>, sizes: &Sizes) {
-    match draw.below(3) {
-        0 => finish!(draw, PackedAttention::try_forward(attention)),
-        1 => finish!(draw, PackedAttention::try_forward_with_lse(attention)),
-        _ => {
-            let rows = chosen(draw, sizes.q_len);
-            finish!(draw, PackedAttention::try_probabilities(attention, &rows));
-        }
-    }
+    form!(draw, PackedAttention, attention, sizes);
 }
 
 pub fn given_intervals(draw: &mut Draw) {

@@ -4,7 +4,7 @@
 //!
 //! A case is a number, which is all that its calls depend on. `FLASH_DMA_API_FUZZ` sets the number of calls.
 
-/// `call!(draw, Type::name(arguments))` or `call!(draw, name(arguments))`: [`Draw::call`] under the function's own name.
+/// `call!(draw, Type::name(arguments))` or `call!(draw, name(arguments))`: [`Draw::call`] under its own name.
 macro_rules! call {
     ($draw:ident, $type:ident::$name:ident $given:tt) => {
         $draw.call(concat!(stringify!($type), "::", stringify!($name)), || $type::$name $given)
