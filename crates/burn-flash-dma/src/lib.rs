@@ -114,15 +114,16 @@ pub use flash_dma_problem::{
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;
 pub use functions::gating::{swiglu, try_swiglu};
-pub use functions::heads::{split_heads, try_split_heads};
 pub use functions::inspection::IntervalStats;
-pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
 pub use functions::merge::{merge_attention, try_merge_attention};
 pub use functions::norm::{HeadEncoding, rms_norm, try_rms_norm};
 pub use functions::packed::PackedAttention;
 pub use functions::product::{linear, product, try_linear, try_product};
-pub use functions::qkv::{split_kv, split_qkv, try_split_kv, try_split_qkv};
+pub use functions::qkv::{
+    split_heads, split_kv, split_qkv, try_split_heads, try_split_kv, try_split_qkv,
+};
+pub use functions::scores::{linear_scores, try_linear_scores, try_zoh_scores, zoh_scores};
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{
@@ -131,7 +132,6 @@ pub use functions::shorthand::{
 };
 pub use functions::sink::{learnable_sink, try_learnable_sink};
 pub use functions::state;
-pub use functions::zoh::{try_zoh_scores, zoh_scores};
 pub use mask::{AttentionMask, BlockRule, KeyRanges, TilePlan};
 
 /// The README's example, compiled and run with the documentation tests.

@@ -1,7 +1,7 @@
 //! Norms and rotary encoding: [`NormOps`](crate::ops::NormOps). Unlike attention's, these bodies are linear in time and
 //! memory.
 
-use super::tensors::{to_f32, zeros};
+use super::tensors::to_f32;
 use crate::ops::types::{NormGrads, Normed, OptionalFloat};
 use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
@@ -44,7 +44,8 @@ pub fn rms_norm_backward<B: Backend>(
     let shape = x.shape();
     if problem.is_empty() {
         let dtype = gamma.dtype().into();
-        return (grad_out, zeros::<B>(gamma.shape(), &gamma.device(), dtype));
+        let none = B::float_zeros(gamma.shape(), &gamma.device(), dtype);
+        return (grad_out, none);
     }
     let grads = encode_heads_backward::<B>(
         B::float_reshape(grad_out, Shape::new(problem.out_shape())),
@@ -69,7 +70,7 @@ pub fn encode_heads<B: Backend>(
     let _span = span!("norm_forward", engine = "default-bodies");
     let (device, dtype) = (x.device(), x.dtype().into());
     if problem.is_empty() {
-        return zeros::<B>(problem.out_shape(), &device, dtype);
+        return B::float_zeros(problem.out_shape().into(), &device, dtype);
     }
     let mut rows = to_f32::<B>(x);
     if let (OptionalFloat::Some(gamma), Some(epsilon)) = (gamma, problem.epsilon) {
@@ -91,11 +92,11 @@ pub fn encode_heads_backward<B: Backend>(
     let (device, dtype) = (grad_out.device(), grad_out.dtype().into());
     if problem.is_empty() {
         return NormGrads {
-            x: zeros::<B>(problem.x_shape(), &device, dtype),
+            x: B::float_zeros(problem.x_shape().into(), &device, dtype),
             gamma: match normed {
                 Normed::None => OptionalFloat::None,
                 Normed::Some { gamma, .. } => {
-                    OptionalFloat::Some(zeros::<B>(gamma.shape(), &device, dtype))
+                    OptionalFloat::Some(B::float_zeros(gamma.shape(), &device, dtype))
                 }
             },
         };

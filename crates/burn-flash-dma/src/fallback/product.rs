@@ -1,6 +1,6 @@
 //! The products of linear layers: Burn's own, in f32.
 
-use super::tensors::{to_f32, zeros};
+use super::tensors::to_f32;
 use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -35,7 +35,7 @@ pub fn weight_gradient<B: Backend>(
     let _span = span!("product", engine = "default-bodies");
     if is_empty::<B>(&x, &grad) {
         let shape = [&x, &grad].map(features::<B>);
-        return zeros::<B>(shape, &x.device(), float_dtype(element));
+        return B::float_zeros(shape.into(), &x.device(), float_dtype(element));
     }
     let product = multiply::<B>(B::float_transpose(rows::<B>(x)), rows::<B>(grad));
     B::float_cast(product, float_dtype(element))

@@ -3,18 +3,10 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, get_or_init_device_settings};
 use burn::tensor::kind::Basic;
-use burn::tensor::{BoolDType, FloatDType, Shape, Tensor};
+use burn::tensor::{BoolDType, FloatDType, Tensor};
 
 pub(crate) fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(tensor, FloatDType::F32)
-}
-
-pub(crate) fn zeros<B: Backend>(
-    shape: impl Into<Shape>,
-    device: &B::Device,
-    dtype: FloatDType,
-) -> FloatTensor<B> {
-    B::float_zeros(shape.into(), device, dtype)
 }
 
 /// The tensor in another shape. Burn's `reshape` reads a 0 as "keep the axis".
@@ -22,10 +14,18 @@ pub(crate) fn reshaped<const D: usize, const E: usize, K: Basic>(
     tensor: Tensor<D, K>,
     shape: [usize; E],
 ) -> Tensor<E, K> {
-    if shape.contains(&0) {
-        Tensor::empty(shape, (&tensor.device(), tensor.dtype()))
-    } else {
-        tensor.reshape(shape)
+    unless_empty(tensor, shape, |tensor| tensor.reshape(shape))
+}
+
+/// The view of a tensor in this shape. Burn reshapes no empty tensors, and expands to no axis of size 0.
+pub(crate) fn unless_empty<const D: usize, const E: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    shape: [usize; E],
+    view: impl FnOnce(Tensor<D, K>) -> Tensor<E, K>,
+) -> Tensor<E, K> {
+    match shape.contains(&0) {
+        true => Tensor::empty(shape, (&tensor.device(), tensor.dtype())),
+        false => view(tensor),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
 
-use super::tensors::{bool_dtype, greatest_divisor, to_f32, zeros};
+use super::tensors::{bool_dtype, greatest_divisor, to_f32};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
@@ -46,7 +46,7 @@ pub fn lookup_gradient<B: Backend>(
     let [count, width] = gradient.shape().dims();
     let device = gradient.device();
     if count == 0 || vocabulary > ONE_HOT_VOCABULARY {
-        let table = zeros::<B>([vocabulary, width], &device, FloatDType::F32);
+        let table = B::float_zeros([vocabulary, width].into(), &device, FloatDType::F32);
         if count == 0 {
             return table;
         }

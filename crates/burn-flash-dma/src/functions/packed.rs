@@ -6,6 +6,7 @@ use super::masked::MaskedAttention;
 use super::selection::Intervals;
 use super::selector::Selector;
 use super::state::{AllKeys, Masked, ScoredKeys, Unscored};
+use crate::fallback::tensors::unless_empty;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::mask::ranges::KeyRanges;
@@ -341,16 +342,4 @@ fn tokens_first(rows: Tensor<4>) -> Tensor<3> {
     let [_, heads, tokens, dim] = rows.dims();
     let view = |rows: Tensor<4>| rows.squeeze_dim::<3>(0).swap_dims(0, 1);
     unless_empty(rows, [tokens, heads, dim], view)
-}
-
-/// The view of a tensor in this shape. Burn reshapes no empty tensors.
-pub(super) fn unless_empty<const A: usize, const B: usize>(
-    tensor: Tensor<A>,
-    shape: [usize; B],
-    view: impl FnOnce(Tensor<A>) -> Tensor<B>,
-) -> Tensor<B> {
-    match shape.contains(&0) {
-        true => Tensor::zeros(shape, (&tensor.device(), tensor.dtype())),
-        false => view(tensor),
-    }
 }

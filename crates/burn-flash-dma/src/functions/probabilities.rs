@@ -3,8 +3,9 @@
 use super::attention::Attention;
 use super::composition::ints;
 use super::masked::{Mask, MaskedAttention};
-use super::packed::{Call, PackedAttention, unless_empty};
+use super::packed::{Call, PackedAttention};
 use super::selection::try_select;
+use crate::fallback::tensors::unless_empty;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem};
 

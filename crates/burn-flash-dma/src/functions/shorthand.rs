@@ -2,7 +2,7 @@
 
 use super::attention::Attention;
 use super::masked::MaskedAttention;
-use super::zoh::try_zoh_scores;
+use super::scores::try_zoh_scores;
 use crate::mask::polarity::AttentionMask;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions};

@@ -1,5 +1,6 @@
 //! Masks of either polarity.
 
+use crate::fallback::tensors::unless_empty;
 use burn::tensor::{Bool, Device, Tensor, kind::Basic};
 
 /// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that states what its `true` means.
@@ -92,14 +93,10 @@ pub(super) fn broadcast_shape<const D: usize>(
     })
 }
 
-/// The tensor in a shape that it broadcasts to. Burn expands to no axis of size 0.
+/// The tensor in a shape that it broadcasts to.
 pub(super) fn expand<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     shape: [usize; D],
 ) -> Tensor<D, K> {
-    if shape.contains(&0) {
-        Tensor::empty(shape, (&tensor.device(), tensor.dtype()))
-    } else {
-        tensor.expand(shape)
-    }
+    unless_empty(tensor, shape, |tensor| tensor.expand(shape))
 }

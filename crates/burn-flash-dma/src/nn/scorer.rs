@@ -1,7 +1,6 @@
 //! What makes the scores of a layer.
 
-use crate::functions::linear::{try_linear_scores, try_products};
-use crate::functions::zoh::try_biased_zoh_scores;
+use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
 use crate::validate::at_least_zero;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};

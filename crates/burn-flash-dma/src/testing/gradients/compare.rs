@@ -57,75 +57,56 @@ impl Expected {
         p: &Problem,
         results: &Results,
     ) -> (Vec<Checked>, Vec<(Sample, Failure)>) {
+        use Sample::{Keys, Rows};
         use TensorName::{GradKey, GradQuery, GradScores, GradValue, Lse, Out};
-        let mut log = Log::default();
-        let Results {
-            out,
-            lse,
-            whole,
-            of_rows,
-            residual: _,
-        } = results;
+        let mut log = Log {
+            element: p.element,
+            checked: Vec::new(),
+            failures: Vec::new(),
+        };
+        let (rows, keys) = (&self.rows, &self.keys);
+        let (whole, of_rows) = (&results.whole, &results.of_rows);
         let (q, kv, scores) = (p.q_shape(), p.kv_shape(), p.scores_shape());
-        let (sample, rows) = (Sample::Rows, &self.rows);
-        log.add(part(p, Out, sample, &q), &rows.out, out, OUTPUT);
-        log.add(part(p, Lse, sample, &p.lse_shape()), &rows.lse, lse, OUTPUT);
-        log.add(part(p, GradQuery, sample, &q), &rows.q, &whole.q, GRADIENT);
-        let (sample, keys) = (Sample::Keys, &self.keys);
-        log.add(part(p, GradKey, sample, &kv), &keys.k, &whole.k, GRADIENT);
-        log.add(part(p, GradValue, sample, &kv), &keys.v, &whole.v, GRADIENT);
+        log.add(Out, Rows, &q, &rows.out, &results.out, OUTPUT);
+        log.add(Lse, Rows, &p.lse_shape(), &rows.lse, &results.lse, OUTPUT);
+        log.add(GradQuery, Rows, &q, &rows.q, &whole.q, GRADIENT);
+        log.add(GradKey, Keys, &kv, &keys.k, &whole.k, GRADIENT);
+        log.add(GradValue, Keys, &kv, &keys.v, &whole.v, GRADIENT);
         if let (Some(exact), Some(actual)) = (&keys.scores, &whole.scores) {
-            let part = part(p, GradScores, sample, &scores);
-            log.add(part, exact, actual, GRADIENT);
+            log.add(GradScores, Keys, &scores, exact, actual, GRADIENT);
         }
-        let sample = Sample::OfRows;
-        log.add_all(part(p, GradQuery, sample, &q), &rows.q, &of_rows.q);
-        log.add_all(part(p, GradKey, sample, &kv), &rows.k, &of_rows.k);
-        log.add_all(part(p, GradValue, sample, &kv), &rows.v, &of_rows.v);
+        log.add_all(GradQuery, &q, &rows.q, &of_rows.q);
+        log.add_all(GradKey, &kv, &rows.k, &of_rows.k);
+        log.add_all(GradValue, &kv, &rows.v, &of_rows.v);
         if let (Some(exact), Some(actual)) = (&rows.scores, &of_rows.scores) {
-            log.add_all(part(p, GradScores, sample, &scores), exact, actual);
+            log.add_all(GradScores, &scores, exact, actual);
         }
         log.finish()
     }
 }
 
-/// Which part of which tensor a comparison is of.
-#[derive(Clone, Copy)]
-struct Part<'a> {
-    tensor: TensorName,
-    sample: Sample,
-    shape: &'a [usize],
-    element: ElementType,
-}
-
-fn part<'a>(p: &Problem, tensor: TensorName, sample: Sample, shape: &'a [usize]) -> Part<'a> {
-    // LSE and the gradient of scores are f32 always.
-    let element = match shape.len() {
-        4 => p.element,
-        _ => ElementType::F32,
-    };
-    Part {
-        tensor,
-        sample,
-        shape,
-        element,
-    }
-}
-
-#[derive(Default)]
 struct Log {
+    /// That of the problem.
+    element: ElementType,
     checked: Vec<Checked>,
     failures: Vec<(Sample, Failure)>,
 }
 
 impl Log {
-    fn add(&mut self, part: Part, exact: &Sampled, actual: &Values, factor: f64) {
-        let Part {
-            tensor,
-            sample,
-            shape,
-            element,
-        } = part;
+    fn add(
+        &mut self,
+        tensor: TensorName,
+        sample: Sample,
+        shape: &[usize],
+        exact: &Sampled,
+        actual: &Values,
+        factor: f64,
+    ) {
+        // LSE and the gradient of scores are f32 always.
+        let element = match shape.len() {
+            4 => self.element,
+            _ => ElementType::F32,
+        };
         let actual = |row: usize, into: &mut [f64]| actual.row(row, into);
         let result = match tensor {
             TensorName::Lse => exact.compare_lse(shape, &actual),
@@ -142,26 +123,26 @@ impl Log {
         }
     }
 
-    /// A gradient of which all of the rows beside the sampled ones are zero.
-    fn add_all(&mut self, part: Part, exact: &Sampled, actual: &Values) {
-        self.add(part, exact, actual, GRADIENT);
-        let len = part.shape.iter().product::<usize>() / exact.width;
+    /// A gradient of the sampled rows alone: all others are zero.
+    fn add_all(&mut self, tensor: TensorName, shape: &[usize], exact: &Sampled, actual: &Values) {
+        self.add(tensor, Sample::OfRows, shape, exact, actual, GRADIENT);
+        let len = shape.iter().product::<usize>() / exact.width;
         let actual = |row: usize, into: &mut [f64]| actual.row(row, into);
         let Some((row, values)) = first_nonzero(&actual, len, exact.width, &exact.rows) else {
             return;
         };
         let column = values.iter().position(|&x| x != 0.0).unwrap_or(0);
         let failure = Failure {
-            name: part.tensor.to_string(),
-            shape: part.shape.into(),
-            index: index_of(row * exact.width + column, part.shape),
+            name: tensor.to_string(),
+            shape: shape.into(),
+            index: index_of(row * exact.width + column, shape),
             actual: values[column],
             exact: 0.0,
             bound: 0.0,
             failed: values.iter().filter(|&&x| x != 0.0).count(),
             len: values.len(),
         };
-        self.failures.push((part.sample, failure));
+        self.failures.push((Sample::OfRows, failure));
     }
 
     fn finish(mut self) -> (Vec<Checked>, Vec<(Sample, Failure)>) {
