@@ -159,21 +159,21 @@ impl Norm {
                 (own + partner, own.abs() + partner.abs())
             };
             let (mut dot, mut dot_size) = (0.0, 0.0);
-            for j in 0..width {
+            for (j, x) in x.iter().enumerate() {
                 let (g, size) = rotated(j);
                 if let Some(gamma_grad) = &mut gamma_grad {
-                    gamma_grad.add(j, g * x[j] * r, size * (x[j] * r).abs());
+                    gamma_grad.add(j, g * x * r, size * (x * r).abs());
                 }
-                dot += g * self.weight(j) * x[j];
-                dot_size += size * (self.weight(j) * x[j]).abs();
+                dot += g * self.weight(j) * x;
+                dot_size += size * (self.weight(j) * x).abs();
             }
-            for j in 0..width {
+            for (j, x) in x.iter().enumerate() {
                 let (g, size) = rotated(j);
                 let direct = r * self.weight(j);
                 x_grad.add(row.from + j, g * direct, size * direct.abs());
                 if gamma_grad.is_some() {
                     // The derivative of the reciprocal.
-                    let through = -r.powi(3) * x[j] / width as f64;
+                    let through = -r.powi(3) * x / width as f64;
                     x_grad.add(row.from + j, through * dot, through.abs() * dot_size);
                 }
             }
