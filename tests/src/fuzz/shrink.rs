@@ -30,6 +30,7 @@ pub fn shrink(spec: &Spec, limit: Duration, mut fails: impl FnMut(&Spec) -> bool
 
 /// Problems that are simpler in one respect, those that save most first.
 fn simpler(spec: &Spec) -> Vec<Spec> {
+    type Field = fn(&mut Spec) -> &mut usize;
     let mut all: Vec<Spec> = Vec::new();
     let mut with = |change: &dyn Fn(&mut Spec)| {
         let mut simpler = spec.clone();
@@ -39,7 +40,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
             all.push(simpler);
         }
     };
-    let sizes: [(usize, fn(&mut Spec) -> &mut usize); 3] = [
+    let sizes: [(usize, Field); 3] = [
         (spec.batch, |s| &mut s.batch),
         (spec.kv_heads, |s| &mut s.kv_heads),
         (spec.group, |s| &mut s.group),

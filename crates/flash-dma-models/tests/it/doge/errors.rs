@@ -84,11 +84,12 @@ fn tensors_that_do_not_belong_to_the_model_are_named() {
 
 #[test]
 fn a_configuration_of_another_model_is_refused_by_the_tensors() {
+    type Fits = fn(&ModelError) -> bool;
     let missing = |error: &ModelError| matches!(error, ModelError::Missing { .. });
     let unknown = |error: &ModelError| matches!(error, ModelError::Unknown { .. });
     let shape = |error: &ModelError| matches!(error, ModelError::Shape { .. });
     let config = |error: &ModelError| matches!(error, ModelError::Config { .. });
-    let cases: [(&str, Value, fn(&ModelError) -> bool); 11] = [
+    let cases: [(&str, Value, Fits); 11] = [
         ("num_hidden_layers", json!(3), missing),
         ("is_moe", json!(true), missing),
         ("num_hidden_layers", json!(1), unknown),

@@ -131,7 +131,7 @@ impl Files {
     pub fn write(&self) -> Dir {
         let directory = Dir::new();
         directory.file("config.json", self.config.to_string());
-        directory.file("model.safetensors", &self.tensors_of(|_| true));
+        directory.file("model.safetensors", self.tensors_of(|_| true));
         directory
     }
 
