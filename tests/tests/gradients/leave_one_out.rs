@@ -82,7 +82,11 @@ fn of_little_weight_beside_much<E: Engine>(engine: &E) {
         ],
     );
     for runners in cases {
-        check(engine, &runners, LeaveOneOut::new(10.0).expect("enough"));
+        check(
+            engine,
+            &runners,
+            Some(LeaveOneOut::new(10.0).expect("enough")),
+        );
     }
 }
 
