@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, Obstacle, PlanGeometry};
 
 /// Whether lists may hold single keys; with a bias of pairs they hold blocks.
-pub(crate) fn gathers(problem: &MaskedProblem) -> bool {
+fn gathers(problem: &MaskedProblem) -> bool {
     problem.bias.is_none() || problem.has_key_bias()
 }
 

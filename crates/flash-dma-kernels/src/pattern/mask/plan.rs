@@ -215,10 +215,9 @@ fn pack_any(
     let words: usize = geometry.bits_shape().iter().product();
     let items: usize = geometry.counts_shape().iter().product();
     let address = address_type(&[&mask], size).max(address_type(&[&bits, &counts], 4));
-    let element = ElemType::UInt(if size == 1 {
-        UIntKind::U8
-    } else {
-        UIntKind::U32
+    let element = ElemType::UInt(match size {
+        1 => UIntKind::U8,
+        _ => UIntKind::U32,
     });
     if words > 0 {
         let (count, dim) = one_unit_each(client, words);

@@ -9,6 +9,5 @@ pub(crate) mod key_sums;
 pub(crate) mod keys;
 pub(crate) mod mask;
 pub(crate) mod queries;
-pub(crate) mod seen;
 pub(crate) mod steps;
 pub(crate) mod sums;

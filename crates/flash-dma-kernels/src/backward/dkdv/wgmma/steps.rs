@@ -2,9 +2,8 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
-use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::mask::{KeyMask, SeenWords};
 use crate::backward::dkdv::shared::queries::{QueryRows, StepLses};
-use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::weights::StagedStep;

@@ -5,8 +5,8 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
+use crate::backward::dkdv::shared::mask::seen_pair;
 use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses};
-use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
 use crate::backward::dkdv::wgmma::steps::Steps;
@@ -41,7 +41,7 @@ pub(crate) struct StagedStep {
     pub turn: usize,
     pub stage: usize,
     /// Which pairs of a boundary step are selected, in the format of
-    /// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack); `bp.pattern.is_planned()` only.
+    /// [`SeenWords::pack`](crate::backward::dkdv::shared::mask::SeenWords::pack); `bp.pattern.is_planned()` only.
     pub seen: u32,
 }
 
