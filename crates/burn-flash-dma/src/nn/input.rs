@@ -2,7 +2,7 @@
 
 use crate::functions::documents::Documents;
 use crate::mask::polarity::AttentionMask;
-use crate::validate::{check_shape, same_device};
+use crate::validate::{at_most, check_shape, same_device};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, TensorName};
 
@@ -139,13 +139,7 @@ fn padding(
 ) -> Result<Option<Tensor<2, Bool>>, AttentionError> {
     check_shape(TensorName::Lengths, &[lengths.len()], &[batch])?;
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    if longest > len {
-        return Err(AttentionError::TooLarge {
-            what: "the length of a sequence",
-            size: longest,
-            limit: len,
-        });
-    }
+    at_most("the length of a sequence", longest, len)?;
     if lengths.iter().all(|&length| length == len) {
         return Ok(None);
     }
