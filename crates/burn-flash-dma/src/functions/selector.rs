@@ -235,9 +235,8 @@ fn each_head(
         _ => {}
     }
     let of = |heads: &[usize]| {
-        let heads: Vec<i32> = heads.iter().map(|&head| head as i32).collect();
-        let len = heads.len();
-        ints(heads, [len], &device)
+        let values = heads.iter().map(|&head| head as i32).collect();
+        ints(values, [heads.len()], &device)
     };
     let parts = rules
         .iter()
