@@ -57,6 +57,14 @@ pub(crate) fn at_least_zero(number: f64) -> Option<f32> {
     (number >= 0.0 && (number as f32).is_finite()).then_some(number as f32)
 }
 
+/// Refuses a size past its limit.
+pub(crate) fn at_most(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
+    match size <= limit {
+        true => Ok(()),
+        false => Err(AttentionError::TooLarge { what, size, limit }),
+    }
+}
+
 /// Whether autodiff tracks a tensor.
 pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[cfg(feature = "autodiff")]

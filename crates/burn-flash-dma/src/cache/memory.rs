@@ -2,7 +2,8 @@
 
 use super::paged::{PagedCache, State};
 use super::pool::PagePool;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
+use crate::functions::composition::ints;
+use burn::tensor::{DType, Device, Int, Tensor, s};
 use flash_dma_problem::{AttentionError, CacheShape};
 
 impl PagedCache {
@@ -49,9 +50,8 @@ impl PagedCache {
         if pages.is_empty() {
             return;
         }
-        let from: Vec<i32> = pages.iter().map(|&[from, _]| from).collect();
-        let from = TensorData::new(from, [pages.len()]);
-        let from = Tensor::<1, Int>::from_data(from, (&self.device, DType::I32));
+        let from = pages.iter().map(|&[from, _]| from).collect();
+        let from = ints(from, [pages.len()], &self.device);
         let to: Vec<usize> = pages.iter().map(|&[_, to]| to as usize).collect();
         let state = self.state.take().expect("no operation has the cache");
         self.state = Some(State {
@@ -112,12 +112,11 @@ pub(super) fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -
         row.resize(max_pages, 0);
         row
     };
-    let table: Vec<i32> = pool.table.iter().flat_map(row).collect();
-    let data = TensorData::new(table, [pool.table.len(), max_pages]);
-    Tensor::from_data(data, (device, DType::I32))
+    let table = pool.table.iter().flat_map(row).collect();
+    ints(table, [pool.table.len(), max_pages], device)
 }
 
 pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
-    let data: Vec<i32> = lengths.iter().map(|&n| n as i32).collect();
-    Tensor::from_data(TensorData::new(data, [lengths.len()]), (device, DType::I32))
+    let values = lengths.iter().map(|&n| n as i32).collect();
+    ints(values, [lengths.len()], device)
 }

@@ -5,7 +5,8 @@ use super::paged::{Contents, PagedCache};
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
 use super::tokens::check_sequences;
-use burn::tensor::{DType, Int, Tensor, TensorData, s};
+use crate::functions::composition::ints;
+use burn::tensor::{DType, Tensor, s};
 use flash_dma_problem::AttentionError;
 
 impl DynamicMaskCache {
@@ -25,9 +26,8 @@ impl DynamicMaskCache {
         self.hold.check()?;
         check_sequences(indices, self.shape.batch)?;
         let shape = self.shape.with_batch(indices.len())?;
-        let index: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
-        let index = TensorData::new(index, [indices.len()]);
-        let index = Tensor::<1, Int>::from_data(index, (&self.device, DType::I32));
+        let index = indices.iter().map(|&i| i as i32).collect();
+        let index = ints(index, [indices.len()], &self.device);
         let state = self.state.take().expect("no operation has the cache");
         self.state = Some(State {
             k: state.k.select(0, index.clone()),

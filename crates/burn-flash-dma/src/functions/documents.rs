@@ -3,6 +3,7 @@
 use super::composition::{Layout, ints};
 use super::selection::{Intervals, Origin};
 use super::selector::check_len;
+use crate::validate::at_most;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use std::sync::{Arc, OnceLock};
@@ -107,13 +108,7 @@ impl Documents {
     ) -> Result<Self, AttentionError> {
         let lengths: Vec<usize> = lengths.into_iter().collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        if longest > len {
-            return Err(AttentionError::TooLarge {
-                what: "the length of a sequence",
-                size: longest,
-                limit: len,
-            });
-        }
+        at_most("the length of a sequence", longest, len)?;
         let padding = lengths.iter().map(|own| len - own).collect();
         let documents = lengths.into_iter().map(|own| vec![own]);
         Ok(Self::new(documents.collect(), padding))

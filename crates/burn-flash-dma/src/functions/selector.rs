@@ -4,7 +4,7 @@ use super::composition::{compose, ints, kept_by_rank_from};
 use super::documents::Documents;
 use super::selection::{Intervals, Origin, RankedNext};
 use crate::engines::check_backend;
-use crate::validate::{is_tracked, scores_as_f32};
+use crate::validate::{at_most, is_tracked, scores_as_f32};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, LeaveOneOut, RankSoftmax, SelectionRule};
 
@@ -216,15 +216,7 @@ impl Selector {
 
 /// Refuses more keys than positions can count.
 pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
-    let limit = i32::MAX as usize;
-    if len > limit {
-        return Err(AttentionError::TooLarge {
-            what: "the number of keys",
-            size: len,
-            limit,
-        });
-    }
-    Ok(())
+    at_most("the number of keys", len, i32::MAX as usize)
 }
 
 /// The intervals of all heads, from those of the heads of each rule.
@@ -243,9 +235,8 @@ fn each_head(
         _ => {}
     }
     let of = |heads: &[usize]| {
-        let heads: Vec<i32> = heads.iter().map(|&head| head as i32).collect();
-        let len = heads.len();
-        ints(heads, [len], &device)
+        let values = heads.iter().map(|&head| head as i32).collect();
+        ints(values, [heads.len()], &device)
     };
     let parts = rules
         .iter()

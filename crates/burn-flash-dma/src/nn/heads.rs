@@ -2,7 +2,7 @@
 
 use crate::functions::norm::HeadEncoding;
 use crate::functions::product::try_linear;
-use crate::validate::{check_element, element_type};
+use crate::validate::{at_most, check_element, element_type};
 use burn::nn::{Linear, RmsNorm, RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
@@ -111,15 +111,7 @@ pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), At
 pub(super) fn check_weights(features: [usize; 2]) -> Result<(), AttentionError> {
     let [from, to] = features;
     let bytes = from.saturating_mul(to).saturating_mul(size_of::<f32>());
-    let limit = isize::MAX as usize;
-    if bytes <= limit {
-        return Ok(());
-    }
-    Err(AttentionError::TooLarge {
-        what: "the size of a weight in bytes",
-        size: bytes,
-        limit,
-    })
+    at_most("the size of a weight in bytes", bytes, isize::MAX as usize)
 }
 
 /// The rotary encoding of a configuration for sequences of up to `len` tokens, if it has one.
@@ -139,14 +131,11 @@ pub(super) fn rotary(
     if positions == 0 || !(base.is_finite() && base > 0.0) {
         return Err(AttentionError::Rotary { positions, base });
     }
-    let limit = i32::MAX as usize;
-    if positions > limit {
-        return Err(AttentionError::TooLarge {
-            what: "the number of rotary positions",
-            size: positions,
-            limit,
-        });
-    }
+    at_most(
+        "the number of rotary positions",
+        positions,
+        i32::MAX as usize,
+    )?;
     let config = RotaryEncodingConfig::new(positions, head_dim).with_theta(base);
     Ok(Some(config.init(device)))
 }
@@ -158,14 +147,7 @@ pub(super) fn check_positions(
 ) -> Result<(), AttentionError> {
     let Some(rope) = rope else { return Ok(()) };
     let [limit, _, _] = rope.freq_complex.dims();
-    if len <= limit {
-        return Ok(());
-    }
-    Err(AttentionError::TooLarge {
-        what: "the number of tokens with rotary positions",
-        size: len,
-        limit,
-    })
+    at_most("the number of tokens with rotary positions", len, limit)
 }
 
 /// What norms of heads add to the mean square unless a configuration says otherwise: Burn's own default.

@@ -1,9 +1,10 @@
 //! What a layer attends over: tokens, which of them are padding, and where documents end.
 
+use crate::functions::composition::ints;
 use crate::functions::documents::Documents;
 use crate::mask::polarity::AttentionMask;
-use crate::validate::{check_shape, same_device};
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use crate::validate::{at_most, check_shape, same_device};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The input of [`DynamicMaskAttention`](super::DynamicMaskAttention): tokens, and what is known about them. A plain
@@ -139,19 +140,12 @@ fn padding(
 ) -> Result<Option<Tensor<2, Bool>>, AttentionError> {
     check_shape(TensorName::Lengths, &[lengths.len()], &[batch])?;
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    if longest > len {
-        return Err(AttentionError::TooLarge {
-            what: "the length of a sequence",
-            size: longest,
-            limit: len,
-        });
-    }
+    at_most("the length of a sequence", longest, len)?;
     if lengths.iter().all(|&length| length == len) {
         return Ok(None);
     }
-    let ends: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
-    let ends = TensorData::new(ends, [batch, 1]);
-    let ends = Tensor::<2, Int>::from_data(ends, (device, DType::I32)).expand([batch, len]);
+    let ends = lengths.iter().map(|&length| length as i32).collect();
+    let ends = ints(ends, [batch, 1], device).expand([batch, len]);
     let places = Tensor::<1, Int>::arange(0..len as i64, (device, DType::I32));
     let places = places.reshape([1, len]).expand([batch, len]);
     Ok(Some(places.greater_equal(ends)))
