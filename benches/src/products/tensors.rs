@@ -1,6 +1,5 @@
 //! Operands on a device, a product of them, and its check.
 
-use super::candidates::Candidate;
 use super::shapes::{Layer, Pass};
 use crate::device;
 use bytemuck::cast_slice;
@@ -9,7 +8,7 @@ use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::ElementType;
-use flash_dma_kernels::product::{Operands, Sizes, product, product_by};
+use flash_dma_kernels::product::{Choice, Operands, Sizes, product, product_by};
 use flash_dma_reference::Rng;
 use half::bf16;
 
@@ -53,7 +52,7 @@ pub struct Case<'a> {
     pub pass: Pass,
     tokens: usize,
     /// Whether each timed launch reads another weight, which no cache holds.
-    cold: bool,
+    pub cold: bool,
     /// Strides of A and B.
     strides: [[usize; 2]; 2],
     /// The element type of the result: an f32 parameter gets an f32 gradient.
@@ -121,7 +120,7 @@ impl<'a> Case<'a> {
     fn launch(
         &self,
         client: &Client,
-        candidate: Candidate,
+        candidate: Option<Choice>,
         out: &Handle,
         index: usize,
     ) -> Result<(), String> {
@@ -145,7 +144,7 @@ impl<'a> Case<'a> {
 
     /// Launches the product once over zeros, waits, and returns its greatest error: in units of what rounding the result
     /// and summing in f32 may lose. Or the reason, if it is refused, fails, or an error is greater than 1.
-    pub fn check(&self, client: &Client, candidate: Candidate) -> Result<f64, String> {
+    pub fn check(&self, client: &Client, candidate: Option<Choice>) -> Result<f64, String> {
         let Sizes { m, n, k } = self.sizes();
         // Zeros, so that a kernel that writes nothing is noticed.
         let out = client.create_from_slice(&vec![0; m * n * self.out_element.size()]);
@@ -182,7 +181,7 @@ impl<'a> Case<'a> {
     }
 
     /// Device times of some launches, in milliseconds.
-    pub fn times(&self, client: &Client, candidate: Candidate, runs: usize) -> Vec<f64> {
+    pub fn times(&self, client: &Client, candidate: Option<Choice>, runs: usize) -> Vec<f64> {
         let launch = |run: usize| {
             let index = if self.cold { run } else { 0 };
             // It has been launched before.

@@ -11,7 +11,7 @@ mod engines;
 mod memory;
 mod recorder;
 #[cfg(test)]
-mod routines;
+mod routes;
 mod tensors;
 #[cfg(test)]
 mod upstream;

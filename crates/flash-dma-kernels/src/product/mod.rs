@@ -8,21 +8,19 @@
 //! |---|---|---|
 //! | [`Route::FewRows`] | this crate, `few_rows/` | few rows, as of a decoded token, that are contiguous |
 //! | [`Route::Wgmma`] | this crate, `wgmma/` | f16 and bf16 on sm_90, rows that begin at multiples of 16 bytes |
-//! | [`Route::Library`] | CubeK, `library.rs` | whatever its routine accepts |
-//! | [`Route::Standard`] | CubeK, as Burn chooses it without autotune | everything |
+//! | [`Route::Standard`] | CubeK (`standard.rs`), as Burn chooses it without autotune | everything |
 //!
 //! f32 operands of more rows take [`Route::Standard`]: as in Burn, a device with tensor cores then multiplies
 //! in TF32, unless [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) excludes them. Those of few rows are multiplied in f32.
 
 pub(crate) mod few_rows;
-mod library;
 mod operands;
 mod parts;
 mod rule;
 mod run;
+mod standard;
 pub(crate) mod wgmma;
 
-pub use library::{Instruction, Routine, Tiling};
 pub use operands::{Operands, Sizes};
 pub use rule::{Choice, Route};
 pub use run::{product, product_by};

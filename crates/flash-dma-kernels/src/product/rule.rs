@@ -1,7 +1,6 @@
 //! Which kernel multiplies, and in how many parts.
 
 use super::few_rows;
-use super::library::Routine;
 use super::operands::{Operands, Sizes};
 use super::wgmma::{Tile, serves};
 use crate::host::engine::{Engine, is_allowed};
@@ -15,8 +14,6 @@ pub enum Route {
     /// CubeK's choice without autotune, which is Burn's: a simple tensor-core routine, without tensor cores one of single
     /// units.
     Standard,
-    /// A routine of CubeK with its own choice of sizes, or with the given ones.
-    Library(Routine, Option<super::Tiling>),
     /// The `wgmma` kernel of this crate.
     Wgmma(Tile),
     /// The kernel of this crate for a few rows. A row has the same sums in any number of rows, bit for bit; they are
@@ -99,8 +96,7 @@ impl Route {
     /// The rows and columns that one cube computes, for the estimate of waves; none if sums are never cut.
     fn tile(self) -> Option<[usize; 2]> {
         match self {
-            Self::Library(_, Some(tiling)) => Some(tiling.tile()),
-            Self::Standard | Self::Library(_, None) => Some([128, 128]),
+            Self::Standard => Some([128, 128]),
             Self::Wgmma(tile) => Some([Tile::ROWS, tile.columns()]),
             Self::FewRows => None,
         }

@@ -1,10 +1,10 @@
 //! From operands to launches.
 
 use super::few_rows;
-use super::library::LibraryProduct;
 use super::operands::{Operands, Sizes};
-use super::parts::{self, Division};
+use super::parts;
 use super::rule::{Choice, Route};
+use super::standard;
 use super::wgmma;
 use crate::host::check::elem_type;
 use crate::host::fill::fill;
@@ -81,67 +81,22 @@ fn launch(
     out_element: ElementType,
     choice: Choice,
 ) -> Result<(), String> {
-    let Sizes { m, n, k } = operands.sizes();
-    let f32 = ElementType::F32;
-    if choice.route == Route::FewRows {
-        few_rows::Plan::new(client, operands)?.launch(client, out, out_element);
-        return Ok(());
-    }
-    if let Route::Wgmma(tile) = choice.route {
-        let plan = wgmma::Plan::new(client, operands, tile, choice.parts)?;
-        if plan.parts() == 1 {
-            plan.launch(client, out, out_element);
-        } else {
-            let sums = parts::buffer(client, plan.parts(), [m, n]);
-            plan.launch(client, &sums, f32);
-            parts::add(client, &sums, out, out_element);
+    let Sizes { m, n, .. } = operands.sizes();
+    match choice.route {
+        Route::FewRows => {
+            few_rows::Plan::new(client, operands)?.launch(client, out, out_element);
         }
-        return Ok(());
-    }
-    if let Route::Library(routine, _) = choice.route
-        && routine.copies_boxes()
-        && !operands.takes_boxes()
-    {
-        return Err("its copies need rows that begin at multiples of 16 bytes".into());
-    }
-    let by = |[a, b]: [TensorBinding; 2], out: TensorBinding, out_element| {
-        let product = LibraryProduct {
-            a,
-            b,
-            element: operands.element,
-            out,
-            out_element,
-        };
-        match choice.route {
-            Route::Library(routine, tiling) => product.by(client, routine, tiling),
-            Route::Standard | Route::Wgmma(_) | Route::FewRows => product.standard(client),
+        Route::Wgmma(tile) => {
+            let plan = wgmma::Plan::new(client, operands, tile, choice.parts)?;
+            if plan.parts() == 1 {
+                plan.launch(client, out, out_element);
+            } else {
+                let sums = parts::buffer(client, plan.parts(), [m, n]);
+                plan.launch(client, &sums, ElementType::F32);
+                parts::add(client, &sums, out, out_element);
+            }
         }
-    };
-    let division = Division::new(k, choice.parts);
-    if division.count() == 1 {
-        let factors = [operands.a.clone(), operands.b.clone()];
-        return by(factors, out.clone(), out_element);
+        Route::Standard => standard::launch(client, operands, out, out_element, choice.parts)?,
     }
-    let sums = parts::buffer(client, division.count(), [m, n]);
-    let batch = match division.full {
-        1 => rest_of_one(operands, &division),
-        _ => parts::batch(operands, &division),
-    };
-    by(batch, parts::some_of(&sums, 0, division.full), f32)?;
-    if division.rest > 0 {
-        let factors = parts::rest(operands, &division);
-        by(factors, parts::some_of(&sums, division.full, 1), f32)?;
-    }
-    parts::add(client, &sums, out, out_element);
     Ok(())
-}
-
-/// The one part of full length, as matrices.
-fn rest_of_one(operands: &Operands, division: &Division) -> [TensorBinding; 2] {
-    let first = Division {
-        full: 0,
-        rest: division.length,
-        ..*division
-    };
-    parts::rest(operands, &first)
 }

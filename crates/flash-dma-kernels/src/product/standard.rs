@@ -1,0 +1,91 @@
+//! CubeK's product, where no kernel of this crate serves.
+
+use super::operands::{Operands, Sizes};
+use super::parts::{self, Division};
+use crate::host::check::elem_type;
+use crate::host::engine::{Engine, is_allowed};
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use cubek_matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek_matmul::launch::launch_ref;
+use cubek_matmul::multi_level::Strategy;
+use cubek_matmul::routine::BlueprintStrategy;
+use cubek_std::InputBinding;
+use flash_dma_problem::ElementType;
+
+/// Writes `A B` to the contiguous `out` with sums in at most `most` parts, or returns why nothing serves.
+pub(super) fn launch(
+    client: &Client,
+    operands: &Operands,
+    out: &TensorBinding,
+    out_element: ElementType,
+    most: usize,
+) -> Result<(), String> {
+    let Sizes { m, n, k } = operands.sizes();
+    let element = operands.element;
+    let division = Division::new(k, most);
+    if division.count() == 1 {
+        let factors = [operands.a.clone(), operands.b.clone()];
+        return multiply(client, factors, element, out, out_element);
+    }
+    let sums = parts::buffer(client, division.count(), [m, n]);
+    let part = |factors, first, count| {
+        let some = parts::some_of(&sums, first, count);
+        multiply(client, factors, element, &some, ElementType::F32)
+    };
+    let batch = match division.full {
+        1 => rest_of_one(operands, &division),
+        _ => parts::batch(operands, &division),
+    };
+    part(batch, 0, division.full)?;
+    if division.rest > 0 {
+        part(parts::rest(operands, &division), division.full, 1)?;
+    }
+    parts::add(client, &sums, out, out_element);
+    Ok(())
+}
+
+/// The one part of full length, as matrices.
+fn rest_of_one(operands: &Operands, division: &Division) -> [TensorBinding; 2] {
+    let first = Division {
+        full: 0,
+        rest: division.length,
+        ..*division
+    };
+    parts::rest(operands, &first)
+}
+
+/// Writes the product of A `[(batch,) m, k]` and B `[(batch,) k, n]` to `out`, `[(batch,) m, n]`, by what Burn's products
+/// take without autotune, or returns why nothing serves.
+///
+/// It is CubeK's `Strategy::Auto`, but what refuses a product is followed by the next routine where that panics, and
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) may exclude the tensor cores.
+fn multiply(
+    client: &Client,
+    factors: [TensorBinding; 2],
+    element: ElementType,
+    out: &TensorBinding,
+    out_element: ElementType,
+) -> Result<(), String> {
+    let [element, out_element] = [element, out_element].map(elem_type);
+    let globals = MatmulGlobalElems {
+        lhs: element,
+        rhs: element,
+        out: out_element,
+    };
+    let tensor_cores = Strategy::SimpleCyclicCmma(BlueprintStrategy::default());
+    let units = Strategy::SimpleUnit(BlueprintStrategy::default());
+    let routines = [tensor_cores, units, Strategy::Naive];
+    let excluded = usize::from(!is_allowed(Engine::Mma));
+    let mut refused = Vec::new();
+    for routine in routines.into_iter().skip(excluded) {
+        let [a, b] = (factors.clone()).map(|factor| InputBinding::new(factor, element));
+        let mut elements = MatmulElems::from_globals(&globals);
+        debug_assert_eq!(elements.acc_global, out_element);
+        match launch_ref(&routine.into(), client, a, b, out.clone(), &mut elements) {
+            Ok(()) => return Ok(()),
+            Err(error) => refused.push(error.to_string().trim().to_owned()),
+        }
+    }
+    Err(refused.join("; "))
+}
