@@ -20,8 +20,6 @@ every_engine!(
     full_attention,
 );
 
-const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-
 on_burn_cpu!(element_types, transposed: in_layout(Layout::Transposed), plain_attention);
 
 /// Lengths off every tile.
@@ -136,7 +134,7 @@ fn softcap_and_scale<E: Engine>(engine: &E) {
         case().options(|o| o.with_softcap(1.5)).check(engine);
         let both = case().options(|o| o.with_scale(0.7).with_softcap(20.0));
         both.clone().check(engine);
-        for element in E::cases([], [ElementType::F16, ElementType::Bf16], []) {
+        for element in E::cases([], [F16, Bf16], []) {
             both.clone().dim(64).element(element).check(engine);
         }
         // With 0 every logit is its score alone, and no gradient reaches q and k.

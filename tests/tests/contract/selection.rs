@@ -21,7 +21,7 @@ fn check<E: Engine>(
 ) {
     let kept = kept.into();
     let rule = SelectionRule::from(kept);
-    let scores = Raw::new(&heads.concat(), &shape, ElementType::F32, layout);
+    let scores = Raw::new(&heads.concat(), &shape, F32, layout);
     let actual = engine.select(&scores, kept).expect("good scores");
     for (row, head) in heads.iter().enumerate() {
         let actual = &actual[row * shape[2]..(row + 1) * shape[2]];
