@@ -219,13 +219,8 @@ pub fn expected_by(
     let naive_rows = [&naive.q[..], &naive.k, &naive.v];
     expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
     if let Some((exact, naive)) = exact.scores.zip(naive.scores) {
-        expected.gradient(
-            "dscores",
-            &p.scores_shape(),
-            ElementType::F32,
-            exact,
-            &naive,
-        );
+        let (shape, f32) = (p.scores_shape(), ElementType::F32);
+        expected.gradient("dscores", &shape, f32, exact, &naive);
     }
     expected
 }

@@ -20,3 +20,6 @@ pub use flash_dma_problem::{
 pub use flash_dma_reference::generate::{self, Scores};
 pub use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 pub use flash_dma_reference::{Inputs, Rng};
+
+/// The element types.
+pub const TYPES: [ElementType; 3] = [F32, F16, Bf16];

@@ -124,7 +124,7 @@ fn scores_and_intervals<E: Engine>(engine: &E) {
 }
 
 fn windows_of_no_keys<E: Engine>(engine: &E) {
-    let scores = Raw::new(&[1.0; 12], &[1, 2, 6], ElementType::F32, Layout::Contiguous);
+    let scores = Raw::new(&[1.0; 12], &[1, 2, 6], F32, Layout::Contiguous);
     let none = engine.select(&scores, 0);
     assert_refused("no keys", E::NAME, none, |e| *e == Error::ZeroWindow);
     let short = Raw {

@@ -25,7 +25,7 @@ fn no_keys<E: Engine>(engine: &E) {
 
 /// Nothing, and zero gradients of keys and scores, also where tensor cores compute the problem.
 fn no_queries<E: Engine>(engine: &E) {
-    let of_tensor_cores = Case::new(0, 9).dim(64).element(ElementType::F16);
+    let of_tensor_cores = Case::new(0, 9).dim(64).element(F16);
     for case in [Case::new(0, 9), Case::new(0, 9).full(), of_tensor_cores] {
         if !engine.supports(case.element) {
             continue;
@@ -52,6 +52,6 @@ fn no_sequences<E: Engine>(engine: &E) {
     let call = engine.call(&case.inputs(), Layout::Contiguous, (&[], None));
     let (outputs, grads) = engine.backward(&call).expect("no sequences are fine");
     assert_eq!((outputs.out, grads.scores), (vec![], Some(vec![])));
-    let scores = Raw::new(&[], &[2, 3, 0], ElementType::F32, Layout::Contiguous);
+    let scores = Raw::new(&[], &[2, 3, 0], F32, Layout::Contiguous);
     assert_eq!(engine.select(&scores, 4).expect("no scores are fine"), []);
 }

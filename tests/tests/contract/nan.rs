@@ -10,8 +10,6 @@ every_engine!(
     infinite_scores
 );
 
-const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-
 /// Rows of `k` and `v`, some attended by a few queries, some by none.
 fn nan_in_keys_and_values<E: Engine>(engine: &E) {
     for element in TYPES {

@@ -20,8 +20,6 @@ every_engine!(
     full_attention,
 );
 
-const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-
 on_burn_cpu!(element_types, transposed: in_layout(Layout::Transposed), plain_attention);
 
 /// Lengths off every tile.
@@ -80,29 +78,18 @@ fn element_types<E: Engine>(engine: &E) {
             [(1023, 1023, 128)],
         );
         for (q_len, k_len, dim) in shapes {
-            Case::new(q_len, k_len)
-                .dim(dim)
-                .heads(4, 2)
-                .element(element)
-                .check(engine);
+            let case = Case::new(q_len, k_len).dim(dim).heads(4, 2);
+            case.element(element).check(engine);
         }
     }
 }
 
 fn in_layout<E: Engine>(engine: &E, layout: Layout) {
     for element in TYPES {
-        Case::new(21, 35)
-            .heads(4, 2)
-            .layout(layout)
-            .element(element)
-            .check(engine);
+        let case = |len, k_len| Case::new(len, k_len).heads(4, 2).element(element);
+        case(21, 35).layout(layout).check(engine);
         for len in E::cases([], [130], [1023]) {
-            Case::new(len, len)
-                .dim(64)
-                .heads(4, 2)
-                .layout(layout)
-                .element(element)
-                .check(engine);
+            case(len, len).dim(64).layout(layout).check(engine);
         }
     }
 }
@@ -116,11 +103,8 @@ fn windows<E: Engine>(engine: &E) {
         Case::new(600, 600).window(window).check(engine);
     }
     for window in E::cases([], [], [1, 512]) {
-        Case::new(4096, 4096)
-            .dim(64)
-            .window(window)
-            .element(ElementType::F16)
-            .check(engine);
+        let case = Case::new(4096, 4096).dim(64).window(window);
+        case.element(F16).check(engine);
     }
 }
 
@@ -138,32 +122,25 @@ fn kinds_of_scores<E: Engine>(engine: &E) {
 /// No scores: every visible key.
 fn plain_attention<E: Engine>(engine: &E) {
     for (q_len, k_len) in E::cases([(35, 35)], [(113, 257), (257, 113)], [(1023, 1023)]) {
-        Case::new(q_len, k_len).plain().check(engine);
-        Case::new(q_len, k_len)
-            .plain()
-            .full()
-            .heads(4, 2)
-            .check(engine);
+        let case = Case::new(q_len, k_len).plain();
+        case.check(engine);
+        case.full().heads(4, 2).check(engine);
     }
 }
 
 fn softcap_and_scale<E: Engine>(engine: &E) {
     for (q_len, k_len) in E::cases([(31, 39)], [(113, 130)], [(700, 1023)]) {
-        Case::new(q_len, k_len)
-            .options(|o| o.with_softcap(1.5))
-            .check(engine);
-        let both = Case::new(q_len, k_len).options(|o| o.with_scale(0.7).with_softcap(20.0));
+        let case = || Case::new(q_len, k_len);
+        case().options(|o| o.with_softcap(1.5)).check(engine);
+        let both = case().options(|o| o.with_scale(0.7).with_softcap(20.0));
         both.clone().check(engine);
-        for element in E::cases([], [ElementType::F16, ElementType::Bf16], []) {
+        for element in E::cases([], [F16, Bf16], []) {
             both.clone().dim(64).element(element).check(engine);
         }
-        // Every logit is its score alone, and no gradient reaches q and k.
-        Case::new(q_len, k_len)
-            .options(|o| o.with_scale(0.0))
-            .check(engine);
-        Case::new(q_len, k_len)
-            .options(|o| o.with_scale(-0.25))
-            .check(engine);
+        // With 0 every logit is its score alone, and no gradient reaches q and k.
+        for scale in [0.0, -0.25] {
+            case().options(|o| o.with_scale(scale)).check(engine);
+        }
     }
 }
 

@@ -18,11 +18,10 @@ fn check<E: Engine>(
     shape: [usize; 3],
     kept: impl Into<KeptKeys>,
     layout: Layout,
-    what: &str,
 ) {
     let kept = kept.into();
     let rule = SelectionRule::from(kept);
-    let scores = Raw::new(&heads.concat(), &shape, ElementType::F32, layout);
+    let scores = Raw::new(&heads.concat(), &shape, F32, layout);
     let actual = engine.select(&scores, kept).expect("good scores");
     for (row, head) in heads.iter().enumerate() {
         let actual = &actual[row * shape[2]..(row + 1) * shape[2]];
@@ -32,7 +31,7 @@ fn check<E: Engine>(
         };
         if let Some(key) = (0..shape[2]).find(|&j| actual[j] != exact[j]) {
             panic!(
-                "{} {what}: key {key} of head {row} of {shape:?}, {kept:?}: {:?} instead of {:?}",
+                "{}: key {key} of head {row} of {shape:?}, {kept:?}, {layout:?}: {:?} instead of {:?}",
                 E::NAME,
                 actual[key],
                 exact[key]
@@ -63,14 +62,7 @@ fn random_problems<E: Engine>(engine: &E) {
         // None or some recent keys, also more than there are keys.
         for recent in [0, [1, 7, 40, 400][n % 4]] {
             let kept = KeptKeys { best, recent };
-            check(
-                engine,
-                &heads,
-                shape,
-                kept,
-                Layout::Contiguous,
-                "random problems",
-            );
+            check(engine, &heads, shape, kept, Layout::Contiguous);
         }
         problems += heads.len();
     }
@@ -102,14 +94,7 @@ fn long_problems<E: Engine>(engine: &E) {
         let heads: Vec<Vec<f64>> = kinds.iter().map(|kind| kind.head(len, &mut rng)).collect();
         for recent in [0, 128] {
             let kept = KeptKeys { best, recent };
-            check(
-                engine,
-                &heads,
-                [2, 3, len],
-                kept,
-                Layout::Contiguous,
-                "long problems",
-            );
+            check(engine, &heads, [2, 3, len], kept, Layout::Contiguous);
         }
     }
 }
@@ -137,14 +122,7 @@ fn scores_at_the_edges_of_f32<E: Engine>(engine: &E) {
         .map(|_| (0..90).map(|_| values[rng.below(values.len())]).collect())
         .collect();
     for window in [1, 5, 30, 89, 90, usize::MAX] {
-        check(
-            engine,
-            &heads,
-            [4, 10, 90],
-            window,
-            Layout::Contiguous,
-            "edges of f32",
-        );
+        check(engine, &heads, [4, 10, 90], window, Layout::Contiguous);
     }
 }
 
@@ -152,6 +130,6 @@ fn strided_scores<E: Engine>(engine: &E) {
     let mut rng = Rng::new(14);
     let heads: Vec<Vec<f64>> = (0..6).map(|_| Scores::Normal.head(75, &mut rng)).collect();
     for layout in [Layout::Transposed, Layout::Padded] {
-        check(engine, &heads, [3, 2, 75], 9, layout, "strided scores");
+        check(engine, &heads, [3, 2, 75], 9, layout);
     }
 }

@@ -4,7 +4,6 @@ use super::sequences::{Decoder, Sequences, Tokens, shape};
 use burn::tensor::{Distribution, Tensor};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
-use burn_flash_dma::{AttentionError, AttentionOptions};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;
 

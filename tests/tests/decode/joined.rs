@@ -2,7 +2,6 @@
 
 use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
-use burn_flash_dma::{AttentionError, AttentionOptions};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;
 

@@ -1,7 +1,6 @@
 //! The cache that keeps every key.
 
 use super::sequences::{Decoder, Sequences, Shape};
-use burn_flash_dma::AttentionOptions;
 use burn_flash_dma::cache::PagedCacheConfig;
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;

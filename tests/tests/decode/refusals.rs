@@ -4,7 +4,6 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::cache::{
     BlockTable, DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use burn_flash_dma::{AttentionError, AttentionOptions};
 use flash_dma_tests::prelude::*;
 
 every_burn!(

@@ -4,7 +4,7 @@ use super::rules;
 use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn::tensor::Tensor;
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig};
-use burn_flash_dma::{Attention, AttentionOptions, Documents, Selector};
+use burn_flash_dma::{Attention, Documents, Selector};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::dtype;
 

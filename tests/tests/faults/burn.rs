@@ -3,7 +3,7 @@
 #![cfg(any(feature = "cpu", feature = "cuda"))]
 
 use burn::tensor::{DType, Tensor};
-use burn_flash_dma::{AttentionOptions, attention};
+use burn_flash_dma::attention;
 use flash_dma_tests::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

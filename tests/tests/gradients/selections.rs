@@ -81,7 +81,7 @@ fn scores_gather_their_group<E: Engine>(engine: &E) {
 
 /// Exactly zero, in every type, whatever the keys hold.
 fn unselected_keys_have_none<E: Engine>(engine: &E) {
-    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+    for element in TYPES {
         let case = Case::new(60, 60)
             .window(5)
             .scores(Scores::Padded)

@@ -2,7 +2,6 @@
 
 use burn::tensor::Device;
 use burn_flash_dma::testing::{GradientCheck, GradientError, check_gradients, try_check_gradients};
-use burn_flash_dma::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_tests::prelude::*;
 
 every_burn!(
@@ -62,7 +61,7 @@ fn good_gradients_pass<B: Backend>(burn: &Burn<B>) {
 
 fn seeds_draw_other_inputs<B: Backend>(burn: &Burn<B>) {
     let options = AttentionOptions::new().with_keep_window(7);
-    let problem = problem([1, 2, 5, 16], [1, 1, 40, 16], ElementType::F32, options);
+    let problem = problem([1, 2, 5, 16], [1, 1, 40, 16], F32, options);
     let check = GradientCheck::new(&problem).with_samples(3, 6);
     let run = |seed| check.clone().with_seed(seed).run(burn.device()).unwrap();
     assert_eq!(run(1).checked[0], run(1).checked[0]);
@@ -71,11 +70,11 @@ fn seeds_draw_other_inputs<B: Backend>(burn: &Burn<B>) {
 
 fn what_cannot_be_checked_is_refused<B: Backend>(burn: &Burn<B>) {
     let options = AttentionOptions::new().with_keep_window(7);
-    let empty = problem([1, 2, 0, 16], [1, 1, 40, 16], ElementType::F32, options);
+    let empty = problem([1, 2, 0, 16], [1, 1, 40, 16], F32, options);
     let error = try_check_gradients(&empty, burn.device()).unwrap_err();
     assert!(matches!(error, GradientError::Empty), "{error}");
     // The fields are public, so a problem may be spoiled.
-    let mut spoiled = problem([1, 2, 5, 16], [1, 1, 40, 16], ElementType::F32, options);
+    let mut spoiled = problem([1, 2, 5, 16], [1, 1, 40, 16], F32, options);
     spoiled.window = 0;
     let device: &Device = burn.device();
     let error = try_check_gradients(&spoiled, device).unwrap_err();

@@ -81,11 +81,7 @@ fn of_groups_on_tensor_cores<E: MaskedEngine>(engine: &E) {
 fn pairs_on_tensor_cores<E: MaskedEngine>(engine: &E, heads: Vec<[usize; 3]>, all: bool) {
     for (n, [q_heads, kv_heads, dim]) in heads.into_iter().enumerate() {
         let sizes = [2, q_heads, kv_heads, 35, 140, dim];
-        let element = if dim == 64 {
-            ElementType::Bf16
-        } else {
-            ElementType::F16
-        };
+        let element = if dim == 64 { Bf16 } else { F16 };
         let shapes = shapes(sizes);
         for (m, &mask) in shapes.iter().enumerate() {
             for (b, &bias) in shapes.iter().enumerate() {

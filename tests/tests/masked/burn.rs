@@ -12,10 +12,10 @@ every_burn!(builders_of_ranges_and_masks_agree, runs_of_many_tokens);
 
 fn the_bias_alone<B: Backend>(burn: &Burn<B>) {
     for (bias, element) in [
-        ([1, 2, 1, 70], ElementType::F32),
-        ([2, 4, 30, 70], ElementType::Bf16),
-        ([1, 4, 1, 1], ElementType::F16),
-        ([2, 1, 30, 1], ElementType::F32),
+        ([1, 2, 1, 70], F32),
+        ([2, 4, 30, 70], Bf16),
+        ([1, 4, 1, 1], F16),
+        ([2, 1, 30, 1], F32),
     ] {
         let case = MaskedCase::new([2, 4, 2, 30, 70, 64])
             .element(element)
@@ -28,7 +28,7 @@ fn the_bias_alone<B: Backend>(burn: &Burn<B>) {
         let (_, naive) = inputs.naive_backward(&grad_out, grad_lse.as_deref());
         let (exact, naive) = exact.zip(naive).expect("there is a bias");
         let actual = burn.bias_alone(&case.call(&inputs));
-        let f32 = ElementType::F32;
+        let f32 = F32;
         compare("dbias", &bias, &actual, &exact, &naive, f32, GRADIENT).expect("the bias alone");
     }
 }
@@ -36,7 +36,7 @@ fn the_bias_alone<B: Backend>(burn: &Burn<B>) {
 fn one_plan_for_two_calls<B: Backend>(burn: &Burn<B>) {
     for (causal, hidden) in [(true, false), (false, true)] {
         let mut case = MaskedCase::new([2, 4, 2, 50, 130, 64])
-            .element(ElementType::Bf16)
+            .element(Bf16)
             .mask([2, 2, 50, 130], Pattern::Random(0.3))
             .bias([1, 1, 1, 130])
             .causal(causal);

@@ -52,11 +52,7 @@ fn not_finite_on_tensor_cores<E: MaskedEngine>(engine: &E) {
             .enumerate()
         {
             let case = MaskedCase::new([1, 2, 1, 140, 200, dim])
-                .element(if dim == 64 {
-                    ElementType::Bf16
-                } else {
-                    ElementType::F16
-                })
+                .element(if dim == 64 { Bf16 } else { F16 })
                 .mask([1, 1, 140, 200], pattern)
                 .bias([1, 1, 1, 200])
                 .causal(n > 0);

@@ -81,7 +81,7 @@ fn plans<E: MaskedEngine>(engine: &E) {
         let what = format!("the plan of {mask:?} for {lengths:?}");
         let change = |call: &mut MaskedCall| {
             let shown = vec![1.0; mask.iter().product()];
-            let raw = Raw::new(&shown, &mask, ElementType::F32, Layout::Contiguous);
+            let raw = Raw::new(&shown, &mask, F32, Layout::Contiguous);
             call.plan = Some(PlanGeometry::new(&mask, lengths, true).expect("a good plan"));
             call.mask = Some(raw);
         };
@@ -226,7 +226,7 @@ fn a_problem_names_the_axis_that_does_not_broadcast() {
     let (q, kv) = ([2, 4, 9, 8], [2, 2, 70, 8]);
     let problem = |mask: Option<&[usize]>, bias: Option<&[usize]>| {
         let options = AttentionOptions::new();
-        MaskedProblem::new(&q, &kv, &kv, mask, bias, ElementType::F32, &options).unwrap_err()
+        MaskedProblem::new(&q, &kv, &kv, mask, bias, F32, &options).unwrap_err()
     };
     for axis in 0..4 {
         for size in [0, 3, 71] {
@@ -250,7 +250,7 @@ fn shapes_that_do_not_broadcast<B: flash_dma_tests::engines::Backend>(
             let mut shape = MASK;
             shape[axis] = 3;
             let values = vec![0.0; shape.iter().product()];
-            let raw = Raw::new(&values, &shape, ElementType::F32, Layout::Contiguous);
+            let raw = Raw::new(&values, &shape, F32, Layout::Contiguous);
             *(match name {
                 Name::Mask => &mut call.mask,
                 _ => &mut call.bias,

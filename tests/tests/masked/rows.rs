@@ -12,7 +12,6 @@ every_engine!(
     gradients_of_the_lse,
 );
 
-const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 const NONE: f64 = f64::NEG_INFINITY;
 
 /// Zeros, an LSE of −∞ and zero gradients: of everything, and of rows beside others that see keys.

@@ -100,7 +100,7 @@ fn problems<E: MaskedEngine>(test: usize) -> Vec<(MaskedCase, [usize; 6])> {
     );
     let all = problems.len();
     let case = |(n, sizes): (usize, [usize; 6])| {
-        let element = [ElementType::Bf16, ElementType::F16][(n + test) % 2];
+        let element = [Bf16, F16][(n + test) % 2];
         (MaskedCase::new(sizes).element(element), sizes)
     };
     let few = |n: usize| E::SIZE < Size::Large || [0, 2].contains(&((n + 2 * test) % all));
@@ -127,7 +127,7 @@ fn far_apart<E: MaskedEngine>(engine: &E, [small, medium, large]: [Option<[usize
             }
             let mut case = MaskedCase::new(sizes)
                 .mask(mask, Pattern::Columns(every))
-                .element(ElementType::Bf16);
+                .element(Bf16);
             case.options.causal = m % 2 == 0;
             case.bias = (m < 2).then_some([1, kv_heads, 1, k_len]);
             case.check(engine);

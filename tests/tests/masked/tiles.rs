@@ -10,15 +10,15 @@ every_engine!(
     no_keys_and_no_queries,
 );
 matrix_engines!(
-    odd_lengths_on_tensor_cores: odd_lengths(ElementType::Bf16, 64, 4),
-    odd_lengths_of_wide_heads: odd_lengths(ElementType::F16, 128, 2),
+    odd_lengths_on_tensor_cores: odd_lengths(Bf16, 64, 4),
+    odd_lengths_of_wide_heads: odd_lengths(F16, 128, 2),
     tiles_alternate_on_tensor_cores: tiles_alternate(
         [[1, 2, 1, 200, 300, 64], [2, 4, 1, 500, 500, 64]],
-        ElementType::Bf16,
+        Bf16,
     ),
     tiles_alternate_in_wide_heads: tiles_alternate(
         [[1, 4, 2, 100, 200, 128], [1, 8, 2, 300, 700, 128]],
-        ElementType::F16,
+        F16,
     ),
 );
 

@@ -42,8 +42,8 @@ fn patterns_are_the_same_on_the_device<T: Target>(kernels: &Kernels<T>) {
 
 fn small_samples<T: Target>(kernels: &Kernels<T>) {
     let (n, dim, element) = match T::SIZE {
-        Size::Large if kernels.supports(ElementType::Bf16) => (5000, 64, ElementType::Bf16),
-        _ => (70, 16, ElementType::F32),
+        Size::Large if kernels.supports(Bf16) => (5000, 64, Bf16),
+        _ => (70, 16, F32),
     };
     let (q, kv) = ([2, 4, n, dim], [2, 2, n, dim]);
     for options in [AttentionOptions::new(), window(n / 5)] {
@@ -56,7 +56,7 @@ fn small_samples<T: Target>(kernels: &Kernels<T>) {
 fn bf16([batch, q_heads, kv_heads, len]: [usize; 4], options: AttentionOptions) -> Problem {
     let (q, kv) = ([batch, q_heads, len, 128], [batch, kv_heads, len, 128]);
     let scores = options.keep_window.is_some();
-    problem(q, kv, scores, ElementType::Bf16, &options)
+    problem(q, kv, scores, Bf16, &options)
 }
 
 /// Every tensor of rows exceeds 2^31 elements and 2^32 bytes, and so do the sums of the gradients of keys.

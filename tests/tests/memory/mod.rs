@@ -31,8 +31,8 @@ fn window(keys: usize) -> AttentionOptions {
 /// Two sequences of two kv heads and four query heads; a window comes with scores.
 fn tokens<T: Target>(kernels: &Kernels<T>, n: usize, options: AttentionOptions) -> Problem {
     let (dim, element) = match T::SIZE {
-        Size::Large if kernels.supports(ElementType::Bf16) => (64, ElementType::Bf16),
-        _ => (16, ElementType::F32),
+        Size::Large if kernels.supports(Bf16) => (64, Bf16),
+        _ => (16, F32),
     };
     let (q, kv) = ([2, 4, n, dim], [2, 2, n, dim]);
     problem(q, kv, options.keep_window.is_some(), element, &options)

@@ -8,7 +8,7 @@ every_burn!(a_plan_fits_and_one_token_more_does_not);
 
 fn a_plan_fits_and_one_token_more_does_not<B: Backend>(_: &Burn<B>) {
     let (q, kv) = ([2, 8, 1, 64], [2, 2, 1, 64]);
-    let template = problem(q, kv, true, ElementType::F32, &window(512));
+    let template = problem(q, kv, true, F32, &window(512));
     let device = B::device();
     let passes = Passes::ForwardAndBackward;
     let needs = |sizes| {

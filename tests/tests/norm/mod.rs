@@ -116,7 +116,7 @@ fn heads<E: NormEngine>(engine: &E) {
     .into_iter()
     .enumerate()
     {
-        for element in [F32, F16, Bf16] {
+        for element in TYPES {
             if E::SIZE == Size::Small && n == 0 && element != F32 {
                 continue;
             }

@@ -126,7 +126,7 @@ fn split_keys_merge_by_their_lse<E: Engine>(engine: &E) {
 
 /// The softmax does not see it, nor does the selection.
 fn a_constant_on_the_scores_moves_the_lse<E: Engine>(engine: &E) {
-    for element in E::cases([ElementType::F32], [ElementType::Bf16], []) {
+    for element in E::cases([F32], [Bf16], []) {
         // Scores of few digits, so that the sums are exact.
         let case = Case::new(40, 50).scores(Scores::Ties).element(element);
         let inputs = case.inputs();

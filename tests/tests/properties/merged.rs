@@ -2,8 +2,8 @@
 
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 use burn_flash_dma::{
-    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention,
-    TensorName, TilePlan, merge_attention, try_merge_attention,
+    Attention, AttentionMask, MaskedAttention, TensorName, TilePlan, merge_attention,
+    try_merge_attention,
 };
 use flash_dma_tests::case::expected;
 use flash_dma_tests::prelude::*;
@@ -20,8 +20,6 @@ fast_burn!(
     refusals,
 );
 on_burn_cpu!(two_parts);
-
-const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
 /// The parts of the keys behind each cut.
 fn spans(cuts: &[usize], len: usize) -> Vec<(usize, usize)> {
@@ -42,7 +40,7 @@ fn parts_under_masks<B: Backend>(burn: &Burn<B>) {
         (Pattern::Window(20), &[1, 40, 90]),
         (Pattern::Nothing, &[70]),
     ] {
-        for element in ELEMENTS {
+        for element in TYPES {
             let case = MaskedCase::new(sizes).mask([2, 1, 33, 130], pattern);
             check_masked(&case.element(element), cuts, burn);
         }
@@ -66,7 +64,7 @@ fn random_parts<B: Backend>(burn: &Burn<B>) {
         ];
         let pattern = Pattern::Random(rng.uniform());
         let mut case = MaskedCase::new(sizes).mask([1, 1, lengths[0], lengths[1]], pattern);
-        case = case.element(ELEMENTS[rng.below(3)]);
+        case = case.element(TYPES[rng.below(3)]);
         case.seed = seed;
         let mut cuts: Vec<usize> = (0..rng.below(4))
             .map(|_| 1 + rng.below(lengths[1] - 1))
@@ -169,7 +167,7 @@ fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
 /// Bit by bit, and with the gradients that it is given.
 fn one_part_is_itself<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
-    let case = Case::new(20, 20).plain().element(ElementType::Bf16);
+    let case = Case::new(20, 20).plain().element(Bf16);
     if burn.lacks(case.element) {
         return;
     }
@@ -247,7 +245,7 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
     assert_eq!(refused.unwrap_err(), shape(TensorName::Out));
     let refused = try_merge_attention([(part(2).0, part(4).1)]);
     assert_eq!(refused.unwrap_err(), shape(TensorName::Lse));
-    let (f32, bf16) = (ElementType::F32, ElementType::Bf16);
+    let (f32, bf16) = (F32, Bf16);
     let (out, lse) = part(2);
     let refused = try_merge_attention([part(2), (out.clone().cast(DType::BF16), lse.clone())]);
     let element = |tensor| AttentionError::element_type(tensor, f32, bf16);

@@ -3,8 +3,8 @@
 
 use burn::tensor::{Bool, Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::{
-    Attention, AttentionMask, AttentionOptions, Documents, KeyRanges, MaskedAttention,
-    PackedAttention, Selector, TilePlan,
+    Attention, AttentionMask, Documents, KeyRanges, MaskedAttention, PackedAttention, Selector,
+    TilePlan,
 };
 use flash_dma_tests::prelude::*;
 
@@ -309,7 +309,7 @@ fn the_definition_of_two_lengths<B: Backend>(burn: &Burn<B>) {
     let full = AttentionOptions::new().with_causal(false);
     let q_shape = [1, Q_HEADS, lengths[0], DIM];
     let kv_shape = [1, KV_HEADS, lengths[1], DIM];
-    let p = problem(q_shape, kv_shape, false, ElementType::F32, &full);
+    let p = problem(q_shape, kv_shape, false, F32, &full);
     let inputs = MaskedInputs {
         problem: p,
         q: heads_first(&packed.q),

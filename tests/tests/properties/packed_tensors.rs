@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::{
-    Attention, AttentionError, ElementType, MaskedAttention, TensorName, select, split_kv,
-    split_qkv, try_split_kv, try_split_qkv,
+    Attention, MaskedAttention, TensorName, select, split_kv, split_qkv, try_split_kv,
+    try_split_qkv,
 };
 use flash_dma_tests::case::expected;
 use flash_dma_tests::prelude::*;
@@ -20,8 +20,6 @@ fast_burn!(
     refusals,
 );
 on_burn_cpu!(one_small_tensor, one_small_pair);
-
-const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
 /// Parts `[batch, heads, len, head_dim]` as one tensor `[batch, len, parts, heads, head_dim]`.
 fn packed(parts: &[&[f64]], [batch, heads, len, head_dim]: [usize; 4]) -> Vec<f64> {
@@ -107,7 +105,7 @@ fn one_tensor<B: Backend>(burn: &Burn<B>) {
         Case::new(40, 40).heads(2, 2).plain().full().dim(64),
         Case::new(1, 1).heads(1, 1),
     ] {
-        for element in ELEMENTS {
+        for element in TYPES {
             check(&case.clone().element(element), true, burn);
         }
     }
@@ -119,7 +117,7 @@ fn keys_and_values<B: Backend>(burn: &Burn<B>) {
         Case::new(17, 50).heads(4, 1).window(12),
         Case::new(50, 17).heads(2, 2).plain().dim(40),
     ] {
-        for element in ELEMENTS {
+        for element in TYPES {
             check(&case.clone().element(element), false, burn);
         }
     }
@@ -139,7 +137,7 @@ fn random_problems<B: Backend>(burn: &Burn<B>) {
         let mut case = Case::new(q_len, k_len).heads(kv_heads * group, kv_heads);
         case = case
             .dim([8, 16, 40][rng.below(3)])
-            .element(ELEMENTS[rng.below(3)]);
+            .element(TYPES[rng.below(3)]);
         case = match rng.below(3) {
             0 => case.plain(),
             _ => case.window(1 + rng.below(k_len)),
@@ -162,7 +160,7 @@ fn one_small_pair<B: Backend>(burn: &Burn<B>) {
 }
 
 fn biases<B: Backend>(burn: &Burn<B>) {
-    for element in ELEMENTS {
+    for element in TYPES {
         if burn.lacks(element) {
             continue;
         }

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use burn_flash_dma::{
-    Attention, AttentionError, AttentionMask, Documents, ElementType, MaskedAttention,
-    PackedAttention, Selector, TilePlan, select,
+    Attention, AttentionMask, Documents, MaskedAttention, PackedAttention, Selector, TilePlan,
+    select,
 };
 use flash_dma_reference::compare::compare_probabilities;
 use flash_dma_reference::{Exact, compose};
@@ -101,7 +101,7 @@ fn the_definition<B: Backend>(burn: &Burn<B>) {
         Case::new(40, 40).deviation(30.0),
         Case::new(130, 130).dim(128).heads(2, 2),
     ] {
-        for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+        for element in TYPES {
             check_case(&case.clone().element(element), &last, burn);
         }
     }
@@ -114,7 +114,7 @@ fn random_problems<B: Backend>(burn: &Burn<B>) {
         let (q_len, k_len) = (1 + rng.below(90), 1 + rng.below(90));
         let (kv_heads, group) = (1 + rng.below(3), 1 + rng.below(3));
         let mut case = Case::new(q_len, k_len).heads(kv_heads * group, kv_heads);
-        let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+        let elements = [F32, F16, Bf16];
         case = case
             .dim([8, 16, 40][rng.below(3)])
             .element(elements[rng.below(3)]);

@@ -8,7 +8,7 @@ every_engine!(repeats_are_bit_equal, layouts_are_bit_equal);
 /// Selection, lists, forward and backward: 50 times on a GPU, where units race.
 fn repeats_are_bit_equal<E: Engine>(engine: &E) {
     let case = |len| Case::new(len, len).heads(4, 2);
-    let tensor_cores = case(1000).dim(64).element(ElementType::Bf16);
+    let tensor_cores = case(1000).dim(64).element(Bf16);
     for case in E::cases([case(50)], [case(400)], [tensor_cores]) {
         for case in [case.clone(), case.plain()] {
             let case = case.options(|o| o.with_deterministic(true));

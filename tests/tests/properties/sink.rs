@@ -1,10 +1,7 @@
 //! A logit without a key, against the oracle of a key that is zeros and has the logit as its score.
 
 use burn::tensor::{DType, Tensor};
-use burn_flash_dma::{
-    Attention, AttentionError, AttentionOptions, ElementType, Selector, TensorName, learnable_sink,
-    try_learnable_sink,
-};
+use burn_flash_dma::{Attention, Selector, TensorName, learnable_sink, try_learnable_sink};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{floats, grad, loss, rows, values};
 
@@ -158,9 +155,9 @@ fn check<B: Backend>(
 /// sink came behind it.
 fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
     for (element, dtype, tolerance) in [
-        (ElementType::F32, DType::F32, 2e-5),
-        (ElementType::F16, DType::F16, 4e-3),
-        (ElementType::Bf16, DType::BF16, 3e-2),
+        (F32, DType::F32, 2e-5),
+        (F16, DType::F16, 4e-3),
+        (Bf16, DType::BF16, 3e-2),
     ] {
         if burn.lacks(element) {
             continue;
@@ -209,10 +206,7 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
 
 fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
-    for (element, dtype) in [
-        (ElementType::F16, DType::F16),
-        (ElementType::Bf16, DType::BF16),
-    ] {
+    for (element, dtype) in [(F16, DType::F16), (Bf16, DType::BF16)] {
         if burn.lacks(element) {
             continue;
         }
@@ -285,10 +279,10 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
     shape(of_some.unwrap_err(), TensorName::SinkLogits);
     shape(refused([2, 3, 5], DType::F32, 3), TensorName::Lse);
     shape(refused([2, 3, 4], DType::F32, 2), TensorName::SinkLogits);
-    if burn.supports(ElementType::F16) {
+    if burn.supports(F16) {
         let error = refused([2, 3, 4], DType::F16, 3);
-        let f32 = ElementType::F32;
-        let expected = AttentionError::element_type(TensorName::Lse, f32, ElementType::F16);
+        let f32 = F32;
+        let expected = AttentionError::element_type(TensorName::Lse, f32, F16);
         assert_eq!(error, expected);
     }
 }
