@@ -109,10 +109,7 @@ mod tests {
             let hidden = earlier.iter().find(|(other, _)| {
                 (other.iter()).all(|word| words.iter().any(|own| own.contains(word)))
             });
-            assert!(
-                hidden.is_none(),
-                "{words:?} ({kind:?}) is hidden by {hidden:?}"
-            );
+            assert!(hidden.is_none(), "{words:?} ({kind:?}) by {hidden:?}");
         }
     }
 }

@@ -139,19 +139,18 @@ fn time(len: usize, options: &Options, device: &Device) -> Result<Vec<Row>> {
             }
         }
     }
-    let rows: Vec<Row> = (selectors.iter().zip(samples))
-        .map(|((selection, _), sample)| {
-            let [select, forward, train] = sample.map(Millis::of);
-            Row {
-                selection,
-                len,
-                window,
-                select,
-                forward,
-                train,
-            }
-        })
-        .collect();
+    let mut rows = Vec::new();
+    for ((selection, _), sample) in selectors.iter().zip(samples) {
+        let [select, forward, train] = sample.map(Millis::of);
+        rows.push(Row {
+            selection,
+            len,
+            window,
+            select,
+            forward,
+            train,
+        });
+    }
     for row in &rows {
         println!(
             "{:>7} {:<20} select {:.3}  forward {:.3}  train {:.3} ms, {:.3} of the first",

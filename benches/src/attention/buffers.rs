@@ -71,9 +71,8 @@ impl RunnersUp {
         let window = problem.window.saturating_add(problem.window / 4);
         let intervals = Tensor::empty(client, &problem.intervals_shape(), 4);
         launch_select(client, scores, window, &intervals);
-        let ends: Vec<u32> = (intervals.read::<u32>(client).chunks_exact(2))
-            .map(|pair| pair[1])
-            .collect();
+        let ends = intervals.read::<u32>(client).into_iter().skip(1).step_by(2);
+        let ends: Vec<u32> = ends.collect();
         let shape = problem.scores_shape();
         Self {
             window,
@@ -105,16 +104,13 @@ impl Buffers {
             let values = normal(shape.iter().product(), rng.next_u64(), element);
             (Tensor::rounded(client, &shape, &values, element), values)
         });
-        let heads = match problem.has_scores {
-            true => problem.batch * problem.kv_heads,
-            false => 0,
-        };
-        let scores_host: Vec<f32> = (0..heads)
-            .flat_map(|_| scores.head(problem.k_len, &mut rng))
-            .map(|z| z as f32)
-            .collect();
         let keys = problem.scores_shape();
+        let mut scores_host = Vec::new();
         let scores = problem.has_scores.then(|| {
+            for _ in 0..problem.batch * problem.kv_heads {
+                let head = scores.head(problem.k_len, &mut rng);
+                scores_host.extend(head.into_iter().map(|z| z as f32));
+            }
             let scores = Tensor::of(client, &keys, &scores_host);
             (scores, Tensor::empty(client, &problem.intervals_shape(), 4))
         });

@@ -138,11 +138,8 @@ mod tests {
         assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
         let command = cargo(["build"]);
         for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
-            assert!(
-                command
-                    .get_envs()
-                    .any(|env| env == (OsStr::new(name), None))
-            );
+            let removed = (OsStr::new(name), None);
+            assert!(command.get_envs().any(|env| env == removed), "{name}");
         }
         assert!(!describes_package("CARGO_TARGET_DIR"));
         assert!(!describes_package("CARGO_INCREMENTAL"));

@@ -60,14 +60,6 @@ impl Model {
 
     /// A model with random parameters.
     fn new(device: &Device) -> Self {
-        let embed = |count| {
-            EmbeddingConfig::new(count, WIDTH)
-                .with_initializer(Initializer::Normal {
-                    mean: 0.0,
-                    std: 0.5,
-                })
-                .init(device)
-        };
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
         // ANCHOR: init
         let normal = |std| Initializer::Normal { mean: 0.0, std };
@@ -79,6 +71,10 @@ impl Model {
         let a = Initializer::Constant { value: -1.0 }.init([KV_HEADS], device);
         let dt_proj = normal(0.1).init([KV_HEADS, KV_HEADS * HEAD_DIM], device);
         // ANCHOR_END: init
+        let embed = |count| {
+            let config = EmbeddingConfig::new(count, WIDTH);
+            config.with_initializer(normal(0.5)).init(device)
+        };
         Self {
             subject: embed(2 * SUBJECTS),
             value: embed(VALUES + 1),
@@ -116,11 +112,10 @@ impl Model {
         let scores = match scores {
             Scores::Linear => linear_scores(x, self.score_proj.val()),
             Scores::Zoh => zoh_scores(v.clone(), self.dt_proj.val(), self.a.val()),
-            Scores::Random => Tensor::random(
-                [batch, KV_HEADS, length],
-                Distribution::Default,
-                &v.device(),
-            ),
+            Scores::Random => {
+                let shape = [batch, KV_HEADS, length];
+                Tensor::random(shape, Distribution::Default, &v.device())
+            }
         };
         let intervals = selector.select(scores.clone());
         let attention = Attention::new(q, k, v).scores(scores);

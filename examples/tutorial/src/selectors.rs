@@ -85,26 +85,17 @@ pub(crate) fn main(
     let documents = Documents::from_lengths([vec![41, 24, 31]]);
     let composed = Selector::top(16).recent(6).sinks(2).documents(documents);
     let evict = scores.clone().lower_elem(1.0);
+    let select = |selector: Selector| selector.select(scores.clone());
+    let gated = window_then_global(scores.clone(), 10, 0.8)?;
+    let per_head = windows_per_head(scores.clone(), vec![8, 24], 4);
     let selections = [
-        ("top", 0, Selector::top(16).select(scores.clone())),
-        (
-            "recent",
-            6,
-            Selector::top(16).recent(6).select(scores.clone()),
-        ),
-        ("documents", 6, composed.select(scores.clone())),
+        ("top", 0, select(Selector::top(16))),
+        ("recent", 6, select(Selector::top(16).recent(6))),
+        ("documents", 6, select(composed)),
         ("streaming", 14, streaming(scores.clone(), 16, 2)),
         ("delayed-eviction", 8, delayed_eviction(evict, 8)?),
-        (
-            "window-then-global",
-            10,
-            window_then_global(scores.clone(), 10, 0.8)?,
-        ),
-        (
-            "windows-per-head",
-            4,
-            windows_per_head(scores, vec![8, 24], 4),
-        ),
+        ("window-then-global", 10, gated),
+        ("windows-per-head", 4, per_head),
     ];
     let to = arguments.next();
     for (name, recent, intervals) in &selections {

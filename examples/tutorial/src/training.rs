@@ -133,21 +133,15 @@ pub fn evaluate(model: &Model, scores: Scores, selector: &Selector) -> Outcome {
     let texts = Texts::draw(64, &mut Random(u64::MAX), &device);
     let (logits, intervals) = model.forward(&texts, scores, selector);
     let guesses: Tensor<1, Int> = logits.argmax(1).flatten(0, 1);
-    let right = guesses
-        .equal(texts.answers.clone())
-        .float()
-        .mean()
-        .into_scalar::<f32>();
+    let right = guesses.equal(texts.answers.clone()).float().mean();
+    let right = right.into_scalar::<f32>();
 
     // [batch, kv_heads, keys]; a fact is kept if any head keeps it.
     let live = intervals.live_at(LENGTH - FACTS).any_dim(1).into_data();
     let live: Vec<bool> = live.iter().collect();
     let mut kept = 0;
-    for (text, places) in texts.places.iter().enumerate() {
-        kept += places
-            .iter()
-            .filter(|&&place| live[text * LENGTH + place])
-            .count();
+    for (live, places) in live.chunks(LENGTH).zip(&texts.places) {
+        kept += places.iter().filter(|&&place| live[place]).count();
     }
     Outcome {
         kept: kept as f32 / (texts.places.len() * FACTS) as f32,

@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 use burn_flash_dma::Selector;
+use std::collections::BTreeSet;
 use tutorial::model::{Model, Scores};
 use tutorial::picture::{Cell, Picture};
 use tutorial::task::{LENGTH, Random, Texts};
@@ -26,12 +27,8 @@ fn runners_up_reach_the_scores() {
     let texts = Texts::draw(2, &mut Random(0), &device);
     let gradient = |scores, runners_up| -> Option<f32> {
         let selector = Selector::top(WINDOW).runners_up(runners_up);
-        let gradients = model
-            .forward(&texts, scores, &selector)
-            .0
-            .square()
-            .sum()
-            .backward();
+        let (logits, _) = model.forward(&texts, scores, &selector);
+        let gradients = logits.square().sum().backward();
         let gradient = model.score_proj.val().grad(&gradients)?;
         Some(gradient.abs().sum().into_scalar::<f32>())
     };
@@ -53,10 +50,9 @@ fn a_position_keeps_what_its_window_allows() {
     let picture = picture(Arm::LEARNED);
     for position in 0..LENGTH {
         let row = &picture.cells[position * LENGTH..][..LENGTH];
-        let kept = row
-            .iter()
-            .filter(|&&cell| cell != Cell::Future && cell != Cell::Gone);
-        assert_eq!(kept.count(), (position + 1).min(WINDOW), "{position}");
+        let kept = |cell: &&Cell| !matches!(cell, Cell::Future | Cell::Gone);
+        let kept = row.iter().filter(kept).count();
+        assert_eq!(kept, (position + 1).min(WINDOW), "{position}");
         assert!(row[position + 1..].iter().all(|&cell| cell == Cell::Future));
     }
 }
@@ -69,21 +65,14 @@ fn the_terminal_shows_the_cells() {
     // With every key kept the picture is a triangle.
     assert_eq!(lines[1].chars().next(), Some('▙'));
     assert!(lines[LENGTH / 4].starts_with(&"█".repeat(LENGTH / 2 - 2)));
-    assert_eq!(lines[0].matches('▼').count(), {
-        let mut columns: Vec<usize> = full.facts.iter().map(|fact| fact / 2).collect();
-        columns.sort_unstable();
-        columns.dedup();
-        columns.len()
-    });
+    let columns: BTreeSet<usize> = full.facts.iter().map(|fact| fact / 2).collect();
+    assert_eq!(lines[0].matches('▼').count(), columns.len());
     assert!(full.lines(true)[LENGTH / 4].contains("\u{1b}[1;32m█"));
-    assert!(
-        picture(Arm {
-            scores: Scores::Random,
-            ..Arm::LEARNED
-        })
-        .lines(false)[LENGTH / 4]
-            .contains('·')
-    );
+    let random = Arm {
+        scores: Scores::Random,
+        ..Arm::LEARNED
+    };
+    assert!(picture(random).lines(false)[LENGTH / 4].contains('·'));
 }
 
 /// Painted again, the bars are the cells.
