@@ -146,18 +146,32 @@ impl Sequence {
             v: picked(&all.v, self.len, dim, 0..to),
             scores: (all.scores.as_ref()).map(|z| picked(z, self.len, 1, 0..to)),
         };
-        let (exact, naive) = match (&self.rule, self.last) {
-            (Some(rule), _) => (
-                prefix.forward_by(rule, self.role),
-                prefix.naive_forward_by(rule, self.role),
-            ),
-            (None, Some(keys)) => (prefix.forward_last(keys), prefix.naive_forward_last(keys)),
-            (None, None) => (prefix.forward(), prefix.naive_forward()),
-        };
-        let context = || format!("tokens {from}..{to} of {self:?}");
-        compare("out", &q, out, &exact.out, &naive.out, p.element, OUTPUT)
-            .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
-        compare_lse(&q[..3], lse, &exact.lse)
-            .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
+        let rule = (self.rule.as_ref(), self.role);
+        let what = format!("tokens {from}..{to} of {self:?}");
+        check_rows(&prefix, rule, self.last, (out, lse), &what);
     }
+}
+
+/// Compares results with the oracle's: of the keys that a rule selects, of the last ones, or of all.
+pub fn check_rows(
+    inputs: &Inputs,
+    (rule, role): (Option<&SelectionRule>, ScoreRole),
+    last: Option<usize>,
+    (out, lse): (&[f64], &[f64]),
+    what: &str,
+) {
+    let (exact, naive) = match (rule, last) {
+        (Some(rule), _) => (
+            inputs.forward_by(rule, role),
+            inputs.naive_forward_by(rule, role),
+        ),
+        (None, Some(keys)) => (inputs.forward_last(keys), inputs.naive_forward_last(keys)),
+        (None, None) => (inputs.forward(), inputs.naive_forward()),
+    };
+    let p = &inputs.problem;
+    let (shape, e) = (p.q_shape(), p.element);
+    compare("out", &shape, out, &exact.out, &naive.out, e, OUTPUT)
+        .unwrap_or_else(|failure| panic!("{what}: {failure}"));
+    compare_lse(&p.lse_shape(), lse, &exact.lse)
+        .unwrap_or_else(|failure| panic!("{what}: {failure}"));
 }

@@ -49,6 +49,21 @@ pub struct Limits {
     pub progress: u64,
 }
 
+impl Limits {
+    /// Of this many problems, on two threads and to the first failure.
+    pub fn of(problems: u64) -> Self {
+        Self {
+            problems,
+            share: Share::ALL,
+            time: Duration::from_secs(3600),
+            failures: 1,
+            only: None,
+            threads: 2,
+            progress: 0,
+        }
+    }
+}
+
 /// Draws problems and runs them, until the first of the limits.
 pub fn fuzz<E: Fuzzed>(engine: &E, palette: &Palette, limits: &Limits) -> (Record, Vec<Failure>) {
     let start = Instant::now();

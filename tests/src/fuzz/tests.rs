@@ -11,19 +11,6 @@ use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::round::epsilon;
-use std::time::Duration;
-
-fn limits(problems: u64) -> Limits {
-    Limits {
-        problems,
-        share: Share::ALL,
-        time: Duration::from_secs(3600),
-        failures: 1,
-        only: None,
-        threads: 2,
-        progress: 0,
-    }
-}
 
 fn palette(variants: usize, seed: u64) -> Palette {
     let profile = Profile {
@@ -180,7 +167,7 @@ fn every_option_is_in_one_of_forty_problems() {
 #[test]
 fn an_option_of_few_problems_is_named() {
     let (profile, least) = (Profile::of(&Cpu), 3);
-    let (record, _) = fuzz(&Cpu, &palette(0, 1), &limits(5));
+    let (record, _) = fuzz(&Cpu, &palette(0, 1), &Limits::of(5));
     let rare = record.rare(least, &profile);
     let record = Record::of_json(&record.json(&[])).expect("a record");
     assert_eq!(rare, record.rare(least, &profile));
@@ -353,7 +340,7 @@ fn found(defect: Defect) -> (Record, Spec) {
     // thread goes on with further problems while the first one checks the wrong one.
     let limits = Limits {
         threads: 1,
-        ..limits(500)
+        ..Limits::of(500)
     };
     let (record, failures) = fuzz(&engine, &palette(0, 11), &limits);
     let first = failures.first().expect("the defect is found");
@@ -463,7 +450,7 @@ fn processes_share_the_problems_and_join_their_records() {
         let run = |share| {
             let limits = Limits {
                 share,
-                ..limits(40)
+                ..Limits::of(40)
             };
             let (record, _) = fuzz(&Cpu, &palette, &limits);
             Record::of_json(&record.json(&[])).expect("a record")
@@ -480,7 +467,7 @@ fn processes_share_the_problems_and_join_their_records() {
 
 #[test]
 fn cells_with_few_problems_are_named() {
-    let (record, _) = fuzz(&Cpu, &palette(0, 1), &limits(5));
+    let (record, _) = fuzz(&Cpu, &palette(0, 1), &Limits::of(5));
     let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16];
     assert!(!record.wanting(50, &elements, true).is_empty());
     assert!(Record::default().wanting(1, &elements, true).len() == 15);

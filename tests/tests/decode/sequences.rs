@@ -2,9 +2,9 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::cache::AttentionCache;
-use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::compose::attended;
 use flash_dma_reference::generate::normal;
+use flash_dma_tests::decoding::check_rows;
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, floats, load, values};
 
@@ -265,22 +265,10 @@ impl Sequences {
                 v: history.v.concat(),
                 scores: self.scored.then(|| history.scores.concat()),
             };
-            let (exact, naive) = match (&self.rule, self.last) {
-                (Some(rule), _) => (
-                    inputs.forward_by(rule, self.role),
-                    inputs.naive_forward_by(rule, self.role),
-                ),
-                (None, Some(keys)) => (inputs.forward_last(keys), inputs.naive_forward_last(keys)),
-                (None, None) => (inputs.forward(), inputs.naive_forward()),
-            };
-            let at = format!("sequence {sequence}, tokens {}..{len}", len - count);
-            compare(
-                "out", &q, &out[part], &exact.out, &naive.out, element, OUTPUT,
-            )
-            .unwrap_or_else(|error| panic!("{at}: {error}"));
+            let rule = (self.rule.as_ref(), self.role);
+            let what = format!("sequence {sequence}, tokens {}..{len}", len - count);
             let lse = &lse[sequence * rows..(sequence + 1) * rows];
-            compare_lse(&problem.lse_shape(), lse, &exact.lse)
-                .unwrap_or_else(|error| panic!("{at}: {error}"));
+            check_rows(&inputs, rule, self.last, (&out[part], lse), &what);
         }
     }
 

@@ -1,8 +1,7 @@
 //! The fuzzer with a fixed seed. Its tests on defective engines are beside it.
 
-use flash_dma_tests::fuzz::{Fuzzed, Limits, Palette, Profile, Share, fuzz};
+use flash_dma_tests::fuzz::{Fuzzed, Limits, Palette, Profile, fuzz};
 use flash_dma_tests::prelude::*;
-use std::time::Duration;
 
 raw_engines!(a_fixed_seed_finds_nothing);
 
@@ -15,16 +14,7 @@ fn a_fixed_seed_finds_nothing<E: Fuzzed>(engine: &E) {
         Size::Large => (2, 12),
     };
     profile.variants = variants;
-    let limits = Limits {
-        problems,
-        share: Share::ALL,
-        time: Duration::from_secs(3600),
-        failures: 1,
-        only: None,
-        threads: 2,
-        progress: 0,
-    };
-    let (record, failures) = fuzz(engine, &Palette::new(profile, 20), &limits);
+    let (record, failures) = fuzz(engine, &Palette::new(profile, 20), &Limits::of(problems));
     if let Some(failure) = failures.first() {
         panic!("{} at {}:\n{}", E::NAME, failure.spec, failure.what);
     }
