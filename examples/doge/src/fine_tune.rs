@@ -359,8 +359,8 @@ fn fit(
     }
 }
 
-/// Makes the folder ready for a training of so many epochs that depends on these settings, and returns the number of its last
-/// checkpoint if it goes on from one; without any it begins anew.
+/// Makes the folder ready for a training of so many epochs that depends on these settings, and returns the number of its
+/// last checkpoint if it goes on from one; without any it begins anew.
 fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Error> {
     let dir = cli.out.join("training");
     let path = dir.join("settings.json");
