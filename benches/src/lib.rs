@@ -43,14 +43,6 @@ use std::error::Error;
 /// Why a command ended early, or what it gives.
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
-/// The text of a panic.
-#[cfg(feature = "cube")]
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("a panic without a text")
-}
-
 /// Times the parts of flash-dma.
 #[derive(Debug, Parser)]
 #[command(name = "bench")]

@@ -2,11 +2,11 @@
 
 use super::Options;
 use super::session::{Prompt, Session, VOCABULARY};
+use crate::Result;
 use crate::launches::Launches;
 use crate::model::clock;
 use crate::shares::Launched;
 use crate::stats::Millis;
-use crate::{Result, panic_text};
 use burn::tensor::{Device, Int, Tensor, capture};
 use burn_flash_dma::product;
 use flash_dma_models::generate::Generator;
@@ -263,4 +263,11 @@ fn choose(logits: Tensor<2>) -> Result<Vec<i32>> {
         row.iter().enumerate().fold(first, better).0 as i32
     };
     Ok(logits.chunks_exact(VOCABULARY).map(best).collect())
+}
+
+/// The text of a panic.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a text")
 }
