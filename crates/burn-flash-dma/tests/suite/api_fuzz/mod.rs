@@ -144,19 +144,25 @@ fn search(dir: &Path, names: &mut BTreeSet<String>) {
             search(&path, names);
         } else if path.extension().is_some_and(|end| end == "rs") {
             let text = std::fs::read_to_string(&path).expect("a source");
-            let mut owner = String::new();
+            let (mut owners, mut calls) = (Vec::new(), String::new());
             for line in text.lines() {
-                if line.starts_with("impl") {
-                    owner = owner_of(line);
+                if let Some(name) = line.strip_prefix("macro_rules! ") {
+                    calls = name.replace(" {", "!(");
+                } else if line.starts_with("impl") {
+                    owners = vec![owner_of(line)];
+                } else if line.trim_start().starts_with("impl $") {
+                    // Written by a macro, for each type that it is called with.
+                    let types = text.lines().filter_map(|line| line.strip_prefix(&calls));
+                    owners = types.map(|of| of.trim_end_matches(");").into()).collect();
                 }
                 let Some((indent, rest)) = line.split_once("pub fn try_") else {
                     continue;
                 };
                 let name = rest.split(['(', '<']).next().unwrap_or_default();
-                names.insert(match indent {
-                    "" => format!("try_{name}"),
-                    _ => format!("{owner}::try_{name}"),
-                });
+                match indent {
+                    "" => drop(names.insert(format!("try_{name}"))),
+                    _ => names.extend(owners.iter().map(|owner| format!("{owner}::try_{name}"))),
+                }
             }
         }
     }
