@@ -49,8 +49,8 @@ pub(crate) fn softplus_of(x: f32, s: f32) -> f32 {
     fma(2.0f32 * s, series, positive)
 }
 
-/// `ln(1 + x)` of an `x` that is not negative, to f32's relative accuracy; NaN stays NaN. CubeCL's `log1p` rounds `1 + x` first, which
-/// loses a small `x`.
+/// `ln(1 + x)` of an `x` that is not negative, to f32's relative accuracy; NaN stays NaN. CubeCL's `log1p` rounds `1 + x`
+/// first, which loses a small `x`.
 #[cube]
 pub(crate) fn ln_one_plus(x: f32) -> f32 {
     let small = softplus_of(0.0f32, x / (2.0f32 + x));

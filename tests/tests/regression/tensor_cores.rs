@@ -39,8 +39,9 @@ fn a_step_read_the_biases_of_the_next_head<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// A kernel's stable hash said nothing of its tensor maps, so with CubeCL's disk cache dq on `wgmma` ran whichever kernel the
-/// process had compiled first: that without maps for keys that have them, and the reverse, which reads beyond the arguments.
+/// A kernel's stable hash said nothing of its tensor maps, so with CubeCL's disk cache dq on `wgmma` ran whichever kernel
+/// had been compiled first: the one without maps for keys that have them, and the reverse, which reads beyond the
+/// arguments.
 fn keys_that_repeat_ran_the_kernel_of_keys_that_do_not<E: Fuzzed>(engine: &E) {
     for places in ["cncccc", "cccccc", "cncccc"] {
         let line = format!(

@@ -261,7 +261,7 @@ pub(super) struct Call {
     pub(super) rows: [Tensor<4>; 3],
     /// f32. Absent if the problem has none, and if it has zeros.
     pub(super) scores: Option<Tensor<3>>,
-    /// Those that were given.
+    /// Intervals that the caller gave.
     pub(super) intervals: Option<Intervals>,
     pub(super) problem: Problem,
 }

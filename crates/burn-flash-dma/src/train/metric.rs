@@ -116,7 +116,7 @@ pub struct SelectionInput {
 struct Layer {
     intervals: Intervals,
     scores: Tensor<3>,
-    /// What has been read of it: the statistics, and the tie rate.
+    /// Statistics and tie rate, once they have been read.
     read: Arc<OnceLock<(IntervalStats, f64)>>,
 }
 
@@ -223,7 +223,7 @@ impl SelectionInput {
     }
 }
 
-/// What holds the gradients of parameters.
+/// A container of the gradients of parameters.
 trait Source {
     fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>>;
 }

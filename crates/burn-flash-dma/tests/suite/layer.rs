@@ -44,6 +44,18 @@ pub fn of_scores(layer: &DynamicMaskAttention, grads: &Gradients) -> Vec<f64> {
     grad(&score_projection(layer.scorer()).val(), grads)
 }
 
+/// The gradients of the squared outputs of two texts of `len` tokens. Panics if the scores learn nothing.
+pub fn gradients_with_scores(
+    layer: &DynamicMaskAttention,
+    len: usize,
+    device: &Device,
+) -> Gradients {
+    let out = layer.forward(tokens(2, len, device));
+    let grads = out.powi_scalar(2).sum().backward();
+    assert!(of_scores(layer, &grads).iter().any(|x| *x != 0.0));
+    grads
+}
+
 /// A module with all parameters in an element type.
 pub fn cast<M: Module>(module: M, dtype: DType) -> M {
     struct Cast(DType);

@@ -110,9 +110,9 @@ fn check_wgmma_dim(head_dim: usize) -> Result<(), Obstacle> {
 /// Tiles of `mma`: warps of each role, groups of 16 keys that a warp owns, and rows of a query tile.
 type MmaTile = (usize, usize, usize);
 
-/// Those of the dk/dv kernel, the largest first.
+/// Tiles of the dk/dv kernel, the largest first.
 const MMA_TILES: [MmaTile; 5] = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (4, 1, 16)];
-/// Those of the rank kernel.
+/// Tiles of the rank kernel, the largest first.
 const MMA_RANK_TILES: [MmaTile; 5] = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (2, 1, 32)];
 
 /// Queries of the shortest chunk; shorter chunks would write the keys' gradients too often.
@@ -345,7 +345,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// What the problem decides, with the greatest tiles.
+    /// The largest tiles, and all that the problem decides.
     fn of(instruction: Instruction, problem: &Problem) -> Self {
         Self {
             instruction,

@@ -244,7 +244,7 @@ struct Attention {
     /// Whether the selection has runners-up.
     runners_up: bool,
     left_out: bool,
-    /// Those to launch, if they support the problem; the portable one supports all.
+    /// Engines to launch, if they support the problem; the portable one supports all.
     engines: &'static [Engine],
 }
 

@@ -169,7 +169,7 @@ fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
 }
 
-/// What a pass saved, off the graph.
+/// Saved tensors of a pass, off the graph.
 pub(crate) fn inner<B: Backend, C: CheckpointStrategy>(saved: Saved<Autodiff<B, C>>) -> Saved<B> {
     Saved {
         out: saved.out.into_primitive(),

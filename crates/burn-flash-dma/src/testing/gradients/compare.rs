@@ -86,7 +86,7 @@ impl Expected {
 }
 
 struct Log {
-    /// That of the problem.
+    /// Element type of the problem.
     element: ElementType,
     checked: Vec<Checked>,
     failures: Vec<(Sample, Failure)>,

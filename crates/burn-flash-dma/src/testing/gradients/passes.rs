@@ -40,7 +40,7 @@ fn options(p: &Problem) -> AttentionOptions {
 }
 
 impl Results {
-    /// Those of a device with autodiff, with gradients of the outputs in the sampled `rows` in the second pass.
+    /// The passes on a device with autodiff, with gradients of the outputs in the sampled `rows` in the second pass.
     pub fn new(data: &Data, rows: &[usize], device: &Device) -> Result<Self, GradientError> {
         let (out, lse, whole) = passes(data, device, None)?;
         let (_, _, of_rows) = passes(data, device, Some(rows))?;

@@ -159,9 +159,10 @@ fn search(dir: &Path, names: &mut BTreeSet<String>) {
                     continue;
                 };
                 let name = rest.split(['(', '<']).next().unwrap_or_default();
-                match indent {
-                    "" => drop(names.insert(format!("try_{name}"))),
-                    _ => names.extend(owners.iter().map(|owner| format!("{owner}::try_{name}"))),
+                if indent.is_empty() {
+                    names.insert(format!("try_{name}"));
+                } else {
+                    names.extend(owners.iter().map(|owner| format!("{owner}::try_{name}")));
                 }
             }
         }

@@ -109,7 +109,7 @@ struct Decoding {
     sinks: usize,
     /// What the scores of slots are for.
     role: ScoreRole,
-    /// Those to launch, if they support the problem; the portable one supports all.
+    /// Engines to launch, if they support the problem; the portable one supports all.
     engines: &'static [Engine],
 }
 

@@ -128,7 +128,7 @@ struct Masked {
     /// The forward pass writes the residual of `out`, and the backward pass reads it.
     residual: bool,
     options: AttentionOptions,
-    /// Those to launch, if they support the problem.
+    /// Engines to launch, if they support the problem.
     engines: &'static [Engine],
 }
 
