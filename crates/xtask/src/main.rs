@@ -25,7 +25,7 @@ Usage: cargo xtask <command>
                    (Burn's Flex backend); needs Rust and a C compiler, nothing else.
   new DIR          An empty crate that depends on this checkout, with the README's example as its
                    program, and run it.
-  test [--full]    What every change passes: setup, format, house rules, spelling, reports, clippy, tests, generated
+  test [--full]    What every change passes: setup, format, house rules, spelling, reports, lints, tests, generated
                    CUDA code that changed. --full: what this leaves out, which CI runs behind it: licences and
                    sources of the dependencies, documentation, the tests of tests/long.txt, the book, a dry run
                    of the release, the program of a new crate, the workspace `lab`.

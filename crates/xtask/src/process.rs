@@ -38,6 +38,14 @@ pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     command
 }
 
+/// A `cargo` command whose compiler is clippy's: it lints the workspace's crates while it builds them. The command `cargo
+/// clippy` would check every dependency once more, for a third of the time that a build of all takes.
+pub fn linting<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
+    let mut command = cargo(args);
+    command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
+    command
+}
+
 fn describes_package(variable: &str) -> bool {
     [
         "CARGO_PKG_",

@@ -3,7 +3,7 @@
 //! The kernels crate's `codegen` program writes each variant as CUDA C++; `gate.py` compiles what `docs/codegen.tsv` does
 //! not know, and compares.
 
-use crate::process::{Result, cargo, remove_dir, root, run as run_command, target_dir};
+use crate::process::{Result, linting, remove_dir, root, run as run_command, target_dir};
 use crate::setup;
 use crate::tools::Wheels;
 use std::process::Command;
@@ -43,7 +43,7 @@ pub fn run(options: &[String]) -> Result {
     // The whole workspace is selected, and a test of it, a small one: so that features, those of its development
     // dependencies among them, are the same as for the tests. Else all of CubeCL is compiled a second time.
     let small = ["--bin", "codegen", "--test", SMALL_TEST];
-    run_command(cargo(["build", "--workspace"]).args(small))?;
+    run_command(linting(["build", "--workspace"]).args(small))?;
     let mut generator = Command::new(target_dir().join("debug/codegen"));
     run_command(generator.arg(&out).args(&prefixes).current_dir(root()))?;
     let mut gate = COMPILERS.command("python")?;

@@ -5,7 +5,7 @@ mod times;
 
 pub use programs::run as run_programs;
 
-use crate::process::{Result, cargo, read_file, root, run as run_command, switch, target_dir};
+use crate::process::{Result, cargo, linting, read_file, root, run as run_command, switch, target_dir};
 use crate::{book, codegen, new_crate, release, setup, tidy, tools};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -49,8 +49,8 @@ const STEPS: [Step; 9] = [
     }),
     Step::new("reports", reports),
     Step::new("new crate", new_crate::check),
-    Step::building("clippy", clippy),
-    Step::building("tests", tests_but_long),
+    Step::new("lints of programs", lint_programs),
+    Step::building("lints and tests", tests_but_long),
     Step::building("generated code", || codegen::run(&[])),
 ];
 
@@ -73,13 +73,13 @@ const TESTS: [&str; 3] = ["test", "--workspace", "--no-fail-fast"];
 
 /// All tests but those that `tests/long.txt` names.
 fn tests_but_long() -> Result {
-    programs::run(without(&mut cargo(TESTS), &long_names()?))
+    programs::run(without(&mut linting(TESTS), &long_names()?))
 }
 
 /// The tests that `tests/long.txt` names.
 fn long_tests() -> Result {
     let names = long_names()?;
-    let ran = programs::run_counted(alone(&mut cargo(TESTS), &names))?;
+    let ran = programs::run_counted(alone(&mut linting(TESTS), &names))?;
     match names.len() {
         named if named == ran => Ok(()),
         named => Err(format!(
@@ -117,11 +117,11 @@ fn dependencies() -> Result {
     run_command(deny.args(["--log-level", "error"]).args(args))
 }
 
-/// The lints of everything, programs that tests do not need included.
-fn clippy() -> Result {
-    let programs = ["--features", "flash-dma-tests/programs"];
-    let mut clippy = cargo(["clippy", "--workspace", "--all-targets"]);
-    run_command(clippy.args(programs).args(["--", "-D", "warnings"]))
+/// The lints of the programs that no test needs, in the build that takes seconds.
+fn lint_programs() -> Result {
+    let mut clippy = cargo(["clippy", "--package", "flash-dma-tests", "--bins"]);
+    clippy.args(["--no-default-features", "--features", "programs"]);
+    run_command(clippy.args(["--", "-D", "warnings"]))
 }
 
 /// The tables, plots and sentences of README and book are what the rows say.
@@ -129,12 +129,11 @@ fn reports() -> Result {
     run_command(Command::new("python3").args(["bench-results/report.py", "--check"]))
 }
 
-/// The workspace of research. Its libraries are built anew, with fewer features than the main one's, so it is tested but not
-/// linted: its manifest denies the warnings.
+/// The workspace of research. Its libraries are built anew, with fewer features than the main one's.
 fn lab() -> Result {
     let manifest = ["--manifest-path", "lab/Cargo.toml"];
     run_command(cargo(["fmt", "--all", "--check"]).args(manifest))?;
-    let mut tests = cargo(TESTS);
+    let mut tests = linting(TESTS);
     tests.args(manifest).arg("--target-dir").arg(target_dir());
     programs::run(&mut tests)
 }
@@ -209,11 +208,11 @@ mod tests {
         let steps = [
             Step::new(SETUP.name, || Err("no network".into())),
             Step::new("format", || Err("a line is too long".into())),
-            Step::building("clippy", || panic!("cannot be built")),
+            Step::building("tests", || panic!("cannot be built")),
         ];
         let error = run_steps(&steps).unwrap_err();
         let expected = "3 of 3 steps failed\n\nstep `setup`: no network\n\nstep `format`: a line is too long\n\n\
-                        step `clippy`: not run without `setup`";
+                        step `tests`: not run without `setup`";
         assert_eq!(error, expected);
     }
 

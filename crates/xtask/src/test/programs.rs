@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// How many of the slowest tests are listed.
 const SLOWEST: usize = 20;
 
-/// Runs `cargo test` with its output on the terminal. The error names each test that failed.
+/// Runs `cargo test` with its output on the terminal. The error names each test that failed, and each crate with warnings.
 pub fn run(command: &mut Command) -> Result {
     run_counted(command).map(drop)
 }
@@ -41,7 +41,7 @@ fn run_to(command: &mut Command, terminal: impl Write) -> Result<usize> {
         run.as_secs_f64(),
         built.as_secs_f64()
     );
-    if status.success() {
+    if status.success() && summary.warnings.is_empty() {
         Ok(summary.passed)
     } else {
         Err(format!("{} failed: {status}{summary}", shown(command)))
@@ -87,6 +87,8 @@ pub struct Summary {
     programs: usize,
     /// Each with its failed tests.
     failures: Vec<Failure>,
+    /// What cargo says of each crate that was built with warnings.
+    warnings: Vec<String>,
     /// How long cargo built.
     built: Duration,
     /// How long every test took, and its name behind its program's.
@@ -134,6 +136,8 @@ impl Summary {
                 program,
                 ..Current::default()
             };
+        } else if line.starts_with("warning: `") && line.contains(" generated ") {
+            self.warnings.push(line.to_owned());
         } else if line.trim_start().starts_with("Finished ") {
             self.built = now;
         } else if line.starts_with("running ") {
@@ -196,8 +200,11 @@ impl Summary {
 }
 
 impl Display for Summary {
-    /// One line per failed test, below its program.
+    /// One line per crate with warnings and per failed test, below its program.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for warning in &self.warnings {
+            write!(f, "\n{warning}")?;
+        }
         for failure in &self.failures {
             let (program, rerun) = (&failure.program, &failure.rerun);
             write!(f, "\n{program} (cargo test {rerun})")?;
@@ -269,6 +276,8 @@ mod tests {
 
     const FAILED: &str = "\
    Compiling one v0.1.0 (/one)
+warning: unneeded `return` statement
+warning: `one` (lib test) generated 1 warning (run `cargo clippy --fix` to apply 1 suggestion)
     Finished `test` profile [unoptimized] target(s) in 1.50s
      Running unittests src/lib.rs (/target/debug/deps/one_crate-0123456789abcdef)
 
@@ -358,6 +367,7 @@ error: 3 targets failed:
     fn every_failed_test_of_every_program_is_named() {
         let summary = read(&[FAILED, PASSED, DIED, DOCUMENTATION].concat());
         let expected = "
+warning: `one` (lib test) generated 1 warning (run `cargo clippy --fix` to apply 1 suggestion)
 unit tests of one_crate, src/lib.rs (cargo test -p one --lib)
     deep::wrong
     worse
@@ -423,7 +433,12 @@ doc tests of one (cargo test -p one --doc)
         assert!(terminal.starts_with("     Running tests/a.rs (deps/a-1)\nfailures:\n"));
         assert!(terminal.ends_with("to rerun pass `--test a`\n"));
 
-        let fine = run_to(Command::new("sh").args(["-c", "echo fine"]), Vec::new());
-        assert_eq!(fine, Ok(0));
+        let said = |script: &str| run_to(Command::new("sh").args(["-c", script]), Vec::new());
+        assert_eq!(said("echo fine"), Ok(0));
+        let warned = said("echo 'warning: `a` (lib) generated 1 warning'").unwrap_err();
+        assert!(
+            warned.ends_with("\nwarning: `a` (lib) generated 1 warning"),
+            "{warned}"
+        );
     }
 }
