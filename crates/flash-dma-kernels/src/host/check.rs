@@ -26,6 +26,8 @@ pub enum Layout {
     Contiguous,
     /// Of `[batch, heads, len, features]`: as [`Contiguous`](Self::Contiguous), or with each token's heads together.
     Rows,
+    /// Any strides on any axis, such as 0 where it broadcasts.
+    Broadcast,
 }
 
 /// Whether the rows of `[.., heads, len, features]` lie token by token, and not head by head.
@@ -52,7 +54,12 @@ pub fn check_tensor(
         shape: &tensor.shape[..],
         strides: &tensor.strides[..],
     };
-    spec.check(shape)?;
+    let ones = vec![1; shape.len()];
+    let strides = match layout {
+        Layout::Broadcast => &ones[..],
+        _ => spec.strides,
+    };
+    TensorSpec { strides, ..spec }.check(shape)?;
     let without_gaps = |mut axes: Vec<usize>| {
         let mut dense = 1;
         // The strides of an empty tensor are never used, and allocators choose them differently.
@@ -64,7 +71,7 @@ pub fn check_tensor(
             })
     };
     let fits = match layout {
-        Layout::Strided => true,
+        Layout::Strided | Layout::Broadcast => true,
         Layout::Contiguous => without_gaps((0..shape.len()).collect()),
         Layout::Rows => without_gaps(vec![0, 1, 2, 3]) || without_gaps(vec![0, 2, 1, 3]),
     };
@@ -183,11 +190,8 @@ impl Saved {
 impl Gradients {
     /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
-        let (q, kv, scores) = (
-            problem.q_shape(),
-            problem.kv_shape(),
-            problem.scores_shape(),
-        );
+        let (q, kv) = (problem.q_shape(), problem.kv_shape());
+        let scores = problem.scores_shape();
         let (size, contiguous) = (problem.element.size(), Layout::Contiguous);
         check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
         check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
@@ -287,8 +291,7 @@ pub(crate) fn check_segments<'a>(
     aligned.then_some(()).ok_or(Obstacle::UnalignedRows)
 }
 
-/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance between two rows fits
-/// 32 bits.
+/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and their distance fits 32 bits.
 pub(crate) fn rows_are_segments(tensor: &TensorBinding, element_size: usize) -> bool {
     let pitch = |axis: usize| tensor.strides[axis] * element_size;
     let aligned = |axis| tensor.shape[axis] <= 1 || pitch(axis).is_multiple_of(SEGMENT_BYTES);

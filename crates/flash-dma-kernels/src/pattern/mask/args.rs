@@ -2,7 +2,7 @@
 
 use crate::host::check::{Layout, check_tensor};
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName, TensorSpec};
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
 
 /// A mask as written by [`plan`](crate::plan()); both contiguous, 32-bit integers.
 #[derive(Clone, Debug)]
@@ -41,47 +41,6 @@ pub struct MaskedGradients {
     pub bias: Option<TensorBinding>,
 }
 
-/// Checks the shape and the extent of a tensor with arbitrary strides, whose elements have `size` bytes.
-pub(crate) fn check_broadcast(
-    name: TensorName,
-    tensor: &TensorBinding,
-    expected: &[usize; 4],
-    size: usize,
-) -> Result<(), AttentionError> {
-    if tensor.shape.len() != 4 {
-        return Err(AttentionError::Rank {
-            tensor: name,
-            expected: 4,
-            actual: tensor.shape.len(),
-        });
-    }
-    for (axis, (&actual, &expected)) in tensor.shape.iter().zip(expected).enumerate() {
-        if actual != expected {
-            return Err(AttentionError::Shape {
-                tensor: name,
-                axis,
-                expected,
-                actual,
-            });
-        }
-    }
-    let spec = TensorSpec {
-        name,
-        shape: &tensor.shape[..],
-        strides: &tensor.strides[..],
-    };
-    let needed = spec.required_len().unwrap_or(usize::MAX);
-    let actual = tensor.handle.size_in_used() as usize / size;
-    if needed > actual {
-        return Err(AttentionError::Buffer {
-            tensor: name,
-            needed,
-            actual,
-        });
-    }
-    Ok(())
-}
-
 impl MaskBits {
     /// Checks both against a geometry.
     pub(crate) fn check(&self, geometry: &PlanGeometry) -> Result<(), AttentionError> {
@@ -111,7 +70,9 @@ impl MaskedInputs {
             }
         }
         match (&self.bias, &problem.bias) {
-            (Some(bias), Some(shape)) => check_broadcast(TensorName::Bias, bias, shape, 4),
+            (Some(bias), Some(shape)) => {
+                check_tensor(TensorName::Bias, bias, shape, 4, Layout::Broadcast)
+            }
             (None, None) => Ok(()),
             (bias, shape) => {
                 let needed = shape.map(|shape| shape.iter().product());

@@ -1,9 +1,9 @@
 //! Host side of tile plans.
 
-use crate::host::check::address_type;
+use crate::host::check::{Layout, address_type, begins_at, check_tensor};
 use crate::host::range::range;
 use crate::host::scratch::{cubes, one_unit_each};
-use crate::pattern::mask::args::{MaskBits, check_broadcast};
+use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::pack::{count_kernel, pack_kernel};
 use crate::pattern::mask::pack_rows::{RowsBlueprint, rows_kernel};
 use crate::pattern::mask::ranges::{KeyRangesLaunch, QUERIES, RangeSizesLaunch, ranges_kernel};
@@ -44,7 +44,8 @@ pub fn plan(
             actual: format!("of {size}"),
         });
     }
-    check_broadcast(TensorName::Mask, &mask, &geometry.mask, size)?;
+    let any = Layout::Broadcast;
+    check_tensor(TensorName::Mask, &mask, &geometry.mask, size, any)?;
     plan.check(geometry)?;
     let units = cube_units(client, geometry);
     let of_rows = units > 1 && is_rows(geometry, &mask);
@@ -85,8 +86,9 @@ pub fn plan_ranges(
     plan: MaskBits,
 ) -> Result<(), AttentionError> {
     let shape @ [batch, heads, queries, _] = geometry.ranges_shape()?;
-    check_broadcast(TensorName::FirstKeys, &first, &shape, 4)?;
-    check_broadcast(TensorName::EndKeys, &end, &shape, 4)?;
+    let any = Layout::Broadcast;
+    check_tensor(TensorName::FirstKeys, &first, &shape, 4, any)?;
+    check_tensor(TensorName::EndKeys, &end, &shape, 4, any)?;
     plan.check(geometry)?;
     let _range = range!("tile_plan");
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
@@ -145,19 +147,17 @@ fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
 /// Whether a mask has a row for every query and an element for every key, with contiguous rows.
 fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding) -> bool {
     let [_, _, queries, keys] = geometry.mask;
-    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
     queries == geometry.q_len
         && keys == geometry.k_len
         && keys > 1
         && mask.strides[3] == 1
-        && offset.is_multiple_of(4)
+        && begins_at(mask, 4)
 }
 
 /// Whether the rows of such a mask are whole words of bits, and begin at multiples of the vector.
 fn is_aligned(mask: &TensorBinding, size: usize) -> bool {
-    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
     mask.shape[3].is_multiple_of(32)
-        && offset.is_multiple_of(VECTOR)
+        && begins_at(mask, VECTOR)
         && (mask.strides[..3].iter().zip(&mask.shape[..3]))
             .all(|(stride, &len)| len <= 1 || (stride * size).is_multiple_of(VECTOR))
 }
