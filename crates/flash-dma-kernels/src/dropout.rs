@@ -88,11 +88,7 @@ impl DropoutSeed {
 /// The same argument, for a struct to own.
 #[cube]
 pub(crate) fn copied(dropout: &DropoutArg) -> DropoutArg {
-    #[comptime]
-    match dropout {
-        ComptimeOption::Some(seed) => ComptimeOption::new_Some(seed.copied()),
-        ComptimeOption::None => ComptimeOption::new_None(),
-    }
+    dropout.as_ref().map(|seed| seed.copied())
 }
 
 #[cube]
@@ -105,7 +101,7 @@ fn mix(word: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{client, read_u32, zeros};
+    use crate::testing::{client, problem, read_u32, zeros};
     use flash_dma_problem::{AttentionOptions, ElementType, dropout as host};
 
     /// Unit `n` writes the word of query `n / k_len` and key `n % k_len` of head `CUBE_POS_Y`.
@@ -130,10 +126,10 @@ mod tests {
     fn words_are_those_of_the_host() {
         let client = client();
         for (q_len, k_len, seed) in [(40, 9, 3), (7, 90, u64::MAX - 5), (1, 1, 0)] {
-            let (q, k) = ([1, 5, q_len, 8], [1, 5, k_len, 8]);
+            let (q, kv) = ([1, 5, q_len, 8], [5, k_len]);
             let given = Dropout::new(0.5, seed).unwrap();
             let options = AttentionOptions::new().with_dropout(given);
-            let p = Problem::new(&q, &k, &k, None, ElementType::F32, &options).unwrap();
+            let p = problem(q, kv, false, ElementType::F32, &options);
             let words = zeros(&client, &[5, q_len, k_len]);
             let cubes = (q_len * k_len).div_ceil(4) as u32;
             // SAFETY: units past the pairs write nothing.

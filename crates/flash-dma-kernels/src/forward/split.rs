@@ -36,15 +36,12 @@ impl MmaBlueprint {
     /// The configuration for `parts` parts of every tile's keys.
     pub(crate) fn in_parts(self, parts: usize) -> (Self, usize) {
         let split = parts > 1;
-        let rest = self.rest || split;
-        (
-            Self {
-                split,
-                rest,
-                ..self
-            },
-            parts,
-        )
+        let cube = Self {
+            split,
+            rest: self.rest || split,
+            ..self
+        };
+        (cube, parts)
     }
 
     /// Possible numbers of warps per cube, the largest first.
@@ -84,9 +81,8 @@ impl MmaBlueprint {
     /// Estimated time of a pass with its keys in `parts` parts on a device that holds `places` cubes at once, in units
     /// of 0.1 us on an H200; only the order of these times matters.
     ///
-    /// The longest tiles start first, so the last cube ends one part of the longest tile and one part of a mean
-    /// tile for each further wave after the start. A split pass has one launch more, and f32 outputs that are written
-    /// and read again.
+    /// The longest tiles start first, so the last cube ends one part of the longest and one part of a mean tile for
+    /// each further wave after the start. A split pass has one launch more, and f32 outputs that are read again.
     fn time(&self, problem: &Problem, parts: usize, places: usize) -> usize {
         let (longest, mean) = self.key_tiles(problem);
         let waves = (self.cubes(problem) * parts).div_ceil(places).max(1);
@@ -123,8 +119,7 @@ impl MmaBlueprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::blueprint::RowStores;
-    use crate::pattern::kind::Pattern;
+    use crate::testing::problem;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
     const PROCESSORS: usize = 132;
@@ -137,35 +132,13 @@ mod tests {
         [q_len, k_len]: [usize; 2],
         window: Option<usize>,
     ) -> (usize, usize) {
-        let (q, kv) = ([1, heads, q_len, head_dim], [1, kv_heads, k_len, head_dim]);
         let options = AttentionOptions {
             keep_window: window,
             ..AttentionOptions::new()
         };
-        let scores = window.map(|_| &kv[..3]);
-        let problem = Problem::new(&q, &kv, &kv, scores, ElementType::Bf16, &options).unwrap();
-        let smallest = MmaBlueprint {
-            instruction,
-            element: ElementType::Bf16,
-            head_dim,
-            warps: 4,
-            key_tile: 64,
-            stages: if instruction == Instruction::Mma {
-                3
-            } else {
-                4
-            },
-            heads: heads / kv_heads,
-            causal: true,
-            pattern: Pattern::scored_if(window.is_some()),
-            softcap: false,
-            dropout: false,
-            alibi: false,
-            split: false,
-            residual: false,
-            rest: false,
-            stores: RowStores::Pairs,
-        };
+        let (q, kv) = ([1, heads, q_len, head_dim], [kv_heads, k_len]);
+        let problem = problem(q, kv, window.is_some(), ElementType::Bf16, &options);
+        let smallest = MmaBlueprint::of(instruction, &problem, problem.group(), 4);
         let (blueprint, parts) = smallest.split(&problem, PROCESSORS, SHARED);
         assert_eq!(blueprint.split, parts > 1);
         (blueprint.warps, parts)
@@ -203,13 +176,11 @@ mod tests {
     fn parts_are_at_most_twice_what_the_device_holds() {
         for q_len in [1, 100, 500, 1500] {
             for (k_len, window) in [(2000, None), (1 << 19, None), (1 << 19, Some(1 << 16))] {
-                let (warps, parts) =
-                    chosen(Instruction::Wgmma, [32, 8, 128], [q_len, k_len], window);
+                let lengths = [q_len, k_len];
+                let (warps, parts) = chosen(Instruction::Wgmma, [32, 8, 128], lengths, window);
                 let cubes = q_len.div_ceil(4 * warps) * 8;
-                assert!(
-                    parts == 1 || cubes * parts <= 2 * PROCESSORS,
-                    "{q_len} {k_len}"
-                );
+                let fits = parts == 1 || cubes * parts <= 2 * PROCESSORS;
+                assert!(fits, "{lengths:?}");
             }
         }
     }

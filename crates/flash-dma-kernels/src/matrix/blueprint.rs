@@ -180,30 +180,8 @@ impl MmaBlueprint {
             ),
         };
         check_rows(on_device, element, head_dim, fits, served)?;
-        let (key_tile, stages) = match (instruction, head_dim <= 128) {
-            (Instruction::Mma, true) => (64, 3),
-            (Instruction::Mma, false) => (32, 3),
-            (Instruction::Wgmma, true) => (64, 4),
-            (Instruction::Wgmma, false) => (64, 2),
-        };
-        let with = |warps| Self {
-            instruction,
-            element,
-            head_dim,
-            warps,
-            key_tile,
-            stages,
-            heads: heads_per_tile(problem, most),
-            causal: problem.causal,
-            pattern: Pattern::scored(problem),
-            softcap: problem.softcap.is_some(),
-            dropout: problem.dropout.is_some(),
-            alibi: problem.alibi.is_some(),
-            split: false,
-            residual: false,
-            rest: false,
-            stores: RowStores::Pairs,
-        };
+        let heads = heads_per_tile(problem, most);
+        let with = |warps| Self::of(instruction, problem, heads, warps);
         let processors = processors(properties);
         Ok(match instruction {
             Instruction::Mma if with(8).cubes(problem) < processors => with(4),
@@ -216,6 +194,40 @@ impl MmaBlueprint {
                 })
                 .expect("a kernel has sizes"),
         })
+    }
+
+    /// The configuration for a supported problem in tiles of `heads` heads, with as many stages as are of use.
+    pub(crate) fn of(
+        instruction: Instruction,
+        problem: &Problem,
+        heads: usize,
+        warps: usize,
+    ) -> Self {
+        let head_dim = problem.head_dim;
+        let (key_tile, stages) = match (instruction, head_dim <= 128) {
+            (Instruction::Mma, true) => (64, 3),
+            (Instruction::Mma, false) => (32, 3),
+            (Instruction::Wgmma, true) => (64, 4),
+            (Instruction::Wgmma, false) => (64, 2),
+        };
+        Self {
+            instruction,
+            element: problem.element,
+            head_dim,
+            warps,
+            key_tile,
+            stages,
+            heads,
+            causal: problem.causal,
+            pattern: Pattern::scored(problem),
+            softcap: problem.softcap.is_some(),
+            dropout: problem.dropout.is_some(),
+            alibi: problem.alibi.is_some(),
+            split: false,
+            residual: false,
+            rest: false,
+            stores: RowStores::Pairs,
+        }
     }
 
     /// As [`choose`](Self::choose) for a problem with a mask or a bias. A tile has rows of heads that share both.
@@ -312,12 +324,7 @@ impl MmaBlueprint {
 
     /// Arrivals by which a stage of `wgmma` is full: every unit's copies, and the words of keys.
     pub(crate) fn fillers(&self) -> usize {
-        self.units()
-            + if self.notes_columns() {
-                self.key_tile
-            } else {
-                0
-            }
+        self.units() + usize::from(self.notes_columns()) * self.key_tile
     }
 
     /// Rows of a key tile that a unit copies, one segment of each.
@@ -325,8 +332,7 @@ impl MmaBlueprint {
         (self.key_tile * self.segments()).div_ceil(self.units())
     }
 
-    /// Whether all segments that a unit copies of a tile lie in one column, with a distance of whole groups of eight
-    /// rows.
+    /// Whether all segments of a tile that a unit copies are in one column, whole groups of eight rows apart.
     pub(crate) fn regular_copies(&self) -> bool {
         self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.segments())
     }

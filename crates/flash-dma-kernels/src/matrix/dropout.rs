@@ -43,22 +43,18 @@ pub(crate) fn lane_mask(
     own: &CubeTile,
     rows: &RowPair,
 ) -> ComptimeOption<LaneMask> {
-    #[comptime]
-    match dropout {
-        ComptimeOption::Some(seed) => ComptimeOption::new_Some(LaneMask {
-            upper: word_of(seed, own, &rows.upper),
-            lower: word_of(seed, own, &rows.lower),
-            columns: match comptime!(own.bp.instruction) {
-                Instruction::Mma => 0u32.runtime(),
-                Instruction::Wgmma => {
-                    shared_address(&words.as_ref().unwrap()[0..1]) + UNIT_POS_X % 4 * 8
-                }
-            },
-            seed: seed.copied(),
-            bp: own.bp,
-        }),
-        ComptimeOption::None => ComptimeOption::new_None(),
-    }
+    dropout.as_ref().map(|seed| LaneMask {
+        upper: word_of(seed, own, &rows.upper),
+        lower: word_of(seed, own, &rows.lower),
+        columns: match comptime!(own.bp.instruction) {
+            Instruction::Mma => 0u32.runtime(),
+            Instruction::Wgmma => {
+                shared_address(&words.as_ref().unwrap()[0..1]) + UNIT_POS_X % 4 * 8
+            }
+        },
+        seed: seed.copied(),
+        bp: own.bp,
+    })
 }
 
 /// The word of a query.
@@ -78,26 +74,22 @@ pub(crate) fn pair_mask(
     first: usize,
     #[comptime] column: usize,
 ) -> ComptimeOption<PairMask> {
-    #[comptime]
-    match rows {
-        ComptimeOption::Some(rows) => {
-            let bp = comptime!(rows.bp);
-            let stage = tile % comptime!(bp.stages) * comptime!(bp.key_tile);
-            let at = stage + first + column;
-            ComptimeOption::new_Some(PairMask {
-                upper: rows.upper,
-                lower: rows.lower,
-                columns: match comptime!(bp.instruction) {
-                    Instruction::Mma => {
-                        pair_at(words.as_ref().unwrap(), at + UNIT_POS_X as usize % 4 * 2)
-                    }
-                    Instruction::Wgmma => read_pair(rows.columns + at as u32 * 4),
-                },
-                seed: rows.seed.copied(),
-            })
+    rows.as_ref().map(|rows| {
+        let bp = comptime!(rows.bp);
+        let stage = tile % comptime!(bp.stages) * comptime!(bp.key_tile);
+        let at = stage + first + column;
+        PairMask {
+            upper: rows.upper,
+            lower: rows.lower,
+            columns: match comptime!(bp.instruction) {
+                Instruction::Mma => {
+                    pair_at(words.as_ref().unwrap(), at + UNIT_POS_X as usize % 4 * 2)
+                }
+                Instruction::Wgmma => read_pair(rows.columns + at as u32 * 4),
+            },
+            seed: rows.seed.copied(),
         }
-        ComptimeOption::None => ComptimeOption::new_None(),
-    }
+    })
 }
 
 /// Words `at` and `at + 1`.
@@ -214,9 +206,8 @@ pub(crate) fn without_delta(
 mod tests {
     use super::*;
     use crate::dropout::dropout;
-    use crate::pattern::kind::Pattern;
-    use crate::testing::{client, read_u32, zeros};
-    use flash_dma_problem::{AttentionOptions, Dropout, ElementType, Problem, dropout as host};
+    use crate::testing::{client, problem, read_u32, zeros};
+    use flash_dma_problem::{AttentionOptions, Dropout, ElementType, dropout as host};
 
     /// Unit `UNIT_POS` writes the word of that row of tile `CUBE_POS_X` of the heads from `CUBE_POS_Y * bp.heads` on.
     #[cube(launch_unchecked)]
@@ -257,28 +248,11 @@ mod tests {
     fn rows_of_a_tile_have_the_words_of_their_heads_and_positions() {
         let client = client();
         for (heads, group, q_len, k_len) in [(1, 1, 20, 9), (3, 3, 11, 40), (2, 4, 9, 9)] {
-            let (q, kv) = ([2, 2 * group, q_len, 64], [2, 2, k_len, 64]);
+            let (q, kv) = ([2, 2 * group, q_len, 64], [2, k_len]);
             let given = Dropout::new(0.5, 77).unwrap();
             let options = AttentionOptions::new().with_dropout(given);
-            let p = Problem::new(&q, &kv, &kv, None, ElementType::Bf16, &options).unwrap();
-            let bp = MmaBlueprint {
-                instruction: Instruction::Mma,
-                element: ElementType::Bf16,
-                head_dim: 64,
-                warps: 1,
-                key_tile: 64,
-                stages: 2,
-                heads,
-                causal: true,
-                pattern: Pattern::scored(&p),
-                softcap: false,
-                dropout: true,
-                alibi: false,
-                split: false,
-                residual: false,
-                rest: false,
-                stores: crate::matrix::blueprint::RowStores::Pairs,
-            };
+            let p = problem(q, kv, false, ElementType::Bf16, &options);
+            let bp = MmaBlueprint::of(Instruction::Mma, &p, heads, 1);
             let words = zeros(&client, &[2, 2 * group, q_len]);
             let tiles = q_len.div_ceil(bp.queries()) as u32;
             // SAFETY: rows without a query write nothing.

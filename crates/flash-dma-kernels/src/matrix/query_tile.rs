@@ -321,12 +321,8 @@ pub(crate) fn row_alibi(
     own: &CubeTile,
     row: &TileRow,
 ) -> ComptimeOption<AlibiRow> {
-    #[comptime]
-    match slopes {
-        ComptimeOption::Some(slopes) => ComptimeOption::new_Some(AlibiRow {
-            slope: slopes[row.head],
-            place: f32::cast_from((row.query + own.k_len) as i32 - own.q_len as i32),
-        }),
-        ComptimeOption::None => ComptimeOption::new_None(),
-    }
+    slopes.as_ref().map(|slopes| AlibiRow {
+        slope: slopes[row.head],
+        place: f32::cast_from((row.query + own.k_len) as i32 - own.q_len as i32),
+    })
 }
