@@ -17,8 +17,7 @@ use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, PassKind, Problem};
 
-/// The most buffers of any kernel. A residual is one more, but only calls before a backward pass, which has 14, have
-/// it.
+/// The most buffers of any kernel. A residual is one more; calls with one precede a backward pass, which has 14.
 pub(crate) const BINDINGS: u32 = 11;
 
 /// The choices on tensor cores that tests and benchmarks may fix.

@@ -2,7 +2,7 @@
 
 use crate::alibi::slopes;
 use crate::args::{Outputs, scaling_and_dropout};
-use crate::forward::merge::{PartOutputs, merge};
+use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
@@ -78,17 +78,13 @@ impl<'a> MatrixForward<'a> {
             return launch(outputs);
         }
         let (out_shape, lse_shape) = part_shapes(problem, self.parts);
-        let of_parts = PartOutputs {
-            count: self.parts,
-            out: scratch(client, out_shape),
-            lse: scratch(client, lse_shape),
-            lse_rest: scratch(client, lse_shape),
+        let [lse, rest] = [(); 2].map(|()| scratch(client, lse_shape));
+        let of_parts = Outputs {
+            lse_rest: Some(rest),
+            ..Outputs::new(scratch(client, out_shape), lse)
         };
-        launch(&Outputs {
-            lse_rest: Some(of_parts.lse_rest.clone()),
-            ..Outputs::new(of_parts.out.clone(), of_parts.lse.clone())
-        });
-        merge(client, problem, of_parts, outputs);
+        launch(&of_parts);
+        merge(client, problem, self.parts, of_parts, outputs);
     }
 
     /// One launch over some query tiles, for the outputs that [`in_parts`](Self::in_parts) gives.

@@ -113,21 +113,16 @@ fn merge_kernel<E: Float>(
     }
 }
 
-/// The outputs of parts of the keys, all contiguous and f32.
-pub(crate) struct PartOutputs {
-    /// The number of parts.
-    pub count: usize,
-    /// `[parts, batch, q_heads, q_len, head_dim]`.
-    pub out: TensorBinding,
-    /// `[parts, batch, q_heads, q_len]`.
-    pub lse: TensorBinding,
-    /// As `lse`.
-    pub lse_rest: TensorBinding,
-}
-
-/// Combines the outputs of parts of the keys of the queries of `problem` into `outputs`. The head dimension must be
-/// even.
-pub(crate) fn merge(client: &Client, problem: &Problem, of_parts: PartOutputs, outputs: &Outputs) {
+/// Combines `of_parts`, the outputs and LSEs of `parts` parts of the keys of the queries of `problem`, into `outputs`. They
+/// are contiguous f32 with the parts as a first axis. The head dimension must be even.
+pub(crate) fn merge(
+    client: &Client,
+    problem: &Problem,
+    parts: usize,
+    of_parts: Outputs,
+    outputs: &Outputs,
+) {
+    let parts_rest = of_parts.lse_rest.expect("parts have both parts of an LSE");
     let Outputs {
         out,
         residual,
@@ -153,14 +148,14 @@ pub(crate) fn merge(client: &Client, problem: &Problem, of_parts: PartOutputs, o
             PartsLaunch::new(
                 of_parts.out.into_buffer_arg(),
                 of_parts.lse.into_buffer_arg(),
-                of_parts.lse_rest.into_buffer_arg(),
+                parts_rest.into_buffer_arg(),
             ),
             out.into_buffer_arg(),
             residual.map(TensorBinding::into_buffer_arg).into(),
             lse.into_buffer_arg(),
             lse_rest.map(TensorBinding::into_buffer_arg).into(),
             order,
-            MergedSizesLaunch::new(of_parts.count, problem.q_heads, problem.q_len, rows, pairs),
+            MergedSizesLaunch::new(parts, problem.q_heads, problem.q_len, rows, pairs),
             written,
             elem_type(problem.element),
         );

@@ -85,8 +85,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let ahead = comptime!(bp.stages - 1);
     for turn in 0..tiles + ahead {
         if turn >= ahead {
-            // This unit's part of the tile has landed; after the barrier, every unit's has, and every warp is done with
-            // the stage that is filled next.
+            // This unit's part has landed; after the barrier all have, and the stage that is filled next is free.
             wait_copies(comptime!(bp.stages as u32 - 2));
             if attended.may_hide_not_finite(turn - ahead >= full_tiles)
                 && zero_not_finite::<E>(&mut stages.v, turn - ahead, true, bp)
@@ -272,8 +271,7 @@ fn multiply_keys<E: Float, NA: Size, NB: Size, NC: Size>(
     s
 }
 
-/// Adds to `acc` the products of the probabilities `p` with the `n`-th 16 values of the tile that begins at segment
-/// `base` of the stages `v`.
+/// Adds to `acc` the products of the probabilities `p` with the `n`-th 16 values of the tile at segment `base` of `v`.
 #[cube]
 fn multiply_values<E: Float, NA: Size, NB: Size, NC: Size>(
     def: &MmaDefinition<E, E, f32>,

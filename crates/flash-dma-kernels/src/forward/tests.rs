@@ -2,7 +2,7 @@
 
 use crate::args::{Inputs, Outputs};
 use crate::forward::launch::ScoredForward;
-use crate::forward::merge::{PartOutputs, merge};
+use crate::forward::merge::merge;
 use crate::forward::plan;
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
@@ -50,15 +50,6 @@ fn check(inputs: &oracle::Inputs, placement: Placement, micro: Option<Micro>) {
         .unwrap_or_else(|failure| panic!("{failure}\n{p:?}, {placement:?}, {micro:?}"));
 }
 
-/// [`check`] of contiguous tensors with normal scores, by the blueprint of the problem.
-fn check_normal(p: Problem, seed: u64) {
-    check(
-        &inputs(p, Scores::Normal, 1.0, seed),
-        Placement::Contiguous,
-        None,
-    );
-}
-
 fn options() -> AttentionOptions {
     AttentionOptions::new()
 }
@@ -86,7 +77,9 @@ fn plain_attention_matches_the_oracle() {
         (4, [1, 1, 17, 256], [1, 33]),
     ] {
         for causal in [true, false] {
-            check_normal(dense(q, kv, F32, options().with_causal(causal)), seed);
+            let p = dense(q, kv, F32, options().with_causal(causal));
+            let inputs = inputs(p, Scores::Normal, 1.0, seed);
+            check(&inputs, Placement::Contiguous, None);
         }
     }
 }
@@ -179,11 +172,10 @@ fn merged_parts_are_weighted_by_their_lse() {
         let upload = |values: &[f64], shape: &[usize]| {
             testing::upload(&client, values, shape, F32, Placement::Contiguous)
         };
-        let given = || PartOutputs {
-            count: parts,
-            out: upload(&out, &[parts * 2, 3, 5, 8]),
-            lse: upload(&lse, &[parts * 2, 3, 5]),
-            lse_rest: upload(&rest, &[parts * 2, 3, 5]),
+        let all = [parts * 2, 3, 5, 8];
+        let given = || Outputs {
+            lse_rest: Some(upload(&rest, &all[..3])),
+            ..Outputs::new(upload(&out, &all), upload(&lse, &all[..3]))
         };
         let merged = Output::new(&client, &p.q_shape(), element);
         let merged_lse = Output::new(&client, &p.lse_shape(), F32);
@@ -194,10 +186,10 @@ fn merged_parts_are_weighted_by_their_lse() {
             lse_rest: Some(merged_rest.binding()),
             ..Outputs::new(merged.binding(), merged_lse.binding())
         };
-        merge(&client, &p, given(), &outputs);
+        merge(&client, &p, parts, given(), &outputs);
         let turned = Output::new(&client, &p.q_shape(), element);
         let in_tokens = Outputs::new(turned.token_major(), merged_lse.binding());
-        merge(&client, &p, given(), &in_tokens);
+        merge(&client, &p, parts, given(), &in_tokens);
         let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
         let (merged, merged_lse) = (merged.read(&client), merged_lse.read(&client));
         let turned = turned.read_token_major(&client);
@@ -210,12 +202,9 @@ fn merged_parts_are_weighted_by_their_lse() {
             let weights: Vec<f64> = (0..parts).map(|part| weight(part * rows + row)).collect();
             let sum: f64 = weights.iter().sum();
             let close = |got: f64, want: f64, error: f64| {
-                let same = got == want || got.is_nan() && want.is_nan();
+                let near = same((&got, &want)) || (got - want).abs() <= error;
                 let what = format!("row {row} of {parts} parts");
-                assert!(
-                    same || (got - want).abs() <= error,
-                    "{what}: {got} instead of {want}"
-                );
+                assert!(near, "{what}: {got} instead of {want}");
             };
             match sum {
                 0.0 => assert!(merged_lse[row] == none && merged_rest[row] == 0.0),
