@@ -51,8 +51,7 @@ pub(crate) struct ChunkKeys {
 }
 
 impl ChunkKeys {
-    /// The shapes of `keys`, `counts` and `starts` for chunks of `chunk` queries, of keys of which at most `max_live`
-    /// are alive at one position.
+    /// The shapes of `keys`, `counts` and `starts`, of keys of which at most `max_live` are alive at one position.
     fn shapes(
         problem: &Problem,
         max_live: usize,
@@ -326,17 +325,7 @@ pub(crate) fn class_bits(chunk: u32) -> u32 {
     comptime!(u32::BITS) - (width - 1u32).leading_zeros()
 }
 
-/// Sizes of a launch of [`chunk_keys_kernel`].
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct ChunkSizes {
-    pub q_len: u32,
-    pub k_len: u32,
-    pub chunk: u32,
-    pub capacity: u32,
-}
-
-/// A stable counting sort of the listed keys of a chunk by class: one cube per chunk (x) and row (y), one share of the
-/// row's list per plane.
+/// A stable counting sort by class of a chunk's keys: a cube per chunk (x) and row (y), a share of the row per plane.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -348,7 +337,8 @@ fn chunk_keys_kernel(
     list: &mut [u32],
     counts: &mut [u32],
     starts: &mut [u32],
-    sizes: &ChunkSizes,
+    sizes: &QueryChunks,
+    capacity: u32,
     #[comptime] source: Listed,
     #[comptime] causal: bool,
     #[comptime] team: Team,
@@ -364,8 +354,7 @@ fn chunk_keys_kernel(
     let start = min(member.plane * share, entries.count);
     let end = min(start + share, entries.count);
 
-    // For each class and plane: the number of keys, then the destination of its next key. The planes that add up a
-    // class each are in different banks.
+    // For each class and plane: the number of keys, then the place of the next. Planes that sum use different banks.
     let class_words = comptime!(team.planes + 1);
     let counters = Shared::<[Atomic<u32>]>::new_slice(comptime!(ALL_CLASSES * class_words));
     let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
@@ -408,7 +397,7 @@ fn chunk_keys_kernel(
             next += totals[before];
         }
         let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
-        starts[item * STARTS + class] = min(next, sizes.capacity);
+        starts[item * STARTS + class] = min(next, capacity);
         if class >= BRIEF_CLASSES {
             // Read only where there are keys.
             mirrors[class - BRIEF_CLASSES] = 2 * next + totals[class] - 1u32;
@@ -419,13 +408,13 @@ fn chunk_keys_kernel(
             next += here;
         }
         if class == comptime!(ALL_CLASSES - 1) {
-            counts[item] = min(next, sizes.capacity);
-            starts[item * STARTS + class + 1] = min(next, sizes.capacity);
+            counts[item] = min(next, capacity);
+            starts[item * STARTS + class + 1] = min(next, capacity);
         }
         class += units;
     }
     sync_cube();
-    let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * sizes.capacity as usize;
+    let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * capacity as usize;
     let mut at = start;
     while at < end {
         let read = all.read(&entries, at, end, &member, source, team);
@@ -442,7 +431,7 @@ fn chunk_keys_kernel(
             if key.is_listed && key.class >= BRIEF_CLASSES {
                 place = mirrors[key.class - BRIEF_CLASSES] - place;
             }
-            if key.is_listed && place < sizes.capacity {
+            if key.is_listed && place < capacity {
                 list[to + place as usize] = read.keys[r];
             }
         }
@@ -459,8 +448,7 @@ pub(crate) enum Keys<'a> {
     Ranked(&'a RankedKeys, usize),
 }
 
-/// Lists the keys of every chunk of `chunk` queries, in one launch. `chunks` and the rows must fit the
-/// device's cube counts.
+/// Lists the keys of every chunk of `chunk` queries in one launch, whose grid must have a cube for each chunk and row.
 pub(crate) fn chunk_keys(
     client: &Client,
     problem: &Problem,
@@ -511,12 +499,8 @@ fn chunk_keys_with(
             out.keys.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
             starts.into_buffer_arg(),
-            ChunkSizesLaunch::new(
-                problem.q_len as u32,
-                problem.k_len as u32,
-                chunk as u32,
-                capacity as u32,
-            ),
+            QueryChunksLaunch::new(problem.q_len as u32, problem.k_len as u32, chunk as u32),
+            capacity as u32,
             listed,
             problem.causal,
             team,
@@ -529,11 +513,12 @@ fn chunk_keys_with(
 mod tests {
     use super::*;
     use crate::pattern::intervals::live_keys;
-    use crate::testing::{client, contiguous, problem, read_u32, selection, zeros};
-    use flash_dma_problem::{AttentionOptions, ElementType, Interval};
+    use crate::pattern::intervals::tests::{problem, rows_of};
+    use crate::testing::{client, contiguous, read_u32, selection, zeros};
+    use flash_dma_problem::Interval;
+    use flash_dma_reference::Rng;
     use flash_dma_reference::compose::max_live;
-    use flash_dma_reference::{Rng, select::intervals};
-    use std::cmp::Reverse;
+    use flash_dma_reference::generate::Scores;
 
     /// The queries of a chunk that attend to a key.
     fn attended(p: &Problem, interval: &Interval, chunk: std::ops::Range<usize>) -> Vec<usize> {
@@ -564,62 +549,53 @@ mod tests {
         }
     }
 
-    fn check(q_len: usize, k_len: usize, window: usize, causal: bool, chunk: usize) {
+    /// Compares the list of every chunk with its definition: the keys of `listed`, on `spans`, that it attends to.
+    fn compare(p: &Problem, keys: Keys, spans: &[Vec<Interval>], listed: &[u32], chunk: usize) {
         let client = client();
-        let options = AttentionOptions::new().with_keep_window(window);
-        let (q, options) = ([1, 2, q_len, 8], options.with_causal(causal));
-        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
-        let mut rng = Rng::new(3);
-        let rows = [(); 2].map(|()| {
-            let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
-            intervals(&scores, p.window)
-        });
-        let live = live_keys(&client, &p, &selection(&client, &rows));
+        let chunks = p.q_len.div_ceil(chunk);
+        let width = chunk.div_ceil(CLASSES).next_power_of_two();
         for planes in [1, 4] {
-            let team = Team { lanes: 1, planes };
-            let lists = chunk_keys_with(&client, &p, Keys::Live(&live), chunk, team);
+            let lists = chunk_keys_with(&client, p, keys, chunk, Team { lanes: 1, planes });
             let [keys, counts, starts] = [lists.keys, lists.counts, lists.starts.unwrap()]
                 .map(|words| read_u32(&client, words));
-            let chunks = q_len.div_ceil(chunk);
             for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
-                let queries = n * chunk..((n + 1) * chunk).min(q_len);
+                let queries = n * chunk..((n + 1) * chunk).min(p.q_len);
                 let list = row * chunks + n;
-                let listed = &keys[list * lists.capacity..][..counts[list] as usize];
-                let mut expected: Vec<u32> = (rows[row].iter().enumerate())
-                    .filter(|(_, i)| !attended(&p, i, queries.clone()).is_empty())
-                    .map(|(key, _)| key as u32)
-                    .collect();
-                let width = chunk.div_ceil(CLASSES).next_power_of_two();
-                let place = |&key: &u32| class(&p, &rows[row][key as usize], &queries, width);
-                let is_brief = |key: &u32| place(key).0 == 3;
-                expected.sort_by_key(place);
-                if let Some(first) = expected.iter().position(is_brief) {
-                    expected[first..].sort_by_key(|&key| Reverse(key));
+                let found = &keys[list * lists.capacity..][..counts[list] as usize];
+                let span = |key: u32| &spans[row][key as usize];
+                let place = |key: u32| class(p, span(key), &queries, width);
+                let mut expected = listed.to_vec();
+                expected.retain(|&key| !attended(p, span(key), queries.clone()).is_empty());
+                expected.sort_by_key(|&key| place(key));
+                // Stable, but brief keys from last to first within their class.
+                let brief = |a: &u32, b: &u32| place(*a).0 == 3 && place(*a) == place(*b);
+                for class in expected.chunk_by_mut(brief) {
+                    class.reverse();
                 }
-                assert_eq!(listed, expected, "row {row}, chunk {n}, {planes} planes");
+                assert_eq!(found, expected, "row {row}, chunk {n}, {planes} planes");
                 let starts = &starts[list * STARTS..][..STARTS];
                 assert_eq!((starts[0], starts[STARTS - 1]), (0, counts[list]));
                 for class in starts.windows(2) {
-                    let keys = &listed[class[0] as usize..class[1] as usize];
-                    assert!(keys.iter().all(|key| place(key) == place(&keys[0])));
-                    let in_order = match keys.first().is_some_and(is_brief) {
-                        true => keys.is_sorted_by_key(|&key| Reverse(key)),
-                        false => keys.is_sorted(),
-                    };
-                    assert!(in_order, "row {row}, chunk {n}: {keys:?}");
+                    let keys = &found[class[0] as usize..class[1] as usize];
+                    assert!(keys.iter().all(|&key| place(key) == place(keys[0])));
                 }
             }
         }
     }
 
+    fn check(q_len: usize, k_len: usize, window: usize, causal: bool, chunk: usize) {
+        let client = client();
+        let p = problem(2, q_len, k_len, window, causal);
+        let rows = rows_of([Scores::Normal; 2], k_len, p.window, 3);
+        let live = live_keys(&client, &p, &selection(&client, &rows));
+        let all: Vec<u32> = (0..k_len as u32).collect();
+        compare(&p, Keys::Live(&live), &rows, &all, chunk);
+    }
+
     /// Two rows of keys in any order, on spans that begin anywhere.
     fn check_ranked(q_len: usize, k_len: usize, chunk: usize) {
         let client = client();
-        let (q, options) = (
-            [1, 2, q_len, 8],
-            AttentionOptions::new().with_keep_window(3),
-        );
-        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
+        let p = problem(2, q_len, k_len, 3, true);
         let mut rng = Rng::new(4);
         let mut span = |key: usize| {
             let first = key + rng.below(k_len - key);
@@ -653,29 +629,7 @@ mod tests {
             max_live(&until.collect::<Vec<_>>())
         });
         let most = Keys::Ranked(&ranked, most.max().unwrap());
-        for planes in [1, 4] {
-            let lists = chunk_keys_with(&client, &p, most, chunk, Team { lanes: 1, planes });
-            let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
-            let chunks = q_len.div_ceil(chunk);
-            for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
-                let queries = n * chunk..((n + 1) * chunk).min(q_len);
-                let list = row * chunks + n;
-                let found = &keys[list * lists.capacity..][..counts[list] as usize];
-                let span = |key: u32| &spans[row][key as usize];
-                let mut expected = listed.clone();
-                expected.retain(|&key| !attended(&p, span(key), queries.clone()).is_empty());
-                let width = chunk.div_ceil(CLASSES).next_power_of_two();
-                expected.sort_by_key(|&key| class(&p, span(key), &queries, width));
-                // Stable, but brief keys from last to first within their class.
-                for brief in expected.chunk_by_mut(|&a, &b| {
-                    let [a, b] = [a, b].map(|key| class(&p, span(key), &queries, width));
-                    a.0 == 3 && a == b
-                }) {
-                    brief.reverse();
-                }
-                assert_eq!(found, expected, "row {row}, chunk {n}, {planes} planes");
-            }
-        }
+        compare(&p, most, &spans, &listed, chunk);
     }
 
     #[test]

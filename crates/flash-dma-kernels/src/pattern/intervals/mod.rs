@@ -39,8 +39,7 @@ fn tile_planes(lists: usize) -> usize {
 #[derive(Clone, Debug)]
 pub(crate) struct LiveKeys {
     /// Contiguous `[batch * kv_heads, 2, k_len]`, pairs of u32: the intervals of the live keys, ascending, and of those
-    /// that live for more than [`live::BRIEF`] positions; undefined past their counts. A key's interval begins at its
-    /// own index.
+    /// that live longer than [`live::BRIEF`] positions; undefined past their counts. An interval begins at its key.
     pub entries: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32: how many keys of the row are live.
     pub counts: TensorBinding,
@@ -68,16 +67,13 @@ impl LiveKeys {
 
     /// The launch argument of kernels that write or read them.
     fn lists(&self) -> live::LiveListsLaunch {
-        let buffer = |binding: &TensorBinding| binding.clone().into_buffer_arg();
-        live::LiveListsLaunch::new(
-            buffer(&self.entries),
-            buffer(&self.counts),
-            buffer(&self.starts),
-        )
+        let [entries, counts, starts] = [&self.entries, &self.counts, &self.starts]
+            .map(|binding| binding.clone().into_buffer_arg());
+        live::LiveListsLaunch::new(entries, counts, starts)
     }
 }
 
-/// The keys of a slice of query tiles, for each of the `batch * kv_heads` rows.
+/// The keys of a slice of query tiles, for each of the `batch * kv_heads` rows; axis 1 counts from the slice's start.
 ///
 /// A tile's list holds first the keys that every query of the tile attends to (*full* keys), then the keys that only
 /// some queries attend to (*boundary* keys), both by ascending index. Only boundary keys need the interval test.
@@ -89,8 +85,6 @@ pub(crate) struct TileKeyLists {
     /// Contiguous `[batch * kv_heads, slice.len(), 2]`, u32: the number of full keys, and of all keys.
     /// `full <= total <= capacity` whatever the intervals hold.
     pub counts: TensorBinding,
-    /// The tiles of the problem that are listed; axis 1 of both buffers counts from its start.
-    pub slice: Range<usize>,
 }
 
 impl TileKeyLists {
@@ -180,7 +174,6 @@ fn tile_key_lists_with(
     let lists = TileKeyLists {
         keys: scratch(client, keys),
         counts: scratch(client, counts),
-        slice: slice.clone(),
     };
     if rows * slice.len() == 0 {
         return lists;
@@ -221,9 +214,8 @@ fn tile_key_lists_with(
     lists
 }
 
-/// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: these
-/// are the launches of a forward pass besides its attention kernel. `problem` must have scores, and `selection` must
-/// fit it.
+/// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: all of
+/// its launches but the attention kernel. `problem` must have scores, and `selection` must fit it.
 #[cfg(feature = "internals")]
 pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {
     let live = live_keys(client, problem, selection);

@@ -15,8 +15,7 @@ use flash_dma_problem::Problem;
 /// Classes of deaths.
 const CLASSES: usize = 64;
 
-/// The keys that some query attends to, for each of the `batch * kv_heads` rows, in an order that makes
-/// neighbours die together.
+/// For each of the `batch * kv_heads` rows the keys that some query attends to, those that die together side by side.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedKeys {
     /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then ascending;
@@ -70,8 +69,7 @@ fn order_kernel(
     let start = min(unit * share, count);
     let end = min(start + share, count);
 
-    // For each class and unit: the number of keys, then the destination of its next key. The units that add up a class
-    // each are in different banks.
+    // For each class and unit: the number of keys, then the place of the next. The units that sum use different banks.
     let class_words = comptime!(units + 1);
     let mut counters = Shared::<[u32]>::new_slice(comptime!(CLASSES * class_words));
     let mut totals = Shared::<[u32]>::new_slice(CLASSES);
@@ -144,8 +142,7 @@ impl OrderedKeys {
     }
 }
 
-/// Orders the keys that the queries of `problem` attend to. Keys that died before the first query are excluded, because
-/// their number is not bounded by the window.
+/// Orders the keys that the queries attend to, without those that died before: the window does not bound their number.
 pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> OrderedKeys {
     let serial = client.properties().hardware.plane_size_max <= 1;
     by_death_with(client, problem, live, if serial { 1 } else { 32 })
@@ -187,21 +184,16 @@ fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usi
 mod tests {
     use super::*;
     use crate::pattern::intervals::live_keys;
-    use crate::testing::{client, problem, read_u32, selection};
-    use flash_dma_problem::{AttentionOptions, ElementType, Interval};
-    use flash_dma_reference::{Rng, select::intervals};
+    use crate::pattern::intervals::tests::{problem, rows_of};
+    use crate::testing::{client, read_u32, selection};
+    use flash_dma_problem::Interval;
+    use flash_dma_reference::generate::Scores;
 
     /// Two rows of `k_len` keys and a window of 30.
     fn check(q_len: usize, k_len: usize, causal: bool) {
         let client = client();
-        let options = AttentionOptions::new().with_keep_window(30);
-        let (q, options) = ([1, 2, q_len, 8], options.with_causal(causal));
-        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
-        let mut rng = Rng::new(5);
-        let rows = [(); 2].map(|()| {
-            let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
-            intervals(&scores, p.window)
-        });
+        let p = problem(2, q_len, k_len, 30, causal);
+        let rows = rows_of([Scores::Normal; 2], k_len, p.window, 5);
         let live = live_keys(&client, &p, &selection(&client, &rows));
         let width = class_width(&p) as u32;
         for units in [1, 4] {

@@ -1,6 +1,5 @@
-//! The keys whose ranks learn at some position: runners-up, which just miss the window, each on the positions from the
-//! end of its interval to its `far`; and kept keys that learn what they are worth, from where their rank keeps them to
-//! the end of their intervals.
+//! The keys whose ranks learn at some position: runners-up, which just miss the window, from the end of their interval
+//! to their `far`; and kept keys that learn what they are worth, from where their rank keeps them to that end.
 //!
 //! They are grouped into tiles by their first position. Runners-up move up through the ranks behind the window together,
 //! so that the keys of a tile also leave it at about the same time, and a tile streams few queries for which it has no
@@ -147,8 +146,7 @@ fn ranked_keys_kernel(
     };
     let first_class = CUBE_POS % PARTS * OWN_CLASSES;
 
-    // For each own class and unit: the number of keys, then the destination of its next key. Last come the keys of the
-    // classes before.
+    // For each own class and unit: the number of keys, then the place of the next. Last, the keys of earlier classes.
     let mut counters = Shared::<[u32]>::new_slice(comptime!((OWN_CLASSES + 1) * units));
     for class in 0..comptime!(OWN_CLASSES + 1) {
         counters[class * units + unit] = 0u32;
@@ -357,8 +355,7 @@ fn span_of(
     span
 }
 
-/// The class of a span among those of a cube; [`OWN_CLASSES`] if it comes before them, more if it comes after them or
-/// the span is empty.
+/// The class of a span among those of a cube; [`OWN_CLASSES`] if it is before them, more if after them or empty.
 #[cube]
 fn own_class(span: Vector<u32, Const<2>>, first_class: usize, sizes: &RankedSizes) -> usize {
     let first = span.extract(0usize);
@@ -462,8 +459,8 @@ fn ranked_keys_with(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{client, contiguous, problem, read_u32};
-    use flash_dma_problem::{AttentionOptions, ElementType};
+    use crate::pattern::intervals::tests::problem;
+    use crate::testing::{client, contiguous, read_u32};
     use flash_dma_reference::Rng;
 
     /// Keys of a tile.
@@ -488,17 +485,9 @@ mod tests {
     }
 
     /// Two rows of keys with any ends, as documents or given ends may have them.
-    fn check(q_len: usize, k_len: usize, causal: bool, unit_counts: &[usize]) {
-        for kept in [false, true] {
-            check_source(q_len, k_len, causal, kept, unit_counts);
-        }
-    }
-
-    fn check_source(q_len: usize, k_len: usize, causal: bool, kept: bool, unit_counts: &[usize]) {
+    fn check(q_len: usize, k_len: usize, causal: bool, kept: bool, unit_counts: &[usize]) {
         let client = client();
-        let options = AttentionOptions::new().with_keep_window(3);
-        let (q, options) = ([1, 2, q_len, 8], options.with_causal(causal));
-        let p = problem(q, [2, k_len], true, ElementType::F32, &options);
+        let p = problem(2, q_len, k_len, 3, causal);
         let shape = p.scores_shape();
         let mut rng = Rng::new(5);
         let (mut all, mut ends) = (Vec::new(), Vec::new());
@@ -570,12 +559,14 @@ mod tests {
 
     #[test]
     fn keys_are_listed_by_the_first_position_at_which_their_ranks_learn() {
-        check(300, 300, true, &[1, 4]);
-        check(20, 300, true, &[1]);
-        check(300, 20, true, &[4]);
-        check(20, 300, false, &[4]);
-        check(1, 1, true, &[1]);
-        // The units sum the counters in parts.
-        check(90, 90, true, &[32]);
+        for kept in [false, true] {
+            check(300, 300, true, kept, &[1, 4]);
+            check(20, 300, true, kept, &[1]);
+            check(300, 20, true, kept, &[4]);
+            check(20, 300, false, kept, &[4]);
+            check(1, 1, true, kept, &[1]);
+            // The units sum the counters in parts.
+            check(90, 90, true, kept, &[32]);
+        }
     }
 }

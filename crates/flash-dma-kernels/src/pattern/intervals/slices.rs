@@ -58,17 +58,17 @@ impl<'a> SelectedKeys<'a> {
         let slices: Vec<_> = tiles.slices(problem.batch * problem.kv_heads).collect();
         let seal = (slices.len() > 1).then(|| Seal::new(client));
         for slice in slices {
-            let lists = tile_key_lists(client, problem, live, &tiles, slice);
+            let lists = tile_key_lists(client, problem, live, &tiles, slice.clone());
             let intervals = selection.intervals.clone();
             launch(TileLaunch {
                 source: SourceTensors {
                     bias: Some(selection.scores.clone()),
                     keys: KeyTensors::Intervals([intervals, lists.keys, lists.counts]),
                 },
-                first: lists.slice.start,
+                first: slice.start,
                 // Without causal masking all tiles share the one list.
                 count: match problem.causal {
-                    true => lists.slice.len(),
+                    true => slice.len(),
                     false => tiles.count,
                 },
             });

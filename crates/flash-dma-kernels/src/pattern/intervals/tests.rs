@@ -8,13 +8,17 @@ use flash_dma_problem::Interval;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::{Rng, select::intervals};
 
-fn problem(heads: usize, q_len: usize, k_len: usize, window: usize, causal: bool) -> Problem {
-    let options = AttentionOptions::new().with_keep_window(window);
-    let (q, kv, options) = (
-        [1, heads, q_len, 8],
-        [heads, k_len],
-        options.with_causal(causal),
-    );
+pub(super) fn problem(
+    heads: usize,
+    q_len: usize,
+    k_len: usize,
+    window: usize,
+    causal: bool,
+) -> Problem {
+    let options = AttentionOptions::new()
+        .with_keep_window(window)
+        .with_causal(causal);
+    let (q, kv) = ([1, heads, q_len, 8], [heads, k_len]);
     testing::problem(q, kv, true, ElementType::F32, &options)
 }
 
@@ -36,27 +40,24 @@ fn check_team(
     let n = problem.k_len;
     let [entries, counts, starts] =
         [&live.entries, &live.counts, &live.starts].map(|b| read_u32(&client, b.clone()));
+    let blocks = n.div_ceil(BLOCK);
     for (r, row) in rows.iter().enumerate() {
-        let listed = |list: usize, len: usize| -> Vec<Interval> {
-            let (pairs, _) = entries[(2 * r + list) * n * 2..].as_chunks();
-            let interval = |&[first, end]: &[u32; 2]| Interval { first, end };
-            pairs.iter().take(len).map(interval).collect()
-        };
         let filtered = |lists: &dyn Fn(&Interval) -> bool| -> Vec<Interval> {
             row.iter().copied().filter(lists).collect()
         };
-        let is_live = |i: &Interval| !i.is_empty();
-        let lasts = |i: &Interval| i.end > i.first + BRIEF as u32;
-        assert_eq!(listed(0, counts[r] as usize), filtered(&is_live), "row {r}");
-        let lasting = filtered(&lasts);
-        assert_eq!(listed(1, lasting.len()), lasting, "lasting keys of row {r}");
-        for block in 0..n.div_ceil(BLOCK) {
-            let before = |lists: &dyn Fn(&Interval) -> bool| {
-                let before = row[..block * BLOCK].iter().filter(|i| lists(i));
-                before.count() as u32
-            };
-            let start = &starts[(r * n.div_ceil(BLOCK) + block) * 2..][..2];
-            assert_eq!(start, [before(&is_live), before(&lasts)], "block {block}");
+        let live = filtered(&|i| !i.is_empty());
+        let lasting = filtered(&|i| i.end > i.first + BRIEF as u32);
+        assert_eq!(counts[r] as usize, live.len(), "row {r}");
+        for (list, expected) in [live, lasting].iter().enumerate() {
+            let (pairs, _) = entries[(2 * r + list) * n * 2..].as_chunks();
+            let interval = |&[first, end]: &[u32; 2]| Interval { first, end };
+            let listed: Vec<_> = pairs.iter().take(expected.len()).map(interval).collect();
+            assert_eq!(&listed, expected, "list {list} of row {r}");
+            for block in 0..blocks {
+                let before = expected.partition_point(|i| i.first < (block * BLOCK) as u32);
+                let start = starts[(r * blocks + block) * 2 + list] as usize;
+                assert_eq!(start, before, "list {list} of row {r}, block {block}");
+            }
         }
     }
 
@@ -65,9 +66,7 @@ fn check_team(
     for start in (0..tiles.lists).step_by(step) {
         let slice = start..(start + step).min(tiles.lists);
         let lists = tile_key_lists_with(&client, problem, &live, &tiles, slice.clone(), team);
-        assert_eq!(lists.slice, slice);
-        let keys = read_u32(&client, lists.keys);
-        let counts = read_u32(&client, lists.counts);
+        let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
         for (r, row) in rows.iter().enumerate() {
             for tile in slice.clone() {
                 let queries = if problem.causal {
@@ -102,24 +101,25 @@ fn planes(planes: usize) -> Team {
 }
 
 fn rows(heads: usize, n: usize, window: usize, seed: u64) -> Vec<Vec<Interval>> {
+    let kinds = Scores::ALL.into_iter().cycle();
+    rows_of(kinds.take(heads), n, window, seed)
+}
+
+/// What a window keeps of `n` keys of each kind of scores.
+pub(super) fn rows_of(
+    kinds: impl IntoIterator<Item = Scores>,
+    n: usize,
+    window: usize,
+    seed: u64,
+) -> Vec<Vec<Interval>> {
     let mut rng = Rng::new(seed);
-    (0..heads)
-        .map(|h| Scores::ALL[h % Scores::ALL.len()].head(n, &mut rng))
-        .map(|scores| intervals(&scores, window))
-        .collect()
+    let kept = |kind: Scores| intervals(&kind.head(n, &mut rng), window);
+    kinds.into_iter().map(kept).collect()
 }
 
 #[test]
 fn lists_hold_exactly_the_keys_of_each_tile() {
-    let lengths = [
-        (1, 1),
-        (17, 17),
-        (5, 40),
-        (129, 129),
-        (300, 300),
-        (100, 290),
-    ];
-    for (q_len, k_len) in lengths {
+    for [q_len, k_len] in [[1; 2], [17; 2], [5, 40], [129; 2], [300; 2], [100, 290]] {
         for window in [1, 3, 16, k_len] {
             let heads = Scores::ALL.len();
             let rows = rows(heads, k_len, window, (q_len * k_len + window) as u64);
@@ -162,28 +162,31 @@ fn no_keys_and_no_queries_make_empty_lists() {
     }
 }
 
+/// The tiles of two rows of more keys than a window of 2 allows, and the keys and counts of their lists.
+fn overfull(row: Vec<Interval>, tile_size: usize) -> (QueryTiles, Vec<u32>, Vec<u32>) {
+    let problem = problem(2, row.len(), row.len(), 2, true);
+    let client = client();
+    let live = live_keys(&client, &problem, &selection(&client, &[row.clone(), row]));
+    let tiles = QueryTiles::new(&problem, tile_size);
+    let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
+    let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
+    (tiles, keys, counts)
+}
+
 #[test]
 fn foreign_intervals_do_not_write_past_the_capacity() {
     // Every key lives forever: far more than the window of 2 allows.
-    let n = 50;
     let forever = |first| Interval {
         first,
         end: u32::MAX >> 1,
     };
-    let row: Vec<_> = (0..n as u32).map(forever).collect();
-    let problem = problem(2, n, n, 2, true);
-    let client = client();
-    let live = live_keys(&client, &problem, &selection(&client, &[row.clone(), row]));
-    let tiles = QueryTiles::new(&problem, 4);
-    let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
-    let counts = read_u32(&client, lists.counts);
+    let (tiles, keys, counts) = overfull((0..50).map(forever).collect(), 4);
     assert_eq!(tiles.capacity, 5);
     // Tile 0 has one full key and three boundary keys; all others overflow.
     for row in counts.chunks(tiles.lists * 2) {
         assert_eq!(row[..2], [1, 4]);
         assert!(row[2..].iter().all(|&c| c == 5));
     }
-    let keys = read_u32(&client, lists.keys);
     let last_of_row_0 = (tiles.lists - 1) * tiles.capacity;
     assert_eq!(keys[last_of_row_0..][..5], [0, 1, 2, 3, 4]);
     let first_of_row_1 = tiles.lists * tiles.capacity;
@@ -258,14 +261,8 @@ fn boundary_keys_spill_where_many_die_at_once() {
 fn more_deaths_than_the_capacity_do_not_write_past_it() {
     // Far more keys than the window of 2 allows die inside tile 12: boundary keys fill its list.
     let n = 300;
-    let row = given(n, |_| 198);
-    let problem = problem(2, n, n, 2, true);
-    let client = client();
-    let live = live_keys(&client, &problem, &selection(&client, &[row.clone(), row]));
-    let tiles = QueryTiles::new(&problem, 16);
-    let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
+    let (tiles, keys, counts) = overfull(given(n, |_| 198), 16);
     assert_eq!(tiles.capacity, 17);
-    let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
     let all = keys.chunks(17).zip(counts.chunks(2));
     for (list, count) in all.skip(12).step_by(tiles.lists) {
         assert_eq!(count, [0, 17]);

@@ -14,8 +14,6 @@ const PICKS: usize = 4;
 pub(crate) struct TileKeysBlueprint {
     /// A plane for every tile of a cube.
     pub team: Team,
-    /// Entries of the live list that wait in shared memory; a multiple of `step`.
-    pub waiting: usize,
     /// Boundary keys of a tile that wait in shared memory: as many as births and deaths of a plain selection, which has
     /// at most one of each per position. Where more die at once, as at the end of a document, the others spill.
     pub boundary: usize,
@@ -23,13 +21,15 @@ pub(crate) struct TileKeysBlueprint {
 
 impl TileKeysBlueprint {
     pub(crate) fn new(team: Team, tile_size: usize) -> Self {
-        let mut bp = Self {
+        Self {
             team,
-            waiting: 0,
             boundary: (2 * tile_size).next_power_of_two().max(64),
-        };
-        bp.waiting = 2 * bp.step();
-        bp
+        }
+    }
+
+    /// Entries of the live list that wait in shared memory; a multiple of [`step`](Self::step).
+    fn waiting(&self) -> usize {
+        2 * self.step()
     }
 
     /// Entries that a cube reads between two barriers.
@@ -38,8 +38,7 @@ impl TileKeysBlueprint {
     }
 }
 
-/// The positions of the first and last query of one query tile or of a group of tiles; negative where a query sees no
-/// key.
+/// The positions of the first and last query of a query tile or of a group of tiles; negative where one sees no key.
 #[derive(CubeType, Clone, Copy)]
 struct Positions {
     first: i32,
@@ -110,7 +109,7 @@ pub(crate) fn tile_keys_kernel(
     let row = CUBE_POS / groups as usize;
     if row < sizes.rows as usize {
         let member = Member::this(team);
-        // The last sizes.tiles see the most keys, so they go first.
+        // The last tiles see the most keys, so they go first.
         let group = groups - 1u32 - (CUBE_POS % groups as usize) as u32;
         let local = group * planes + member.plane as u32;
         let group_end = min(group * planes + planes, sizes.tiles);
@@ -124,8 +123,8 @@ pub(crate) fn tile_keys_kernel(
             sizes.offset,
         );
 
-        let mut waiting =
-            Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(bp.waiting, 128usize);
+        let waiting = comptime!(bp.waiting());
+        let mut waiting = Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(waiting, 128usize);
         let mut boundary_keys = Shared::<[u32]>::new_slice(comptime!(bp.boundary * team.planes));
         // Double-buffered: a plane may be one step ahead of a plane that still reads.
         let mut stepped = Shared::<[u32]>::new_slice(comptime!(2 * team.planes));
@@ -190,7 +189,7 @@ pub(crate) fn tile_keys_kernel(
                 more = live.entries[from.place(next)].extract(0usize) as i32 <= group_at.last;
             }
 
-            if !more || filled > comptime!((bp.waiting - bp.step()) as u32) {
+            if !more || filled > comptime!((bp.waiting() - bp.step()) as u32) {
                 sync_cube();
                 if local < sizes.tiles {
                     let mut turn = 0u32;

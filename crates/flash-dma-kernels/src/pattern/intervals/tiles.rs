@@ -36,10 +36,9 @@ pub(crate) fn most_keys(problem: &Problem, queries: usize) -> usize {
 
 /// As [`most_keys`], of intervals of which at most `max_live` hold any one position.
 pub(crate) fn most_alive(problem: &Problem, max_live: usize, queries: usize) -> usize {
-    let newborn = if problem.causal {
-        queries.saturating_sub(1)
-    } else {
-        0
+    let newborn = match problem.causal {
+        true => queries.saturating_sub(1),
+        false => 0,
     };
     max_live.saturating_add(newborn).min(problem.k_len)
 }
@@ -56,9 +55,8 @@ impl QueryTiles {
         }
     }
 
-    /// Cuts the lists into slices of bounded memory, for `rows = batch * kv_heads`. Run the attention kernel once per
-    /// slice: all lists at once would take `q_len * window / size` words per row, which is not O(N) if the window grows
-    /// with N.
+    /// Cuts the lists of `rows = batch * kv_heads` into slices of bounded memory, for one launch each: all would take
+    /// `q_len * window / size` words per row, which is not O(N) if the window grows with N.
     pub(crate) fn slices(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let list_bytes = rows.max(1) * (self.capacity + COUNT_WORDS) * size_of::<u32>();
         let (lists, most) = (self.lists, (SLICE_BYTES / list_bytes).max(1));
@@ -73,11 +71,12 @@ impl QueryTiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
     fn problem(q_len: usize, k_len: usize, options: AttentionOptions) -> Problem {
-        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
-        Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap()
+        let (q, kv) = ([1, 2, q_len, 8], [2, k_len]);
+        testing::problem(q, kv, true, ElementType::F32, &options)
     }
 
     #[test]
@@ -103,10 +102,7 @@ mod tests {
         assert_eq!(slices[0].start, 0);
         assert_eq!(slices.last().unwrap().end, tiles.lists);
         assert!(slices.windows(2).all(|s| s[0].end == s[1].start));
-        assert!(
-            slices
-                .iter()
-                .all(|s| s.len() * 8 * (tiles.capacity + COUNT_WORDS) * 4 <= SLICE_BYTES)
-        );
+        let bytes = |lists: usize| lists * 8 * (tiles.capacity + COUNT_WORDS) * 4;
+        assert!(slices.iter().all(|s| bytes(s.len()) <= SLICE_BYTES));
     }
 }
