@@ -6,7 +6,7 @@ use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::cubes;
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
-use crate::pattern::mask::listed::{PLANES, Sizes, TileLists};
+use crate::pattern::mask::listed::{ListSizes, PLANES, Sizes, TileLists};
 use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of};
 use crate::vectors::Segment;
@@ -31,7 +31,6 @@ pub(crate) fn finish_lists(
     lists: &TileLists,
     sizes: Sizes,
 ) {
-    let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
     let [batch, heads, len, head_dim] = watched.shape[..] else {
         unreachable!("checked to have four axes")
     };
@@ -60,14 +59,7 @@ pub(crate) fn finish_lists(
                 segments,
                 sizes.items,
                 parts,
-                sizes.tiles,
-                sizes.queries,
-                sizes.capacity(),
-                sizes.room,
-                geometry.q_len,
-                geometry.k_len,
-                bit_blocks,
-                bit_queries,
+                sizes.of_kernels(geometry),
             ),
             geometry.causal,
             team,
@@ -84,14 +76,7 @@ pub(crate) struct GatherSizes {
     pub segments: usize,
     pub items: usize,
     pub parts: usize,
-    pub tiles: usize,
-    pub queries: usize,
-    pub capacity: usize,
-    pub room: usize,
-    pub q_len: usize,
-    pub k_len: usize,
-    pub bit_blocks: usize,
-    pub bit_queries: usize,
+    pub lists: ListSizes,
 }
 
 /// The first `looking` cubes check `rows`; cube `looking + n` packs part `n % parts` of the bits of tile `n / parts`,
@@ -122,24 +107,25 @@ fn finish_kernel<E: Float>(
     if item >= sizes.items {
         terminate!();
     }
-    let (row, tile) = (item / sizes.tiles, item % sizes.tiles);
+    let lists = &sizes.lists;
+    let (row, tile) = (item / lists.tiles, item % lists.tiles);
     let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
     let columns = totals[at + 1];
     let member = Member::this(team);
     if part == 0 && member.plane == 0 {
-        // The number of sizes.tiles with longer lists.
-        let first = TILE_LIST_HEADER + row * sizes.tiles * TILE_LIST_WORDS;
+        // The number of tiles with longer lists.
+        let first = TILE_LIST_HEADER + row * lists.tiles * TILE_LIST_WORDS;
         let mut longer = 0u32;
         let mut next = member.lane;
-        while next < sizes.tiles {
+        while next < lists.tiles {
             // Several at once, so that the loads overlap.
             #[unroll]
             for n in 0..8usize {
                 let other = next + comptime!(n * team.lanes);
-                let others = totals[first + min(other, sizes.tiles - 1) * TILE_LIST_WORDS + 1];
+                let others = totals[first + min(other, lists.tiles - 1) * TILE_LIST_WORDS + 1];
                 // With equal numbers of columns the later tile comes first.
                 let bar = columns + u32::cast_from(other <= tile);
-                longer += select(other < sizes.tiles, u32::cast_from(others >= bar), 0u32);
+                longer += select(other < lists.tiles, u32::cast_from(others >= bar), 0u32);
             }
             next += comptime!(8 * team.lanes);
         }
@@ -149,14 +135,14 @@ fn finish_kernel<E: Float>(
         }
     }
     if totals[at + 2] == 1u32 {
-        let begin = item * sizes.capacity;
-        let base = row * sizes.bit_blocks * sizes.bit_queries;
+        let begin = item * lists.capacity;
+        let base = row * lists.bit_blocks * lists.bit_queries;
         let mut block_step = 0usize;
         let mut query_step = 0usize;
-        if sizes.bit_blocks > 1 {
-            block_step = sizes.bit_queries;
+        if lists.bit_blocks > 1 {
+            block_step = lists.bit_queries;
         }
-        if sizes.bit_queries > 1 {
+        if lists.bit_queries > 1 {
             query_step = 1usize;
         }
         let keys = columns as usize;
@@ -164,10 +150,10 @@ fn finish_kernel<E: Float>(
         let words = keys.div_ceil(64usize) * 2;
         // One unit per word of 32 columns of one query.
         let mut index = part * comptime!(team.units()) + UNIT_POS as usize;
-        while index < words * sizes.queries {
-            let (word, own) = (index / sizes.queries, index % sizes.queries);
-            let query = min(tile * sizes.queries + own, sizes.q_len - 1);
-            let end = end_key(query, sizes.q_len, sizes.k_len, causal);
+        while index < words * lists.queries {
+            let (word, own) = (index / lists.queries, index % lists.queries);
+            let query = min(tile * lists.queries + own, lists.q_len - 1);
+            let end = end_key(query, lists.q_len, lists.k_len, causal);
             let mut packed = 0u32;
             for half in 0..2usize {
                 #[unroll]
@@ -181,7 +167,7 @@ fn finish_kernel<E: Float>(
                     packed |= select(there, seen & 1u32, 0u32) << bit as u32;
                 }
             }
-            list[begin + sizes.room + (word / 2 * sizes.queries + own) * 2 + word % 2] = packed;
+            list[begin + lists.room + (word / 2 * lists.queries + own) * 2 + word % 2] = packed;
             index += sizes.parts * comptime!(team.units());
         }
     }

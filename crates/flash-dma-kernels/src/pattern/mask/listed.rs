@@ -17,8 +17,11 @@ fn gathers(problem: &MaskedProblem) -> bool {
 
 /// The bytes of the buffers that [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of its scratch.
 pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2] {
-    let of = |geometry: PlanGeometry| TileLists::bytes(&geometry, queries, gathers(problem));
-    problem.plan.map_or([0; 2], of)
+    problem.plan.map_or([0; 2], |geometry| {
+        let sizes = Sizes::new(&geometry, queries, gathers(problem));
+        let lists = bytes(sizes.list(&geometry)) + bytes(sizes.counts());
+        [lists, bytes(sizes.spans())]
+    })
 }
 
 impl MaskedInputs {
@@ -27,8 +30,7 @@ impl MaskedInputs {
         [&self.q, &self.k, &self.v]
     }
 
-    /// Refuses rows without the alignment that the tensor-core engines need, and a bias without the layout that they
-    /// read.
+    /// Refuses rows without the alignment, and a bias without the layout, that the tensor-core engines read.
     pub(crate) fn check_segments(&self, problem: &MaskedProblem) -> Result<(), Obstacle> {
         check_segments(self.typed(), problem.attention.element.size())?;
         match &self.bias {
@@ -90,15 +92,18 @@ pub(crate) struct Sizes {
     pub room: usize,
 }
 
-impl TileLists {
-    /// The bytes of the lists for tiles of `queries` queries, and of their scratch.
-    pub(crate) fn bytes(geometry: &PlanGeometry, queries: usize, gather: bool) -> [usize; 2] {
-        let sizes = Sizes::new(geometry, queries, gather);
-        [
-            bytes(sizes.list(geometry)) + bytes(sizes.counts()),
-            bytes(sizes.spans()),
-        ]
-    }
+/// The sizes of the lists of one call, as their kernels have them.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct ListSizes {
+    pub tiles: usize,
+    pub queries: usize,
+    pub capacity: usize,
+    pub room: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    /// Key blocks and queries of the bits of the plan.
+    pub bit_blocks: usize,
+    pub bit_queries: usize,
 }
 
 impl Sizes {
@@ -116,6 +121,21 @@ impl Sizes {
                 0
             },
         }
+    }
+
+    /// The launch argument.
+    pub(crate) fn of_kernels(&self, geometry: &PlanGeometry) -> ListSizesLaunch {
+        let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
+        ListSizesLaunch::new(
+            self.tiles,
+            self.queries,
+            self.capacity(),
+            self.room,
+            geometry.q_len,
+            geometry.k_len,
+            bit_blocks,
+            bit_queries,
+        )
     }
 
     /// The shape of [`TileLists::list`].

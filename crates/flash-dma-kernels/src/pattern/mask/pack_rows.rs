@@ -20,8 +20,7 @@ pub(crate) struct RowsBlueprint {
     pub hidden: bool,
     /// Causal masking on top.
     pub causal: bool,
-    /// Whether every 32 elements begin at a multiple of four words, so that these are read at once; otherwise words are
-    /// read singly.
+    /// Whether every 32 elements begin at a multiple of four words, and these are read at once; otherwise singly.
     pub aligned: bool,
 }
 

@@ -25,9 +25,9 @@ struct Case {
 /// The expected result for a tile: the keys of every query, and the resulting list.
 struct Expected {
     entries: Vec<u32>,
-    full: usize,
-    total: usize,
     gathered: bool,
+    /// Columns that all queries see, and all columns.
+    columns: [usize; 2],
 }
 
 impl Case {
@@ -71,16 +71,15 @@ impl Case {
         let room = (k_len / 2).next_multiple_of(KEY_BLOCK);
         if self.gather && keys * 4 <= blocks.len() * KEY_BLOCK * 3 && keys <= room {
             return Expected {
-                full: all.len(),
-                total: keys,
+                columns: [all.len(), keys],
                 entries: [all, some].concat(),
                 gathered: true,
             };
         }
         let (full, boundary): (Vec<u32>, Vec<u32>) = blocks.into_iter().partition(is_full);
+        let blocks = [full.len(), full.len() + boundary.len()];
         Expected {
-            full: full.len() * KEY_BLOCK,
-            total: (full.len() + boundary.len()) * KEY_BLOCK,
+            columns: blocks.map(|blocks| blocks * KEY_BLOCK),
             entries: [full, boundary].concat(),
             gathered: false,
         }
@@ -122,18 +121,13 @@ impl Case {
             let expected = |tile| self.expected(&visible, row, tile);
             let all: Vec<Expected> = (0..tiles).map(expected).collect();
             let mut turns: Vec<usize> = (0..tiles).collect();
-            turns.sort_by_key(|&tile| (all[tile].total, tile));
+            turns.sort_by_key(|&tile| (all[tile].columns[1], tile));
             turns.reverse();
             for (tile, expected) in all.iter().enumerate() {
                 let item = row * tiles + tile;
                 let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
-                let &Expected {
-                    full,
-                    total,
-                    gathered,
-                    ..
-                } = expected;
-                let words = [full, total, usize::from(gathered), turns[tile]];
+                let [full, total] = expected.columns;
+                let words = [full, total, usize::from(expected.gathered), turns[tile]];
                 let words = words.map(|word| word as u32);
                 assert_eq!(totals[at..at + TILE_LIST_WORDS], words, "{name} {item}");
                 let own = &list[item * capacity..][..capacity];

@@ -1,11 +1,10 @@
-//! The keys that a query tile sees, listed for the tensor-core kernels: key blocks, or single keys where that is
-//! shorter.
+//! The keys that a query tile sees, listed for tensor cores: key blocks, or single keys where that is shorter.
 
 use crate::host::scratch::{address_type, cubes, scratch};
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS, first_bits};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::gather::finish_lists;
-use crate::pattern::mask::listed::{PLANES, Sizes, TileLists};
+use crate::pattern::mask::listed::{ListSizes, PLANES, Sizes, TileLists};
 use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;
@@ -30,7 +29,6 @@ pub(crate) fn tile_lists(
     element: ElementType,
     gather: bool,
 ) -> TileLists {
-    let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
     let sizes = Sizes::new(geometry, queries, gather);
     let list = scratch(client, sizes.list(geometry));
     let counts = scratch(client, sizes.counts());
@@ -49,17 +47,8 @@ pub(crate) fn tile_lists(
             spans.into_buffer_arg(),
             list.clone().into_buffer_arg(),
             counts.clone().into_buffer_arg(),
-            ListSizesLaunch::new(
-                sizes.items,
-                sizes.tiles,
-                queries,
-                sizes.capacity(),
-                sizes.room,
-                geometry.q_len,
-                geometry.k_len,
-                bit_blocks,
-                bit_queries,
-            ),
+            sizes.items,
+            sizes.of_kernels(geometry),
             geometry.causal,
             team,
         );
@@ -69,23 +58,8 @@ pub(crate) fn tile_lists(
     lists
 }
 
-/// Sizes of a launch of [`list_kernel`].
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct ListSizes {
-    pub items: usize,
-    pub tiles: usize,
-    pub queries: usize,
-    pub capacity: usize,
-    pub room: usize,
-    pub q_len: usize,
-    pub k_len: usize,
-    pub bit_blocks: usize,
-    pub bit_queries: usize,
-}
-
-/// A cube writes the list and the totals of one tile: tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask.
-/// The list gets keys if they are few enough and fit into `room`, else blocks. Each plane owns a range of blocks, each
-/// lane one of them at a time.
+/// A cube writes the list and the totals of tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask: keys, if
+/// they are few enough and fit into `room`, else blocks. Each plane owns a range of blocks, each lane one at a time.
 ///
 /// `bits` and `counts` belong to the plan, the bits with `bit_blocks` blocks and `bit_queries` queries; `list` and
 /// `totals` as in [`TileLists`], whose header the first unit writes. `spans`, `[rows, tiles, blocks]`, is scratch: per
@@ -97,12 +71,13 @@ fn list_kernel(
     spans: &mut [Vector<u32, Const<4>>],
     list: &mut [u32],
     totals: &mut [u32],
+    items: usize,
     sizes: &ListSizes,
     #[comptime] causal: bool,
     #[comptime] team: Team,
 ) {
     let item = CUBE_POS;
-    if item >= sizes.items {
+    if item >= items {
         terminate!();
     }
     if item == 0 && UNIT_POS == 0 {
