@@ -1,5 +1,6 @@
 //! Host side of the selection by blocks of positions: two launches.
 
+use crate::host::check::vector_size;
 use crate::host::scratch::{address_type, bytes, cubes, scratch};
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::evictions::{EvictionsLaunch, evictions_kernel};
@@ -42,9 +43,7 @@ impl BlocksBlueprint {
             ptx: properties.features.copy_async,
         })
     }
-}
 
-impl BlocksBlueprint {
     /// The shape of the thresholds at the edges of the blocks of `rows` of `n` keys.
     fn thresholds(&self, rows: usize, n: usize) -> [usize; 3] {
         [rows, n.div_ceil(self.block) + 1, THRESHOLD]
@@ -64,9 +63,6 @@ const _: () = assert!(LONGEST <= MAX_KEYS);
 /// Planes per cube: two cubes and more share a multiprocessor, so that one counts while another searches.
 const PLANES: usize = 16;
 
-/// Bytes of a vector of scores.
-const VECTOR_BYTES: u64 = 16;
-
 /// Launches the selection of checked `scores` `[batch, kv_heads, n]`, not empty, into `intervals`; some of the `n` keys,
 /// at most [`MAX_KEYS`], are kept for their ranks, but not all.
 pub(crate) fn launch(
@@ -79,14 +75,10 @@ pub(crate) fn launch(
     let (rows, n) = (scores.shape[0] * scores.shape[1], scores.shape[2]);
     let blocks = n.div_ceil(blueprint.block);
     let thresholds = scratch(client, blueprint.thresholds(rows, n));
-    let aligned = n.is_multiple_of(4)
-        && scores.strides[..2].iter().all(|s| s.is_multiple_of(4))
-        && scores
-            .handle
-            .offset_start
-            .unwrap_or(0)
-            .is_multiple_of(VECTOR_BYTES);
-    let vector = if aligned { 4 } else { 1 };
+    let vector = match n.is_multiple_of(4) {
+        true => vector_size(&[&scores], size_of::<f32>()),
+        false => 1,
+    };
     let address = address_type([&scores, &intervals]);
     let dim = blueprint.team.cube_dim();
     // SAFETY: cubes past the edges return; `scores` was checked to hold its shape and strides, and its

@@ -16,8 +16,7 @@ use flash_dma_problem::KeptKeys;
 /// The most bits per digit. More bits would save levels but count more values than they skip.
 const MAX_WIDTH: u32 = 4;
 
-/// Words per key of a selection by sorting: order and sort key twice each, and three words of query state, all held to
-/// the end.
+/// Words per key of a selection by sorting: order and sort key twice each, three of query state, all held to the end.
 const SORT_WORDS: usize = 7;
 
 /// Sizes that every launch of one selection shares.
@@ -167,7 +166,11 @@ impl Selecting<'_> {
 
     fn find_ends(&self, ranked: Ranked, kept: KeptKeys, intervals: TensorBinding) {
         let (rows, n) = (self.rows as u32, self.n as u32);
-        let [nodes, candidates, wanted] = [self.words(), self.words(), self.words()];
+        let queries = [(); 3].map(|()| self.words());
+        let queries = || {
+            let [nodes, candidates, wanted] = queries.clone().map(TensorBinding::into_buffer_arg);
+            QueriesLaunch::new(nodes, candidates, wanted)
+        };
         let (count, dim) = one_unit_each(self.client, self.rows * self.n);
         // SAFETY: units past `rows * n` return.
         unsafe {
@@ -176,11 +179,7 @@ impl Selecting<'_> {
                 count.clone(),
                 dim,
                 self.address,
-                QueriesLaunch::new(
-                    nodes.clone().into_buffer_arg(),
-                    candidates.clone().into_buffer_arg(),
-                    wanted.clone().into_buffer_arg(),
-                ),
+                queries(),
                 rows,
                 n,
                 kept.best as u32,
@@ -209,11 +208,7 @@ impl Selecting<'_> {
                         spans.into_buffer_arg(),
                     ),
                     below.clone().into_buffer_arg(),
-                    QueriesLaunch::new(
-                        nodes.clone().into_buffer_arg(),
-                        candidates.clone().into_buffer_arg(),
-                        wanted.clone().into_buffer_arg(),
-                    ),
+                    queries(),
                     LevelSizesLaunch::new(rows, n, bits, width),
                 );
             }
@@ -230,11 +225,7 @@ impl Selecting<'_> {
                 ranked.order.into_buffer_arg(),
                 ranked.keys.into_buffer_arg(),
                 level.into_buffer_arg(),
-                QueriesLaunch::new(
-                    nodes.into_buffer_arg(),
-                    candidates.into_buffer_arg(),
-                    wanted.into_buffer_arg(),
-                ),
+                queries(),
                 intervals.into_buffer_arg(),
                 rows,
                 n,

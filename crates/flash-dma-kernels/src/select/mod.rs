@@ -81,13 +81,8 @@ pub fn select(
     }
     let (keys, pairs) = ([batch, heads, k_len], [batch, heads, k_len, 2]);
     check_tensor(TensorName::Scores, &scores, &keys, 4, Layout::Strided)?;
-    check_tensor(
-        TensorName::Intervals,
-        &intervals,
-        &pairs,
-        4,
-        Layout::Contiguous,
-    )?;
+    let whole = Layout::Contiguous;
+    check_tensor(TensorName::Intervals, &intervals, &pairs, 4, whole)?;
     let _range = range!("select");
     launch::launch(client, scores, kept, intervals);
     Ok(())
