@@ -43,7 +43,7 @@ pub fn engine_for<P: Reported>(
     problem: &P,
 ) -> Result<EngineReport, AttentionError> {
     let rows = Rows::new(client);
-    let (inputs, saved) = (problem.inputs(&rows), problem.saved(&rows));
+    let (inputs, saved) = problem.tensors(&rows);
     let forward = problem.plan_forward(client, &inputs, None)?;
     let backward = problem.plan_backward(client, &inputs, &saved, None)?;
     Ok(EngineReport::new(choice(&forward), choice(&backward)))
@@ -63,7 +63,7 @@ pub fn check_engine<P: Reported>(
     if backward {
         return engine_for(client, problem).map(drop);
     }
-    let inputs = problem.inputs(&Rows::new(client));
+    let (inputs, _) = problem.tensors(&Rows::new(client));
     problem.plan_forward(client, &inputs, None).map(drop)
 }
 
@@ -87,26 +87,22 @@ impl Reported for MaskedProblem {}
 mod sealed {
     use super::{Inputs, MaskBits, MaskedInputs, MaskedProblem, Passes, Problem, Rows, Saved};
 
-    /// The tensors of a problem, of which only shapes and strides are used.
+    /// The inputs of a problem and what its forward pass saves, of which only shapes and strides are used.
     pub trait Shaped<I> {
-        fn inputs(&self, rows: &Rows) -> I;
-        fn saved(&self, rows: &Rows) -> Saved;
+        fn tensors(&self, rows: &Rows) -> (I, Saved);
     }
 
     impl Shaped<Inputs> for Problem {
-        fn inputs(&self, rows: &Rows) -> Inputs {
-            rows.inputs(self, Passes::ForwardAndBackward)
-        }
-
-        fn saved(&self, rows: &Rows) -> Saved {
-            rows.saved(self)
+        fn tensors(&self, rows: &Rows) -> (Inputs, Saved) {
+            let inputs = rows.inputs(self, Passes::ForwardAndBackward);
+            (inputs, rows.saved(self))
         }
     }
 
     impl Shaped<MaskedInputs> for MaskedProblem {
-        fn inputs(&self, rows: &Rows) -> MaskedInputs {
+        fn tensors(&self, rows: &Rows) -> (MaskedInputs, Saved) {
             let Inputs { q, k, v, .. } = rows.inputs(&self.attention, Passes::Forward);
-            MaskedInputs {
+            let inputs = MaskedInputs {
                 q,
                 k,
                 v,
@@ -115,11 +111,8 @@ mod sealed {
                     counts: rows.tensor(&plan.counts_shape()),
                 }),
                 bias: self.bias.map(|shape| rows.tensor(&shape)),
-            }
-        }
-
-        fn saved(&self, rows: &Rows) -> Saved {
-            rows.saved(&self.attention)
+            };
+            (inputs, rows.saved(&self.attention))
         }
     }
 }

@@ -69,8 +69,7 @@ pub(crate) struct Chosen<C> {
 }
 
 impl<C> Chosen<C> {
-    /// The engine that `choice` asks for, or the first of [`ALL`] for which `of` returns a configuration and that
-    /// [`ENGINE_VARIABLE`] does not exclude.
+    /// The engine that `choice` asks for, or the first that [`ENGINE_VARIABLE`] allows and `of` configures.
     pub(crate) fn new(
         choice: EngineChoice,
         pass: PassKind,
@@ -115,16 +114,6 @@ impl<C> Chosen<C> {
             config,
             passed_over,
         })
-    }
-}
-
-/// The instruction of an engine's products; none for single units. `None` for an engine that is not one of the kernels.
-pub(crate) fn instruction(engine: Engine) -> Option<Option<Instruction>> {
-    match engine {
-        Engine::Portable => Some(None),
-        Engine::Mma => Some(Some(Instruction::Mma)),
-        Engine::Wgmma => Some(Some(Instruction::Wgmma)),
-        _ => None,
     }
 }
 

@@ -1,5 +1,4 @@
-//! The host side that every operation shares: engines and plans, checks of tensors, scratch buffers, and errors that a
-//! device reports late.
+//! What every operation shares on the host: engines, plans, checks of tensors, scratch buffers, errors reported late.
 
 pub(crate) mod check;
 pub(crate) mod cpu;

@@ -2,7 +2,7 @@
 //! tensors are checked, and only then is anything launched.
 
 use crate::host::check::{check_grid, check_type};
-use crate::host::engine::{Chosen, Engine, Instruction, Refusal, instruction};
+use crate::host::engine::{Chosen, Engine, Instruction, Refusal};
 use crate::host::portable_warning::warn;
 use crate::host::range::range;
 use cubecl::client::Client;
@@ -32,8 +32,7 @@ pub(crate) trait Pass {
     /// The configuration for single units.
     fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError>;
 
-    /// The configuration for an instruction, or why it does not support the problem. The inputs' strides and offsets
-    /// are read, no more.
+    /// The configuration for an instruction, or why there is none. Of the inputs only strides and offsets are read.
     fn matrix(
         &self,
         instruction: Instruction,
@@ -107,10 +106,12 @@ impl<'a, Outputs> Plan<'a, Outputs> {
     ) -> Result<Self, AttentionError> {
         let properties = client.properties();
         let choice = engine.map_or(pass.rows().choice, EngineChoice::Only);
-        let chosen = Chosen::new(choice, P::KIND, |engine| match instruction(engine) {
-            Some(None) => Ok(Config::Portable(pass.portable(&properties.hardware)?)),
-            Some(Some(instruction)) => Ok(Config::Matrix(pass.matrix(instruction, properties)?)),
-            None => Err(Obstacle::OtherBackend.into()),
+        let matrix = |instruction| pass.matrix(instruction, properties).map(Config::Matrix);
+        let chosen = Chosen::new(choice, P::KIND, |engine| match engine {
+            Engine::Portable => Ok(Config::Portable(pass.portable(&properties.hardware)?)),
+            Engine::Mma => matrix(Instruction::Mma),
+            Engine::Wgmma => matrix(Instruction::Wgmma),
+            _ => Err(Obstacle::OtherBackend.into()),
         })?;
         let plan = Self::with(client, chosen.engine, chosen.config, pass)?;
         Ok(Self {
@@ -139,17 +140,15 @@ impl<'a, Outputs> Plan<'a, Outputs> {
             pass: P::KIND,
             engine,
             passed_over: Vec::new(),
-            workspace_bytes: if paired {
-                pass.workspace_bytes(&config) + alibi
-            } else {
-                0
+            workspace_bytes: match paired {
+                true => pass.workspace_bytes(&config) + alibi,
+                false => 0,
             },
             run: Box::new(move |outputs| {
                 pass.check(&outputs)?;
-                if paired {
-                    pass.launch(client, config, outputs);
-                } else {
-                    pass.launch_empty(client, outputs);
+                match paired {
+                    true => pass.launch(client, config, outputs),
+                    false => pass.launch_empty(client, outputs),
                 }
                 Ok(())
             }),

@@ -1,39 +1,27 @@
 use super::*;
 use crate::testing::{client, read_u32};
 
-/// Does not compile on any runtime.
+/// Writes the second half of eight words; if `broken`, it does not compile on any runtime.
 #[cube(launch_unchecked)]
-fn broken_kernel(out: &mut [u32]) {
-    let x: u32;
-    gpu_asm!("this.is.no.instruction {};", out(_) x, options(nomem));
-    out[ABSOLUTE_POS] = x;
-}
-
-#[cube(launch_unchecked)]
-fn second_half_kernel(out: &mut [u32]) {
-    out[4 + ABSOLUTE_POS] = 7;
-}
-
-fn launch_broken(client: &Client, out: &TensorBinding) {
-    // SAFETY: it never runs.
-    unsafe {
-        broken_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(4),
-            out.clone().into_buffer_arg(),
-        );
+fn half_kernel(out: &mut [u32], #[comptime] broken: bool) {
+    if comptime!(broken) {
+        let x: u32;
+        gpu_asm!("this.is.no.instruction {};", out(_) x, options(nomem));
+        out[ABSOLUTE_POS] = x;
+    } else {
+        out[4 + ABSOLUTE_POS] = 7;
     }
 }
 
-fn launch_second_half(client: &Client, out: &TensorBinding) {
+fn launch(client: &Client, out: &TensorBinding, broken: bool) {
     // SAFETY: `out` has 8 elements.
     unsafe {
-        second_half_kernel::launch_unchecked(
+        half_kernel::launch_unchecked(
             client,
             CubeCount::Static(1, 1, 1),
             CubeDim::new_1d(4),
             out.clone().into_buffer_arg(),
+            broken,
         );
     }
 }
@@ -51,21 +39,19 @@ fn result(client: &Client) -> (Handle, TensorBinding) {
 fn a_kernel_that_does_not_compile_fails_by_the_name_of_its_operation() {
     let client = client();
     let (handle, out) = result(&client);
-    launch_broken(&client, &out);
+    launch(&client, &out, true);
     let error = check(&client, "this test", [&handle]).unwrap_err();
     let AttentionError::DeviceFailed { operation, reason } = &error else {
         panic!("{error:?}");
     };
     assert_eq!(*operation, "this test");
     let text = error.to_string();
-    assert!(
-        text.starts_with("this test failed on the device: "),
-        "{text}"
-    );
+    let begins = text.starts_with("this test failed on the device: ");
+    assert!(begins, "{text}");
     assert!(!reason.is_empty());
     assert!(client.read_one(handle).is_err());
     let (handle, out) = result(&client);
-    launch_second_half(&client, &out);
+    launch(&client, &out, false);
     assert_eq!(check(&client, "this test", [&handle]), Ok(()));
     assert_eq!(read_u32(&client, out), [0, 0, 0, 0, 7, 7, 7, 7]);
 }
@@ -75,8 +61,8 @@ fn a_kernel_that_does_not_compile_fails_by_the_name_of_its_operation() {
 fn a_failure_is_forgotten_when_another_part_is_written() {
     let client = client();
     let (handle, out) = result(&client);
-    launch_broken(&client, &out);
-    launch_second_half(&client, &out);
+    launch(&client, &out, true);
+    launch(&client, &out, false);
     assert_eq!(check(&client, "this test", [&handle]), Ok(()));
 }
 
@@ -87,11 +73,7 @@ fn a_sealed_result_remembers_the_part_that_failed() {
         let (handle, out) = result(&client);
         let seal = Seal::new(&client);
         for part in 0..3 {
-            if part == broken {
-                launch_broken(&client, &out);
-            } else {
-                launch_second_half(&client, &out);
-            }
+            launch(&client, &out, part == broken);
             seal.note(&out);
         }
         seal.close(&out);
@@ -104,7 +86,7 @@ fn a_seal_changes_nothing_of_a_result_that_was_written() {
     let client = client();
     let (handle, out) = result(&client);
     let seal = Seal::new(&client);
-    launch_second_half(&client, &out);
+    launch(&client, &out, false);
     seal.note(&out);
     seal.close(&out);
     assert_eq!(check(&client, "this test", [&handle]), Ok(()));

@@ -15,8 +15,7 @@ fn floats() -> impl Iterator<Item = f32> {
         .flat_map(move |upper| lower.map(|lower| f32::from_bits(upper << 16 | lower)))
 }
 
-/// The nearest bf16, of two the even one; infinity represents 2¹²⁸. (`bf16::from_f64` looks at the upper half of an f64
-/// alone.)
+/// The nearest bf16, of two the even one; infinity is 2¹²⁸. (`bf16::from_f64` looks only at the upper half of an f64.)
 fn nearest(x: f64) -> bf16 {
     let magnitude = (x.abs() as f32).to_bits() >> 16;
     let value = |bits: u16| match bits {
@@ -63,8 +62,7 @@ fn the_process_exports_a_conversion_from_f64_that_rounds_once() {
     let round = unsafe { std::mem::transmute::<NonNull<c_void>, Round<f64>>(function) };
     for x in floats() {
         let bits = f64::from(x).to_bits();
-        // Neighbours of an f32 that lies in the middle of two numbers round to different ones, though all three are
-        // the same f32.
+        // Neighbours of an f32 in the middle of two numbers round to different ones, though all three are the same f32.
         for bits in [bits.saturating_sub(1), bits, bits.saturating_add(1)] {
             let x = f64::from_bits(bits);
             assert_rounded(round(x), x);
