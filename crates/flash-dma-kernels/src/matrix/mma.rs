@@ -9,7 +9,6 @@
 use crate::matrix::ptx::{ptx_type, value};
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
-use std::fmt::Write as _;
 
 /// Columns of a block of accumulators, and rows of a fragment.
 const BLOCK: usize = 16;
@@ -25,11 +24,9 @@ pub(crate) struct Shape {
     pub blocks: usize,
     /// Elements per row of the tile.
     pub columns: usize,
-    /// Not transposed, the tile's rows are B's columns, 16 per block; transposed, sixteen rows of the tile are B's
-    /// rows.
+    /// Not transposed, the tile's rows are B's columns, 16 per block; transposed, sixteen of them are B's rows.
     pub transposed: bool,
-    /// The first column of the tile: of the 16 columns of A and B that are summed over; transposed, of the
-    /// accumulators.
+    /// The first column of the tile: of the 16 of A and B that are summed over; transposed, of the accumulators.
     pub column: usize,
     /// Whether non-finite elements of the tile count as zero.
     pub cleaned: bool,
@@ -123,11 +120,9 @@ fn load_asm(shape: Shape) -> String {
     for fragment in 0..shape.fragments {
         let [a, b, c, d] = [0, 1, 2, 3].map(|i| 4 * fragment + i);
         let offset = fragment * 2 * BLOCK * shape.columns;
-        writeln!(
-            s,
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%{a}, %{b}, %{c}, %{d}}}, [t+{offset}];"
-        )
-        .expect("a string takes everything");
+        s += &format!(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%{a}, %{b}, %{c}, %{d}}}, [t+{offset}];\n"
+        );
     }
     s + "}"
 }
@@ -178,7 +173,6 @@ fn multiply_asm(shape: Shape) -> String {
     let row = 2 * values + 4 * fragments;
     let trans = if transposed { ".trans" } else { "" };
     let mut s = String::from("{ .reg .b32 t, b0, b1, b2, b3; .reg .pred p;\n");
-    let mut add = |text: std::fmt::Arguments| s.write_fmt(text).expect("a string takes everything");
     for block in 0..blocks {
         // The next block of columns, in bytes; or of rows.
         let (columns, rows) = if transposed {
@@ -186,20 +180,18 @@ fn multiply_asm(shape: Shape) -> String {
         } else {
             (2 * column, 2 * BLOCK * columns * block)
         };
-        add(format_args!(
+        s += &format!(
             "xor.b32 t, %{}, {columns}; add.u32 t, t, %{row};\n\
              ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{b0, b1, b2, b3}}, [t+{rows}];\n",
             row + 1
-        ));
-        for register in 0..4 {
-            if !cleaned {
-                break;
-            }
+        );
+        let cleaned_registers = if cleaned { 4 } else { 0 };
+        for register in 0..cleaned_registers {
             for (bits, rest) in [(exponent, 0xffff_0000u32), (exponent << 16, 0x0000_ffff)] {
-                add(format_args!(
+                s += &format!(
                     "and.b32 t, b{register}, {bits}; setp.eq.u32 p, t, {bits}; \
                      @p and.b32 b{register}, b{register}, {rest};\n"
-                ));
+                );
             }
         }
         for fragment in 0..fragments {
@@ -211,12 +203,12 @@ fn multiply_asm(shape: Shape) -> String {
                     list.join(", ")
                 };
                 let (out, acc) = (registers(to), registers(values + to));
-                add(format_args!(
+                s += &format!(
                     "mma.sync.aligned.m16n8k16.row.col.f32.{ty}.{ty}.f32 {{{out}}}, \
                      {{%{a0}, %{a1}, %{a2}, %{a3}}}, {{b{}, b{}}}, {{{acc}}};\n",
                     2 * half,
                     2 * half + 1
-                ));
+                );
             }
         }
     }

@@ -4,7 +4,6 @@ use crate::matrix::ptx::{ptx_type, value};
 use crate::matrix::wgmma::panel::{Panels, panel_width};
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
-use std::fmt::Write as _;
 
 /// A step of 16 along the columns of a panel, in 16-byte units.
 const COLUMN_STEP: usize = 2;
@@ -33,17 +32,14 @@ fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
         let (panel, inner) = (step * 16 / width, step * 16 % width / 16);
         let a = panel * 64 * width / 8 + inner * COLUMN_STEP;
         let b = panel * n * width / 8 + inner * COLUMN_STEP;
-        let set = if step == 0 {
-            "setp.ne.b32 p, 0, 0;"
-        } else {
-            "setp.eq.b32 p, 0, 0;"
+        let set = match step {
+            0 => "setp.ne.b32 p, 0, 0;",
+            _ => "setp.eq.b32 p, 0, 0;",
         };
-        write!(
-            s,
+        s += &format!(
             "add.u32 a, $1, {a}; add.u32 b, $2, {b}; mov.b64 da, {{a, h}}; mov.b64 db, {{b, h}}; {set}\n\
              wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} $0, da, db, p, 1, 1, 0, 0;\n"
-        )
-        .expect("a string takes everything");
+        );
     }
     s += "wgmma.commit_group.sync.aligned; }";
     s
@@ -54,7 +50,7 @@ fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
 fn finish_asm(n: usize, under_way: usize) -> String {
     let mut s = format!("wgmma.wait_group.sync.aligned {under_way};\n");
     for i in 0..n {
-        write!(s, "mov.b32 %{i}, %{};", n + i).expect("a string takes everything");
+        s += &format!("mov.b32 %{i}, %{};", n + i);
     }
     s
 }
@@ -65,8 +61,7 @@ pub(crate) fn finish<N: Size>(started: Vector<f32, N>, #[comptime] n: usize) -> 
     finish_but::<N>(started, 0usize, n)
 }
 
-/// The result of the product `started`: waits for all products that this warpgroup has started, except the last
-/// `under_way`.
+/// As [`finish`], but it does not wait for the last `under_way` products.
 #[cube]
 pub(crate) fn finish_but<N: Size>(
     started: Vector<f32, N>,
@@ -119,29 +114,26 @@ fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
         "{{ .reg .pred p; .reg .b32 h, b; .reg .b64 db; mov.b32 h, {upper}; setp.eq.b32 p, 0, 0;\n"
     );
     for i in 0..r {
-        write!(s, "mov.f32 %{i}, %{};", r + i).expect("a string takes everything");
+        s += &format!("mov.f32 %{i}, %{};", r + i);
     }
     s += "\nwgmma.fence.sync.aligned;\n";
     let out: Vec<_> = (0..n / 2).map(|i| format!("%{i}")).collect();
     let out = out.join(", ");
     for step in 0..rows / 16 {
         let [a0, a1, a2, a3] = [0, 1, 2, 3].map(|i| 2 * r + 4 * step + i);
-        write!(
-            s,
+        s += &format!(
             "add.u32 b, $3, {}; or.b32 b, b, {lead}; mov.b64 db, {{b, h}};\n\
              wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{out}}}, \
              {{%{a0}, %{a1}, %{a2}, %{a3}}}, db, p, 1, 1, 1;\n",
             step * 16 * width / 8
-        )
-        .expect("a string takes everything");
+        );
     }
     s += "wgmma.commit_group.sync.aligned; // $0 $1 $2\n}";
     s
 }
 
 /// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`](crate::matrix::fragment::pack), B the
-/// panels `b` of `rows` rows and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its
-/// vector.
+/// panels `b` of `rows` rows and `n` columns. Of an accumulator a lane has the first `n / 2` elements.
 #[cube]
 pub(crate) fn start_pv<N: Size, NA: Size>(
     acc: Vector<f32, N>,
