@@ -65,8 +65,7 @@ pub struct Outputs {
     pub residual: Option<TensorBinding>,
     /// `[batch, q_heads, q_len]`, f32: the natural logarithm of the sum of the exponentials of a query's logits.
     pub lse: TensorBinding,
-    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` does not compute
-    /// it.
+    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` computes none.
     pub lse_rest: Option<TensorBinding>,
 }
 
@@ -128,8 +127,7 @@ pub struct Gradients {
     pub v: TensorBinding,
     /// `[batch, kv_heads, k_len]`, f32; given exactly if the problem has scores.
     pub scores: Option<TensorBinding>,
-    /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; given exactly if the selection
-    /// has a [`Far`].
+    /// `[batch, kv_heads, k_len]`, f32: the gradient of what ranks the keys; given exactly if there is a [`Far`].
     pub rank: Option<TensorBinding>,
 }
 

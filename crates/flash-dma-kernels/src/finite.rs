@@ -17,8 +17,7 @@ pub(crate) fn is_finite(x: f32) -> bool {
     exponent_bits(x) != NO_NUMBER
 }
 
-/// −∞. It is made from its bits because CubeCL prints the constant as `-Inf`, which WGSL has no name for; so is
-/// [`infinity`].
+/// −∞, from its bits as [`infinity`] is: CubeCL prints the constant as `-Inf`, for which WGSL has no name.
 #[cube]
 pub(crate) fn negative_infinity() -> f32 {
     f32::reinterpret(u32::new(comptime!(0xff80_0000i64)))

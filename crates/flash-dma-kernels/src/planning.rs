@@ -1,5 +1,4 @@
-//! The device memory that a problem takes, and the largest problem that fits a device, known before anything is
-//! allocated.
+//! The device memory that a problem takes, and the largest problem that fits, known before anything is allocated.
 
 use crate::args::{Far, Inputs, Saved, Selection};
 use crate::select::select_workspace;

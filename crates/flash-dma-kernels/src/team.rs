@@ -7,8 +7,7 @@ use cubecl::prelude::*;
 /// Lanes of a plane that these kernels can use: a ballot is one word.
 const LANES: usize = 32;
 
-/// The planes of a cube. A runtime without plane operations has planes of one unit; the kernels are the
-/// same.
+/// The planes of a cube. Without plane operations they have one unit; the kernels are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Team {
     /// Units per plane: 32, or 1.

@@ -37,10 +37,8 @@ fn laid_out<E: CubeElement>(
     shape: &[usize],
     strides: &[usize],
 ) -> TensorBinding {
-    let last = shape
-        .iter()
-        .zip(strides)
-        .map(|(n, s)| n.saturating_sub(1) * s);
+    let axes = shape.iter().zip(strides);
+    let last = axes.map(|(n, s)| n.saturating_sub(1) * s);
     let mut buffer = vec![gap; last.sum::<usize>() + 1];
     for (i, value) in values.take(shape.iter().product()).enumerate() {
         let (mut rest, mut offset) = (i, 0);
@@ -117,10 +115,8 @@ pub(crate) fn read_u32(client: &Client, tensor: TensorBinding) -> Vec<u32> {
 /// The content of a contiguous tensor of an element type.
 pub(crate) fn read_f64(client: &Client, tensor: TensorBinding, element: ElementType) -> Vec<f64> {
     fn wide<E: CubeElement + Into<f64>>(client: &Client, tensor: TensorBinding) -> Vec<f64> {
-        read::<E>(client, tensor)
-            .into_iter()
-            .map(Into::into)
-            .collect()
+        let values = read::<E>(client, tensor);
+        values.into_iter().map(Into::into).collect()
     }
     match element {
         ElementType::F32 => wide::<f32>(client, tensor),
@@ -182,17 +178,11 @@ pub(crate) fn upload_strided(
     strides: &[usize],
     element: ElementType,
 ) -> TensorBinding {
-    let values = values.iter().copied();
+    let x = values.iter().copied();
     match element {
-        ElementType::F32 => laid_out(client, values.map(|x| x as f32), f32::NAN, shape, strides),
-        ElementType::F16 => laid_out(client, values.map(f16::from_f64), f16::NAN, shape, strides),
-        ElementType::Bf16 => laid_out(
-            client,
-            values.map(bf16::from_f64),
-            bf16::NAN,
-            shape,
-            strides,
-        ),
+        ElementType::F32 => laid_out(client, x.map(|x| x as f32), f32::NAN, shape, strides),
+        ElementType::F16 => laid_out(client, x.map(f16::from_f64), f16::NAN, shape, strides),
+        ElementType::Bf16 => laid_out(client, x.map(bf16::from_f64), bf16::NAN, shape, strides),
     }
 }
 
@@ -281,8 +271,8 @@ type Check<'a> = &'a dyn Fn(&oracle::Inputs, Placement, Option<Micro>);
 pub(crate) fn cooperating_units(check: Check<'_>) {
     let options = AttentionOptions::new();
     for micro in [micro(2, 2, 2, 4), micro(4, 1, 3, 4), micro(1, 2, 4, 8)] {
-        for (scores, options, seed) in [(false, options, 3), (true, options.with_keep_window(4), 4)]
-        {
+        let selecting = options.with_keep_window(4);
+        for (scores, options, seed) in [(false, options, 3), (true, selecting, 4)] {
             let p = problem([1, 2, 13, 24], [1, 19], scores, ElementType::F32, &options);
             let inputs = inputs(p, Scores::Normal, 1.0, seed);
             check(&inputs, Placement::Contiguous, Some(micro));
@@ -308,13 +298,8 @@ pub(crate) fn fewer_and_more_queries(check: Check<'_>) {
             let options = AttentionOptions::new()
                 .with_keep_window(9)
                 .with_causal(causal);
-            let p = problem(
-                [1, 2, q_len, 8],
-                [1, k_len],
-                true,
-                ElementType::F32,
-                &options,
-            );
+            let (q, kv) = ([1, 2, q_len, 8], [1, k_len]);
+            let p = problem(q, kv, true, ElementType::F32, &options);
             let inputs = inputs(p, Scores::Normal, 1.0, 11);
             check(&inputs, Placement::TokenMajor, None);
         }

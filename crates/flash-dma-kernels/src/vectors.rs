@@ -5,8 +5,7 @@ use cubecl::prelude::*;
 /// 16 bytes of a 16-bit type: what a copy moves and `ldmatrix` reads a row of.
 pub(crate) type Segment<E> = Vector<E, Const<8>>;
 
-/// Elements `2 quad` and `2 quad + 1` of a segment. An index known only at run time would move the segment
-/// to local memory.
+/// Elements `2 quad` and `2 quad + 1` of a segment. A run-time index would move the segment to local memory.
 #[cube]
 pub(crate) fn pick<E: Float>(segment: Segment<E>, quad: usize) -> Vector<f32, Const<2>> {
     let all = Vector::<f32, Const<8>>::cast_from(segment);

@@ -120,15 +120,12 @@ impl SourceTensors {
         match self.keys {
             KeyTensors::All => {}
             KeyTensors::Intervals([pairs, list, counts]) => {
-                let (list, counts) = (list.into_tensor_arg(), counts.into_tensor_arg());
-                intervals = Some(IntervalKeysLaunch::new(
-                    pairs.into_buffer_arg(),
-                    list,
-                    counts,
-                ));
+                let [list, counts] = [list, counts].map(TensorBinding::into_tensor_arg);
+                let pairs = pairs.into_buffer_arg();
+                intervals = Some(IntervalKeysLaunch::new(pairs, list, counts));
             }
             KeyTensors::Planned([bits, list, counts]) => {
-                let (list, counts) = (list.into_tensor_arg(), counts.into_tensor_arg());
+                let [list, counts] = [list, counts].map(TensorBinding::into_tensor_arg);
                 plan = Some(PlannedKeysLaunch::new(bits.into_buffer_arg(), list, counts));
             }
         }

@@ -112,9 +112,8 @@ pub(crate) fn scale_rows<N: Size>(
 /// `out[n / 8] += a * B[.., n]` and the next eight columns, where `B` is `[16, 16]` at the sixteen rows
 /// that the lanes' `segment`s begin.
 ///
-/// Not transposed, the tile's rows are B's columns (keys of `Q K^T`): lane `l` points at row
-/// `(l / 16) * 8 + l % 8`, segment `(l / 8) % 2`. Transposed, they are B's rows (keys of `P V`): lane `l`
-/// points at row `l % 16`, segment `l / 16`.
+/// Not transposed, the tile's rows are B's columns (keys of `Q K^T`): lane `l` points at row `(l / 16) * 8 + l % 8`,
+/// segment `(l / 8) % 2`. Transposed, they are B's rows (keys of `P V`): at row `l % 16`, segment `l / 16`.
 #[cube]
 pub(crate) fn multiply_pair<E: Float, NA: Size, NB: Size, NC: Size>(
     def: &MmaDefinition<E, E, f32>,
@@ -149,15 +148,11 @@ pub(crate) fn quad_sum(x: f32) -> f32 {
     pair + shuffle_xor(pair, 2u32)
 }
 
-fn pack_asm(element: ElementType) -> String {
-    format!("cvt.rn.{}x2.f32 ", ptx_type(element))
-}
-
 /// Two values of an accumulator, rounded, as one register of an A operand: of 16 columns it holds
 /// `[4j, 4j + 1], [4j + 2, 4j + 3], [4j + 4, 4j + 5], [4j + 6, 4j + 7]` of the accumulator.
 #[cube]
 pub(crate) fn pack(first: f32, second: f32, #[comptime] element: ElementType) -> u32 {
-    let body = comptime!(pack_asm(element));
+    let body = comptime!(format!("cvt.rn.{}x2.f32 ", ptx_type(element)));
     let out: u32;
     gpu_asm!(
         "{body} {}, {}, {};",

@@ -50,8 +50,7 @@ pub(crate) fn is_large_scaled(scaled: f32) -> bool {
 const NEAR: f32 = 4_194_304.0;
 
 /// The number that the logits of a row are measured from, near its greatest logit so far: any number serves, if all of
-/// its keys and its LSE are measured from the same. A logit `x` is `(x - base) * log2(e) + scaled` above it, in powers of
-/// two.
+/// its keys and its LSE are measured from it. A logit `x` is `(x - base) * log2(e) + scaled` powers of two above it.
 ///
 /// Up to a magnitude of [`NEAR`] the base is zero, and the reference is what `scaled`, as it was rounded, stands for:
 /// within 0.2 of the greatest logit. A greater one is itself the base, which is exact for logits near it.
@@ -251,8 +250,7 @@ pub(crate) fn softplus(x: f32) -> f32 {
     softplus_of(x, e * reciprocal(2.0f32 + e))
 }
 
-/// The factor that rescales sums of `exp(x - old)` to the reference `new`, which is not less than `old`; 1 where both
-/// are infinite.
+/// The factor that rescales sums of `exp(x - old)` to `new`, not less than `old`; 1 where both are infinite.
 #[cube]
 pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
     let factor = ex2((old - new) * comptime!(core::f32::consts::LOG2_E));

@@ -33,8 +33,7 @@ pub(crate) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
-/// What is added to the scaled and capped products of column `col` of key tile `tile`, but for a bias of pairs: its
-/// score or bias, and the ALiBi of both rows.
+/// What is added to a column's scaled and capped products, but for a bias of pairs: its score, and both rows' ALiBi.
 #[cube]
 pub(crate) fn scores<E: Float>(
     rows: &RowPair,
@@ -68,8 +67,7 @@ fn score<E: Float>(
 /// [`bp.pattern.has_pair_bias()`](MmaBlueprint); on a `boundary` tile they are -inf where a row does not see a key.
 /// With `bp.pattern.is_planned()` `seen` says which.
 ///
-/// Boundary tiles are masked in a separate pass: a branch per element would prevent the other instructions from
-/// overlapping.
+/// Boundary tiles are masked in a separate pass: a branch per element would keep other instructions from overlapping.
 #[cube]
 pub(crate) fn visible_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,

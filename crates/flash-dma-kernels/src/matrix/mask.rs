@@ -191,8 +191,7 @@ pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> b
     own & comptime!(1u32 << (first % 32)) != 0u32
 }
 
-/// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows
-/// of this lane do not see a key.
+/// The logits of an accumulator, see [`tile_logits`](crate::matrix::logits::tile_logits), with -inf where hidden.
 #[cube]
 pub(crate) fn hide_masked<N: Size>(
     logits: &Vector<f32, N>,

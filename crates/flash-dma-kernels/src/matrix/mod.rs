@@ -1,8 +1,6 @@
-//! Code that the kernels of both tensor-core engines share: copies, fragments, query tiles, key streams, logits and
-//! repairs.
+//! What both tensor-core engines share: copies, fragments, query tiles, key streams, logits and repairs.
 //!
-//! [`mma`] and [`wgmma`] hold what differs between the engines: products, and for `wgmma` the ring of stages and the
-//! boxes of the tensor copy unit.
+//! [`mma`] and [`wgmma`] hold what differs: products, and for `wgmma` the ring of stages and the boxes of the TMA.
 
 pub(crate) mod args;
 pub(crate) mod attended;

@@ -50,19 +50,13 @@ impl PairBias {
         bias
     }
 
-    /// The bias of a row and a key.
-    pub(crate) fn of(&self, scores: &Tensor<f32>, row: &TileRow, key: usize) -> f32 {
-        self.at(scores, row.query, key)
-    }
-
     /// The bias of a query and a key.
     pub(crate) fn at(&self, scores: &Tensor<f32>, query: usize, key: usize) -> f32 {
         scores[self.base + query * self.query_step + key * self.key_step]
     }
 
-    /// The biases of an accumulator of `wgmma` (see [`tile_logits`](crate::matrix::logits::tile_logits)) whose `keys`
-    /// columns begin at key `first`, for this lane's two rows. Columns and rows past the last read the last one's bias,
-    /// and are not used.
+    /// The biases of an accumulator of `wgmma` (see [`tile_logits`](crate::matrix::logits::tile_logits)) of `keys`
+    /// columns from key `first` on, for this lane's two rows. Those past the last are the last one's, and not used.
     pub(crate) fn tile<N: Size>(
         &self,
         scores: &Tensor<f32>,

@@ -11,8 +11,7 @@ pub(crate) fn value<T: CubePrimitive>(x: T) -> T {
     intrinsic!(|scope| { x.read_value(scope).into() })
 }
 
-/// `2^x` by one special-function instruction; `exp` would compile to the accurate, slow form. `-inf` returns 0, NaN
-/// stays NaN.
+/// `2^x` by one special-function instruction; `exp` would compile to the slow form. `-inf` gives 0, NaN stays NaN.
 #[cube]
 pub(crate) fn ex2(x: f32) -> f32 {
     let out: f32;
@@ -28,8 +27,7 @@ pub(crate) fn at_most_zero(x: f32) -> f32 {
     out
 }
 
-/// `1 / x` to one unit in the last place by one special-function instruction; a division would branch
-/// into a routine for its special cases.
+/// `1 / x` to one unit in the last place by one special-function instruction; a division branches in special cases.
 #[cube]
 pub(crate) fn reciprocal(x: f32) -> f32 {
     let out: f32;
@@ -111,8 +109,7 @@ pub(crate) fn global_address<T: CubePrimitive>(elements: &[T]) -> u64 {
     address
 }
 
-/// Starts the `cp.async` copy of the 16 bytes at `first + row * stride` in global memory to `place` in shared memory:
-/// one multiply-add for its address.
+/// Starts the `cp.async` copy of 16 bytes at `first + row * stride` to shared memory: one multiply-add for the address.
 #[cube]
 pub(crate) fn copy_of_row(first: u64, row: u32, stride: u32, place: u32) {
     gpu_asm!(

@@ -163,7 +163,7 @@ fn logit<E: Float, NQ: Size>(
     }
     if comptime!(bp.pattern.has_pair_bias()) {
         let scores = source.bias.as_ref().unwrap();
-        z = attended.bias.of(scores, row, key);
+        z = attended.bias.at(scores, row.query, key);
     }
     let alibi = row_alibi(&source.slopes, &attended.own, row);
     z = biased(

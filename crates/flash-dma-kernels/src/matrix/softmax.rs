@@ -237,8 +237,7 @@ impl OnlineSoftmax {
         packed
     }
 
-    /// [`probabilities`](Self::probabilities) of the `n`-th sixteen columns, whose logits are two accumulators, as a
-    /// fragment of the compiler's own products.
+    /// [`probabilities`](Self::probabilities) of the `n`-th sixteen columns as a fragment of the compiler's products.
     pub(crate) fn fragment<E: Float, NA: Size, NC: Size>(
         &mut self,
         logits: &Accumulators<NC>,

@@ -18,8 +18,7 @@ pub(crate) enum Pattern {
 pub(crate) enum Bias {
     /// Nothing.
     None,
-    /// A number per key, which all queries share. Also used for one per key and query head if only dk and dv have to
-    /// distinguish them.
+    /// A number per key, for all queries. Also one per key and query head, if only dk and dv have to distinguish these.
     Key,
     /// A number per key and query head; the heads of a group must not share its gradients.
     HeadKey,

@@ -1,5 +1,4 @@
-//! The layout of what kernels stream: headers of lists, and words of bits, one bit per key. Writers and readers import
-//! it from here.
+//! What kernels stream: headers of lists, and words of bits, one per key. Writers and readers import it from here.
 
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;

@@ -1,5 +1,4 @@
-//! Positions of queries: the ends of queries and keys are aligned, so that the last query has the position of the last
-//! key.
+//! Positions of queries: the last query has the position of the last key.
 
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;

@@ -8,8 +8,7 @@ use cubecl::prelude::*;
 pub(crate) struct ZohBlueprint {
     /// Units of a cube.
     pub units: usize,
-    /// Whether there is a bias. The options of the kernel say this, too, but not to CubeCL's disk cache, see
-    /// `docs/upstream.md`.
+    /// Whether there is a bias: the kernel's options say so, but not to CubeCL's disk cache, see `docs/upstream.md`.
     pub bias: bool,
 }
 

@@ -23,8 +23,7 @@ const ROWS: usize = 64;
 /// | `sums`, `results` | `[64, columns]`, contiguous | f32 |
 /// | `products` | `[2, 64, 64]`, contiguous | f32 |
 ///
-/// `columns` is a multiple of 16 up to 256. With `boxes` the tensor memory accelerator copies the operands, otherwise
-/// the units do.
+/// `columns` is a multiple of 16 up to 256. With `boxes` the TMA copies the operands, otherwise the units do.
 ///
 /// # Errors
 ///

@@ -37,8 +37,7 @@ pub(crate) fn boxes_of(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
-/// Whether the TMA accepts a tensor's strides. Rows are known to start at multiples of 16 bytes; a tensor that repeats
-/// its rows has a stride of 0.
+/// Whether the TMA accepts a tensor's strides. Rows start at multiples of 16 bytes; the stride of repeated rows is 0.
 pub(crate) fn takes_boxes(tensor: &TensorBinding, element_size: usize) -> bool {
     (0..3).all(|axis| {
         let bytes = tensor.strides[axis] * element_size;
@@ -70,9 +69,8 @@ pub(crate) fn map_address<E: Float>(map: &ComptimeOption<TensorMap<E, Tiled>>) -
     }
 }
 
-/// Starts the copy of the box at `[batch, head, row]` to the tile `to` of `rows` rows and `columns` columns, in the
-/// number of panels that this takes; rows past the last become zeros. The stage's full barrier tracks the copy. Only
-/// one unit calls it.
+/// Starts the copy of the box at `[batch, head, row]` to the panels `to` of `rows` rows and `columns` columns; rows
+/// past the last become zeros. The stage's full barrier tracks the copy. Only one unit calls it.
 #[cube]
 pub(crate) fn copy_boxes(
     map: u64,
@@ -102,8 +100,7 @@ pub(crate) fn copy_boxes(
     }
 }
 
-/// Starts the copy of the box of words at `[batch, head, word]` to `place` in shared memory; words past the last become
-/// zeros. Otherwise as [`copy_boxes`].
+/// As [`copy_boxes`], of the box of words at `[batch, head, word]` to `place` in shared memory.
 #[cube]
 pub(crate) fn copy_words(
     map: u64,

@@ -30,8 +30,7 @@ fn segments_of(n: usize, bp: MmaBlueprint) -> usize {
 
 #[cube]
 impl RowToWrite {
-    /// This lane's elements of the `n`-th four segments, as far as there are so many, of an accumulator's `lower` row
-    /// or the other.
+    /// This lane's elements of the `n`-th four segments, as many as there are, of the `lower` row or the other.
     fn pairs<N: Size>(
         &self,
         acc: &Vector<f32, N>,
@@ -68,8 +67,7 @@ impl RowToWrite {
         }
     }
 
-    /// Stores the `n`-th four segments of the row, of which this lane holds a pair of elements each. All lanes of the
-    /// warp take part.
+    /// Stores the `n`-th four segments of the row, of each of which this lane holds a pair. All lanes take part.
     fn store<O: Float>(
         &self,
         to: &mut [Vector<O, Const<2>>],
@@ -163,8 +161,7 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
     }
 }
 
-/// Turns this lane's words of four segments, each spread over the quad, into the four words of the segment whose index
-/// is the lane's in the quad.
+/// Turns this lane's words of four segments, each spread over the quad, into those of the segment of the lane's index.
 #[cube]
 fn collect_segment(words: &mut Array<u32>) {
     let quad = UNIT_POS_X % 4;
