@@ -145,12 +145,9 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
 
     let mut sums = softmax.finish::<E>();
     sums.with_dropout(&scaling.dropout);
-    scale_rows(
-        &mut acc,
-        select(sums.upper.empty, 0.0f32, sums.upper.inverse()),
-        select(sums.lower.empty, 0.0f32, sums.lower.inverse()),
-        segments,
-    );
+    let upper = select(sums.upper.empty, 0.0f32, sums.upper.inverse());
+    let lower = select(sums.lower.empty, 0.0f32, sums.lower.inverse());
+    scale_rows(&mut acc, upper, lower, segments);
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     // First: then the places of these rows and of those of the output are not in registers at once.
     outputs.write_lse(&sums, &OutputRows::of_pair(&rows, first_head, own.q_len));
@@ -258,14 +255,8 @@ fn multiply_keys<E: Float, NA: Size, NB: Size, NC: Size>(
             let row = comptime!(n * 16) + lane / 16 * 8 + lane % 8;
             let col = comptime!(c * 2) + lane / 8 % 2;
             let at = base + swizzle(row, col, comptime!(bp.segments()));
-            multiply_pair::<E, NA, NB, NC>(
-                def,
-                &queries[c],
-                &k[at..at + 1],
-                &mut s,
-                comptime!(n * 16),
-                false,
-            );
+            let (keys, first) = (&k[at..at + 1], comptime!(n * 16));
+            multiply_pair::<E, NA, NB, NC>(def, &queries[c], keys, &mut s, first, false);
         }
     }
     s
@@ -319,16 +310,10 @@ fn hide_each<E: Float, NC: Size>(
             let mut x1 = attended.scale.apply(lower.extract(e), z.lower, bp.softcap);
             if boundary {
                 let none = f32::new(f32::NEG_INFINITY);
-                x0 = select(
-                    sees::<E>(&rows.upper, stages, tile, col, k_len, bp),
-                    x0,
-                    none,
-                );
-                x1 = select(
-                    sees::<E>(&rows.lower, stages, tile, col, k_len, bp),
-                    x1,
-                    none,
-                );
+                let upper = sees::<E>(&rows.upper, stages, tile, col, k_len, bp);
+                x0 = select(upper, x0, none);
+                let lower = sees::<E>(&rows.lower, stages, tile, col, k_len, bp);
+                x1 = select(lower, x1, none);
             }
             maxima.raise(x0, x1);
             upper.insert(e, x0);

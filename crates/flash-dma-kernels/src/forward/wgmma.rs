@@ -74,11 +74,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
     let turns = Turns::new();
-    let ring = Ring::new(
-        comptime!(bp.stages),
-        comptime!(bp.fillers()),
-        comptime!(bp.units()),
-    );
+    let ring = Ring::new(bp.stages, comptime!(bp.fillers()), comptime!(bp.units()));
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
     // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
     // the next tile's logits are there.
@@ -134,15 +130,10 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         }
         let references = softmax.references();
         softmax.note_tops(&maxima);
-        let p = softmax.probabilities::<NS, NP>(
-            &s,
-            &references,
-            &mask,
-            &stages.columns,
-            tile,
-            comptime!(Columns::first(bp.key_tile)),
-            element,
-        );
+        let words = &stages.columns;
+        let columns = comptime!(Columns::first(bp.key_tile));
+        let p =
+            softmax.probabilities::<NS, NP>(&s, &references, &mask, words, tile, columns, element);
         // O += P V.
         acc = start_pv::<NO, NP>(acc, p, &v_tile, element, head_dim, key_tile);
         if comptime!(lag == 1) {

@@ -208,19 +208,12 @@ impl KeyCopies {
                 let there = tile * key_tile + unit < keys.total;
                 let key = self.next[comptime!(bp.copies())] as usize;
                 let from = score_row + key;
-                copy_or_zero(
-                    &scores[from..from + 1],
-                    &mut stages.scores[place..place + 1],
-                    there,
-                    4u32,
-                );
+                let score = &scores[from..from + 1];
+                copy_or_zero(score, &mut stages.scores[place..place + 1], there, 4u32);
                 let from = interval_row + key;
-                copy_or_zero(
-                    &lists.intervals[from..from + 1],
-                    &mut stages.intervals[place..place + 1],
-                    there,
-                    8u32,
-                );
+                let interval = &lists.intervals[from..from + 1];
+                let to = &mut stages.intervals[place..place + 1];
+                copy_or_zero(interval, to, there, 8u32);
             }
         } else if comptime!(bp.pattern.has_key_bias()) {
             let scores = source.bias.as_ref().unwrap();
@@ -232,12 +225,8 @@ impl KeyCopies {
                     key = within(tile * key_tile + unit, keys);
                 }
                 let from = score_row + key;
-                copy_or_zero(
-                    &scores[from..from + 1],
-                    &mut stages.scores[place..place + 1],
-                    true,
-                    4u32,
-                );
+                let score = &scores[from..from + 1];
+                copy_or_zero(score, &mut stages.scores[place..place + 1], true, 4u32);
             }
         }
         if comptime!(bp.notes_columns()) {

@@ -3,6 +3,7 @@
 use crate::args::Scaling;
 use crate::math::{TANH_SERIES_BELOW, softplus_of, tanh_near_zero};
 use crate::matrix::ptx::{at_most_zero, ex2, reciprocal};
+use core::f32::consts::{LN_2, LOG2_E};
 use cubecl::prelude::*;
 
 /// The greatest magnitude of an LSE that [`exp_of`] may subtract after the factor `log2(e)`: the rounding of that product
@@ -36,7 +37,7 @@ pub(crate) fn is_unusual(lse: f32) -> bool {
 /// for which [`ExactLse`] serves. Both are no finite number, so that one test finds the rows that need care.
 #[cube]
 pub(crate) fn scaled_lse(lse: f32, rest: f32) -> f32 {
-    let scaled = fma(-lse, comptime!(core::f32::consts::LOG2_E), rest);
+    let scaled = fma(-lse, comptime!(LOG2_E), rest);
     select(is_large(lse), f32::new(f32::NEG_INFINITY), scaled)
 }
 
@@ -68,11 +69,7 @@ impl Reference {
         let none = greatest == f32::new(f32::NEG_INFINITY);
         Reference {
             base: select(far && !none, greatest, 0.0f32),
-            scaled: select(
-                far,
-                0.0f32,
-                -greatest * comptime!(core::f32::consts::LOG2_E),
-            ),
+            scaled: select(far, 0.0f32, -greatest * comptime!(LOG2_E)),
         }
     }
 
@@ -83,16 +80,8 @@ impl Reference {
 
     /// The reference minus the greatest logit that it was made of.
     pub(crate) fn above(&self, greatest: f32) -> f32 {
-        let log2 = fma(
-            greatest - self.base,
-            comptime!(core::f32::consts::LOG2_E),
-            self.scaled,
-        );
-        select(
-            is_far(greatest),
-            0.0f32,
-            -log2 * comptime!(core::f32::consts::LN_2),
-        )
+        let log2 = fma(greatest - self.base, comptime!(LOG2_E), self.scaled);
+        select(is_far(greatest), 0.0f32, -log2 * comptime!(LN_2))
     }
 }
 
@@ -109,7 +98,7 @@ pub(crate) fn rescale_reference(old: f32, new: f32) -> f32 {
     let (from, to) = (Reference::of(old), Reference::of(new));
     let power = fma(
         from.base - to.base,
-        comptime!(core::f32::consts::LOG2_E),
+        comptime!(LOG2_E),
         to.scaled - from.scaled,
     );
     let same = old == new || old == f32::new(f32::NEG_INFINITY);
@@ -130,17 +119,13 @@ impl ExactLse {
     pub(crate) fn read(lse: &[f32], lse_rest: &[f32], at: usize) -> ExactLse {
         ExactLse {
             lse: lse[at],
-            rest: -lse_rest[at] * comptime!(core::f32::consts::LOG2_E),
+            rest: -lse_rest[at] * comptime!(LOG2_E),
         }
     }
 
     /// `log2` of the probability of a logit, also of one above the LSE, which no kept key has.
     pub(crate) fn exponent(&self, logit: f32) -> f32 {
-        fma(
-            logit - self.lse,
-            comptime!(core::f32::consts::LOG2_E),
-            self.rest,
-        )
+        fma(logit - self.lse, comptime!(LOG2_E), self.rest)
     }
 
     /// The probability of a kept key's logit: at most 1, though a logit of 1e9 may be recomputed 64 higher than the
@@ -207,14 +192,10 @@ impl LogitScale {
         #[comptime] capped: bool,
         #[comptime] scored: bool,
     ) -> f32 {
-        let mut exponent = fma(
-            product,
-            self.inner * comptime!(core::f32::consts::LOG2_E),
-            scaled,
-        );
+        let mut exponent = fma(product, self.inner * comptime!(LOG2_E), scaled);
         if comptime!(capped || scored) {
             let x = self.apply(product, score, capped);
-            exponent = fma(x, comptime!(core::f32::consts::LOG2_E), scaled);
+            exponent = fma(x, comptime!(LOG2_E), scaled);
         }
         exponent
     }
@@ -234,7 +215,7 @@ impl LogitScale {
 /// a reference that is not [`LARGE`].
 #[cube]
 pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
-    ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
+    ex2(fma(x, comptime!(LOG2_E), scaled))
 }
 
 /// `1 / (1 + 2^-x)` by two special-function instructions; NaN stays NaN.
@@ -246,14 +227,14 @@ pub(crate) fn sigmoid_of_power(x: f32) -> f32 {
 /// `softplus(x)` by two special-function instructions; NaN stays NaN.
 #[cube]
 pub(crate) fn softplus(x: f32) -> f32 {
-    let e = ex2(x.abs() * comptime!(-core::f32::consts::LOG2_E));
+    let e = ex2(x.abs() * comptime!(-LOG2_E));
     softplus_of(x, e * reciprocal(2.0f32 + e))
 }
 
 /// The factor that rescales sums of `exp(x - old)` to `new`, not less than `old`; 1 where both are infinite.
 #[cube]
 pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
-    let factor = ex2((old - new) * comptime!(core::f32::consts::LOG2_E));
+    let factor = ex2((old - new) * comptime!(LOG2_E));
     select(old == new, 1.0f32, factor)
 }
 
@@ -262,7 +243,7 @@ pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
 /// 5e-4, would show in the logits.
 #[cube]
 pub(crate) fn tanh(x: f32) -> f32 {
-    let e = ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E));
+    let e = ex2(x * comptime!(2.0 * LOG2_E));
     let far = fma(-2.0f32, reciprocal(1.0f32 + e), 1.0f32);
     let square = x * x;
     let near = tanh_near_zero(x, square);

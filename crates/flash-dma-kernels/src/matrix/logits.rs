@@ -141,16 +141,10 @@ fn hide_unseen<E: Float, N: Size>(
         for e in 0..2usize {
             let col = comptime!(n * 8 + e) + quad * 2;
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let x0 = select(
-                sees::<E>(&rows.upper, stages, tile, col, k_len, bp),
-                logits.extract(at0),
-                none,
-            );
-            let x1 = select(
-                sees::<E>(&rows.lower, stages, tile, col, k_len, bp),
-                logits.extract(at1),
-                none,
-            );
+            let upper = sees::<E>(&rows.upper, stages, tile, col, k_len, bp);
+            let x0 = select(upper, logits.extract(at0), none);
+            let lower = sees::<E>(&rows.lower, stages, tile, col, k_len, bp);
+            let x1 = select(lower, logits.extract(at1), none);
             hidden.insert(at0, x0);
             hidden.insert(at1, x1);
         }

@@ -147,11 +147,8 @@ impl MaskRows {
             let words = bits[self.base + block * self.block_step + query * self.query_step];
             seen = until(words, row, block);
         }
-        let word = select(
-            column % KEY_BLOCK >= 32,
-            seen.extract(1usize),
-            seen.extract(0usize),
-        );
+        let second = column % KEY_BLOCK >= 32;
+        let word = select(second, seen.extract(1usize), seen.extract(0usize));
         (word >> (column % 32) as u32) & 1u32 == 1u32
     }
 }

@@ -93,20 +93,13 @@ impl PairBias {
         rows: &RowPair,
         first: usize,
     ) -> Vector<f32, N> {
-        let bp = comptime!(own.bp);
+        let (q_len, k_len) = (own.q_len, own.k_len);
+        let keys = comptime!(own.bp.key_tile);
         // All of them are loaded before the first is needed, so that the loads overlap.
-        let z = self.tile::<N>(
-            scores,
-            &rows.upper,
-            &rows.lower,
-            first,
-            own.q_len,
-            own.k_len,
-            comptime!(bp.key_tile),
-        );
+        let z = self.tile::<N>(scores, &rows.upper, &rows.lower, first, q_len, k_len, keys);
         let mut sums = Vector::<f32, N>::new(0.0f32);
         #[unroll]
-        for n in 0..comptime!(bp.key_tile / 2) {
+        for n in 0..comptime!(keys / 2) {
             sums.insert(n, logits.extract(n) + z.extract(n));
         }
         sums

@@ -265,12 +265,8 @@ pub(crate) fn copy_queries<E: Float>(
         let owner = TileRow::new(segment.row, own);
         let to = group_place(segment.row, segment.col, segments);
         let from = own.offset(rows, &owner) / 8 + segment.col;
-        copy_or_zero(
-            &rows[from..from + 1],
-            &mut tile[to..to + 1],
-            owner.valid,
-            16u32,
-        );
+        let segment = &rows[from..from + 1];
+        copy_or_zero(segment, &mut tile[to..to + 1], owner.valid, 16u32);
     }
 }
 

@@ -144,13 +144,10 @@ pub(crate) fn evictions_kernel<S: Size>(
                 wanted += u32::cast_from(keys.old[other].extract(0usize) < key);
             }
             let position = find_better(&keys, key, local, wanted, bp);
+            let index = start + local;
             // Evicted before it was seen: never attended to for its rank.
-            write(
-                intervals,
-                row_base,
-                start + local,
-                sizes.until(start + max(position, local)),
-            );
+            let end = sizes.until(start + max(position, local));
+            write(intervals, row_base, index, end);
             i += comptime!(bp.team.units());
         }
     }

@@ -86,11 +86,8 @@ pub(crate) fn merge_blocks_kernel(
         let own_start = pos - pos % block;
         let is_right = pos / block % 2u32 == 1u32;
         let own = keys[base + pos as usize];
-        let sibling = select(
-            is_right,
-            own_start - block,
-            own_start + min(block, n - own_start),
-        );
+        let left = own_start - block;
+        let sibling = select(is_right, left, own_start + min(block, n - own_start));
         let mut low = sibling;
         let mut high = sibling + min(block, n - sibling);
         while low < high {

@@ -140,12 +140,8 @@ fn products_alone_kernel<E: Float>(
     }
     let transposed = finish::<NS>(transposed, comptime!(ROWS / 2));
     write_rows::<NS>(&mut results.products, &s, 0usize, ROWS);
-    write_rows::<NS>(
-        &mut results.products,
-        &transposed,
-        comptime!(ROWS * ROWS / 2),
-        ROWS,
-    );
+    let second = comptime!(ROWS * ROWS / 2);
+    write_rows::<NS>(&mut results.products, &transposed, second, ROWS);
 
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let at = first_pair(columns);

@@ -100,10 +100,8 @@ fn finish_kernel<E: Float>(
         }
         terminate!();
     }
-    let (item, part) = (
-        (CUBE_POS - sizes.looking) / sizes.parts,
-        (CUBE_POS - sizes.looking) % sizes.parts,
-    );
+    let item = (CUBE_POS - sizes.looking) / sizes.parts;
+    let part = (CUBE_POS - sizes.looking) % sizes.parts;
     if item >= sizes.items {
         terminate!();
     }
@@ -178,11 +176,9 @@ fn finish_kernel<E: Float>(
 fn is_finite_segment<E: Float>(rows: &Tensor<Segment<E>>, at: usize, segments: usize) -> bool {
     let (heads, len) = (rows.shape(1), rows.shape(2));
     let groups = len.div_ceil(ROWS);
-    let (col, group, head) = (
-        at % segments,
-        at / segments % groups,
-        at / segments / groups,
-    );
+    let col = at % segments;
+    let group = at / segments % groups;
+    let head = at / segments / groups;
     let base = (head / heads * rows.stride(0) + head % heads * rows.stride(1)) / 8 + col;
     let mut greatest = 0u32;
     #[unroll]

@@ -55,11 +55,9 @@ pub(crate) fn ranges_kernel(
     }
     let (heads, query_blocks, key_blocks) = (counts.shape(1), counts.shape(2), counts.shape(3));
     let stretches = key_blocks.div_ceil(QUERIES);
-    let (query, stretch, row) = (
-        at % padded_queries,
-        at / padded_queries % stretches,
-        at / padded_queries / stretches,
-    );
+    let query = at % padded_queries;
+    let stretch = at / padded_queries % stretches;
+    let row = at / padded_queries / stretches;
     let (batch, head) = (row / heads, row % heads);
     let from_first = batch * first.stride(0) + head * first.stride(1);
     let from_end = batch * end.stride(0) + head * end.stride(1);

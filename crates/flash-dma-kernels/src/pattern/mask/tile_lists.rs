@@ -104,15 +104,8 @@ fn list_kernel(
     while round < end {
         let block = round + member.lane;
         if block < end {
-            let span = span_of(
-                bits,
-                counts,
-                item % sizes.tiles,
-                item / sizes.tiles,
-                block,
-                sizes,
-                causal,
-            );
+            let (tile, row) = (item % sizes.tiles, item / sizes.tiles);
+            let span = span_of(bits, counts, tile, row, block, sizes, causal);
             spans[own + block] = span;
             let some = span.extract(0usize).count_ones() + span.extract(1usize).count_ones();
             let all = span.extract(2usize).count_ones() + span.extract(3usize).count_ones();
