@@ -8,11 +8,14 @@ const LIBRARY: &CStr = c"libnvToolsExt.so.1";
 /// `RTLD_LAZY`.
 const LAZY: c_int = 1;
 
+type Push = unsafe extern "C" fn(*const c_char) -> c_int;
+type Pop = unsafe extern "C" fn() -> c_int;
+
 /// `nvtxRangePushA` and `nvtxRangePop`: the ranges of a thread are nested.
 #[derive(Clone, Copy)]
 struct Functions {
-    push: unsafe extern "C" fn(*const c_char) -> c_int,
-    pop: unsafe extern "C" fn() -> c_int,
+    push: Push,
+    pop: Pop,
 }
 
 /// An open range of this thread.
@@ -66,11 +69,8 @@ impl Functions {
         // SAFETY: these are the types that the header declares for these names.
         unsafe {
             Some(Self {
-                push: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*const c_char) -> c_int,
-                >(push),
-                pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(pop),
+                push: std::mem::transmute::<*mut c_void, Push>(push),
+                pop: std::mem::transmute::<*mut c_void, Pop>(pop),
             })
         }
     }
@@ -87,10 +87,8 @@ mod tests {
 
     unsafe extern "C" fn push(name: *const c_char) -> c_int {
         // SAFETY: `Range` passes names that end with a zero byte.
-        let name = unsafe { CStr::from_ptr(name) }
-            .to_string_lossy()
-            .into_owned();
-        SEEN.with_borrow_mut(|seen| seen.push(name));
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        SEEN.with_borrow_mut(|seen| seen.push(name.into_owned()));
         0
     }
 

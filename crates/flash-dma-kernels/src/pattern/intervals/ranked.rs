@@ -85,11 +85,9 @@ impl RankedKeys {
 
     /// The bytes of the buffers that [`ranked_keys`] allocates for a selection; 0 if no rank learns.
     pub(crate) fn bytes(problem: &Problem, selection: Option<&Selection>) -> usize {
+        let (keys, spans, counts) = Self::shapes(problem);
         match selection {
-            Some(Selection { far: Some(_), .. }) => {
-                let (keys, spans, counts) = Self::shapes(problem);
-                bytes(keys) + 2 * bytes(spans) + bytes(counts)
-            }
+            Some(Selection { far: Some(_), .. }) => bytes(keys) + 2 * bytes(spans) + bytes(counts),
             _ => 0,
         }
     }

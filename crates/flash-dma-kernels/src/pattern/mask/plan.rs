@@ -49,7 +49,8 @@ pub fn plan(
     plan.check(geometry)?;
     let units = cube_units(client, geometry);
     let of_rows = units > 1 && is_rows(geometry, &mask);
-    if size == 1 && !of_rows && !stores_bytes(client) {
+    let byte = client.properties().type_usage(ElemType::UInt(UIntKind::U8));
+    if size == 1 && !of_rows && !byte.contains(TypeUsage::Buffer) {
         return Err(AttentionError::Unsupported {
             what: "masks of bytes whose rows are not whole".into(),
         });
@@ -125,12 +126,6 @@ pub fn plan_ranges(
         );
     }
     Ok(())
-}
-
-fn stores_bytes(client: &Client) -> bool {
-    let byte = ElemType::UInt(UIntKind::U8);
-    let usage = client.properties().type_usage(byte);
-    usage.contains(TypeUsage::Buffer)
 }
 
 /// Units per cube that packs rows: a power of two, two per key block; 1 if cubes cannot have two.

@@ -81,11 +81,8 @@ pub(crate) fn query_lists(
     let p = &problem.attention;
     let [_, heads, ..] = geometry.counts_shape();
     let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
-    let (keys, queries) = (step.keys, step.queries);
-    let head_groups = p.group() / step.heads;
     let (list_shape, counts_shape) = QueryLists::shapes(problem, step);
     let [batch, list_heads, tiles, capacity] = list_shape;
-    let rows_each = heads / list_heads;
     let items = batch * list_heads * tiles;
     let list = scratch(client, list_shape);
     let counts = scratch(client, counts_shape);
@@ -103,15 +100,15 @@ pub(crate) fn query_lists(
             StepSizesLaunch::new(
                 items,
                 tiles,
-                head_groups,
-                rows_each,
+                p.group() / step.heads,
+                heads / list_heads,
                 p.q_len,
                 p.k_len,
                 bit_blocks as u32,
                 bit_queries as u32,
             ),
-            queries,
-            keys,
+            step.queries,
+            step.keys,
             team,
         );
     }
