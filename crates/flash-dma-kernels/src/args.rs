@@ -65,7 +65,7 @@ pub struct Outputs {
     pub residual: Option<TensorBinding>,
     /// `[batch, q_heads, q_len]`, f32: the natural logarithm of the sum of the exponentials of a query's logits.
     pub lse: TensorBinding,
-    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` computes none.
+    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` skips it.
     pub lse_rest: Option<TensorBinding>,
 }
 

@@ -113,8 +113,8 @@ fn merge_kernel<E: Float>(
     }
 }
 
-/// Combines `of_parts`, the outputs and LSEs of `parts` parts of the keys of the queries of `problem`, into `outputs`. They
-/// are contiguous f32 with the parts as a first axis. The head dimension must be even.
+/// Combines `of_parts`, the outputs of `parts` parts of the keys, into `outputs`. They are contiguous f32, with the parts as
+/// a first axis, and have an `lse_rest`. The head dimension must be even.
 pub(crate) fn merge(
     client: &Client,
     problem: &Problem,

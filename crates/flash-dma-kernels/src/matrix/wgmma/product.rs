@@ -133,7 +133,8 @@ fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
 }
 
 /// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`](crate::matrix::fragment::pack), B the
-/// panels `b` of `rows` rows and `n` columns. Of an accumulator a lane has the first `n / 2` elements.
+/// panels `b` of `rows` rows and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its
+/// vector.
 #[cube]
 pub(crate) fn start_pv<N: Size, NA: Size>(
     acc: Vector<f32, N>,
