@@ -4,7 +4,7 @@ use super::Options;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use flash_dma_models::Decoder as _;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::nn::Decoder;
 use flash_dma_reference::Rng;
 
@@ -38,7 +38,7 @@ impl Prompt {
 }
 
 /// A model, its caches, and the token that it reads next. A clone shares the tensors of its caches until one of both
-/// writes. Errors are those of [`flash_dma_models::Decoder::try_read`].
+/// writes. Errors are those of [`flash_dma_models::LanguageModel::try_read`].
 #[derive(Clone)]
 pub struct Session {
     model: Decoder,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use clap::Parser;
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use serde_json::json;
 
 use crate::{Error, Folder, Place, at};

@@ -20,7 +20,7 @@ use burn::train::{
 };
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric, clip_gradients};
 use clap::Parser;
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::data::{
     Batch, DeviceMemory, Loader, PackedRows, RowBatcher, TextFormat, TokenCount, TokensPerSecond,
     write_tokens,

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::data::{DataError, TextStream};
 use flash_dma_models::generate::{Ended, Event, Generator, Sampler};
 use httparse::Status;

@@ -13,7 +13,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_flash_dma::cache::AttentionCache;
 use clap::Parser;
-use flash_dma_models::Decoder as _;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::data::Vocabulary;
 use flash_dma_models::generate::{Draw, Purpose, Sampler};
 use flash_dma_models::nn::{Decoder, DecoderConfig};

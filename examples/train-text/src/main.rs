@@ -17,7 +17,7 @@ use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 use burn_flash_dma::train::clip_gradients;
 use clap::Parser;
-use flash_dma_models::Decoder as _;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::data::{
     Batch, Loader, LoaderState, PackedRows, Row, TokenFileWriter, Vocabulary,
 };

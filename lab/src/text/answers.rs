@@ -6,7 +6,7 @@ use crate::settings::Settings;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use flash_dma_models::Decoder as _;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::nn::Decoder;
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! A model and the caches of a batch of sequences.
 
 use super::error::GenerateError;
-use crate::decoder::Decoder;
+use crate::language_model::LanguageModel;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flash_dma::cache::AttentionCache;
 use std::collections::BTreeMap;
@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 /// A model and what it remembers of a batch of sequences.
 ///
 /// A clone shares the caches' tensors until one of the two is written.
-pub(super) struct Batch<'a, D: ?Sized> {
-    pub(super) model: &'a D,
+pub(super) struct Batch<'a, M: ?Sized> {
+    pub(super) model: &'a M,
     caches: Vec<AttentionCache>,
 }
 
-impl<D: ?Sized> Clone for Batch<'_, D> {
+impl<M: ?Sized> Clone for Batch<'_, M> {
     fn clone(&self) -> Self {
         Self {
             model: self.model,
@@ -23,11 +23,11 @@ impl<D: ?Sized> Clone for Batch<'_, D> {
     }
 }
 
-impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
+impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
     /// Reads prompts, which are not empty, in chunks of at most `chunk` tokens, and returns the logits of what follows
     /// each: `[prompts, 1, vocabulary]`. Prompts of one length are read together.
     pub(super) fn prefill<P: AsRef<[u32]>>(
-        model: &'a D,
+        model: &'a M,
         prompts: &[P],
         chunk: usize,
     ) -> Result<(Self, Tensor<3>), GenerateError> {

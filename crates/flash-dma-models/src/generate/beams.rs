@@ -6,7 +6,7 @@ use super::error::GenerateError;
 use super::generator::Generator;
 use super::laws::Logits;
 use super::text::{Ended, Writing};
-use crate::decoder::Decoder;
+use crate::language_model::LanguageModel;
 use crate::nn::expect;
 
 /// How many texts a beam search follows, and which it prefers.
@@ -115,7 +115,7 @@ struct Candidate {
     token: u32,
 }
 
-impl<D: Decoder + ?Sized> Generator<'_, D> {
+impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     /// The texts of greatest score after one prompt, the best first.
     ///
     /// # Panics

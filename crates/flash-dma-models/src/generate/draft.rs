@@ -6,7 +6,7 @@ use super::error::GenerateError;
 use super::generator::check_lengths;
 use super::laws::Laws;
 use super::sampler::{Draw, Purpose, Sampler};
-use crate::decoder::Decoder;
+use crate::language_model::LanguageModel;
 
 /// Proposes tokens that [`Generator::try_speculate`](super::Generator::try_speculate) verifies.
 ///
@@ -141,14 +141,14 @@ impl Proposal {
 ///
 /// Its caches hold only what the texts hold: proposals are read by clones of them, which are then dropped. So nothing
 /// has to be taken back, and a cache of a window is copied once in each round.
-pub struct ModelDraft<'a, D: ?Sized> {
-    model: &'a D,
+pub struct ModelDraft<'a, M: ?Sized> {
+    model: &'a M,
     count: usize,
     /// The caches, and how many tokens of each text they hold.
-    state: Option<(Batch<'a, D>, Vec<usize>)>,
+    state: Option<(Batch<'a, M>, Vec<usize>)>,
 }
 
-impl<D: ?Sized> std::fmt::Debug for ModelDraft<'_, D> {
+impl<M: ?Sized> std::fmt::Debug for ModelDraft<'_, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let read = self.state.as_ref().map(|(_, read)| read);
         let mut out = f.debug_struct("ModelDraft");
@@ -158,9 +158,9 @@ impl<D: ?Sized> std::fmt::Debug for ModelDraft<'_, D> {
     }
 }
 
-impl<'a, D: ?Sized> ModelDraft<'a, D> {
+impl<'a, M: ?Sized> ModelDraft<'a, M> {
     /// Proposes `count` tokens at a time, at least 1.
-    pub fn new(model: &'a D, count: usize) -> Self {
+    pub fn new(model: &'a M, count: usize) -> Self {
         Self {
             model,
             count,
@@ -169,7 +169,7 @@ impl<'a, D: ?Sized> ModelDraft<'a, D> {
     }
 }
 
-impl<D: Decoder + ?Sized> Draft for ModelDraft<'_, D> {
+impl<M: LanguageModel + ?Sized> Draft for ModelDraft<'_, M> {
     fn count(&self) -> usize {
         self.count
     }
@@ -179,7 +179,7 @@ impl<D: Decoder + ?Sized> Draft for ModelDraft<'_, D> {
     }
 
     fn try_check(&self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
-        check_lengths(self.model, "draft", prompts, limits.max_new)
+        check_lengths(self.model.max_len(), "draft", prompts, limits.max_new)
     }
 
     fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {

@@ -6,7 +6,7 @@ use super::laws::Laws;
 use super::sampler::{Purpose, Sampler};
 use super::steps::Steps;
 use super::text::{Ended, Event, Generated, Stops, Writing};
-use crate::decoder::Decoder;
+use crate::language_model::LanguageModel;
 use crate::nn::expect;
 use std::ops::ControlFlow;
 
@@ -18,8 +18,8 @@ use std::ops::ControlFlow;
 /// sequence may go on otherwise in another batch.
 ///
 /// ```
-/// # use flash_dma_models::{Decoder, generate::{GenerateError, Generator, Sampler}};
-/// # fn example(model: &impl Decoder, end: u32) -> Result<(), GenerateError> {
+/// # use flash_dma_models::{LanguageModel, generate::{GenerateError, Generator, Sampler}};
+/// # fn example(model: &impl LanguageModel, end: u32) -> Result<(), GenerateError> {
 /// let generator = Generator::new(model)
 ///     .with_sampler(Sampler::random(7).with_temperature(0.8).with_top_p(0.95))
 ///     .with_max_new(100)
@@ -31,15 +31,15 @@ use std::ops::ControlFlow;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Generator<'a, D: ?Sized> {
-    pub(super) model: &'a D,
+pub struct Generator<'a, M: ?Sized> {
+    pub(super) model: &'a M,
     pub(super) sampler: Sampler,
     pub(super) stops: Stops,
     pub(super) chunk: usize,
     replay: bool,
 }
 
-impl<D: ?Sized> Clone for Generator<'_, D> {
+impl<M: ?Sized> Clone for Generator<'_, M> {
     fn clone(&self) -> Self {
         Self {
             model: self.model,
@@ -51,9 +51,9 @@ impl<D: ?Sized> Clone for Generator<'_, D> {
     }
 }
 
-impl<'a, D: ?Sized> Generator<'a, D> {
+impl<'a, M: ?Sized> Generator<'a, M> {
     /// Greedy, up to 128 new tokens, without stops, and with prompts in chunks of 512 tokens.
-    pub fn new(model: &'a D) -> Self {
+    pub fn new(model: &'a M) -> Self {
         Self {
             model,
             sampler: Sampler::greedy(),
@@ -105,7 +105,7 @@ impl<'a, D: ?Sized> Generator<'a, D> {
     }
 
     /// Whether steps of one token are recorded in a graph of the device and replayed, as they are unless this says
-    /// otherwise. That takes a device with graphs (CUDA), a model that [can](Decoder::replays_up_to) and caches of a
+    /// otherwise. That takes a device with graphs (CUDA), a model that [can](LanguageModel::replays_up_to) and caches of a
     /// window in every layer; other steps are launched. The tokens are the same. Recording is done again when a text
     /// ends and leaves the batch. While a step is recorded no other thread may use the device: CUDA refuses what it does,
     /// and either thread may get the error.
@@ -116,7 +116,7 @@ impl<'a, D: ?Sized> Generator<'a, D> {
     }
 }
 
-impl<D: Decoder + ?Sized> Generator<'_, D> {
+impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     /// What follows each prompt.
     ///
     /// # Panics
@@ -218,33 +218,29 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
             let place = |position| TokenPlace::Prompt { sequence, position };
             check_tokens(prompt, vocabulary, place)?;
         }
-        check_lengths(self.model, "model", prompts, self.stops.max_new)
+        check_lengths(self.model.max_len(), "model", prompts, self.stops.max_new)
     }
 }
 
 /// Refuses prompts that would outgrow a model with their new tokens.
-pub(super) fn check_lengths<P: AsRef<[u32]>, D: Decoder + ?Sized>(
-    decoder: &D,
+pub(super) fn check_lengths<P: AsRef<[u32]>>(
+    max_len: Option<usize>,
     model: &'static str,
     prompts: &[P],
     new: usize,
 ) -> Result<(), GenerateError> {
-    let Some(max_len) = decoder.max_len() else {
-        return Ok(());
-    };
-    for (sequence, prompt) in prompts.iter().enumerate() {
-        let prompt = prompt.as_ref().len();
-        if prompt.saturating_add(new) > max_len {
-            return Err(GenerateError::TooLong {
-                sequence,
-                prompt,
-                new,
-                model,
-                max_len,
-            });
-        }
+    let max_len = max_len.unwrap_or(usize::MAX);
+    let mut lengths = prompts.iter().map(|prompt| prompt.as_ref().len()).enumerate();
+    match lengths.find(|&(_, prompt)| prompt.saturating_add(new) > max_len) {
+        None => Ok(()),
+        Some((sequence, prompt)) => Err(GenerateError::TooLong {
+            sequence,
+            prompt,
+            new,
+            model,
+            max_len,
+        }),
     }
-    Ok(())
 }
 
 /// Refuses tokens beyond the vocabulary.

@@ -1,6 +1,6 @@
 //! Generation: samplers, batches of prompts, beams, speculative decoding.
 //!
-//! Everything here works over a [`Decoder`](crate::Decoder), so over a model of your own as well:
+//! Everything here works over a [`LanguageModel`](crate::LanguageModel), so over a model of your own as well:
 //!
 //! - [`Generator`] goes on from a batch of prompts, of equal or different lengths, and hands out each token as it
 //!   is written;

@@ -8,7 +8,7 @@ use super::generator::{Generator, Texts, check_tokens};
 use super::laws::Laws;
 use super::sampler::Purpose;
 use super::text::{Event, Generated, Writing};
-use crate::decoder::Decoder;
+use crate::language_model::LanguageModel;
 use crate::nn::expect;
 use std::ops::ControlFlow;
 
@@ -42,7 +42,7 @@ impl Speculation {
     }
 }
 
-impl<D: Decoder + ?Sized> Generator<'_, D> {
+impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     /// What follows each prompt, with tokens that `draft` proposes and the model verifies.
     ///
     /// # Panics
@@ -175,7 +175,7 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
     /// hold all of a row that goes on but its last token.
     fn verify(
         &self,
-        batch: &mut Batch<'_, D>,
+        batch: &mut Batch<'_, M>,
         active: &[Writing],
         proposals: &[Proposal],
         report: &mut Speculation,

@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::error::GenerateError;
-use crate::decoder::Decoder;
+use crate::language_model::LanguageModel;
 use burn::backend::{Backend, BackendTypes, Dispatch};
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::cache::try_overwrite;
@@ -14,8 +14,8 @@ type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 const WARM_UP: usize = 3;
 
 /// A batch that reads a token per sequence, step by step.
-pub(super) struct Steps<'a, D: ?Sized> {
-    batch: Batch<'a, D>,
+pub(super) struct Steps<'a, M: ?Sized> {
+    batch: Batch<'a, M>,
     /// Tokens of a prompt that are read at once.
     chunk: usize,
     /// Whether steps may be recorded.
@@ -81,9 +81,9 @@ impl Drop for Preparation {
     }
 }
 
-impl<'a, D: Decoder + ?Sized> Steps<'a, D> {
+impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
     /// The steps of a batch that has read its prompts. `chunk` is for reading them again.
-    pub(super) fn new(batch: Batch<'a, D>, chunk: usize, records: bool) -> Self {
+    pub(super) fn new(batch: Batch<'a, M>, chunk: usize, records: bool) -> Self {
         Self {
             batch,
             chunk,

@@ -79,7 +79,7 @@ impl Stack<'_> {
         self.blocks.iter().map(cache).collect()
     }
 
-    /// [`Decoder::try_read`](crate::Decoder::try_read) of a model whose longest sequence is `limit`.
+    /// [`LanguageModel::try_read`](crate::LanguageModel::try_read) of a model whose longest sequence is `limit`.
     pub fn read(
         self,
         tokens: Tensor<2, Int>,
@@ -112,9 +112,9 @@ impl Stack<'_> {
     }
 }
 
-/// What a whole model does with the parts that its method `stack` returns; the rest of its [`crate::Decoder`] follows.
+/// What a whole model does with the parts that its method `stack` returns; the rest of its [`crate::LanguageModel`] follows.
 macro_rules! whole_model {
-    ($model:ty { $($decoder:item)* }) => {
+    ($model:ty { $($item:item)* }) => {
         impl $model {
             /// The logits of the token that follows each token, `[batch, len, vocabulary]` in f32. A tensor
             /// `[batch, len]` of tokens, or a [`TokenInput`](crate::nn::TokenInput).
@@ -199,8 +199,8 @@ macro_rules! whole_model {
             }
         }
 
-        impl crate::Decoder for $model {
-            $($decoder)*
+        impl crate::LanguageModel for $model {
+            $($item)*
 
             fn device(&self) -> Device {
                 self.embedding.weight.val().device()
@@ -215,7 +215,7 @@ macro_rules! whole_model {
 
             /// # Errors
             ///
-            /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](crate::Decoder::max_len) or there are more
+            /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](crate::LanguageModel::max_len) or there are more
             /// `rows` than tokens, before anything is computed; or those of
             /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached),
             /// for example if the parameters are tracked by autodiff.
@@ -229,7 +229,7 @@ macro_rules! whole_model {
                 rows: usize,
                 caches: &mut [AttentionCache],
             ) -> Result<Tensor<3>, AttentionError> {
-                self.stack().read(tokens, rows, caches, crate::Decoder::max_len(self))
+                self.stack().read(tokens, rows, caches, crate::LanguageModel::max_len(self))
             }
         }
     };

@@ -7,7 +7,7 @@ use burn::module::Initializer;
 use burn::tensor::Int;
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::AttentionError;
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::doge::{Doge, DogeConfig, ModelError};
 #[cfg(feature = "autodiff")]
 use flash_dma_models::nn::TokenInput;

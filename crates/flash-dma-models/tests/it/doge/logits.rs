@@ -4,7 +4,7 @@ use crate::doge::fixture::{
     EXPERTS, TOLERANCE, assert_close, device, devices, difference, everywhere, rows, sequence,
 };
 use burn::tensor::{Device, FloatDType};
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::doge::Doge;
 use flash_dma_models::nn::Routing;
 

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin};
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::generate::{Generator, Sampler};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
@@ -40,7 +40,7 @@ fn replayed_steps_of_a_layer_that_ranks_by_position() {
 }
 
 /// Texts from prompts of three lengths, one of them before the window is full; the second text ends on the way.
-fn check(model: &impl Decoder, tokens: &[u32], name: &str) {
+fn check(model: &impl LanguageModel, tokens: &[u32], name: &str) {
     // No other thread may use the device while a step is recorded.
     static RECORDING: Mutex<()> = Mutex::new(());
     let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +95,7 @@ impl Ranking {
     }
 }
 
-impl Decoder for Ranking {
+impl LanguageModel for Ranking {
     fn vocabulary(&self) -> usize {
         Self::VOCABULARY
     }

@@ -1,14 +1,14 @@
 //! The program of the book's page on generation.
 
 use crate::generate::model::{Model, prompt};
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::generate::{Beams, Ended, GenerateError, Generator, ModelDraft, Sampler};
 use std::ops::ControlFlow;
 
 // ANCHOR: generate
 /// Writes what follows each prompt, a token at a time.
 fn write(
-    model: &impl Decoder,
+    model: &impl LanguageModel,
     prompts: &[Vec<u32>],
     end: u32,
     mut show: impl FnMut(usize, u32),
@@ -34,7 +34,7 @@ fn write(
 
 // ANCHOR: beams
 /// The best of four beams.
-fn best(model: &impl Decoder, prompt: &[u32]) -> Result<Vec<u32>, GenerateError> {
+fn best(model: &impl LanguageModel, prompt: &[u32]) -> Result<Vec<u32>, GenerateError> {
     let generator = Generator::new(model).with_max_new(8);
     let mut beams = generator.try_beams(prompt, &Beams::new(4).with_length_penalty(1.0))?;
     Ok(beams.swap_remove(0).tokens)
@@ -44,8 +44,8 @@ fn best(model: &impl Decoder, prompt: &[u32]) -> Result<Vec<u32>, GenerateError>
 // ANCHOR: speculate
 /// The greedy text of `model`, with a smaller model that guesses four tokens ahead.
 fn sooner(
-    model: &impl Decoder,
-    small: &impl Decoder,
+    model: &impl LanguageModel,
+    small: &impl LanguageModel,
     prompt: &[u32],
 ) -> Result<Vec<u32>, GenerateError> {
     let generator = Generator::new(model).with_max_new(32);

@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 
 /// The probabilities of what follows each token.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ impl Chain {
     }
 }
 
-impl Decoder for Chain {
+impl LanguageModel for Chain {
     fn vocabulary(&self) -> usize {
         self.0.len()
     }

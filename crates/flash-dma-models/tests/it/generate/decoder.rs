@@ -5,7 +5,7 @@ use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
 use flash_dma_models::generate::Generator;
 use flash_dma_models::nn::{DecoderConfig, last_keys};
-use flash_dma_models::{Curriculum, Decoder};
+use flash_dma_models::{Curriculum, LanguageModel};
 
 fn attention() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(32, 2)

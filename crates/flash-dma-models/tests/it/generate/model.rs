@@ -9,7 +9,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 use burn_flash_dma::{AttentionError, ScoreRole};
-use flash_dma_models::Decoder;
+use flash_dma_models::LanguageModel;
 use flash_dma_models::generate::Event;
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -30,7 +30,7 @@ pub struct Model {
     answer: Linear,
 }
 
-impl Decoder for Model {
+impl LanguageModel for Model {
     fn vocabulary(&self) -> usize {
         self.embedding.weight.dims()[0]
     }
@@ -163,8 +163,8 @@ pub struct Read {
 }
 
 /// A decoder that takes down what it is asked to read.
-pub struct Watched<D> {
-    inner: D,
+pub struct Watched<M> {
+    inner: M,
     /// The longest sequence, in place of the decoder's own limit.
     pub max_len: Option<usize>,
     /// Whether it returns the logits of every token, whatever it is asked for.
@@ -172,8 +172,8 @@ pub struct Watched<D> {
     reads: RefCell<Vec<Read>>,
 }
 
-impl<D> Watched<D> {
-    pub fn new(inner: D) -> Self {
+impl<M> Watched<M> {
+    pub fn new(inner: M) -> Self {
         Self {
             inner,
             max_len: None,
@@ -188,7 +188,7 @@ impl<D> Watched<D> {
     }
 }
 
-impl<D: Decoder> Decoder for Watched<D> {
+impl<M: LanguageModel> LanguageModel for Watched<M> {
     fn vocabulary(&self) -> usize {
         self.inner.vocabulary()
     }

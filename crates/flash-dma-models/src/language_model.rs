@@ -7,7 +7,7 @@ use burn_flash_dma::cache::AttentionCache;
 /// A causal language model that remembers the tokens before in caches, and in nothing else.
 ///
 /// Implement it for a model of your own to use [`generate`](crate::generate) with it.
-pub trait Decoder {
+pub trait LanguageModel {
     /// Number of tokens in the vocabulary.
     fn vocabulary(&self) -> usize;
 
