@@ -5,76 +5,46 @@ use burn_flash_dma::AttentionError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a model cannot be made, read or written. Tensors are called by their names in Hugging Face's files.
+/// Why a model cannot be made, read or written. Tensors are called by their names in Hugging Face's files; the fields are
+/// what the text of the error says of them.
 #[derive(Debug, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ModelError {
     /// A file or a directory cannot be read or written.
     #[error("{path}: {source}", path = path.display())]
     Io {
-        /// Which.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// A file is not what its name says, or ends too early.
     #[error("{path} cannot be read: {reason}", path = path.display())]
-    Malformed {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// A configuration that contradicts itself.
     #[error("the configuration is wrong: {reason}")]
-    Config {
-        /// Why.
-        reason: String,
-    },
+    Config { reason: String },
     /// A configuration that asks for what this model does not have.
     #[error("{field} = {value} is not supported")]
-    Unsupported {
-        /// The field of `config.json`.
-        field: &'static str,
-        /// What it says.
-        value: String,
-    },
+    Unsupported { field: &'static str, value: String },
     /// Tensors that the configuration asks for and no file has.
     #[error("{} of the model's tensors are missing: {}", names.len(), some(names))]
-    Missing {
-        /// All of them.
-        names: Vec<String>,
-    },
+    Missing { names: Vec<String> },
     /// Tensors that the files have and the configuration does not ask for.
     #[error("{} tensors do not belong to the model: {}", names.len(), some(names))]
-    Unknown {
-        /// All of them.
-        names: Vec<String>,
-    },
+    Unknown { names: Vec<String> },
     /// A tensor that two files have, or one file under its old name and its new one.
     #[error("{name} is given twice")]
-    Twice {
-        /// Which.
-        name: String,
-    },
+    Twice { name: String },
     /// A tensor of another shape than the configuration asks for.
     #[error("{name} must have the shape {expected:?}, but has {actual:?}")]
     Shape {
-        /// Which.
         name: String,
-        /// What the configuration asks for.
         expected: Vec<usize>,
-        /// What the file has.
         actual: Vec<usize>,
     },
     /// A tensor of a type that parameters are not read from.
     #[error("{name} must be f32, f16 or bf16, but is {actual:?}")]
-    ElementType {
-        /// Which.
-        name: String,
-        /// What the file has.
-        actual: DType,
-    },
+    ElementType { name: String, actual: DType },
     /// Weights with adapters that are not merged, which no file has a place for: see
     /// [`Doge::merged`](super::Doge::merged).
     #[error("{} weights have adapters that are not merged into them: {}", paths.len(), some(paths))]

@@ -5,15 +5,13 @@ use burn_flash_dma::AttentionError;
 
 /// Why logits give no next token.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum SampleError {
     /// A number of the sampler is outside its range.
     #[error("{name} is {value}, but must be {range}")]
     Range {
-        /// Which number.
         name: &'static str,
-        /// Its value.
         value: f64,
-        /// Its range, in words.
         range: &'static str,
     },
     /// A logit is NaN.
@@ -21,17 +19,16 @@ pub enum SampleError {
     NotANumber,
     /// A logit is +∞, so that the softmax has no value.
     #[error("the logit of token {token} is infinite")]
-    Infinite {
-        /// The first token with such a logit.
-        token: u32,
-    },
+    Infinite { token: u32 },
     /// Every logit is −∞, or there is none.
     #[error("no token is possible: every logit is -inf")]
     Impossible,
 }
 
-/// Why a text cannot be generated.
+/// Why a text cannot be generated. The fields are what the text of the error says of them; `sequence` counts the prompts
+/// from 0.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum GenerateError {
     /// The model or a cache refused its input.
     #[error(transparent)]
@@ -47,27 +44,19 @@ pub enum GenerateError {
     Sample {
         /// Which model: that of the generator or the draft.
         model: &'static str,
-        /// The index of the prompt.
         sequence: usize,
         /// How many tokens have been written before.
         written: usize,
-        /// Why not.
         source: SampleError,
     },
     /// A prompt has no tokens: a model predicts what follows a token.
     #[error("prompt {sequence} is empty: a model predicts what follows a token")]
-    EmptyPrompt {
-        /// The index of the prompt.
-        sequence: usize,
-    },
+    EmptyPrompt { sequence: usize },
     /// A token is not in the vocabulary.
     #[error("{place} has token {token}, but the vocabulary has {vocabulary}")]
     Token {
-        /// What has the token.
         place: TokenPlace,
-        /// The token.
         token: u32,
-        /// Tokens of the vocabulary.
         vocabulary: usize,
     },
     /// The text would become longer than the model can read.
@@ -75,15 +64,10 @@ pub enum GenerateError {
         "prompt {sequence} has {prompt} tokens and {new} are to follow, but the {model} reads at most {max_len}"
     )]
     TooLong {
-        /// The index of the prompt.
         sequence: usize,
-        /// Tokens of the prompt.
         prompt: usize,
-        /// The most tokens that follow.
         new: usize,
-        /// Which model.
         model: &'static str,
-        /// The longest sequence that it can read.
         max_len: usize,
     },
     /// A setting that counts something is 0.
@@ -91,45 +75,26 @@ pub enum GenerateError {
     Zero(&'static str),
     /// A stop sequence has no tokens.
     #[error("stop sequence {index} is empty")]
-    EmptyStop {
-        /// Its index.
-        index: usize,
-    },
+    EmptyStop { index: usize },
     /// Beams follow the most likely texts; they draw nothing.
     #[error("beams draw nothing: the sampler must be greedy, but has temperature {temperature}")]
-    BeamsDraw {
-        /// The sampler's temperature.
-        temperature: f64,
-    },
+    BeamsDraw { temperature: f64 },
     /// More texts are asked for than there are beams.
     #[error("{returned} texts are to be returned, but there are {beams} beams")]
-    BeamsReturned {
-        /// Texts to be returned.
-        returned: usize,
-        /// Beams.
-        beams: usize,
-    },
+    BeamsReturned { returned: usize, beams: usize },
     /// The length penalty is not a number.
     #[error("the length penalty is {0}, but must be finite")]
     LengthPenalty(f64),
     /// The draft has another vocabulary than the model.
     #[error("the draft has a vocabulary of {draft} tokens, the model of {model}")]
-    DraftVocabulary {
-        /// Tokens of the draft's.
-        draft: usize,
-        /// Tokens of the model's.
-        model: usize,
-    },
+    DraftVocabulary { draft: usize, model: usize },
     /// The draft broke its contract.
     #[error(
         "the draft was asked for at most {count} tokens for each of {rows} sequences: {problem}"
     )]
     Draft {
-        /// The most tokens it may propose.
         count: usize,
-        /// Sequences.
         rows: usize,
-        /// What it did.
         problem: String,
     },
     /// The decoder broke its contract.
@@ -137,28 +102,20 @@ pub enum GenerateError {
     Logits {
         /// `[sequences, rows, vocabulary]` as it was asked for.
         expected: [usize; 3],
-        /// The shape that came.
         actual: [usize; 3],
     },
 }
 
 /// Where a token stands that is not in the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum TokenPlace {
     /// In a prompt.
-    Prompt {
-        /// Its index.
-        sequence: usize,
-        /// Where in it.
-        position: usize,
-    },
+    Prompt { sequence: usize, position: usize },
     /// Among the stop tokens.
     Stop,
     /// In a stop sequence.
-    StopSequence {
-        /// Its index.
-        index: usize,
-    },
+    StopSequence { index: usize },
     /// In what a draft proposes.
     Draft,
 }
