@@ -4,26 +4,19 @@
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::process::{Command, Output};
+use testing::Scratch;
+
+#[path = "../../testing.rs"]
+mod testing;
 
 type Tensor<'a> = (&'a str, &'a [usize], Vec<f32>);
 
-/// A folder with the files of one test.
-struct Files(PathBuf);
-
-impl Files {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("interop-{name}-{}", std::process::id()));
-        std::fs::remove_dir_all(&folder).ok();
-        std::fs::create_dir_all(&folder).expect("the folder can be written");
-        Self(folder)
-    }
-
+impl Scratch {
     /// Runs the program on files of the folder, and options.
     fn run(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_interop"));
-        let output = command.current_dir(&self.0).args(arguments).output();
+        let output = command.current_dir(self.path("")).args(arguments).output();
         output.expect("cargo has built the program")
     }
 
@@ -48,7 +41,7 @@ impl Files {
             (*name, view.expect("as many values as the shape says"))
         });
         let metadata = HashMap::from([("options".to_string(), options.to_string())]);
-        let written = safetensors::serialize_to_file(views, Some(metadata), &self.0.join(file));
+        let written = safetensors::serialize_to_file(views, Some(metadata), &self.path(file));
         written.expect("the folder is there");
     }
 
@@ -58,7 +51,7 @@ impl Files {
         let output = self.run(&["--out", "out", "case.safetensors"]);
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{error}");
-        std::fs::read(self.0.join("out/case.safetensors")).expect("a result")
+        std::fs::read(self.path("out/case.safetensors")).expect("a result")
     }
 
     /// Why a case is refused.
@@ -70,12 +63,6 @@ impl Files {
         let line = error.lines().next().expect("a line");
         let line = line.strip_prefix("bad.safetensors: ");
         line.expect("the line names the case").to_string()
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
     }
 }
 
@@ -111,7 +98,7 @@ fn three_keys() -> [Tensor<'static>; 5] {
 
 #[test]
 fn a_window_of_one_copies_the_best_key_so_far() {
-    let result = Files::new("copies").result(&three_keys(), r#"{"window": 1}"#);
+    let result = Scratch::new().result(&three_keys(), r#"{"window": 1}"#);
     let v = ramp(24, 2.0);
     // Key 0 is the best one of the first query; key 1 of the other two.
     let expected = [&v[0..8], &v[8..16], &v[8..16]].concat();
@@ -124,7 +111,7 @@ fn a_window_of_one_copies_the_best_key_so_far() {
 }
 
 /// Logits of 0 but for the bias, and row `i` of v is `i`: a query gets the mean index of what it sees.
-fn indices(files: &Files, extra: &[Tensor], options: &str) -> (Vec<f32>, Vec<u8>) {
+fn indices(files: &Scratch, extra: &[Tensor], options: &str) -> (Vec<f32>, Vec<u8>) {
     let v = (0..24).map(|at| (at / 8) as f32).collect();
     let shape = &[1, 1, 3, 8][..];
     let zeros = |name| (name, shape, vec![0.0; 24]);
@@ -141,7 +128,7 @@ fn indices(files: &Files, extra: &[Tensor], options: &str) -> (Vec<f32>, Vec<u8>
 
 #[test]
 fn masks_and_biases_are_those_of_the_case() {
-    let files = Files::new("masks");
+    let files = Scratch::new();
     let full = r#"{"causal": false}"#;
     let shape = &[1, 1, 3, 3][..];
     let shown = vec![1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
@@ -165,7 +152,7 @@ fn masks_and_biases_are_those_of_the_case() {
 
 #[test]
 fn documents_are_apart_with_scores_and_without() {
-    let files = Files::new("documents");
+    let files = Scratch::new();
     let documents = ("documents", &[1, 3][..], vec![4.0, 4.0, 9.0]);
     let (out, _) = indices(&files, std::slice::from_ref(&documents), "{}");
     assert_eq!(out, [0.0, 0.5, 2.0]);
@@ -183,7 +170,7 @@ fn documents_are_apart_with_scores_and_without() {
 #[test]
 fn a_result_file_holds_every_tensor_and_the_element_type() {
     let options = r#"{"window": 2, "causal": false, "dtype": "bf16"}"#;
-    let result = Files::new("result").result(&three_keys(), options);
+    let result = Scratch::new().result(&three_keys(), options);
     let (_, metadata) = SafeTensors::read_metadata(&result).expect("metadata");
     assert_eq!(metadata.metadata().as_ref().expect("some")["dtype"], "bf16");
     let file = SafeTensors::deserialize(&result).expect("a file of tensors");
@@ -198,7 +185,7 @@ fn a_result_file_holds_every_tensor_and_the_element_type() {
 
 #[test]
 fn bad_cases_are_refused_in_one_line() {
-    let files = Files::new("bad");
+    let files = Scratch::new();
     let operand = |name| (name, &[1, 1, 2, 8][..], ramp(16, 1.0));
     let qkv = [operand("q"), operand("k"), operand("v")];
     let with = |extra: &[Tensor<'static>]| [&qkv[..], extra].concat();
@@ -247,9 +234,9 @@ fn bad_cases_are_refused_in_one_line() {
 
 #[test]
 fn a_bad_case_does_not_stop_the_others() {
-    let files = Files::new("others");
+    let files = Scratch::new();
     files.write("good.safetensors", &three_keys(), r#"{"window": 2}"#);
-    std::fs::write(files.0.join("broken.safetensors"), "no tensors").expect("the folder is there");
+    files.file("broken.safetensors", "no tensors");
     let cases = [
         "broken.safetensors",
         "absent.safetensors",
@@ -267,11 +254,7 @@ fn a_bad_case_does_not_stop_the_others() {
         "interop: 2 of 3 cases failed",
     ];
     assert_eq!(lines.len(), starts.len(), "{error}");
-    assert!(
-        lines
-            .iter()
-            .zip(starts)
-            .all(|(line, start)| line.starts_with(start)),
-        "{error}"
-    );
+    for (line, start) in lines.iter().zip(starts) {
+        assert!(line.starts_with(start), "{error}");
+    }
 }

@@ -14,7 +14,12 @@ use flash_dma_reference::select::selected;
 use flash_dma_reference::{Exact, Inputs};
 use own_kernel::{attention_mass, blueprint, exact_mass, forward_pass};
 use raw_kernels::{Kind, download, empty};
-use std::process::{Command, Output};
+use testing::Program;
+
+#[path = "../../testing.rs"]
+mod testing;
+
+const OWN_KERNEL: Program = Program(env!("CARGO_BIN_EXE_own-kernel"));
 
 fn client() -> Client {
     cubecl::Device::cpu()
@@ -274,19 +279,9 @@ fn without_queries_no_key_has_mass() {
     assert_eq!(mass(&client, &host), vec![0.0; 80]);
 }
 
-fn run_program(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_own-kernel"))
-        .args(args)
-        .output()
-        .expect("the program starts")
-}
-
 #[test]
 fn the_program_agrees_with_f64_and_times_a_launch() {
-    let output = run_program(&["--length", "48", "--window", "8", "--launches", "1"]);
-    let text = String::from_utf8(output.stdout).expect("text");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
+    let text = OWN_KERNEL.printed("--length 48 --window 8 --launches 1", &[]);
     for line in [
         "all keys together: 192.000;",
         "against f64: worst error",
@@ -300,13 +295,13 @@ fn the_program_agrees_with_f64_and_times_a_launch() {
 #[test]
 fn a_wrong_option_is_refused_by_name() {
     for (args, message) in [
-        (&["--size", "48"][..], "unexpected argument '--size'"),
-        (&["--launches", "0"], "0 is not in 1.."),
-        (&["--element", "f64"], "[possible values: f32, f16, bf16]"),
-        (&["--device", "tpu"], "[possible values: cpu, cuda]"),
-        (&["--head-dim", "12"], "head dimension 12 is not supported"),
+        ("--size 48", "unexpected argument '--size'"),
+        ("--launches 0", "0 is not in 1.."),
+        ("--element f64", "[possible values: f32, f16, bf16]"),
+        ("--device tpu", "[possible values: cpu, cuda]"),
+        ("--head-dim 12", "head dimension 12 is not supported"),
     ] {
-        let output = run_program(args);
+        let output = OWN_KERNEL.call(args, &[]);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && text.contains(message), "{text}");
     }

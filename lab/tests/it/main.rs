@@ -5,3 +5,5 @@ mod book;
 mod cli;
 mod learns;
 mod models;
+#[path = "../../../examples/testing.rs"]
+mod testing;

@@ -1,31 +1,19 @@
 //! What the tests share.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
-
+use crate::testing::{Program, Scratch};
 use burn::tensor::Device;
 use flash_dma_models::doge::Doge;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-/// A folder that is removed when the test has passed.
-pub struct Scratch(PathBuf);
+/// The program.
+pub const DOGE: Program = Program(env!("CARGO_BIN_EXE_doge"));
 
 impl Scratch {
-    pub fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("doge-{name}-{}", std::process::id()));
-        std::fs::remove_dir_all(&folder).ok();
-        std::fs::create_dir_all(&folder).expect("the folder for scratch can be written");
-        Self(folder)
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
     /// A new model.
     pub fn fresh(&self, name: &str) -> String {
-        let dir = text(&self.path(name));
-        assert_eq!(printed(&format!("fresh {dir} --seed 8"), &[]), "");
+        let dir = self.text(name);
+        assert_eq!(DOGE.printed(&format!("fresh {dir} --seed 8"), &[]), "");
         dir
     }
 
@@ -47,46 +35,9 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
-    }
-}
-
 /// The model of a folder.
 pub fn read(dir: &Path) -> Doge {
     Doge::from_safetensors(dir, &Device::flex()).expect("a model")
-}
-
-/// A path as an argument.
-pub fn text(path: &Path) -> String {
-    path.to_str().expect("a path of letters").to_owned()
-}
-
-/// The program.
-pub fn doge() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_doge"))
-}
-
-/// A call of the program with the words of a line, and further arguments behind them.
-pub fn call(line: &str, more: &[&str]) -> Output {
-    let output = doge().args(line.split(' ')).args(more).output();
-    output.expect("cargo has built the program")
-}
-
-/// What the program prints.
-pub fn printed(line: &str, more: &[&str]) -> String {
-    let output = call(line, more);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line} {more:?}: {error}");
-    String::from_utf8(output.stdout).expect("it prints text")
-}
-
-/// What the program says when it refuses its arguments.
-pub fn refused(line: &str, more: &[&str]) -> String {
-    let output = call(line, more);
-    assert_eq!(output.status.code(), Some(2), "{line} {more:?}");
-    String::from_utf8(output.stderr).expect("it prints text")
 }
 
 /// A letter in the middle of a text, of those that are a token each.

@@ -1,6 +1,7 @@
 //! What is trained, and what is written.
 
-use crate::common::{Scratch, call, printed, read, refused, text};
+use crate::common::{DOGE, read};
+use crate::testing::{Scratch, text};
 use burn::tensor::Tensor;
 use flash_dma_models::doge::Doge;
 use std::path::Path;
@@ -12,9 +13,8 @@ fn prepare(scratch: &Scratch) -> (String, String) {
 }
 
 fn prepare_on(scratch: &Scratch, name: &str, documents: String) -> (String, String) {
-    let (model, data) = (scratch.fresh("model"), scratch.path(name));
-    std::fs::write(&data, documents).expect("the folder can be written");
-    let line = format!("fine-tune --weights {model} --data {}", text(&data));
+    let (model, data) = (scratch.fresh("model"), scratch.file(name, documents));
+    let line = format!("fine-tune --weights {model} --data {data}");
     (model, line)
 }
 
@@ -33,12 +33,11 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 #[test]
 fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
-    let scratch = Scratch::new("lora");
+    let scratch = Scratch::new();
     let (model, line) = prepare(&scratch);
-    let out = scratch.path("out");
-    let dir = text(&out);
+    let (out, dir) = (scratch.path("out"), scratch.text("out"));
     let sizes = "--length 48 --batch 4 --epochs 3 --rate 2e-2";
-    let said = printed(&format!("{line} {sizes} --out"), &[&dir]);
+    let said = DOGE.printed(&format!("{line} {sizes} --out"), &[&dir]);
     let [before, after] = losses(&said);
     assert!((before - 258f64.ln()).abs() < 0.2, "{said}");
     assert!(after < before - 0.3, "{said}");
@@ -65,7 +64,7 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
         assert!(a == b, "{name}");
     }
     // What the script of the fixtures compares with `transformers`.
-    call("check --loss 5 --expected --weights", &[&dir]);
+    DOGE.call("check --loss 5 --expected --weights", &[&dir]);
     let expected = std::fs::read(out.join("expected.json")).expect("it is written");
     let expected: serde_json::Value = serde_json::from_slice(&expected).expect("JSON");
     let length = |name: &str| expected[name].as_array().map(Vec::len);
@@ -76,18 +75,18 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
 
     // The written model goes on where the loss said.
     let write = format!("write --weights {dir} --max-new 4 --prompt");
-    assert!(!printed(&write, &["abcd efgh abcd"]).is_empty());
+    assert!(!DOGE.printed(&write, &["abcd efgh abcd"]).is_empty());
 }
 
 #[test]
 fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_adapters() {
-    let scratch = Scratch::new("full");
+    let scratch = Scratch::new();
     let json =
         |number: usize| format!("{{\"story\": \"{}\"}}\n", "one two ".repeat(4 + number % 3));
     let (model, line) = prepare_on(&scratch, "documents.jsonl", (0..24).map(json).collect());
     let sizes = "--length 32 --batch 4 --field story --rate 5e-3";
     let run = |out: &Path, options: &str| {
-        printed(&format!("{line} {sizes} {options} --out"), &[&text(out)])
+        DOGE.printed(&format!("{line} {sizes} {options} --out"), &[&text(out)])
     };
     let [full, scores] = [scratch.path("full"), scratch.path("scores")];
     let said = run(&full, "--full");
@@ -110,14 +109,14 @@ fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_a
 
 #[test]
 fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
-    let scratch = Scratch::new("resumed");
+    let scratch = Scratch::new();
     let (_, line) = prepare(&scratch);
     let sizes = "--length 32 --batch 4 --epochs 2 --checkpoints 2";
     // The second trains vectors too, which decay otherwise than matrices.
     for (name, options) in [("adapters", "--rate 1e-2"), ("full", "--full")] {
         let out = scratch.path(name);
         let line = format!("{line} {sizes} {options} --out {}", text(&out));
-        printed(&line, &[]);
+        DOGE.printed(&line, &[]);
         let measured = |part: usize| out.join(format!("training/valid/epoch-{part}"));
         assert!(measured(3).exists() && measured(4).exists());
         let weights = || std::fs::read(out.join("model.safetensors")).expect("it is written");
@@ -133,22 +132,21 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
         let line = line + " --resume";
         let forget = || std::fs::remove_dir_all(out.join("training/valid")).expect("logs");
         forget();
-        printed(&line, &[]);
+        DOGE.printed(&line, &[]);
         assert!(!measured(3).exists() && measured(4).exists());
         assert!(weights() == whole, "{name}: another model");
 
         // What has ended stays what it is, and another training is not taken up.
         forget();
-        printed(&line, &[]);
+        DOGE.printed(&line, &[]);
         assert!(!measured(4).exists());
         assert!(weights() == whole);
-        let error = refused(&line, &["--seed", "9"]);
+        let error = DOGE.refused(&line, &["--seed", "9"]);
         assert!(error.contains("train = "), "{error}");
         let documents = std::fs::read_to_string(scratch.path("documents.txt"));
         let documents = documents.expect("it is there") + "And one more.\n";
-        let other = scratch.path("other.txt");
-        std::fs::write(&other, documents).expect("the folder can be written");
-        let error = refused(&line, &["--data", &text(&other)]);
+        let other = scratch.file("other.txt", documents);
+        let error = DOGE.refused(&line, &["--data", &other]);
         assert!(error.contains("train = "), "{error}");
         assert!(weights() == whole);
     }
@@ -156,10 +154,9 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
 
 #[test]
 fn what_cannot_be_trained_is_said_in_one_line() {
-    let scratch = Scratch::new("untrained");
+    let scratch = Scratch::new();
     let (_, line) = prepare(&scratch);
-    let out = scratch.path("out");
-    let refuse = |options: &str| refused(&format!("{line} {options} --out"), &[&text(&out)]);
+    let line = format!("{line} --out {}", scratch.text("out"));
     let sizes = "--batch, --epochs, --length, --checkpoints and --rank must be";
     for (options, reason) in [
         ("--rank 0", "--rank must be at least 1"),
@@ -171,9 +168,8 @@ fn what_cannot_be_trained_is_said_in_one_line() {
         ("--rate 0", "--rate must be above 0"),
         ("--length 32 --checkpoints 999", "999 parts of an epoch of "),
     ] {
-        let error = refuse(options);
-        let said = error.strip_prefix("doge: ");
-        assert!(said.is_some_and(|said| said.contains(reason)), "{error}");
+        let error = DOGE.refused(&format!("{line} {options}"), &[]);
+        assert!(error.contains(reason), "{error}");
     }
-    assert!(!out.join("model.safetensors").exists());
+    assert!(!scratch.path("out/model.safetensors").exists());
 }

@@ -4,4 +4,6 @@
 mod common;
 mod fine_tune;
 mod serve;
+#[path = "../../../testing.rs"]
+mod testing;
 mod write;

@@ -1,10 +1,11 @@
 //! The server, on a free port.
 
-use crate::common::{Scratch, doge, letter_of, printed, refused};
+use crate::common::{DOGE, letter_of};
+use crate::testing::Scratch;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 
 /// A server that is ended with the test.
@@ -15,7 +16,7 @@ struct Server {
 
 impl Server {
     fn new(model: &str, options: &[&str]) -> Self {
-        let mut process = doge()
+        let mut process = Command::new(DOGE.0)
             .args(["serve", "--weights", model, "--address", "127.0.0.1:0"])
             .args(options)
             .stdout(Stdio::piped())
@@ -80,13 +81,13 @@ fn post(body: &str) -> String {
 /// What the program `doge` writes after a prompt.
 fn written(model: &str, prompt: &str, tokens: usize) -> String {
     let line = format!("write --weights {model} --max-new {tokens} --prompt");
-    let text = printed(&line, &[prompt]);
+    let text = DOGE.printed(&line, &[prompt]);
     text.strip_suffix('\n').expect("a line").to_owned()
 }
 
 #[test]
 fn requests_that_wait_are_answered_together_and_as_if_alone() {
-    let scratch = Scratch::new("batch");
+    let scratch = Scratch::new();
     let model = scratch.model("model", 5);
     let long = "a long prompt, read in pieces ".repeat(8);
     let asked = [("x", 30), ("Once upon", 12), (long.as_str(), 20)];
@@ -111,7 +112,7 @@ fn requests_that_wait_are_answered_together_and_as_if_alone() {
 
 #[test]
 fn a_text_ends_where_its_client_asks_for_it() {
-    let scratch = Scratch::new("ends");
+    let scratch = Scratch::new();
     let model = scratch.model("model", 6);
     let server = Server::new(&model, &["--max-new", "24"]);
     // The server's bound is less.
@@ -137,7 +138,7 @@ fn a_text_ends_where_its_client_asks_for_it() {
 
 #[test]
 fn requests_that_mean_nothing_are_refused() {
-    let scratch = Scratch::new("wrong");
+    let scratch = Scratch::new();
     let model = scratch.model("model", 7);
     let server = Server::new(&model, &[]);
     let long = json!({"prompt": "x".repeat(500)}).to_string();
@@ -175,10 +176,10 @@ fn requests_that_mean_nothing_are_refused() {
     assert_eq!(end["tokens"], 2);
 
     let line = format!("serve --weights {model}");
-    let error = refused(&line, &["--batch", "0"]);
+    let error = DOGE.refused(&line, &["--batch", "0"]);
     assert!(error.contains("--batch must be at least 1"), "{error}");
-    let error = refused(&line, &["--top-p", "2"]);
+    let error = DOGE.refused(&line, &["--top-p", "2"]);
     assert!(error.contains("top_p"), "{error}");
-    let error = refused(&line, &["--address", "nowhere"]);
-    assert!(error.starts_with("doge: nowhere: "), "{error}");
+    let error = DOGE.refused(&line, &["--address", "nowhere"]);
+    assert!(error.starts_with("nowhere: "), "{error}");
 }

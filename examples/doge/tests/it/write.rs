@@ -1,18 +1,18 @@
 //! Texts on the terminal, the check of a loss, and the calls that documents show.
 
-use crate::common::{Scratch, call, doge, letter_of, printed, refused, text};
+use crate::common::{DOGE, letter_of};
+use crate::testing::Scratch;
 use flash_dma_models::data::Vocabulary;
-use std::path::Path;
 
 #[test]
 fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
-    let scratch = Scratch::new("write");
+    let scratch = Scratch::new();
     let (model, draft) = (scratch.model("model", 1), scratch.model("draft", 2));
     let prompts = ["Once upon a time", "a", "to be or not to be, to be or"];
     let write = |prompts: &[&str], options: &str| {
         let prompts = prompts.iter().flat_map(|prompt| ["--prompt", prompt]);
         let line = format!("write --weights {model} --max-new 40{options}");
-        printed(&line, &prompts.collect::<Vec<_>>())
+        DOGE.printed(&line, &prompts.collect::<Vec<_>>())
     };
     let alone = prompts.map(|prompt| write(&[prompt], ""));
     let long = |text: &String| text.trim_end().chars().count() >= 20;
@@ -24,7 +24,7 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
         assert_eq!(&write(&[prompt], &format!(" --draft {draft}")), alone);
         // The model itself guesses right.
         let line = format!("write --weights {model} --draft {model} --prompt");
-        let report = call(&line, &[prompt]).stderr;
+        let report = DOGE.call(&line, &[prompt]).stderr;
         let report = String::from_utf8_lossy(&report);
         let line = report.lines().find(|line| line.contains("proposed"));
         let words = line.expect("a report").split(' ');
@@ -43,10 +43,10 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
 
 #[test]
 fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
-    let scratch = Scratch::new("stops");
+    let scratch = Scratch::new();
     let model = scratch.model("model", 3);
     let line = format!("write --weights {model} --prompt x");
-    let write = |options: &[&str]| printed(&line, options);
+    let write = |options: &[&str]| DOGE.printed(&line, options);
     let drawn = |seed| write(&["--temperature", "1.5", "--top-k", "200", "--seed", seed]);
     assert_eq!(drawn("1"), drawn("1"));
     assert_ne!(drawn("1"), drawn("2"));
@@ -73,10 +73,10 @@ fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
 
 #[test]
 fn a_loss_is_compared_and_the_exit_code_says_how() {
-    let scratch = Scratch::new("loss");
+    let scratch = Scratch::new();
     let dir = scratch.fresh("fresh");
     let line = format!("check --weights {dir}");
-    let output = call(&line, &[]);
+    let output = DOGE.call(&line, &[]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stdout).expect("text");
     let loss = said.strip_prefix("loss ").expect("the loss");
@@ -86,7 +86,7 @@ fn a_loss_is_compared_and_the_exit_code_says_how() {
     // New parameters know nothing: the logarithm of 258 tokens.
     let value: f64 = loss.parse().expect("a number");
     assert!((value - 258f64.ln()).abs() < 0.1, "{loss}");
-    let agreed = printed(&line, &["--loss", loss]);
+    let agreed = DOGE.printed(&line, &["--loss", loss]);
     assert_eq!(agreed, format!("loss {loss}, expected {value}: agrees\n"));
     // The third decimal counts.
     for (off, code) in [
@@ -97,14 +97,14 @@ fn a_loss_is_compared_and_the_exit_code_says_how() {
         (f64::NAN, 1),
     ] {
         let other = (value + off).to_string();
-        let output = call(&line, &["--loss", &other]);
+        let output = DOGE.call(&line, &["--loss", &other]);
         assert_eq!(output.status.code(), Some(code), "{other}");
     }
 }
 
 #[test]
 fn every_byte_has_a_token_of_its_own() {
-    let scratch = Scratch::new("bytes");
+    let scratch = Scratch::new();
     scratch.fresh("fresh");
     let path = scratch.path("fresh/tokenizer.json");
     let vocabulary = Vocabulary::from_file(path).expect("a tokenizer");
@@ -116,59 +116,29 @@ fn every_byte_has_a_token_of_its_own() {
 
 #[test]
 fn what_cannot_be_done_is_said_in_one_line() {
-    let scratch = Scratch::new("refused");
+    let scratch = Scratch::new();
     let model = scratch.model("model", 4);
-    let nowhere = text(&scratch.path("nowhere"));
-    let error = refused("write --prompt x --weights", &[&nowhere]);
-    let said = error.strip_prefix("doge: ");
-    assert!(
-        said.is_some_and(|said| said.contains("config.json")),
-        "{error}"
-    );
+    let nowhere = scratch.text("nowhere");
+    let error = DOGE.refused("write --prompt x --weights", &[&nowhere]);
+    assert!(error.contains("config.json"), "{error}");
     let line = format!("write --weights {model} --prompt");
-    let error = refused(&line, &["x", "--temperature=-1"]);
+    let error = DOGE.refused(&line, &["x", "--temperature=-1"]);
     assert!(error.contains("temperature"), "{error}");
-    let text = printed(&line, &[&"x".repeat(500), "--max-new", "1"]);
+    let text = DOGE.printed(&line, &[&"x".repeat(500), "--max-new", "1"]);
     assert_eq!(text.lines().count(), 1);
 
     let tokenizer = scratch.path("model/tokenizer.json");
     std::fs::remove_file(&tokenizer).expect("it is there");
-    let error = refused(&line, &["x"]);
+    let error = DOGE.refused(&line, &["x"]);
     assert!(error.contains("tokenizer.json"), "{error}");
     std::fs::write(&tokenizer, "{}").expect("it can be written");
-    let error = refused(&line, &["x"]);
+    let error = DOGE.refused(&line, &["x"]);
     assert!(error.contains("tokenizer.json"), "{error}");
 }
 
-/// With `--help` behind it a call is read and not carried out.
 #[test]
 fn calls_in_documents_are_read() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut calls = 0;
-    for document in [
-        "book/src/fine-tune.md",
-        "book/src/serve.md",
-        "examples/README.md",
-    ] {
-        let text = std::fs::read_to_string(root.join(document)).expect("the document");
-        let text = text.replace("\\\n", " ");
-        let calls_in = |line: &&str| line.starts_with("cargo run") && line.contains(" -p doge ");
-        for line in text.lines().filter(calls_in) {
-            let line = line.split('#').next().unwrap_or_default();
-            let options = line.split_once(" -- ").map_or("", |(_, options)| options);
-            // What stands between quotation marks is one word.
-            let parts = options.split(['"', '\'']).enumerate();
-            let words = parts.flat_map(|(at, part)| match at % 2 {
-                0 => part.split_whitespace().collect(),
-                _ => vec![part],
-            });
-            let options: Vec<&str> = words.chain(["--help"]).collect();
-            let output = doge().args(options).output();
-            let output = output.expect("cargo has built the program");
-            let error = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{document}: {line}: {error}");
-            calls += 1;
-        }
-    }
+    let pages = ["book/src/fine-tune", "book/src/serve", "examples/README"];
+    let calls = DOGE.reads_calls_in(&pages);
     assert!(calls >= 8, "{calls} calls were found");
 }

@@ -1,5 +1,6 @@
 //! The model of the tutorial's first chapter, and its pictures.
 
+use crate::testing::Scratch;
 use burn::tensor::Device;
 use burn_flash_dma::Selector;
 use std::collections::BTreeSet;
@@ -95,13 +96,13 @@ fn the_bars_are_the_cells() {
 #[test]
 fn the_file_holds_a_dot_for_every_cell() {
     let picture = picture(Arm::LEARNED);
-    let path = std::env::temp_dir().join(format!("tutorial-{}.png", std::process::id()));
+    let scratch = Scratch::new();
+    let path = scratch.path("picture.png");
     picture.write_png(&path).unwrap();
     let file = std::io::BufReader::new(std::fs::File::open(&path).unwrap());
     let mut reader = png::Decoder::new(file).read_info().unwrap();
     let mut dots = vec![0; reader.output_buffer_size().unwrap()];
     let info = reader.next_frame(&mut dots).unwrap();
-    std::fs::remove_file(&path).unwrap();
     assert_eq!((info.width, info.height), (640, 640));
     let fact = picture.facts[0];
     // The fact's own position, where it is newest.

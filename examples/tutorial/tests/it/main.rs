@@ -3,3 +3,5 @@
 mod learning;
 mod programs;
 mod selectors;
+#[path = "../../../testing.rs"]
+mod testing;

@@ -1,38 +1,13 @@
 //! The programs, as `cargo run -p tutorial -- NAME` runs them.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use crate::testing::{Program, Scratch};
+use std::path::Path;
 
-/// A folder that is removed when the test has passed.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("tutorial-{name}-{}", std::process::id()));
-        std::fs::remove_dir_all(&folder).ok();
-        std::fs::create_dir_all(&folder).expect("the folder for scratch can be written");
-        Self(folder)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
-    }
-}
-
-fn run(program: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tutorial"));
-    let output = command.arg(program).args(arguments).output();
-    output.expect("cargo has built the program")
-}
+const TUTORIAL: Program = Program(env!("CARGO_BIN_EXE_tutorial"));
 
 /// What a program prints.
 fn printed(program: &str, arguments: &[&str]) -> String {
-    let output = run(program, arguments);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {error}");
-    String::from_utf8(output.stdout).expect("a program prints text")
+    TUTORIAL.printed(program, arguments)
 }
 
 /// The lines that begin with `start`.
@@ -52,9 +27,7 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
 
 #[test]
 fn every_program_is_listed_and_run_by_a_test() {
-    let list = Command::new(env!("CARGO_BIN_EXE_tutorial")).output();
-    let list = list.expect("cargo has built the program").stdout;
-    let list = String::from_utf8(list).expect("it prints text");
+    let list = printed("", &[]);
     let programs = lines(&list, "  ");
     assert_eq!(programs.len(), 10, "{list}");
     for line in programs {
@@ -76,8 +49,7 @@ fn what_is_not_known_is_refused_in_one_line() {
         "demo --steps many: `--steps many`: invalid digit found in string",
     ] {
         let (call, message) = line.split_once(": ").expect("a call and a message");
-        let words: Vec<&str> = call.split(' ').collect();
-        let output = run(words[0], &words[1..]);
+        let output = TUTORIAL.call(call, &[]);
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(error, format!("tutorial: {message}\n"));
@@ -185,16 +157,15 @@ fn a_model_changes_its_attention_and_keeps_its_weights() {
 /// The pictures in the book are those that the program draws.
 #[test]
 fn the_book_has_the_pictures_of_the_selectors() {
-    let scratch = Scratch::new("selectors");
-    let folder = scratch.0.display().to_string();
-    let text = printed("selectors", &[&folder]);
+    let scratch = Scratch::new();
+    let text = printed("selectors", &[&scratch.text("")]);
     assert_eq!(text.lines().count(), 7, "{text}");
     let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../book/src/img");
     for line in text.lines() {
         assert!(line.contains("a key lives for"), "{line}");
         let name = line.split_whitespace().next().expect("a name");
         let file = format!("selection-{name}.svg");
-        let drawn = std::fs::read_to_string(scratch.0.join(&file)).expect("a picture per line");
+        let drawn = std::fs::read_to_string(scratch.path(&file)).expect("a picture per line");
         let published = std::fs::read_to_string(book.join(&file)).expect("the book has it");
         let same = drawn == published;
         assert!(same, "book/src/img/{file} is not what the program draws");
@@ -203,9 +174,8 @@ fn the_book_has_the_pictures_of_the_selectors() {
 
 #[test]
 fn the_tutorial_trains_every_arm() {
-    let scratch = Scratch::new("tutorial");
-    let file = scratch.0.join("rows.jsonl");
-    let path = file.display().to_string();
+    let scratch = Scratch::new();
+    let path = scratch.text("rows.jsonl");
     let text = printed("arms", &["--steps", "1", "--json", &path, "5"]);
     let (_, table) = text.split_once("\nscores ").expect("a table");
     let rows = table.lines().skip(1).filter(|row| !row.is_empty());
@@ -218,7 +188,7 @@ fn the_tutorial_trains_every_arm() {
     let words: Vec<&str> = rows[0].split_whitespace().collect();
     assert_eq!(&words[1..6], ["128", "0", "5", "100.0", "%"], "{text}");
     assert_eq!(lines(&text, "step    0  loss ").len(), 6, "{text}");
-    let written = std::fs::read_to_string(&file).expect("`--json` writes a file");
+    let written = std::fs::read_to_string(&path).expect("`--json` writes a file");
     let written: Vec<&str> = written.lines().collect();
     assert_eq!(written.len(), rows.len(), "{written:?}");
     let dense = "{\"arm\": \"dense\", \"window\": 128, \"runners_up\": 0, \"seed\": 5, \"steps\": 1, \
@@ -234,19 +204,19 @@ fn the_tutorial_trains_every_arm() {
 
 #[test]
 fn the_demo_shows_and_draws_what_is_kept() {
-    let scratch = Scratch::new("demo");
-    let folder = scratch.0.display().to_string();
+    let scratch = Scratch::new();
+    let folder = scratch.text("");
     let options = ["--steps", "1", "--out", &folder, "--svg", &folder];
     let text = printed("demo", &options);
     line(&text, "16, by learned scores");
     line(&text, "16, at random");
     assert!(line(&text, "all 128").contains(" 100.0 % "), "{text}");
     for picture in ["before.png", "after.png"] {
-        let bytes = std::fs::read(scratch.0.join(picture)).expect("a picture");
+        let bytes = std::fs::read(scratch.path(picture)).expect("a picture");
         assert!(bytes.starts_with(b"\x89PNG"), "{picture}");
     }
     for picture in ["demo-before.svg", "demo-after.svg"] {
-        let text = std::fs::read_to_string(scratch.0.join(picture)).expect("a picture");
+        let text = std::fs::read_to_string(scratch.path(picture)).expect("a picture");
         assert!(text.starts_with("<svg"), "{picture}");
     }
 }
