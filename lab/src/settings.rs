@@ -246,11 +246,8 @@ impl Settings {
 
     /// The window that narrows, at a training step counted from 0: what the model is evaluated with.
     pub fn window_at(&self, step: usize) -> Option<usize> {
-        let narrowed = |window| {
-            self.choice
-                .narrowing
-                .window(window, self.tokens, step, self.steps)
-        };
+        let (narrowing, tokens, steps) = (self.choice.narrowing, self.tokens, self.steps);
+        let narrowed = |window| narrowing.window(window, tokens, step, steps);
         self.window.map(narrowed)
     }
 
@@ -318,13 +315,9 @@ impl Settings {
     /// Refuses what cannot be trained, beside what the layers refuse, in a line that names the option.
     pub fn check(&self) -> Result<()> {
         let refuse = |line: String| Err(line.into());
-        let Sizes {
-            layers,
-            heads,
-            kv_heads,
-            ..
-        } = self.sizes;
-        let tokens = self.tokens;
+        let (choice, tokens, recent, sizes) =
+            (&self.choice, self.tokens, self.recent(), self.sizes);
+        let of_recall = self.task == Task::Recall;
         let least = match self.task {
             Task::Recall => 16,
             Task::Text => 64,
@@ -333,15 +326,14 @@ impl Settings {
         if tokens < least {
             return refuse(format!("--tokens {tokens}: at least {least}"));
         }
-        if self.task != Task::Recall && !self.arm.is_of_a_layer() {
+        if !of_recall && !self.arm.is_of_a_layer() {
             return refuse(format!("--arms {} is of recall alone", name(self.arm)));
         }
-        if self.task == Task::Recall
-            && (self.local_window.is_some() || !self.choice.dense_layers.is_empty())
-        {
+        let layers_differ = self.local_window.is_some() || !choice.dense_layers.is_empty();
+        if of_recall && layers_differ {
             return refuse("--local-window and --dense-layers are not of recall".into());
         }
-        if self.task == Task::Needles && !self.choice.lengthening.is_none() {
+        if self.task == Task::Needles && !choice.lengthening.is_none() {
             return refuse("--lengthening: a short text has no room for needles".into());
         }
         if let Some(window) = self.window {
@@ -350,44 +342,39 @@ impl Settings {
                     "--shares of {tokens} tokens is a window of {window}: at least {LEAST_WINDOW} are needed"
                 ));
             }
-            if self.recent() > window {
-                return refuse(format!(
-                    "--recent {}: the window has {window}",
-                    self.recent()
-                ));
+            if recent > window {
+                return refuse(format!("--recent {recent}: the window has {window}"));
             }
         }
-        let least = self.choice.recent.unwrap_or_default().max(LEAST_WINDOW);
-        if let Some(window) = self
-            .choice
-            .other_windows
-            .iter()
-            .find(|&&window| window < least)
-        {
-            return refuse(format!(
-                "--other-windows {window}: at least {least} are needed"
-            ));
+        let least = choice.recent.unwrap_or_default().max(LEAST_WINDOW);
+        if let Some(window) = choice.other_windows.iter().find(|&&n| n < least) {
+            let line = format!("--other-windows {window}: at least {least} are needed");
+            return refuse(line);
         }
         for (option, given) in [
-            ("recency-slope", self.choice.recency_slope),
-            ("token-gradient-scale", self.choice.token_gradient_scale),
+            ("recency-slope", choice.recency_slope),
+            ("token-gradient-scale", choice.token_gradient_scale),
         ] {
             if let Some(given) = given.filter(|&given| !is_factor(given)) {
                 return refuse(format!("--{option} {given}: at least 0, and finite in f32"));
             }
         }
-        if [self.steps, self.batch, self.texts, layers, heads, kv_heads].contains(&0) {
+        let of_model = [sizes.layers, sizes.heads, sizes.kv_heads];
+        if of_model.contains(&0) || [self.steps, self.batch, self.texts].contains(&0) {
             let options = "--steps, --batch, --texts, --layers, --heads and --kv-heads";
             return refuse(format!("{options} must be at least 1"));
         }
         if self.task == Task::Text && self.texts > MOST_WINDOWS {
             return refuse(format!("--texts {}: at most {MOST_WINDOWS}", self.texts));
         }
-        if let Some(number) = (self.choice.dense_layers.iter()).find(|n| !(1..=layers).contains(n))
+        let layers = sizes.layers;
+        if let Some(number) = choice
+            .dense_layers
+            .iter()
+            .find(|n| !(1..=layers).contains(n))
         {
-            return refuse(format!(
-                "--dense-layers {number}: the {layers} layers count from 1"
-            ));
+            let line = format!("--dense-layers {number}: the {layers} layers count from 1");
+            return refuse(line);
         }
         for (option, value) in [("rates", self.rate), ("answer-weight", self.answer_weight)] {
             if !(value > 0.0 && value.is_finite()) {
@@ -399,13 +386,12 @@ impl Settings {
 
     /// One line.
     pub fn title(&self) -> String {
-        let window = self
-            .window
-            .map_or("all keys".into(), |w| format!("{w} keys"));
-        let (arm, tokens) = (name(self.arm), self.tokens);
+        let all = || "all keys".into();
+        let window = self.window.map_or_else(all, |w| format!("{w} keys"));
+        let (arm, rate, seed) = (name(self.arm), self.rate, self.seed);
         format!(
-            "{arm}, {tokens} tokens, {window}, rate {}, seed {}",
-            self.rate, self.seed
+            "{arm}, {} tokens, {window}, rate {rate}, seed {seed}",
+            self.tokens
         )
     }
 }

@@ -90,8 +90,7 @@ impl Places {
         for drawn in &batch.texts {
             let questions = &drawn.questions;
             // They are in the order of their positions.
-            let before =
-                |position: usize| questions.partition_point(|question| question.at < position);
+            let before = |position| questions.partition_point(|question| question.at < position);
             let within = |from: usize, to: usize| before(to).saturating_sub(before(from));
             let first = places.keepers.len();
             places.keepers.resize(first + questions.len(), 0);
@@ -159,8 +158,8 @@ mod tests {
         let facts = places.facts();
         assert_eq!((facts.kept, facts.kept_twice), (1.0, 0.5));
         assert_eq!(
-            (facts.open_facts, facts.asked_facts),
-            (5.0 / 8.0, 1.0 / 8.0)
+            [facts.open_facts, facts.asked_facts],
+            [5.0 / 8.0, 1.0 / 8.0]
         );
     }
 }

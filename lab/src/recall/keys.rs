@@ -98,6 +98,8 @@ mod tests {
 
     const LEN: usize = 128;
 
+    const POSITIONAL: [Arm; 4] = [Arm::First, Arm::Sliding, Arm::Sinks, Arm::HeadWindows];
+
     fn texts() -> Vec<Text> {
         let task = Pairs::new(LEN, Layout::Scattered);
         (0..3).map(|n| task.draw(&mut Rng::new(9, n))).collect()
@@ -122,13 +124,7 @@ mod tests {
     #[test]
     fn no_control_attends_to_more_keys_than_the_window_in_the_mean_over_heads() {
         let texts = texts();
-        for arm in [
-            Arm::First,
-            Arm::Sliding,
-            Arm::Sinks,
-            Arm::HeadWindows,
-            Arm::Oracle,
-        ] {
+        for arm in POSITIONAL.into_iter().chain([Arm::Oracle]) {
             for window in [2, 4, 16, 40] {
                 let mask = mask(arm, place(&texts, window));
                 for text in mask.chunks(2 * LEN * LEN) {
@@ -151,7 +147,7 @@ mod tests {
             Arm::Sinks => key < 4 || key + 12 > position,
             _ => key + [4, 28][head] > position,
         };
-        for arm in [Arm::First, Arm::Sliding, Arm::Sinks, Arm::HeadWindows] {
+        for arm in POSITIONAL {
             for (at, kept) in mask(arm, place(&texts, 16)).into_iter().enumerate() {
                 let (head, position, key) = (at / LEN / LEN % 2, at / LEN % LEN, at % LEN);
                 let visible = key <= position && expected(arm, position, head, key);
@@ -165,15 +161,12 @@ mod tests {
     #[test]
     fn the_oracle_keeps_every_fact_in_some_slot_until_its_question() {
         let texts = texts();
-        let (window, device) = (2, Device::flex());
         let masks = [0, 1].map(|layer| {
             let place = Place {
                 layer,
-                ..place(&texts, window)
+                ..place(&texts, 2)
             };
-            let intervals = oracle(place, LEN, &device).expect("good ends");
-            let mask: Vec<bool> = intervals.as_mask(LEN).into_data().iter().collect();
-            mask
+            mask(Arm::Oracle, place)
         });
         for (number, text) in texts.iter().enumerate() {
             for question in &text.questions {

@@ -75,10 +75,9 @@ impl Model {
     /// Keeps so many keys from now on; nothing else changes, so recent keys stay as many.
     pub fn set_window(&mut self, window: Option<usize>) {
         self.settings.window = window;
-        for block in &mut self.blocks {
-            if let Some(window) = window {
-                block.attention.set_keep_window(window);
-            }
+        if let Some(window) = window {
+            let blocks = self.blocks.iter_mut();
+            blocks.for_each(|block| block.attention.set_keep_window(window));
         }
     }
 
@@ -94,13 +93,11 @@ impl Model {
     ) -> Result<(Tensor<2>, Vec<Seen>), AttentionError> {
         let mut seen = Vec::new();
         let logits = self.forward_seen(batch, |number, layer, x| {
-            let (intervals, scores) = match self.settings.arm.scores() {
-                Scores::None => (self.keys(number, layer, x, &batch.texts)?, None),
-                _ => {
-                    let scores = layer.try_scores(x.clone())?;
-                    (Some(layer.try_selection(x.clone())?), Some(scores))
-                }
+            let scores = match self.settings.arm.scores() {
+                Scores::None => None,
+                _ => Some(layer.try_scores(x.clone())?),
             };
+            let intervals = self.keys(number, layer, x, &batch.texts)?;
             seen.push(Seen { intervals, scores });
             Ok(())
         })?;
@@ -182,9 +179,7 @@ impl Model {
                 };
                 without_scores(self.settings.arm, place, len, &x.device())
             }
-            Scores::Rank | Scores::RankCentred | Scores::RankAndBounded | Scores::RankAndBias => {
-                Ok(Some(layer.try_selection(x.clone())?))
-            }
+            _ => Ok(Some(layer.try_selection(x.clone())?)),
         }
     }
 }
@@ -306,11 +301,8 @@ mod tests {
             };
             let gradient = scorer.score_proj.val().grad(&gradients);
             let most = gradient.map(|gradient| gradient.abs().max().into_scalar::<f32>());
-            assert_eq!(
-                most.is_some_and(|most| most > 1e-6),
-                leave_one_out.is_some(),
-                "{most:?}"
-            );
+            let learns = most.is_some_and(|most| most > 1e-6);
+            assert_eq!(learns, leave_one_out.is_some(), "{most:?}");
         }
     }
 

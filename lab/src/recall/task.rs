@@ -99,15 +99,9 @@ impl Pairs {
 
     /// Draws a text.
     pub fn draw(&self, random: &mut Rng) -> Text {
-        let Self {
-            tokens,
-            pairs,
-            kinds,
-            ..
-        } = *self;
-        let mut text: Vec<usize> = (0..tokens)
-            .map(|_| 2 * kinds + random.below(2 * kinds))
-            .collect();
+        let (tokens, pairs, kinds) = (self.tokens, self.pairs, self.kinds);
+        let mut filler = |_| 2 * kinds + random.below(2 * kinds);
+        let mut text: Vec<usize> = (0..tokens).map(&mut filler).collect();
         let (places, begin) = match self.layout {
             Layout::Scattered => {
                 let told = 2 * tokens / 3;
@@ -143,12 +137,9 @@ impl Pairs {
             });
             ints(questions, [size * self.pairs], device)
         };
+        let tokens = texts.iter().flat_map(|text| text.tokens.iter().copied());
         Batch {
-            tokens: ints(
-                texts.iter().flat_map(|text| text.tokens.iter().copied()),
-                [size, self.tokens],
-                device,
-            ),
+            tokens: ints(tokens, [size, self.tokens], device),
             rows: all(|text, question, tokens| text * tokens + question.at),
             answers: all(|_, question, _| question.answer),
             texts,
@@ -191,10 +182,9 @@ mod tests {
             let text = task.draw(&mut Rng::new(1, 2));
             assert_eq!(text.questions.len(), task.pairs);
             let mut keys = vec![0; kinds];
-            text.tokens
-                .iter()
-                .filter(|&&token| token < kinds)
-                .for_each(|&key| keys[key] += 1);
+            for &key in text.tokens.iter().filter(|&&token| token < kinds) {
+                keys[key] += 1;
+            }
             assert_eq!(keys.iter().filter(|&&n| n == 2).count(), task.pairs);
             assert_eq!(keys.iter().sum::<usize>(), 2 * task.pairs);
             for question in &text.questions {

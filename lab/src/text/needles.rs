@@ -38,10 +38,7 @@ const EVALUATION_SEED: u64 = u64::MAX;
 const WATCHED: usize = 4;
 
 /// What numbers are of: a byte each, so that a model must not first learn to gather a word from its letters.
-const NAMES: [char; 26] = [
-    'A', 'B', 'C', 'D', 'E', 'F', 'G', 'H', 'I', 'J', 'K', 'L', 'M', 'N', 'O', 'P', 'Q', 'R', 'S',
-    'T', 'U', 'V', 'W', 'X', 'Y', 'Z',
-];
+const NAMES: &[u8; 26] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// What a fact is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,33 +66,34 @@ struct Fact {
 impl Fact {
     /// A fact of each kind asked for, no letter in two of them.
     fn draw(kinds: &[Kind], random: &mut Rng) -> Vec<Self> {
-        let mut names = NAMES;
+        let mut names = *NAMES;
         let mut fact = |(index, &kind): (usize, &Kind)| {
             names.swap(index, index + random.below(NAMES.len() - index));
             let digits = (0..DIGITS).map(|_| char::from(b'0' + random.below(10) as u8));
             Self {
                 kind,
-                name: names[index],
+                name: char::from(names[index]),
                 digits: digits.collect(),
             }
         };
         kinds.iter().enumerate().map(&mut fact).collect()
     }
 
+    fn subject(&self) -> String {
+        match self.kind {
+            Kind::Passkey => "The key".into(),
+            Kind::Needle => self.name.into(),
+        }
+    }
+
     /// What comes before the digits in the fact.
     fn told(&self) -> String {
-        match self.kind {
-            Kind::Passkey => "\nThe key is ".into(),
-            Kind::Needle => format!("\n{} is ", self.name),
-        }
+        format!("\n{} is ", self.subject())
     }
 
     /// What comes before the digits in the question.
     fn asked(&self) -> String {
-        match self.kind {
-            Kind::Passkey => "\nAnswer: The key is ".into(),
-            Kind::Needle => format!("\nAnswer: {} is ", self.name),
-        }
+        format!("\nAnswer: {} is ", self.subject())
     }
 
     /// Bytes of the fact's sentence.
@@ -174,8 +172,8 @@ impl<'a> Needles<'a> {
         // The first time a fact is told, then it is asked for.
         let mut order: Vec<usize> = (0..facts.len()).chain(asked()).collect();
         let told: usize = facts.iter().map(Fact::told_len).sum();
-        let len =
-            self.tokens + 1 - told - asked().map(|fact| answered(&facts[fact])).sum::<usize>();
+        let asked_for: usize = asked().map(|fact| answered(&facts[fact])).sum();
+        let len = self.tokens + 1 - told - asked_for;
         let filler = filler(len, random);
         for last in (1..order.len()).rev() {
             order.swap(last, random.below(last + 1));
@@ -183,13 +181,11 @@ impl<'a> Needles<'a> {
         let mut cuts: Vec<usize> = order.iter().map(|_| random.below(len + 1)).collect();
         cuts.sort_unstable();
         let mut seen = vec![false; facts.len()];
-        let inserts =
-            order
-                .into_iter()
-                .map(|fact| match std::mem::replace(&mut seen[fact], true) {
-                    false => Insert::Fact(fact),
-                    true => Insert::Question(fact),
-                });
+        let insert = |fact| match std::mem::replace(&mut seen[fact], true) {
+            false => Insert::Fact(fact),
+            true => Insert::Question(fact),
+        };
+        let inserts = order.into_iter().map(insert);
         compose(filler, cuts.into_iter().zip(inserts), &facts)
     }
 
@@ -255,9 +251,7 @@ impl<'a> Needles<'a> {
             ..Batch::new(&texts, device)
         }
     }
-}
 
-impl Needles<'_> {
     /// The texts with the numbers `first..first + size` of a seed's training.
     pub fn batch(&self, seed: u64, [first, size]: [usize; 2], device: &Device) -> Batch {
         let lessons = (first..first + size).map(|item| self.training(seed, item));
@@ -316,6 +310,7 @@ fn compose(
 mod tests {
     use super::*;
     use crate::text::corpus::Corpus;
+    use std::collections::BTreeSet;
 
     fn corpus() -> Corpus {
         Corpus {
@@ -333,13 +328,13 @@ mod tests {
         let corpus = corpus();
         for (tokens, questions) in [(256, 4), (2048, 26)] {
             let needles = needles(&corpus, tokens);
-            let mut counts = std::collections::BTreeSet::new();
+            let mut counts = BTreeSet::new();
             for index in 0..200 {
                 let lesson = needles.training(3, index);
                 assert_eq!(lesson.bytes.len(), tokens + 1);
                 assert_eq!(lesson.questions.len(), questions);
                 let told = lesson.questions.iter().map(|question| question.told.start);
-                let facts = told.collect::<std::collections::BTreeSet<_>>().len();
+                let facts = told.collect::<BTreeSet<_>>().len();
                 counts.insert(facts);
                 let digits = lesson.bytes.iter().filter(|byte| byte.is_ascii_digit());
                 assert_eq!(digits.count(), (facts + questions) * DIGITS);
@@ -369,19 +364,12 @@ mod tests {
             for depth in [0.0, 0.3, 0.9, 1.0] {
                 for (index, len) in [256, 2048].into_iter().enumerate() {
                     let prompt = needles.prompt(len, kind, depth, index);
-                    let Prompt {
-                        bytes,
-                        told,
-                        answer,
-                    } = &prompt;
+                    let (bytes, told) = (&prompt.bytes, prompt.told.clone());
                     assert_eq!(bytes.len() + DIGITS, len);
-                    assert_eq!(bytes[told.clone()], answer[..]);
+                    assert_eq!(bytes[told.clone()], prompt.answer[..]);
+                    // The answer is not told again.
                     let digits = bytes.iter().filter(|byte| byte.is_ascii_digit());
-                    assert_eq!(
-                        digits.count(),
-                        facts * DIGITS,
-                        "the answer is not told again"
-                    );
+                    assert_eq!(digits.count(), facts * DIGITS);
                     assert!(bytes.ends_with(b" is "));
                     let error = told.start as f64 / len as f64 - depth;
                     // Other facts and the question are up to 200 bytes.
