@@ -267,10 +267,8 @@ mod tests {
     fn every_combination_is_run_once() {
         let all = runs("recall --size table --shares 8,16 --seeds 0,1 --rates 1e-3,2e-3").unwrap();
         // Two arms prune nothing.
-        assert_eq!(
-            all.len(),
-            (2 * (Arm::value_variants().len() - 2) + 2) * 2 * 2
-        );
+        let runs_of_a_seed = 2 * (Arm::value_variants().len() - 2) + 2;
+        assert_eq!(all.len(), runs_of_a_seed * 2 * 2);
         let windows = |arm| {
             let of_arm = all.iter().filter(move |run| run.arm == arm);
             let mut windows: Vec<_> = of_arm.map(|run| run.window).collect();
@@ -305,11 +303,11 @@ mod tests {
 
     #[test]
     fn options_are_told_to_the_arms_that_have_a_use_for_them() {
-        let arms = "recall --arms ours,centred,added,frozen,dense";
+        let options = "--leave-one-out --round-robin 4 --runners-up 9";
         let all = runs(&format!(
-            "{arms} --leave-one-out --round-robin 4 --runners-up 9"
-        ))
-        .unwrap();
+            "recall --arms ours,centred,added,frozen,dense {options}"
+        ));
+        let all = all.unwrap();
         let how: Vec<_> = all.iter().map(|run| run.choice.leave_one_out).collect();
         let default = Some(LeaveOneOut::default());
         assert_eq!(how, [default, default, None, None, None]);
@@ -321,10 +319,8 @@ mod tests {
         let given = runs("recall --arms ours --leave-one-out 0.3").unwrap();
         assert_eq!(given[0].choice.leave_one_out, LeaveOneOut::new(0.3).ok());
         for none in ["0", "-1", "NaN", "much"] {
-            assert!(
-                parsed(&format!("recall --leave-one-out={none}")).is_err(),
-                "{none}"
-            );
+            let line = format!("recall --leave-one-out={none}");
+            assert!(parsed(&line).is_err(), "{none}");
         }
     }
 

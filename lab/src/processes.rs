@@ -27,14 +27,9 @@ pub struct Order {
     pub run: Settings,
 }
 
-/// What came of an order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum Answer {
-    /// The outcome, and Burn's name of the device and the threads.
-    Done(Box<Outcome>, String),
-    /// It failed, and with it the process.
-    Failed(String),
-}
+/// What came of an order: the outcome, and Burn's name of the device and the threads; or why it failed, and with it the
+/// process.
+type Answer = Result<(Outcome, String), String>;
 
 /// A process that makes runs.
 #[derive(Debug)]
@@ -79,10 +74,7 @@ impl Worker {
                 continue;
             };
             let answer: Result<Answer, _> = serde_json::from_str(answer);
-            return match answer.map_err(|e| format!("the answer of a process: {e}"))? {
-                Answer::Done(outcome, machine) => Ok((*outcome, machine)),
-                Answer::Failed(why) => Err(why.into()),
-            };
+            return Ok(answer.map_err(|e| format!("the answer of a process: {e}"))??);
         }
     }
 }
@@ -103,10 +95,10 @@ pub fn serve(task: Task, options: &Options, show: impl Fn(usize, &Point)) -> Res
         let line = line.map_err(|e| format!("an order: {e}"))?;
         let order: Order = serde_json::from_str(&line).map_err(|e| format!("an order: {e}"))?;
         let answer = answer(task, options, &mut means, &order, &show);
-        let answer = answer.unwrap_or_else(|why| Answer::Failed(why.to_string()));
+        let answer: Answer = answer.map_err(|why| why.to_string());
         let line = serde_json::to_string(&answer).expect("an answer's keys are strings");
         println!("{ANSWER}{line}");
-        if let Answer::Failed(_) = answer {
+        if answer.is_err() {
             break;
         }
     }
@@ -127,7 +119,7 @@ fn answer(
     means: &mut Option<(Device, Option<Corpus>)>,
     order: &Order,
     show: impl Fn(usize, &Point),
-) -> Result<Answer> {
+) -> Result<(Outcome, String)> {
     let (device, corpus) = match means {
         Some(means) => means,
         None => {
@@ -141,7 +133,7 @@ fn answer(
     let outcome = outcome.map_err(|error| format!("run {number}: {error}"))?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let machine = format!("{device:?}, {threads} threads");
-    Ok(Answer::Done(Box::new(outcome), machine))
+    Ok((outcome, machine))
 }
 
 #[cfg(all(test, unix))]
@@ -178,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_run_that_fails_says_why() {
-        let (error, lines) = script("read order; echo 'answer: {\"Failed\":\"run 7: no device\"}'");
+        let (error, lines) = script("read order; echo 'answer: {\"Err\":\"run 7: no device\"}'");
         assert_eq!(error, "run 7: no device");
         assert!(lines.is_empty(), "{lines:?}");
         let (error, _) = script("echo 'answer: {}'");

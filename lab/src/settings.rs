@@ -368,11 +368,8 @@ impl Settings {
             return refuse(format!("--texts {}: at most {MOST_WINDOWS}", self.texts));
         }
         let layers = sizes.layers;
-        if let Some(number) = choice
-            .dense_layers
-            .iter()
-            .find(|n| !(1..=layers).contains(n))
-        {
+        let beyond = |number: &&usize| !(1..=layers).contains(*number);
+        if let Some(number) = choice.dense_layers.iter().find(beyond) {
             let line = format!("--dense-layers {number}: the {layers} layers count from 1");
             return refuse(line);
         }

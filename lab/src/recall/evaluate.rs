@@ -157,9 +157,6 @@ mod tests {
         assert_eq!((places.all, places.open, places.asked), (8, 5, 1));
         let facts = places.facts();
         assert_eq!((facts.kept, facts.kept_twice), (1.0, 0.5));
-        assert_eq!(
-            [facts.open_facts, facts.asked_facts],
-            [5.0 / 8.0, 1.0 / 8.0]
-        );
+        assert_eq!([facts.open_facts, facts.asked_facts], [0.625, 0.125]);
     }
 }

@@ -16,9 +16,8 @@ fn runs(line: &str, options: &str) -> (Cli, Vec<Settings>) {
         rates_from: None,
         ..options.clone()
     };
-    let runs = options
-        .runs(task, "")
-        .unwrap_or_else(|error| panic!("{line}: {error}"));
+    let runs = options.runs(task, "");
+    let runs = runs.unwrap_or_else(|error| panic!("{line}: {error}"));
     (cli, runs)
 }
 
@@ -53,9 +52,7 @@ fn calls_on_a_gpu_are_runs() {
     assert_eq!(factor.1.len(), 5);
     assert!((factor.1.iter()).all(|run| run.choice.token_gradient_scale == Some(10.0)));
     assert_eq!(turns.1.len(), 5 * 4);
-    let turns = turns.1.iter();
-    assert!(
-        { turns }.all(|run| run.choice.round_robin.is_some() && !run.choice.lengthening.is_none())
-    );
+    let mut choices = turns.1.iter().map(|run| &run.choice);
+    assert!(choices.all(|of| of.round_robin.is_some() && !of.lengthening.is_none()));
     assert!(!others.is_empty() && others.iter().all(|(_, runs)| runs[0].task != Task::Recall));
 }

@@ -35,8 +35,7 @@ fn corpus() -> Corpus {
 }
 
 fn model(arm: Arm, local_window: Option<usize>) -> Decoder {
-    let settings = settings(arm, local_window);
-    made(&settings, &Device::flex())
+    made(&settings(arm, local_window), &Device::flex())
 }
 
 fn made(settings: &Settings, device: &Device) -> Decoder {
@@ -61,10 +60,8 @@ fn named_parameters(model: &Decoder) -> Vec<(ParamId, TensorData)> {
 
 /// All parameters.
 fn parameters(model: &Decoder) -> Vec<TensorData> {
-    named_parameters(model)
-        .into_iter()
-        .map(|(_, data)| data)
-        .collect()
+    let named = named_parameters(model).into_iter();
+    named.map(|(_, data)| data).collect()
 }
 
 #[test]
@@ -95,11 +92,9 @@ fn losses_by_position_have_the_mean_of_those_by_window() {
     let (short, long) = (windows.short(), windows.long());
     assert_eq!((short.len(), long.len()), (16, 4));
     // The same bytes are predicted.
-    let targets = |windows: &[&[u8]]| {
-        windows
-            .iter()
-            .flat_map(|w| w[1..].to_vec())
-            .collect::<Vec<_>>()
+    let targets = |windows: &[&[u8]]| -> Vec<u8> {
+        let targets = windows.iter().flat_map(|window| &window[1..]);
+        targets.copied().collect()
     };
     assert_eq!(targets(&short), targets(&long));
     let model = model(Arm::Ours, None);
@@ -124,12 +119,8 @@ fn answers_from_caches_are_those_of_one_pass() {
     let corpus = corpus();
     let texts = [&corpus.bytes[..150], &corpus.bytes[1000..1150]];
     let device = Device::flex();
-    for (arm, local_window) in [
-        (Arm::Ours, None),
-        (Arm::Ours, LOCAL),
-        (Arm::Sliding, LOCAL),
-        (Arm::Dense, LOCAL),
-    ] {
+    let local = [Arm::Ours, Arm::Sliding, Arm::Dense].map(|arm| (arm, LOCAL));
+    for (arm, local_window) in local.into_iter().chain([(Arm::Ours, None)]) {
         let model = model(arm, local_window);
         let written = write(&model.for_generation(), &texts, 64, 6, &device).unwrap();
         let mut whole = texts.map(<[u8]>::to_vec);
@@ -184,11 +175,8 @@ fn weight_of_recall(arm: Arm) -> TensorData {
 
 #[test]
 fn arms_of_recall_with_one_score_form_begin_with_equal_parameters() {
+    let ours = weight_of_recall(Arm::Ours);
     for arm in [Arm::Dense, Arm::Frozen, Arm::Added] {
-        assert_eq!(
-            weight_of_recall(arm),
-            weight_of_recall(Arm::Ours),
-            "{arm:?}"
-        );
+        assert_eq!(weight_of_recall(arm), ours, "{arm:?}");
     }
 }

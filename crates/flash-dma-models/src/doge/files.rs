@@ -14,7 +14,7 @@ use burn_store::{
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The configuration.
 const CONFIG: &str = "config.json";
@@ -124,48 +124,40 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The tensors of a directory by today's names. Their values are read later.
+/// The tensors of a directory by today's names, each once. Their values are read later.
 fn entries(dir: &Path) -> Result<Entries, ModelError> {
-    let single = dir.join(TENSORS);
-    let index = dir.join(INDEX);
-    // As `transformers`: the index counts only where there is no single file.
-    if single.exists() || !index.exists() {
-        let mut all = Entries::new();
-        add(&mut all, tensors_of(&single)?)?;
-        return Ok(all);
-    }
-    let text = fs::read_to_string(&index).map_err(ModelError::io(&index))?;
-    let Index { weight_map } =
-        serde_json::from_str(&text).map_err(|error| ModelError::malformed(&index, error))?;
     let mut all = Entries::new();
-    for file in weight_map.values().collect::<BTreeSet<_>>() {
-        if Path::new(file).file_name() != Some(file.as_ref()) {
+    for file in files(dir)? {
+        if Path::new(&file).file_name() != Some(file.as_ref()) {
             let reason = format!("{file} is not the name of a file beside it");
-            return Err(ModelError::malformed(&index, reason));
+            return Err(ModelError::malformed(&dir.join(INDEX), reason));
         }
-        add(&mut all, tensors_of(&dir.join(file))?)?;
+        let path = dir.join(file);
+        fs::metadata(&path).map_err(ModelError::io(&path))?;
+        let mut store = SafetensorsStore::from_file(&path);
+        let tensors = store.get_all_tensors();
+        let tensors = tensors.map_err(|error| failure(&path, error))?;
+        for tensor in from_old().remap(tensors.values().cloned().collect()).0 {
+            let name = tensor.name.clone();
+            if all.insert(name.clone(), tensor).is_some() {
+                return Err(ModelError::Twice { name });
+            }
+        }
     }
     Ok(all)
 }
 
-/// The tensors of one file.
-fn tensors_of(path: &PathBuf) -> Result<Vec<Entry>, ModelError> {
-    fs::metadata(path).map_err(ModelError::io(path))?;
-    let mut store = SafetensorsStore::from_file(path);
-    let tensors = store.get_all_tensors();
-    let tensors = tensors.map_err(|error| failure(path, error))?;
-    Ok(tensors.values().cloned().collect())
-}
-
-/// Adds tensors under today's names, each once.
-fn add(all: &mut Entries, tensors: Vec<Entry>) -> Result<(), ModelError> {
-    for tensor in from_old().remap(tensors).0 {
-        let name = tensor.name.clone();
-        if all.insert(name.clone(), tensor).is_some() {
-            return Err(ModelError::Twice { name });
-        }
+/// The names of the files that have the tensors of a directory.
+fn files(dir: &Path) -> Result<BTreeSet<String>, ModelError> {
+    let index = dir.join(INDEX);
+    // As `transformers`: the index counts only where there is no single file.
+    if dir.join(TENSORS).exists() || !index.exists() {
+        return Ok(BTreeSet::from([TENSORS.to_owned()]));
     }
-    Ok(())
+    let text = fs::read_to_string(&index).map_err(ModelError::io(&index))?;
+    let Index { weight_map } =
+        serde_json::from_str(&text).map_err(|error| ModelError::malformed(&index, error))?;
+    Ok(weight_map.into_values().collect())
 }
 
 fn failure(path: &Path, error: SafetensorsStoreError) -> ModelError {

@@ -120,7 +120,7 @@ impl DogeConfig {
         fields.remove("torch_dtype");
         let architectures = fields.entry("architectures");
         architectures.or_insert(json!(["DogeForCausalLM"]));
-        let written = json!({
+        let mut written = json!({
             "model_type": "doge",
             "dtype": name_of(dtype),
             "hidden_act": "silu",
@@ -140,10 +140,11 @@ impl DogeConfig {
             "initializer_range": self.initializer_range,
             "is_moe": self.experts.is_some(),
         });
-        let Value::Object(written) = written else {
-            unreachable!("an object was written above");
-        };
-        fields.extend(written);
+        fields.append(
+            written
+                .as_object_mut()
+                .expect("an object was written above"),
+        );
         if let Some(head_dim) = self.head_dim {
             fields.insert("head_dim".into(), json!(head_dim));
         }
