@@ -22,9 +22,8 @@ mod testing;
 const OWN_KERNEL: Program = Program(env!("CARGO_BIN_EXE_own-kernel"));
 
 fn client() -> Client {
-    cubecl::Device::cpu()
-        .expect("this build links the runtime")
-        .client()
+    let device = cubecl::Device::cpu();
+    device.expect("this build links the runtime").client()
 }
 
 fn problem(
@@ -35,6 +34,12 @@ fn problem(
 ) -> Problem {
     let (q, k) = ([2, 4, q_len, head_dim], [2, 2, k_len, head_dim]);
     Problem::new(&q, &k, &k, Some(&k[..3]), element, &options).expect("a valid problem")
+}
+
+/// Inputs of these lengths with random scores and a window of 4.
+fn host(lengths: [usize; 2], seed: u64) -> Inputs {
+    let problem = problem(lengths, 16, ElementType::F32, causal(4));
+    generate::inputs(problem, Scores::Normal, 1.0, seed)
 }
 
 fn causal(window: usize) -> AttentionOptions {
@@ -179,10 +184,9 @@ fn options_lengths_and_element_types_give_the_mass_of_the_oracle() {
 #[test]
 fn every_query_that_sees_a_key_hands_out_one() {
     let client = client();
-    let problem = problem([40, 30], 16, ElementType::F32, causal(4));
-    let host = generate::inputs(problem, Scores::Normal, 1.0, 5);
+    let host = host([40, 30], 5);
     // The first ten queries of a head stand before the first key.
-    let expected = (problem.batch * problem.q_heads * 30) as f64;
+    let expected = (host.problem.batch * host.problem.q_heads * 30) as f64;
     let total: f64 = mass(&client, &host).iter().sum();
     let error = (total - expected).abs();
     assert!(error < 1e-3, "{total} instead of {expected}");
@@ -191,8 +195,7 @@ fn every_query_that_sees_a_key_hands_out_one() {
 #[test]
 fn a_key_that_is_never_attended_leaves_no_trace() {
     let client = client();
-    let problem = problem([40, 40], 16, ElementType::F32, causal(4));
-    let mut host = generate::inputs(problem, Scores::Normal, 1.0, 6);
+    let mut host = host([40, 40], 6);
     host.scores.as_mut().expect("there are scores")[11] = f64::NEG_INFINITY;
     let clean = mass(&client, &host);
     host.k[11 * 16..12 * 16].fill(f64::NAN);
@@ -204,8 +207,7 @@ fn a_key_that_is_never_attended_leaves_no_trace() {
 #[test]
 fn the_strides_of_q_and_k_do_not_matter() {
     let client = client();
-    let problem = problem([20, 20], 16, ElementType::F32, causal(4));
-    let host = generate::inputs(problem, Scores::Normal, 1.0, 7);
+    let host = host([20, 20], 7);
     let strided = mass_with(&client, &host, |inputs, _| {
         inputs.q = tokens_first(&client, &host.q, [2, 4, 20, 16]);
         inputs.k = tokens_first(&client, &host.k, [2, 2, 20, 16]);
@@ -224,18 +226,17 @@ fn tokens_first(client: &Client, values: &[f64], shape: [usize; 4]) -> TensorBin
     }
     let bytes: Vec<u8> = moved.into_iter().flat_map(f32::to_ne_bytes).collect();
     let buffer = client.create_from_slice(&bytes);
-    let strides = [len * heads * dim, dim, heads * dim, 1]
-        .into_iter()
-        .collect();
+    let strides = [len * heads * dim, dim, heads * dim, 1].into_iter();
+    let (strides, shape) = (strides.collect(), shape.into_iter().collect());
     // SAFETY: the buffer holds `batch * len * heads * dim` elements, which the strides reach once each.
-    unsafe { TensorBinding::from_raw_parts(buffer, strides, shape.into_iter().collect()) }
+    unsafe { TensorBinding::from_raw_parts(buffer, strides, shape) }
 }
 
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let client = client();
-    let problem = problem([20, 20], 16, ElementType::F32, causal(4));
-    let host = generate::inputs(problem, Scores::Normal, 1.0, 8);
+    let host = host([20, 20], 8);
+    let problem = host.problem;
     let (inputs, lse) = forward_pass(&client, &host).expect("valid inputs");
     let mass = empty(&client, &problem.scores_shape(), Kind::F32);
     let blueprint = blueprint(&client, &problem).expect("it fits");
@@ -274,8 +275,7 @@ fn what_does_not_fit_is_refused_by_name() {
 #[test]
 fn without_queries_no_key_has_mass() {
     let client = client();
-    let problem = problem([0, 20], 16, ElementType::F32, causal(4));
-    let host = generate::inputs(problem, Scores::Normal, 1.0, 9);
+    let host = host([0, 20], 9);
     assert_eq!(mass(&client, &host), vec![0.0; 80]);
 }
 

@@ -40,7 +40,7 @@ fn arms() -> [Arm; 6] {
 }
 
 pub fn main(arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
-    let Arguments { steps, json, seeds } = Arguments::read(arguments)?;
+    let (steps, json, seeds) = read(arguments)?;
     // Before minutes of training: a file that cannot be written is told at once.
     let mut json = json.map(File::create).transpose()?;
     println!(
@@ -89,32 +89,23 @@ fn json_row(arm: &Arm, seed: u64, steps: usize, outcome: &Outcome, seconds: f64)
     )
 }
 
-/// What the command line asks for.
-struct Arguments {
-    steps: usize,
-    /// The file for rows of JSON.
-    json: Option<String>,
-    seeds: Vec<u64>,
-}
-
-impl Arguments {
-    /// Reads `[--steps N] [--json FILE] [SEED ..]`.
-    fn read(arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
-        let mut arguments = arguments.peekable();
-        let mut steps = STEPS;
-        if arguments.next_if(|first| first == "--steps").is_some() {
-            let number = arguments.next().and_then(|number| number.parse().ok());
-            steps = number.ok_or("`--steps` is followed by a number")?;
-        }
-        let mut json = None;
-        if arguments.next_if(|next| next == "--json").is_some() {
-            json = Some(arguments.next().ok_or("`--json` is followed by a file")?);
-        }
-        let seeds: Result<Vec<u64>, _> = arguments.map(|seed| seed.parse()).collect();
-        let mut seeds = seeds.map_err(|_| "behind the options are seeds, which are numbers")?;
-        if seeds.is_empty() {
-            seeds.push(0);
-        }
-        Ok(Self { steps, json, seeds })
+/// Reads `[--steps N] [--json FILE] [SEED ..]`.
+fn read(
+    arguments: impl Iterator<Item = String>,
+) -> Result<(usize, Option<String>, Vec<u64>), Box<dyn Error>> {
+    let mut arguments = arguments.peekable();
+    let (mut steps, mut json) = (STEPS, None);
+    if arguments.next_if(|first| first == "--steps").is_some() {
+        let number = arguments.next().and_then(|number| number.parse().ok());
+        steps = number.ok_or("`--steps` is followed by a number")?;
     }
+    if arguments.next_if(|next| next == "--json").is_some() {
+        json = Some(arguments.next().ok_or("`--json` is followed by a file")?);
+    }
+    let seeds: Result<Vec<u64>, _> = arguments.map(|seed| seed.parse()).collect();
+    let mut seeds = seeds.map_err(|_| "behind the options are seeds, which are numbers")?;
+    if seeds.is_empty() {
+        seeds.push(0);
+    }
+    Ok((steps, json, seeds))
 }

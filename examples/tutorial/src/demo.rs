@@ -8,7 +8,7 @@ use crate::picture::Picture;
 use crate::task::{FACTS, LENGTH};
 use crate::training::{Arm, Outcome, WINDOW, evaluate, train};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
@@ -34,26 +34,31 @@ pub fn main(arguments: impl Iterator<Item = String>) -> Result<(), String> {
     let [learned, random, dense] = three(options.steps);
     println!("\ntrained in {:.0} s\n", start.elapsed().as_secs_f64());
 
-    std::fs::create_dir_all(&options.out)
-        .map_err(|e| format!("cannot make {}: {e}", options.out.display()))?;
+    let made = std::fs::create_dir_all(&options.out);
+    made.map_err(|e| format!("cannot make {}: {e}", options.out.display()))?;
     for (name, outcome) in [("before", &before), ("after", &learned)] {
         let picture = Picture::of(outcome, 0);
-        println!("{}", titled(name));
+        println!(
+            "What a head keeps {name} training: keys across, positions downwards; blocks are kept keys, dots dropped \
+             ones, ▼ facts."
+        );
         for line in picture.lines(std::io::stdout().is_terminal()) {
             println!("  {line}");
         }
         let path = options.out.join(format!("{name}.png"));
-        let written = picture.write_png(&path);
-        written.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        picture.write_png(&path).map_err(unwritten(&path))?;
         println!("  {}\n", path.display());
         if let Some(folder) = &options.svg {
             let path = folder.join(format!("demo-{name}.svg"));
-            let written = std::fs::write(&path, picture.svg());
-            written.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+            std::fs::write(&path, picture.svg()).map_err(unwritten(&path))?;
         }
     }
     println!("{}", table(&learned, &random, &dense));
     Ok(())
+}
+
+fn unwritten(path: &Path) -> impl Fn(std::io::Error) -> String {
+    move |error| format!("cannot write {}: {error}", path.display())
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
@@ -63,14 +68,12 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         svg: None,
     };
     while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .ok_or_else(|| format!("`{name}` needs a value"))?;
+        let value = arguments.next();
+        let value = value.ok_or_else(|| format!("`{name}` needs a value"))?;
         match name.as_str() {
             "--steps" => {
-                options.steps = value
-                    .parse()
-                    .map_err(|e| format!("`--steps {value}`: {e}"))?;
+                let steps = value.parse();
+                options.steps = steps.map_err(|e| format!("`--steps {value}`: {e}"))?;
             }
             "--out" => options.out = PathBuf::from(value),
             "--svg" => options.svg = Some(PathBuf::from(value)),
@@ -78,13 +81,6 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         }
     }
     Ok(options)
-}
-
-fn titled(name: &str) -> String {
-    format!(
-        "What a head keeps {name} training: keys across, positions downwards; blocks are kept keys, dots dropped ones, \
-         ▼ facts."
-    )
 }
 
 /// Learned, random and dense, side by side.

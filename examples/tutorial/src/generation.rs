@@ -11,7 +11,7 @@ use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const VOCABULARY: usize = 64;
 const WIDTH: usize = 32;
@@ -189,13 +189,6 @@ fn load(model: &Model, folder: &Path) -> Result<Vec<AttentionCache>, Box<dyn Err
 }
 // ANCHOR_END: save
 
-/// A folder of this process.
-fn scratch() -> std::io::Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("generation-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)?;
-    Ok(folder)
-}
-
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex();
     device.seed(7);
@@ -205,22 +198,18 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let text = greedy(&model, &prompt, 32, 12)?;
     println!("greedy: {text:?}");
     for chunk in [1, 7, 100] {
-        assert_eq!(
-            greedy(&model, &prompt, chunk, 12)?,
-            text,
-            "chunks of {chunk}"
-        );
+        let same = greedy(&model, &prompt, chunk, 12)?;
+        assert_eq!(same, text, "chunks of {chunk}");
     }
 
     let mut caches = model.caches(1);
     let logits = model.read(tensor(std::slice::from_ref(&prompt), &device), &mut caches)?;
     let bytes: usize = caches.iter().map(AttentionCache::bytes).sum();
-    println!(
-        "caches: {bytes} bytes after {} tokens",
-        caches[0].lengths()[0]
-    );
+    let tokens = caches[0].lengths()[0];
+    println!("caches: {bytes} bytes after {tokens} tokens");
 
-    let folder = scratch()?;
+    let folder = std::env::temp_dir().join(format!("generation-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
     save(&caches, &folder)?;
     let mut restored = load(&model, &folder)?;
 

@@ -52,9 +52,8 @@ impl Picture {
                 (true, false) => Cell::Distractor,
             }
         };
-        let cells = (0..LENGTH * LENGTH)
-            .map(|at| cell(at / LENGTH, at % LENGTH))
-            .collect();
+        let cells = (0..LENGTH * LENGTH).map(|at| cell(at / LENGTH, at % LENGTH));
+        let cells = cells.collect();
         Self { cells, facts }
     }
 
@@ -76,10 +75,8 @@ impl Picture {
             for left in (0..LENGTH).step_by(2) {
                 let four = [(0, 0), (0, 1), (2, 0), (2, 1)]
                     .map(|(down, right)| self.cells[(top + down) * LENGTH + left + right]);
-                let bits = four
-                    .iter()
-                    .rev()
-                    .fold(0, |bits, &cell| 2 * bits + usize::from(kept(cell)));
+                let with = |bits: usize, &cell: &Cell| 2 * bits + usize::from(kept(cell));
+                let bits = four.iter().rev().fold(0, with);
                 let character = match four {
                     _ if bits > 0 => QUADRANTS[bits],
                     four if four.contains(&Cell::Gone) => '·',

@@ -42,17 +42,13 @@ pub fn main() {
     let model = dropped_in::model::Model::new(&device).load_record(record);
     // ANCHOR_END: record
     let logits = model.forward(tokens.clone());
-    println!(
-        "drop-in: logits differ by {:.0e} at most",
-        distance(logits, &expected)
-    );
+    let far = distance(logits, &expected);
+    println!("drop-in: logits differ by {far:.0e} at most");
 
     let model = SparseModel::new(model, &device);
     let logits = model.forward(tokens.clone());
-    println!(
-        "a window of all keys: logits differ by {:.0e} at most",
-        distance(logits, &expected)
-    );
+    let far = distance(logits, &expected);
+    println!("a window of all keys: logits differ by {far:.0e} at most");
 
     let model = train(model, tokens, &device);
     groups(&model);
@@ -152,10 +148,8 @@ fn decoder(device: &Device) {
     // ANCHOR_END: cross
     let kept = keys.intervals().live_at(49).int().sum_dim(2);
     let [least, most] = [kept.clone().min(), kept.max()].map(Tensor::into_scalar::<i64>);
-    println!(
-        "decoder: {} steps, each over {least} to {most} tokens",
-        outputs.len()
-    );
+    let steps = outputs.len();
+    println!("decoder: {steps} steps, each over {least} to {most} tokens");
 }
 
 /// Of every parameter its name, its numbers, and whether it trains.

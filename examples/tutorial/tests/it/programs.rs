@@ -12,9 +12,8 @@ fn printed(program: &str, arguments: &[&str]) -> String {
 
 /// The lines that begin with `start`.
 fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
-    text.lines()
-        .filter(|line| line.starts_with(start))
-        .collect()
+    let lines = text.lines();
+    lines.filter(|line| line.starts_with(start)).collect()
 }
 
 /// The one line that begins with `start`.

@@ -19,10 +19,8 @@ fn check(intervals: &Intervals, attends: impl Fn(usize, usize, usize) -> bool) {
     for (at, is_live) in mask.into_iter().enumerate() {
         let (head, position, key) = (at / KEYS / KEYS, at / KEYS % KEYS, at % KEYS);
         let expected = key <= position && attends(head, position, key);
-        assert_eq!(
-            is_live, expected,
-            "head {head}, position {position}, key {key}"
-        );
+        let place = format!("head {head}, position {position}, key {key}");
+        assert_eq!(is_live, expected, "{place}");
     }
 }
 
