@@ -148,12 +148,9 @@ fn the_mean_leaves_out_what_crosses_a_documents_end() {
     let (rows, batch) = batch(5, &device);
     let counts: Vec<f32> = rows.iter().flat_map(Row::weights).copied().collect();
     // What is left out is not a number, so that it would show.
-    let loss = |(place, &counts): (usize, &f32)| {
-        if counts == 0.0 {
-            f32::NAN
-        } else {
-            place as f32
-        }
+    let loss = |(place, &counts): (usize, &f32)| match counts {
+        0.0 => f32::NAN,
+        _ => place as f32,
     };
     let losses: Vec<f32> = counts.iter().enumerate().map(loss).collect();
     let expected = losses.iter().filter(|loss| !loss.is_nan());

@@ -170,11 +170,8 @@ pub fn difference(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
     pairs.fold(0.0, |most: f32, (ours, theirs)| {
         let difference = (ours - theirs).abs();
         // Of NaN, the greatest.
-        most.max(if difference.is_nan() {
-            f32::INFINITY
-        } else {
-            difference
-        })
+        let is_nan = difference.is_nan();
+        most.max(if is_nan { f32::INFINITY } else { difference })
     })
 }
 

@@ -109,9 +109,8 @@ fn no_call_of_generation_panics() {
     for case in 0..CASES {
         let mut draw = Draw(case);
         let sampler = draw.sampler();
-        let prompts: Vec<Vec<u32>> = (0..draw.pick(&[0, 1, 1, 2, 3]))
-            .map(|_| draw.tokens())
-            .collect();
+        let count = draw.pick(&[0, 1, 1, 2, 3]);
+        let prompts: Vec<Vec<u32>> = (0..count).map(|_| draw.tokens()).collect();
         let (max_new, chunk) = (draw.pick(&[0, 1, 4, 4, 9, usize::MAX]), draw.count());
         let stops =
             [draw.tokens(), draw.tokens()].map(|tokens| tokens[..tokens.len().min(2)].to_vec());

@@ -136,10 +136,8 @@ fn a_drawn_text_depends_on_seed_and_index_and_not_on_the_batch() {
     let model = Model::new(1);
     let draw = |seed, prompts: &[Vec<u32>]| {
         let sampler = Sampler::random(seed).with_temperature(2.0).with_top_k(20);
-        Generator::new(&model)
-            .with_sampler(sampler)
-            .with_max_new(10)
-            .generate(prompts)
+        let generator = Generator::new(&model).with_sampler(sampler);
+        generator.with_max_new(10).generate(prompts)
     };
     let [a, b, c] = [prompt(9, 0), prompt(30, 1), prompt(4, 2)];
     let first = draw(5, &[a.clone(), b.clone(), c.clone()]);

@@ -45,9 +45,8 @@ fn enough_beams_are_an_exhaustive_search() {
         };
         let mut expected: Vec<_> = all_texts().into_iter().map(score).collect();
         expected.sort_by(|a, b| b.2.total_cmp(&a.2));
-        let beams = Beams::new(count)
-            .with_returned(count)
-            .with_length_penalty(penalty);
+        let beams = Beams::new(count).with_returned(count);
+        let beams = beams.with_length_penalty(penalty);
         let found = generator.beams(&[0], &beams);
         assert_eq!(found.len(), count);
         for (beam, (_, _, score)) in found.iter().zip(&expected) {

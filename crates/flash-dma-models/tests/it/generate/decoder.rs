@@ -48,10 +48,8 @@ fn odd_layers_may_be_local_and_the_others_without_positions() {
     let dealt = Some(RoundRobin::new(3, 1.0));
     let config = DecoderConfig::new(attention().with_round_robin(dealt), 4);
     let runs = |config: &DecoderConfig| -> Vec<Option<usize>> {
-        let layers = (1..=4).map(|number| config.block(number).attention);
-        layers
-            .map(|layer| layer.round_robin.map(|dealt| dealt.run))
-            .collect()
+        let dealt = (1..=4).map(|number| config.block(number).attention.round_robin);
+        dealt.map(|dealt| Some(dealt?.run)).collect()
     };
     assert_eq!(runs(&config), [3, 6, 12, 24].map(Some));
     let local = config.with_local_window(Some(8));
@@ -68,20 +66,20 @@ fn odd_layers_may_be_local_and_the_others_without_positions() {
 fn named_layers_attend_to_all_keys_where_others_keep_some() {
     for attention in [attention(), last_keys(&attention(), Some(16))] {
         let config = DecoderConfig::new(attention, 2).with_dense_layers(vec![2]);
-        let windows = layers(&config)
-            .into_iter()
-            .map(|layer| layer.options().keep_window);
-        assert!(windows.eq([Some(16), None]));
+        let layers = layers(&config).into_iter();
+        assert!(
+            layers
+                .map(|layer| layer.options().keep_window)
+                .eq([Some(16), None])
+        );
     }
 }
 
 #[test]
 fn what_it_generates_is_the_most_likely_of_the_whole_pass() {
     for local in [None, Some(8)] {
-        let model = DecoderConfig::new(attention(), 2)
-            .with_local_window(local)
-            .init(&Device::flex());
-        let model = model.for_generation();
+        let config = DecoderConfig::new(attention(), 2).with_local_window(local);
+        let model = config.init(&Device::flex()).for_generation();
         assert_eq!(model.vocabulary(), 256);
         let prompt: Vec<u32> = (0..20).collect();
         let generator = Generator::new(&model).with_max_new(6);

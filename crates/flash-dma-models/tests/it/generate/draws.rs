@@ -31,11 +31,9 @@ fn generator(model: &Chain, sampler: Sampler) -> Generator<'_, Chain> {
 }
 
 fn probabilities() -> Vec<f64> {
-    let texts = texts(4, 3);
-    texts
-        .iter()
-        .map(|text| target().probability(0, text))
-        .collect()
+    let (target, texts) = (target(), texts(4, 3));
+    let texts = texts.iter();
+    texts.map(|text| target.probability(0, text)).collect()
 }
 
 /// Another law, of which some is impossible.

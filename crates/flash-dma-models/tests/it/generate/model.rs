@@ -214,9 +214,8 @@ impl<M: LanguageModel> LanguageModel for Watched<M> {
         let [sequences, len] = tokens.dims();
         let rows = if self.talkative { len } else { rows };
         let logits = self.inner.try_read(tokens, rows, caches);
-        let windows = caches
-            .iter()
-            .filter(|cache| matches!(cache, AttentionCache::DynamicMask(_)));
+        let is_window = |cache: &&AttentionCache| matches!(cache, AttentionCache::DynamicMask(_));
+        let windows = caches.iter().filter(is_window);
         let bytes = windows.map(AttentionCache::bytes).sum();
         self.reads.borrow_mut().push(Read {
             sequences,

@@ -125,7 +125,7 @@ fn drafts_that_do_not_suit_the_model_are_refused() {
 
 #[test]
 fn logits_that_give_no_token_are_refused_by_sequence_and_place() {
-    let nan = f64::NAN;
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
     // 0 goes to 1, which goes to 2, whose law is broken.
     let broken = |row: Vec<f64>| Chain(vec![vec![0.0, 1.0, 0.0], vec![0.0, 0.0, 1.0], row]);
     let refused = |row: Vec<f64>, sampler: Sampler| {
@@ -141,10 +141,7 @@ fn logits_that_give_no_token_are_refused_by_sequence_and_place() {
     for sampler in [Sampler::greedy(), random, random.with_top_k(2)] {
         for (row, expected) in [
             ([nan, 0.5, 0.5], "a logit is NaN"),
-            (
-                [0.5, 0.5, f64::INFINITY],
-                "the logit of token 2 is infinite",
-            ),
+            ([0.5, 0.5, inf], "the logit of token 2 is infinite"),
             ([0.0; 3], "no token is possible: every logit is -inf"),
         ] {
             let expected = format!("the model has no token 1 for sequence 0: {expected}");
@@ -161,9 +158,8 @@ fn logits_that_give_no_token_are_refused_by_sequence_and_place() {
 fn a_draft_without_a_law_is_named() {
     let fine = Chain(vec![vec![0.5, 0.5], vec![0.5, 0.5]]);
     let broken = Chain(vec![vec![0.0; 2], vec![0.0; 2]]);
-    let generator = Generator::new(&fine)
-        .with_max_new(8)
-        .with_sampler(Sampler::random(0));
+    let generator = Generator::new(&fine).with_max_new(8);
+    let generator = generator.with_sampler(Sampler::random(0));
     let mut draft = ModelDraft::new(&broken, 2);
     let written = generator.try_speculate(&[[0]], &mut draft, go_on);
     let expected =

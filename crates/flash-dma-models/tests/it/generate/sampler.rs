@@ -180,26 +180,15 @@ fn numbers_out_of_range_are_refused_by_name() {
         let expected = format!("temperature is {temperature}, but must be finite and at least 0");
         assert_eq!(text(random.with_temperature(temperature)), expected);
     }
-    for (sampler, expected) in [
-        (random.with_top_k(0), "top_k is 0, but must be at least 1"),
-        (
-            random.with_top_p(1.5),
-            "top_p is 1.5, but must be from 0 to 1",
-        ),
-        (
-            random.with_top_p(f64::NAN),
-            "top_p is NaN, but must be from 0 to 1",
-        ),
-        (
-            random.with_min_p(-1.0),
-            "min_p is -1, but must be from 0 to 1",
-        ),
-        (
-            random.with_repetition_penalty(0.0),
-            "repetition_penalty is 0, but must be finite and above 0",
-        ),
+    let free = random.with_repetition_penalty(0.0);
+    for (sampler, number, range) in [
+        (random.with_top_k(0), "top_k is 0", "at least 1"),
+        (random.with_top_p(1.5), "top_p is 1.5", "from 0 to 1"),
+        (random.with_top_p(f64::NAN), "top_p is NaN", "from 0 to 1"),
+        (random.with_min_p(-1.0), "min_p is -1", "from 0 to 1"),
+        (free, "repetition_penalty is 0", "finite and above 0"),
     ] {
-        assert_eq!(text(sampler), expected);
+        assert_eq!(text(sampler), format!("{number}, but must be {range}"));
     }
 }
 

@@ -12,9 +12,9 @@ fn prompts() -> Vec<Vec<u32>> {
 }
 
 /// Proposes texts that are known.
-struct Scripted {
+struct Scripted<'t> {
     count: usize,
-    texts: Vec<Vec<u32>>,
+    texts: &'t [Vec<u32>],
     /// The token is wrong wherever the sum of sequence and place has this divisor.
     wrong: usize,
 }
@@ -22,9 +22,8 @@ struct Scripted {
 /// A divisor that no sum of the tests has, but that of the first token, which is not proposed.
 const NEVER: usize = 1000;
 
-impl Scripted {
-    fn new(count: usize, texts: &[Vec<u32>], wrong: usize) -> Self {
-        let texts = texts.to_vec();
+impl<'t> Scripted<'t> {
+    fn new(count: usize, texts: &'t [Vec<u32>], wrong: usize) -> Self {
         Self {
             count,
             texts,
@@ -33,7 +32,7 @@ impl Scripted {
     }
 }
 
-impl Draft for Scripted {
+impl Draft for Scripted<'_> {
     fn count(&self) -> usize {
         self.count
     }
@@ -115,9 +114,8 @@ fn a_model_accepts_its_own_proposals() {
     let model = Model::new(3);
     let drawn = Sampler::random(8).with_temperature(3.0).with_top_p(0.9);
     for sampler in [Sampler::greedy(), drawn] {
-        let generator = Generator::new(&model)
-            .with_max_new(31)
-            .with_sampler(sampler);
+        let generator = Generator::new(&model).with_max_new(31);
+        let generator = generator.with_sampler(sampler);
         let written = generator.speculate(&prompts(), &mut ModelDraft::new(&model, 5));
         // But for the rounding of the two laws, which the caches would exceed by far if they held anything else.
         let report = written.report;
@@ -192,9 +190,8 @@ fn texts_with_a_stop() -> (Model, Vec<Vec<u32>>, usize) {
 #[test]
 fn a_text_that_ends_does_not_hold_up_the_others() {
     let (model, texts, at) = texts_with_a_stop();
-    let generator = Generator::new(&model)
-        .with_max_new(16)
-        .with_stop(&[texts[0][at]]);
+    let generator = Generator::new(&model).with_max_new(16);
+    let generator = generator.with_stop(&[texts[0][at]]);
     let alone = generator.generate(&prompts()[..2]);
     assert_eq!((alone[0].tokens.len(), alone[1].tokens.len()), (at + 1, 16));
     // The first text ends with a token that is not proposed. The other gets all proposals right.
@@ -217,11 +214,8 @@ fn a_text_that_ends_does_not_hold_up_the_others() {
 fn proposals_of_different_lengths_are_verified_up_to_the_shortest() {
     let model = Model::new(3);
     let generator = Generator::new(&model).with_max_new(60);
-    let prompts = [
-        prompt(7, 5).repeat(3),
-        prompt(23, 0),
-        prompt(4, 1).repeat(6),
-    ];
+    let [first, last] = [prompt(7, 5).repeat(3), prompt(4, 1).repeat(6)];
+    let prompts = [first, prompt(23, 0), last];
     let alone = generator.generate(&prompts);
     let written = generator.speculate(&prompts, &mut PromptLookup::new(3, 6));
     assert_eq!(written.texts, alone);
