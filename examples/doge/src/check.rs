@@ -52,9 +52,8 @@ pub fn run(cli: &Cli) -> Result<ExitCode, Error> {
     if last == 0 {
         return Err("the sentence has fewer than two tokens".into());
     }
-    let loss = folder
-        .model
-        .try_loss(row(&tokens[..last]), row(&tokens[1..]))?;
+    let (inputs, targets) = (row(&tokens[..last]), row(&tokens[1..]));
+    let loss = folder.model.try_loss(inputs, targets)?;
     let loss: f32 = loss.into_scalar();
     let agrees = (loss - cli.loss).abs() <= TOLERANCE;
     let verdict = if agrees { "agrees" } else { "does not agree" };

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, Parser};
-use flash_dma_models::data::Vocabulary;
+use flash_dma_models::data::{DataError, TextStream, Vocabulary};
 use flash_dma_models::doge::Doge;
 use flash_dma_models::generate::{
     Event, GenerateError, Generated, Generator, ModelDraft, PromptLookup, Sampler, Speculation,
@@ -231,6 +231,15 @@ impl Folder {
         let begin = self.vocabulary.begin().into_iter();
         Ok(begin.chain(self.vocabulary.encode(text)?).collect())
     }
+}
+
+/// The text of a token, with what is left behind the last one.
+fn piece(stream: &mut TextStream, token: u32, last: bool) -> Result<String, DataError> {
+    let mut piece = stream.push(token)?;
+    if last {
+        piece.push_str(&stream.finish()?);
+    }
+    Ok(piece)
 }
 
 /// The error of an operation on a file or a folder.

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use flash_dma_models::LanguageModel;
-use flash_dma_models::data::{DataError, TextStream};
+use flash_dma_models::data::TextStream;
 use flash_dma_models::generate::{Ended, Event, Generator, Sampler};
 use httparse::Status;
 use serde::{Deserialize, Serialize};
 
-use crate::{Drafter, Drafting, Error, Folder, Place, Sampling};
+use crate::{Drafter, Drafting, Error, Folder, Place, Sampling, piece};
 
 /// The most bytes of a request's head.
 const HEAD: usize = 16 << 10;
@@ -284,7 +284,8 @@ impl Answer<'_> {
     fn push(&mut self, event: Event) -> ControlFlow<()> {
         let (tokens, batch) = (event.index + 1, self.size);
         let full = tokens >= self.job.max_new;
-        let piece = match self.piece(event.token, full || event.ended.is_some()) {
+        let last = full || event.ended.is_some();
+        let piece = match piece(&mut self.stream, event.token, last) {
             Ok(piece) => piece,
             Err(error) => return self.send([Line::Error(error.to_string())], true),
         };
@@ -303,15 +304,6 @@ impl Answer<'_> {
         });
         let text = (!piece.is_empty()).then_some(Line::Text(piece));
         self.send(text.into_iter().chain(end), last)
-    }
-
-    /// The text of a token, with what is left behind the last one.
-    fn piece(&mut self, token: u32, last: bool) -> Result<String, DataError> {
-        let mut piece = self.stream.push(token)?;
-        if last {
-            piece.push_str(&self.stream.finish()?);
-        }
-        Ok(piece)
     }
 
     /// Whether one of the stops lies within the text and ends in its last bytes.

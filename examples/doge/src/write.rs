@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use clap::Parser;
 use flash_dma_models::data::{DataError, TextStream};
+use flash_dma_models::doge::Doge;
 use flash_dma_models::generate::{Beams, Ended, Generator};
 
-use crate::{Drafting, Error, Folder, Place, Sampling};
+use crate::{Drafting, Error, Folder, Place, Sampling, piece};
 
 /// Writes what follows prompts.
 ///
@@ -105,7 +106,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
 
 /// Shows the most likely text of each prompt.
 fn search(
-    generator: &Generator<'_, flash_dma_models::doge::Doge>,
+    generator: &Generator<'_, Doge>,
     prompts: &[Vec<u32>],
     beams: &Beams,
     shown: &mut [Shown],
@@ -139,10 +140,7 @@ impl<'f> Shown<'f> {
     }
 
     fn push(&mut self, token: u32, ended: Option<Ended>) -> Result<(), DataError> {
-        let mut piece = self.stream.push(token)?;
-        if ended.is_some() {
-            piece.push_str(&self.stream.finish()?);
-        }
+        let piece = piece(&mut self.stream, token, ended.is_some())?;
         match &mut self.line {
             None => print!("{piece}"),
             Some((index, line)) => {

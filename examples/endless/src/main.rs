@@ -146,13 +146,11 @@ fn run(cli: &Cli) -> Result<(), Error> {
         }
         let seconds = start.elapsed().as_secs_f64();
         let context = session.context;
-        let times = session.write(
-            cli,
-            match cli.write_only {
-                true => target.min(cli.context).saturating_sub(context),
-                false => cli.write,
-            },
-        )?;
+        let count = match cli.write_only {
+            true => target.min(cli.context).saturating_sub(context),
+            false => cli.write,
+        };
+        let times = session.write(cli, count)?;
         let usage = session.model.device().memory_pool_usage();
         let stop = Stop {
             context,
@@ -197,14 +195,9 @@ fn open(cli: &Cli) -> Result<Decoder, Error> {
     if !device.supports_dtype(dtype) {
         return Err(format!("--device {} does not support {dtype:?}", cli.device).into());
     }
-    let path = cli.checkpoint.join("config.json");
-    let no_run = |_| {
-        format!(
-            "{}: no `train-text` run that has ended",
-            cli.checkpoint.display()
-        )
-    };
-    let config = DecoderConfig::load(&path).map_err(no_run)?;
+    let folder = cli.checkpoint.display();
+    let no_run = |_| format!("{folder}: no `train-text` run that has ended");
+    let config = DecoderConfig::load(cli.checkpoint.join("config.json")).map_err(no_run)?;
     let record = ModuleRecord::load(cli.checkpoint.join("model.bpk"))?;
     let model = config.with_dtype(dtype).init(&device);
     let model = model.try_load_record(record)?.for_generation();
@@ -276,11 +269,8 @@ impl<'a> Session<'a> {
         let mut last = None;
         while self.context < target {
             let count = (target - self.context).min(chunk);
-            let rest = self
-                .text
-                .iter()
-                .cycle()
-                .skip(self.context % self.text.len());
+            let at = self.context % self.text.len();
+            let rest = self.text.iter().cycle().skip(at);
             let bytes: Vec<u8> = rest.take(count).copied().collect();
             last = Some(self.enqueue(&bytes)?);
         }

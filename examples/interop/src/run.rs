@@ -25,9 +25,8 @@ pub fn run(case: &Case, device: &Device, dtype: FloatDType) -> Result<Results, B
         Ok(rows.cast(dtype).detach().require_grad())
     };
     let (q, k, v) = (rows("q")?, rows("k")?, rows("v")?);
-    let scores = case
-        .tensor("scores", device)?
-        .map(Tensor::<3>::require_grad);
+    let scores = case.tensor("scores", device)?;
+    let scores = scores.map(Tensor::<3>::require_grad);
     let bias = case.tensor("bias", device)?.map(Tensor::<4>::require_grad);
     let dout = case.tensor::<4>("dout", device)?;
     let dlse = case.tensor::<3>("dlse", device)?;
@@ -65,13 +64,8 @@ pub fn run(case: &Case, device: &Device, dtype: FloatDType) -> Result<Results, B
         (None, None) => return Ok(results),
     };
     let gradients = loss.backward();
-    let inputs = [
-        ("dq", Some(q)),
-        ("dk", Some(k)),
-        ("dv", Some(v)),
-        ("dbias", bias),
-    ];
-    for (name, input) in inputs {
+    let qkv = [("dq", q), ("dk", k), ("dv", v)].map(|(name, input)| (name, Some(input)));
+    for (name, input) in qkv.into_iter().chain([("dbias", bias)]) {
         if let Some(gradient) = input.and_then(|input| input.grad(&gradients)) {
             results.push((name, read(gradient)?));
         }

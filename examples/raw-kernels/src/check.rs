@@ -52,11 +52,8 @@ impl Oracle {
     /// Outputs may miss f64 by twice what a naive implementation in the same type does; the LSE by
     /// no more than f32 arithmetic explains.
     pub fn check_forward(&self, out: &[f64], lse: &[f64]) -> Result<(), Failure> {
-        let (p, exact, naive) = (
-            &self.problem,
-            self.inputs.forward(),
-            self.inputs.naive_forward(),
-        );
+        let (exact, naive) = (self.inputs.forward(), self.inputs.naive_forward());
+        let p = &self.problem;
         let (shape, element) = (p.q_shape(), p.element);
         let result = compare("out", &shape, out, &exact.out, &naive.out, element, OUTPUT);
         show("out", &result?);
@@ -68,22 +65,16 @@ impl Oracle {
     pub fn check_backward(&self, [q, k, v, scores]: [&[f64]; 4]) -> Result<(), Failure> {
         let exact = self.inputs.backward(&self.grad_out, None);
         let naive = self.inputs.naive_backward(&self.grad_out, None);
-        let exact_scores = exact.scores.expect("the problem has scores");
-        let naive_scores = naive.scores.expect("the problem has scores");
-        let (p, element) = (&self.problem, self.problem.element);
+        let of_scores = exact.scores.expect("the problem has scores");
+        let by_naive = naive.scores.expect("the problem has scores");
+        let (p, element, single) = (&self.problem, self.problem.element, ElementType::F32);
+        let shape = p.scores_shape();
         let [q_shape, kv_shape] = [p.q_shape(), p.kv_shape()];
         for (name, shape, actual, exact, naive, element) in [
             ("dq", &q_shape[..], q, exact.q, naive.q, element),
             ("dk", &kv_shape, k, exact.k, naive.k, element),
             ("dv", &kv_shape, v, exact.v, naive.v, element),
-            (
-                "dscores",
-                &p.scores_shape(),
-                scores,
-                exact_scores,
-                naive_scores,
-                ElementType::F32,
-            ),
+            ("dscores", &shape, scores, of_scores, by_naive, single),
         ] {
             let result = compare(name, shape, actual, &exact, &naive, element, GRADIENT);
             show(name, &result?);

@@ -196,6 +196,7 @@ fn rows(cli: &Cli) -> Result<(PackedRows, PackedRows), Error> {
     let train = PackedRows::of(file.clone(), 0..blocks, cli.seq)?;
     Ok((train, PackedRows::of(file, blocks..2 * blocks, cli.seq)?))
 }
+
 /// The model: every layer keeps keys by scores of the paper's form, which are added to the logits.
 fn config(cli: &Cli, dtype: FloatDType) -> Result<DecoderConfig, Error> {
     let window = cli.window.unwrap_or(cli.seq.div_ceil(4));
@@ -305,10 +306,8 @@ fn validate(model: &Decoder, rows: &PackedRows, size: usize) -> Result<f64, Erro
 fn checkpoints(out: &Path) -> Vec<(usize, PathBuf)> {
     let step = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok()?;
-        Some((
-            name.strip_prefix("checkpoint-")?.parse().ok()?,
-            entry.path(),
-        ))
+        let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
+        Some((step, entry.path()))
     };
     let entries = fs::read_dir(out).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries.filter_map(step).collect();
@@ -330,9 +329,8 @@ fn begin(
         }
         return Ok((model, optimiser));
     }
-    let (_, dir) = checkpoints(&cli.out)
-        .pop()
-        .ok_or("--resume: no checkpoint in --out")?;
+    let last = checkpoints(&cli.out).pop();
+    let (_, dir) = last.ok_or("--resume: no checkpoint in --out")?;
     let path = dir.join("state.json");
     let saved = fs::read_to_string(&path).map_err(at(&path))?;
     let (then, state): (String, LoaderState) = serde_json::from_str(&saved).map_err(at(&path))?;
@@ -353,16 +351,14 @@ fn save(
     optimiser: &ModuleOptimizer,
     state: &LoaderState,
 ) -> Result<(), Error> {
-    let (dir, name) = (
-        cli.out.join("partial"),
-        format!("checkpoint-{}", state.step),
-    );
+    let dir = cli.out.join("partial");
     fs::create_dir_all(&dir).map_err(at(&dir))?;
     model.clone().into_record().save(dir.join("model.bpk"))?;
     optimiser.to_record().save(dir.join("optimiser.bpk"))?;
     let path = dir.join("state.json");
     fs::write(&path, serde_json::to_string(&(settings, state))?).map_err(at(&path))?;
-    fs::rename(&dir, cli.out.join(name)).map_err(at(&dir))?;
+    let whole = cli.out.join(format!("checkpoint-{}", state.step));
+    fs::rename(&dir, whole).map_err(at(&dir))?;
     let mut found = checkpoints(&cli.out);
     found.truncate(found.len().saturating_sub(2));
     for (_, dir) in found {

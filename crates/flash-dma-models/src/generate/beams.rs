@@ -144,7 +144,11 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         if temperature != 0.0 {
             return Err(GenerateError::BeamsDraw { temperature });
         }
-        let mut search = Search::new(beams);
+        let mut search = Search {
+            beams,
+            open: vec![Open::default()],
+            finished: Vec::new(),
+        };
         if self.stops.max_new == 0 {
             search.finish(search.extend(0, None, 0.0), Ended::Length);
             return Ok(search.best());
@@ -189,7 +193,9 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
             let by_score = b.log_probability.total_cmp(&a.log_probability);
             by_score.then((a.row, a.token).cmp(&(b.row, b.token)))
         };
-        let enough = search.beams.count.saturating_mul(1 + self.stops.most());
+        // Each stop ends at most one continuation of a text.
+        let stops = self.stops.tokens.len() + self.stops.sequences.len();
+        let enough = search.beams.count.saturating_mul(1 + stops);
         if enough < all.len() {
             all.select_nth_unstable_by(enough, order);
             all.truncate(enough);
@@ -227,15 +233,7 @@ struct Search<'a> {
     finished: Vec<Beam>,
 }
 
-impl<'a> Search<'a> {
-    fn new(beams: &'a Beams) -> Self {
-        Self {
-            beams,
-            open: vec![Open::default()],
-            finished: Vec::new(),
-        }
-    }
-
+impl Search<'_> {
     /// The text of a row with one more token.
     fn extend(&self, row: usize, token: Option<u32>, log_probability: f64) -> Open {
         let tokens = self.open[row].tokens.iter().copied().chain(token);

@@ -61,11 +61,6 @@ impl Stops {
         }
         (written.len() >= self.max_new).then_some(Ended::Length)
     }
-
-    /// The most continuations of one text by one token that end it by a stop.
-    pub(super) fn most(&self) -> usize {
-        self.tokens.len() + self.sequences.len()
-    }
 }
 
 /// A prompt and what has been written after it.
