@@ -135,16 +135,10 @@ fn commit() -> Option<String> {
 
 /// Prints a point of a curve.
 fn show(number: usize, point: &Point) {
-    let Point {
-        step,
-        training_loss,
-        score_gradient,
-        watched,
-        ..
-    } = point;
-    let mut line = format!("{number:3} step {step:5}");
+    let watched = &point.watched;
+    let mut line = format!("{number:3} step {:5}", point.step);
     for (what, value) in [
-        ("loss", *training_loss),
+        ("loss", point.training_loss),
         ("validation", watched.validation_loss),
         ("answers", watched.answer_loss),
     ] {
@@ -157,7 +151,7 @@ fn show(number: usize, point: &Point) {
             line += &format!("  {what} {:5.1} %", 100.0 * share);
         }
     }
-    if let Some(norm) = score_gradient {
+    if let Some(norm) = point.score_gradient {
         line += &format!("  gradient of scores {norm:.1e}");
     }
     println!("{line}");
@@ -169,10 +163,8 @@ fn summarise(row: &Row) {
     let step = training.step_milliseconds;
     let step = step.map_or(String::new(), |time| format!(", {time:.1} ms a step"));
     let (stopped, steps) = (training.stopped, training.steps_done);
-    println!(
-        "{}: {stopped:?} after {steps} steps{step}",
-        row.settings.title()
-    );
+    let title = row.settings.title();
+    println!("{title}: {stopped:?} after {steps} steps{step}");
     if let (Some(accuracy), Some(places)) = (evaluation.accuracy, row.places) {
         let (answered, cap) = (100.0 * accuracy, 100.0 * places.cap);
         println!("    {answered:.1} % answered, cap {cap:.1} %");

@@ -188,14 +188,8 @@ mod tests {
             };
             row(settings, Some(accuracy))
         };
-        let mut sweep = [
-            (1e-3, 0, 1.0),
-            (1e-3, 1, 0.2),
-            (4e-3, 0, 0.7),
-            (4e-3, 1, 0.7),
-        ]
-        .map(answered)
-        .to_vec();
+        let mut sweep = vec![answered((1e-3, 0, 1.0)), answered((1e-3, 1, 0.2))];
+        sweep.extend([(4e-3, 0, 0.7), (4e-3, 1, 0.7)].map(answered));
         assert_eq!(best_rate(&sweep, Arm::Ours), Some(4e-3));
         sweep.extend([(8e-3, 0, 0.701), (8e-3, 1, 0.702)].map(answered));
         assert_eq!(best_rate(&sweep, Arm::Ours), Some(4e-3));

@@ -208,9 +208,8 @@ fn train<S: Subject>(
 ) -> Result<(S::Model, Training)> {
     let start = Instant::now();
     let with_autodiff = device.clone().autodiff();
-    let mut model = drawn(settings.seed, &with_autodiff, |device| {
-        subject.model(device)
-    })?;
+    let draw = |device: &Device| subject.model(device);
+    let mut model = drawn(settings.seed, &with_autodiff, draw)?;
     let mut window = settings.window;
     let mut narrow = |model, to| match std::mem::replace(&mut window, to) == to {
         true => Ok(model),
@@ -256,10 +255,7 @@ fn train<S: Subject>(
             begun = Instant::now();
         }
         let loss = loss.without_autodiff();
-        sum = Some(match sum {
-            Some(sum) => sum + loss,
-            None => loss,
-        });
+        sum = Some(added(sum, loss));
         clip_gradients(&model, &mut gradients, MAX_NORM);
         model = optimiser.step(rate(settings, step), model, gradients);
         step += 1;
@@ -314,9 +310,8 @@ fn rate(settings: &Settings, step: usize) -> f64 {
 /// Whether a curve needs no further steps: one of answers, of which nothing counts that was reached with a wider window
 /// or from shorter texts.
 fn stopped(curve: &[Point], settings: &Settings) -> Option<Stop> {
-    let counted = curve
-        .iter()
-        .skip_while(|point| settings.is_easier(point.step));
+    let is_easier = |point: &&Point| settings.is_easier(point.step);
+    let counted = curve.iter().skip_while(is_easier);
     let answered = counted.filter_map(|point| Some((point.step, point.watched.accuracy?)));
     let answered: Vec<(usize, f64)> = answered.collect();
     let [.., (_, before), (last, now)] = answered[..] else {
@@ -329,9 +324,7 @@ fn stopped(curve: &[Point], settings: &Settings) -> Option<Stop> {
     let best = |of_old: bool| {
         let points = answered.iter();
         let points = points.filter(|(step, _)| (step + half <= last) == of_old);
-        points
-            .map(|&(_, share)| share)
-            .fold(f64::NEG_INFINITY, f64::max)
+        points.fold(f64::NEG_INFINITY, |best, &(_, share)| best.max(share))
     };
     let (old, new) = (best(true), best(false));
     (old > f64::NEG_INFINITY && new < old + RISE).then_some(Stop::Flat)
@@ -350,6 +343,14 @@ fn score_gradient(blocks: &[DecoderBlock], gradients: &GradientsParams) -> f64 {
     };
     let layers = blocks.iter().map(|block| block.attention.scorer());
     layers.map(of_layer).sum::<f64>().sqrt()
+}
+
+/// A sum with one more summand.
+pub fn added(sum: Option<Tensor<1>>, summand: Tensor<1>) -> Tensor<1> {
+    match sum {
+        Some(sum) => sum + summand,
+        None => summand,
+    }
 }
 
 /// The number of a tensor of one.

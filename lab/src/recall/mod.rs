@@ -60,17 +60,12 @@ impl Subject for Recall<'_> {
     }
 
     fn watch(&self, model: &Model) -> Result<Watched> {
-        let Evaluation {
-            accuracy,
-            kept,
-            by_layer,
-            ..
-        } = self.evaluate(model)?;
-        let spreads = by_layer.iter().filter_map(|layer| layer.as_ref()?.spread);
+        let seen = self.evaluate(model)?;
+        let layers = seen.by_layer.into_iter().flatten();
         Ok(Watched {
-            accuracy,
-            kept,
-            spreads: spreads.collect(),
+            accuracy: seen.accuracy,
+            kept: seen.kept,
+            spreads: layers.filter_map(|layer| layer.spread).collect(),
             ..Watched::default()
         })
     }

@@ -62,10 +62,8 @@ pub fn ask(
     let (mut answered, mut caches) = (Vec::new(), Vec::new());
     for length in FACTORS.map(|factor| factor * settings.tokens) {
         let mut most = [0; 2];
-        for (kind, depth) in Kind::ALL
-            .into_iter()
-            .flat_map(|kind| DEPTHS.map(|d| (kind, d)))
-        {
+        let kinds = Kind::ALL.into_iter();
+        for (kind, depth) in kinds.flat_map(|kind| DEPTHS.map(|depth| (kind, depth))) {
             let prompt = |index| needles.prompt(length, kind, depth, index);
             let prompts: Vec<Prompt> = (0..settings.texts).map(prompt).collect();
             let texts: Vec<&[u8]> = prompts.iter().map(|prompt| &prompt.bytes[..]).collect();
@@ -74,9 +72,8 @@ pub fn ask(
             let count = prompts.len() as f64;
             let pairs = || written.answers.iter().zip(&prompts);
             let right = |(written, prompt): (&Vec<u8>, &Prompt)| {
-                (written.iter().zip(&prompt.answer))
-                    .filter(|(a, b)| a == b)
-                    .count()
+                let digits = written.iter().zip(&prompt.answer);
+                digits.filter(|(a, b)| a == b).count()
             };
             answered.push(Answered {
                 length,
@@ -86,11 +83,10 @@ pub fn ask(
                 digits: pairs().map(right).sum::<usize>() as f64 / count / DIGITS as f64,
             });
         }
-        let [bytes, reserved] = most;
         caches.push(CacheBytes {
             length,
-            bytes,
-            reserved,
+            bytes: most[0],
+            reserved: most[1],
         });
     }
     Ok(Answers { answered, caches })
@@ -131,11 +127,9 @@ pub fn write(
     let written = Tensor::cat(written, 1).into_data();
     let written: Vec<i64> = written.iter::<i64>().collect();
     let byte = |&token: &i64| u8::try_from(token).expect("the vocabulary is the bytes");
-    let answers = written
-        .chunks(count)
-        .map(|text| text.iter().map(byte).collect());
+    let texts = written.chunks(count);
     Ok(Written {
-        answers: answers.collect(),
+        answers: texts.map(|text| text.iter().map(byte).collect()).collect(),
         cache_bytes: [
             caches.iter().map(used_bytes).sum(),
             caches.iter().map(AttentionCache::bytes).sum(),

@@ -2,7 +2,7 @@
 
 use super::Batch;
 use crate::Result;
-use crate::train::finite;
+use crate::train::{added, finite};
 use burn::tensor::{Device, Tensor};
 use flash_dma_models::nn::Decoder;
 use serde::{Deserialize, Serialize};
@@ -54,16 +54,11 @@ pub fn evaluate(
     let length = windows[0].len() - 1;
     let (mut by_window, mut by_position): (Vec<Tensor<1>>, Option<Tensor<1>>) = (Vec::new(), None);
     for windows in windows.chunks(batch.max(1)) {
-        let Batch {
-            inputs, targets, ..
-        } = Batch::new(windows, device);
-        let losses = model.try_token_losses(inputs, targets)?;
+        let batch = Batch::new(windows, device);
+        let losses = model.try_token_losses(batch.inputs, batch.targets)?;
         by_window.push(losses.clone().mean_dim(1).flatten(0, 1));
         let sum = losses.sum_dim(0).flatten(0, 1);
-        by_position = Some(match by_position {
-            Some(others) => others + sum,
-            None => sum,
-        });
+        by_position = Some(added(by_position, sum));
     }
     let numbers = |tensor: Tensor<1>| -> Vec<f64> {
         let numbers = tensor.try_into_vec_as::<f32>();

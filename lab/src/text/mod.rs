@@ -119,31 +119,21 @@ impl Subject for Language<'_> {
     }
 
     fn gradients(&self, model: &Decoder, step: usize) -> Result<(Tensor<1>, GradientsParams)> {
-        let Settings {
-            seed,
-            tokens,
-            answer_weight,
-            ..
-        } = *self.settings;
-        let trained = self.settings.step(step);
-        let size = trained.batch;
-        let Batch {
-            inputs,
-            targets,
-            answers,
-        } = match &self.material {
+        let (settings, trained) = (self.settings, self.settings.step(step));
+        let (seed, size) = (settings.seed, trained.batch);
+        let batch = match &self.material {
             Material::Text(windows) => {
-                let texts = [step * size, size, tokens / trained.divisor];
+                let texts = [step * size, size, settings.tokens / trained.divisor];
                 windows.batch(seed, texts, &self.device)
             }
             Material::Needles(needles) => needles.batch(seed, [step * size, size], &self.device),
         };
-        let weights = answers.map(|answers| {
-            let weights = answers * (answer_weight - 1.0) + 1.0;
+        let weights = batch.answers.map(|answers| {
+            let weights = answers * (settings.answer_weight - 1.0) + 1.0;
             let mean = weights.clone().mean().reshape([1, 1]);
             (weights / mean).autodiff()
         });
-        let (inputs, targets) = (inputs.autodiff(), targets.autodiff());
+        let (inputs, targets) = (batch.inputs.autodiff(), batch.targets.autodiff());
         let (loss, backward) = model.try_loss_and_backward(inputs, targets, weights)?;
         Ok((loss, backward()))
     }
@@ -172,13 +162,10 @@ impl Subject for Language<'_> {
     fn evaluate(&self, model: &Decoder) -> Result<Evaluation> {
         let (settings, device) = (self.settings, &self.device);
         let first = self.validation[0].inputs.clone().narrow(0, 0, 1);
-        let by_layer = model.try_selections(first)?;
+        let by_layer = model.try_selections(first)?.into_iter();
         let statistics = |(intervals, scores)| LayerStatistics::of(&intervals, Some(&scores));
         let mut evaluation = Evaluation {
-            by_layer: by_layer
-                .into_iter()
-                .map(|layer| layer.map(statistics))
-                .collect(),
+            by_layer: by_layer.map(|layer| layer.map(statistics)).collect(),
             ..Evaluation::default()
         };
         match &self.material {

@@ -39,13 +39,11 @@ impl TextFormat {
             Self::File | Self::Separated(_) => Ok(Cow::Borrowed(text)),
             Self::Jsonl { field } => {
                 let mut json = serde_json::Deserializer::from_str(text);
-                let found = Field(field)
-                    .deserialize(&mut json)
-                    .map_err(LineFault::Json)?;
+                let found = Field(field).deserialize(&mut json);
+                let found = found.map_err(LineFault::Json)?;
                 json.end().map_err(LineFault::Json)?;
-                found
-                    .map(Cow::Owned)
-                    .ok_or_else(|| LineFault::NoField(field.clone()))
+                let text = found.ok_or_else(|| LineFault::NoField(field.clone()))?;
+                Ok(Cow::Owned(text))
             }
         }
     }

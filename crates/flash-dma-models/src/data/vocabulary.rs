@@ -304,11 +304,9 @@ mod tests {
     fn a_stream_of_bytes_shows_whole_letters_and_marks_what_is_none() {
         let vocabulary = Vocabulary::bytes().with_end(0).unwrap();
         let mut stream = vocabulary.stream();
-        let shown: Vec<String> = "a€"
-            .bytes()
-            .chain([0xe2, b'b', 0xff, 0])
-            .map(|byte| stream.push(u32::from(byte)).unwrap())
-            .collect();
+        let bytes = "a€".bytes().chain([0xe2, b'b', 0xff, 0]);
+        let shown = bytes.map(|byte| stream.push(byte.into()).unwrap());
+        let shown: Vec<String> = shown.collect();
         assert_eq!(shown, ["a", "", "", "€", "", "\u{fffd}b", "\u{fffd}", ""]);
     }
 

@@ -108,8 +108,8 @@ impl DogeConfig {
     /// Features per head, given or derived.
     #[must_use]
     pub fn resolved_head_dim(&self) -> usize {
-        self.head_dim
-            .unwrap_or(self.hidden_size / self.heads.max(1))
+        let derived = self.hidden_size / self.heads.max(1);
+        self.head_dim.unwrap_or(derived)
     }
 
     /// Number of key/value heads, given or derived.

@@ -35,10 +35,10 @@ impl Fields {
     /// Refuses a field that says anything but what this model does. It is left where it is.
     fn only(&self, field: &'static str, fits: impl Fn(&Value) -> bool) -> Result<(), ModelError> {
         match self.0.get(field) {
-            Some(value) if !value.is_null() && !fits(value) => Err(ModelError::Unsupported {
-                field,
-                value: value.to_string(),
-            }),
+            Some(value) if !value.is_null() && !fits(value) => {
+                let value = value.to_string();
+                Err(ModelError::Unsupported { field, value })
+            }
             _ => Ok(()),
         }
     }
@@ -140,11 +140,7 @@ impl DogeConfig {
             "initializer_range": self.initializer_range,
             "is_moe": self.experts.is_some(),
         });
-        fields.append(
-            written
-                .as_object_mut()
-                .expect("an object was written above"),
-        );
+        fields.append(written.as_object_mut().expect("an object"));
         if let Some(head_dim) = self.head_dim {
             fields.insert("head_dim".into(), json!(head_dim));
         }
@@ -189,10 +185,8 @@ fn rope(fields: &mut Fields) -> Result<(f32, RopeScaling), ModelError> {
         None | Some("default") => RopeScaling::Plain,
         Some("dynamic") => RopeScaling::Dynamic(rope.need("factor")?),
         Some(kind) => {
-            return Err(ModelError::Unsupported {
-                field: "rope_type",
-                value: kind.into(),
-            });
+            let (field, value) = ("rope_type", kind.into());
+            return Err(ModelError::Unsupported { field, value });
         }
     };
     Ok((theta, scaling))

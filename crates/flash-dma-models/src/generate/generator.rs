@@ -230,7 +230,10 @@ pub(super) fn check_lengths<P: AsRef<[u32]>>(
     new: usize,
 ) -> Result<(), GenerateError> {
     let max_len = max_len.unwrap_or(usize::MAX);
-    let mut lengths = prompts.iter().map(|prompt| prompt.as_ref().len()).enumerate();
+    let mut lengths = prompts
+        .iter()
+        .map(|prompt| prompt.as_ref().len())
+        .enumerate();
     match lengths.find(|&(_, prompt)| prompt.saturating_add(new) > max_len) {
         None => Ok(()),
         Some((sequence, prompt)) => Err(GenerateError::TooLong {

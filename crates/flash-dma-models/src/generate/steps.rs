@@ -150,10 +150,8 @@ impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
     }
 
     fn record(&mut self, warm_up: WarmUp, texts: &[&[u32]]) -> Result<Tensor<3>, GenerateError> {
-        let WarmUp {
-            preparation, input, ..
-        } = warm_up;
-        let recording = preparation.record(|| self.batch.read(input.clone(), 1));
+        let input = warm_up.input;
+        let recording = (warm_up.preparation).record(|| self.batch.read(input.clone(), 1));
         let Some((logits, graph)) = recording else {
             self.records = false;
             self.batch.set_recorded(false);

@@ -99,9 +99,8 @@ pub(super) fn mean(losses: Tensor<2>, lengths: Option<Vec<usize>>) -> Tensor<1> 
     let Some(lengths) = lengths else {
         return losses.mean();
     };
-    let padding = lengths
-        .iter()
-        .flat_map(|&length| (0..len).map(move |place| place >= length));
+    let row = |&length: &usize| (0..len).map(move |place| place >= length);
+    let padding = lengths.iter().flat_map(row);
     let padding = TensorData::new(padding.collect::<Vec<bool>>(), [batch, len]);
     let padding = Tensor::<2, Bool>::from_data(padding, &losses.device());
     let count: usize = lengths.iter().sum();
