@@ -385,10 +385,8 @@ impl Settings {
     pub fn title(&self) -> String {
         let all = || "all keys".into();
         let window = self.window.map_or_else(all, |w| format!("{w} keys"));
-        let (arm, rate, seed) = (name(self.arm), self.rate, self.seed);
-        format!(
-            "{arm}, {} tokens, {window}, rate {rate}, seed {seed}",
-            self.tokens
-        )
+        let (arm, tokens) = (name(self.arm), self.tokens);
+        let (rate, seed) = (self.rate, self.seed);
+        format!("{arm}, {tokens} tokens, {window}, rate {rate}, seed {seed}")
     }
 }

@@ -63,6 +63,7 @@ pub fn evaluate(model: &Model, batch: &Batch) -> Result<Evaluation, AttentionErr
 }
 
 /// What the heads of a layer keep when questions are asked.
+#[derive(Default)]
 struct Places {
     /// How many of the heads keep the fact of each question of a batch.
     keepers: Vec<usize>,
@@ -80,12 +81,7 @@ impl Places {
         let [_, heads, len, _] = intervals.tensor().dims();
         let words = intervals.tensor().clone().into_data_as::<i32>();
         let words: Vec<i32> = words.iter::<i32>().collect();
-        let mut places = Self {
-            keepers: Vec::new(),
-            all: 0,
-            open: 0,
-            asked: 0,
-        };
+        let mut places = Self::default();
         let mut rows = words.chunks_exact(2 * len);
         for drawn in &batch.texts {
             let questions = &drawn.questions;

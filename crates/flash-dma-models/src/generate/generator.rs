@@ -230,11 +230,9 @@ pub(super) fn check_lengths<P: AsRef<[u32]>>(
     new: usize,
 ) -> Result<(), GenerateError> {
     let max_len = max_len.unwrap_or(usize::MAX);
-    let mut lengths = prompts
-        .iter()
-        .map(|prompt| prompt.as_ref().len())
-        .enumerate();
-    match lengths.find(|&(_, prompt)| prompt.saturating_add(new) > max_len) {
+    let lengths = prompts.iter().map(|prompt| prompt.as_ref().len());
+    let is_too_long = |&(_, prompt): &(usize, usize)| prompt.saturating_add(new) > max_len;
+    match lengths.enumerate().find(is_too_long) {
         None => Ok(()),
         Some((sequence, prompt)) => Err(GenerateError::TooLong {
             sequence,

@@ -67,11 +67,8 @@ fn named_layers_attend_to_all_keys_where_others_keep_some() {
     for attention in [attention(), last_keys(&attention(), Some(16))] {
         let config = DecoderConfig::new(attention, 2).with_dense_layers(vec![2]);
         let layers = layers(&config).into_iter();
-        assert!(
-            layers
-                .map(|layer| layer.options().keep_window)
-                .eq([Some(16), None])
-        );
+        let windows = layers.map(|layer| layer.options().keep_window);
+        assert!(windows.eq([Some(16), None]));
     }
 }
 
