@@ -92,7 +92,7 @@ fn json_row(arm: &Arm, seed: u64, steps: usize, outcome: &Outcome, seconds: f64)
 /// Reads `[--steps N] [--json FILE] [SEED ..]`.
 fn read(
     arguments: impl Iterator<Item = String>,
-) -> Result<(usize, Option<String>, Vec<u64>), Box<dyn Error>> {
+) -> Result<(usize, Option<String>, Vec<u64>), &'static str> {
     let mut arguments = arguments.peekable();
     let (mut steps, mut json) = (STEPS, None);
     if arguments.next_if(|first| first == "--steps").is_some() {
