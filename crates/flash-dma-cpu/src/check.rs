@@ -8,7 +8,7 @@ use flash_dma_problem::{
     PlanGeometry, Problem, TensorName, TensorSpec,
 };
 
-type Checked = Result<(), AttentionError>;
+pub(crate) type Checked = Result<(), AttentionError>;
 
 /// Checks the shape, the strides and the reach of a view.
 pub(crate) fn view<E, const R: usize>(
@@ -31,15 +31,13 @@ pub(crate) fn broadcast_view<T>(
     view: &BroadcastView<'_, T>,
     expected: &[usize; 4],
 ) -> Checked {
-    for (axis, (&actual, &expected)) in view.shape.iter().zip(expected).enumerate() {
-        if actual != expected {
-            return Err(AttentionError::Shape {
-                tensor: name,
-                axis,
-                expected,
-                actual,
-            });
-        }
+    if let Some(axis) = (0..4).find(|&axis| view.shape[axis] != expected[axis]) {
+        return Err(AttentionError::Shape {
+            tensor: name,
+            axis,
+            expected: expected[axis],
+            actual: view.shape[axis],
+        });
     }
     let spec = TensorSpec {
         name,
@@ -64,10 +62,8 @@ fn reach(spec: &TensorSpec<'_>, actual: usize) -> Checked {
 
 /// Checks that a contiguous buffer holds exactly the elements of `shape`.
 pub(crate) fn buffer<T>(name: TensorName, buffer: &[T], shape: &[usize]) -> Checked {
-    let needed = shape
-        .iter()
-        .try_fold(1usize, |size, &n| size.checked_mul(n))
-        .unwrap_or(usize::MAX);
+    let needed = (shape.iter()).try_fold(1usize, |size, &n| size.checked_mul(n));
+    let needed = needed.unwrap_or(usize::MAX);
     if buffer.len() != needed {
         return Err(AttentionError::Buffer {
             tensor: name,
@@ -83,7 +79,20 @@ fn optional<T>(name: TensorName, optional: Option<&[T]>, shape: &[usize]) -> Che
     optional.map_or(Ok(()), |elements| buffer(name, elements, shape))
 }
 
-/// Checks a selection.
+/// Checks a tensor that is given exactly if the problem has it; `error` says that it is or is not.
+pub(crate) fn given<T>(
+    tensor: Option<T>,
+    has: bool,
+    error: AttentionError,
+    check: impl FnOnce(T) -> Checked,
+) -> Checked {
+    match tensor {
+        Some(tensor) if has => check(tensor),
+        None if !has => Ok(()),
+        _ => Err(error),
+    }
+}
+
 pub(crate) fn select(scores: &View<'_, f32, 3>, kept: KeptKeys, intervals: &[Interval]) -> Checked {
     kept.check()?;
     view(TensorName::Scores, scores, &scores.shape)?;
@@ -105,26 +114,21 @@ pub(crate) fn plan(geometry: &PlanGeometry, bits: &[u32], counts: &[u32]) -> Che
     buffer(TensorName::Plan, counts, &geometry.counts_shape())
 }
 
-/// Checks the inputs against the problem.
 pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> Checked {
     operands(problem, &inputs.q, &inputs.k, &inputs.v)?;
-    match &inputs.selection {
-        Some(selection) if problem.has_scores => {
-            let shape = problem.scores_shape();
-            view(TensorName::Scores, &selection.scores, &shape)?;
-            buffer(TensorName::Intervals, selection.intervals, &shape)?;
-            let far = selection.far.as_ref();
-            optional(TensorName::Far, far.map(|far| far.ends), &shape)?;
-            let left_out = far.and_then(|far| far.left_out);
-            let from = left_out.map(|left_out| left_out.from);
-            optional(TensorName::LeftOut, from, &shape)
-        }
-        None if !problem.has_scores => Ok(()),
-        _ => Err(AttentionError::ScoresWithoutIntervals),
-    }
+    let error = AttentionError::ScoresWithoutIntervals;
+    given(inputs.selection, problem.has_scores, error, |selection| {
+        let shape = problem.scores_shape();
+        view(TensorName::Scores, &selection.scores, &shape)?;
+        buffer(TensorName::Intervals, selection.intervals, &shape)?;
+        let far = selection.far;
+        optional(TensorName::Far, far.map(|far| far.ends), &shape)?;
+        let left_out = far.and_then(|far| far.left_out);
+        let from = left_out.map(|left_out| left_out.from);
+        optional(TensorName::LeftOut, from, &shape)
+    })
 }
 
-/// Checks the inputs under a mask against the problem.
 pub(crate) fn masked_inputs<E: Element>(
     problem: &MaskedProblem,
     inputs: &MaskedInputs<'_, E>,
@@ -201,19 +205,15 @@ pub(crate) fn gradients<E: Element>(
     grads: &Gradients<'_, E>,
 ) -> Checked {
     operand_gradients(problem, grads.q, grads.k, grads.v)?;
-    match &grads.scores {
-        Some(scores) if problem.has_scores => {
-            buffer(TensorName::GradScores, scores, &problem.scores_shape())
-        }
-        None if !problem.has_scores => Ok(()),
-        _ => Err(AttentionError::ScoresGradient),
-    }?;
+    let (shape, error) = (problem.scores_shape(), AttentionError::ScoresGradient);
+    given(grads.scores.as_deref(), problem.has_scores, error, |grad| {
+        buffer(TensorName::GradScores, grad, &shape)
+    })?;
     let far = inputs.selection.and_then(|selection| selection.far);
-    match (&grads.rank, far) {
-        (Some(rank), Some(_)) => buffer(TensorName::GradRank, rank, &problem.scores_shape()),
-        (None, None) => Ok(()),
-        _ => Err(AttentionError::RankGradient),
-    }
+    let error = AttentionError::RankGradient;
+    given(grads.rank.as_deref(), far.is_some(), error, |grad| {
+        buffer(TensorName::GradRank, grad, &shape)
+    })
 }
 
 /// Checks where the backward pass under a mask writes.

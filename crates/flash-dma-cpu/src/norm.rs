@@ -1,6 +1,6 @@
 //! RMS norm of rows and rotary encoding of heads: [`norm_forward`], [`norm_backward`].
 
-use crate::check;
+use crate::check::{self, given};
 use crate::element::Element;
 use crate::scratch::Buffer;
 use crate::simd::{LANES, Loop, mul_add, run};
@@ -81,17 +81,16 @@ pub fn norm_backward<E: Element>(
 ) -> Result<(), AttentionError> {
     let (shape, width) = (problem.x_shape(), problem.width);
     check_parameters(problem, &parameters)?;
-    given(TensorName::Tokens, x.is_some(), problem.epsilon.is_some())?;
-    if let Some(x) = &x {
-        check::view(TensorName::Tokens, x, &shape)?;
-    }
+    let (tensor, norm) = (TensorName::Tokens, problem.epsilon.is_some());
+    let error = AttentionError::NormOperand { tensor };
+    given(x, norm, error, |x| check::view(tensor, &x, &shape))?;
     check::view(TensorName::GradOut, &grad_out, &problem.out_shape())?;
     check::buffer(TensorName::GradTokens, grads.x, &shape)?;
-    let of_gamma = TensorName::GradNormWeight;
-    given(of_gamma, grads.gamma.is_some(), problem.epsilon.is_some())?;
-    if let Some(gamma) = &grads.gamma {
-        check::buffer(of_gamma, gamma, &[width])?;
-    }
+    let (tensor, gamma) = (TensorName::GradNormWeight, grads.gamma.as_deref());
+    let error = AttentionError::NormOperand { tensor };
+    given(gamma, norm, error, |gamma| {
+        check::buffer(tensor, gamma, &[width])
+    })?;
     let mut parts = Vec::new();
     if !problem.is_empty() {
         let rows = Rows::new(problem, &parameters);
@@ -123,25 +122,16 @@ fn check_parameters<E: Element>(
         let (tensor, expected) = (TensorName::Tokens, problem.element);
         return Err(AttentionError::element_type(tensor, expected, E::TYPE));
     }
-    let (gamma, table) = (parameters.gamma, parameters.table);
-    let norm = problem.epsilon.is_some();
-    given(TensorName::NormWeight, gamma.is_some(), norm)?;
-    if let Some(gamma) = gamma {
-        check::buffer(TensorName::NormWeight, gamma, &[problem.width])?;
-    }
-    let shape = problem.table_shape();
-    given(TensorName::RotaryTable, table.is_some(), shape.is_some())?;
-    match (&table, shape) {
-        (Some(table), Some(shape)) => check::view(TensorName::RotaryTable, table, &shape),
-        _ => Ok(()),
-    }
-}
-
-fn given(tensor: TensorName, is: bool, must_be: bool) -> Result<(), AttentionError> {
-    if is == must_be {
-        Ok(())
-    } else {
-        Err(AttentionError::NormOperand { tensor })
+    let (tensor, norm) = (TensorName::NormWeight, problem.epsilon.is_some());
+    let (error, shape) = (AttentionError::NormOperand { tensor }, [problem.width]);
+    given(parameters.gamma, norm, error, |gamma| {
+        check::buffer(tensor, gamma, &shape)
+    })?;
+    let tensor = TensorName::RotaryTable;
+    match (&parameters.table, problem.table_shape()) {
+        (Some(table), Some(shape)) => check::view(tensor, table, &shape),
+        (None, None) => Ok(()),
+        _ => Err(AttentionError::NormOperand { tensor }),
     }
 }
 

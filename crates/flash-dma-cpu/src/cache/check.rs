@@ -1,19 +1,18 @@
 //! The checks of a decode call, before anything is computed or written.
 
 use super::tensors::{CacheRef, ChunkKeys, PagesRef, SlotsRef, Tokens};
-use crate::check::{buffer, view};
+use crate::check::{Checked, buffer, given, view};
 use crate::element::Element;
 use crate::view::View;
 use flash_dma_problem::{
     AppendProblem, AttentionError, CacheShape, DecodeProblem, Storage, TensorName,
 };
 
-/// Checks the tensors of the cache and of the tokens.
 pub(crate) fn append<E: Element>(
     problem: &AppendProblem,
     cache: &CacheRef<'_, E>,
     new: &Tokens<'_, E>,
-) -> Result<(), AttentionError> {
+) -> Checked {
     let shape = &problem.cache;
     match cache {
         CacheRef::Slots(all) => slots(shape, all)?,
@@ -22,11 +21,7 @@ pub(crate) fn append<E: Element>(
     tokens(problem, new)
 }
 
-/// Checks the tensors of slots.
-pub(crate) fn slots<E: Element>(
-    shape: &CacheShape,
-    slots: &SlotsRef<'_, E>,
-) -> Result<(), AttentionError> {
+pub(crate) fn slots<E: Element>(shape: &CacheShape, slots: &SlotsRef<'_, E>) -> Checked {
     if !matches!(shape.storage, Storage::Slots { .. }) {
         return Err(unsupported("slots where the problem has pages"));
     }
@@ -39,10 +34,7 @@ pub(crate) fn slots<E: Element>(
 }
 
 /// Checks what the keys of a chunk are written to.
-pub(crate) fn chunk<E: Element>(
-    problem: &AppendProblem,
-    keys: &ChunkKeys<'_, E>,
-) -> Result<(), AttentionError> {
+pub(crate) fn chunk<E: Element>(problem: &AppendProblem, keys: &ChunkKeys<'_, E>) -> Checked {
     let len = problem.cache.capacity() + problem.tokens;
     let [batch, heads, _, dim] = problem.kv_shape();
     buffer(TensorName::Key, keys.k, &[batch, heads, len, dim])?;
@@ -57,10 +49,7 @@ pub(crate) fn chunk<E: Element>(
 }
 
 /// Checks the tensors of pages, their table, and that there is room.
-fn pages<E: Element>(
-    problem: &AppendProblem,
-    pages: &PagesRef<'_, E>,
-) -> Result<(), AttentionError> {
+fn pages<E: Element>(problem: &AppendProblem, pages: &PagesRef<'_, E>) -> Checked {
     let shape = &problem.cache;
     let Storage::Pages { max_pages, .. } = shape.storage else {
         return Err(unsupported("pages where the problem has slots"));
@@ -68,25 +57,17 @@ fn pages<E: Element>(
     let (kv, rows) = (shape.kv_shape(), &shape.kv_shape()[..3]);
     buffer(TensorName::CachedKey, pages.k, &kv)?;
     buffer(TensorName::CachedValue, pages.v, &kv)?;
-    match (&pages.scores, shape.has_scores()) {
-        (Some(scores), true) => buffer(TensorName::CachedScores, scores, rows)?,
-        (None, false) => {}
-        _ => return Err(AttentionError::CacheScores),
-    }
-    buffer(
-        TensorName::PageTable,
-        pages.table,
-        &[shape.batch, max_pages],
-    )?;
+    let (has, error) = (shape.has_scores(), AttentionError::CacheScores);
+    given(pages.scores, has, error, |scores| {
+        buffer(TensorName::CachedScores, scores, rows)
+    })?;
+    let table_shape = [shape.batch, max_pages];
+    buffer(TensorName::PageTable, pages.table, &table_shape)?;
     buffer(TensorName::Lengths, pages.lengths, &[shape.batch])?;
     table(shape, problem.tokens, pages.table, pages.lengths)
 }
 
-/// Checks the new tokens.
-pub(crate) fn tokens<E: Element>(
-    problem: &AppendProblem,
-    tokens: &Tokens<'_, E>,
-) -> Result<(), AttentionError> {
+pub(crate) fn tokens<E: Element>(problem: &AppendProblem, tokens: &Tokens<'_, E>) -> Checked {
     let shape = &problem.cache;
     if shape.element != E::TYPE {
         let (key, expected) = (TensorName::Key, shape.element);
@@ -95,11 +76,10 @@ pub(crate) fn tokens<E: Element>(
     view(TensorName::Key, &tokens.k, &problem.kv_shape())?;
     view(TensorName::Value, &tokens.v, &problem.kv_shape())?;
     let [batch, heads, count, _] = problem.kv_shape();
-    match (&tokens.scores, shape.has_scores()) {
-        (Some(scores), true) => view(TensorName::Scores, scores, &[batch, heads, count]),
-        (None, false) => Ok(()),
-        _ => Err(AttentionError::CacheScores),
-    }
+    let (has, error) = (shape.has_scores(), AttentionError::CacheScores);
+    given(tokens.scores, has, error, |scores| {
+        view(TensorName::Scores, &scores, &[batch, heads, count])
+    })
 }
 
 /// Checks the queries and what is written.
@@ -108,19 +88,14 @@ pub(crate) fn decode<E: Element>(
     q: &View<'_, E, 4>,
     out: &[E],
     lse: &[f32],
-) -> Result<(), AttentionError> {
+) -> Checked {
     view(TensorName::Query, q, &problem.q_shape())?;
     buffer(TensorName::Out, out, &problem.q_shape())?;
     buffer(TensorName::Lse, lse, &problem.lse_shape())
 }
 
 /// Checks that each sequence has room and that the pages it uses exist.
-fn table(
-    shape: &CacheShape,
-    tokens: usize,
-    table: &[i32],
-    lengths: &[i32],
-) -> Result<(), AttentionError> {
+fn table(shape: &CacheShape, tokens: usize, table: &[i32], lengths: &[i32]) -> Checked {
     let [pages, _, page_len, _] = shape.kv_shape();
     let max_pages = shape.capacity() / page_len;
     for (batch, &held) in lengths.iter().enumerate() {
