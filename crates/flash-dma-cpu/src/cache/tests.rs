@@ -30,6 +30,14 @@ fn tokens<'a>(k: &'a [f32], v: &'a [f32], z: Option<&'a [f32]>, kv: [usize; 4]) 
     }
 }
 
+/// Options with the window of a rule.
+fn window_of(rule: Option<SelectionRule>) -> AttentionOptions {
+    AttentionOptions {
+        keep_window: rule.map(|rule| rule.window),
+        ..AttentionOptions::new()
+    }
+}
+
 fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
@@ -39,10 +47,8 @@ fn prefix(inputs: &Inputs, len: usize, queries: usize) -> Inputs {
     let p = &inputs.problem;
     let q = [p.batch, p.q_heads, queries, p.head_dim];
     let kv = [p.batch, p.kv_heads, len, p.head_dim];
-    let options = AttentionOptions {
-        keep_window: p.has_scores.then_some(p.window),
-        ..AttentionOptions::new()
-    };
+    let mut options = AttentionOptions::new();
+    options.keep_window = p.has_scores.then_some(p.window);
     let scores = inputs.scores.as_ref().map(|_| &kv[..3]);
     let [b, h, n, _] = p.kv_shape();
     Inputs {
@@ -57,10 +63,7 @@ fn prefix(inputs: &Inputs, len: usize, queries: usize) -> Inputs {
 fn inputs(batch: usize, len: usize, kind: Option<(Scores, SelectionRule)>, seed: u64) -> Inputs {
     let [q_heads, kv_heads] = HEADS;
     let (q, kv) = ([batch, q_heads, len, DIM], [batch, kv_heads, len, DIM]);
-    let options = AttentionOptions {
-        keep_window: kind.map(|(_, rule)| rule.window),
-        ..AttentionOptions::new()
-    };
+    let options = window_of(kind.map(|(_, rule)| rule));
     let scores = kind.map(|_| &kv[..3]);
     let problem = Problem::new(&q, &kv, &kv, scores, ElementType::F32, &options).unwrap();
     let kind = kind.map_or(Scores::Normal, |(kind, _)| kind);
@@ -88,35 +91,35 @@ impl State {
         }
     }
 
-    fn read(&self) -> SlotsRef<'_, f32> {
-        SlotsRef {
-            k: &self.k,
-            v: &self.v,
-            score: &self.score,
-            position: &self.position,
-            seen: &self.seen,
-        }
-    }
-
-    fn slots(&mut self) -> Slots<'_, f32> {
-        Slots {
+    fn cache(&mut self) -> Cache<'_, f32> {
+        Cache::Slots(Slots {
             k: &mut self.k,
             v: &mut self.v,
             score: &mut self.score,
             position: &mut self.position,
             seen: &mut self.seen,
-        }
+        })
+    }
+
+    /// The positions of the keys of a row that are not hidden.
+    fn live(&self, row: usize, window: usize) -> Vec<usize> {
+        let slots = row * window..(row + 1) * window;
+        let shown = slots.filter(|&slot| self.score[slot] != f32::NEG_INFINITY);
+        let mut live: Vec<usize> = shown.map(|slot| self.position[slot] as usize).collect();
+        live.sort_unstable();
+        live
     }
 }
 
-/// One step of `n` tokens from `at` on, checked against the oracle.
+/// One step of `n` tokens from `at` on, checked against the oracle. `through_keys`: a step of slots, by a forward pass
+/// over [`chunk_keys`].
 fn step(
     inputs: &Inputs,
     shape: &CacheShape,
     at: usize,
     n: usize,
     cache: Cache<'_, f32>,
-    through_keys: Option<&mut State>,
+    through_keys: bool,
 ) {
     let p = &inputs.problem;
     let [k, v] = [&inputs.k, &inputs.v].map(|x| part(x, p.kv_shape(), at..at + n));
@@ -127,19 +130,12 @@ fn step(
     let exact = prefix(inputs, at + n, n);
     let q: Vec<f32> = exact.q.iter().map(|&x| x as f32).collect();
     let q_shape = exact.problem.q_shape();
-    let options = AttentionOptions {
-        keep_window: shape.rule().map(|rule| rule.window),
-        ..AttentionOptions::new()
-    };
+    let options = window_of(shape.rule());
     let scores = z.as_ref().map(|_| &kv[..3]);
     let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len() / DIM]);
     let view = View::contiguous(&q, q_shape);
-    match through_keys {
-        None => {
-            let problem = shape.decode(&q_shape, &kv, &kv, scores, p.element, at, &options);
-            decode(&problem.unwrap(), view, cache, tokens, &mut out, &mut lse).unwrap();
-        }
-        Some(state) => {
+    match cache {
+        Cache::Slots(slots) if through_keys => {
             let problem = shape.append(&kv, &kv, scores, p.element, at).unwrap();
             let keys = p.window + n;
             let all = [b, h, keys, DIM];
@@ -152,7 +148,7 @@ fn step(
                 scores: &mut z,
                 rank: (rule.sinks > 0).then_some(&mut rank[..]),
             };
-            chunk_keys(&problem, state.read(), tokens, target).unwrap();
+            chunk_keys(&problem, slots.read(), tokens, target).unwrap();
             let rank = View::contiguous(if rule.sinks > 0 { &rank } else { &z }, [b, h, keys]);
             let mut intervals = vec![Interval { first: 0, end: 0 }; b * h * keys];
             crate::select(rank, rule.kept(), &mut intervals).unwrap();
@@ -171,13 +167,13 @@ fn step(
                     far: None,
                 }),
             };
-            crate::forward(
-                &whole.unwrap(),
-                inputs,
-                crate::Outputs::new(&mut out, &mut lse),
-            )
-            .unwrap();
-            append(&problem, Cache::Slots(state.slots()), tokens).unwrap();
+            let outputs = Outputs::new(&mut out, &mut lse);
+            crate::forward(&whole.unwrap(), inputs, outputs).unwrap();
+            append(&problem, Cache::Slots(slots), tokens).unwrap();
+        }
+        cache => {
+            let problem = shape.decode(&q_shape, &kv, &kv, scores, p.element, at, &options);
+            decode(&problem.unwrap(), view, cache, tokens, &mut out, &mut lse).unwrap();
         }
     }
     let (oracle, naive) = match (shape.rule(), shape.page_window()) {
@@ -189,25 +185,12 @@ fn step(
         (None, None) => (exact.forward(), exact.naive_forward()),
     };
     let (out, lse, element) = (wide(&out), wide(&lse), p.element);
+    let (oracle_out, naive_out) = (&oracle.out, &naive.out);
     compare(
-        "out",
-        &q_shape,
-        &out,
-        &oracle.out,
-        &naive.out,
-        element,
-        OUTPUT,
+        "out", &q_shape, &out, oracle_out, naive_out, element, OUTPUT,
     )
     .and_then(|_| compare_lse(&exact.problem.lse_shape(), &lse, &oracle.lse))
     .unwrap_or_else(|error| panic!("tokens {at}..{}: {error}", at + n));
-}
-
-fn live(state: &State, row: usize, window: usize) -> Vec<usize> {
-    let slots = row * window..(row + 1) * window;
-    let shown = slots.filter(|&slot| state.score[slot] != f32::NEG_INFINITY);
-    let mut live: Vec<usize> = shown.map(|slot| state.position[slot] as usize).collect();
-    live.sort_unstable();
-    live
 }
 
 /// A window, or one with recent keys and sinks, or one that is full of them.
@@ -243,20 +226,13 @@ fn slots_decode_as_one_pass_would() {
             while at < 70 {
                 let through_keys = rng.below(3) == 0;
                 let n = (1 + rng.below(if through_keys { 30 } else { 5 })).min(70 - at);
-                let mut other = State::new(&shape);
-                if through_keys {
-                    let cache = Cache::Slots(other.slots());
-                    step(&inputs, &shape, at, n, cache, Some(&mut state));
-                } else {
-                    step(&inputs, &shape, at, n, Cache::Slots(state.slots()), None);
-                }
+                step(&inputs, &shape, at, n, state.cache(), through_keys);
                 at += n;
                 assert_eq!(state.seen, vec![at as i32; batch]);
                 let scores = inputs.scores.as_ref().unwrap();
                 for (row, scores) in scores.chunks_exact(70).enumerate() {
                     let expected = attended(scores, &rule, at - 1);
-                    let live = live(&state, row, rule.window);
-                    assert_eq!(live, expected, "{kind:?} {rule:?}");
+                    assert_eq!(state.live(row, rule.window), expected, "{kind:?} {rule:?}");
                 }
             }
         }
@@ -296,20 +272,12 @@ fn a_step_that_appends_later_leaves_the_slots() {
         let before = bits(&state);
         let outputs = [0, 1, 2].map(|call| {
             let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len() / DIM]);
+            assert_eq!(bits(&state), before);
+            let cache = state.cache();
             match call {
-                0 => {
-                    let cache = CacheRef::Slots(state.read());
-                    attend(&later, view, cache, tokens, &mut out, &mut lse)
-                }
-                1 => {
-                    let cache = Cache::Slots(state.slots());
-                    decode(&later, view, cache, tokens, &mut out, &mut lse)
-                }
-                _ => {
-                    assert_eq!(bits(&state), before);
-                    let cache = Cache::Slots(state.slots());
-                    decode(&now, view, cache, tokens, &mut out, &mut lse)
-                }
+                0 => attend(&later, view, cache.read(), tokens, &mut out, &mut lse),
+                1 => decode(&later, view, cache, tokens, &mut out, &mut lse),
+                _ => decode(&now, view, cache, tokens, &mut out, &mut lse),
             }
             .unwrap();
             [out, lse]
@@ -339,13 +307,12 @@ fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {
                 let rows = vec![0.0; 2 * n * 8];
                 let tokens = tokens(&rows, &rows, Some(&z), kv);
                 let problem = shape.append(&kv, &kv, Some(&kv[..3]), ElementType::F32, at);
-                append(&problem.unwrap(), Cache::Slots(state.slots()), tokens).unwrap();
+                append(&problem.unwrap(), state.cache(), tokens).unwrap();
                 at += n;
                 for (row, scores) in scores.chunks_exact(LEN).enumerate() {
                     if rng.below(10) == 0 || at == LEN {
                         let expected = attended(scores, &rule, at - 1);
-                        let live = live(&state, row, rule.window);
-                        assert_eq!(live, expected, "{kind:?} {rule:?}");
+                        assert_eq!(state.live(row, rule.window), expected, "{kind:?} {rule:?}");
                     }
                 }
             }
@@ -367,13 +334,7 @@ fn rows_of_hidden_tokens_are_never_read() {
         let shape = CacheShape::slots(2, HEADS[1], rule, DIM, ElementType::F32).unwrap();
         let mut state = State::new(&shape);
         for (at, n) in [(0, 1), (1, 20), (21, 1), (22, 1), (23, 30), (53, 7)] {
-            let mut other = State::new(&shape);
-            if n == 30 {
-                let cache = Cache::Slots(other.slots());
-                step(&inputs, &shape, at, n, cache, Some(&mut state));
-            } else {
-                step(&inputs, &shape, at, n, Cache::Slots(state.slots()), None);
-            }
+            step(&inputs, &shape, at, n, state.cache(), n == 30);
         }
     }
 }
@@ -402,7 +363,7 @@ fn pages_decode_as_one_pass_would() {
                 table: &table,
                 lengths: &mut lengths,
             };
-            step(&inputs, &shape, at, n, Cache::Pages(pages), None);
+            step(&inputs, &shape, at, n, Cache::Pages(pages), false);
             at += n;
         }
         assert_eq!(lengths, vec![50; batch]);
@@ -443,7 +404,7 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
                 table: table.as_flattened(),
                 lengths: &mut lengths,
             };
-            step(&inputs, &shape, at, n, Cache::Pages(pages), None);
+            step(&inputs, &shape, at, n, Cache::Pages(pages), false);
             at += n;
         }
     }
@@ -463,16 +424,16 @@ fn a_refused_call_leaves_the_cache_as_it_was() {
         scores: None,
         ..tokens
     };
-    let error = append(&problem, Cache::Slots(state.slots()), without).unwrap_err();
+    let error = append(&problem, state.cache(), without).unwrap_err();
     assert_eq!(error, AttentionError::CacheScores);
     let short = Tokens {
         v: View::contiguous(&rows[..10], kv),
         ..tokens
     };
-    let error = append(&problem, Cache::Slots(state.slots()), short).unwrap_err();
+    let error = append(&problem, state.cache(), short).unwrap_err();
     assert!(matches!(error, AttentionError::Buffer { .. }), "{error}");
     state.position.pop();
-    let error = append(&problem, Cache::Slots(state.slots()), tokens).unwrap_err();
+    let error = append(&problem, state.cache(), tokens).unwrap_err();
     let text = "the cached positions needs 8 elements, but its buffer has 7";
     assert_eq!(error.to_string(), text);
     assert!(state.k.iter().all(|x| x.is_nan()) && state.seen == [0]);
