@@ -43,9 +43,9 @@ impl<'a> Matrix<'a> {
 /// A product of two matrices times a number, to be written to rows of contiguous elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
-    pub(crate) factor: f32,
-    pub(crate) left: Matrix<'a>,
-    pub(crate) right: Matrix<'a>,
+    factor: f32,
+    left: Matrix<'a>,
+    right: Matrix<'a>,
 }
 
 impl<'a> Product<'a> {
@@ -72,11 +72,7 @@ impl<'a> Product<'a> {
     }
 
     fn run(self, target: &mut [f32], accumulate: bool) {
-        let Self {
-            factor,
-            left,
-            right,
-        } = self;
+        let (left, right) = (self.left, self.right);
         let [m, n, k] = [left.rows, right.columns, left.columns];
         assert!(m > 0 && n > 0 && k > 0, "a product has elements");
         assert_eq!(k, right.rows, "the inner sizes of a product agree");
@@ -100,7 +96,7 @@ impl<'a> Product<'a> {
                 right.column_stride as isize,
                 right.row_stride as isize,
                 1.0,
-                factor,
+                self.factor,
                 false,
                 false,
                 false,

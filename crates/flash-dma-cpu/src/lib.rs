@@ -49,6 +49,7 @@ mod gemm;
 mod keys;
 mod masked;
 mod norm;
+mod operands;
 mod position;
 mod queries;
 mod scored;
@@ -71,5 +72,6 @@ pub use flash_dma_problem::{
 };
 pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
 pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
-pub use scored::{backward, forward, select};
+pub use scored::{backward, forward};
+pub use select::select;
 pub use view::{BroadcastView, View};

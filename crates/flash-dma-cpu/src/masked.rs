@@ -2,13 +2,12 @@
 //! [`masked_backward`].
 
 use crate::args::{MaskedGradients, MaskedInputs, Outputs, Saved};
-use crate::attention::Operands;
 use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
 use crate::check;
 use crate::element::Element;
-use crate::keys::source::{KeyTensors, Keys};
+use crate::operands::Operands;
 use crate::tile_plan::{count, pack, pack_ranges};
 use crate::view::BroadcastView;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
@@ -73,7 +72,7 @@ pub fn masked_forward<E: Element>(
 ) -> Result<(), AttentionError> {
     check::masked_inputs(problem, &inputs)?;
     check::outputs(&problem.attention, &outputs)?;
-    attend(&operands(problem, &inputs), outputs);
+    attend(&Operands::masked(problem, &inputs), outputs);
     Ok(())
 }
 
@@ -111,17 +110,6 @@ pub fn masked_backward<E: Element>(
         v: grads.v,
         bias,
     };
-    differentiate(&operands(problem, &inputs), &saved, targets);
+    differentiate(&Operands::masked(problem, &inputs), &saved, targets);
     Ok(())
-}
-
-fn operands<'a, E: Element>(
-    problem: &'a MaskedProblem,
-    inputs: &MaskedInputs<'a, E>,
-) -> Operands<'a, E, KeyTensors<'a, E>> {
-    Operands {
-        problem: &problem.attention,
-        q: inputs.q,
-        keys: Keys::masked(problem, inputs),
-    }
 }

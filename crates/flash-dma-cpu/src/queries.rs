@@ -49,7 +49,6 @@ impl QueryRows {
         self.kv_head.head * self.group + self.member(row)
     }
 
-    /// The query of a row.
     pub(crate) fn query(&self, row: usize) -> usize {
         self.queries.start + row % self.queries.len()
     }

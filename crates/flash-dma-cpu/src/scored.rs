@@ -1,7 +1,6 @@
-//! Attention to the keys of greatest score: [`select`], [`forward`], [`backward`].
+//! Attention to the keys of greatest score: [`forward`], [`backward`].
 
 use crate::args::{Gradients, Inputs, Outputs, Saved};
-use crate::attention::Operands;
 use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
@@ -9,35 +8,8 @@ use crate::attention::rank::{Added, LeftOut, rank as add_to_rank};
 use crate::check;
 use crate::element::Element;
 use crate::keys::intervals::RankedPositions;
-use crate::keys::source::{KeyTensors, Keys};
-use crate::select::select_rows;
-use crate::view::View;
-use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
-
-/// Writes which positions attend to each key: those at which it is among the last `kept.recent` keys, or among the
-/// `kept.best` older ones of greatest score. A number stands for that many best keys.
-///
-/// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
-/// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
-/// takes no place among the best. The intervals depend on the scores and `kept` only
-/// ([`Interval`]). O(k_len · log best) time per row; rows run in parallel.
-///
-/// # Errors
-///
-/// [`AttentionError::ZeroWindow`], [`AttentionError::Strides`], [`AttentionError::Buffer`], or
-/// [`AttentionError::TooLarge`] for more than `i32::MAX` keys. Nothing is written then.
-pub fn select(
-    scores: View<'_, f32, 3>,
-    kept: impl Into<KeptKeys>,
-    intervals: &mut [Interval],
-) -> Result<(), AttentionError> {
-    let kept = kept.into();
-    check::select(&scores, kept, intervals)?;
-    let [_, heads, k_len] = scores.shape;
-    let row = |row: usize| scores.row(row / heads, row % heads);
-    select_rows(row, k_len, kept, intervals);
-    Ok(())
-}
+use crate::operands::Operands;
+use flash_dma_problem::{AttentionError, Problem};
 
 /// Attention: writes the [`Outputs`].
 ///
@@ -56,7 +28,7 @@ pub fn forward<E: Element>(
 ) -> Result<(), AttentionError> {
     check::inputs(problem, &inputs)?;
     check::outputs(problem, &outputs)?;
-    attend(&operands(problem, &inputs), outputs);
+    attend(&Operands::scored(problem, &inputs), outputs);
     Ok(())
 }
 
@@ -91,15 +63,11 @@ pub fn backward<E: Element>(
             .scores
             .map_or(BiasGradient::Ignored, BiasGradient::Scores),
     };
-    differentiate(&operands(problem, &inputs), &saved, targets);
+    differentiate(&Operands::scored(problem, &inputs), &saved, targets);
     if let (Some(selection), Some(rank)) = (inputs.selection, grads.rank) {
         rank.fill(0.0);
         let far = selection.far.expect("a rank comes with it");
-        let ranked = |positions| Operands {
-            problem,
-            q: inputs.q,
-            keys: Keys::ranked(problem, &inputs, &selection, positions),
-        };
+        let ranked = |positions| Operands::ranked(problem, &inputs, positions);
         let runners_up = ranked(RankedPositions::RunnersUp(far.ends));
         add_to_rank(&runners_up, &saved, Added, rank);
         if let Some(left_out) = far.left_out {
@@ -109,15 +77,4 @@ pub fn backward<E: Element>(
         }
     }
     Ok(())
-}
-
-fn operands<'a, E: Element>(
-    problem: &'a Problem,
-    inputs: &Inputs<'a, E>,
-) -> Operands<'a, E, KeyTensors<'a, E>> {
-    Operands {
-        problem,
-        q: inputs.q,
-        keys: Keys::scored(problem, inputs),
-    }
 }

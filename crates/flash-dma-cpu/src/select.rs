@@ -1,22 +1,39 @@
 //! Scores to intervals: which positions attend to each key.
 
-use flash_dma_problem::{Interval, KeptKeys};
+use crate::check;
+use crate::view::View;
+use flash_dma_problem::{AttentionError, Interval, KeptKeys};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Writes the intervals of each row of scores. `rows(r)` is the scores of row `r`.
-pub(crate) fn select_rows<'a>(
-    rows: impl Fn(usize) -> &'a [f32] + Sync,
-    k_len: usize,
-    kept: KeptKeys,
+/// Writes which positions attend to each key: those at which it is among the last `kept.recent` keys, or among the
+/// `kept.best` older ones of greatest score. A number stands for that many best keys.
+///
+/// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
+/// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
+/// takes no place among the best. The intervals depend on the scores and `kept` only
+/// ([`Interval`]). O(k_len · log best) time per row; rows run in parallel.
+///
+/// # Errors
+///
+/// [`AttentionError::ZeroWindow`], [`AttentionError::Strides`], [`AttentionError::Buffer`], or
+/// [`AttentionError::TooLarge`] for more than `i32::MAX` keys. Nothing is written then.
+pub fn select(
+    scores: View<'_, f32, 3>,
+    kept: impl Into<KeptKeys>,
     intervals: &mut [Interval],
-) {
-    if k_len == 0 {
-        return;
+) -> Result<(), AttentionError> {
+    let kept = kept.into();
+    check::select(&scores, kept, intervals)?;
+    let [_, heads, k_len] = scores.shape;
+    if k_len > 0 {
+        let of_rows = intervals.par_chunks_exact_mut(k_len).enumerate();
+        of_rows.for_each(|(row, intervals)| {
+            select_row(scores.row(row / heads, row % heads), kept, intervals);
+        });
     }
-    let of_rows = intervals.par_chunks_exact_mut(k_len).enumerate();
-    of_rows.for_each(|(row, intervals)| select_row(rows(row), kept, intervals));
+    Ok(())
 }
 
 /// The intervals of the keys that are kept for their ranks, and of the recent ones as much longer as they are recent.
@@ -103,15 +120,14 @@ mod tests {
 
     fn check(scores: &[f32], kept: KeptKeys) {
         let mut intervals = vec![Interval { first: 7, end: 7 }; scores.len()];
-        select_rows(|_| scores, scores.len(), kept, &mut intervals);
+        let row = View::contiguous(scores, [1, 1, scores.len()]);
+        select(row, kept, &mut intervals).unwrap();
         for (j, interval) in intervals.iter().enumerate() {
             assert_eq!(interval.first as usize, j);
             assert!(interval.end >= interval.first && interval.end as usize <= scores.len());
         }
-        let (wide, rule) = (
-            scores.iter().map(|&z| z.into()).collect::<Vec<f64>>(),
-            kept.into(),
-        );
+        let wide: Vec<f64> = scores.iter().map(|&z| z.into()).collect();
+        let rule = kept.into();
         for position in 0..scores.len() {
             let attends = |&j: &usize| intervals[j].contains(position as i64);
             let got: Vec<usize> = (0..scores.len()).filter(attends).collect();
@@ -126,18 +142,8 @@ mod tests {
     #[test]
     fn every_position_attends_to_its_best_and_its_last_keys() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
-        let special = [
-            nan,
-            -nan,
-            -inf,
-            inf,
-            0.0,
-            -0.0,
-            f32::MIN,
-            f32::MAX,
-            1e-42,
-            -1e-42,
-        ];
+        let (least, most) = (f32::MIN, f32::MAX);
+        let special = [nan, -nan, -inf, inf, 0.0, -0.0, least, most, 1e-42, -1e-42];
         let mut rng = Rng::new(1);
         for _ in 0..300 {
             let mut score = || match rng.below(3) {

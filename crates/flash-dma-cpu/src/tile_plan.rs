@@ -123,11 +123,8 @@ pub(crate) fn pack_ranges(
 ) {
     let keys = geometry.mask[3];
     let key = |view: &BroadcastView<'_, i32>, index: [usize; 3]| {
-        let at: usize = index
-            .iter()
-            .zip(view.steps())
-            .map(|(i, step)| i * step)
-            .sum();
+        let steps = index.iter().zip(view.steps());
+        let at: usize = steps.map(|(i, step)| i * step).sum();
         (view.data[at].max(0) as usize).min(keys)
     };
     write_words(geometry, bits, |index| {

@@ -4,20 +4,19 @@
 //! and keeps f32 gradients of the keys it touches; a second step adds those of a head's chunks, in
 //! order, so the result does not depend on the threads.
 
-use super::Operands;
 use super::bias_gradient::{
     AllLogits, BiasGradient, BiasSums, ColumnSums, LogitGradients, NoLogits,
 };
 use super::dropout::DropoutWords;
-use super::key_gradient::{KeyGradients, KeyOutputs, reduce};
+use super::key_gradient::{KeyGradients, reduce};
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::{GradientBlock, RowLse};
 use crate::args::Saved;
 use crate::element::Element;
 use crate::gemm::{Matrix, Product};
 use crate::keys::block::{BlockBuffers, KeyBlock};
-use crate::keys::source::KeyRows;
 use crate::keys::tile::TileKeys;
+use crate::operands::{KeyRows, Operands};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::{add_scaled, is_finite, run};
@@ -64,13 +63,12 @@ pub(crate) fn backward<E: Element, R: KeyRows<E>>(
         }
         tasks = rest;
     }
-    let outputs = KeyOutputs {
-        dk: targets.k,
-        dv: targets.v,
-        k_len: problem.k_len,
-        head_dim: problem.head_dim,
-    };
-    reduce(&partials, chunks.per_head(), outputs);
+    reduce(
+        problem,
+        &partials,
+        chunks.per_head(),
+        [targets.k, targets.v],
+    );
 }
 
 /// One task.
@@ -99,7 +97,7 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
         dbias: &BiasGradient<'_>,
     ) -> Self {
         let problem = operands.problem;
-        let keys = TileKeys::new(&operands.keys.source, problem, chunk);
+        let keys = TileKeys::new(&operands.source, problem, chunk);
         let count = keys.list().index.len();
         Self {
             operands,
@@ -146,9 +144,9 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
 
     /// Adds the contributions of one key block's pairs to every gradient.
     fn block(&mut self, rows: &QueryRows, places: Range<usize>, buffers: &mut BlockBuffers) {
-        let (problem, keys) = (self.operands.problem, &self.operands.keys);
+        let problem = self.operands.problem;
         let dim = problem.head_dim;
-        let mut block = buffers.gather(keys, rows, &self.keys, places, problem);
+        let mut block = buffers.gather(self.operands, rows, &self.keys, places);
         let (tile, pairs) = (&mut self.tile, &mut self.pairs);
         pairs.multiply(problem, tile, &block);
         match &mut self.dbias {
@@ -182,7 +180,7 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
 }
 
 /// Where a row of a tile lies in the LSE.
-fn row_of(rows: &QueryRows, r: usize, problem: &Problem) -> usize {
+pub(super) fn row_of(rows: &QueryRows, r: usize, problem: &Problem) -> usize {
     let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);
     head * problem.q_len + rows.query(r)
 }

@@ -109,15 +109,11 @@ pub(crate) struct BroadcastSums {
 impl BroadcastSums {
     fn new([b, h, q, keys]: [usize; 4], heads_each: usize, chunk: &QueryRows) -> Self {
         let KvHead { batch, head } = chunk.kv_head;
-        let heads = if heads_each >= chunk.group {
-            1
-        } else {
-            chunk.group
-        };
-        let (rows, first) = if q == 1 {
-            (1, 0)
-        } else {
-            (chunk.queries.len(), chunk.queries.start)
+        let shared = heads_each >= chunk.group;
+        let heads = if shared { 1 } else { chunk.group };
+        let (rows, first) = match q {
+            1 => (1, 0),
+            _ => (chunk.queries.len(), chunk.queries.start),
         };
         let batch = if b == 1 { 0 } else { batch };
         let head = head * chunk.group / heads_each;
@@ -159,10 +155,9 @@ impl BroadcastSums {
     /// The sums of the biases of a row.
     fn of_row(&mut self, tile: &QueryRows, r: usize) -> &mut [f32] {
         let head = if self.heads == 1 { 0 } else { tile.member(r) };
-        let row = if self.rows == 1 {
-            0
-        } else {
-            tile.query(r) - self.first
+        let row = match self.rows {
+            1 => 0,
+            _ => tile.query(r) - self.first,
         };
         &mut self.sums[(head * self.rows + row) * self.keys..][..self.keys]
     }
@@ -184,8 +179,9 @@ pub(crate) trait LogitGradients {
     /// Takes [`LANES`] columns: group `lanes` of a row whose first group is number `row_lanes` of the block.
     fn add(&mut self, row_lanes: usize, lanes: usize, gradient: &[f32; LANES]);
 
-    /// Takes row `row`, all of whose `lanes` groups are zero.
-    fn clear_row(&mut self, row: usize, lanes: usize);
+    /// Takes row `row`, all of whose `lanes` groups are zero, which adds nothing to a sum.
+    #[inline(always)]
+    fn clear_row(&mut self, _row: usize, _lanes: usize) {}
 }
 
 /// Keeps nothing.
@@ -194,9 +190,6 @@ pub(crate) struct NoLogits;
 impl LogitGradients for NoLogits {
     #[inline(always)]
     fn add(&mut self, _: usize, _: usize, _: &[f32; LANES]) {}
-
-    #[inline(always)]
-    fn clear_row(&mut self, _: usize, _: usize) {}
 }
 
 /// Keeps the sums over the rows, `[columns]`.
@@ -216,9 +209,6 @@ impl LogitGradients for ColumnSums<'_> {
             *sum += x;
         }
     }
-
-    #[inline(always)]
-    fn clear_row(&mut self, _: usize, _: usize) {}
 }
 
 /// Keeps each of them, `[rows, columns]`.

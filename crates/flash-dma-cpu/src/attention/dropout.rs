@@ -21,14 +21,6 @@ pub(super) struct BlockMask<'a> {
     columns: &'a [[u32; LANES]],
 }
 
-/// The mask of one row.
-#[derive(Clone, Copy)]
-pub(super) struct RowMask<'a> {
-    mask: PairMask,
-    row: u32,
-    columns: &'a [[u32; LANES]],
-}
-
 impl DropoutWords {
     /// Takes the rows of a tile.
     pub(super) fn set_rows(&mut self, problem: &Problem, tile: &QueryRows) {
@@ -63,24 +55,14 @@ impl DropoutWords {
     }
 }
 
-impl<'a> BlockMask<'a> {
-    #[inline(always)]
-    pub(super) fn row(&self, row: usize) -> RowMask<'a> {
-        RowMask {
-            mask: self.mask,
-            row: self.rows[row],
-            columns: self.columns,
-        }
-    }
-}
-
-impl RowMask<'_> {
+impl BlockMask<'_> {
     /// Multiplies the values of a row's pairs by the mask.
     #[inline(always)]
-    pub(super) fn apply(&self, values: &mut [[f32; LANES]]) {
+    pub(super) fn apply(&self, row: usize, values: &mut [[f32; LANES]]) {
+        let row = self.rows[row];
         for (values, columns) in values.iter_mut().zip(self.columns) {
             for t in 0..LANES {
-                values[t] *= self.mask.weight(self.row, columns[t]);
+                values[t] *= self.mask.weight(row, columns[t]);
             }
         }
     }

@@ -1,6 +1,5 @@
 //! The forward pass: online softmax over gathered blocks of keys.
 
-use super::Operands;
 use super::dropout::DropoutWords;
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::SoftmaxBlock;
@@ -8,8 +7,8 @@ use crate::args::Outputs;
 use crate::element::Element;
 use crate::gemm::{Matrix, Product};
 use crate::keys::block::{BlockBuffers, KeyBlock};
-use crate::keys::source::KeyRows;
 use crate::keys::tile::TileKeys;
+use crate::operands::{KeyRows, Operands};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::{is_finite, run};
@@ -66,7 +65,7 @@ fn attend_chunk<E: Element, R: KeyRows<E>>(
     mut outputs: ChunkOutputs<'_, E>,
 ) {
     let problem = operands.problem;
-    let mut keys = TileKeys::new(&operands.keys.source, problem, chunk);
+    let mut keys = TileKeys::new(&operands.source, problem, chunk);
     let mut buffers = BlockBuffers::default();
     let mut tile = OutputTile::default();
     for rows in chunk.tiles(query_tile(problem)) {
@@ -75,7 +74,7 @@ fn attend_chunk<E: Element, R: KeyRows<E>>(
         tile.clear(rows.len(), problem.head_dim);
         tile.dropout.set_rows(problem, &rows);
         for places in keys.blocks(key_block(problem)) {
-            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem);
+            let block = buffers.gather(operands, &rows, &keys, places);
             tile.attend(problem, rows.len(), block);
         }
         tile.write(&rows, chunk, problem.head_dim, &mut outputs);
@@ -143,12 +142,6 @@ impl OutputTile {
         dim: usize,
         outputs: &mut ChunkOutputs<'_, E>,
     ) {
-        let ChunkOutputs {
-            out,
-            residual,
-            lse,
-            lse_rest,
-        } = outputs;
         let acc = self.acc.get(rows.len() * dim);
         let (max, sum) = (self.max.read(rows.len()), self.sum.read(rows.len()));
         for (r, acc) in acc.chunks_exact_mut(dim).enumerate() {
@@ -157,28 +150,25 @@ impl OutputTile {
             let rest;
             if sum[r] == 0.0 {
                 acc.fill(0.0);
-                (lse[h][i], rest) = (f32::NEG_INFINITY, 0.0);
+                (outputs.lse[h][i], rest) = (f32::NEG_INFINITY, 0.0);
             } else {
                 for x in acc.iter_mut() {
                     *x /= sum[r];
                 }
-                (lse[h][i], rest) = rounded_sum(max[r], sum[r].ln());
+                (outputs.lse[h][i], rest) = rounded_sum(max[r], sum[r].ln());
             }
-            if let Some(lse_rest) = lse_rest {
+            if let Some(lse_rest) = &mut outputs.lse_rest {
                 lse_rest[h][i] = rest;
             }
-            let out = &mut out[h][i * dim..(i + 1) * dim];
+            let out = &mut outputs.out[h][i * dim..(i + 1) * dim];
             E::round(acc, out);
-            if let Some(residual) = residual {
+            if let Some(residual) = &mut outputs.residual {
                 let rounded = self.rounded.get(dim);
                 E::widen(out, rounded);
                 for (x, rounded) in acc.iter_mut().zip(rounded.iter()) {
                     // Beside NaN and infinity, which f16 may round to, there is nothing to add.
-                    *x = if rounded.is_finite() {
-                        *x - rounded
-                    } else {
-                        0.0
-                    };
+                    let lost = *x - rounded;
+                    *x = if rounded.is_finite() { lost } else { 0.0 };
                 }
                 E::round(acc, &mut residual[h][i * dim..(i + 1) * dim]);
             }

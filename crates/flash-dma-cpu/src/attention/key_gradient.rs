@@ -2,6 +2,7 @@
 
 use crate::element::Element;
 use crate::simd::add_scaled;
+use flash_dma_problem::Problem;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -24,27 +25,15 @@ impl KeyGradients {
     }
 }
 
-/// Where the gradients of K and V are written.
-pub(crate) struct KeyOutputs<'a, E> {
-    pub(crate) dk: &'a mut [E],
-    pub(crate) dv: &'a mut [E],
-    pub(crate) k_len: usize,
-    pub(crate) head_dim: usize,
-}
-
-/// Adds the chunks of each key/value head in order and writes the gradients of the keys; a key that
+/// Adds the chunks of each key/value head in order and writes the gradients of K and V; a key that
 /// no chunk touched gets zeros. `partials` holds `chunks` per head.
 pub(crate) fn reduce<E: Element>(
+    problem: &Problem,
     partials: &[KeyGradients],
     chunks: usize,
-    outputs: KeyOutputs<'_, E>,
+    [dk, dv]: [&mut [E]; 2],
 ) {
-    let KeyOutputs {
-        dk,
-        dv,
-        k_len,
-        head_dim: dim,
-    } = outputs;
+    let (k_len, dim) = (problem.k_len, problem.head_dim);
     if k_len == 0 {
         return;
     }

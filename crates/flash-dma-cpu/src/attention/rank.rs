@@ -4,16 +4,15 @@
 //! The tasks and tiles of the backward pass, with the runners-up or the kept keys as keys and two products per pair.
 //! Every task sums over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
 
-use super::Operands;
-use super::backward::{GradientTile, PairGradients};
+use super::backward::{GradientTile, PairGradients, row_of};
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::{RowLse, at_most_0};
 use crate::args::Saved;
 use crate::element::Element;
 use crate::keys::block::{BlockBuffers, KeyBlock};
-use crate::keys::source::KeyRows;
 use crate::keys::tile::TileKeys;
 use crate::keys::visibility::{Visibility, VisibleLanes, VisiblePairs};
+use crate::operands::{KeyRows, Operands};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::{LANES, Loop, exp, run, sigmoid_softplus, tanh};
@@ -85,7 +84,7 @@ fn of_chunk<E: Element, R: KeyRows<E>>(
     chunk: &QueryRows,
 ) -> (Vec<u32>, Vec<f32>) {
     let problem = operands.problem;
-    let mut keys = TileKeys::new(&operands.keys.source, problem, chunk);
+    let mut keys = TileKeys::new(&operands.source, problem, chunk);
     let mut sums = vec![0.0; keys.list().index.len()];
     let (mut tile, mut pairs) = (GradientTile::default(), PairGradients::default());
     let (mut buffers, mut columns) = (BlockBuffers::default(), Buffer::default());
@@ -96,14 +95,12 @@ fn of_chunk<E: Element, R: KeyRows<E>>(
             continue;
         }
         tile.load(operands, saved, &rows);
-        let head = rows.kv_head.batch * problem.q_heads;
-        let of_row = |r| (head + rows.q_head(r)) * problem.q_len + rows.query(r);
         if let Some(all) = saved.grad_lse {
             grad_lse.clear();
-            grad_lse.extend((0..rows.len()).map(|r| all[of_row(r)]));
+            grad_lse.extend((0..rows.len()).map(|r| all[row_of(&rows, r, problem)]));
         }
         for places in keys.blocks(key_block(problem)) {
-            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem);
+            let block = buffers.gather(operands, &rows, &keys, places);
             pairs.multiply(problem, &tile, &block);
             let len = tile.rows * block.columns;
             let of_columns = columns.get(block.columns);

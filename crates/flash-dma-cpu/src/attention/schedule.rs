@@ -73,7 +73,6 @@ impl<'a> Chunks<'a> {
         self.bounds.len() - 1
     }
 
-    /// The rows of a task.
     pub(crate) fn rows(&self, task: usize) -> QueryRows {
         let (head, chunk) = (task / self.per_head(), task % self.per_head());
         QueryRows {

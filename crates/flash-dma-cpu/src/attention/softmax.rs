@@ -92,7 +92,7 @@ impl SoftmaxBlock<'_> {
             }
             self.sum[r] += sums.iter().sum::<f32>();
             if let Some(dropout) = self.dropout {
-                dropout.row(r).apply(row);
+                dropout.apply(r, row);
             }
         }
     }
@@ -165,10 +165,8 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
     ) {
         let columns = self.block.columns;
         let tested = self.block.tested / LANES;
-        let blocks = self
-            .p
-            .chunks_exact_mut(columns)
-            .zip(self.ds.chunks_exact_mut(columns));
+        let blocks = self.p.chunks_exact_mut(columns);
+        let blocks = blocks.zip(self.ds.chunks_exact_mut(columns));
         for (r, (p, ds)) in blocks.enumerate() {
             let delta = self.delta[r];
             if self.lse.attends_to_nothing(r) {
@@ -181,9 +179,8 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
             let (ds, _) = ds.as_chunks_mut::<LANES>();
             let bias = self.block.bias_of(r);
             let at = self.block.row(r);
-            let dropout = self.dropout.map(|mask| mask.row(r));
-            if let Some(dropout) = dropout {
-                dropout.apply(ds);
+            if let Some(dropout) = self.dropout {
+                dropout.apply(r, ds);
             }
             for c in 0..p.len() {
                 let (p, ds, bias) = (&mut p[c], &mut ds[c], &bias[c]);
@@ -198,11 +195,7 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
                     // Its sum had this term, whatever the rounding of both is: no probability exceeds 1.
                     p[t] = exp::<FUSED>(at_most_0(self.lse.above(r, product + bias[t])));
                     logit_gradient[t] = p[t] * (ds[t] - delta);
-                    ds[t] = if CAPPED {
-                        logit_gradient[t] * slope
-                    } else {
-                        logit_gradient[t]
-                    };
+                    ds[t] = logit_gradient[t] * slope;
                 }
                 if c >= tested {
                     let visible = visible.lanes(at, c);
@@ -215,8 +208,8 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
                 }
                 self.logits.add(r * (columns / LANES), c, &logit_gradient);
             }
-            if let Some(dropout) = dropout {
-                dropout.apply(p);
+            if let Some(dropout) = self.dropout {
+                dropout.apply(r, p);
             }
         }
     }

@@ -3,11 +3,10 @@
 use super::forward_problem;
 use super::tensors::{Pages, PagesRef, Tokens};
 use crate::args::Outputs;
-use crate::attention::Operands;
 use crate::attention::forward::forward;
 use crate::element::Element;
 use crate::keys::bias::Bias;
-use crate::keys::source::{KeyRows, KeySource, Keys};
+use crate::operands::{KeyRows, KeySource, Operands};
 use crate::queries::KvHead;
 use crate::select::interval_of;
 use crate::view::View;
@@ -144,11 +143,9 @@ pub(crate) fn attend<E: Element>(
             let operands = Operands {
                 problem: &problem,
                 q,
-                keys: Keys {
-                    rows,
-                    source: (intervals.as_deref()).map_or(KeySource::All, KeySource::Intervals),
-                    bias: scores.map(|scores| Bias::of_scores(&scores, problem.group())),
-                },
+                rows,
+                source: (intervals.as_deref()).map_or(KeySource::All, KeySource::Intervals),
+                bias: scores.map(|scores| Bias::of_scores(&scores, problem.group())),
             };
             forward(&operands, Outputs::new(out, lse));
             Ok(())

@@ -4,11 +4,10 @@ use super::forward_problem;
 use super::placement::{HeldKeys, Placement, changes};
 use super::tensors::{Slots, SlotsRef, Tokens};
 use crate::args::Outputs;
-use crate::attention::Operands;
 use crate::attention::forward::forward;
 use crate::element::Element;
 use crate::keys::bias::Bias;
-use crate::keys::source::{KeyRows, KeySource, Keys};
+use crate::operands::{KeyRows, KeySource, Operands};
 use crate::queries::KvHead;
 use crate::view::View;
 use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval};
@@ -132,16 +131,14 @@ pub(crate) fn attend<E: Element>(
     let operands = Operands {
         problem: &problem,
         q: *q,
-        keys: Keys {
-            rows: SlotRows {
-                shape,
-                k: slots.k,
-                v: slots.v,
-                tokens: *tokens,
-            },
-            source: KeySource::Intervals(intervals),
-            bias,
+        rows: SlotRows {
+            shape,
+            k: slots.k,
+            v: slots.v,
+            tokens: *tokens,
         },
+        source: KeySource::Intervals(intervals),
+        bias,
     };
     forward(&operands, outputs);
     Ok(placements)

@@ -1,9 +1,9 @@
 //! A block of a tile's keys, gathered.
 
-use super::source::{KeyRows, Keys};
 use super::tile::TileKeys;
 use super::visibility::{QueryRanges, RowQuery, Visibility};
 use crate::element::Element;
+use crate::operands::{KeyRows, Operands};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::LANES;
@@ -46,12 +46,12 @@ impl BlockBuffers {
     /// Gathers the keys at `places` of a tile's list. Their biases have ALiBi in them.
     pub(crate) fn gather<'a, E: Element, R: KeyRows<E>>(
         &'a mut self,
-        source: &Keys<'_, R>,
+        operands: &Operands<'_, E, R>,
         tile: &QueryRows,
         list: &'a TileKeys<'_>,
         places: Range<usize>,
-        problem: &Problem,
     ) -> KeyBlock<'a> {
+        let problem = operands.problem;
         let dim = problem.head_dim;
         let entries = &list.list().entries[places.clone()];
         let len = entries.len();
@@ -62,7 +62,7 @@ impl BlockBuffers {
         let (k, v) = (self.k.get(columns * dim), self.v.get(columns * dim));
         for (column, &key) in self.keys.iter().enumerate() {
             let row = column * dim..(column + 1) * dim;
-            let [key, value] = source.rows.rows(tile.kv_head, key as usize);
+            let [key, value] = operands.rows.rows(tile.kv_head, key as usize);
             E::widen(key, &mut k[row.clone()]);
             E::widen(value, &mut v[row]);
         }
@@ -70,10 +70,10 @@ impl BlockBuffers {
         v[len * dim..].fill(0.0);
 
         let one_bias =
-            problem.alibi.is_none() && source.bias.is_none_or(|bias| bias.is_one_row(tile));
+            problem.alibi.is_none() && operands.bias.is_none_or(|bias| bias.is_one_row(tile));
         let bias_rows = if one_bias { 1 } else { tile.len() };
         let biases = self.bias.get(bias_rows * columns);
-        match &source.bias {
+        match &operands.bias {
             None => biases.fill(0.0),
             Some(bias) => {
                 for (row, biases) in biases.chunks_exact_mut(columns).enumerate() {

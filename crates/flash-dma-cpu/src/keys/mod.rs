@@ -4,7 +4,6 @@ pub(crate) mod bias;
 pub(crate) mod block;
 pub(crate) mod intervals;
 pub(crate) mod planned;
-pub(crate) mod source;
 pub(crate) mod tile;
 pub(crate) mod visibility;
 

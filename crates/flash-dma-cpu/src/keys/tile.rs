@@ -3,7 +3,7 @@
 use super::KeyList;
 use super::intervals::IntervalLists;
 use super::planned::PlannedLists;
-use super::source::KeySource;
+use crate::operands::KeySource;
 use crate::position::Positions;
 use crate::queries::QueryRows;
 use flash_dma_problem::{PlanGeometry, Problem};
@@ -22,29 +22,21 @@ pub(crate) enum TileKeys<'a> {
 impl<'a> TileKeys<'a> {
     pub(crate) fn new(source: &KeySource<'a>, problem: &Problem, chunk: &QueryRows) -> Self {
         let k_len = problem.k_len;
-        let by_intervals = |intervals| {
-            let positions = Positions::from(problem);
-            Self::Intervals {
-                lists: IntervalLists::new(intervals, k_len, positions.span(&chunk.queries)),
-                positions,
-            }
-        };
-        match source {
-            KeySource::All => by_intervals(None),
+        let positions = Positions::from(problem);
+        let span = positions.span(&chunk.queries);
+        let lists = match source {
+            KeySource::All => IntervalLists::new(None, k_len, span),
             KeySource::Intervals(intervals) => {
                 let row = chunk.kv_head.batch * problem.kv_heads + chunk.kv_head.head;
-                by_intervals(Some(&intervals[row * k_len..(row + 1) * k_len]))
+                let intervals = &intervals[row * k_len..(row + 1) * k_len];
+                IntervalLists::new(Some(intervals), k_len, span)
             }
-            KeySource::Ranked(ranked) => {
-                let positions = Positions::from(problem);
-                let span = positions.span(&chunk.queries);
-                Self::Intervals {
-                    lists: IntervalLists::ranked(ranked, k_len, chunk.kv_head, span),
-                    positions,
-                }
+            KeySource::Ranked(ranked) => IntervalLists::ranked(ranked, k_len, chunk.kv_head, span),
+            KeySource::Planned(bits) => {
+                return Self::Planned(PlannedLists::new(*bits, k_len, chunk));
             }
-            KeySource::Planned(bits) => Self::Planned(PlannedLists::new(*bits, k_len, chunk)),
-        }
+        };
+        Self::Intervals { lists, positions }
     }
 
     /// Lists the keys of a tile of the chunk; the tiles come in order.

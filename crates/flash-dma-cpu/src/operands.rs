@@ -1,13 +1,24 @@
-//! Where a pass takes its keys from.
+//! What a pass computes with: the queries, and where it takes their keys from.
 
-use super::bias::Bias;
-use super::intervals::{Ranked, RankedPositions};
-use crate::args::{Inputs, MaskedInputs, Selection};
+use crate::args::{Inputs, MaskedInputs};
 use crate::element::Element;
+use crate::keys::bias::Bias;
+use crate::keys::intervals::{Ranked, RankedPositions};
 use crate::queries::KvHead;
 use crate::tile_plan::MaskBits;
 use crate::view::View;
 use flash_dma_problem::{Interval, MaskedProblem, Problem};
+
+/// The checked inputs of a pass.
+pub(crate) struct Operands<'a, E, R> {
+    pub(crate) problem: &'a Problem,
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub(crate) q: View<'a, E, 4>,
+    pub(crate) rows: R,
+    pub(crate) source: KeySource<'a>,
+    /// `None` adds nothing to the logits.
+    pub(crate) bias: Option<Bias<'a>>,
+}
 
 /// The rows of K and V, wherever they lie. `key` is an index below the problem's `k_len`.
 pub(crate) trait KeyRows<E>: Sync {
@@ -16,7 +27,6 @@ pub(crate) trait KeyRows<E>: Sync {
 }
 
 /// Which keys a query attends to.
-#[derive(Clone, Copy)]
 pub(crate) enum KeySource<'a> {
     /// All keys up to the query's position.
     All,
@@ -28,17 +38,7 @@ pub(crate) enum KeySource<'a> {
     Planned(MaskBits<'a>),
 }
 
-/// The keys of a pass.
-#[derive(Clone, Copy)]
-pub(crate) struct Keys<'a, R> {
-    pub(crate) rows: R,
-    pub(crate) source: KeySource<'a>,
-    /// `None` adds nothing to the logits.
-    pub(crate) bias: Option<Bias<'a>>,
-}
-
 /// K and V as tensors.
-#[derive(Clone, Copy)]
 pub(crate) struct KeyTensors<'a, E> {
     k: View<'a, E, 4>,
     v: View<'a, E, 4>,
@@ -51,43 +51,41 @@ impl<E: Element> KeyRows<E> for KeyTensors<'_, E> {
     }
 }
 
-impl<'a, E: Element> Keys<'a, KeyTensors<'a, E>> {
-    pub(crate) fn scored(problem: &Problem, inputs: &Inputs<'a, E>) -> Self {
-        let (k, v) = (inputs.k, inputs.v);
+impl<'a, E: Element> Operands<'a, E, KeyTensors<'a, E>> {
+    pub(crate) fn scored(problem: &'a Problem, inputs: &Inputs<'a, E>) -> Self {
+        let &Inputs { q, k, v, selection } = inputs;
         Self {
+            problem,
+            q,
             rows: KeyTensors { k, v },
-            source: match inputs.selection {
-                None => KeySource::All,
-                Some(Selection { intervals, .. }) => KeySource::Intervals(intervals),
-            },
-            bias: (inputs.selection).map(|s| Bias::of_scores(&s.scores, problem.group())),
+            source: selection.map_or(KeySource::All, |s| KeySource::Intervals(s.intervals)),
+            bias: selection.map(|s| Bias::of_scores(&s.scores, problem.group())),
         }
     }
 
-    /// Those of a selection whose ranks learn.
+    /// The keys of the inputs' selection whose ranks learn.
     pub(crate) fn ranked(
-        problem: &Problem,
+        problem: &'a Problem,
         inputs: &Inputs<'a, E>,
-        selection: &Selection<'a>,
         positions: RankedPositions<'a>,
     ) -> Self {
-        let (k, v) = (inputs.k, inputs.v);
-        let ranked = Ranked {
-            intervals: selection.intervals,
-            positions,
-            scores: selection.scores,
-        };
+        let selection = inputs.selection.expect("a rank comes with it");
         Self {
-            rows: KeyTensors { k, v },
-            source: KeySource::Ranked(ranked),
-            bias: Some(Bias::of_scores(&selection.scores, problem.group())),
+            source: KeySource::Ranked(Ranked {
+                intervals: selection.intervals,
+                positions,
+                scores: selection.scores,
+            }),
+            ..Self::scored(problem, inputs)
         }
     }
 
-    pub(crate) fn masked(problem: &MaskedProblem, inputs: &MaskedInputs<'a, E>) -> Self {
+    pub(crate) fn masked(problem: &'a MaskedProblem, inputs: &MaskedInputs<'a, E>) -> Self {
         let (k, v) = (inputs.k, inputs.v);
         let bias = |bias| Bias::of_tensor(bias, problem.heads_each(bias.shape[1]));
         Self {
+            problem: &problem.attention,
+            q: inputs.q,
             rows: KeyTensors { k, v },
             source: KeySource::Planned(MaskBits::new(problem, inputs.bits)),
             bias: inputs.bias.as_ref().map(bias),
