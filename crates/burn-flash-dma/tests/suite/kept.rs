@@ -2,7 +2,7 @@
 
 use super::alone::alone;
 use crate::case::random;
-use burn::module::{Module, ModuleMapper, Param};
+use crate::layer::recast;
 use burn::nn::{LinearConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
@@ -36,14 +36,6 @@ static ALLOCATOR: Counting = Counting;
 const TOKENS: usize = 4096;
 const WIDTH: usize = 64;
 
-struct ToBf16;
-
-impl ModuleMapper for ToBf16 {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.cast(DType::BF16).detach().require_grad())
-    }
-}
-
 /// What a pass leaves behind beside its result, in tensors of 16 bits of the width of its input.
 fn left(device: &Device, pass: impl Fn(Tensor<3>) -> Tensor<3>) -> f64 {
     let input = |tokens| {
@@ -64,7 +56,7 @@ fn left(device: &Device, pass: impl Fn(Tensor<3>) -> Tensor<3>) -> f64 {
 fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
     alone!();
     let device = Device::flex().autodiff();
-    let norm = RmsNormConfig::new(WIDTH).init(&device).map(&mut ToBf16);
+    let norm = recast(RmsNormConfig::new(WIDTH).init(&device), DType::BF16);
     for form in [ScoreForm::Zoh, ScoreForm::Linear] {
         // A key/value head is as wide as a quarter of the tokens.
         let attention = DynamicMaskAttentionConfig::new(WIDTH, 4)
@@ -72,8 +64,8 @@ fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
             .with_keep_window(Some(32))
             .with_max_seq_len(Some(TOKENS))
             .with_score_form(form)
-            .init(&device)
-            .map(&mut ToBf16);
+            .init(&device);
+        let attention = recast(attention, DType::BF16);
         let kept = left(&device, |x| {
             attention.forward(rms_norm(x, norm.gamma.val(), 1e-5))
         });

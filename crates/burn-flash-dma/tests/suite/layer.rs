@@ -1,6 +1,7 @@
 //! A layer and its tokens, and what several tests ask of them.
 
 use crate::case::{grad, random, values};
+use burn::config::Config;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Gradients, Tensor};
@@ -20,6 +21,11 @@ pub fn tokens(batch: usize, len: usize, device: &Device) -> Tensor<3> {
     random([batch, len, WIDTH], device)
 }
 
+/// As [`tokens`], on the device of a layer.
+pub fn tokens_for(layer: &DynamicMaskAttention, batch: usize, len: usize) -> Tensor<3> {
+    tokens(batch, len, &layer.q_proj.weight.device())
+}
+
 /// The layer of a configuration with the parameters of another one.
 pub fn like(
     layer: &DynamicMaskAttention,
@@ -29,6 +35,18 @@ pub fn like(
     config
         .init(&device)
         .load_record(layer.clone().into_record())
+}
+
+/// A configuration as its file says it.
+pub fn reread(config: &DynamicMaskAttentionConfig) -> DynamicMaskAttentionConfig {
+    Config::load_binary(config.to_string().as_bytes()).expect("what was saved")
+}
+
+/// Whether a configuration does not load when `part` of its file is replaced. Panics if it has no such part.
+pub fn broken(config: &DynamicMaskAttentionConfig, part: &str, by: &str) -> bool {
+    let saved = config.to_string();
+    assert!(saved.contains(part), "{saved}");
+    DynamicMaskAttentionConfig::load_binary(saved.replace(part, by).as_bytes()).is_err()
 }
 
 /// The projection that makes scores.
@@ -45,26 +63,35 @@ pub fn of_scores(layer: &DynamicMaskAttention, grads: &Gradients) -> Vec<f64> {
 }
 
 /// The gradients of the squared outputs of two texts of `len` tokens. Panics if the scores learn nothing.
-pub fn gradients_with_scores(
-    layer: &DynamicMaskAttention,
-    len: usize,
-    device: &Device,
-) -> Gradients {
-    let out = layer.forward(tokens(2, len, device));
+pub fn gradients_with_scores(layer: &DynamicMaskAttention, len: usize) -> Gradients {
+    let out = layer.forward(tokens_for(layer, 2, len));
     let grads = out.powi_scalar(2).sum().backward();
     assert!(of_scores(layer, &grads).iter().any(|x| *x != 0.0));
     grads
 }
 
-/// A module with all parameters in an element type.
+/// A module with all parameters in an element type, cast in the graph of the old ones.
 pub fn cast<M: Module>(module: M, dtype: DType) -> M {
-    struct Cast(DType);
-    impl ModuleMapper for Cast {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(self.0))
-        }
+    module.map(&mut Cast { dtype, anew: false })
+}
+
+/// As [`cast`], with parameters that train themselves.
+pub fn recast<M: Module>(module: M, dtype: DType) -> M {
+    module.map(&mut Cast { dtype, anew: true })
+}
+
+struct Cast {
+    dtype: DType,
+    anew: bool,
+}
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| match self.anew && value.device().is_autodiff() {
+            true => value.cast(self.dtype).detach().require_grad(),
+            false => value.cast(self.dtype),
+        })
     }
-    module.map(&mut Cast(dtype))
 }
 
 /// A parameter of a module.
@@ -98,11 +125,10 @@ pub fn parameters<M: Module>(module: &M, gradients: &GradientsParams) -> Vec<Par
             });
         }
     }
-    let (path, found) = (Vec::new(), Vec::new());
     let mut visitor = Visitor {
         gradients,
-        path,
-        found,
+        path: Vec::new(),
+        found: Vec::new(),
     };
     module.visit(&mut visitor);
     visitor.found

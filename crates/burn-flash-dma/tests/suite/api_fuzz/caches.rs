@@ -58,7 +58,7 @@ fn slots_of(draw: &mut Draw, heads: Heads) -> Option<DynamicMaskCache> {
     let device = draw.device.clone();
     match draw.one_in(2) {
         true => call!(draw, DynamicMaskCache::try_new(&config, &device)),
-        false => call!(draw, DynamicMaskCacheConfig::try_init(&config, &device)),
+        false => call!(draw, config.try_init(&device)),
     }
 }
 
@@ -88,7 +88,7 @@ fn pages_of(draw: &mut Draw, heads: Heads) -> Option<PagedCache> {
     let device = draw.device.clone();
     match draw.one_in(2) {
         true => call!(draw, PagedCache::try_new(&config, &device)),
-        false => call!(draw, PagedCacheConfig::try_init(&config, &device)),
+        false => call!(draw, config.try_init(&device)),
     }
 }
 
@@ -109,17 +109,14 @@ pub fn slots(draw: &mut Draw) {
 fn save_slots(draw: &mut Draw, cache: &DynamicMaskCache) {
     let device = draw.device.clone();
     if draw.one_in(2) {
-        let record = call!(draw, DynamicMaskCache::try_to_module_record_sync(cache));
+        let record = call!(draw, cache.try_to_module_record_sync());
         let (kv_heads, dim) = (1, 8);
         let other = slots_of(draw, Heads { kv_heads, dim });
         let into = other.filter(|_| draw.one_in(3));
         let into = into.unwrap_or_else(|| cache.clone());
         let Some(record) = record else { return };
-        call!(
-            draw,
-            DynamicMaskCache::try_load_module_record_sync(&into, record)
-        );
-    } else if let Some(record) = call!(draw, DynamicMaskCache::try_to_record_sync(cache))
+        call!(draw, into.try_load_module_record_sync(record));
+    } else if let Some(record) = call!(draw, cache.try_to_record_sync())
         && let Some(record) = reread(draw, record)
     {
         // A damaged one may hold anything that fits.
@@ -178,7 +175,7 @@ pub fn pages(draw: &mut Draw) {
 
 fn save_pages(draw: &mut Draw, cache: &PagedCache) {
     let device = draw.device.clone();
-    if let Some(record) = call!(draw, PagedCache::try_to_record_sync(cache))
+    if let Some(record) = call!(draw, cache.try_to_record_sync())
         && let Some(record) = reread(draw, record)
     {
         call!(draw, PagedCache::try_from_record(record, &device));
@@ -192,10 +189,7 @@ fn share(draw: &mut Draw, cache: &mut PagedCache) {
         false => cache.lengths().first().copied().unwrap_or(0),
     };
     draw.note((from, into, tokens));
-    call!(
-        draw,
-        PagedCache::try_share_prefix(cache, from, into, tokens)
-    );
+    call!(draw, cache.try_share_prefix(from, into, tokens));
 }
 
 fn table(draw: &mut Draw, cache: &mut PagedCache) {
@@ -203,7 +197,7 @@ fn table(draw: &mut Draw, cache: &mut PagedCache) {
         let copies: Vec<[usize; 2]> = (0..draw.below(4))
             .map(|_| [0; 2].map(|_| draw.count("page").saturating_sub(1)))
             .collect();
-        call!(draw, PagedCache::try_copy_pages(cache, &copies));
+        call!(draw, cache.try_copy_pages(&copies));
         return;
     }
     let mut table = cache.block_table();
@@ -215,7 +209,7 @@ fn table(draw: &mut Draw, cache: &mut PagedCache) {
         table.lengths = (0..count).map(|_| draw.count("length")).collect();
     }
     draw.note(&table);
-    call!(draw, PagedCache::try_set_block_table(cache, &table));
+    call!(draw, cache.try_set_block_table(&table));
 }
 
 pub fn either(draw: &mut Draw) {
@@ -256,18 +250,18 @@ macro_rules! change {
                 0 | 1 => {
                     let scored = $scored;
                     let (q, k, v, scores) = tokens($draw, sequences, heads, scored);
-                    finish!($draw, $kind::try_step($cache, q, k, v, $own(scores)));
+                    finish!($draw, $cache.try_step(q, k, v, $own(scores)));
                 }
                 2 => {
                     let scored = $scored;
                     let (q, k, v, scores) = tokens($draw, sequences, heads, scored);
-                    finish!($draw, $kind::try_step_with_lse($cache, q, k, v, $own(scores)));
+                    finish!($draw, $cache.try_step_with_lse(q, k, v, $own(scores)));
                 }
                 3 => {
                     $(
                         let scored = $scored;
                         let (_, k, v, scores) = tokens($draw, sequences, heads, scored);
-                        call!($draw, $kind::$append($cache, k, v, $own(scores)));
+                        call!($draw, $cache.$append(k, v, $own(scores)));
                     )?
                 }
                 4 => {
@@ -275,11 +269,11 @@ macro_rules! change {
                     let indices = (0..count).map(|_| sequence($draw, sequences));
                     let indices = indices.collect::<Vec<_>>();
                     $draw.note(&indices);
-                    call!($draw, $kind::try_reorder($cache, &indices));
+                    call!($draw, $cache.try_reorder(&indices));
                 }
                 5 => {
                     let sequence = sequence($draw, sequences);
-                    call!($draw, $kind::try_reset($cache, sequence));
+                    call!($draw, $cache.try_reset(sequence));
                 }
                 6 => {
                     let mut caches = vec![$cache.clone()];
@@ -293,15 +287,15 @@ macro_rules! change {
                     }
                 }
                 7 => {
-                    call!($draw, $kind::try_hold($cache));
+                    call!($draw, $cache.try_hold());
                 }
                 8 => {
                     let count = $draw.count("accepted").saturating_sub(1);
-                    call!($draw, $kind::try_accept($cache, count));
+                    call!($draw, $cache.try_accept(count));
                 }
                 _ => {
                     let sequence = sequence($draw, sequences);
-                    call!($draw, $kind::try_fork($cache, sequence));
+                    call!($draw, $cache.try_fork(sequence));
                 }
             }
         }

@@ -33,7 +33,7 @@ pub struct Draw {
     /// What has been drawn: the description of the case.
     log: Vec<String>,
     /// How often each function was called, and how often it refused.
-    pub counts: BTreeMap<&'static str, [usize; 2]>,
+    pub counts: BTreeMap<String, [usize; 2]>,
     pub findings: Vec<String>,
 }
 
@@ -326,14 +326,14 @@ impl Draw {
     /// Makes a call that may refuse and must not panic.
     pub fn call<T, E: Display>(
         &mut self,
-        name: &'static str,
+        name: &str,
         call: impl FnOnce() -> Result<T, E>,
     ) -> Option<T> {
         self.log.push(format!("{name}?"));
         match self.run(name, call)? {
             Ok(value) => Some(value),
             Err(error) => {
-                self.counts.entry(name).or_default()[1] += 1;
+                self.counts.entry(name.into()).or_default()[1] += 1;
                 let (text, all) = (error.to_string(), usize::MAX.to_string());
                 // It stands for something else, unless the case has given it.
                 if text.contains(&all) && !self.log.iter().any(|drawn| drawn.contains(&all)) {
@@ -346,8 +346,8 @@ impl Draw {
     }
 
     /// Makes a call that must not panic.
-    pub fn run<T>(&mut self, name: &'static str, call: impl FnOnce() -> T) -> Option<T> {
-        self.counts.entry(name).or_default()[0] += 1;
+    pub fn run<T>(&mut self, name: &str, call: impl FnOnce() -> T) -> Option<T> {
+        self.counts.entry(name.into()).or_default()[0] += 1;
         CALLING.set(true);
         let result = catch_unwind(AssertUnwindSafe(call));
         CALLING.set(false);

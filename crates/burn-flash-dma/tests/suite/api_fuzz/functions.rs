@@ -41,13 +41,13 @@ pub fn attention(draw: &mut Draw) {
 
 /// A call of a builder, in one of the forms that all of them have.
 macro_rules! form {
-    ($draw:ident, $type:ident, $attention:ident, $sizes:ident) => {
+    ($draw:ident, $attention:ident, $sizes:ident) => {
         match $draw.below(3) {
-            0 => finish!($draw, $type::try_forward($attention)),
-            1 => finish!($draw, $type::try_forward_with_lse($attention)),
+            0 => finish!($draw, $attention.try_forward()),
+            1 => finish!($draw, $attention.try_forward_with_lse()),
             _ => {
                 let rows = chosen($draw, $sizes.q_len);
-                finish!($draw, $type::try_probabilities($attention, &rows));
+                finish!($draw, $attention.try_probabilities(&rows));
             }
         }
     };
@@ -55,10 +55,10 @@ macro_rules! form {
 
 fn forward<S: Clone>(draw: &mut Draw, attention: Attention<S>, sizes: &Sizes) {
     if !draw.one_in(4) {
-        return form!(draw, Attention, attention, sizes);
+        return form!(draw, attention, sizes);
     }
     let logits = draw.tensor_in("logits", [sizes.q_heads], DType::F32);
-    finish!(draw, Attention::try_forward_with_sink(attention, logits));
+    finish!(draw, attention.try_forward_with_sink(logits));
 }
 
 /// The indices of some queries.
@@ -108,14 +108,11 @@ fn selected(draw: &mut Draw, sizes: &Sizes, scores: Tensor<3>) -> Option<Interva
         2 => {
             let documents = draw.documents(sizes.batch, sizes.k_len);
             let device = draw.device.clone();
-            call!(
-                draw,
-                Documents::try_intervals(&documents, sizes.scores(), &device)
-            )
+            call!(draw, documents.try_intervals(sizes.scores(), &device))
         }
         _ => {
             let selector = selector(draw, sizes);
-            call!(draw, Selector::try_select(&selector, scores.clone()))
+            call!(draw, selector.try_select(scores.clone()))
         }
     }?;
     if draw.one_in(3) {
@@ -201,7 +198,7 @@ pub fn masked_attention(draw: &mut Draw) {
         },
     };
     let attention = attention.bias(bias).options(options);
-    form!(draw, MaskedAttention, attention, sizes);
+    form!(draw, attention, sizes);
 }
 
 /// A plan of a mask or of ranges, mostly for the lengths and the causal masking.
@@ -247,7 +244,7 @@ fn built_mask(draw: &mut Draw, sizes: &Sizes, shape: [usize; 4]) -> Option<Atten
     let block = draw.end("block").max(1);
     let rule = draw.pick(&[BlockRule::Any, BlockRule::Majority]);
     match draw.one_in(3) {
-        true => run!(draw, AttentionMask::in_key_blocks(mask, block, rule)),
+        true => run!(draw, mask.in_key_blocks(block, rule)),
         false => Some(mask),
     }
 }
@@ -276,11 +273,8 @@ fn ranges(draw: &mut Draw, sizes: &Sizes) -> Option<KeyRanges> {
         _ => {
             let queries = draw.documents(sizes.batch, sizes.q_len);
             let keys = draw.documents(sizes.batch, sizes.k_len);
-            let causal = draw.one_in(2);
-            call!(
-                draw,
-                KeyRanges::try_packed([&queries, &keys], causal, &device)
-            )
+            let (both, causal) = ([&queries, &keys], draw.one_in(2));
+            call!(draw, KeyRanges::try_packed(both, causal, &device))
         }
     }
 }
@@ -305,14 +299,15 @@ pub fn packed_attention(draw: &mut Draw) {
     if scored {
         let dtype = score_type(draw);
         let scores = draw.tensor_in("scores", [sizes.k_len, sizes.kv_heads], dtype);
-        let mut attention = attention.scores(scores);
+        let mut attention = attention.scores(scores).options(options);
         if draw.one_in(3) {
             attention = attention.selector(selector(draw, &sizes));
         }
-        return packed(draw, attention.options(options), &sizes);
+        return form!(draw, attention, sizes);
     }
+    let attention = attention.options(options);
     if draw.one_in(3) {
-        return packed(draw, attention.options(options), &sizes);
+        return form!(draw, attention, sizes);
     }
     let of_one = Sizes { batch: 1, ..sizes };
     let queries = draw.documents(1, sizes.q_len);
@@ -325,11 +320,7 @@ pub fn packed_attention(draw: &mut Draw) {
         let shape = draw.broadcast(&of_one);
         attention = attention.bias(draw.tensor("bias", shape));
     }
-    packed(draw, attention.options(options), &sizes);
-}
-
-fn packed<S>(draw: &mut Draw, attention: PackedAttention<S>, sizes: &Sizes) {
-    form!(draw, PackedAttention, attention, sizes);
+    form!(draw, attention, sizes);
 }
 
 pub fn given_intervals(draw: &mut Draw) {
@@ -361,7 +352,7 @@ pub fn documents(draw: &mut Draw) {
     if let Some(documents) = call!(draw, Documents::try_from_cu_seqlens(&numbers)) {
         let shape = [draw.batch(), 2, draw.len()];
         let device = draw.device.clone();
-        call!(draw, Documents::try_intervals(&documents, shape, &device));
+        call!(draw, documents.try_intervals(shape, &device));
         let all = [&documents, &documents];
         call!(draw, KeyRanges::try_packed(all, true, &device));
     }
@@ -442,9 +433,8 @@ pub fn products(draw: &mut Draw) {
         _ => {
             let [d_in, d_out] = weight.dims().map(|size| size.max(1));
             let bias = draw.one_in(2);
-            let mut layer = LinearConfig::new(d_in, d_out)
-                .with_bias(bias)
-                .init(&draw.device);
+            let config = LinearConfig::new(d_in, d_out).with_bias(bias);
+            let mut layer = config.init(&draw.device);
             if !draw.one_in(3) {
                 let dtype = draw.dtype;
                 layer.weight = layer.weight.map(|weight| weight.cast(dtype));
@@ -492,7 +482,7 @@ pub fn norms(draw: &mut Draw) {
         };
         encoding = encoding.rotary(table, start);
     }
-    finish!(draw, HeadEncoding::try_forward(encoding));
+    finish!(draw, encoding.try_forward());
 }
 
 pub fn checks(draw: &mut Draw) {
@@ -504,12 +494,11 @@ pub fn checks(draw: &mut Draw) {
         return;
     }
     let y = draw.tensor("y", [shape[1]]);
-    let checks = FiniteChecks::new(step).hiding("y", &y);
-    let checks = match draw.one_in(2) {
-        true => checks.tensor("x", &x),
-        false => checks,
-    };
-    call!(draw, FiniteChecks::try_check(checks));
+    let mut checks = FiniteChecks::new(step).hiding("y", &y);
+    if draw.one_in(2) {
+        checks = checks.tensor("x", &x);
+    }
+    call!(draw, checks.try_check());
 }
 
 pub fn overwritten(draw: &mut Draw) {

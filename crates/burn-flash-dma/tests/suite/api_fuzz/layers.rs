@@ -1,9 +1,9 @@
 //! Calls of the layers.
 
 use super::draw::Draw;
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, FloatDType, Tensor};
-use burn_flash_dma::cache::AttentionCache;
+use crate::layer::recast;
+use burn::module::Module;
+use burn::tensor::{DType, Tensor};
 use burn_flash_dma::nn::mha::*;
 use burn_flash_dma::nn::*;
 use burn_flash_dma::train::Selections;
@@ -48,22 +48,8 @@ fn typed<M: Module>(draw: &mut Draw, layer: M) -> M {
     if draw.one_in(4) {
         return layer;
     }
-    let dtype: FloatDType = draw.dtype.into();
-    draw.note(("parameters", dtype));
-    layer.map(&mut Cast(dtype))
-}
-
-/// Parameters in an element type.
-struct Cast(FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let dtype = self.0;
-        param.map(|value| match value.device().is_autodiff() {
-            true => value.cast(dtype).detach().require_grad(),
-            false => value.cast(dtype),
-        })
-    }
+    draw.note(("parameters", draw.dtype));
+    recast(layer, draw.dtype)
 }
 
 fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
@@ -111,7 +97,7 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
 fn sparse_layer(draw: &mut Draw) -> Option<(DynamicMaskAttention, usize, usize)> {
     let config = sparse_config(draw);
     let device = draw.device.clone();
-    let layer = call!(draw, DynamicMaskAttentionConfig::try_init(&config, &device))?;
+    let layer = call!(draw, config.try_init(&device))?;
     let kv_heads = config.resolved_kv_heads();
     // Parameters are made when they are first used: too many of them are Burn's to refuse.
     Some((typed(draw, layer), config.d_model, kv_heads)).filter(|_| config.d_model < 100)
@@ -142,47 +128,35 @@ pub fn sparse(draw: &mut Draw) {
     };
     if draw.one_in(5) {
         let window = draw.maybe(|draw| draw.end("window"));
-        call!(
-            draw,
-            DynamicMaskAttention::try_set_keep_window(&mut layer, window)
-        );
+        call!(draw, layer.try_set_keep_window(window));
     }
     let input = input(draw, width, kv_heads);
     match draw.below(9) {
-        0 | 7 => finish!(draw, DynamicMaskAttention::try_forward(&layer, input)),
+        0 | 7 => finish!(draw, layer.try_forward(input)),
         1 => {
             let [batch, len] = [draw.batch(), draw.len()];
             let dtype = draw.pick(&[DType::F32, DType::F16]);
             let x = draw.tensor("x", [batch, len, width]);
             let scores = draw.tensor_in("scores", [batch, kv_heads, len], dtype);
-            finish!(
-                draw,
-                DynamicMaskAttention::try_forward_with_scores(&layer, x, scores)
-            );
+            finish!(draw, layer.try_forward_with_scores(x, scores));
         }
         2 | 3 => {
-            let made = call!(
-                draw,
-                DynamicMaskAttention::try_forward_and_intervals(&layer, input.clone())
-            );
+            let made = call!(draw, layer.try_forward_and_intervals(input.clone()));
             let Some((out, intervals)) = made else { return };
             draw.finish(out);
             let input = match draw.one_in(8) {
                 true => self::input(draw, width, kv_heads),
                 false => input,
             };
-            finish!(
-                draw,
-                DynamicMaskAttention::try_forward_with_intervals(&layer, input, &intervals)
-            );
+            finish!(draw, layer.try_forward_with_intervals(input, &intervals));
         }
         6 => {
             let mut selections = Selections::new();
-            finish!(draw, Selections::try_attend(&mut selections, &layer, input));
+            finish!(draw, selections.try_attend(&layer, input));
         }
-        4 => finish!(draw, DynamicMaskAttention::try_scores(&layer, input)),
+        4 => finish!(draw, layer.try_scores(input)),
         5 => {
-            call!(draw, DynamicMaskAttention::try_selection(&layer, input));
+            call!(draw, layer.try_selection(input));
         }
         _ => cached(draw, &layer, width),
     }
@@ -194,7 +168,7 @@ fn cached(draw: &mut Draw, layer: &DynamicMaskAttention, width: usize) {
         false => layer.valid(),
     };
     let batch = draw.batch();
-    let cache = call!(draw, DynamicMaskAttention::try_init_cache(&layer, batch));
+    let cache = call!(draw, layer.try_init_cache(batch));
     let Some(mut cache) = cache else { return };
     for _ in 0..draw.below(4) {
         let len = draw.pick(&[0, 1, 1, 2, 20]);
@@ -205,12 +179,9 @@ fn cached(draw: &mut Draw, layer: &DynamicMaskAttention, width: usize) {
             let recorded = draw.one_in(2);
             cache.set_recorded(recorded);
         }
-        finish!(
-            draw,
-            DynamicMaskAttention::try_forward_cached(&layer, x, &mut cache)
-        );
+        finish!(draw, layer.try_forward_cached(x, &mut cache));
         if batch > 0 && draw.one_in(3) {
-            call!(draw, AttentionCache::try_reset(&mut cache, 0));
+            call!(draw, cache.try_reset(0));
         }
     }
 }
@@ -233,7 +204,7 @@ pub fn masked(draw: &mut Draw) {
     config.alibi = draw.rarely(6, |_| AlibiSlopes::standard(widths.n_heads.min(9)));
     draw.note(&config);
     let device = draw.device.clone();
-    let layer = call!(draw, MaskedAttentionLayerConfig::try_init(&config, &device));
+    let layer = call!(draw, config.try_init(&device));
     let Some(layer) = layer.filter(|_| config.d_model < 100) else {
         return;
     };
@@ -259,7 +230,7 @@ pub fn masked(draw: &mut Draw) {
     if draw.one_in(3) {
         input = input.bias(draw.tensor("bias", of_bias));
     }
-    finish!(draw, MaskedAttentionLayer::try_forward(&layer, input));
+    finish!(draw, layer.try_forward(input));
 }
 
 fn cross_layer(draw: &mut Draw) -> Option<(DynamicMaskCrossAttention, [usize; 3])> {
@@ -278,10 +249,7 @@ fn cross_layer(draw: &mut Draw) -> Option<(DynamicMaskCrossAttention, [usize; 3]
     config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
     draw.note(&config);
     let device = draw.device.clone();
-    let layer = call!(
-        draw,
-        DynamicMaskCrossAttentionConfig::try_init(&config, &device)
-    )?;
+    let layer = call!(draw, config.try_init(&device))?;
     let context = config.d_context.unwrap_or(config.d_model);
     let kv_heads = config.n_kv_heads.unwrap_or(config.n_heads);
     let sizes = [config.d_model, context, kv_heads];
@@ -296,12 +264,9 @@ pub fn cross(draw: &mut Draw) {
     let (batch, len) = (draw.batch(), draw.len());
     let x = draw.tensor("x", [batch, len, width]);
     if draw.one_in(2) {
-        return finish!(
-            draw,
-            DynamicMaskCrossAttention::try_forward(&layer, x, context)
-        );
+        return finish!(draw, layer.try_forward(x, context));
     }
-    let keys = call!(draw, DynamicMaskCrossAttention::try_keys(&layer, context));
+    let keys = call!(draw, layer.try_keys(context));
     let Some(keys) = keys else { return };
     // Of the layer itself or of another one, whose keys mostly do not fit.
     let layer = match draw.one_in(2) {
@@ -315,10 +280,7 @@ pub fn cross(draw: &mut Draw) {
     };
     let width = layer.q_proj.weight.val().dims()[0];
     let x = draw.tensor("x", [batch, len, width]);
-    finish!(
-        draw,
-        DynamicMaskCrossAttention::try_forward_with_keys(&layer, x, &keys)
-    );
+    finish!(draw, layer.try_forward_with_keys(x, &keys));
 }
 
 pub fn multi_head(draw: &mut Draw) {
@@ -336,7 +298,7 @@ pub fn multi_head(draw: &mut Draw) {
     config.key_bias = draw.one_in(2);
     draw.note(&config);
     let device = draw.device.clone();
-    let layer = call!(draw, MultiHeadAttentionConfig::try_init(&config, &device));
+    let layer = call!(draw, config.try_init(&device));
     let Some(layer) = layer.filter(|_| d_model < 100) else {
         return;
     };
@@ -345,7 +307,7 @@ pub fn multi_head(draw: &mut Draw) {
         let (batch, q_len) = (draw.batch(), draw.len());
         let k_len = if draw.one_in(2) { q_len } else { draw.len() };
         let input = mha_input(draw, [batch, q_len, k_len, d_model]);
-        let output = call!(draw, MultiHeadAttention::try_forward(&layer, input));
+        let output = call!(draw, layer.try_forward(input));
         return mha_output(draw, output, true);
     }
     let mut cache = match draw.one_in(2) {
@@ -356,10 +318,7 @@ pub fn multi_head(draw: &mut Draw) {
     for _ in 0..3 {
         len += draw.pick(&[0, 1, 1, 3]);
         let input = mha_input(draw, [batch, len, len, d_model]);
-        let output = call!(
-            draw,
-            MultiHeadAttention::try_forward_cache(&layer, input, &mut cache)
-        );
+        let output = call!(draw, layer.try_forward_cache(input, &mut cache));
         mha_output(draw, output, false);
     }
 }
@@ -385,7 +344,7 @@ fn mha_input(draw: &mut Draw, [batch, q_len, k_len, width]: [usize; 4]) -> MhaIn
 /// `graph`: whether no later output has the same graph, as those of a cache do.
 fn mha_output(draw: &mut Draw, output: Option<MhaOutput>, graph: bool) {
     let Some(output) = output else { return };
-    let weights: Option<Tensor<4>> = run!(draw, MhaOutput::weights(&output));
+    let weights: Option<Tensor<4>> = run!(draw, output.weights());
     if graph {
         draw.finish((weights, output.context));
     }

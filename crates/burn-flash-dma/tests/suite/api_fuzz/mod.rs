@@ -4,14 +4,24 @@
 //!
 //! A case is a number, which is all that its calls depend on. `FLASH_DMA_API_FUZZ` sets the number of calls.
 
-/// `call!(draw, Type::name(arguments))` or `call!(draw, name(arguments))`: [`Draw::call`] under its own name.
+/// A call by a method of [`Draw`], under its own name.
+macro_rules! named {
+    ($how:ident, $draw:ident, $value:ident.$name:ident $given:tt) => {{
+        let name = $crate::api_fuzz::method(&$value, stringify!($name));
+        $draw.$how(&name, || $value.$name $given)
+    }};
+    ($how:ident, $draw:ident, $type:ident::$name:ident $given:tt) => {
+        $draw.$how(concat!(stringify!($type), "::", stringify!($name)), || $type::$name $given)
+    };
+    ($how:ident, $draw:ident, $name:ident $given:tt) => {
+        $draw.$how(stringify!($name), || $name $given)
+    };
+}
+
+/// `call!(draw, value.name(arguments))`, `call!(draw, Type::name(arguments))` or `call!(draw, name(arguments))`:
+/// [`Draw::call`].
 macro_rules! call {
-    ($draw:ident, $type:ident::$name:ident $given:tt) => {
-        $draw.call(concat!(stringify!($type), "::", stringify!($name)), || $type::$name $given)
-    };
-    ($draw:ident, $name:ident $given:tt) => {
-        $draw.call(stringify!($name), || $name $given)
-    };
+    ($($call:tt)*) => { named!(call, $($call)*) };
 }
 
 /// As `call!`, and reads and differentiates what the call returns.
@@ -24,12 +34,7 @@ macro_rules! finish {
 
 /// As `call!` for what refuses nothing: [`Draw::run`].
 macro_rules! run {
-    ($draw:ident, $type:ident::$name:ident $given:tt) => {
-        $draw.run(concat!(stringify!($type), "::", stringify!($name)), || $type::$name $given)
-    };
-    ($draw:ident, $name:ident $given:tt) => {
-        $draw.run(stringify!($name), || $name $given)
-    };
+    ($($call:tt)*) => { named!(run, $($call)*) };
 }
 
 mod caches;
@@ -40,6 +45,13 @@ mod layers;
 use draw::Draw;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+/// The name of a value's method, `Type::name`.
+fn method<T>(_value: &T, name: &str) -> String {
+    let path = std::any::type_name::<T>().split('<').next();
+    let owner = path.and_then(|path| path.rsplit("::").next());
+    format!("{}::{name}", owner.expect("a type has a name"))
+}
 
 /// Calls of an ordinary run.
 const CALLS: usize = 10_000;
@@ -95,11 +107,11 @@ const CASES: &[Case] = &[
 fn no_call_of_the_public_interface_panics() {
     let calls = std::env::var("FLASH_DMA_API_FUZZ").ok();
     let calls = calls.map_or(CALLS, |calls| calls.parse().expect("a number of calls"));
-    let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+    let mut counts: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     let (mut findings, mut case) = (Vec::new(), 0);
     draw::print_no_findings();
     // What is done with a result is no call of its own.
-    let made = |counts: &BTreeMap<&str, [usize; 2]>| {
+    let made = |counts: &BTreeMap<String, [usize; 2]>| {
         let calls = counts.iter().filter(|(name, _)| !name.contains(' '));
         calls.map(|(_, n)| n[0]).sum::<usize>()
     };
@@ -121,7 +133,7 @@ fn no_call_of_the_public_interface_panics() {
     let least = if calls < 100_000 { 1 } else { LEAST };
     let rare: Vec<_> = public()
         .into_iter()
-        .filter(|name| counts.get(name.as_str()).map_or(0, |n| n[0]) < least)
+        .filter(|name| counts.get(name).map_or(0, |n| n[0]) < least)
         .collect();
     assert!(rare.is_empty(), "called less than {least} times: {rare:?}");
 }
@@ -129,10 +141,8 @@ fn no_call_of_the_public_interface_panics() {
 /// Every public function `try_*` of the crate: `Type::try_name`, or the name alone.
 fn public() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    search(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut names,
-    );
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    search(&sources, &mut names);
     assert!(names.len() > 100, "{names:?}");
     names
 }
