@@ -1,12 +1,12 @@
 //! A problem with its inputs and the oracle's answers, and what every test does with one.
 
-use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Distribution, Element, Int, Tensor, TensorData};
 use burn_flash_dma::{
     AlibiSlopes, Attention, AttentionError, AttentionOptions, Dropout, ElementType, Problem,
 };
-use flash_dma_reference::compare::{compare, compare_lse};
+use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Backward, Forward, Inputs, Rng};
+use flash_dma_reference::{Inputs, Rng};
 use std::fmt::Display;
 
 /// `[batch, q_heads, kv_heads, q_len, k_len, head_dim]`.
@@ -80,12 +80,26 @@ impl Case {
 
     /// A loss whose gradients are those of the case: of the output, and of the LSE if it is asked for.
     pub fn loss(&self, tensors: &Tensors, with_lse: bool) -> Tensor<1> {
-        let device = tensors.q.device();
-        if !with_lse {
-            return loss(tensors.attend(self.options), self.grad_out(&device));
+        if with_lse {
+            return self.loss_of(tensors.attend_with_lse(self.options));
         }
-        let (out, lse) = tensors.attend_with_lse(self.options);
+        let grad_out = self.grad_out(&tensors.q.device());
+        loss(tensors.attend(self.options), grad_out)
+    }
+
+    fn loss_of(&self, (out, lse): (Tensor<4>, Tensor<3>)) -> Tensor<1> {
+        let device = out.device();
         loss(out, self.grad_out(&device)) + loss(lse, self.grad_lse(&device))
+    }
+
+    /// Forward and backward on a device with autodiff, through the output and the LSE.
+    pub fn check(&self, device: &Device) {
+        let tensors = self.tensors(device).track([true; 4]);
+        let (out, lse) = tensors.attend_with_lse(self.options);
+        self.check_forward(out.clone(), lse.clone());
+        // Where the lse is infinite its product is, too; the gradient is what counts.
+        let grads = self.loss_of((out, lse)).backward();
+        self.check_gradients(tensors.gradients(&grads), true);
     }
 
     /// The oracle's tolerance rule: twice the naive implementation's error.
@@ -95,15 +109,10 @@ impl Case {
         assert_eq!(lse.dtype(), DType::F32, "{}", self.name);
         assert_eq!(out.dims(), p.q_shape(), "{}", self.name);
         assert_eq!(lse.dims(), p.lse_shape(), "{}", self.name);
-        let Forward {
-            out: exact,
-            lse: exact_lse,
-        } = self.inputs.forward();
-        let naive = self.inputs.naive_forward();
-        let (shape, out) = (p.q_shape(), values(out));
-        compare("out", &shape, &out, &exact, &naive.out, p.element, 2.0)
-            .unwrap_or_else(|error| panic!("{}: {error}", self.name));
-        compare_lse(&p.lse_shape(), &values(lse), &exact_lse)
+        let (exact, naive) = (self.inputs.forward(), self.inputs.naive_forward());
+        let (q, out) = (p.q_shape(), values(out));
+        compare("out", &q, &out, &exact.out, &naive.out, p.element, OUTPUT)
+            .and_then(|_| compare_lse(&p.lse_shape(), &values(lse), &exact.lse))
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
 
@@ -111,12 +120,12 @@ impl Case {
     pub fn check_gradients(&self, grads: Gradients, with_lse: bool) {
         let p = self.problem();
         let grad_lse = with_lse.then_some(&self.grad_lse[..]);
-        let exact: Backward = self.inputs.backward(&self.grad_out, grad_lse);
+        let exact = self.inputs.backward(&self.grad_out, grad_lse);
         let naive = self.inputs.naive_backward(&self.grad_out, grad_lse);
         let check =
             |name, shape: &[usize], actual: Option<Vec<f64>>, exact, naive: &[f64], element| {
                 if let Some(actual) = actual {
-                    compare(name, shape, &actual, exact, naive, element, 3.0)
+                    compare(name, shape, &actual, exact, naive, element, GRADIENT)
                         .unwrap_or_else(|error| panic!("{}: {error}", self.name));
                 }
             };
@@ -200,17 +209,28 @@ pub fn tracked<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> 
     random(shape, device).set_require_grad(device.is_autodiff())
 }
 
+/// Numbers from 0 to 1 of the device's generator.
+pub fn uniform<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Default, device)
+}
+
 /// Random bools, two thirds of which are true.
 pub fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Bool> {
-    Tensor::<D>::random(shape, Distribution::Default, device).greater_elem(0.35)
+    uniform(shape, device).greater_elem(0.35)
 }
 
 /// Standard normal f32 of a generator of the test's own: those of a device are drawn for all threads in turn.
 pub fn normal<const D: usize>(rng: &mut Rng, shape: [usize; D], device: &Device) -> Tensor<D> {
-    let numbers: Vec<f32> = (0..shape.iter().product())
-        .map(|_| rng.normal() as f32)
-        .collect();
-    Tensor::from_data(TensorData::new(numbers, shape), device)
+    let numbers = (0..shape.iter().product()).map(|_| rng.normal() as f32);
+    Tensor::from_data(data(numbers, shape), device)
+}
+
+/// The elements of a tensor in order.
+pub fn data<E: Element, const D: usize>(
+    elements: impl IntoIterator<Item = E>,
+    shape: [usize; D],
+) -> TensorData {
+    TensorData::new(elements.into_iter().collect(), shape)
 }
 
 /// The values are of the element type already, so the cast is exact.
@@ -220,8 +240,8 @@ pub fn tensor<const D: usize>(
     element: ElementType,
     device: &Device,
 ) -> Tensor<D> {
-    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    Tensor::<D>::from_data(TensorData::new(values, shape), device).cast(dtype(element))
+    let values = data(values.iter().map(|&x| x as f32), shape);
+    Tensor::<D>::from_data(values, device).cast(dtype(element))
 }
 
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {

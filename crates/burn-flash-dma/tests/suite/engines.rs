@@ -1,8 +1,8 @@
 //! Engines by name: what is reported, and what is forced.
 
-use crate::case::{Case, loss, values};
+use crate::case::{Case, data, values};
 use crate::spans::spans_of;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::engines::{Engine, EngineChoice, Obstacle, PassKind, engine_for, engines};
 use burn_flash_dma::{
     AttentionError, AttentionOptions, ElementType, MaskedAttention, MaskedProblem,
@@ -18,18 +18,9 @@ fn forced(engine: Engine) -> AttentionOptions {
     window(7).with_engine(EngineChoice::Only(engine))
 }
 
-fn sample(kind: Scores, element: ElementType, options: AttentionOptions) -> Case {
-    Case::new([2, 4, 2, 21, 33, 8], Some(kind), element, options, 3)
-}
-
-/// Forward and backward through Burn against the oracle.
-fn check(case: &Case, device: &Device) {
-    let device = device.clone().autodiff();
-    let tensors = case.tensors(&device).track([true; 4]);
-    let (out, lse) = tensors.attend_with_lse(case.options);
-    case.check_forward(out.clone(), lse.clone());
-    let total = loss(out, case.grad_out(&device)) + loss(lse, case.grad_lse(&device));
-    case.check_gradients(tensors.gradients(&total.backward()), true);
+fn sample(kind: Scores, options: AttentionOptions) -> Case {
+    let sizes = [2, 4, 2, 21, 33, 8];
+    Case::new(sizes, Some(kind), ElementType::F32, options, 3)
 }
 
 #[test]
@@ -37,11 +28,12 @@ fn the_report_is_what_runs() {
     let device = Device::flex();
     assert_eq!(engines(&device), Ok(vec![Engine::Cpu]));
     for (options, expected) in [(window(7), Engine::Cpu), (forced(Engine::Cpu), Engine::Cpu)] {
-        let case = sample(Scores::Normal, ElementType::F32, options);
-        let report = engine_for(case.problem(), &device.clone().autodiff()).expect("a report");
+        let case = sample(Scores::Normal, options);
+        let autodiff = device.clone().autodiff();
+        let report = engine_for(case.problem(), &autodiff).expect("a report");
         assert_eq!((report.forward, report.backward), (expected, expected));
         assert_eq!(report.why, []);
-        let lines = spans_of(|| check(&case, &device));
+        let lines = spans_of(|| case.check(&autodiff));
         for (pass, engine) in [("forward", report.forward), ("backward", report.backward)] {
             let line = format!("{pass}({})", engine.name());
             let there = lines.iter().any(|other| other.trim() == line);
@@ -61,7 +53,7 @@ fn an_engine_that_the_backend_has_not_is_refused_before_anything_runs() {
             pass: PassKind::Forward,
             obstacle: Obstacle::OtherBackend,
         };
-        let case = sample(Scores::Normal, ElementType::F32, forced(engine));
+        let case = sample(Scores::Normal, forced(engine));
         assert_eq!(engine_for(case.problem(), &device), Err(expected.clone()));
         let tensors = case.tensors(&device);
         let scores = tensors.scores.expect("there are scores");
@@ -70,10 +62,8 @@ fn an_engine_that_the_backend_has_not_is_refused_before_anything_runs() {
             let rows = (q.clone(), k.clone(), v.clone());
             let result = try_dynamic_mask_attention(rows.0, rows.1, rows.2, scores, case.options);
             assert_eq!(result.unwrap_err(), expected);
-            let options = AttentionOptions {
-                keep_window: None,
-                ..case.options
-            };
+            let mut options = case.options;
+            options.keep_window = None;
             let masked = MaskedAttention::new(q, k, v).options(options);
             assert_eq!(masked.try_forward().unwrap_err(), expected);
         });
@@ -98,17 +88,15 @@ fn masked_problems_are_reported_too() {
 fn cubecl_devices_say_what_their_plans_say() {
     let device = Device::cpu();
     assert_eq!(engines(&device), Ok(vec![Engine::Portable]));
-    let case = sample(Scores::Normal, ElementType::F32, window(7));
+    let case = sample(Scores::Normal, window(7));
     let report = engine_for(case.problem(), &device).expect("a report");
     assert_eq!([report.forward, report.backward], [Engine::Portable; 2]);
-    let why = report.why.iter();
-    let why: Vec<_> = why
-        .map(|over| (over.pass, over.engine, over.obstacle))
-        .collect();
+    let why = (report.why.iter()).map(|over| (over.pass, over.engine, over.obstacle));
+    let why: Vec<_> = why.collect();
     let both = |pass| [Engine::Wgmma, Engine::Mma].map(|engine| (pass, engine, Obstacle::Device));
     let expected = [PassKind::Forward, PassKind::Backward].map(both);
     assert_eq!(why, expected.concat());
-    let mma = sample(Scores::Normal, ElementType::F32, forced(Engine::Mma));
+    let mma = sample(Scores::Normal, forced(Engine::Mma));
     let error = engine_for(mma.problem(), &device).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -118,22 +106,20 @@ fn cubecl_devices_say_what_their_plans_say() {
     let scores = tensors.scores.expect("there are scores");
     let result = try_dynamic_mask_attention(tensors.q, tensors.k, tensors.v, scores, mma.options);
     assert_eq!(result.unwrap_err(), error);
-    let portable = sample(Scores::Nan, ElementType::F32, forced(Engine::Portable));
-    check(&portable, &device);
+    let portable = sample(Scores::Nan, forced(Engine::Portable));
+    portable.check(&device.autodiff());
 }
 
 /// Rows with every second feature, which are not contiguous: a forced engine gets copies.
 #[test]
 fn forced_engines_take_any_strides() {
-    let case = sample(Scores::Normal, ElementType::F32, forced(Engine::Cpu));
+    let case = sample(Scores::Normal, forced(Engine::Cpu));
     let plain = case.tensors(&Device::flex());
     let mut strided = plain.clone();
     let [batch, heads, len, dim] = strided.q.dims();
-    let twice = values(plain.q.clone())
-        .into_iter()
-        .flat_map(|x| [x as f32; 2]);
-    let data = TensorData::new(twice.collect(), [batch, heads, len, dim, 2]);
-    let wide = Tensor::<5>::from_data(data, &Device::flex());
+    let twice = (values(plain.q.clone()).into_iter()).flat_map(|x| [x as f32; 2]);
+    let wide = data(twice, [batch, heads, len, dim, 2]);
+    let wide = Tensor::<5>::from_data(wide, &Device::flex());
     strided.q = wide.narrow(4, 0, 1).squeeze_dim(4);
     let [strided, plain] = [strided, plain].map(|rows| values(rows.attend(case.options)));
     assert_eq!(strided, plain);

@@ -1,14 +1,12 @@
 //! The operations below the `Tensor` API, on Flex's engine: against the oracle.
 
-use crate::case::{Case, Gradients, Tensors, ints, values};
+use crate::case::{Case, Gradients, Tensors, data, ints, values};
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::ops::{
-    DynamicMaskOps, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
-};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, OptionalFloat, RunnersUp, Saved, Selection};
 use burn_flash_dma::{AttentionOptions, ElementType, LeaveOneOut, SelectionRule};
-use flash_dma_reference::compare::{Exact, GRADIENT, OUTPUT, compare, compare_lse, sum};
+use flash_dma_reference::compare::{Exact, GRADIENT, compare, sum};
 use flash_dma_reference::{Rng, compose, generate::Scores};
 
 /// What the engine makes of a case.
@@ -19,7 +17,7 @@ struct Results {
     rank: Option<Vec<f64>>,
 }
 
-fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
+pub fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
     tensor.try_into_primitive::<Flex>().unwrap()
 }
 
@@ -43,17 +41,13 @@ fn run(case: &Case, with_lse: bool, runners_up: RunnersUp<Flex>) -> Results {
         },
     };
     let [a, b, c] = [&q, &k, &v].map(Clone::clone);
-    let Forwarded {
-        out,
-        residual,
-        lse,
-        lse_rest,
-    } = Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RunnersUp::None), p);
+    let forwarded =
+        Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RunnersUp::None), p);
     let saved = Saved {
-        out: out.clone(),
-        residual,
-        lse: lse.clone(),
-        lse_rest: OptionalFloat::Some(lse_rest),
+        out: forwarded.out.clone(),
+        residual: forwarded.residual,
+        lse: forwarded.lse.clone(),
+        lse_rest: OptionalFloat::Some(forwarded.lse_rest),
         grad_out: primitive(case.grad_out(&device)),
         grad_lse: match with_lse {
             true => OptionalFloat::Some(primitive(case.grad_lse(&device))),
@@ -68,8 +62,8 @@ fn run(case: &Case, with_lse: bool, runners_up: RunnersUp<Flex>) -> Results {
     let [q, k, v] = [grads.q, grads.k, grads.v].map(|grad| Some(read::<4>(grad)));
     let scores = of_scores(grads.scores);
     Results {
-        out: Tensor::from_primitive::<Flex>(out),
-        lse: Tensor::from_primitive::<Flex>(lse),
+        out: Tensor::from_primitive::<Flex>(forwarded.out),
+        lse: Tensor::from_primitive::<Flex>(forwarded.lse),
         grads: Gradients { q, k, v, scores },
         rank: of_scores(grads.rank),
     }
@@ -138,8 +132,7 @@ fn runners_up(
         left_out: match left_out {
             None => LeftOut::None,
             Some((from, how)) => {
-                let from = from.iter().map(|&from| from as i32).collect::<Vec<i32>>();
-                let from = TensorData::new(from, p.scores_shape());
+                let from = data(from.iter().map(|&from| from as i32), p.scores_shape());
                 let from = Tensor::<3, Int>::from_data(from, (&device, DType::I32));
                 LeftOut::Some {
                     from: from.try_into_primitive::<Flex>().unwrap(),
@@ -152,22 +145,18 @@ fn runners_up(
 
 #[test]
 fn the_selection_is_exact() {
-    let device = Device::flex();
     let mut rng = Rng::new(4);
     for round in 0..200u64 {
         let kind = Scores::ALL[round as usize % Scores::ALL.len()];
         let len = 1 + rng.below(70);
         let window = 1 + rng.below(len + 3);
         let recent = [0, rng.below(window + 1)][round as usize / 2 % 2];
-        let rule = SelectionRule {
-            window,
-            recent,
-            sinks: 0,
-        };
+        let mut rule = SelectionRule::top(window);
+        rule.recent = recent;
         let options = AttentionOptions::new().with_keep_window(window);
         let sizes = [1, 2, 2, len, len, 8];
         let case = Case::new(sizes, Some(kind), ElementType::F32, options, round);
-        let scores = primitive(case.tensors(&device).scores.unwrap());
+        let scores = primitive(case.tensors(&Device::flex()).scores.unwrap());
         let intervals = Flex::dynamic_mask_select(scores, rule.kept());
         let intervals = Tensor::<4, Int>::from_primitive::<Flex>(intervals);
         assert_eq!(intervals.dims(), case.problem().intervals_shape());
@@ -179,8 +168,6 @@ fn the_selection_is_exact() {
     }
 }
 
-/// NaN and infinities in single elements of every input reach the outputs they touch, and those
-/// only.
 #[test]
 fn non_finite_elements_reach_what_they_touch_and_no_more() {
     for window in [3, 100] {
@@ -197,8 +184,8 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
                     2 => case.inputs.v[at] = value,
                     _ => case.grad_out[at] = value,
                 }
-                let what = format!("{value} in tensor {role}, window {window}");
-                check(&what, &case, run(&case, false, RunnersUp::None), role == 3);
+                case.name = format!("{value} in tensor {role}, window {window}");
+                check(&case, run(&case, false, RunnersUp::None), role == 3);
             }
         }
     }
@@ -207,36 +194,26 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
 /// Every result by the oracle's rule. `delta` may be summed over the features or over the keys, which
 /// differ in NaN and infinity where an incoming gradient is infinite: where `any_kind`, a gradient only
 /// must not be finite there.
-fn check(what: &str, case: &Case, results: Results, any_kind: bool) {
-    let p = case.problem();
-    let inputs = &case.inputs;
-    let (forward, naive) = (inputs.forward(), inputs.naive_forward());
-    let by_rule = |name, shape: &[usize], actual: &[f64], exact, naive: &[f64], factor| {
-        compare(name, shape, actual, exact, naive, p.element, factor)
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-    };
-    let (out, lse) = (values(results.out), values(results.lse));
-    by_rule("out", &p.q_shape(), &out, &forward.out, &naive.out, OUTPUT);
-    compare_lse(&p.lse_shape(), &lse, &forward.lse).unwrap_or_else(|e| panic!("{what}: {e}"));
-
-    let exact = inputs.backward(&case.grad_out, None);
-    let naive = inputs.naive_backward(&case.grad_out, None);
-    let (grads, z) = (results.grads, exact.scores.as_ref().zip(naive.scores));
-    let z = z.expect("the case has scores");
-    for (name, shape, actual, exact, naive) in [
-        ("dq", &p.q_shape()[..], grads.q, &exact.q, naive.q),
-        ("dk", &p.kv_shape(), grads.k, &exact.k, naive.k),
-        ("dv", &p.kv_shape(), grads.v, &exact.v, naive.v),
-        ("dscores", &p.scores_shape(), grads.scores, z.0, z.1),
+fn check(case: &Case, results: Results, any_kind: bool) {
+    case.check_forward(results.out, results.lse);
+    let exact = case.inputs.backward(&case.grad_out, None);
+    let of_scores = exact.scores.expect("the case has scores");
+    let mut grads = results.grads;
+    let Gradients { q, k, v, scores } = &mut grads;
+    for (actual, exact) in [
+        (q, exact.q),
+        (k, exact.k),
+        (v, exact.v),
+        (scores, of_scores),
     ] {
-        let mut actual = actual.expect("every gradient is computed");
-        for (actual, &exact) in actual.iter_mut().zip(&exact.values) {
+        let actual = actual.as_mut().expect("every gradient is computed");
+        for (actual, exact) in actual.iter_mut().zip(exact.values) {
             if any_kind && !exact.is_finite() && !actual.is_finite() {
                 *actual = exact;
             }
         }
-        by_rule(name, shape, &actual, exact, &naive, GRADIENT);
     }
+    case.check_gradients(grads, false);
 }
 
 #[test]
