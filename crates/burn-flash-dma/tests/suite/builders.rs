@@ -1,22 +1,16 @@
 //! Every mask that is built, pair by pair.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use crate::case::data;
+use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::{AttentionMask, BlockRule};
 use flash_dma_reference::Rng;
 
-/// A mask's shape and entries.
-fn read(mask: AttentionMask) -> ([usize; 4], Vec<bool>) {
-    let shape = mask.dims();
-    let data = mask.into_visible().into_data();
-    (shape, data.iter::<bool>().collect())
-}
-
 /// Checks every entry of a mask of four axes.
 fn check(mask: AttentionMask, shape: [usize; 4], shows: impl Fn([usize; 4]) -> bool) {
-    let (actual, values) = read(mask);
-    assert_eq!(actual, shape);
+    assert_eq!(mask.dims(), shape);
     let [_, h, q, k] = shape;
-    for (at, value) in values.into_iter().enumerate() {
+    let entries = mask.into_visible().into_data();
+    for (at, value) in entries.iter::<bool>().enumerate() {
         let index = [at / k / q / h, at / k / q % h, at / k % q, at % k];
         assert_eq!(value, shows(index), "{index:?} of {shape:?}");
     }
@@ -60,7 +54,7 @@ fn random(shape: [usize; 4], ties: bool) -> (Vec<f32>, Tensor<4>) {
             _ => rng.normal() as f32,
         })
         .collect();
-    let tensor = Tensor::from_data(TensorData::new(values.clone(), shape), &Device::flex());
+    let tensor = Tensor::from_data(data(values.clone(), shape), &Device::flex());
     (values, tensor)
 }
 
@@ -76,12 +70,11 @@ fn a_threshold_is_strict_and_nan_is_below_it() {
 /// Against a sort of each row.
 #[test]
 fn the_top_keys_are_exact_whatever_ties_there_are() {
-    let device = Device::flex();
     for (ties, rows) in [(false, 6), (true, 6), (true, 1)] {
         let (values, bias) = random([2, 2, rows, 23], ties);
         for window in [1, 4, 22, 23, 50] {
             for causal in [false, true] {
-                let among = causal.then(|| AttentionMask::causal([6, 23], &device));
+                let among = causal.then(|| AttentionMask::causal([6, 23], &Device::flex()));
                 let mask = AttentionMask::top(bias.clone(), window, 6, among);
                 check(mask, [2, 2, 6, 23], |[b, h, i, j]| {
                     let row = ((b * 2 + h) * rows + i % rows) * 23;

@@ -74,7 +74,6 @@ fn serde_restores_slots() {
     same(restored(&cache), cache);
 }
 
-/// What the scores are for is saved with the rest.
 #[test]
 fn a_record_says_what_its_scores_are_for() {
     let mut cache = (config().with_score_role(Some(ScoreRole::Rank))).init(&Device::flex());
@@ -83,7 +82,6 @@ fn a_record_says_what_its_scores_are_for() {
     same(restored(&cache), cache);
 }
 
-/// The recent keys and sinks are saved with the rest.
 #[test]
 fn a_record_says_which_keys_stay_for_where_they_are() {
     let config = config().with_recent(Some(3)).with_sinks(Some(2));

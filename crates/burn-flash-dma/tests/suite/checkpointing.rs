@@ -1,11 +1,11 @@
 //! Blocks that are computed twice against the same blocks computed once.
 
-use crate::case::{ints, random, refused, size, values, within};
+use crate::case::{data, ints, random, refused, size, values, within};
 use crate::layer::{self, WIDTH, parameters};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
@@ -46,11 +46,7 @@ fn layer(form: ScoreForm) -> DynamicMaskAttentionConfig {
 }
 
 impl Model {
-    fn new(form: ScoreForm, blocks: usize) -> Self {
-        Self::of(&layer(form), blocks)
-    }
-
-    fn of(layer: &DynamicMaskAttentionConfig, blocks: usize) -> Self {
+    fn new(layer: &DynamicMaskAttentionConfig, blocks: usize) -> Self {
         let device = Device::flex().autodiff();
         let block = |_| Block {
             norm: RmsNormConfig::new(32).init(&device),
@@ -75,10 +71,8 @@ impl Model {
 }
 
 fn tokens() -> Tensor<2, Int> {
-    let all: Vec<i32> = (0..2 * LEN as i32)
-        .map(|n| n * n % VOCABULARY as i32)
-        .collect();
-    Tensor::from_data(TensorData::new(all, [2, LEN]), &Device::flex().autodiff())
+    let all = (0..2 * LEN as i32).map(|n| n * n % VOCABULARY as i32);
+    Tensor::from_data(data(all, [2, LEN]), &Device::flex().autodiff())
 }
 
 fn ends(intervals: &Intervals) -> Vec<i64> {
@@ -100,7 +94,7 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
         let layer = layer.with_leave_one_out(leave_one_out);
         let layer = layer.with_rank_softmax(softmax);
         for blocks in [0, 1, 3] {
-            let model = Model::of(&layer, blocks);
+            let model = Model::new(&layer, blocks);
             let mut selections = Vec::new();
             let mut x = model.embed();
             for block in &model.blocks {
@@ -132,7 +126,7 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
 
 #[test]
 fn a_loss_of_other_things_leaves_the_blocks_without_gradients() {
-    let model = Model::new(ScoreForm::Zoh, 2);
+    let model = Model::new(&layer(ScoreForm::Zoh), 2);
     let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
     let loss = model.norm.gamma.val().sum();
     let gradients = stack.backward(&loss, &model);
@@ -141,7 +135,7 @@ fn a_loss_of_other_things_leaves_the_blocks_without_gradients() {
 
 #[test]
 fn an_input_without_a_graph_ends_the_backward_pass() {
-    let model = Model::new(ScoreForm::Zoh, 1);
+    let model = Model::new(&layer(ScoreForm::Zoh), 1);
     let x = random([2, LEN, WIDTH], &Device::flex().autodiff());
     let stack = Checkpointed::forward(&model.blocks, x, Block::forward);
     let loss = stack.output().powi_scalar(2).sum();
@@ -187,7 +181,7 @@ fn selections_that_do_not_fit_are_refused() {
 #[test]
 #[should_panic(expected = "the first pass called attention as often")]
 fn a_second_pass_with_more_attention_is_refused() {
-    let model = Model::new(ScoreForm::Zoh, 1);
+    let model = Model::new(&layer(ScoreForm::Zoh), 1);
     let calls = std::cell::Cell::new(0);
     let stack = Checkpointed::forward(&model.blocks, model.embed(), |block, x, selections| {
         calls.set(calls.get() + 1);

@@ -34,10 +34,9 @@ fn sample(scores: Scores, element: ElementType) -> Case {
 #[test]
 fn fused_neighbours_and_strided_inputs() {
     let _alone = alone();
-    let device = Device::cpu();
     for element in ELEMENTS {
         let case = sample(Scores::Padded, element);
-        let Tensors { q, k, v, scores } = case.tensors(&device);
+        let Tensors { q, k, v, scores } = case.tensors(&Device::cpu());
         // A transpose of packed data, and elementwise work on both sides of the operation.
         let packed = |t: Tensor<4>| (t.swap_dims(1, 2) * 2.0).swap_dims(1, 2) / 2.0;
         let tensors = Tensors {
@@ -90,12 +89,11 @@ fn gradients_match_the_oracle() {
 #[test]
 fn empty_tensors_have_defined_results() {
     let _alone = alone();
-    let device = Device::cpu();
     for scores in [Some(Scores::Normal), None] {
         let options = AttentionOptions::new();
         for sizes in [[2, 2, 1, 3, 0, 8], [2, 2, 1, 0, 3, 8], [0, 2, 1, 4, 3, 8]] {
             let case = Case::new(sizes, scores, ElementType::F32, options, 1);
-            let (out, lse) = case.tensors(&device).attend_with_lse(options);
+            let (out, lse) = case.tensors(&Device::cpu()).attend_with_lse(options);
             assert_eq!(out.dims(), case.problem().q_shape());
             assert!(values(out).iter().all(|&x| x == 0.0));
             assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));
@@ -214,8 +212,7 @@ fn launches<const D: usize>(read: &dyn Fn() -> Tensor<D>) -> String {
 #[test]
 fn parts_of_a_packed_tensor_are_not_copied() {
     let _alone = alone();
-    let device = Device::cpu().autodiff();
-    let qkv = random([1, 6, 3, 2, 32], &device).require_grad();
+    let qkv = random([1, 6, 3, 2, 32], &Device::cpu().autodiff()).require_grad();
     let _ = values(qkv.clone());
     let gradient = |read_again: bool| {
         launches(&|| {
@@ -240,8 +237,7 @@ fn parts_of_a_packed_tensor_are_not_copied() {
 #[test]
 fn parts_of_a_product_are_not_copied() {
     let _alone = alone();
-    let device = Device::cpu();
-    let x = random([1, 20, 8, 32], &device);
+    let x = random([1, 20, 8, 32], &Device::cpu());
     // Makes the operands, so that only what reads them is left to launch.
     let _ = values(x.clone());
     let options = AttentionOptions::new();

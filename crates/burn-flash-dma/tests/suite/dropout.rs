@@ -1,11 +1,11 @@
 //! Dropout of the layer and of the operation through Burn, with seeds that no other test draws.
 
 use super::alone::alone;
-use crate::case::{grad, near, refused, values, within};
+use crate::case::{grad, near, refused, uniform, values, within};
 use crate::layer::{self, parameters};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::train::{Checkpointed, Selections};
 use burn_flash_dma::{AttentionMask, AttentionOptions, Dropout, ScoreRole, dynamic_mask_attention};
@@ -129,9 +129,8 @@ fn rates_that_are_no_probability_less_than_one_are_refused() {
 fn calls_of_one_seed_are_equal_and_of_another_differ() {
     alone!();
     let device = seeded(7);
-    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device);
-    let rows = [4, 2, 2].map(|heads| random([1, heads, 20, 16]));
-    let scores = Tensor::<3>::random([1, 2, 20], Distribution::Default, &device);
+    let rows = [4, 2, 2].map(|heads| uniform([1, heads, 20, 16], &device));
+    let scores = uniform([1, 2, 20], &device);
     let run = |dropout: Option<Dropout>| {
         let options = AttentionOptions::new().with_keep_window(5);
         let options = options.with_dropout(dropout);
@@ -172,16 +171,14 @@ fn a_block_that_is_computed_twice_has_one_mask() {
         let blocks = [(); 2].map(|()| config(0.4).init(&device));
         blocks.visit(&mut Make);
         let x = tokens(&device);
-        let loss = |x: Tensor<3>| x.powi_scalar(2).sum();
         let (loss, gradients) = if checkpointed {
             let stack = Checkpointed::forward(&blocks, x, block);
-            let loss = loss(stack.output());
+            let loss = stack.output().powi_scalar(2).sum();
             let gradients = stack.backward(&loss, &blocks);
             (loss, gradients)
         } else {
-            let [first, second] = &blocks;
-            let x = block(first, x, &mut Selections::new());
-            let loss = loss(block(second, x, &mut Selections::new()));
+            let out = (blocks.iter()).fold(x, |x, layer| block(layer, x, &mut Selections::new()));
+            let loss = out.powi_scalar(2).sum();
             let gradients = GradientsParams::from_grads(loss.backward(), &blocks);
             (loss, gradients)
         };

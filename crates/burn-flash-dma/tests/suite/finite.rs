@@ -1,6 +1,7 @@
 //! Checks of tensors that are not finite, on Flex, and on CubeCL's CPU runtime if the build has it.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use crate::case::data;
+use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::finite::{FiniteChecks, FiniteError, Kind, NonFinite, try_check_finite};
 use burn_flash_dma::{AttentionOptions, dynamic_mask_attention};
 
@@ -13,7 +14,7 @@ fn devices() -> Vec<Device> {
 }
 
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values, shape), device)
+    Tensor::from_data(data(values, shape), device)
 }
 
 fn found(result: Result<(), FiniteError>) -> NonFinite {

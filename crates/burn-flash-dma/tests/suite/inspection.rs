@@ -1,6 +1,7 @@
 //! Questions that a selection answers together with its scores.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use crate::case::data;
+use burn::tensor::{Device, Tensor};
 use burn_flash_dma::{Documents, Intervals, Selector, select};
 use flash_dma_reference::Rng;
 
@@ -70,17 +71,12 @@ fn the_tie_rate_is_that_of_the_definition() {
         for special in [f32::NEG_INFINITY, f32::NAN, f32::NAN, -0.0] {
             scores[rng.below(len)] = special;
         }
-        let data = TensorData::new(scores.clone(), [1, 1, len]);
-        let tensor = Tensor::<3>::from_data(data, &device);
-        let documents = match round % 3 {
-            0 => None,
-            1 => Some(Documents::from_lengths([rule.documents.clone()])),
-            _ => Some(Documents::try_from_padded([cut], len).expect("it fits")),
-        };
+        let tensor = Tensor::<3>::from_data(data(scores.clone(), [1, 1, len]), &device);
         let selector = Selector::top(window).recent(recent).sinks(rule.sinks);
-        let selector = match documents {
-            None => selector,
-            Some(documents) => selector.documents(documents),
+        let selector = match round % 3 {
+            0 => selector,
+            1 => selector.documents(Documents::from_lengths([rule.documents.clone()])),
+            _ => selector.documents(Documents::try_from_padded([cut], len).expect("it fits")),
         };
         let intervals = selector.select(tensor.clone());
         let rate = intervals.tie_rate(&tensor);
@@ -98,8 +94,8 @@ fn equal_scores_tie_everywhere_and_different_ones_nowhere() {
     assert_eq!(select(equal.clone(), 8).tie_rate(&equal), 1.0);
     // No key is left out.
     assert_eq!(select(equal.clone(), 40).tie_rate(&equal), 0.0);
-    let all: Vec<f32> = (0..240).map(|n| (n * 77 % 240) as f32).collect();
-    let different = Tensor::<3>::from_data(TensorData::new(all, [2, 3, 40]), &device);
+    let all = (0..240).map(|n| (n * 77 % 240) as f32);
+    let different = Tensor::<3>::from_data(data(all, [2, 3, 40]), &device);
     assert_eq!(select(different.clone(), 8).tie_rate(&different), 0.0);
     // A window without places by rank has no threshold.
     let recents = Selector::top(8).recent(8).select(equal.clone());

@@ -1,8 +1,8 @@
 //! Kept keys that learn what they are worth, by the definition: the loss with each key and without it.
 
-use crate::case::{self, grad, normal, values, within};
-use crate::layer::{self, like, of_scores, tokens};
-use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use crate::case::{self, data, grad, normal, uniform, values, within};
+use crate::layer::{self, broken, like, of_scores, reread, tokens_for};
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::{Attention, Documents, Intervals, LeaveOneOut, Selector};
 use flash_dma_reference::Rng;
@@ -37,11 +37,10 @@ fn check(rule: &Rule) {
     let loss_of = random(HEADS);
     // A query with one key has nothing to compare it with.
     let alone = rule.starts.iter().map(|&start| start as i32);
-    let alone = TensorData::new(alone.collect::<Vec<i32>>(), [rule.starts.len()]);
+    let alone = data(alone, [rule.starts.len()]);
     let alone = Tensor::<1, Int>::from_data(alone, &device);
-    let zeros = Tensor::zeros([1, HEADS, rule.starts.len(), DIM], &device);
     let old = loss_of.clone().select(2, alone.clone());
-    let loss_of = loss_of.select_assign(2, alone, zeros - old, burn::tensor::IndexingUpdateOp::Add);
+    let loss_of = loss_of.select_assign(2, alone, -old, IndexingUpdateOp::Add);
     let sink = normal(&mut rng, [HEADS], &device);
     let loss = |keys: &Intervals| {
         let attention = Attention::new(q.clone(), k.clone(), v.clone()).intervals(keys);
@@ -60,7 +59,7 @@ fn check(rule: &Rule) {
     let ends = keys.tensor().clone().narrow(3, 1, 1).into_data();
     let ends: Vec<i32> = ends.iter::<i32>().collect();
     let of_ends = |ends: &[i32]| {
-        let ends = TensorData::new(ends.to_vec(), [1, KV_HEADS, LEN]);
+        let ends = data(ends.iter().copied(), [1, KV_HEADS, LEN]);
         let keys = Intervals::try_from_ends(Tensor::from_data(ends, &device)).expect("good ends");
         loss(&keys).into_scalar::<f32>()
     };
@@ -87,18 +86,15 @@ fn a_rank_learns_what_the_loss_is_without_each_key_that_it_keeps() {
     for sink_logits in [false, true] {
         for (recent, sinks) in [(0, 0), (2, 0), (0, 1), (1, 2)] {
             let parts = Selector::top(5).recent(recent).sinks(sinks);
-            let documents = [
-                (None, vec![0]),
-                (Some(vec![LEN]), vec![0]),
-                (Some(vec![8, 5]), vec![0, 8]),
-            ];
-            for (lengths, starts) in documents {
-                let selector = parts.clone().leave_one_out(little());
+            let parts = parts.leave_one_out(little());
+            let packed = |lengths| parts.clone().documents(Documents::from_lengths([lengths]));
+            for (selector, starts) in [
+                (parts.clone(), vec![0]),
+                (packed(vec![LEN]), vec![0]),
+                (packed(vec![8, 5]), vec![0, 8]),
+            ] {
                 check(&Rule {
-                    selector: match lengths {
-                        None => selector,
-                        Some(lengths) => selector.documents(Documents::from_lengths([lengths])),
-                    },
+                    selector,
                     recent,
                     starts,
                     sinks,
@@ -114,10 +110,10 @@ fn a_rank_learns_what_the_loss_is_without_each_key_that_it_keeps() {
 fn sinks_of_equal_documents_learn_nothing() {
     let documents = Documents::from_lengths([vec![6, 6]]);
     let device = Device::flex().autodiff();
-    let rank = Tensor::<3>::random([1, 1, 12], Distribution::Default, &device).require_grad();
+    let rank = uniform([1, 1, 12], &device).require_grad();
     let selector = Selector::top(3).sinks(1).documents(documents);
     let keys = selector.leave_one_out(little()).select(rank.clone());
-    let random = || Tensor::<4>::random([1, 1, 12, DIM], Distribution::Default, &device);
+    let random = || uniform([1, 1, 12, DIM], &device);
     let out = Attention::new(random(), random(), random()).intervals(&keys);
     let gradients = out.forward().square().sum().backward();
     let learned = grad(&rank, &gradients);
@@ -135,7 +131,7 @@ fn what_kept_keys_and_what_runners_up_learn_add_up() {
     let random = |heads: usize| case::random([2, heads, LEN, DIM], &device);
     let q = random(HEADS).require_grad();
     let [k, v] = [(); 2].map(|()| random(KV_HEADS));
-    let rank = Tensor::<3>::random([2, KV_HEADS, LEN], Distribution::Default, &device);
+    let rank = uniform([2, KV_HEADS, LEN], &device);
     let learned = |selector: Selector| {
         let rank = rank.clone().require_grad();
         let keys = selector.select(rank.clone());
@@ -162,12 +158,11 @@ fn config(how: Option<LeaveOneOut>) -> DynamicMaskAttentionConfig {
 
 #[test]
 fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
-    let device = Device::flex().autodiff();
-    let plain = config(None).init(&device);
+    let plain = config(None).init(&Device::flex().autodiff());
     let layer = like(&plain, &config(Some(LeaveOneOut::default())));
     // With as many tokens as keys nothing is evicted, and kept keys learn all the same.
     for len in [5, 20] {
-        let x = tokens(2, len, &device);
+        let x = tokens_for(&plain, 2, len);
         let (ours, theirs) = (layer.forward(x.clone()), plain.forward(x));
         assert_eq!(values(ours.clone()), values(theirs));
         let learned = of_scores(&layer, &ours.square().sum().backward());
@@ -179,8 +174,12 @@ fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
 fn an_inner_device_has_nothing_to_learn() {
     let device = Device::flex();
     let layer = config(Some(LeaveOneOut::default())).init(&device);
-    let x = Tensor::<3>::random([1, 20, 32], Distribution::Default, &device);
-    assert!(layer.selection(x).far().is_none());
+    assert!(
+        layer
+            .selection(uniform([1, 20, 32], &device))
+            .far()
+            .is_none()
+    );
 }
 
 #[test]
@@ -191,10 +190,7 @@ fn a_weight_besides_that_is_next_to_nothing_is_refused() {
         assert!(error.to_string().contains("at least 1e-4"), "{error}");
     }
     // A file is read by the same rule.
-    let saved = serde_json::to_string(&config(Some(LeaveOneOut::default()))).expect("it is JSON");
-    let loaded: DynamicMaskAttentionConfig = serde_json::from_str(&saved).expect("it loads");
-    assert_eq!(loaded.leave_one_out, Some(LeaveOneOut::default()));
-    let broken = saved.replace("\"besides\":0.05", "\"besides\":0.0");
-    assert_ne!(saved, broken);
-    assert!(serde_json::from_str::<DynamicMaskAttentionConfig>(&broken).is_err());
+    let saved = config(Some(LeaveOneOut::default()));
+    assert_eq!(reread(&saved).leave_one_out, saved.leave_one_out);
+    assert!(broken(&saved, "\"besides\": 0.05", "\"besides\": 0.0"));
 }

@@ -1,7 +1,7 @@
 //! Low-rank adapters of Burn on the attention layer: where they are, what they change, what trains, merging, saving.
 
 use crate::case::{close, random, values};
-use crate::layer::{self, WIDTH, parameters};
+use crate::layer::{self, Parameter, WIDTH, parameters, score_projection};
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::{EmbeddingConfig, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -62,82 +62,67 @@ fn inputs(device: &Device) -> [Tensor<3>; 2] {
     [[1, 20, WIDTH], [2, 19, WIDTH]].map(|shape| random(shape, device))
 }
 
-/// The names of the weights that adapters stand on, of a form.
-fn weights(form: ScoreForm) -> [&'static str; 5] {
-    let scores = match form {
-        ScoreForm::Zoh => "dt_proj",
-        ScoreForm::Linear => "score_proj",
+/// The weights that adapters stand on, with their names.
+fn weights(layer: &DynamicMaskAttention) -> [(&'static str, &Param<Tensor<2>>); 5] {
+    let scores = match layer.scorer() {
+        Scorer::Zoh(_) => "dt_proj",
+        Scorer::Linear(_) => "score_proj",
     };
     [
-        "q_proj.weight",
-        "k_proj.weight",
-        "v_proj.weight",
-        "o_proj.weight",
-        scores,
+        ("q_proj.weight", &layer.q_proj.weight),
+        ("k_proj.weight", &layer.k_proj.weight),
+        ("v_proj.weight", &layer.v_proj.weight),
+        ("o_proj.weight", &layer.o_proj.weight),
+        (scores, score_projection(layer.scorer())),
     ]
 }
 
-fn weight<'a>(layer: &'a DynamicMaskAttention, name: &str) -> &'a Param<Tensor<2>> {
-    match (name, layer.scorer()) {
-        ("q_proj.weight", _) => &layer.q_proj.weight,
-        ("k_proj.weight", _) => &layer.k_proj.weight,
-        ("v_proj.weight", _) => &layer.v_proj.weight,
-        ("o_proj.weight", _) => &layer.o_proj.weight,
-        ("dt_proj", Scorer::Zoh(zoh)) => &zoh.dt_proj,
-        ("score_proj", Scorer::Linear(linear)) => &linear.score_proj,
-        _ => panic!("{name}"),
-    }
+/// The names of a module's parameters in alphabetical order.
+fn names<M: Module>(module: &M) -> Vec<String> {
+    names_of(module, |_| true)
 }
 
-/// The names of a module's parameters, and those of the ones that train.
-struct Names {
-    all: Vec<String>,
-    trained: Vec<String>,
+/// As [`names`], of those that train.
+fn trained<M: Module>(module: &M) -> Vec<String> {
+    names_of(module, |parameter| parameter.trained)
 }
 
-impl Names {
-    fn of<M: Module>(module: &M) -> Self {
-        let mut found = parameters(module, &GradientsParams::new());
-        found.sort_by(|a, b| a.name.cmp(&b.name));
-        let trained = found.iter().filter(|parameter| parameter.trained);
-        Self {
-            trained: trained.map(|parameter| parameter.name.clone()).collect(),
-            all: found.into_iter().map(|parameter| parameter.name).collect(),
-        }
-    }
+fn names_of<M: Module>(module: &M, which: fn(&Parameter) -> bool) -> Vec<String> {
+    let found = parameters(module, &GradientsParams::new()).into_iter();
+    let mut names: Vec<String> = found.filter(which).map(|of| of.name).collect();
+    names.sort();
+    names
 }
 
 #[test]
 fn the_adapters_of_every_projection_train_and_nothing_else() {
-    let device = Device::flex().autodiff();
     for form in FORMS {
-        let layer = config(form).init(&device);
-        let before = Names::of(&layer).all;
+        let layer = config(form).init(&Device::flex().autodiff());
+        let before = names(&layer);
         let layer = layer.apply_lora(Lora::new(RANK, ALPHA));
-        let names = Names::of(&layer);
-        let mut factors: Vec<String> = weights(form)
-            .iter()
-            .flat_map(|weight| [format!("{weight}.lora.a"), format!("{weight}.lora.b")])
-            .collect();
+        let mut factors = (weights(&layer))
+            .map(|(weight, _)| [format!("{weight}.lora.a"), format!("{weight}.lora.b")])
+            .concat();
         factors.sort();
-        assert_eq!(names.trained, factors);
+        assert_eq!(trained(&layer), factors);
         factors.extend(before);
         factors.sort();
-        assert_eq!(names.all, factors);
+        assert_eq!(names(&layer), factors);
     }
 }
 
 #[test]
 fn a_group_says_which_projections_get_adapters() {
-    let device = Device::flex().autodiff();
     let group = ParamGroup::from_regex(r"(q_proj|dt_proj)").unwrap();
     let lora = Lora::new(RANK, ALPHA).set_param_group(group);
-    let layer = config(ScoreForm::Zoh).init(&device).apply_lora(lora);
+    let layer = config(ScoreForm::Zoh)
+        .init(&Device::flex().autodiff())
+        .apply_lora(lora);
     let expected = ["dt_proj", "q_proj.weight"].map(|weight| {
         let factor = |factor: &str| format!("{weight}.lora.{factor}");
         [factor("a"), factor("b")]
     });
-    assert_eq!(Names::of(&layer).trained, expected.concat());
+    assert_eq!(trained(&layer), expected.concat());
 }
 
 #[test]
@@ -148,13 +133,13 @@ fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
         let lora = adapted(layer.clone());
         let fresh = layer.clone().apply_lora(Lora::new(RANK, ALPHA));
         let merged = lora.clone().materialize();
-        assert_eq!(Names::of(&merged).all, Names::of(&layer).all);
-        for name in weights(form) {
-            let (base, adapter) = (weight(&layer, name), weight(&lora, name).adapter());
-            let adapter = adapter.expect("an adapter");
+        assert_eq!(names(&merged), names(&layer));
+        let [bases, adapted, sums] = [&layer, &lora, &merged].map(weights);
+        for at in 0..5 {
+            let adapter = adapted[at].1.adapter().expect("an adapter");
             let delta = adapter.a.val().matmul(adapter.b.val()) * (ALPHA / RANK as f64);
-            let merged = values(weight(&merged, name).val());
-            close(&merged, &values(base.val() + delta), 1e-6);
+            let expected = values(bases[at].1.val() + delta);
+            close(&values(sums[at].1.val()), &expected, 1e-6);
         }
         for x in inputs(&device) {
             let out = values(layer.forward(x.clone()));
@@ -188,10 +173,9 @@ fn check_gradients(
     full: &DynamicMaskAttention,
     of_full: &Gradients,
 ) {
-    for name in weights(lora.scorer().form()) {
-        let param = weight(lora, name);
+    for ((name, param), (_, whole)) in weights(lora).into_iter().zip(weights(full)) {
         let adapter = param.adapter().expect("an adapter");
-        let slope = weight(full, name).val().grad(of_full).unwrap() * (ALPHA / RANK as f64);
+        let slope = whole.val().grad(of_full).unwrap() * (ALPHA / RANK as f64);
         let [a, b] = [&adapter.a, &adapter.b].map(|factor| factor.val().inner());
         let exact = [
             values(slope.clone().matmul(b.transpose())),
@@ -255,8 +239,7 @@ fn a_step_of_the_optimiser_moves_the_adapters_and_leaves_the_weights() {
         // A decay would reach the weights, too, if they had a gradient.
         let mut optimiser = AdamWConfig::new().with_weight_decay(0.1).init();
         let after = optimiser.step(1e-2, before.clone(), grads);
-        for name in weights(form) {
-            let [before, after] = [&before, &after].map(|layer| weight(layer, name));
+        for ((name, before), (_, after)) in weights(&before).into_iter().zip(weights(&after)) {
             assert_eq!(values(before.base()), values(after.base()), "{name}");
             let [before, after] = [before, after].map(|param| param.adapter().unwrap());
             assert_ne!(values(before.a.val()), values(after.a.val()), "{name}");
@@ -267,8 +250,7 @@ fn a_step_of_the_optimiser_moves_the_adapters_and_leaves_the_weights() {
         assert_eq!(out, values(after.forward(x)));
         let merged = validated.clone().materialize();
         assert!(!merged.q_proj.weight.val().is_autodiff());
-        let trained = Names::of(&validated.train()).trained;
-        assert_eq!(trained, Names::of(&after).trained);
+        assert_eq!(trained(&validated.train()), trained(&after));
     }
 }
 

@@ -172,7 +172,6 @@ fn bad_input_is_refused_by_tensor_and_axis() {
     );
 }
 
-/// The panicking form says the same.
 #[test]
 #[should_panic(expected = "the mask must have size 1 or 70 on axis 3, but has 69")]
 fn the_plain_form_panics_with_the_text_of_the_error() {

@@ -1,9 +1,9 @@
 //! The metric of Burn's training loop, by the trait that the loop calls.
 
-use crate::case::{grad, values};
+use crate::case::{grad, uniform};
 use crate::layer::{self, of_scores};
 use burn::data::dataloader::Progress;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn::train::metric::{Metric, MetricMetadata, Numeric};
 use burn_flash_dma::nn::{DynamicMaskAttention, ScoreForm, Scorer};
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
@@ -120,19 +120,17 @@ fn the_norm_is_that_of_all_gradients_of_the_scores() {
 fn scores_from_elsewhere_have_a_norm_too() {
     let device = Device::flex().autodiff();
     let (layer, x) = (layer(ScoreForm::Zoh, 5, &device), x(2, &device));
-    let scores = Tensor::<3>::random([2, 2, 30], Distribution::Default, &device).require_grad();
+    let scores = uniform([2, 2, 30], &device).require_grad();
     let out = layer.forward_with_scores(x, scores.clone());
     let grads = out.powi_scalar(2).sum().backward();
-    let gradient = scores.grad(&grads).expect("tracked");
-    let squares: f64 = values(gradient.clone()).iter().map(|g| g * g).sum();
-    let input = SelectionInput::new().gradient(gradient);
+    let squares: f64 = grad(&scores, &grads).iter().map(|g| g * g).sum();
+    let input = SelectionInput::new().gradient(scores.grad(&grads).expect("tracked"));
     let norm = measured(Measure::ScoreGradient, &input);
     near(norm, squares.sqrt(), "norm");
 }
 
 #[test]
 fn an_epoch_is_the_mean_over_its_sequences() {
-    let device = Device::flex();
     let mut metric = SelectionMetric::new(Measure::KeysAlive);
     let entry = metric.update(&SelectionInput::new(), &metadata());
     assert!(entry.expect("nothing to read").is_not_available());
@@ -141,7 +139,7 @@ fn an_epoch_is_the_mean_over_its_sequences() {
     assert!(all.is_not_available());
     let mut sum = 0.0;
     for (batch, window) in [(1, 3), (4, 9)] {
-        let scores = Tensor::<3>::random([batch, 2, 30], Distribution::Default, &device);
+        let scores = uniform([batch, 2, 30], &Device::flex());
         let intervals = Selector::top(window).select(scores.clone());
         let input = SelectionInput::new().selection(&intervals, scores);
         let now = value(&mut metric, &input).expect("a selection");

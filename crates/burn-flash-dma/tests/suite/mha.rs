@@ -1,6 +1,6 @@
 //! The module in the place of Burn's multi-head attention, beside Burn's own on the same weights.
 
-use crate::case::{grad, refused, refused_as, size, tracked, values, within};
+use crate::case::{grad, refused, refused_as, size, tracked, uniform, values, within};
 use crate::layer::WIDTH;
 use burn::module::{Initializer, Lora, Module, Param};
 use burn::nn::Linear;
@@ -35,7 +35,7 @@ fn random(len: usize, device: &Device) -> Tensor<3> {
 fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Bool> {
     let mut first = shape;
     first[D - 1] = 1;
-    let hidden = Tensor::<D>::random(shape, Distribution::Default, device).lower_elem(0.4);
+    let hidden = uniform(shape, device).lower_elem(0.4);
     let none = Tensor::<D>::zeros(first, device).greater_elem(0.5);
     hidden.slice_assign(first.map(|size| 0..size), none)
 }
@@ -74,6 +74,10 @@ impl Inputs {
         });
         inputs.into_iter().chain(parameters).collect()
     }
+}
+
+fn context(layer: &MultiHeadAttention, input: MhaInput) -> Vec<f64> {
+    values(layer.forward(input).context)
 }
 
 fn close(actual: &[f64], expected: &[f64], what: &str) {
@@ -193,19 +197,18 @@ fn every_call_in_training_drops_other_weights() {
     let ours = config.init(&device);
     let removed = [&ours, &ours, &ours.clone()].map(|layer| {
         let weights = layer.forward(MhaInput::self_attn(x.clone())).weights();
-        let weights = values(weights).into_iter();
-        weights.map(|weight| weight == 0.0).collect::<Vec<_>>()
+        values(weights)
+            .iter()
+            .map(|&weight| weight == 0.0)
+            .collect::<Vec<_>>()
     });
     assert_ne!(removed[0], removed[1]);
     assert_ne!(removed[1], removed[2]);
     assert_ne!(removed[0], removed[2]);
 
     // Outside of training there is none.
-    let [a, b] = [0; 2].map(|_| {
-        let input = MhaInput::self_attn(x.clone().inner());
-        values(ours.valid().forward(input).context)
-    });
-    assert_eq!(a, b);
+    let valid = || context(&ours.valid(), MhaInput::self_attn(x.clone().inner()));
+    assert_eq!(valid(), valid());
 }
 
 #[test]
@@ -215,10 +218,7 @@ fn records_and_configurations_are_read_both_ways() {
     let ours_new = || MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
     let theirs_new = || theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
     let x = random(11, &device);
-    let of_ours = |layer: &MultiHeadAttention| {
-        let input = MhaInput::self_attn(x.clone());
-        values(layer.forward(input).context)
-    };
+    let of_ours = |layer: &MultiHeadAttention| context(layer, MhaInput::self_attn(x.clone()));
     let of_theirs = |layer: &theirs::MultiHeadAttention| {
         let input = theirs::MhaInput::self_attn(x.clone());
         values(layer.forward(input).context)
@@ -295,7 +295,7 @@ fn hidden_tokens_reach_nothing_whatever_they_hold() {
     let outputs = [0.0, f32::NAN].map(|fill| {
         let keys = x.clone().mask_fill(rows.clone(), fill);
         let input = MhaInput::new(x.clone(), keys.clone(), keys).mask_pad(pad.clone());
-        values(ours.forward(input).context)
+        context(&ours, input)
     });
     assert_eq!(outputs[0], outputs[1]);
 }
@@ -382,10 +382,8 @@ fn a_prompt_and_steps_are_the_causal_pass() {
 #[test]
 fn weights_in_f16_are_finite_where_the_products_of_q_and_k_are_not() {
     let device = Device::flex();
-    let none = Initializer::Zeros;
-    let mut layer = MultiHeadAttentionConfig::new(8, 1)
-        .with_initializer(none)
-        .init(&device);
+    let config = MultiHeadAttentionConfig::new(8, 1).with_initializer(Initializer::Zeros);
+    let mut layer = config.init(&device);
     let eye = Tensor::<2>::eye(8, &device).cast(DType::F16);
     for projection in [&mut layer.query, &mut layer.key, &mut layer.value] {
         projection.weight = Param::from_tensor(eye.clone());
@@ -416,13 +414,12 @@ fn adapters_reach_every_projection() {
 fn what_does_not_fit_is_refused() {
     let device = Device::flex();
     let new = MultiHeadAttentionConfig::new;
-    let error = new(32, 8).try_init(&device).unwrap_err();
-    assert_eq!(error, AttentionError::HeadDim { head_dim: 4 });
+    let head_dim = AttentionError::HeadDim { head_dim: 4 };
+    assert_eq!(new(32, 8).try_init(&device).unwrap_err(), head_dim);
     refused(new(34, 4).try_init(&device), "Shape");
     refused(new(32, 0).try_init(&device), "HeadRatio");
     let theirs = theirs::MultiHeadAttentionConfig::new(32, 8).init(&device);
-    let error = MultiHeadAttention::try_from(theirs).unwrap_err();
-    assert_eq!(error, AttentionError::HeadDim { head_dim: 4 });
+    assert_eq!(MultiHeadAttention::try_from(theirs).unwrap_err(), head_dim);
 
     let (_, ours) = pair(false, &device);
     let x = random(6, &device);
@@ -443,6 +440,6 @@ fn what_does_not_fit_is_refused() {
     }
     // One mask for all sequences.
     let input = input().mask_pad(pad([1, 6])).mask_attn(none([1, 6, 6]));
-    let same = values(ours.forward(MhaInput::self_attn(x)).context);
-    close(&values(ours.forward(input).context), &same, "one mask");
+    let same = context(&ours, MhaInput::self_attn(x));
+    close(&context(&ours, input), &same, "one mask");
 }

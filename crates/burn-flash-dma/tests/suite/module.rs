@@ -1,7 +1,7 @@
 //! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
 
 use crate::case::{grad, refused, values, within};
-use crate::layer::{self, WIDTH, tokens};
+use crate::layer::{self, WIDTH, tokens_for};
 use burn::module::{Initializer, Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -13,13 +13,12 @@ fn config() -> DynamicMaskAttentionConfig {
     layer::config().with_max_seq_len(Some(64))
 }
 
-fn input(device: &Device) -> Tensor<3> {
-    tokens(2, 19, device)
+fn input(layer: &DynamicMaskAttention) -> Tensor<3> {
+    tokens_for(layer, 2, 19)
 }
 
 #[test]
 fn a_layer_keeps_its_shape_with_every_option() {
-    let device = Device::flex();
     for config in [
         DynamicMaskAttentionConfig::new(WIDTH, 4),
         config(),
@@ -28,7 +27,8 @@ fn a_layer_keeps_its_shape_with_every_option() {
         config().with_causal(false).with_n_kv_heads(Some(1)),
         config().with_bias(true).with_norm_epsilon(Some(1e-6)),
     ] {
-        let out = config.init(&device).forward(input(&device));
+        let layer = config.init(&Device::flex());
+        let out = layer.forward(input(&layer));
         assert_eq!(out.dims(), [2, 19, WIDTH]);
         assert!(values(out).iter().all(|x| x.is_finite()));
     }
@@ -36,10 +36,11 @@ fn a_layer_keeps_its_shape_with_every_option() {
 
 #[test]
 fn every_parameter_gets_a_gradient_at_the_first_step() {
-    let device = Device::flex().autodiff();
     for form in [ScoreForm::Zoh, ScoreForm::Linear] {
-        let layer = config().with_score_form(form).init(&device);
-        let grads = layer.forward(input(&device)).square().sum().backward();
+        let layer = config()
+            .with_score_form(form)
+            .init(&Device::flex().autodiff());
+        let grads = layer.forward(input(&layer)).square().sum().backward();
         let projections = [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj];
         for projection in projections {
             let slope = grad(&projection.weight.val(), &grads);
@@ -65,8 +66,7 @@ fn every_parameter_gets_a_gradient_at_the_first_step() {
 
 #[test]
 fn bad_configurations_are_refused() {
-    let device = Device::flex();
-    let init = |config: DynamicMaskAttentionConfig| config.try_init(&device);
+    let init = |config: DynamicMaskAttentionConfig| config.try_init(&Device::flex());
     let (q_heads, kv_heads) = (4, 3);
     let error = init(config().with_n_kv_heads(Some(3))).unwrap_err();
     assert_eq!(error, AttentionError::HeadRatio { q_heads, kv_heads });
@@ -84,7 +84,7 @@ fn bad_configurations_are_refused() {
 fn records_and_safetensors_restore_a_layer() {
     let device = Device::flex();
     let layer = config().init(&device);
-    let x = input(&device);
+    let x = input(&layer);
     let expected = values(layer.forward(x.clone()));
     let fresh = || -> DynamicMaskAttention {
         let other = config().init(&device);
@@ -143,14 +143,13 @@ fn biased(config: &DynamicMaskAttentionConfig, device: &Device) -> DynamicMaskAt
 
 #[test]
 fn biases_are_those_of_the_projections_and_of_the_steps() {
-    let device = Device::flex().autodiff();
     let config = config().with_score_form(ScoreForm::Zoh);
-    let layer = biased(&config.with_qk_norm(false), &device);
+    let layer = biased(&config.with_qk_norm(false), &Device::flex().autodiff());
     let Scorer::Zoh(zoh) = layer.scorer() else {
         panic!("another form");
     };
     let bias = zoh.dt_bias.clone().expect("a layer with biases has one");
-    let x = input(&device);
+    let x = input(&layer);
 
     // The scores by Burn's own operations.
     let steps = layer
@@ -181,16 +180,14 @@ fn biases_are_those_of_the_projections_and_of_the_steps() {
 
 #[test]
 fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
-    let device = Device::flex();
     let epsilon = |config: DynamicMaskAttentionConfig| {
-        let layer = config.init(&device);
+        let layer = config.init(&Device::flex());
         [layer.q_norm, layer.k_norm].map(|norm| norm.expect("a norm").epsilon)
     };
     assert_eq!(epsilon(config()), [1e-5; 2]);
     assert_eq!(epsilon(config().with_norm_epsilon(Some(0.5))), [0.5; 2]);
 }
 
-/// A file without a field means what the constructor means, or is refused.
 #[test]
 fn a_configuration_without_a_field_has_the_default_or_does_not_load() {
     let new = DynamicMaskAttentionConfig::new(WIDTH, 4);

@@ -1,7 +1,7 @@
 //! The attention layer over a cache: the last rows of the training-time forward pass.
 
 use crate::case::{refused, values, within};
-use crate::layer::{self, WIDTH, cast, like, tokens as input};
+use crate::layer::{self, WIDTH, cast, like, tokens_for as input};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::cache::AttentionCache;
@@ -21,7 +21,6 @@ fn close(actual: Tensor<3>, expected: Tensor<3>, what: &str) {
 
 #[test]
 fn steps_equal_the_forward_pass_with_every_option() {
-    let device = Device::flex();
     let new = || DynamicMaskAttentionConfig::new(WIDTH, 4);
     let linear = || config().with_score_form(ScoreForm::Linear);
     let ranked = || config().with_score_role(Some(ScoreRole::Rank));
@@ -53,8 +52,8 @@ fn steps_equal_the_forward_pass_with_every_option() {
         ("sliding", config().with_recent(Some(5))),
         ("biases", config().with_bias(true)),
     ] {
-        let layer = config.init(&device);
-        let x = input(2, 50, &device);
+        let layer = config.init(&Device::flex());
+        let x = input(&layer, 2, 50);
         let whole = layer.forward(x.clone());
         let mut cache = layer.init_cache(2);
         let mut at = 0;
@@ -70,11 +69,10 @@ fn steps_equal_the_forward_pass_with_every_option() {
 /// Sequences of different lengths each go on at their own position.
 #[test]
 fn a_sequence_that_begins_anew_begins_at_position_zero() {
-    let device = Device::flex();
     let ranked = config().with_score_role(Some(ScoreRole::Rank));
     for config in [config(), ranked.with_recency_slope(Some(0.2))] {
-        let layer = config.init(&device);
-        let (old, new) = (input(2, 20, &device), input(2, 9, &device));
+        let layer = config.init(&Device::flex());
+        let (old, new) = (input(&layer, 2, 20), input(&layer, 2, 9));
         let mut cache = layer.init_cache(2);
         let _ = layer.forward_cached(old.clone(), &mut cache);
         cache.reset(1);
@@ -95,14 +93,13 @@ fn a_sequence_that_begins_anew_begins_at_position_zero() {
 /// A document that ends resets the cache, and the next one goes on like documents in one pass.
 #[test]
 fn documents_restart_the_cache() {
-    let device = Device::flex();
     let layer = config()
         .with_recent(Some(2))
         .with_sinks(Some(1))
         .with_max_seq_len(None)
-        .init(&device);
+        .init(&Device::flex());
     let lengths = [vec![17, 1, 22, 10], vec![20, 8, 2, 20]];
-    let x = input(2, 50, &device);
+    let x = input(&layer, 2, 50);
     let documents =
         DynamicMaskInput::new(x.clone()).documents(Documents::from_lengths(lengths.clone()));
     let whole = layer.forward(documents);
@@ -128,10 +125,9 @@ fn documents_restart_the_cache() {
 /// Past the rotary table the angles are those that a longer table would hold, bit for bit.
 #[test]
 fn positions_may_pass_the_rotary_table() {
-    let device = Device::flex();
-    let long = config().init(&device);
+    let long = config().init(&Device::flex());
     let short = like(&long, &config().with_max_seq_len(Some(16)));
-    let x = input(1, 60, &device);
+    let x = input(&long, 1, 60);
     let (mut left, mut right) = (long.init_cache(1), short.init_cache(1));
     for (at, count) in [(0, 10), (10, 10), (20, 39), (59, 1)] {
         let x = x.clone().narrow(1, at, count);
@@ -162,25 +158,23 @@ fn the_cache_follows_the_layer() {
 
 #[test]
 fn a_layer_in_training_is_refused() {
-    let device = Device::flex().autodiff();
-    let layer = config().init(&device);
+    let layer = config().init(&Device::flex().autodiff());
     let mut cache = layer.init_cache(2);
-    let x = input(2, 3, &device);
+    let x = input(&layer, 2, 3);
     refused(layer.try_forward_cached(x, &mut cache), "Tracked");
     assert_eq!(cache.lengths(), [0, 0]);
     // What a model hands out for validation has no gradients.
     let layer = layer.valid();
     let mut cache = layer.init_cache(2);
-    let x = input(2, 3, &Device::flex());
+    let x = input(&layer, 2, 3);
     let out = layer.forward_cached(x.clone(), &mut cache);
     close(out, layer.forward(x), "valid");
 }
 
 #[test]
 fn a_layer_in_16_bits_has_a_cache_in_16_bits() {
-    let device = Device::flex();
-    let layer = cast(config().init(&device), DType::BF16);
-    let x = input(1, 30, &device).cast(DType::BF16);
+    let layer = cast(config().init(&Device::flex()), DType::BF16);
+    let x = input(&layer, 1, 30).cast(DType::BF16);
     let whole = values(layer.forward(x.clone()));
     let mut cache = layer.init_cache(1);
     assert_eq!(cache.bytes(), 2 * 5 * (2 * 8 * 2 + 8) + 4);

@@ -1,12 +1,12 @@
 //! Cross-attention that keeps the best tokens of its context, against its definition in Burn's own operations.
 
-use crate::case::{grad, refused, refused_as, size, tracked, values, within};
+use crate::case::{data, grad, refused, refused_as, size, tracked, values, within};
 use crate::layer::{WIDTH, parameters, score_projection};
 use burn::module::{Lora, Module};
 use burn::nn::RmsNorm;
 use burn::optim::GradientsParams;
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::{Bool, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
     CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
     ScoreForm,
@@ -32,6 +32,7 @@ fn config() -> DynamicMaskCrossAttentionConfig {
 
 fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
     let linear = || config().with_score_form(ScoreForm::Linear);
+    let scaled = linear().with_scale(Some(0.7));
     vec![
         ("zoh", config()),
         ("linear, a runner-up by default", linear()),
@@ -43,10 +44,7 @@ fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
         ("one token", config().with_keep_window(Some(1))),
         ("no norms", config().with_qk_norm(false)),
         ("biases", config().with_bias(true).with_softcap(Some(4.0))),
-        (
-            "scale",
-            linear().with_scale(Some(0.7)).with_n_kv_heads(None),
-        ),
+        ("scale", scaled.with_n_kv_heads(None)),
     ]
 }
 
@@ -69,102 +67,75 @@ fn of_ranks(scores: &Tensor<3>, ranks: std::ops::Range<usize>) -> Tensor<4, Bool
     let mut kept = Vec::new();
     for row in values(scores.clone()).chunks(len) {
         let order = ranked(row);
-        let range = ranks.start.min(order.len())..ranks.end.min(order.len());
-        kept.extend((0..len).map(|at| order[range.clone()].contains(&at)));
+        let chosen = order.iter().take(ranks.end).skip(ranks.start);
+        kept.extend((0..len).map(|at| chosen.clone().any(|&rank| rank == at)));
     }
-    let kept = TensorData::new(kept, [batch, heads, 1, len]);
-    Tensor::from_data(kept, &scores.device())
+    Tensor::from_data(data(kept, [batch, heads, 1, len]), &scores.device())
 }
 
-/// The layer by its definition, in Burn's own operations; `scores` are those of its tokens.
-struct Defined {
-    window: usize,
-    runners_up: usize,
-    scale: f32,
-    softcap: Option<f32>,
-}
+/// The layer of a configuration by its definition, in Burn's own operations; `scores` are those of its tokens.
+fn defined(
+    config: &DynamicMaskCrossAttentionConfig,
+    layer: &DynamicMaskCrossAttention,
+    x: Tensor<3>,
+    context: Tensor<3>,
+    scores: Tensor<3>,
+) -> Tensor<3> {
+    let window = config.keep_window.unwrap_or(LEN);
+    let default = match config.score_form {
+        ScoreForm::Linear if config.keep_window.is_some() => window / 4,
+        _ => 0,
+    };
+    let runners_up = config.runners_up.unwrap_or(default);
+    let heads = |rows: Tensor<3>, norm: &Option<RmsNorm>| {
+        let [batch, len, width] = rows.dims();
+        let rows = rows.reshape([batch, len, width / 8, 8]);
+        let rows = (norm.iter()).fold(rows, |rows, norm| norm.forward(rows));
+        rows.swap_dims(1, 2)
+    };
+    let q = heads(layer.q_proj.forward(x.clone()), &layer.q_norm);
+    let k = heads(layer.k_proj.forward(context.clone()), &layer.k_norm);
+    let v = heads(layer.v_proj.forward(context), &None);
+    let [batch, heads, len, dim] = q.dims();
+    let [_, kv_heads, k_len, _] = k.dims();
+    let spread = |rows: Tensor<4>| {
+        let [_, _, _, features] = rows.dims();
+        let shape = [batch, kv_heads, heads / kv_heads, k_len, features];
+        let rows: Tensor<5> = rows.unsqueeze_dim(2);
+        rows.expand(shape).reshape([batch, heads, k_len, features])
+    };
+    let pairs = |shown: Tensor<4, Bool>| {
+        // [batch, kv_heads, 1, k_len] to every pair.
+        let shown = spread(shown.swap_dims(2, 3).float()).swap_dims(2, 3);
+        shown.greater_elem(0.5).expand([batch, heads, len, k_len])
+    };
+    let kept = pairs(of_ranks(&scores, 0..window));
+    let next = pairs(of_ranks(&scores, window..window + runners_up));
+    let (k, v) = (spread(k), spread(v));
+    let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
+    let scores = scores.mask_fill(hidden, 0.0);
+    let scores = spread(scores.unsqueeze_dim::<4>(3)).swap_dims(2, 3);
 
-impl Defined {
-    fn of(config: &DynamicMaskCrossAttentionConfig) -> Self {
-        let window = config.keep_window.unwrap_or(LEN);
-        let default = match config.score_form {
-            ScoreForm::Linear if config.keep_window.is_some() => window / 4,
-            _ => 0,
-        };
-        Self {
-            window,
-            runners_up: config.runners_up.unwrap_or(default),
-            scale: config.scale.unwrap_or((8.0f32).sqrt().recip()),
-            softcap: config.softcap,
-        }
-    }
+    let logits = q.matmul(k.transpose()) * config.scale.unwrap_or((8.0f32).sqrt().recip());
+    let logits = match config.softcap {
+        Some(cap) => (logits / cap).tanh() * cap,
+        None => logits,
+    };
+    let logits = logits + scores.clone();
+    let shown = logits.clone().mask_fill(kept.clone().bool_not(), -1e30);
+    let weights = softmax(shown.clone(), 3).mask_fill(kept.bool_not(), 0.0);
+    let out = weights.matmul(v.clone());
 
-    fn forward(
-        &self,
-        layer: &DynamicMaskCrossAttention,
-        x: Tensor<3>,
-        context: Tensor<3>,
-        scores: Tensor<3>,
-    ) -> Tensor<3> {
-        let heads = |rows: Tensor<3>, norm: &Option<RmsNorm>| {
-            let [batch, len, width] = rows.dims();
-            let rows = rows.reshape([batch, len, width / 8, 8]);
-            let rows = match norm {
-                Some(norm) => norm.forward(rows),
-                None => rows,
-            };
-            rows.swap_dims(1, 2)
-        };
-        let q = heads(layer.q_proj.forward(x.clone()), &layer.q_norm);
-        let k = heads(layer.k_proj.forward(context.clone()), &layer.k_norm);
-        let v = heads(layer.v_proj.forward(context), &None);
-        let [batch, heads, len, dim] = q.dims();
-        let [_, kv_heads, k_len, _] = k.dims();
-        let spread = |rows: Tensor<4>| {
-            let [_, _, _, features] = rows.dims();
-            let shape = [batch, kv_heads, heads / kv_heads, k_len, features];
-            let rows: Tensor<5> = rows.unsqueeze_dim(2);
-            rows.expand(shape).reshape([batch, heads, k_len, features])
-        };
-        let pairs = |shown: Tensor<4, Bool>| {
-            // [batch, kv_heads, 1, k_len] to every pair.
-            let shown = spread(shown.swap_dims(2, 3).float()).swap_dims(2, 3);
-            shown.greater_elem(0.5).expand([batch, heads, len, k_len])
-        };
-        let kept = pairs(of_ranks(&scores, 0..self.window));
-        let next = pairs(of_ranks(
-            &scores,
-            self.window..self.window + self.runners_up,
-        ));
-        let (k, v) = (spread(k), spread(v));
-        let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
-        let scores = scores.mask_fill(hidden, 0.0);
-        let scores = spread(scores.unsqueeze_dim::<4>(3)).swap_dims(2, 3);
-
-        let logits = q.matmul(k.transpose()) * self.scale;
-        let logits = match self.softcap {
-            Some(cap) => (logits / cap).tanh() * cap,
-            None => logits,
-        };
-        let logits = logits + scores.clone();
-        let shown = logits.clone().mask_fill(kept.clone().bool_not(), -1e30);
-        let weights = softmax(shown.clone(), 3).mask_fill(kept.bool_not(), 0.0);
-        let out = weights.matmul(v.clone());
-
-        // A runner-up adds nothing, and its score has the gradient of what it would add.
-        let most = shown.clone().max_dim(3);
-        let lse = (shown - most.clone()).exp().sum_dim(3).log() + most;
-        let p = sigmoid(logits - lse)
-            .mask_fill(next.bool_not(), 0.0)
-            .detach();
-        let slope = scores.clone() - scores.detach();
-        let moved = (p.clone() * slope.clone()).matmul(v.detach())
-            - (p * slope).sum_dim(3) * out.clone().detach();
-        let out = (out + moved)
-            .swap_dims(1, 2)
-            .reshape([batch, len, heads * dim]);
-        layer.o_proj.forward(out)
-    }
+    // A runner-up adds nothing, and its score has the gradient of what it would add.
+    let most = shown.clone().max_dim(3);
+    let lse = (shown - most.clone()).exp().sum_dim(3).log() + most;
+    let p = sigmoid(logits - lse).mask_fill(next.bool_not(), 0.0);
+    let p = p.detach();
+    let slope = scores.clone() - scores.detach();
+    let moved = (p.clone() * slope.clone()).matmul(v.detach())
+        - (p * slope).sum_dim(3) * out.clone().detach();
+    let out = (out + moved).swap_dims(1, 2);
+    layer.o_proj.forward(out.reshape([batch, len, heads * dim]))
 }
 
 /// The gradients of every parameter and of the two inputs, by name.
@@ -208,8 +179,7 @@ fn outputs_and_gradients_are_those_of_the_definition() {
             };
             let out = layer.forward(x.clone(), input());
             let scores = layer.keys(input()).scores().clone();
-            let defined = Defined::of(&config);
-            let expected = defined.forward(&layer, x.clone(), context.clone(), scores);
+            let expected = defined(&config, &layer, x.clone(), context.clone(), scores);
             close(&values(out.clone()), &values(expected.clone()), &what);
 
             let slope = out.random_like(Distribution::Normal(0.0, 1.0));
@@ -223,12 +193,7 @@ fn outputs_and_gradients_are_those_of_the_definition() {
                 // A small one, as that of the decay, and one that is zero, as that of q over one token, are differences
                 // of terms of the others' size, which f32 rounds to 6e-8 of it each.
                 let bound = (1e-5 * size(expected).max(1.0)).max(2e-6 * largest);
-                within(
-                    actual,
-                    expected,
-                    bound,
-                    format_args!("{what}, gradient of {of}"),
-                );
+                within(actual, expected, bound, format!("{what}, gradient of {of}"));
             }
         }
     }
@@ -277,9 +242,7 @@ fn a_padded_context_equals_the_context_alone() {
     let device = Device::flex();
     let layer = config().init(&device);
     let (x, context) = (random(6, WIDTH, &device), random(LEN, CONTEXT, &device));
-    let behind = context
-        .clone()
-        .slice_fill([0..2, 19..LEN, 0..CONTEXT], f32::NAN);
+    let behind = (context.clone()).slice_fill([0..2, 19..LEN, 0..CONTEXT], f32::NAN);
     let padded = layer.forward(x.clone(), DynamicMaskInput::new(behind).lengths([19, 19]));
     let alone = layer.forward(x.clone(), context.clone().narrow(1, 0, 19));
     close(&values(padded), &values(alone), "padding");
@@ -355,9 +318,10 @@ fn the_keys_of_another_layer_are_refused() {
 
 #[test]
 fn adapters_reach_the_projections_and_the_scores() {
-    let device = Device::flex().autodiff();
     for form in [ScoreForm::Zoh, ScoreForm::Linear] {
-        let layer = config().with_score_form(form).init(&device);
+        let layer = config()
+            .with_score_form(form)
+            .init(&Device::flex().autodiff());
         let layer = layer.apply_lora(Lora::new(2, 4.0));
         for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {
             assert!(projection.weight.adapter().is_some());

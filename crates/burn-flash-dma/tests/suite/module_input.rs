@@ -1,10 +1,12 @@
 //! The input and the options of a layer: padding by lengths, windows that change, scores from elsewhere.
 
 use crate::case::{grad, ints, random, refused, refused_as, values, within};
-use crate::layer::{self, WIDTH, like, tokens};
+use crate::layer::{self, WIDTH, like, tokens_for};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
+};
 use burn_flash_dma::{AttentionError, Documents, Intervals, ScoreRole, Selector};
 
 const LENGTHS: [usize; 4] = [19, 11, 1, 0];
@@ -21,8 +23,8 @@ fn config() -> DynamicMaskAttentionConfig {
     layer::config().with_max_seq_len(Some(64))
 }
 
-fn input(device: &Device) -> Tensor<3> {
-    tokens(LENGTHS.len(), LEN, device)
+fn input(layer: &DynamicMaskAttention) -> Tensor<3> {
+    tokens_for(layer, LENGTHS.len(), LEN)
 }
 
 fn close(actual: &[f64], expected: &[f64], what: &str) {
@@ -48,10 +50,9 @@ fn configs() -> Vec<DynamicMaskAttentionConfig> {
 /// Outputs and gradients, whatever the padding holds.
 #[test]
 fn a_padded_sequence_equals_the_sequence_alone() {
-    let device = Device::flex().autodiff();
     for config in configs() {
-        let layer = config.init(&device);
-        let (x, upstream) = (input(&device), input(&device));
+        let layer = config.init(&Device::flex().autodiff());
+        let (x, upstream) = (input(&layer), input(&layer));
         for padding in [0.3, f32::NAN, f32::INFINITY] {
             let what = format!("{config:?} padded with {padding}");
             let rows = |sequence: usize, length: usize| {
@@ -101,9 +102,8 @@ fn a_padded_sequence_equals_the_sequence_alone() {
 
 #[test]
 fn lengths_that_are_all_whole_change_nothing() {
-    let device = Device::flex();
-    let layer = config().init(&device);
-    let x = input(&device);
+    let layer = config().init(&Device::flex());
+    let x = input(&layer);
     let whole = DynamicMaskInput::new(x.clone()).lengths(vec![LEN; 4]);
     assert_eq!(
         values(layer.forward(whole)),
@@ -121,7 +121,7 @@ fn lengths_that_are_all_whole_change_nothing() {
 fn bad_inputs_are_refused() {
     let device = Device::flex();
     let layer = config().init(&device);
-    let x = input(&device);
+    let x = input(&layer);
     let refused = |input: DynamicMaskInput| {
         let error = layer.try_forward(input.clone()).unwrap_err();
         assert_eq!(layer.try_selection(input.clone()).unwrap_err(), error);
@@ -162,9 +162,8 @@ fn bad_inputs_are_refused() {
 #[test]
 #[should_panic(expected = "the length of a sequence is 20, past the limit of 19")]
 fn the_plain_form_panics_with_the_text() {
-    let device = Device::flex();
-    let input = DynamicMaskInput::new(input(&device)).lengths([20, 1, 1, 1]);
-    let _ = config().init(&device).forward(input);
+    let layer = config().init(&Device::flex());
+    let _ = layer.forward(DynamicMaskInput::new(input(&layer)).lengths([20, 1, 1, 1]));
 }
 
 #[test]
@@ -173,7 +172,7 @@ fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
     for (form, role) in KINDS {
         let config = config().with_score_form(form);
         let layer = config.with_score_role(Some(role)).init(&device);
-        let x = input(&device);
+        let x = input(&layer);
         let own = layer.scores(x.clone());
         assert_eq!(
             values(layer.forward_with_scores(x.clone(), own)),
@@ -225,9 +224,8 @@ fn the_selection_is_that_of_the_selector() {
         // Without a window all keys are kept, whatever the parts of one are.
         (all, Selector::top(usize::MAX)),
     ] {
-        let device = Device::flex().autodiff();
-        let layer = config.init(&device);
-        let x = DynamicMaskInput::new(input(&device)).lengths(LENGTHS);
+        let layer = config.init(&Device::flex().autodiff());
+        let x = DynamicMaskInput::new(input(&layer)).lengths(LENGTHS);
         let scores = layer.scores(x.clone());
         let expected = parts(&selector.select(scores.clone()));
         assert_eq!(parts(&layer.selection(x.clone())), expected, "{config:?}");
@@ -243,7 +241,7 @@ fn the_selection_is_that_of_the_selector() {
         assert_eq!(parts(&layer.selection(packed)), expected, "{config:?}");
 
         let layer = layer.valid();
-        let (_, far) = parts(&layer.selection(input(&Device::flex())));
+        let (_, far) = parts(&layer.selection(input(&layer)));
         assert_eq!(far, None);
     }
 }
@@ -251,7 +249,6 @@ fn the_selection_is_that_of_the_selector() {
 /// Packed documents are attended as if each stood alone, with rotary positions, recent keys and sinks.
 #[test]
 fn packed_documents_equal_the_documents_alone() {
-    let device = Device::flex();
     let packs = [vec![8, 11], vec![19], vec![1, 17, 1], vec![5, 0, 14]];
     for (form, role) in KINDS {
         for config in [
@@ -260,8 +257,8 @@ fn packed_documents_equal_the_documents_alone() {
             config().with_recent(Some(2)).with_sinks(Some(1)),
         ] {
             let config = config.with_score_form(form).with_score_role(Some(role));
-            let layer = config.init(&device);
-            let x = input(&device);
+            let layer = config.init(&Device::flex());
+            let x = input(&layer);
             let packed =
                 DynamicMaskInput::new(x.clone()).documents(Documents::from_lengths(packs.clone()));
             let out = layer.forward(packed);
@@ -282,14 +279,12 @@ fn packed_documents_equal_the_documents_alone() {
     }
 }
 
-/// Runners-up change the gradients of the scores and nothing else.
 #[test]
 fn runners_up_change_no_output() {
-    let device = Device::flex().autodiff();
     let config = config().with_score_form(ScoreForm::Linear);
-    let layer = config.init(&device);
+    let layer = config.init(&Device::flex().autodiff());
     let with = like(&layer, &config.with_runners_up(Some(3)));
-    let x = input(&device);
+    let x = input(&layer);
     assert_eq!(values(with.forward(x.clone())), values(layer.forward(x)));
 }
 
@@ -313,7 +308,7 @@ fn parts_of_a_window_that_do_not_fit_are_refused() {
     assert_eq!(layer.options().keep_window, Some(6));
     layer.set_keep_window(None);
 
-    let x = DynamicMaskInput::new(input(&device));
+    let x = DynamicMaskInput::new(input(&layer));
     for (causal, lengths, kind) in [
         (false, vec![vec![LEN]; 4], "SelectionNotCausal"),
         (true, vec![vec![LEN - 1]; 4], "DocumentTokens"),
@@ -328,11 +323,10 @@ fn parts_of_a_window_that_do_not_fit_are_refused() {
 /// A window that changes between calls, against layers that were made with it.
 #[test]
 fn a_window_may_change_between_steps() {
-    let device = Device::flex();
-    let mut layer = config().init(&device);
+    let mut layer = config().init(&Device::flex());
     let first = layer.clone();
     let made = |window| like(&first, &config().with_keep_window(window));
-    let x = input(&device);
+    let x = input(&layer);
     let mut outputs = Vec::new();
     for window in [Some(19), Some(8), Some(3), None, Some(1)] {
         layer.set_keep_window(window);
@@ -361,7 +355,7 @@ fn a_window_of_no_keys_panics() {
 fn the_scale_is_that_of_the_configuration() {
     let device = Device::flex();
     let layer = config().init(&device);
-    let x = input(&device);
+    let x = input(&layer);
     let scaled = |scale: f32| like(&layer, &config().with_scale(Some(scale)));
     // The default for eight features.
     let default = scaled(1.0 / 8f32.sqrt());

@@ -156,8 +156,9 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn adapters_reach_every_projection() {
-    let device = Device::flex().autodiff();
-    let layer = config().init(&device).apply_lora(Lora::new(2, 4.0));
+    let layer = config()
+        .init(&Device::flex().autodiff())
+        .apply_lora(Lora::new(2, 4.0));
     for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {
         assert!(projection.weight.adapter().is_some());
     }

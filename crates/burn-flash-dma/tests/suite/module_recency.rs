@@ -1,7 +1,7 @@
 //! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
 
 use crate::case::{refused, values, within};
-use crate::layer::{self, gradients_with_scores, like, tokens};
+use crate::layer::{self, gradients_with_scores, like, tokens_for};
 use burn::tensor::Device;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{Documents, ScoreRole};
@@ -14,9 +14,8 @@ fn config(slope: f64) -> DynamicMaskAttentionConfig {
 
 #[test]
 fn a_score_gains_the_slope_per_position() {
-    let device = Device::flex();
-    let plain = config(0.0).init(&device);
-    let x = tokens(2, LEN, &device);
+    let plain = config(0.0).init(&Device::flex());
+    let x = tokens_for(&plain, 2, LEN);
     let scores = values(plain.scores(x.clone()));
     let sloped = values(like(&plain, &config(0.25)).scores(x));
     let with_slope = |(place, score): (usize, f64)| score + 0.25 * (place % LEN) as f64;
@@ -26,11 +25,10 @@ fn a_score_gains_the_slope_per_position() {
 
 #[test]
 fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
-    let device = Device::flex();
-    let plain = config(0.0).init(&device);
+    let plain = config(0.0).init(&Device::flex());
     let sliding = like(&plain, &config(0.0).with_recent(Some(5)));
     let steep = like(&plain, &config(100.0));
-    let x = tokens(2, LEN, &device);
+    let x = tokens_for(&plain, 2, LEN);
     let [plain, steep, sliding] = [plain, steep, sliding].map(|layer| {
         let documents = Documents::from_lengths([vec![7, 13, LEN - 20], vec![LEN]]);
         let packed = DynamicMaskInput::new(x.clone()).documents(documents);
@@ -45,9 +43,8 @@ fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
 
 #[test]
 fn scores_learn_beside_it() {
-    let device = Device::flex().autodiff();
-    let layer = config(0.1).init(&device);
-    gradients_with_scores(&layer, LEN, &device);
+    let layer = config(0.1).init(&Device::flex().autodiff());
+    gradients_with_scores(&layer, LEN);
 }
 
 #[test]

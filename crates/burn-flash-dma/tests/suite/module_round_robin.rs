@@ -2,7 +2,7 @@
 //! is refused.
 
 use crate::case::{refused, values, within};
-use crate::layer::{self, gradients_with_scores, like, tokens};
+use crate::layer::{self, gradients_with_scores, like, tokens_for};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
@@ -33,10 +33,9 @@ fn kept(layer: &DynamicMaskAttention, x: Tensor<3>) -> Vec<Vec<Vec<Vec<usize>>>>
 
 #[test]
 fn a_score_loses_the_penalty_in_the_heads_that_are_not_dealt_its_token() {
-    let device = Device::flex();
-    let plain = config(None).init(&device);
+    let plain = config(None).init(&Device::flex());
     let dealt = like(&plain, &config(RoundRobin::new(3, 0.25)));
-    let x = tokens(2, LEN, &device);
+    let x = tokens_for(&plain, 2, LEN);
     let scores = values(plain.scores(x.clone()));
     let expected = scores.into_iter().enumerate().map(|(place, score)| {
         let (head, position) = (place / LEN % 2, place % LEN);
@@ -52,9 +51,8 @@ fn a_score_loses_the_penalty_in_the_heads_that_are_not_dealt_its_token() {
 /// By the definition: the window of a head is the best of its own tokens, filled up with others while it has too few.
 #[test]
 fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
-    let device = Device::flex();
-    let layer = config(RoundRobin::new(2, STRICT)).init(&device);
-    for heads in kept(&layer, tokens(2, LEN, &device)) {
+    let layer = config(RoundRobin::new(2, STRICT)).init(&Device::flex());
+    for heads in kept(&layer, tokens_for(&layer, 2, LEN)) {
         for (head, queries) in heads.iter().enumerate() {
             for (query, keys) in queries.iter().enumerate() {
                 let own = |key: usize| key / 2 % 2 == head;
@@ -69,9 +67,8 @@ fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
 
 #[test]
 fn without_a_penalty_nothing_changes() {
-    let device = Device::flex();
-    let plain = config(None).init(&device);
-    let x = tokens(2, LEN, &device);
+    let plain = config(None).init(&Device::flex());
+    let x = tokens_for(&plain, 2, LEN);
     let of = |penalty| {
         let dealt = like(&plain, &config(RoundRobin::new(2, penalty)));
         values(dealt.forward(x.clone()))
@@ -83,9 +80,8 @@ fn without_a_penalty_nothing_changes() {
 
 #[test]
 fn a_cache_deals_by_the_position_in_the_sequence() {
-    let device = Device::flex();
-    let layer = config(RoundRobin::new(3, STRICT)).init(&device);
-    let x = tokens(2, LEN, &device);
+    let layer = config(RoundRobin::new(3, STRICT)).init(&Device::flex());
+    let x = tokens_for(&layer, 2, LEN);
     let whole = values(layer.forward(x.clone()));
     let mut cache = layer.init_cache(2);
     let mut parts = vec![layer.forward_cached(x.clone().narrow(1, 0, 7), &mut cache)];
@@ -98,9 +94,8 @@ fn a_cache_deals_by_the_position_in_the_sequence() {
 
 #[test]
 fn scores_learn_beside_it() {
-    let device = Device::flex().autodiff();
-    let layer = config(RoundRobin::new(2, STRICT)).init(&device);
-    gradients_with_scores(&layer, LEN, &device);
+    let layer = config(RoundRobin::new(2, STRICT)).init(&Device::flex().autodiff());
+    gradients_with_scores(&layer, LEN);
 }
 
 #[test]

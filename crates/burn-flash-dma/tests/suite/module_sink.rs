@@ -1,7 +1,7 @@
 //! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
 
 use crate::case::{values, within};
-use crate::layer::{self, gradients_with_scores, tokens};
+use crate::layer::{self, gradients_with_scores, tokens_for};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
@@ -23,7 +23,7 @@ fn with_logits(mut layer: DynamicMaskAttention, logits: [f32; 4]) -> DynamicMask
 fn it_takes_weight_from_the_keys() {
     let device = Device::flex();
     let layer = config().init(&device);
-    let x = tokens(2, 21, &device);
+    let x = tokens_for(&layer, 2, 21);
     let mut without = layer.clone();
     without.sink_logits = None;
     let nearly_none = with_logits(layer.clone(), [-200.0; 4]);
@@ -59,9 +59,8 @@ fn it_takes_weight_from_the_keys() {
 
 #[test]
 fn it_learns_beside_scores_that_only_rank() {
-    let device = Device::flex().autodiff();
-    let layer = config().init(&device);
-    let grads = gradients_with_scores(&layer, 21, &device);
+    let layer = config().init(&Device::flex().autodiff());
+    let grads = gradients_with_scores(&layer, 21);
     let logits = layer.sink_logits.as_ref().expect("it has a sink").val();
     let of_logits = values(logits.grad(&grads).expect("tracked"));
     assert!(of_logits.iter().all(|x| *x != 0.0), "{of_logits:?}");

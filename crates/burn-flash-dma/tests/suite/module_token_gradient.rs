@@ -1,7 +1,7 @@
 //! What tokens learn through their scores: that a factor changes nothing else, and what is refused.
 
 use crate::case::{grad, near, refused, values};
-use crate::layer::{self, like, of_scores, tokens};
+use crate::layer::{self, like, of_scores, tokens_for};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
@@ -23,15 +23,14 @@ fn pass(layer: &DynamicMaskAttention, x: &Tensor<3>) -> [Vec<f64>; 3] {
 
 #[test]
 fn it_is_a_factor_on_what_tokens_learn_through_scores_and_on_nothing_else() {
-    let device = Device::flex().autodiff();
     for (form, role) in [
         (ScoreForm::Linear, ScoreRole::Rank),
         (ScoreForm::Linear, ScoreRole::RankAndBias),
         (ScoreForm::Zoh, ScoreRole::RankAndBias),
     ] {
         let config = config(form, role);
-        let layer = config.init(&device);
-        let x = tokens(2, 33, &device);
+        let layer = config.init(&Device::flex().autodiff());
+        let x = tokens_for(&layer, 2, 33);
         let scaled = |scale| {
             let config = config.clone().with_token_gradient_scale(Some(scale));
             pass(&like(&layer, &config), &x)
@@ -59,10 +58,9 @@ fn it_is_a_factor_on_what_tokens_learn_through_scores_and_on_nothing_else() {
 
 #[test]
 fn what_is_no_factor_is_refused() {
-    let device = Device::flex();
     let config = config(ScoreForm::Linear, ScoreRole::Rank);
     for scale in [-1.0, f64::NAN, f64::INFINITY, 1e39] {
         let config = config.clone().with_token_gradient_scale(Some(scale));
-        refused(config.try_init(&device), "GradientScale");
+        refused(config.try_init(&Device::flex()), "GradientScale");
     }
 }

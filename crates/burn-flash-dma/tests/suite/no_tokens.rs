@@ -247,9 +247,8 @@ fn a_context_of_no_features_may_have_padding() {
 
 #[test]
 fn lengths_of_padding_are_of_any_integer_type() {
-    let device = Device::flex();
     for dtype in [DType::I32, DType::I64] {
-        let lengths = Tensor::<1, Int>::from_data([1, 3], (&device, dtype));
+        let lengths = Tensor::<1, Int>::from_data([1, 3], (&Device::flex(), dtype));
         let shown = AttentionMask::padding(lengths, 3).into_visible();
         let shown: Vec<bool> = shown.into_data().iter().collect();
         assert_eq!(shown, [true, false, false, true, true, true]);

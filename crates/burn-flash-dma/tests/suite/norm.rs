@@ -1,11 +1,13 @@
 //! Norms and rotary encoding: the default bodies against the oracle, Burn's own modules, and the layer against the
 //! composition of Burn's operations that it replaces.
 
-use crate::case::{ELEMENTS, close, dtype, grad, loss, random, size, tensor, values, within};
+use crate::case::{ELEMENTS, close, data, dtype, grad, loss, random, size, tensor, values, within};
 use crate::layer;
+use crate::operations::primitive;
 use burn::backend::Flex;
+use burn::backend::tensor::FloatTensor;
 use burn::nn::{RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::fallback::norm as fallback;
 use burn_flash_dma::nn::{DynamicMaskAttention, ScoreForm};
 use burn_flash_dma::ops::{NormGrads, Normed, OptionalFloat};
@@ -38,11 +40,9 @@ fn problems(element: ElementType) -> Vec<NormProblem> {
 fn table(inputs: &Norm, device: &Device) -> Option<Tensor<3>> {
     let [positions, pairs, _] = inputs.problem.table_shape()?;
     let table = inputs.table.as_ref()?.chunks(2);
-    let values: Vec<f32> = table
-        .flat_map(|pair| [pair[0], pair[1], pair[0], pair[1]].map(|x| x as f32))
-        .collect();
-    let shape = [positions, 2 * pairs, 2];
-    Some(Tensor::from_data(TensorData::new(values, shape), device))
+    let values = table.flat_map(|pair| [pair[0], pair[1], pair[0], pair[1]].map(|x| x as f32));
+    let values = data(values, [positions, 2 * pairs, 2]);
+    Some(Tensor::from_data(values, device))
 }
 
 #[test]
@@ -52,20 +52,13 @@ fn the_default_bodies_match_the_oracle() {
         let inputs = Norm::random(p, 3);
         let len = p.x_shape().iter().product();
         let grad_out = normal(len, 1.0, p.element, &mut Rng::new(4));
-        let load = |values: &[f64], shape| {
-            let tensor = tensor(values, shape, p.element, &device);
-            tensor.try_into_primitive::<Flex>().unwrap()
-        };
+        let load = |values: &[f64], shape| primitive(tensor(values, shape, p.element, &device));
         let x = || load(&inputs.x, p.x_shape());
         let gamma = || {
             let gamma = inputs.gamma.as_ref()?;
-            let gamma = tensor(gamma, [p.width], p.element, &device);
-            Some(gamma.try_into_primitive::<Flex>().unwrap())
+            Some(primitive(tensor(gamma, [p.width], p.element, &device)))
         };
-        let table = || {
-            let table = table(&inputs, &device)?;
-            Some(table.try_into_primitive::<Flex>().unwrap())
-        };
+        let table = || table(&inputs, &device).map(primitive);
         let out = fallback::encode_heads::<Flex>(x(), optional(gamma()), optional(table()), p);
         let normed = match gamma() {
             None => Normed::None,
@@ -101,9 +94,7 @@ fn the_default_bodies_match_the_oracle() {
     }
 }
 
-type Primitive = burn::backend::tensor::FloatTensor<Flex>;
-
-fn optional(tensor: Option<Primitive>) -> OptionalFloat<Flex> {
+fn optional(tensor: Option<FloatTensor<Flex>>) -> OptionalFloat<Flex> {
     match tensor {
         None => OptionalFloat::None,
         Some(tensor) => OptionalFloat::Some(tensor),

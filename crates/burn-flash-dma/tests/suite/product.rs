@@ -1,7 +1,7 @@
 //! `linear` and `product` on Flex: what they refuse, and their place in the graph. Results and gradients on every backend
 //! are tested beside the kernels.
 
-use crate::case::{random, refused_as, values, within};
+use crate::case::{data, random, refused_as, values, within};
 use crate::layer::cast;
 use burn::backend::ops::FloatTensorOps;
 use burn::nn::{Linear, LinearConfig};
@@ -74,10 +74,9 @@ fn a_layer_is_burns_layer() {
                 let w = w.set_require_grad(track_weight);
                 // Operations whose outputs a checkpointing device drops.
                 let (inner, turned) = (x.clone() * 0.5 + 0.25, (w.clone() * 2.0).tanh());
-                let y = if ours {
-                    product(inner, turned)
-                } else {
-                    inner.matmul(turned.unsqueeze())
+                let y = match ours {
+                    true => product(inner, turned),
+                    false => inner.matmul(turned.unsqueeze()),
                 };
                 let grads = (y.clone() * load(&slopes)).sum().backward();
                 let of_x = x.grad(&grads).map(values);
@@ -105,13 +104,14 @@ fn close(a: &[f64], b: &[f64]) {
 /// Below the tensor functions: the trait's default bodies, for a weight of another type.
 #[test]
 fn default_bodies_round_once() {
-    let load = |values: Vec<f32>, shape: [usize; 2]| {
-        Flex::float_from_data(TensorData::new(values, shape), &Default::default())
+    let load = |value: f32, shape: [usize; 2]| {
+        let values = vec![value; shape[0] * shape[1]];
+        Flex::float_from_data(data(values, shape), &Default::default())
     };
     let narrow = |tensor| Flex::float_cast(tensor, burn::tensor::FloatDType::BF16);
     // 257 is no bf16: a sum that was rounded on its way would stay 256.
-    let x = narrow(load(vec![1.0; 2 * 300], [2, 300]));
-    let weight = load(vec![1.0; 300 * 2], [300, 2]);
+    let x = narrow(load(1.0, [2, 300]));
+    let weight = load(1.0, [300, 2]);
     let read = |tensor| {
         let data = burn::tensor::read_sync(Flex::float_into_data(tensor)).unwrap();
         data.iter::<f64>().collect::<Vec<_>>()
@@ -119,13 +119,13 @@ fn default_bodies_round_once() {
     let y = Flex::linear_product(x.clone(), weight.clone());
     assert_eq!(read(y), vec![300.0; 4]);
     let dw = Flex::linear_product_weight_gradient(
-        narrow(load(vec![1.0; 300 * 2], [300, 2])),
-        narrow(load(vec![1.0; 300 * 2], [300, 2])),
+        narrow(load(1.0, [300, 2])),
+        narrow(load(1.0, [300, 2])),
         ElementType::F32,
     );
     assert_eq!(read(dw), vec![300.0; 4]);
-    let dx = Flex::linear_product_input_gradient(narrow(load(vec![3.0; 2], [1, 2])), weight);
+    let dx = Flex::linear_product_input_gradient(narrow(load(3.0, [1, 2])), weight);
     assert_eq!(read(dx), vec![6.0; 300]);
-    let same = default::output::<Flex>(x, load(vec![2.0; 300], [300, 1]));
+    let same = default::output::<Flex>(x, load(2.0, [300, 1]));
     assert_eq!(read(same), vec![600.0; 2]);
 }

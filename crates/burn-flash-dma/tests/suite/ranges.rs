@@ -1,8 +1,8 @@
 //! Ranges of keys: what they show, what is refused. Their plans are compared with those of masks in the workspace's
 //! `tests`.
 
-use crate::case::{grad, ints, random, refused, refused_as, values};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use crate::case::{data, grad, ints, random, refused, refused_as, values};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
 
 /// Values and gradients, on a device that tracks.
@@ -27,14 +27,12 @@ fn a_plan_of_ranges_serves_as_its_mask_does() {
 #[test]
 fn any_integers_and_no_tokens_are_served() {
     let device = Device::flex();
-    let long = |n: i64| {
-        let data = TensorData::new(vec![n], [1, 1, 1]);
-        Tensor::<3, Int>::from_data(data, (&device, DType::I64))
-    };
-    let plan = TilePlan::from_ranges(KeyRanges::new(long(-1 << 40), long(1 << 40)), [3, 5], false);
-    assert_eq!(ints(plan.counts().clone()), [15]);
-    let plan = TilePlan::from_ranges(KeyRanges::new(long(1 << 32), long(1 << 33)), [3, 5], false);
-    assert_eq!(ints(plan.counts().clone()), [0]);
+    let long = |n: i64| Tensor::<3, Int>::from_data(data([n], [1; 3]), (&device, DType::I64));
+    for (first, end, count) in [(-1 << 40, 1 << 40, 15), (1 << 32, 1 << 33, 0)] {
+        let ranges = KeyRanges::new(long(first), long(end));
+        let plan = TilePlan::from_ranges(ranges, [3, 5], false);
+        assert_eq!(ints(plan.counts().clone()), [count]);
+    }
     for (batch, len, counts) in [(2, 1, vec![1, 1]), (2, 0, vec![]), (0, 5, vec![])] {
         let ids = Tensor::<2, Int>::zeros([batch, len], &device);
         let plan = TilePlan::from_ranges(KeyRanges::documents(ids), [len, len], true);
@@ -45,8 +43,7 @@ fn any_integers_and_no_tokens_are_served() {
 
 #[test]
 fn a_document_that_comes_back_is_another_one() {
-    let device = Device::flex();
-    let ids = Tensor::<2, Int>::from_data([[7, 7, 0, 7, 7]], &device);
+    let ids = Tensor::<2, Int>::from_data([[7, 7, 0, 7, 7]], &Device::flex());
     let plan = TilePlan::from_ranges(KeyRanges::documents(ids), [5, 5], false);
     // A word a query, of which the second is of no keys.
     let rows = [0b00011, 0, 0b00011, 0, 0b00100, 0, 0b11000, 0, 0b11000, 0];
@@ -75,8 +72,7 @@ fn bad_ranges_are_refused_by_tensor_and_axis() {
 #[test]
 #[should_panic(expected = "end of the key ranges must have size 1 or 5 on axis 2, but has 9")]
 fn the_plain_form_panics_with_the_text_of_the_error() {
-    let device = Device::flex();
-    let [first, end] = [1, 9].map(|keys| Tensor::zeros([1, 1, keys], &device));
+    let [first, end] = [1, 9].map(|keys| Tensor::zeros([1, 1, keys], &Device::flex()));
     let ranges = KeyRanges::new(first, end);
     let _ = TilePlan::from_ranges(ranges, [5, 9], true);
 }
@@ -84,7 +80,6 @@ fn the_plain_form_panics_with_the_text_of_the_error() {
 #[test]
 #[should_panic(expected = "ranges of shapes [1, 1, 2] and [1, 1, 3] do not broadcast on axis 2")]
 fn ranges_of_other_queries_do_not_meet() {
-    let device = Device::flex();
-    let [two, three] = [2, 3].map(|len| KeyRanges::sliding_window([len, 9], 4, &device));
+    let [two, three] = [2, 3].map(|len| KeyRanges::sliding_window([len, 9], 4, &Device::flex()));
     let _ = two.and(three);
 }

@@ -1,9 +1,9 @@
 //! What layers and functions refuse with an error that says what is wrong.
 
-use crate::case::{ints, refused, refused_as};
+use crate::case::{ints, refused, refused_as, uniform};
 use crate::layer::{cast, of_scores};
 use burn::nn::LinearConfig;
-use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, DynamicMaskCacheRecord, PagedCacheConfig,
     try_overwrite,
@@ -75,8 +75,7 @@ fn tokens_in_f64_are_refused_by_name() {
 
 #[test]
 fn a_linear_layer_of_another_type_refuses_f64() {
-    let device = Device::flex();
-    let layer = LinearConfig::new(WIDTH, 4).init(&device);
+    let layer = LinearConfig::new(WIDTH, 4).init(&Device::flex());
     let wide = x(WIDTH).cast(DType::F64);
     let product = try_linear(&layer, wide.clone());
     refused_as(product, "x must be f32, but is f64");
@@ -279,7 +278,7 @@ fn a_selection_with_a_softmax_of_ranks_serves_a_pass_behind_a_backward_pass() {
         .with_runners_up(Some(2))
         .with_rank_softmax(RankSoftmax::new(1.0).ok())
         .init(&device);
-    let x = Tensor::<3>::random([1, 12, WIDTH], Distribution::Default, &device);
+    let x = uniform([1, 12, WIDTH], &device);
     let learned = |out: Tensor<3>| of_scores(&layer, &out.powi_scalar(2).sum().backward());
     let (out, intervals) = layer.forward_and_intervals(x.clone());
     let first = learned(out);

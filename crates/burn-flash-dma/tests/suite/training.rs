@@ -1,11 +1,11 @@
 //! The parts of a training step, against f64 and against what Burn has in their place.
 
-use crate::case::{grad, ints, loss, size, values, within};
+use crate::case::{data, grad, ints, loss, size, values, within};
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_flash_dma::train::{clip_gradients, cross_entropy, embed, token_losses};
 
 /// Two parameters, one of which may be there twice.
@@ -96,8 +96,7 @@ fn a_norm_of_zero_is_refused() {
 const WIDTH: usize = 5;
 
 fn table(vocabulary: usize, dtype: FloatDType) -> Embedding {
-    let device = Device::flex().autodiff();
-    let embedding = EmbeddingConfig::new(vocabulary, WIDTH).init(&device);
+    let embedding = EmbeddingConfig::new(vocabulary, WIDTH).init(&Device::flex().autodiff());
     let weight = embedding.weight.val().cast(dtype).detach();
     Embedding {
         weight: Param::from_tensor(weight.require_grad()),
@@ -110,9 +109,8 @@ fn tokens(batch: usize, len: usize, vocabulary: usize) -> Tensor<2, Int> {
         0 => n * 31 % vocabulary,
         k => k % 2,
     };
-    let all: Vec<i32> = (0..batch * len).map(|n| token(n) as i32).collect();
-    let all = TensorData::new(all, [batch, len]);
-    Tensor::from_data(all, &Device::flex().autodiff())
+    let all = (0..batch * len).map(|n| token(n) as i32);
+    Tensor::from_data(data(all, [batch, len]), &Device::flex().autodiff())
 }
 
 /// The gradients of the rows, about 1 and of few bits, so that every type here holds them.
@@ -123,7 +121,7 @@ fn slopes(batch: usize, len: usize) -> Tensor<3> {
     slopes.reshape([batch, len, WIDTH])
 }
 
-/// The gradient of a table in f64, and the sum of its terms' sizes.
+/// The gradient of a table in f64.
 fn exact(tokens: &Tensor<2, Int>, slopes: &[f64], vocabulary: usize) -> Vec<f64> {
     let mut table = vec![0.0; vocabulary * WIDTH];
     for (token, row) in ints(tokens.clone()).into_iter().zip(slopes.chunks(WIDTH)) {
@@ -136,8 +134,11 @@ fn exact(tokens: &Tensor<2, Int>, slopes: &[f64], vocabulary: usize) -> Vec<f64>
 
 fn worst(actual: &[f64], expected: &[f64]) -> f64 {
     let relative = |(a, e): (&f64, &f64)| (a - e).abs() / e.abs().max(1.0);
-    let errors = actual.iter().zip(expected).map(relative);
-    errors.fold(0.0, f64::max)
+    actual
+        .iter()
+        .zip(expected)
+        .map(relative)
+        .fold(0.0, f64::max)
 }
 
 /// The gradient of the table whose rows these are, for slopes of the rows.
@@ -194,8 +195,7 @@ fn additions_in_bf16_lose_what_a_sum_in_f32_keeps() {
 
 #[test]
 fn no_tokens_are_no_rows() {
-    let device = Device::flex().autodiff();
-    let none = Tensor::zeros([2, 0], &device);
+    let none = Tensor::zeros([2, 0], &Device::flex().autodiff());
     let rows = embed(&table(4, FloatDType::F32), none, FloatDType::BF16);
     assert_eq!((rows.dims(), rows.dtype()), ([2, 0, WIDTH], DType::BF16));
 }
@@ -203,8 +203,8 @@ fn no_tokens_are_no_rows() {
 fn logits(dtype: FloatDType) -> (Tensor<2>, Tensor<1, Int>) {
     let device = Device::flex().autodiff();
     let logits = Tensor::<2>::random([37, 19], Distribution::Normal(0.0, 4.0), &device);
-    let targets: Vec<i32> = (0..37).map(|n| n * 7 % 19).collect();
-    let targets = Tensor::from_data(TensorData::new(targets, [37]), &device);
+    let targets = data((0..37).map(|n| n * 7 % 19), [37]);
+    let targets = Tensor::from_data(targets, &device);
     (logits.cast(dtype).detach().require_grad(), targets)
 }
 
@@ -287,8 +287,8 @@ fn kernels_compute_the_same() {
         let embedding = Embedding {
             weight: Param::from_tensor(weight.detach().require_grad()),
         };
-        let data = tokens(batch, len, vocabulary).into_data();
-        let tokens = Tensor::<2, Int>::from_data(data, &device);
+        let tokens = tokens(batch, len, vocabulary).into_data();
+        let tokens = Tensor::<2, Int>::from_data(tokens, &device);
         let rows = embed(&embedding, tokens.clone(), FloatDType::BF16);
         // The rows are the logits: products of any other kind compile for minutes here.
         let targets = tokens.remainder_scalar(WIDTH as i64).flatten(0, 1);

@@ -53,13 +53,12 @@ fn strided_inputs_equal_their_copies() {
 
 #[test]
 fn intervals_match_the_oracle_and_serve_several_calls() {
-    let device = Device::flex();
     for kind in Scores::ALL {
         for window in [1, 4, 100] {
             let options = AttentionOptions::new().with_keep_window(window);
             let sizes = [2, 2, 2, 45, 45, 8];
             let case = Case::new(sizes, Some(kind), ElementType::F32, options, 3);
-            let Tensors { q, k, v, scores } = case.tensors(&device);
+            let Tensors { q, k, v, scores } = case.tensors(&Device::flex());
             let scores = scores.unwrap();
             let intervals = select(scores.clone(), window);
             assert_eq!(intervals.max_live(), window);
