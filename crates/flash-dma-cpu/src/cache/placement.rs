@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, VecDeque};
 /// The position of a slot that holds no key.
 pub(crate) const EMPTY: i32 = -1;
 
-/// In [`Placement::token`]: the slot keeps what it holds.
+/// Of [`place`]: the slot keeps what it holds.
 const KEEP: u32 = u32::MAX;
 
 /// The keys that the slots of one head hold before an append.
@@ -20,62 +20,53 @@ pub(crate) struct HeldKeys<'a> {
     pub(crate) positions: &'a [i32],
 }
 
-/// The outcome of an append for one head.
-pub(crate) struct Placement<'a> {
-    /// `[window]`: the new token that each slot holds in the end, or [`KEEP`].
-    pub(crate) token: &'a mut [u32],
-    /// `[window + tokens]`: when each slot's old key and each new token is attended. Position
-    /// `window + i` is that of token `i`: the coordinates of a sequence of the old keys, slot by slot,
-    /// and the tokens behind them.
-    pub(crate) intervals: &'a mut [Interval],
-}
-
-impl Placement<'_> {
-    /// Takes the tokens in one by one. `tokens` are the scores of the new tokens, whose first is at `position` of its
-    /// sequence.
-    ///
-    /// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent)
-    /// more.
-    pub(crate) fn make(
-        &mut self,
-        rule: SelectionRule,
-        held: HeldKeys<'_>,
-        tokens: &[f32],
-        position: usize,
-    ) {
-        let HeldKeys { scores, positions } = held;
-        let window = scores.len();
-        let end = window + tokens.len();
-        self.token.fill(KEEP);
-        for (slot, interval) in self.intervals[..window].iter_mut().enumerate() {
-            let shown = positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY;
-            *interval = interval_of(slot, if shown { end } else { slot });
+/// Takes tokens in one by one. `tokens` are the scores of the new tokens, whose first is at `position` of its sequence.
+///
+/// Writes to `placed`, `[window]`, the new token that each slot holds in the end, or [`KEEP`]; and to `intervals`,
+/// `[window + tokens]`, when each slot's old key and each new token is attended. Position `window + i` is that of token
+/// `i`: the coordinates of a sequence of the old keys, slot by slot, and the tokens behind them.
+///
+/// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent) more.
+pub(crate) fn place(
+    rule: SelectionRule,
+    held: HeldKeys<'_>,
+    tokens: &[f32],
+    position: usize,
+    placed: &mut [u32],
+    intervals: &mut [Interval],
+) {
+    let HeldKeys { scores, positions } = held;
+    let window = scores.len();
+    let end = window + tokens.len();
+    placed.fill(KEEP);
+    for (slot, interval) in intervals[..window].iter_mut().enumerate() {
+        let shown = positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY;
+        *interval = interval_of(slot, if shown { end } else { slot });
+    }
+    let mut contest = Contest::new(rule, held, tokens.len(), position);
+    for (j, &score) in tokens.iter().enumerate() {
+        let key = window + j;
+        intervals[key] = interval_of(key, key);
+        let Some(slot) = contest.insert(score, position + j) else {
+            continue;
+        };
+        let evicted = match placed[slot] {
+            KEEP => slot,
+            token => window + token as usize,
+        };
+        if !intervals[evicted].is_empty() {
+            intervals[evicted].end = key as u32;
         }
-        let mut contest = Contest::new(rule, held, tokens.len(), position);
-        for (j, &score) in tokens.iter().enumerate() {
-            let key = window + j;
-            self.intervals[key] = interval_of(key, key);
-            let Some(slot) = contest.insert(score, position + j) else {
-                continue;
-            };
-            let evicted = match self.token[slot] {
-                KEEP => slot,
-                token => window + token as usize,
-            };
-            if !self.intervals[evicted].is_empty() {
-                self.intervals[evicted].end = key as u32;
-            }
-            if score != f32::NEG_INFINITY {
-                self.intervals[key].end = end as u32;
-            }
-            self.token[slot] = j as u32;
+        if score != f32::NEG_INFINITY {
+            intervals[key].end = end as u32;
         }
+        placed[slot] = j as u32;
     }
 }
 
-/// The slots whose key changes by a [`Placement::token`], each with the token it gets.
-pub(crate) fn changes(token: &[u32]) -> impl Iterator<Item = (usize, usize)> {
-    (token.iter().enumerate())
+/// The slots whose key changes by what [`place`] wrote, each with the token it gets.
+pub(crate) fn changes(placed: &[u32]) -> impl Iterator<Item = (usize, usize)> {
+    (placed.iter().enumerate())
         .filter(|&(_, &token)| token != KEEP)
         .map(|(slot, &token)| (slot, token as usize))
 }
@@ -227,31 +218,27 @@ mod tests {
                 let n = (1 + rng.below(most)).min(len - done);
                 let tokens: Vec<f32> = head[done..done + n].iter().map(|&z| z as f32).collect();
                 let before = positions.clone();
-                let mut token = vec![7; window];
+                let mut placed = vec![7; window];
                 let mut intervals = vec![Interval { first: 9, end: 9 }; window + n];
-                let mut placement = Placement {
-                    token: &mut token,
-                    intervals: &mut intervals,
-                };
                 let held = HeldKeys {
                     scores: &scores,
                     positions: &positions,
                 };
-                placement.make(rule, held, &tokens, done);
-                for (slot, token) in changes(&token) {
+                place(rule, held, &tokens, done, &mut placed, &mut intervals);
+                for (slot, token) in changes(&placed) {
                     scores[slot] = tokens[token];
                     positions[slot] = (done + token) as i32;
                 }
                 for i in 0..n {
                     let attends = |&key: &usize| intervals[key].contains((window + i) as i64);
-                    let place = |key: usize| match key.checked_sub(window) {
+                    let position = |key: usize| match key.checked_sub(window) {
                         Some(token) => done + token,
                         None => before[key] as usize,
                     };
-                    let attended = sorted((0..window + n).filter(attends).map(place));
-                    let position = done + i;
-                    let expected = expected_keys(&head, &rule, position);
-                    assert_eq!(attended, expected, "{kind:?} {rule:?} position {position}");
+                    let attended = sorted((0..window + n).filter(attends).map(position));
+                    let now = done + i;
+                    let expected = expected_keys(&head, &rule, now);
+                    assert_eq!(attended, expected, "{kind:?} {rule:?} position {now}");
                 }
                 done += n;
                 let is_live =

@@ -1,7 +1,7 @@
 //! Slots: what an append does to them, and attention over them and the new tokens.
 
 use super::forward_problem;
-use super::placement::{HeldKeys, Placement, changes};
+use super::placement::{HeldKeys, changes, place};
 use super::tensors::{Slots, SlotsRef, Tokens};
 use crate::args::Outputs;
 use crate::attention::forward::forward;
@@ -15,9 +15,9 @@ use rayon::prelude::*;
 
 /// The outcome of an append for every head.
 pub(crate) struct Placements {
-    /// `[batch, kv_heads, window]`, see [`Placement`].
-    token: Vec<u32>,
-    /// `[batch, kv_heads, window + tokens]`, see [`Placement`].
+    /// `[batch, kv_heads, window]`, see [`place`].
+    placed: Vec<u32>,
+    /// `[batch, kv_heads, window + tokens]`, see [`place`].
     intervals: Vec<Interval>,
 }
 
@@ -31,23 +31,23 @@ impl Placements {
         let heads = cache.batch * cache.kv_heads;
         let len = window + problem.tokens;
         let mut placements = Self {
-            token: vec![0; heads * window],
+            placed: vec![0; heads * window],
             intervals: vec![Interval { first: 0, end: 0 }; heads * len],
         };
         let scores = tokens.scores.expect("checked: slots have scores");
         let rule = cache.rule().expect("checked: the cache has slots");
-        (placements.token.par_chunks_exact_mut(window))
+        (placements.placed.par_chunks_exact_mut(window))
             .zip(placements.intervals.par_chunks_exact_mut(len))
             .enumerate()
-            .for_each(|(row, (token, intervals))| {
+            .for_each(|(row, (placed, intervals))| {
                 let of_row = row * window..(row + 1) * window;
                 let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
                 let held = HeldKeys {
                     scores: &slots.score[of_row.clone()],
                     positions: &slots.position[of_row],
                 };
-                let first = slots.seen[batch] as usize;
-                Placement { token, intervals }.make(rule, held, scores.row(batch, head), first);
+                let (tokens, first) = (scores.row(batch, head), slots.seen[batch] as usize);
+                place(rule, held, tokens, first, placed, intervals);
             });
         placements
     }
@@ -67,11 +67,11 @@ impl Placements {
             .zip(slots.v.par_chunks_exact_mut(window * dim))
             .zip(slots.score.par_chunks_exact_mut(window))
             .zip(slots.position.par_chunks_exact_mut(window))
-            .zip(self.token.par_chunks_exact(window))
+            .zip(self.placed.par_chunks_exact(window))
             .enumerate()
-            .for_each(|(row, ((((k, v), score), position), token))| {
+            .for_each(|(row, ((((k, v), score), position), placed))| {
                 let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
-                for (slot, token) in changes(token) {
+                for (slot, token) in changes(placed) {
                     let at = slot * dim..(slot + 1) * dim;
                     k[at.clone()].copy_from_slice(tokens.k.row(batch, head, token));
                     v[at].copy_from_slice(tokens.v.row(batch, head, token));
