@@ -15,10 +15,8 @@ pub(crate) struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// All of a slice, as rows of `width` contiguous elements.
     pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
-        assert!(
-            width > 0 && data.len().is_multiple_of(width),
-            "a matrix has whole rows"
-        );
+        let whole = width > 0 && data.len().is_multiple_of(width);
+        assert!(whole, "a matrix has whole rows");
         Self {
             data,
             rows: data.len() / width,

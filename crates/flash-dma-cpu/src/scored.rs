@@ -59,9 +59,7 @@ pub fn backward<E: Element>(
         q: grads.q,
         k: grads.k,
         v: grads.v,
-        bias: grads
-            .scores
-            .map_or(BiasGradient::Ignored, BiasGradient::Scores),
+        bias: (grads.scores).map_or(BiasGradient::Ignored, BiasGradient::Scores),
     };
     differentiate(&Operands::scored(problem, &inputs), &saved, targets);
     if let (Some(selection), Some(rank)) = (inputs.selection, grads.rank) {

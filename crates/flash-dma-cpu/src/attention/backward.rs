@@ -63,12 +63,8 @@ pub(crate) fn backward<E: Element, R: KeyRows<E>>(
         }
         tasks = rest;
     }
-    reduce(
-        problem,
-        &partials,
-        chunks.per_head(),
-        [targets.k, targets.v],
-    );
+    let of_keys = [targets.k, targets.v];
+    reduce(problem, &partials, chunks.per_head(), of_keys);
 }
 
 /// One task.
