@@ -139,14 +139,10 @@ fn records_that_do_not_fit_are_refused() {
     let slots = |change: fn(&mut Value)| {
         DynamicMaskCache::try_from_record(reread(&record, change), &device)
     };
-    refused_as(
-        slots(|json| json["config"]["kv_heads"] = 1.into()),
-        "the saved cache does not fit: k is [2, 2, 7, 16] of F32, not [2, 1, 7, 16] of F32",
-    );
-    refused_as(
-        slots(|json| json["seen"] = json["position"].clone()),
-        "the saved cache does not fit: seen is [2, 2, 7] of I32, not [2] of I32",
-    );
+    let text = "the saved cache does not fit: k is [2, 2, 7, 16] of F32, not [2, 1, 7, 16] of F32";
+    refused_as(slots(|json| json["config"]["kv_heads"] = 1.into()), text);
+    let text = "the saved cache does not fit: seen is [2, 2, 7] of I32, not [2] of I32";
+    refused_as(slots(|json| json["seen"] = json["position"].clone()), text);
 
     let mut pages = PagedCacheConfig::new(2, 2, 16, 32)
         .with_page_len(8)
@@ -159,8 +155,6 @@ fn records_that_do_not_fit_are_refused() {
         pages(|json| json["table"][0][1] = json["table"][1][0].clone()),
         "the saved cache does not fit: a page is missing or has two places",
     );
-    refused_as(
-        pages(|json| json["lengths"][0] = 17.into()),
-        "the saved cache does not fit: 2 pages for 17 tokens",
-    );
+    let text = "the saved cache does not fit: 2 pages for 17 tokens";
+    refused_as(pages(|json| json["lengths"][0] = 17.into()), text);
 }

@@ -199,6 +199,12 @@ pub fn dtype(element: ElementType) -> DType {
     }
 }
 
+/// Every device that records a graph, on Flex.
+pub fn recording() -> [Device; 2] {
+    let device = Device::flex().autodiff();
+    [device.clone(), device.gradient_checkpointing()]
+}
+
 /// Standard normal numbers of the device's generator.
 pub fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)

@@ -98,10 +98,8 @@ fn cubecl_devices_say_what_their_plans_say() {
     assert_eq!(why, expected.concat());
     let mma = sample(Scores::Normal, forced(Engine::Mma));
     let error = engine_for(mma.problem(), &device).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the mma kernels cannot run the forward pass: the device has no such instructions"
-    );
+    let text = "the mma kernels cannot run the forward pass: the device has no such instructions";
+    assert_eq!(error.to_string(), text);
     let tensors = mma.tensors(&device);
     let scores = tensors.scores.expect("there are scores");
     let result = try_dynamic_mask_attention(tensors.q, tensors.k, tensors.v, scores, mma.options);

@@ -16,11 +16,7 @@ fn attend(
     change: impl FnOnce(&mut Tensor<4>, &mut Tensor<4>, &mut Tensor<4>, &mut Tensor<3>),
     options: AttentionOptions,
 ) -> Result<(), AttentionError> {
-    let (mut q, mut k, mut v) = (
-        zeros([2, 4, 5, 8]),
-        zeros([2, 2, 7, 8]),
-        zeros([2, 2, 7, 8]),
-    );
+    let [mut q, mut k, mut v] = [[2, 4, 5, 8], [2, 2, 7, 8], [2, 2, 7, 8]].map(zeros);
     let mut scores = zeros([2, 2, 7]);
     change(&mut q, &mut k, &mut v, &mut scores);
     let with_lse = Attention::new(q.clone(), k.clone(), v.clone()).scores(scores.clone());
@@ -122,10 +118,8 @@ fn intervals_of_another_problem_are_refused() {
         };
         assert_eq!(error, expected);
     }
-    refused_as(
-        attend([2, 2, 6], options),
-        "intervals must have size 7 on axis 2, but has 6",
-    );
+    let text = "intervals must have size 7 on axis 2, but has 6";
+    refused_as(attend([2, 2, 6], options), text);
 }
 
 #[test]
@@ -145,11 +139,6 @@ fn wrong_parameters_of_the_scores_are_refused() {
 #[should_panic(expected = "the 3 query heads are no positive multiple of the 2 key/value heads")]
 fn the_plain_form_panics_with_the_text() {
     let kv = zeros([2, 2, 7, 8]);
-    let _ = dynamic_mask_attention(
-        zeros([2, 3, 5, 8]),
-        kv.clone(),
-        kv,
-        zeros([2, 2, 7]),
-        AttentionOptions::new(),
-    );
+    let (q, scores) = (zeros([2, 3, 5, 8]), zeros([2, 2, 7]));
+    let _ = dynamic_mask_attention(q, kv.clone(), kv, scores, AttentionOptions::new());
 }

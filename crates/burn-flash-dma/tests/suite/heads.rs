@@ -1,6 +1,6 @@
 //! q, k and v of one product: the parts and their gradients, and the layer that makes them so.
 
-use crate::case::{grad, near, random, refused_as, values};
+use crate::case::{grad, near, random, recording, refused_as, values};
 use crate::layer;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
@@ -14,8 +14,7 @@ fn parts_and_their_gradients_are_those_of_slices() {
     let (stored, weights) = (random([2, 5, 7, 8], &plain), random([2, 5, 7, 8], &plain));
     let (stored, weights) = (stored.into_data(), weights.into_data());
     let heads = [4, 2, 1];
-    let device = plain.autodiff();
-    for device in [device.clone(), device.gradient_checkpointing()] {
+    for device in recording() {
         for dtype in [DType::F32, DType::BF16, DType::F64] {
             for used in [[true; 3], [true, false, true], [false, true, false]] {
                 let run = |ours: bool| {

@@ -2,13 +2,19 @@
 
 use crate::case::{grad, random, values};
 use burn::config::Config;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Initializer, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scorer};
 
 /// The width of tokens.
 pub const WIDTH: usize = 32;
+
+/// Weights that make numbers of the size of the inputs: an initial model's differences would be lost in rounding.
+pub const SPREAD: Initializer = Initializer::Normal {
+    mean: 0.0,
+    std: 0.3,
+};
 
 /// Four query heads over two of keys, of which each keeps five.
 pub fn config() -> DynamicMaskAttentionConfig {

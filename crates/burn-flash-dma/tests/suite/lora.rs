@@ -1,7 +1,7 @@
 //! Low-rank adapters of Burn on the attention layer: where they are, what they change, what trains, merging, saving.
 
-use crate::case::{close, random, values};
-use crate::layer::{self, Parameter, WIDTH, parameters, score_projection};
+use crate::case::{close, values};
+use crate::layer::{self, Parameter, WIDTH, parameters, score_projection, tokens, tokens_for};
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::{EmbeddingConfig, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -58,8 +58,8 @@ impl ModuleMapper for Trained {
 }
 
 /// So few tokens that q, k and v are a product each, and so many that they are one.
-fn inputs(device: &Device) -> [Tensor<3>; 2] {
-    [[1, 20, WIDTH], [2, 19, WIDTH]].map(|shape| random(shape, device))
+fn inputs(layer: &DynamicMaskAttention) -> [Tensor<3>; 2] {
+    [[1, 20], [2, 19]].map(|[batch, len]| tokens_for(layer, batch, len))
 }
 
 /// The weights that adapters stand on, with their names.
@@ -127,9 +127,8 @@ fn a_group_says_which_projections_get_adapters() {
 
 #[test]
 fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
-    let device = Device::flex();
     for form in FORMS {
-        let layer = config(form).init(&device);
+        let layer = config(form).init(&Device::flex());
         let lora = adapted(layer.clone());
         let fresh = layer.clone().apply_lora(Lora::new(RANK, ALPHA));
         let merged = lora.clone().materialize();
@@ -141,7 +140,7 @@ fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
             let expected = values(bases[at].1.val() + delta);
             close(&values(sums[at].1.val()), &expected, 1e-6);
         }
-        for x in inputs(&device) {
+        for x in inputs(&layer) {
             let out = values(layer.forward(x.clone()));
             assert_eq!(values(fresh.forward(x.clone())), out);
             let changed = values(lora.forward(x.clone()));
@@ -177,10 +176,8 @@ fn check_gradients(
         let adapter = param.adapter().expect("an adapter");
         let slope = whole.val().grad(of_full).unwrap() * (ALPHA / RANK as f64);
         let [a, b] = [&adapter.a, &adapter.b].map(|factor| factor.val().inner());
-        let exact = [
-            values(slope.clone().matmul(b.transpose())),
-            values(a.transpose().matmul(slope)),
-        ];
+        let of_a = slope.clone().matmul(b.transpose());
+        let exact = [of_a, a.transpose().matmul(slope)].map(values);
         for (factor, exact) in [&adapter.a, &adapter.b].into_iter().zip(&exact) {
             let gradient = values(gradients.get::<2>(factor.id).expect("a gradient"));
             close(&gradient, exact, 1e-4);
@@ -193,11 +190,10 @@ fn check_gradients(
 
 #[test]
 fn the_factors_gradients_are_those_of_the_whole_weights() {
-    let device = Device::flex().autodiff();
     for form in FORMS {
-        let lora = adapted(config(form).init(&device));
+        let lora = adapted(config(form).init(&Device::flex().autodiff()));
         let full = lora.clone().materialize().unfreeze();
-        for x in inputs(&device) {
+        for x in inputs(&lora) {
             let slope = x.random_like(Distribution::Normal(0.0, 1.0));
             let loss = |layer: &DynamicMaskAttention| {
                 let out = layer.forward(DynamicMaskInput::from(x.clone()));
@@ -212,11 +208,10 @@ fn the_factors_gradients_are_those_of_the_whole_weights() {
 
 #[test]
 fn blocks_that_are_computed_twice_train_their_adapters() {
-    let device = Device::flex().autodiff();
     for form in FORMS {
-        let lora = [adapted(config(form).init(&device))];
+        let lora = [adapted(config(form).init(&Device::flex().autodiff()))];
         let full = lora[0].clone().materialize().unfreeze();
-        let [_, x] = inputs(&device);
+        let [_, x] = inputs(&lora[0]);
         let of_full = full.forward(x.clone()).square().sum().backward();
         let stack =
             Checkpointed::forward(&lora, x, |layer, x, selections| selections.attend(layer, x));
@@ -228,10 +223,9 @@ fn blocks_that_are_computed_twice_train_their_adapters() {
 
 #[test]
 fn a_step_of_the_optimiser_moves_the_adapters_and_leaves_the_weights() {
-    let device = Device::flex().autodiff();
     for form in FORMS {
-        let before = adapted(config(form).init(&device));
-        let [_, x] = inputs(&device);
+        let before = adapted(config(form).init(&Device::flex().autodiff()));
+        let [_, x] = inputs(&before);
         let grads = before.forward(x.clone()).square().sum().backward();
         let mut grads = GradientsParams::from_grads(grads, &before);
         let norm = clip_gradients(&before, &mut grads, 1e-3);
@@ -260,7 +254,7 @@ fn adapters_are_saved_with_their_layer_or_alone() {
     for form in FORMS {
         let base = config(form).init(&device);
         let lora = adapted(base.clone());
-        let [x, _] = inputs(&device);
+        let [x, _] = inputs(&lora);
         let out = values(lora.forward(x.clone()));
         let new = |layer: &DynamicMaskAttention| layer.clone().apply_lora(Lora::new(RANK, ALPHA));
 
@@ -293,7 +287,7 @@ fn adapters_are_saved_with_their_layer_or_alone() {
 #[test]
 fn linear_layers_and_embeddings_are_read_with_their_adapters() {
     let device = Device::flex().autodiff();
-    let [x, _] = inputs(&device);
+    let x = tokens(1, 20, &device);
     for dtype in [DType::F32, DType::BF16] {
         let layer = adapted(LinearConfig::new(WIDTH, 24).init(&device));
         let merged = layer.clone().materialize();

@@ -136,20 +136,14 @@ fn bad_input_is_refused_by_tensor_and_axis() {
         try_masked_attention(q.clone(), k.clone(), v.clone(), mask, bias, options)
     };
     let options = AttentionOptions::new();
-    refused_as(
-        attend(Some([2, 3, 19, 70]), None, options),
-        "the mask must have size 1, 4 or 2 on axis 1, but has 3",
-    );
+    let text = "the mask must have size 1, 4 or 2 on axis 1, but has 3";
+    refused_as(attend(Some([2, 3, 19, 70]), None, options), text);
     let short = random([2, 2, 18, 70], &device);
-    refused_as(
-        attend(None, Some(short), options),
-        "the bias must have size 1 or 19 on axis 2, but has 18",
-    );
+    let text = "the bias must have size 1 or 19 on axis 2, but has 18";
+    refused_as(attend(None, Some(short), options), text);
     let wide = random([1, 1, 1, 70], &device).cast(DType::F64);
-    refused_as(
-        attend(None, Some(wide), options),
-        "the bias must be f32, f16 or bf16, but is f64",
-    );
+    let text = "the bias must be f32, f16 or bf16, but is f64";
+    refused_as(attend(None, Some(wide), options), text);
     let windowed = options.with_keep_window(3);
     refused(attend(None, None, windowed), "WindowWithoutScores");
 
@@ -166,10 +160,8 @@ fn bad_input_is_refused_by_tensor_and_axis() {
     let error = planned([19, 71], true).unwrap_err();
     assert!(error.to_string().contains("axis 3"));
     let mask = AttentionMask::visible(shown([1, 1, 5, 70], &device));
-    refused_as(
-        TilePlan::try_new(mask, [19, 70], true),
-        "the mask must have size 1 or 19 on axis 2, but has 5",
-    );
+    let text = "the mask must have size 1 or 19 on axis 2, but has 5";
+    refused_as(TilePlan::try_new(mask, [19, 70], true), text);
 }
 
 #[test]

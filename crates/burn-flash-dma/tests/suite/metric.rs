@@ -29,8 +29,8 @@ fn layer(form: ScoreForm, window: usize, device: &Device) -> DynamicMaskAttentio
     config.with_score_form(form).init(device)
 }
 
-fn x(batch: usize, device: &Device) -> Tensor<3> {
-    layer::tokens(batch, 30, device)
+fn x(batch: usize, layer: &DynamicMaskAttention) -> Tensor<3> {
+    layer::tokens_for(layer, batch, 30)
 }
 
 /// What a metric shows after an update.
@@ -51,9 +51,8 @@ fn near(actual: Option<f64>, expected: f64, what: &str) {
 
 #[test]
 fn the_numbers_are_those_of_the_selections() {
-    let device = Device::flex().autodiff();
-    let layers = [4, 7].map(|window| layer(ScoreForm::Linear, window, &device));
-    let x = x(3, &device);
+    let layers = [4, 7].map(|window| layer(ScoreForm::Linear, window, &Device::flex().autodiff()));
+    let x = x(3, &layers[0]);
     let of = |number: fn(&IntervalStats) -> f64| {
         let numbers = layers.each_ref().map(|layer| {
             let stats = layer.selection(x.clone()).stats();
@@ -90,11 +89,10 @@ fn ties_are_percent_of_positions() {
 
 #[test]
 fn the_norm_is_that_of_all_gradients_of_the_scores() {
-    let device = Device::flex().autodiff();
     for form in [ScoreForm::Zoh, ScoreForm::Linear] {
-        let layers = [4, 7].map(|window| layer(form, window, &device));
+        let layers = [4, 7].map(|window| layer(form, window, &Device::flex().autodiff()));
         let [first, second] = &layers;
-        let out = second.forward(first.forward(x(2, &device)));
+        let out = second.forward(first.forward(x(2, first)));
         let grads = out.powi_scalar(2).sum().backward();
         let mut gradients = Vec::new();
         for layer in &layers {
@@ -119,7 +117,8 @@ fn the_norm_is_that_of_all_gradients_of_the_scores() {
 #[test]
 fn scores_from_elsewhere_have_a_norm_too() {
     let device = Device::flex().autodiff();
-    let (layer, x) = (layer(ScoreForm::Zoh, 5, &device), x(2, &device));
+    let layer = layer(ScoreForm::Zoh, 5, &device);
+    let x = x(2, &layer);
     let scores = uniform([2, 2, 30], &device).require_grad();
     let out = layer.forward_with_scores(x, scores.clone());
     let grads = out.powi_scalar(2).sum().backward();

@@ -1,8 +1,8 @@
 //! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
 
 use crate::case::{grad, refused, values, within};
-use crate::layer::{self, WIDTH, tokens_for};
-use burn::module::{Initializer, Module, ModuleMapper, Param};
+use crate::layer::{self, SPREAD, WIDTH, tokens_for};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::AttentionError;
@@ -108,10 +108,8 @@ fn records_and_safetensors_restore_a_layer() {
     let result = loaded
         .load_from(&mut SafetensorsStore::from_file(&path))
         .unwrap();
-    assert!(
-        result.missing.is_empty() && result.unused.is_empty(),
-        "{result}"
-    );
+    let all = result.missing.is_empty() && result.unused.is_empty();
+    assert!(all, "{result}");
     assert_eq!(values(loaded.forward(x)), expected);
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -133,10 +131,7 @@ fn biased(config: &DynamicMaskAttentionConfig, device: &Device) -> DynamicMaskAt
     config
         .clone()
         .with_bias(true)
-        .with_initializer(Initializer::Normal {
-            mean: 0.0,
-            std: 0.3,
-        })
+        .with_initializer(SPREAD)
         .init(device)
         .map(&mut Shift)
 }

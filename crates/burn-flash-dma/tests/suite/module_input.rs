@@ -105,10 +105,8 @@ fn lengths_that_are_all_whole_change_nothing() {
     let layer = config().init(&Device::flex());
     let x = input(&layer);
     let whole = DynamicMaskInput::new(x.clone()).lengths(vec![LEN; 4]);
-    assert_eq!(
-        values(layer.forward(whole)),
-        values(layer.forward(x.clone()))
-    );
+    let whole = values(layer.forward(whole));
+    assert_eq!(whole, values(layer.forward(x.clone())));
     let scores = values(layer.scores(DynamicMaskInput::new(x.clone()).lengths(LENGTHS)));
     let plain = values(layer.scores(x));
     for (at, (padded, plain)) in scores.iter().zip(&plain).enumerate() {
@@ -122,41 +120,27 @@ fn bad_inputs_are_refused() {
     let device = Device::flex();
     let layer = config().init(&device);
     let x = input(&layer);
-    let refused = |input: DynamicMaskInput| {
+    let refused = |input: DynamicMaskInput, text| {
         let error = layer.try_forward(input.clone()).unwrap_err();
         assert_eq!(layer.try_selection(input.clone()).unwrap_err(), error);
         let scores = Tensor::zeros([4, 2, LEN], &device);
         let other = layer.try_forward_with_scores(input, scores).unwrap_err();
         assert_eq!(other, error);
-        error
+        assert_eq!(error.to_string(), text);
     };
     let lengths = |lengths: &[usize]| DynamicMaskInput::new(x.clone()).lengths(lengths);
     let long = Tensor::<3>::zeros([1, 65, WIDTH], &device);
-    for (input, text) in [
-        (
-            lengths(&[1, 2, 3]),
-            "the lengths of the sequences must have size 4 on axis 0, but has 3",
-        ),
-        (
-            lengths(&[1, 20, 3, 4]),
-            "the length of a sequence is 20, past the limit of 19",
-        ),
-        (
-            x.clone().narrow(2, 0, 16).into(),
-            "x must have size 32 on axis 2, but has 16",
-        ),
-        (
-            long.into(),
-            "the number of tokens with rotary positions is 65, past the limit of 64",
-        ),
-    ] {
-        assert_eq!(refused(input).to_string(), text);
-    }
+    let text = "the lengths of the sequences must have size 4 on axis 0, but has 3";
+    refused(lengths(&[1, 2, 3]), text);
+    let text = "the length of a sequence is 20, past the limit of 19";
+    refused(lengths(&[1, 20, 3, 4]), text);
+    let text = "x must have size 32 on axis 2, but has 16";
+    refused(x.clone().narrow(2, 0, 16).into(), text);
+    let text = "the number of tokens with rotary positions is 65, past the limit of 64";
+    refused(long.into(), text);
     let scores = Tensor::zeros([4, 4, LEN], &device);
-    refused_as(
-        layer.try_forward_with_scores(x, scores),
-        "scores must have size 2 on axis 1, but has 4",
-    );
+    let text = "scores must have size 2 on axis 1, but has 4";
+    refused_as(layer.try_forward_with_scores(x, scores), text);
 }
 
 #[test]
@@ -174,10 +158,8 @@ fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
         let layer = config.with_score_role(Some(role)).init(&device);
         let x = input(&layer);
         let own = layer.scores(x.clone());
-        assert_eq!(
-            values(layer.forward_with_scores(x.clone(), own)),
-            values(layer.forward(x.clone()))
-        );
+        let by_own = values(layer.forward_with_scores(x.clone(), own));
+        assert_eq!(by_own, values(layer.forward(x.clone())));
         let other = random([4, 2, LEN], &device).require_grad();
         let padded = DynamicMaskInput::new(x.clone()).lengths(LENGTHS);
         let out = layer.forward_with_scores(padded, other.clone());
@@ -187,10 +169,8 @@ fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
             assert!(!hidden || *slope == 0.0);
         }
         assert!(slopes.iter().any(|&x| x != 0.0));
-        assert_ne!(
-            values(layer.forward_with_scores(x.clone(), other)),
-            values(layer.forward(x))
-        );
+        let by_other = values(layer.forward_with_scores(x, other));
+        assert_ne!(by_other, by_own);
     }
 }
 
@@ -230,10 +210,8 @@ fn the_selection_is_that_of_the_selector() {
         let expected = parts(&selector.select(scores.clone()));
         assert_eq!(parts(&layer.selection(x.clone())), expected, "{config:?}");
         let default = config.score_form == ScoreForm::Linear;
-        assert_eq!(
-            expected.1.is_some(),
-            config.runners_up.map_or(default, |n| n > 0) && config.keep_window.is_some()
-        );
+        let learns = config.runners_up.map_or(default, |n| n > 0) && config.keep_window.is_some();
+        assert_eq!(expected.1.is_some(), learns);
 
         let selector = selector.documents(documents.clone());
         let expected = parts(&selector.select(scores));

@@ -1,8 +1,8 @@
 //! The layer of masked attention beside the dynamic-mask layer with the same parameters and given scores.
 
 use crate::case::{coin, grad, random, refused, size, tracked, values, within};
-use crate::layer::WIDTH;
-use burn::module::{Initializer, Lora, Module};
+use crate::layer::{SPREAD, WIDTH};
+use burn::module::{Lora, Module};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayer,
@@ -15,14 +15,7 @@ const LEN: usize = 21;
 fn config() -> MaskedAttentionLayerConfig {
     MaskedAttentionLayerConfig::new(WIDTH, 4)
         .with_n_kv_heads(Some(2))
-        .with_initializer(initializer())
-}
-
-fn initializer() -> Initializer {
-    Initializer::Normal {
-        mean: 0.0,
-        std: 0.3,
-    }
+        .with_initializer(SPREAD)
 }
 
 /// The layer, and one of the other kind with its parameters.
@@ -39,7 +32,7 @@ fn pair(
         .with_bias(config.bias)
         .with_scale(config.scale)
         .with_softcap(config.softcap)
-        .with_initializer(initializer())
+        .with_initializer(SPREAD)
         .with_score_role(Some(ScoreRole::RankAndBias))
         .init(device);
     layer.q_proj = dynamic.q_proj.clone();
@@ -148,10 +141,8 @@ fn what_does_not_fit_is_refused() {
     let planned = MaskedInput::new(x.clone()).plan(&plan);
     refused(layer.try_forward(planned), "PlanCausal");
     let mask = AttentionMask::visible(coin([2, 3, LEN, LEN], &device));
-    refused(
-        layer.try_forward(MaskedInput::new(x).mask(mask)),
-        "Broadcast",
-    );
+    let masked = MaskedInput::new(x).mask(mask);
+    refused(layer.try_forward(masked), "Broadcast");
 }
 
 #[test]

@@ -32,10 +32,7 @@ fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
     let [plain, steep, sliding] = [plain, steep, sliding].map(|layer| {
         let documents = Documents::from_lengths([vec![7, 13, LEN - 20], vec![LEN]]);
         let packed = DynamicMaskInput::new(x.clone()).documents(documents);
-        [
-            values(layer.forward(x.clone())),
-            values(layer.forward(packed)),
-        ]
+        [layer.forward(x.clone()), layer.forward(packed)].map(values)
     });
     assert_eq!(steep, sliding);
     assert_ne!(steep, plain);

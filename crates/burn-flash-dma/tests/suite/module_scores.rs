@@ -212,10 +212,8 @@ fn masked(x: Tensor<3>) -> DynamicMaskInput {
 fn scores_that_only_rank_are_not_added() {
     for form in FORMS {
         let [ranking, adding] = of_both_roles(form, &Device::flex());
-        assert_eq!(
-            [ranking.score_role(), adding.score_role()],
-            [ScoreRole::Rank, ScoreRole::RankAndBias]
-        );
+        let roles = [&ranking, &adding].map(|layer| layer.score_role());
+        assert_eq!(roles, [ScoreRole::Rank, ScoreRole::RankAndBias]);
         let x = input(&ranking);
         let scores = ranking.scores(x.clone());
         let out = values(ranking.forward(x.clone()));
@@ -321,12 +319,9 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
         let alone = alone.with_runners_up(Some(0)).init(&device);
         assert_eq!(gradient(&alone), 0.0, "{form:?}");
 
-        assert_eq!(
-            layer.try_forward(masked(input(&layer))).unwrap_err(),
-            AttentionError::MaskedSelection {
-                what: "training scores that only rank"
-            }
-        );
+        let error = layer.try_forward(masked(input(&layer))).unwrap_err();
+        let what = "training scores that only rank";
+        assert_eq!(error, AttentionError::MaskedSelection { what });
     }
 }
 
@@ -460,11 +455,8 @@ fn a_saved_configuration_keeps_the_form_and_the_role_of_its_scores() {
             assert_eq!(loaded.resolved_score_role(), saved.resolved_score_role());
         }
     }
-    assert!(broken(
-        &config(ScoreForm::Linear),
-        "\"Linear\"",
-        "\"Cubic\""
-    ));
+    let linear = config(ScoreForm::Linear);
+    assert!(broken(&linear, "\"Linear\"", "\"Cubic\""));
 }
 
 /// Whoever says a form and no role gets the role of the form; whoever says both gets both.
@@ -492,14 +484,10 @@ fn a_new_layer_ranks_by_linear_scores_and_adds_the_papers() {
 fn wrong_parameters_of_linear_scores_are_refused() {
     let zeros = |shape| Tensor::<2>::zeros(shape, &Device::flex());
     let x = Tensor::<3>::zeros([2, 7, 16], &Device::flex());
-    refused_as(
-        try_linear_scores(x.clone(), zeros([8, 2])),
-        "score_proj must have size 16 on axis 0, but has 8",
-    );
-    refused_as(
-        try_linear_scores(x.clone().cast(DType::F64), zeros([16, 2])),
-        "x must be f32, f16 or bf16, but is f64",
-    );
+    let text = "score_proj must have size 16 on axis 0, but has 8";
+    refused_as(try_linear_scores(x.clone(), zeros([8, 2])), text);
+    let wide = try_linear_scores(x.clone().cast(DType::F64), zeros([16, 2]));
+    refused_as(wide, "x must be f32, f16 or bf16, but is f64");
     assert_eq!(linear_scores(x, zeros([16, 3])).dims(), [2, 3, 7]);
     let empty = Tensor::<3>::zeros([2, 0, 16], &Device::flex());
     assert_eq!(linear_scores(empty, zeros([16, 3])).dims(), [2, 3, 0]);
@@ -508,9 +496,6 @@ fn wrong_parameters_of_linear_scores_are_refused() {
 #[test]
 #[should_panic(expected = "score_proj must have size 16 on axis 0, but has 8")]
 fn the_plain_form_of_linear_scores_panics_with_the_text() {
-    let device = Device::flex();
-    let _ = linear_scores(
-        Tensor::zeros([2, 7, 16], &device),
-        Tensor::zeros([8, 2], &device),
-    );
+    let x = Tensor::zeros([2, 7, 16], &Device::flex());
+    let _ = linear_scores(x, Tensor::zeros([8, 2], &Device::flex()));
 }

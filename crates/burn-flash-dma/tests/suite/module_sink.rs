@@ -27,10 +27,8 @@ fn it_takes_weight_from_the_keys() {
     let mut without = layer.clone();
     without.sink_logits = None;
     let nearly_none = with_logits(layer.clone(), [-200.0; 4]);
-    assert_eq!(
-        values(nearly_none.forward(x.clone())),
-        values(without.forward(x.clone()))
-    );
+    let [nearly, none] = [nearly_none, without].map(|layer| values(layer.forward(x.clone())));
+    assert_eq!(nearly, none);
     let all = with_logits(layer.clone(), [200.0; 4]).forward(x.clone());
     assert_eq!(values(all), vec![0.0; 2 * 21 * 32]);
 
@@ -41,19 +39,15 @@ fn it_takes_weight_from_the_keys() {
         let rows = projection.forward(x.clone()).reshape([2, 21, heads, 8]);
         rows.swap_dims(1, 2)
     };
-    let (q, k, v) = (
-        heads(&layer.q_proj, 4),
-        heads(&layer.k_proj, 2),
-        heads(&layer.v_proj, 2),
-    );
+    let (q, k) = (heads(&layer.q_proj, 4), heads(&layer.k_proj, 2));
+    let v = heads(&layer.v_proj, 2);
     let intervals = Selector::top(5).select(layer.scores(x.clone()));
     let options = AttentionOptions::new().with_keep_window(5);
     let attention = burn_flash_dma::Attention::new(q, k, v).options(options);
     let (out, lse) = attention.intervals(&intervals).forward_with_lse();
     let (out, _) = learnable_sink(out, lse, Tensor::from_floats(logits, &device));
-    let expected = layer
-        .o_proj
-        .forward(out.swap_dims(1, 2).reshape([2, 21, 32]));
+    let rows = out.swap_dims(1, 2).reshape([2, 21, 32]);
+    let expected = layer.o_proj.forward(rows);
     within(&values(layer.forward(x)), &values(expected), 2e-6, "out");
 }
 

@@ -58,14 +58,10 @@ fn bad_ranges_are_refused_by_tensor_and_axis() {
         let [first, end] = [first, end].map(|shape| Tensor::<3, Int>::zeros(shape, &device));
         TilePlan::try_from_ranges(KeyRanges::new(first, end), lengths, true)
     };
-    refused_as(
-        plan([1, 1, 4], [1, 1, 5], [5, 9]),
-        "first of the key ranges must have size 1 or 5 on axis 2, but has 4",
-    );
-    refused_as(
-        plan([1, 2, 5], [1, 3, 1], [5, 9]),
-        "end of the key ranges must have size 1 or 2 on axis 1, but has 3",
-    );
+    let text = "first of the key ranges must have size 1 or 5 on axis 2, but has 4";
+    refused_as(plan([1, 1, 4], [1, 1, 5], [5, 9]), text);
+    let text = "end of the key ranges must have size 1 or 2 on axis 1, but has 3";
+    refused_as(plan([1, 2, 5], [1, 3, 1], [5, 9]), text);
     refused(plan([1; 3], [1; 3], [5, 1 << 31]), "TooLarge");
 }
 

@@ -67,10 +67,8 @@ fn tokens_in_f64_are_refused_by_name() {
         }
     }
     let layer = MultiHeadAttentionConfig::new(WIDTH, 2).init(&device);
-    refused_as(
-        layer.try_forward(MhaInput::self_attn(wide)),
-        "q must be f32, f16 or bf16, but is f64",
-    );
+    let text = "q must be f32, f16 or bf16, but is f64";
+    refused_as(layer.try_forward(MhaInput::self_attn(wide)), text);
 }
 
 #[test]
@@ -176,19 +174,15 @@ fn no_error_prints_a_number_that_stands_for_all() {
     let attention = Attention::new(rows(3), rows(3), rows(3))
         .intervals(&select(scores, usize::MAX))
         .options(AttentionOptions::new().with_keep_window(2));
-    refused_as(
-        attention.try_forward(),
-        "the options keep 2 keys, but the intervals were selected for all",
-    );
+    let text = "the options keep 2 keys, but the intervals were selected for all";
+    refused_as(attention.try_forward(), text);
     let error = AttentionError::TooLarge {
         what: "the size of q in bytes",
         size: usize::MAX,
         limit: 7,
     };
-    assert_eq!(
-        error.to_string(),
-        "the size of q in bytes is more than can be counted, past the limit of 7"
-    );
+    let text = "the size of q in bytes is more than can be counted, past the limit of 7";
+    assert_eq!(error.to_string(), text);
 }
 
 #[test]

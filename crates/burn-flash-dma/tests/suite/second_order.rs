@@ -37,13 +37,8 @@ fn gradient<B: AutodiffBackend + DynamicMaskOps>(
     q: FloatTensor<B>,
 ) -> FloatTensor<B::InnerBackend> {
     let q = tracked::<B>(q);
-    let (out, _) = B::dynamic_mask_forward(
-        q.clone(),
-        rows::<B>(1.0),
-        rows::<B>(2.0),
-        Selection::All,
-        problem(),
-    );
+    let (k, v) = (rows::<B>(1.0), rows::<B>(2.0));
+    let (out, _) = B::dynamic_mask_forward(q.clone(), k, v, Selection::All, problem());
     let loss = B::float_sum(B::float_mul(out.clone(), out));
     B::grad(&q, &B::backward(loss)).expect("q is tracked")
 }
