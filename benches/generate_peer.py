@@ -11,13 +11,10 @@ means nothing, its time does.
     compiled   torch.compile(mode="reduce-overhead"), which captures its kernels in CUDA graphs
 """
 
-import argparse
-import statistics
 import sys
 import time
 
 import torch
-from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
 import train_peer
@@ -33,23 +30,14 @@ class Attention(train_peer.Attention):
             self.register_buffer(name, torch.randn(shape), persistent=False)
         self.whole = args.mode != "eager"
 
-    def turn(self, x, position):
-        cos, sin = self.rotary.cos[position], self.rotary.sin[position]
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
     def forward(self, x, position, held):
-        q = self.turn(self.q_norm(self.rows(self.q(x), self.heads)).transpose(1, 2), position)
-        k = self.turn(self.k_norm(self.rows(self.k(x), self.kv_heads)).transpose(1, 2), position)
-        v = self.rows(self.v(x), self.kv_heads).transpose(1, 2)
+        q, k, v = self.qkv(x, position)
         self.keys.index_copy_(2, position, k)
         self.values.index_copy_(2, position, v)
         keys, values = self.keys, self.values
         if not self.whole:
             keys, values = keys[:, :, :held], values[:, :, :held]
-        grouped = self.heads != self.kv_heads
-        out = F.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.attend(q, keys, values)
 
 
 class Model(train_peer.Model):
@@ -63,9 +51,7 @@ class Model(train_peer.Model):
     def forward(self, tokens, position, held):
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = x + block.attention(block.attention_norm(x), position, held)
-            y = block.mlp_norm(x)
-            x = x + block.down(F.silu(block.gate(y)) * block.up(y))
+            x = block(x, position, held)
         logits = self.norm(x[:, -1]) @ self.embedding.weight.T
         return logits.argmax(-1, keepdim=True)
 
@@ -114,77 +100,40 @@ class Generation:
         return self.tokens
 
 
-def synchronize(args):
-    if args.device == "cuda":
-        torch.cuda.synchronize()
-
-
-def quartiles(times):
-    quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-    return {"median": quarters[1], "q1": quarters[0], "q3": quarters[2], "runs": len(times)}
-
-
 def warm(generation):
     generation.rewind()
     for _ in range(generation.args.warm_up):
         generation.step()
-    synchronize(generation.args)
+    train_peer.synchronize(generation.args)
 
 
 def queued(generation):
     """The time of a token of each run, which the host waits for at its end."""
-    args, times = generation.args, []
-    warm(generation)
-    for _ in range(args.runs):
-        synchronize(args)
-        start = time.perf_counter()
+    args = generation.args
+
+    def tokens():
         for _ in range(args.tokens):
             generation.step()
-        synchronize(args)
-        times.append((time.perf_counter() - start) * 1e3 / args.tokens)
-    return quartiles(times)
+
+    warm(generation)
+    runs = (train_peer.clock(tokens, args) for _ in range(args.runs))
+    return train_peer.quartiles([milliseconds / args.tokens for milliseconds, _ in runs])
 
 
 def token_read(generation):
     """The time of each token, which the host waits for."""
-    args, times = generation.args, []
+    times = []
     warm(generation)
-    for _ in range(args.tokens):
+    for _ in range(generation.args.tokens):
         start = time.perf_counter()
         generation.step().tolist()
         times.append((time.perf_counter() - start) * 1e3)
-    return quartiles(times)
-
-
-def profile(generation, queued_ms, kernels):
-    """The kernels of a token under PyTorch's profiler."""
-    warm(generation)
-    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profiler:
-        generation.step()
-        torch.cuda.synchronize()
-    return train_peer.shares(profiler, queued_ms, kernels)
+    return train_peer.quartiles(times)
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = train_peer.parser_of(__doc__, prompt=8192, tokens=64, warm_up=8)
     parser.add_argument("--mode", choices=["eager", "graph", "compiled"], default="eager")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--d-model", type=int, default=1024)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=8192)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--warm-up", type=int, default=8)
-    parser.add_argument("--attention", choices=sorted(train_peer.BACKENDS), default="cudnn")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--no-profile", action="store_true")
-    parser.add_argument("--kernels", type=int, default=24, help="kernels to list")
-    parser.add_argument("--json", help="a file to append the row to")
     args = parser.parse_args()
     if min(args.prompt, args.batch, args.tokens, args.runs, args.warm_up) < 1:
         parser.error("--prompt, --batch, --tokens, --runs and --warm-up must be at least 1")
@@ -200,27 +149,16 @@ def parse():
 def measure(args):
     generation = Generation(args)
     with sdpa_kernel(train_peer.BACKENDS[args.attention]):
-        start = time.perf_counter()
-        generation.step()
-        synchronize(args)
-        first_token_ms = (time.perf_counter() - start) * 1e3
+        first_token_ms, _ = train_peer.clock(generation.step, args)
         in_a_row, read = queued(generation), token_read(generation)
-        cuda = args.device == "cuda"
-        of_kernels = None
+        cuda, of_kernels = args.device == "cuda", None
         if cuda and not args.no_profile:
-            of_kernels = profile(generation, in_a_row["median"], args.kernels)
+            warm(generation)
+            of_kernels = train_peer.profile(generation.step, in_a_row["median"], args.kernels)
     caches = [rows for rows in generation.model.buffers() if rows.dim() == 4]
-    names = ("layers", "d_model", "heads", "kv_heads", "prompt", "batch", "tokens", "runs")
+    names = "device layers d_model heads kv_heads prompt batch tokens runs warm_up attention"
     return {
-        "implementation": f"torch {torch.__version__} {args.mode}",
-        "gpu": torch.cuda.get_device_name() if cuda else "cpu",
-        **{key: getattr(args, key) for key in names},
-        "window": None,
-        "dtype": "bf16",
-        "device": args.device,
-        "warm_up": args.warm_up,
-        "attention": args.attention,
-        "parameters": sum(p.numel() for p in generation.model.parameters()),
+        **train_peer.origin(args, args.mode, generation.model, names),
         "cache_bytes": sum(rows.numel() * rows.element_size() for rows in caches),
         "first_token_ms": first_token_ms,
         "token_ms": {"queued": in_a_row, "token_read": read},

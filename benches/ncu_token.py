@@ -18,17 +18,8 @@ import subprocess
 import sys
 import tempfile
 
-# Nanoseconds; versions of ncu abbreviate them or not.
-UNITS = {
-    "ns": 1,
-    "nsecond": 1,
-    "us": 1e3,
-    "usecond": 1e3,
-    "ms": 1e6,
-    "msecond": 1e6,
-    "s": 1e9,
-    "second": 1e9,
-}
+# Nanoseconds.
+UNITS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def counted(command):
@@ -45,16 +36,15 @@ def read(lines):
     begin = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
         sys.exit("ncu has written no table:\n" + "".join(lines[-20:]))
-    rows = csv.DictReader(lines[begin:])
-    return [
-        (
+    launches = []
+    for row in csv.DictReader(lines[begin:]):
+        if row["Metric Name"] == "gpu__time_duration.sum":
+            # Versions of ncu abbreviate the unit or write it out, as `nsecond`.
+            unit = UNITS[row["Metric Unit"].removesuffix("econd")]
             # The name without arguments of the type and of the function.
-            re.split(r"[<(]", row["Kernel Name"])[0],
-            float(row["Metric Value"].replace(",", "")) * UNITS[row["Metric Unit"]] / 1e6,
-        )
-        for row in rows
-        if row["Metric Name"] == "gpu__time_duration.sum"
-    ]
+            name = re.split(r"[<(]", row["Kernel Name"])[0]
+            launches.append((name, float(row["Metric Value"].replace(",", "")) * unit / 1e6))
+    return launches
 
 
 def timed(ncu, command, before, token):
@@ -88,15 +78,14 @@ def main():
         kernels[name][0] += 1
         kernels[name][1] += milliseconds
     slowest = sorted(kernels.items(), key=lambda item: -item[1][1])
-    line = json.dumps(
-        {
-            "by": "ncu",
-            "options": options,
-            "launches": token,
-            "kernels_ms": sum(milliseconds for _, milliseconds in launches),
-            "kernels": [[name, {"launches": n, "ms": ms}] for name, (n, ms) in slowest],
-        }
-    )
+    row = {
+        "by": "ncu",
+        "options": options,
+        "launches": token,
+        "kernels_ms": sum(milliseconds for _, milliseconds in launches),
+        "kernels": [[name, {"launches": n, "ms": ms}] for name, (n, ms) in slowest],
+    }
+    line = json.dumps(row)
     print(line, flush=True)
     if args.json:
         with open(args.json, "a", encoding="utf-8") as file:

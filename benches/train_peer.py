@@ -87,11 +87,10 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos().bfloat16(), persistent=False)
         self.register_buffer("sin", angles.sin().bfloat16(), persistent=False)
 
-    def forward(self, x):
+    def forward(self, x, at=slice(None)):
+        cos, sin = self.cos[at], self.sin[at]
         first, second = x.chunk(2, -1)
-        return torch.cat(
-            [first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1
-        )
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 class Attention(nn.Module):
@@ -112,18 +111,19 @@ class Attention(nn.Module):
     def rows(self, x, heads):
         return x.unflatten(-1, (heads, self.features))
 
-    def forward(self, x):
-        q = self.rotary(self.q_norm(self.rows(self.q(x), self.heads)).transpose(1, 2))
-        k = self.rotary(self.k_norm(self.rows(self.k(x), self.kv_heads)).transpose(1, 2))
-        v = self.rows(self.v(x), self.kv_heads).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            q.to(v.dtype),
-            k.to(v.dtype),
-            v,
-            is_causal=True,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+    def qkv(self, x, at=slice(None)):
+        q = self.rotary(self.q_norm(self.rows(self.q(x), self.heads)).transpose(1, 2), at)
+        k = self.rotary(self.k_norm(self.rows(self.k(x), self.kv_heads)).transpose(1, 2), at)
+        return q, k, self.rows(self.v(x), self.kv_heads).transpose(1, 2)
+
+    def attend(self, q, k, v, **options):
+        grouped = self.heads != self.kv_heads
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **options)
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        return self.attend(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
 
 
 class Block(nn.Module):
@@ -137,8 +137,8 @@ class Block(nn.Module):
         self.gate, self.up = (nn.Linear(args.d_model, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, args.d_model, bias=False)
 
-    def forward(self, x):
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x, *where):
+        x = x + self.attention(self.attention_norm(x), *where)
         y = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -221,28 +221,31 @@ class Training:
         return loss.detach()
 
 
-def clock(training, cuda):
-    """The milliseconds of a step, from an idle device until it is idle again, and its loss."""
-    if cuda:
+def synchronize(args):
+    if args.device == "cuda":
         torch.cuda.synchronize()
+
+
+def clock(call, args):
+    """The milliseconds of a call, from an idle device until it is idle again, and what it returned."""
+    synchronize(args)
     start = time.perf_counter()
-    loss = training.step()
-    if cuda:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3, loss.item()
+    returned = call()
+    synchronize(args)
+    return (time.perf_counter() - start) * 1e3, returned
 
 
-def profile(training, step_ms, kernels):
-    """Where the time of a step goes: one step under PyTorch's profiler."""
+def quartiles(times):
+    quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    return {"median": quarters[1], "q1": quarters[0], "q3": quarters[2], "runs": len(times)}
+
+
+def profile(call, whole_ms, kernels):
+    """The kernels of a call that took `whole_ms` unwatched, by kind, and the slowest by name: by PyTorch's profiler."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
-        training.step()
+        call()
         torch.cuda.synchronize()
-    return shares(profiler, step_ms, kernels)
-
-
-def shares(profiler, whole_ms, kernels):
-    """The kernels that a profiler has seen, by kind, and the slowest by name; `whole_ms` took the same unwatched."""
     by_kind, by_kernel = (collections.defaultdict(lambda: [0, 0.0]) for _ in range(2))
     for event in profiler.events():
         # Ranges that a program has named lie on the device, too, around its kernels.
@@ -264,28 +267,43 @@ def shares(profiler, whole_ms, kernels):
     }
 
 
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--what", choices=["model", "layer"], default="model")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--d-model", type=int, default=1024)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--seq", type=int, default=32768)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--warm-up", type=int, default=4)
-    parser.add_argument("--checkpoint", action="store_true", help="compute each block twice")
-    parser.add_argument("--compile", action="store_true", help="torch.compile, else eager")
+def parser_of(description, **numbers):
+    """The options that both peers have, and whole numbers of one, with their defaults."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shared = {"layers": 8, "d_model": 1024, "heads": 8, "kv_heads": 2, "batch": 1, "runs": 9}
+    for name, default in {**shared, **numbers}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     parser.add_argument("--attention", choices=sorted(BACKENDS), default="cudnn")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--kernels", type=int, default=24, help="kernels to list")
     parser.add_argument("--json", help="a file to append the row to")
+    return parser
+
+
+def parse():
+    parser = parser_of(__doc__, seq=32768, warm_up=4)
+    parser.add_argument("--what", choices=["model", "layer"], default="model")
+    parser.add_argument("--checkpoint", action="store_true", help="compute each block twice")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, else eager")
     args = parser.parse_args()
     if min(args.runs, args.warm_up) < 1:
         parser.error("--warm-up and --runs must be at least 1")
     return args
+
+
+def origin(args, mode, module, names):
+    """The beginning of a row: whose it is, and the options of these names."""
+    return {
+        "implementation": f"torch {torch.__version__} {mode}",
+        "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        **{name: getattr(args, name) for name in names.split()},
+        "window": None,
+        "dtype": "bf16",
+        "parameters": sum(p.numel() for p in module.parameters()),
+    }
 
 
 def write(row, path):
@@ -302,50 +320,30 @@ def main():
     torch.manual_seed(0)
     cuda = args.device == "cuda"
     training = Training(args)
-    first_step_ms, first_loss = clock(training, cuda)
+    first_step_ms, first_loss = clock(training.step, args)
     for _ in range(1, args.warm_up):
-        clock(training, cuda)
+        clock(training.step, args)
     state = torch.cuda.memory_allocated() if cuda else None
-    times, loss = [], first_loss
-    for _ in range(args.runs):
-        milliseconds, loss = clock(training, cuda)
-        times.append(milliseconds)
-    if not (math.isfinite(first_loss) and math.isfinite(loss)):
-        sys.exit(f"the loss went from {first_loss} to {loss}")
-    quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-    # Before the profiled step, whose tracing allocates.
-    peak = torch.cuda.max_memory_reserved() if cuda else None
-    allocated = torch.cuda.max_memory_allocated() if cuda else None
+    steps = [clock(training.step, args) for _ in range(args.runs)]
+    losses = [first_loss.item(), steps[-1][1].item()]
+    if not all(map(math.isfinite, losses)):
+        sys.exit(f"the loss went from {losses[0]} to {losses[1]}")
+    step_ms = quartiles([milliseconds for milliseconds, _ in steps])
+    names = "device what layers d_model heads kv_heads seq batch checkpoint attention runs warm_up"
     row = {
-        "implementation": f"torch {torch.__version__} {'compiled' if args.compile else 'eager'}",
-        "gpu": torch.cuda.get_device_name() if cuda else "cpu",
-        "device": args.device,
-        **{key: getattr(args, key) for key in ("what", "layers", "d_model", "heads", "kv_heads")},
-        "seq": args.seq,
-        "batch": args.batch,
-        "window": None,
-        "dtype": "bf16",
-        "checkpoint": args.checkpoint,
-        "attention": args.attention,
-        "runs": args.runs,
-        "warm_up": args.warm_up,
-        "parameters": sum(p.numel() for p in training.module.parameters()),
+        **origin(args, "compiled" if args.compile else "eager", training.module, names),
         "first_step_ms": first_step_ms,
-        "step_ms": {
-            "median": quartiles[1],
-            "q1": quartiles[0],
-            "q3": quartiles[2],
-            "runs": len(times),
-        },
-        "tokens_per_second": args.batch * args.seq / quartiles[1] * 1e3,
-        "peak_bytes": peak,
-        "peak_allocated_bytes": allocated,
+        "step_ms": step_ms,
+        "tokens_per_second": args.batch * args.seq / step_ms["median"] * 1e3,
+        # Before the profiled step, whose tracing allocates.
+        "peak_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "memory": {"state_bytes": state} if cuda else None,
-        "losses": [first_loss, loss],
+        "losses": losses,
         "profile": None,
     }
     if cuda and not args.no_profile:
-        row["profile"] = profile(training, quartiles[1], args.kernels)
+        row["profile"] = profile(training.step, step_ms["median"], args.kernels)
     write(row, args.json)
 
 
