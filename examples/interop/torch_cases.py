@@ -107,7 +107,6 @@ def masked_cases():
 def make(directory, seed):
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
-    count = 0
     every = [(*case, {}) for case in cases()]
     for name, shape, options, parts in masked_cases():
         every.append((name, shape, options, "normal" if "window" in options else None, parts))
@@ -142,8 +141,7 @@ def make(directory, seed):
             directory / f"{name}.safetensors",
             metadata={"options": json.dumps(options)},
         )
-        count += 1
-    print(f"{count} cases in {directory}")
+    print(f"{len(every)} cases in {directory}")
 
 
 def scores(kind, shape, generator):
@@ -153,14 +151,12 @@ def scores(kind, shape, generator):
     elif kind == "equal":
         z = torch.ones(shape)
     elif kind == "padding":
-        z[..., : shape[-1] // 5] = -INF
-        z[..., -7:] = -INF
+        z[..., : shape[-1] // 5] = z[..., -7:] = -INF
     elif kind == "hidden":
         z = torch.full(shape, -INF)
     elif kind == "nan":
         # Below every number: selected while fewer numbers than the window are visible.
-        z[..., 3] = float("nan")
-        z[..., 50] = float("nan")
+        z[..., [3, 50]] = float("nan")
     elif kind == "recent":
         z = z + torch.arange(shape[-1]) * 0.02
     return z
@@ -196,40 +192,40 @@ def selected_in_documents(z, window, positions, ids):
 def intervals(z, window, ids):
     """The first position that attends to each key and one past the last; both the key's own index
     if none does."""
-    k_len = len(z)
-    mask = selected_in_documents(z, window, torch.arange(k_len), ids)
-    keys = torch.arange(k_len)
+    keys = torch.arange(len(z))
+    mask = selected_in_documents(z, window, keys, ids)
     count = mask.sum(0)
     first = torch.where(count > 0, mask.int().argmax(0), keys)
     assert bool(((first == keys) | (count == 0)).all()), "a key is attended from itself on"
-    for j in range(k_len):
+    for j in range(len(z)):
         assert bool(mask[first[j] : first[j] + count[j], j].all()), "a key's positions are a range"
     return torch.stack([first, first + count], -1)
+
+
+def scored_heads(tensors):
+    """The scores of each kv head, and the documents of its tokens or `None`."""
+    documents = tensors.get("documents", [None] * len(tensors["scores"]))
+    return [(head, ids) for heads, ids in zip(tensors["scores"], documents) for head in heads]
 
 
 def shown(tensors, options):
     """Which keys each query attends to, `[B, Hq, Nq, Nk]`."""
     batch, q_heads, q_len, _ = tensors["q"].shape
     kv_heads, k_len = tensors["k"].shape[1:3]
-    group = q_heads // kv_heads
     causal = options.get("causal", True)
     # The position of a query is the index of the last key it may see.
     positions = torch.arange(q_len) + k_len - q_len if causal else torch.full((q_len,), k_len - 1)
-    documents = tensors.get("documents")
     if "scores" in tensors:
         window = options.get("window") or k_len
-        mask = torch.empty(batch, kv_heads, q_len, k_len, dtype=torch.bool)
-        for b in range(batch):
-            ids = None if documents is None else documents[b]
-            for h in range(kv_heads):
-                mask[b, h] = selected_in_documents(tensors["scores"][b, h], window, positions, ids)
-        return mask.repeat_interleave(group, 1)
+        heads = scored_heads(tensors)
+        heads = [selected_in_documents(z, window, positions, ids) for z, ids in heads]
+        mask = torch.stack(heads).reshape(batch, kv_heads, q_len, k_len)
+        return mask.repeat_interleave(q_heads // kv_heads, 1)
     mask = (torch.arange(k_len)[None, :] <= positions[:, None]).expand(batch, q_heads, q_len, k_len)
-    if documents is not None:
+    if (documents := tensors.get("documents")) is not None:
         mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
     if "mask" in tensors:
-        given = tensors["mask"].bool()
-        given = ~given if options.get("mask_hides") else given
+        given = tensors["mask"].bool() != bool(options.get("mask_hides"))
         mask = mask & per_query_head(given, q_heads, kv_heads)
     return mask
 
@@ -285,12 +281,8 @@ def truth(tensors, options):
         for key, leaf in leaves.items():
             result["d" + key] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
     if z is not None:
-        window, documents = options.get("window") or k_len, tensors.get("documents")
-        heads = [
-            intervals(head, window, None if documents is None else documents[sequence])
-            for sequence, heads in enumerate(tensors["scores"])
-            for head in heads
-        ]
+        window = options.get("window") or k_len
+        heads = [intervals(head, window, ids) for head, ids in scored_heads(tensors)]
         result["intervals"] = torch.stack(heads).reshape(batch, kv_heads, k_len, 2)
     return {key: value.detach().numpy() for key, value in result.items()}
 
