@@ -1,15 +1,15 @@
 //! Dropout in the oracle: what its masks do to outputs and gradients.
 
-use flash_dma_problem::{AttentionOptions, Dropout, ElementType, Problem};
+use crate::problem;
+use flash_dma_problem::{AttentionOptions, Dropout};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Forward, Inputs};
 
 fn inputs(dropout: Option<Dropout>) -> Inputs {
-    let (q, k) = ([2, 4, 6, 8], [2, 2, 12, 8]);
     let options = AttentionOptions::new()
         .with_keep_window(7)
         .with_dropout(dropout);
-    let problem = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+    let problem = problem([4, 6, 8], [2, 12], true, options);
     generate::inputs(problem, Scores::Normal, 1.0, 5)
 }
 

@@ -1,6 +1,6 @@
 //! Every gradient against central differences, in f64.
 
-use crate::masked;
+use crate::{bits, masked, problem};
 use flash_dma_problem::{
     AlibiSlopes, AttentionOptions, Dropout, ElementType, LeaveOneOut, NormProblem, Problem, Rotary,
 };
@@ -8,7 +8,7 @@ use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::norm::Norm;
 use flash_dma_reference::zoh::Zoh;
-use flash_dma_reference::{Forward, Inputs, Rng, select};
+use flash_dma_reference::{Exact, Forward, Inputs, Rng, select};
 
 /// Compares `gradient` of the tensor that `get` names with central differences of `loss`.
 fn check<T: Clone>(
@@ -42,19 +42,16 @@ fn weigh(out: &[f64], weights: &[f64]) -> f64 {
     terms.map(|(x, w)| x * w).sum()
 }
 
-fn problem(q: [usize; 3], k: [usize; 2], scores: bool, options: AttentionOptions) -> Problem {
-    let (q, k) = ([2, q[0], q[1], q[2]], [2, k[0], k[1], q[2]]);
-    let scores = scores.then_some(&k[..3]);
-    Problem::new(&q, &k, &k, scores, ElementType::F32, &options).unwrap()
+/// What the results are worth; no gradient of the LSE is zero.
+fn loss(forward: &Forward, grad_out: &[f64], grad_lse: Option<&[f64]>) -> f64 {
+    let of_lse = grad_lse.map_or(0.0, |grads| weigh(&forward.lse.values, grads));
+    weigh(&forward.out.values, grad_out) + of_lse
 }
 
 fn check_attention(problem: Problem, kind: Scores) {
     let inputs = generate::inputs(problem, kind, 1.0, 7);
     let (grad_out, grad_lse) = generate::gradients(&problem, 7);
-    let loss = |x: &Inputs| {
-        let forward = x.forward();
-        weigh(&forward.out.values, &grad_out) + weigh(&forward.lse.values, &grad_lse)
-    };
+    let loss = |x: &Inputs| loss(&x.forward(), &grad_out, Some(&grad_lse));
     let grads = inputs.backward(&grad_out, Some(&grad_lse));
     check("q", &inputs, |x| &mut x.q, &grads.q.values, loss);
     check("k", &inputs, |x| &mut x.k, &grads.k.values, loss);
@@ -126,10 +123,7 @@ fn masked_gradients_equal_central_differences() {
                 let mask = draw(mask, || rng.below(3) > 0);
                 let inputs = masked(&inner, mask, draw(bias, || rng.normal()));
                 let (grad_out, grad_lse) = generate::gradients(&problem, 3);
-                let loss = |x: &MaskedInputs| {
-                    let forward = x.forward();
-                    weigh(&forward.out.values, &grad_out) + weigh(&forward.lse.values, &grad_lse)
-                };
+                let loss = |x: &MaskedInputs| loss(&x.forward(), &grad_out, Some(&grad_lse));
                 let grads = inputs.backward(&grad_out, Some(&grad_lse));
                 let bias = grads.bias.expect("there is a bias");
                 fn of(x: &mut MaskedInputs) -> &mut Vec<f64> {
@@ -211,62 +205,80 @@ fn key_bias(inputs: &Inputs) -> Broadcast<f64> {
     }
 }
 
-/// The loss of [`masked_forward`].
-fn masked_loss(inputs: &Inputs, visible: &[bool], grad_out: &[f64], grad_lse: &[f64]) -> f64 {
-    let forward = masked_forward(inputs, visible);
-    weigh(&forward.out.values, grad_out) + weigh(&forward.lse.values, grad_lse)
+/// For each query row the pairs with the keys that a window keeps: a pair's place in `[batch, heads, q_len, k_len]`, and
+/// its key's in the scores.
+fn kept_pairs(inputs: &Inputs, window: usize) -> Vec<Vec<(usize, usize)>> {
+    let p = &inputs.problem;
+    let scores = inputs.scores.as_ref().unwrap();
+    let of_row = |row: usize| {
+        let first = row / p.q_len / p.group() * p.k_len;
+        let scores = &scores[first..][..p.k_len];
+        let kept = select::selected(scores, window, p.position(row % p.q_len));
+        let pair = |j| (row * p.k_len + j, first + j);
+        kept.into_iter().map(pair).collect()
+    };
+    (0..p.batch * p.q_heads * p.q_len).map(of_row).collect()
 }
 
-/// The kv head, counted over the batch, and the position of a query row.
-fn place(p: &Problem, row: usize) -> (usize, i64) {
-    let (h, i) = (row / p.q_len, row % p.q_len);
-    let head = h / p.q_heads * p.kv_heads + h % p.q_heads / p.group();
-    (head, p.position(i))
+/// The mask that shows these pairs.
+fn visible(p: &Problem, pairs: &[Vec<(usize, usize)>]) -> Vec<bool> {
+    let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
+    for &(pair, _) in pairs.iter().flatten() {
+        visible[pair] = true;
+    }
+    visible
+}
+
+/// Compares the gradient of each key with what the loss changes by, pair by pair; a key without a pair has none.
+fn check_changes(gradient: &Exact, changes: &[(usize, f64)], tolerance: f64) {
+    let mut expected = vec![None; gradient.values.len()];
+    for &(key, change) in changes {
+        *expected[key].get_or_insert(0.0) += change;
+    }
+    for (at, (&got, change)) in gradient.values.iter().zip(expected).enumerate() {
+        let expected = change.unwrap_or(0.0);
+        assert!(
+            (got - expected).abs() < tolerance * (1.0 + expected.abs()),
+            "key {at}: {got}, but the loss changes by {expected}"
+        );
+        assert_eq!(gradient.magnitude[at] > 0.0, change.is_some(), "key {at}");
+    }
 }
 
 /// `out` and the LSE change by exactly `p (v - out)` and `softplus` when a key is added, so that the change of a
 /// linear loss is the gradient itself.
-fn check_runners_up(problem: Problem, kind: Scores, runners_up: usize, with_lse: bool) {
-    let inputs = generate::inputs(problem, kind, 1.0, 11);
-    let (grad_out, mut grad_lse) = generate::gradients(&problem, 11);
-    let given = with_lse.then(|| grad_lse.clone());
-    if !with_lse {
-        grad_lse.fill(0.0);
-    }
-    let gradient = inputs.rank_gradient(runners_up, &grad_out, given.as_deref());
-    let p = &problem;
-    let scores = inputs.scores.as_ref().unwrap();
-    let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
-    let mut outside = Vec::new();
-    for row in 0..p.batch * p.q_heads * p.q_len {
-        let (head, position) = place(p, row);
-        let scores = &scores[head * p.k_len..][..p.k_len];
-        let kept = select::selected(scores, p.window, position);
-        kept.iter().for_each(|j| visible[row * p.k_len + j] = true);
-        if kept.is_empty() {
-            continue;
-        }
-        let wider = select::selected(scores, p.window + runners_up, position);
-        let beyond = wider.into_iter().filter(|j| !kept.contains(j));
-        outside.extend(beyond.map(|j| (row * p.k_len + j, head * p.k_len + j)));
-    }
-    let loss = |visible: &[bool]| masked_loss(&inputs, visible, &grad_out, &grad_lse);
+fn check_runners_up(p: Problem, kind: Scores, runners_up: usize, with_lse: bool) {
+    let inputs = generate::inputs(p, kind, 1.0, 11);
+    let (grad_out, grad_lse) = generate::gradients(&p, 11);
+    let grad_lse = with_lse.then_some(&grad_lse[..]);
+    let gradient = inputs.rank_gradient(runners_up, &grad_out, grad_lse);
+    let kept = kept_pairs(&inputs, p.window);
+    let mut visible = visible(&p, &kept);
+    let loss = |visible: &[bool]| loss(&masked_forward(&inputs, visible), &grad_out, grad_lse);
     let without = loss(&visible);
-    let mut expected = vec![0.0; gradient.values.len()];
-    let mut runs = vec![false; gradient.values.len()];
-    for (pair, key) in outside {
-        visible[pair] = true;
-        expected[key] += loss(&visible) - without;
-        visible[pair] = false;
-        runs[key] = true;
+    let mut changes = Vec::new();
+    for (kept, wider) in kept.iter().zip(kept_pairs(&inputs, p.window + runners_up)) {
+        let outside = wider.into_iter().filter(|pair| !kept.contains(pair));
+        // A row that attends to nothing gives none.
+        for (pair, key) in outside.filter(|_| !kept.is_empty()) {
+            visible[pair] = true;
+            changes.push((key, loss(&visible) - without));
+            visible[pair] = false;
+        }
     }
-    for (at, (&got, expected)) in gradient.values.iter().zip(expected).enumerate() {
-        assert!(
-            (got - expected).abs() < 1e-11 * (1.0 + expected.abs()),
-            "key {at}: {got}, but the loss changes by {expected}"
-        );
-        assert_eq!(gradient.magnitude[at] > 0.0, runs[at], "key {at}");
-    }
+    check_changes(&gradient, &changes, 1e-11);
+}
+
+/// A window of 3 keys with the cap and the scale, without causal masking, and where the first queries see nothing, so
+/// that all keys that they might add count for nothing.
+fn windows() -> [Problem; 3] {
+    let options = AttentionOptions::new().with_keep_window(3);
+    let capped = options.with_softcap(1.5).with_scale(0.6);
+    [
+        problem([4, 5, 8], [1, 9], true, capped),
+        problem([2, 4, 8], [2, 9], true, options.with_causal(false)),
+        problem([2, 9, 8], [1, 6], true, options),
+    ]
 }
 
 #[test]
@@ -280,78 +292,55 @@ fn the_gradient_of_a_runner_up_is_the_change_of_the_loss_if_it_is_attended() {
                 check_runners_up(p, kind, runners_up, with_lse);
             }
         }
-        let capped = options.with_softcap(1.5).with_scale(0.6);
-        let p = problem([4, 5, 8], [1, 9], true, capped);
-        check_runners_up(p, Normal, 2, with_lse);
-        let p = problem([2, 4, 8], [2, 9], true, options.with_causal(false));
-        check_runners_up(p, Normal, 2, with_lse);
-        // The first queries see nothing, so that all keys that they might add count for nothing.
-        let p = problem([2, 9, 8], [1, 6], true, options);
-        check_runners_up(p, Normal, 2, with_lse);
+        for p in windows() {
+            check_runners_up(p, Normal, 2, with_lse);
+        }
     }
 }
 
 /// By the definition: the output and the LSE of a query without the key, whose place the output itself has with the
 /// weight `besides`.
-fn check_kept(problem: Problem, kind: Scores, besides: f64, with_lse: bool) {
-    let inputs = generate::inputs(problem, kind, 1.0, 12);
-    let (grad_out, mut grad_lse) = generate::gradients(&problem, 12);
-    let given = with_lse.then(|| grad_lse.clone());
-    if !with_lse {
-        grad_lse.fill(0.0);
-    }
-    let p = &problem;
-    let keys = p.batch * p.kv_heads * p.k_len;
+fn check_kept(p: Problem, kind: Scores, besides: f64, with_lse: bool) {
+    let inputs = generate::inputs(p, kind, 1.0, 12);
+    let (grad_out, grad_lse) = generate::gradients(&p, 12);
+    let grad_lse = with_lse.then_some(&grad_lse[..]);
     // Some from their own position on, some later, some never.
     let mut rng = Rng::new(7);
-    let from: Vec<u32> = (0..keys)
+    let from: Vec<u32> = (0..p.batch * p.kv_heads * p.k_len)
         .map(|key| ((key % p.k_len) + [0, 0, 1, 3, p.k_len][rng.below(5)]) as u32)
         .collect();
     let how = LeaveOneOut::new(besides).unwrap();
-    let gradient = inputs.left_out_gradient((&from, how), &grad_out, given.as_deref());
-    let naive = inputs.naive_left_out_gradient((&from, how), &grad_out, given.as_deref());
+    let gradient = inputs.left_out_gradient((&from, how), &grad_out, grad_lse);
+    let naive = inputs.naive_left_out_gradient((&from, how), &grad_out, grad_lse);
     let besides = f64::from(how.besides());
 
-    let scores = inputs.scores.as_ref().unwrap();
-    let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
-    let mut counted = Vec::new();
-    for row in 0..p.batch * p.q_heads * p.q_len {
-        let (head, position) = place(p, row);
-        let scores = &scores[head * p.k_len..][..p.k_len];
-        for j in select::selected(scores, p.window, position) {
-            visible[row * p.k_len + j] = true;
-            let key = head * p.k_len + j;
-            if i64::from(from[key]) <= position {
-                counted.push((row, row * p.k_len + j, key));
-            }
-        }
-    }
-    assert!(counted.len() > 4, "{}", counted.len());
+    let kept = kept_pairs(&inputs, p.window);
+    let mut visible = visible(&p, &kept);
     let with = masked_forward(&inputs, &visible);
-    let (mut expected, mut counts) = (vec![0.0; keys], vec![false; keys]);
-    for (row, pair, key) in counted {
+    let mut changes = Vec::new();
+    for (pair, key) in kept.into_iter().flatten() {
+        let row = pair / p.k_len;
+        if i64::from(from[key]) > p.position(row % p.q_len) {
+            continue;
+        }
         visible[pair] = false;
         let without = masked_forward(&inputs, &visible);
         visible[pair] = true;
-        let (lse, lse_without) = (with.lse.values[row], without.lse.values[row]);
-        let rest = (lse_without - lse).exp();
-        let mut change = grad_lse[row] * ((1.0 + besides).ln() - (rest + besides).ln());
+        let rest = (without.lse.values[row] - with.lse.values[row]).exp();
+        let of_lse = (1.0 + besides).ln() - (rest + besides).ln();
+        let mut change = grad_lse.map_or(0.0, |grads| grads[row] * of_lse);
         let of_row = |values: &[f64]| values[row * p.head_dim..(row + 1) * p.head_dim].to_vec();
         let outs = [&with.out.values, &without.out.values].map(|out| of_row(out));
         for ((grad, out), other) in of_row(&grad_out).iter().zip(&outs[0]).zip(&outs[1]) {
             let left = (rest * other + besides * out) / (rest + besides);
             change += grad * (out - left);
         }
-        expected[key] += change;
-        counts[key] = true;
+        changes.push((key, change));
     }
-    for (at, (&got, expected)) in gradient.values.iter().zip(expected).enumerate() {
-        assert!(
-            (got - expected).abs() < 1e-9 * (1.0 + expected.abs()),
-            "key {at}: {got}, but the loss changes by {expected}"
-        );
-        assert_eq!(gradient.magnitude[at] > 0.0, counts[at], "key {at}");
-        let bound = 2e-6 * (1.0 + 1.0 / besides) * gradient.magnitude[at];
+    assert!(changes.len() > 4, "{}", changes.len());
+    check_changes(&gradient, &changes, 1e-9);
+    for (at, (got, size)) in gradient.values.iter().zip(&gradient.magnitude).enumerate() {
+        let bound = 2e-6 * (1.0 + 1.0 / besides) * size;
         assert!((naive[at] - got).abs() <= bound, "key {at}: {}", naive[at]);
     }
 }
@@ -366,14 +355,9 @@ fn the_gradient_of_a_kept_key_is_the_change_of_the_loss_if_it_is_left_out() {
                 check_kept(p, kind, besides, with_lse);
             }
         }
-        let capped = options.with_softcap(1.5).with_scale(0.6);
-        let p = problem([4, 5, 8], [1, 9], true, capped);
-        check_kept(p, Scores::Normal, 0.05, with_lse);
-        let p = problem([2, 4, 8], [2, 9], true, options.with_causal(false));
-        check_kept(p, Scores::Normal, 0.05, with_lse);
-        // The first queries see nothing.
-        let p = problem([2, 9, 8], [1, 6], true, options);
-        check_kept(p, Scores::Normal, 0.05, with_lse);
+        for p in windows() {
+            check_kept(p, Scores::Normal, 0.05, with_lse);
+        }
     }
 }
 
@@ -402,7 +386,6 @@ fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
         let runners_up = broadcast(outside.collect());
         let attended = Some(broadcast(attended));
         let masked = masked(&inputs, attended, Some(key_bias(&inputs)));
-        let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
         let grad_lse = Some(&grad_lse[..]);
         let of_mask = masked.rank_gradient(&runners_up, &grad_out, grad_lse);
         let of_scores = inputs.rank_gradient(2, &grad_out, grad_lse);

@@ -98,6 +98,16 @@ impl Case {
     }
 }
 
+/// `dk`, `dv`, and `dscores` if there are any.
+fn assert_keys(k: &Sampled, v: &Sampled, scores: Option<&Sampled>, whole: &Backward) {
+    assert_rows("dk", k, &whole.k);
+    assert_rows("dv", v, &whole.v);
+    assert_eq!(scores.is_some(), whole.scores.is_some());
+    if let (Some(scores), Some(whole)) = (scores, &whole.scores) {
+        assert_rows("dscores", scores, whole);
+    }
+}
+
 fn assert_rows(name: &str, sampled: &Sampled, whole: &Exact) {
     for (n, &row) in sampled.rows.iter().enumerate() {
         for d in 0..sampled.width {
@@ -128,12 +138,7 @@ fn sampled_rows_and_the_keys_they_touch_are_those_of_the_whole_oracle() {
                 // A row without a gradient of its own still spreads NaN.
                 return;
             }
-            assert_rows("dk", &sampled.k, &grads.k);
-            assert_rows("dv", &sampled.v, &grads.v);
-            assert_eq!(sampled.scores.is_some(), grads.scores.is_some());
-            if let (Some(s), Some(whole)) = (&sampled.scores, &grads.scores) {
-                assert_rows("dscores", s, whole);
-            }
+            assert_keys(&sampled.k, &sampled.v, sampled.scores.as_ref(), &grads);
             let keys = &sampled.k.rows;
             let elsewhere = |values: &[f64], rows: &[usize], width| {
                 first_nonzero(&reader(values), values.len() / width, width, rows)
@@ -161,11 +166,7 @@ fn sampled_keys_are_those_of_the_whole_oracle_if_out_and_lse_are() {
                 assert_eq!(keys.len(), 12.min(p.k_len));
                 let (out, lse) = (reader(&forward.out.values), reader(&forward.lse.values));
                 let sampled = source.keys(head, &keys, &out, &lse);
-                assert_rows("dk", &sampled.k, &grads.k);
-                assert_rows("dv", &sampled.v, &grads.v);
-                if let (Some(s), Some(whole)) = (&sampled.scores, &grads.scores) {
-                    assert_rows("dscores", s, whole);
-                }
+                assert_keys(&sampled.k, &sampled.v, sampled.scores.as_ref(), &grads);
             }
         });
     }
