@@ -2,7 +2,6 @@
 
 use cubecl::client::Client;
 use cubecl::future::block_on;
-use flash_dma_kernels::Engine;
 
 /// The client of a runtime by name, if it is compiled in and the machine has the device.
 pub fn client(runtime: &str) -> Option<Client> {
@@ -21,15 +20,6 @@ pub fn client(runtime: &str) -> Option<Client> {
 /// The device and the runtime, as in the rows.
 pub fn name(client: &Client) -> String {
     format!("{} ({})", client.properties().identity.name, client.name())
-}
-
-/// The name of an engine, as in the rows.
-pub fn engine_name(engine: Engine) -> &'static str {
-    match engine {
-        Engine::Mma => "mma",
-        Engine::Wgmma => "wgmma",
-        _ => "portable",
-    }
 }
 
 /// Waits until everything that was launched has run. Panics if something failed.

@@ -9,7 +9,6 @@ use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use std::error::Error;
 use std::io::Write;
 use std::time::Instant;
 
@@ -114,13 +113,10 @@ pub fn append(row: &impl Serialize, common: &Common) -> Result {
 
 /// The milliseconds of a call, from an idle device until it is idle again, and what it returned: that lives until the
 /// device is idle, as lazy engines leave out what nobody holds.
-pub fn clock<T, E: Into<Box<dyn Error>>>(
-    device: &Device,
-    call: impl FnOnce() -> std::result::Result<T, E>,
-) -> Result<(f64, T)> {
+pub fn clock<T>(device: &Device, call: impl FnOnce() -> T) -> Result<(f64, T)> {
     device.sync()?;
     let start = Instant::now();
-    let returned = call().map_err(Into::into)?;
+    let returned = call();
     device.sync()?;
     Ok((start.elapsed().as_secs_f64() * 1e3, returned))
 }

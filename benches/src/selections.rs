@@ -11,7 +11,6 @@ use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Intervals, Selector};
 use clap::Args;
 use serde::Serialize;
-use std::convert::Infallible;
 
 /// Times selections, attention over them, and a training step's part of both.
 #[derive(Args, Debug)]
@@ -128,9 +127,9 @@ fn time(len: usize, options: &Options, device: &Device) -> Result<Vec<Row>> {
         for ((_, selector), sample) in selectors.iter().zip(&mut samples) {
             let intervals = selector.select(plain.scores.clone());
             let times = [
-                milliseconds(device, || selector.select(plain.scores.clone()))?,
-                milliseconds(device, || plain.attend(&intervals, attention))?,
-                milliseconds(device, || tracked.train(selector, attention))?,
+                clock(device, || selector.select(plain.scores.clone()))?.0,
+                clock(device, || plain.attend(&intervals, attention))?.0,
+                clock(device, || tracked.train(selector, attention))?.0,
             ];
             if round >= 3 {
                 for (sample, time) in sample.iter_mut().zip(times) {
@@ -163,10 +162,4 @@ fn time(len: usize, options: &Options, device: &Device) -> Result<Vec<Row>> {
         );
     }
     Ok(rows)
-}
-
-/// Those of a call.
-fn milliseconds<T>(device: &Device, call: impl FnOnce() -> T) -> Result<f64> {
-    let (time, _) = clock(device, || Ok::<_, Infallible>(call()))?;
-    Ok(time)
 }

@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 use flash_dma_problem::{ElementType, contiguous_strides};
 use flash_dma_reference::Rng;
 use flash_dma_reference::round::round_f32;
-use half::{bf16, f16};
+use half::prelude::*;
 use std::sync::Mutex;
 
 /// A contiguous device tensor.
@@ -32,19 +32,10 @@ impl Tensor {
 
     /// Of these numbers in an element type.
     pub fn rounded(client: &Client, shape: &[usize], values: &[f32], element: ElementType) -> Self {
-        let values = values.iter().copied();
         match element {
-            ElementType::F32 => Self::of(client, shape, &values.collect::<Vec<_>>()),
-            ElementType::F16 => Self::of(
-                client,
-                shape,
-                &values.map(f16::from_f32).collect::<Vec<_>>(),
-            ),
-            ElementType::Bf16 => Self::of(
-                client,
-                shape,
-                &values.map(bf16::from_f32).collect::<Vec<_>>(),
-            ),
+            ElementType::F32 => Self::of(client, shape, values),
+            ElementType::F16 => Self::of(client, shape, &Vec::<f16>::from_f32_slice(values)),
+            ElementType::Bf16 => Self::of(client, shape, &Vec::<bf16>::from_f32_slice(values)),
         }
     }
 
@@ -96,8 +87,8 @@ impl Tensor {
     pub fn read_as(&self, client: &Client, element: ElementType) -> Vec<f32> {
         match element {
             ElementType::F32 => self.read(client),
-            ElementType::F16 => self.read(client).into_iter().map(f16::to_f32).collect(),
-            ElementType::Bf16 => self.read(client).into_iter().map(bf16::to_f32).collect(),
+            ElementType::F16 => self.read::<f16>(client).to_f32_vec(),
+            ElementType::Bf16 => self.read::<bf16>(client).to_f32_vec(),
         }
     }
 }

@@ -14,12 +14,13 @@ mod spread;
 mod workloads;
 
 use crate::Result;
-use crate::device::{self, engine_name, sync};
+use crate::device::{self, sync};
 use crate::options::{Runtime, Selected, each};
 use crate::stats::Millis;
 
 use buffers::Buffers;
 use check::{check_forward, check_gradients};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use cubecl::client::Client;
 use flash_dma_kernels::Engine;
@@ -38,8 +39,8 @@ pub struct Options {
     #[command(flatten)]
     selected: Selected,
     /// The forward engine; by default the one that `forward` selects.
-    #[arg(long, value_enum)]
-    engine: Option<EngineName>,
+    #[arg(long, value_parser = engines())]
+    engine: Option<Engine>,
     /// Warps of a cube of the forward engine; several are timed one after the other.
     #[arg(long, value_delimiter = ',')]
     warps: Vec<usize>,
@@ -47,8 +48,8 @@ pub struct Options {
     #[arg(long, value_delimiter = ',')]
     parts: Vec<usize>,
     /// The backward engine, likewise.
-    #[arg(long, value_enum)]
-    backward_engine: Option<EngineName>,
+    #[arg(long, value_parser = engines())]
+    backward_engine: Option<Engine>,
     /// Repeat the backward pass this many times and print how far each gradient deviates from the first.
     #[arg(long, default_value_t = 0)]
     repeats: usize,
@@ -57,21 +58,13 @@ pub struct Options {
     roof: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum EngineName {
-    Portable,
-    Mma,
-    Wgmma,
-}
-
-impl From<EngineName> for Engine {
-    fn from(name: EngineName) -> Self {
-        match name {
-            EngineName::Portable => Self::Portable,
-            EngineName::Mma => Self::Mma,
-            EngineName::Wgmma => Self::Wgmma,
-        }
-    }
+/// The engines of the kernels, by name.
+fn engines() -> impl TypedValueParser<Value = Engine> {
+    let all = [Engine::Portable, Engine::Mma, Engine::Wgmma];
+    PossibleValuesParser::new(all.map(Engine::name)).map(move |name| {
+        let named = all.into_iter().find(|engine| engine.name() == name);
+        named.expect("a possible value")
+    })
 }
 
 /// Times the workloads.
@@ -112,7 +105,7 @@ fn fixed(tuning: Tuning) -> String {
 fn bench(client: &Client, workload: &Workload, options: &Options, roof: Option<&Roof>) -> Vec<Row> {
     let problem = workload.problem().expect("the table is valid");
     client.memory_cleanup().expect("the device works");
-    let engines = [options.engine, options.backward_engine].map(|name| name.map(Engine::from));
+    let engines = [options.engine, options.backward_engine];
     let mut buffers = Buffers::new(client, problem, workload.scores, engines);
     let mut rows = Vec::new();
     for tuning in options.tunings() {
@@ -163,7 +156,7 @@ fn bench_tuned(
         let row = Row {
             workload: workload.name,
             phase,
-            engine: engine_name(engine).to_owned() + &fixed(buffers.tuning),
+            engine: engine.name().to_owned() + &fixed(buffers.tuning),
             ms,
             host_us,
             tflops: flops.map(|flops| flops as f64 / ms.median / 1e9),

@@ -6,7 +6,7 @@
 mod buffers;
 
 use crate::Result;
-use crate::device::{self, engine_name, sync};
+use crate::device::{self, sync};
 use crate::options::{Runtime, Selected, each};
 use crate::stats::Millis;
 use buffers::{DECODINGS, DecodeBuffers, Decoding};
@@ -114,7 +114,7 @@ fn bench(client: &Client, case: Decoding, options: &Options) -> Vec<Row> {
         let row = Row {
             workload: case.name,
             phase,
-            engine: engine_name(buffers.engine).to_owned() + &fixed(buffers.tuning),
+            engine: buffers.engine.name().to_owned() + &fixed(buffers.tuning),
             ms,
             graph_ms,
             host_us,

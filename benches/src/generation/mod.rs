@@ -145,8 +145,8 @@ fn measure(options: &Options) -> Result<Row> {
     // The first reading compiles.
     let read = || -> Result<(f64, Session)> {
         let mut session = Session::new(&model, options.model.batch)?;
-        let (time, ()) = clock(&device, || session.read(&prompt))?;
-        Ok((time, session))
+        let (time, read) = clock(&device, || session.read(&prompt))?;
+        Ok((time, read.map(|()| session)?))
     };
     let (first_prompt_ms, first_session) = read()?;
     drop(first_session);

@@ -130,7 +130,7 @@ impl Timing<'_> {
         for _ in 0..self.options.model.common.runs {
             let (all, written) = clock(self.device, || session.steps(tokens))?;
             times.push(all / tokens as f64);
-            first.get_or_insert(written);
+            first.get_or_insert(written?);
         }
         let first = first.into_iter().flatten().map(tokens_of);
         Ok((Millis::of(times), first.collect::<Result<_>>()?))

@@ -2,15 +2,16 @@
 
 use super::cases::{Case, Pattern};
 use crate::check::{check_row, dot, row};
-use crate::device::{engine_name, sync};
+use crate::device::sync;
 use crate::tensor::Tensor;
 use cubecl::client::Client;
 use flash_dma_kernels::{
-    AttentionOptions, Dropout, ElementType, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
-    Outputs, Saved, backward, forward, plan, plan_ranges,
+    AttentionOptions, Dropout, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs,
+    MaskedProblem, Outputs, Saved, backward, forward, plan, plan_ranges,
 };
 use flash_dma_reference::Rng;
 use half::bf16;
+use std::ops::Range;
 
 /// A timed call.
 pub type Call = fn(&Calls, &Client);
@@ -144,19 +145,11 @@ impl Calls {
         if self.ranges.is_some() {
             phases.push(("plan-ranges", "portable", Self::plan_ranges));
         }
-        let [forward, backward] = [forward.engine(), backward.engine()].map(engine_name);
-        phases.push(("forward", forward, |calls, client| {
-            calls.forward(client, false)
-        }));
-        phases.push(("forward-residual", forward, |calls, client| {
-            calls.forward(client, true)
-        }));
-        phases.push(("backward", backward, |calls, client| {
-            calls.backward(client, false)
-        }));
-        phases.push(("backward-residual", backward, |calls, client| {
-            calls.backward(client, true)
-        }));
+        let [forward, backward] = [forward.engine(), backward.engine()].map(Engine::name);
+        phases.push(("forward", forward, Self::forward::<false>));
+        phases.push(("forward-residual", forward, Self::forward::<true>));
+        phases.push(("backward", backward, Self::backward::<false>));
+        phases.push(("backward-residual", backward, Self::backward::<true>));
         phases
     }
 
@@ -191,10 +184,10 @@ impl Calls {
         bits.each_ref().map(|tensor| tensor.read(client))
     }
 
-    /// `residual`: as a training step calls it.
-    fn forward(&self, client: &Client, residual: bool) {
+    /// `RESIDUAL`: as a training step calls it.
+    fn forward<const RESIDUAL: bool>(&self, client: &Client) {
         let mut outputs = Outputs::new(self.out.binding(), self.lse.binding());
-        if residual {
+        if RESIDUAL {
             outputs.residual = Some(self.residual.binding());
             outputs.lse_rest = Some(self.lse_rest.binding());
         }
@@ -203,10 +196,10 @@ impl Calls {
             .expect("a valid call");
     }
 
-    /// `residual`: as a training step calls it.
-    fn backward(&self, client: &Client, residual: bool) {
+    /// `RESIDUAL`: as a training step calls it.
+    fn backward<const RESIDUAL: bool>(&self, client: &Client) {
         let saved = Saved {
-            residual: residual.then(|| self.residual.binding()),
+            residual: RESIDUAL.then(|| self.residual.binding()),
             ..self.saved.clone()
         };
         backward::plan(client, &self.problem, &self.inputs, &saved)
@@ -217,7 +210,7 @@ impl Calls {
     /// Builds the plan and the outputs that the phases read.
     pub fn prepare(&self, client: &Client) {
         self.plan(client);
-        self.forward(client, true);
+        self.forward::<true>(client);
         sync(client);
     }
 
@@ -273,23 +266,23 @@ fn mask_bits([bits, counts]: &[Tensor; 2]) -> MaskBits {
     }
 }
 
-/// The first key and one past the last that each query sees, for patterns of contiguous ranges.
-fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
-    let first = |i: usize| match pattern {
-        Pattern::All => Some(0),
-        Pattern::Window(window) => Some((i + 1).saturating_sub(window)),
-        Pattern::Documents(document) => Some(i / document * document),
+/// The keys that query `i` sees, for patterns of contiguous ranges.
+fn range(pattern: Pattern, i: usize, len: usize) -> Option<Range<usize>> {
+    match pattern {
+        Pattern::All => Some(0..len),
+        Pattern::Window(window) => Some((i + 1).saturating_sub(window)..i + 1),
+        Pattern::Documents(document) => Some(i / document * document..i + 1),
         Pattern::Unmasked | Pattern::Top(_) | Pattern::Scattered(_) => None,
-    };
-    let firsts = (0..len).map(|i| first(i).map(|j| j as i32));
-    let end = |i: usize| match pattern {
-        Pattern::All => len,
-        _ => i + 1,
-    };
-    Some([
-        firsts.collect::<Option<_>>()?,
-        (0..len).map(|i| end(i) as i32).collect(),
-    ])
+    }
+}
+
+/// The first key and one past the last that each query sees, for these patterns.
+fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
+    let ranges = (0..len).map(|i| range(pattern, i, len));
+    let (first, end) = ranges
+        .map(|range| range.map(|keys| (keys.start as i32, keys.end as i32)))
+        .collect::<Option<_>>()?;
+    Some([first, end])
 }
 
 /// The mask `[len, len]`, one byte per pair; what causal masking hides may be anything.
@@ -299,9 +292,6 @@ fn mask(pattern: Pattern, len: usize, bias: &[f32], rng: &mut Rng) -> Vec<u8> {
     let mut best: Vec<usize> = Vec::new();
     for (i, row) in bytes.chunks_mut(len).enumerate() {
         match pattern {
-            Pattern::Unmasked | Pattern::All => row.fill(1),
-            Pattern::Window(window) => row[(i + 1).saturating_sub(window)..=i].fill(1),
-            Pattern::Documents(document) => row[i / document * document..=i].fill(1),
             Pattern::Scattered(density) => {
                 row.iter_mut()
                     .for_each(|x| *x = u8::from(rng.uniform() < density));
@@ -312,6 +302,7 @@ fn mask(pattern: Pattern, len: usize, bias: &[f32], rng: &mut Rng) -> Vec<u8> {
                 best.truncate(window);
                 best.iter().for_each(|&j| row[j] = 1);
             }
+            _ => row[range(pattern, i, len).expect("a mask")].fill(1),
         }
     }
     bytes

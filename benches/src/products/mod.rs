@@ -11,9 +11,10 @@ mod shapes;
 mod sweep;
 mod tensors;
 
-use crate::Result;
 use crate::options::Runtime;
 use clap::Args;
+
+pub use sweep::run;
 
 /// Times products of matrices.
 #[derive(Args, Debug)]
@@ -29,9 +30,4 @@ pub struct Options {
     /// One small layer, for slow devices.
     #[arg(long)]
     tiny: bool,
-}
-
-/// Times the candidates.
-pub fn run(options: &Options) -> Result {
-    sweep::run(options, &options.on.client()?)
 }

@@ -70,7 +70,8 @@ struct Sweep<'a> {
 }
 
 /// Runs everything and prints the tables.
-pub fn run(options: &Options, client: &Client) -> Result {
+pub fn run(options: &Options) -> Result {
+    let client = &options.on.client()?;
     let (layers, tokens) = if options.tiny {
         (vec![LAYERS[0].shrunk(32)], 160)
     } else {
@@ -82,20 +83,19 @@ pub fn run(options: &Options, client: &Client) -> Result {
         rows: Vec::new(),
     };
     let pool = Pool::new(client, &layers, tokens);
-    if !options.rows.is_empty() {
-        for &rows in &options.rows {
-            for &layer in &layers {
-                sweep.measure(&Case::decoding(client, &pool, layer, rows))?;
+    for &rows in &options.rows {
+        for &layer in &layers {
+            sweep.measure(&Case::decoding(client, &pool, layer, rows))?;
+        }
+    }
+    if options.rows.is_empty() {
+        for &layer in &layers {
+            for pass in Pass::ALL {
+                sweep.measure(&Case::new(client, &pool, layer, pass))?;
             }
         }
-        return Ok(());
+        sweep.report(&layers);
     }
-    for &layer in &layers {
-        for pass in Pass::ALL {
-            sweep.measure(&Case::new(client, &pool, layer, pass))?;
-        }
-    }
-    sweep.report(&layers);
     Ok(())
 }
 

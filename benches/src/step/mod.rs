@@ -21,8 +21,6 @@ use burn_flash_dma::train::clip_gradients;
 use clap::{Args, ValueEnum};
 use row::{Memory, Profile, Row};
 use serde::Serialize;
-use std::convert::Infallible;
-use std::error::Error;
 use task::{LayerTask, ModelTask, Task};
 
 /// Times training steps of one configuration, and prints a row of JSON.
@@ -93,10 +91,7 @@ fn optimiser() -> ModuleOptimizer {
 
 impl<T: Task> Training<T> {
     /// A step and its loss; `after` is called after the forward pass, the backward pass and the update.
-    fn step<E>(
-        &mut self,
-        mut after: impl FnMut() -> std::result::Result<(), E>,
-    ) -> std::result::Result<Tensor<1>, E> {
+    fn step(&mut self, mut after: impl FnMut() -> Result) -> Result<Tensor<1>> {
         let module = self.module.take().expect("no step is under way");
         let (loss, backward) = self.task.forward(&module);
         after()?;
@@ -119,9 +114,9 @@ fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row> 
     };
     let mut peak = None;
     let mut time = |training: &mut Training<T>| -> Result<(f64, Tensor<1>)> {
-        let (time, loss) = clock(device, || training.step(|| Ok::<_, Infallible>(())))?;
+        let (time, loss) = clock(device, || training.step(|| Ok(())))?;
         peak = peak.max(device.memory_pool_usage().map(|usage| usage.bytes_reserved));
-        Ok((time, loss.without_autodiff()))
+        Ok((time, loss?.without_autodiff()))
     };
     let (first_step_ms, loss) = time(&mut training)?;
     let first_loss = loss.try_into_scalar::<f64>()?;
@@ -177,7 +172,7 @@ fn watch<T: Task>(
             between = in_use();
         }
         phases.push(launches.as_ref().map(Launches::take).unwrap_or_default());
-        Ok::<_, Box<dyn Error>>(())
+        Ok(())
     })?;
     let phases = <[Launched; 3]>::try_from(phases).map_err(|_| "a step has three phases")?;
     let memory = before.zip(between).map(|(state, with_activations)| Memory {
