@@ -61,13 +61,17 @@ pub fn backward_bytes(problem: &Problem) -> u128 {
 
 /// Elements of `q`, of `k`, of the scores and of the LSE.
 fn sizes(problem: &Problem) -> (u128, u128, u128, u128) {
-    let count = |shape: &[usize]| shape.iter().map(|&n| n as u128).product::<u128>();
     (
         count(&problem.q_shape()),
         count(&problem.kv_shape()),
         count(&problem.scores_shape()),
         count(&problem.lse_shape()),
     )
+}
+
+/// Elements of a tensor.
+pub(crate) fn count(shape: &[usize]) -> u128 {
+    shape.iter().map(|&n| n as u128).product()
 }
 
 #[cfg(test)]

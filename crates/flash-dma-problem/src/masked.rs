@@ -119,17 +119,27 @@ fn check_broadcast(
         &[problem.k_len],
     ];
     for (axis, sizes) in sizes.into_iter().enumerate() {
-        let actual = shape[axis];
-        if actual != 1 && !sizes.contains(&actual) {
-            return Err(AttentionError::Broadcast {
-                tensor,
-                axis,
-                sizes: sizes.to_vec(),
-                actual,
-            });
-        }
+        check_axis(tensor, axis, sizes, shape[axis])?;
     }
     Ok(shape)
+}
+
+/// Checks that an axis has one of these sizes, or 1.
+fn check_axis(
+    tensor: TensorName,
+    axis: usize,
+    sizes: &[usize],
+    actual: usize,
+) -> Result<(), AttentionError> {
+    if actual == 1 || sizes.contains(&actual) {
+        return Ok(());
+    }
+    Err(AttentionError::Broadcast {
+        tensor,
+        axis,
+        sizes: sizes.to_vec(),
+        actual,
+    })
 }
 
 /// The geometry of a mask's tiles: the shape of the mask, the lengths it is broadcast to, and the causal masking on top
@@ -172,21 +182,13 @@ impl PlanGeometry {
         [q_len, k_len]: [usize; 2],
         causal: bool,
     ) -> Result<Self, AttentionError> {
-        let tensor = TensorName::Mask;
-        let mask: [usize; 4] = rank(tensor, mask)?;
+        let mask: [usize; 4] = rank(TensorName::Mask, mask)?;
         for (axis, what, size) in [
             (2, "the number of queries", q_len),
             (3, "the number of keys", k_len),
         ] {
             check_limit(what, size, MAX_LEN)?;
-            if mask[axis] != 1 && mask[axis] != size {
-                return Err(AttentionError::Broadcast {
-                    tensor,
-                    axis,
-                    sizes: vec![size],
-                    actual: mask[axis],
-                });
-            }
+            check_axis(TensorName::Mask, axis, &[size], mask[axis])?;
         }
         Ok(Self {
             mask,
@@ -226,13 +228,8 @@ impl PlanGeometry {
             for (axis, actual) in shape.into_iter().enumerate() {
                 // The queries' size is given; the sizes of the other axes are taken from the first of the two.
                 let expected = if axis == 2 { q_len } else { mask[axis] };
-                if actual != 1 && actual != expected && (axis == 2 || expected != 1) {
-                    return Err(AttentionError::Broadcast {
-                        tensor,
-                        axis,
-                        sizes: vec![expected],
-                        actual,
-                    });
+                if axis == 2 || expected != 1 {
+                    check_axis(tensor, axis, &[expected], actual)?;
                 }
                 if actual != 1 {
                     mask[axis] = actual;

@@ -30,25 +30,16 @@ const MOST: usize = i32::MAX as usize;
 pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     match passes {
         Passes::Forward => cost::forward_bytes(problem),
-        Passes::ForwardAndBackward => cost::backward_bytes(problem) + residual_bytes(problem),
+        Passes::ForwardAndBackward => {
+            let residual = (problem.residual_shape()).map_or(0, |shape| cost::count(&shape));
+            cost::backward_bytes(problem) + residual * problem.element.size() as u128
+        }
         Passes::WithRunnersUp => {
-            tensor_bytes(problem, Passes::ForwardAndBackward) + runners_up_bytes(problem)
+            // The positions up to which keys are runners-up, and the gradient of the rank: a word each for every key.
+            let keys = u128::from(problem.has_scores) * cost::count(&problem.scores_shape());
+            tensor_bytes(problem, Passes::ForwardAndBackward) + 8 * keys
         }
     }
-}
-
-/// The positions up to which keys are runners-up, and the gradient of the rank: a word each for every key.
-fn runners_up_bytes(problem: &Problem) -> u128 {
-    let keys: u128 = (problem.scores_shape().iter())
-        .map(|&n| n as u128)
-        .product();
-    if problem.has_scores { 8 * keys } else { 0 }
-}
-
-fn residual_bytes(problem: &Problem) -> u128 {
-    let shape = problem.residual_shape();
-    let elements = shape.map_or(0, |shape| shape.iter().map(|&n| n as u128).product());
-    elements * problem.element.size() as u128
 }
 
 /// The number of tokens of the longest sequences that fit into `bytes`: the problem with as many queries as keys. 0 if
@@ -233,10 +224,8 @@ mod tests {
         };
         assert_eq!(longest(&problem(), usize::MAX, limited), Ok(1000));
         let refused = |_: &Problem| Err(AttentionError::ZeroWindow);
-        assert_eq!(
-            longest(&problem(), usize::MAX, refused),
-            Err(AttentionError::ZeroWindow)
-        );
+        let error = longest(&problem(), usize::MAX, refused).unwrap_err();
+        assert_eq!(error, AttentionError::ZeroWindow);
     }
 
     #[test]

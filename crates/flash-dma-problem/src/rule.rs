@@ -165,10 +165,8 @@ mod tests {
         assert_eq!(rule(5, 5, 0).check(), Ok(()));
         assert_eq!(rule(0, 0, 0).check(), Err(AttentionError::ZeroWindow));
         let text = |rule: SelectionRule| rule.check().unwrap_err().to_string();
-        assert_eq!(
-            text(rule(5, 2, 4)),
-            "2 recent keys and 4 sinks pass the window of 5 keys"
-        );
+        let parts = "2 recent keys and 4 sinks pass the window of 5 keys";
+        assert_eq!(text(rule(5, 2, 4)), parts);
         assert!(rule(5, 6, 0).check().is_err());
         assert!(rule(5, usize::MAX, 1).check().is_err());
         assert_eq!(rule(5, 2, 3).widened(usize::MAX).window, usize::MAX);

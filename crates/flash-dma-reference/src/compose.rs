@@ -49,7 +49,7 @@ pub fn intervals(scores: &[f64], documents: &[usize], rule: &SelectionRule) -> V
     intervals
 }
 
-/// [`intervals`] in O(N log w): within a document, what selecting `window - recent` keys by a heap gives, and `recent`
+/// [`intervals`] in O(N log N): within a document, what selecting `window - recent` keys by a heap gives, and `recent`
 /// positions more.
 ///
 /// # Panics

@@ -69,31 +69,8 @@ pub fn intervals(scores: &[f64], window: usize) -> Vec<Interval> {
     intervals
 }
 
-/// A key in the heap: the greatest is the worst of the order.
-struct Entry(f64, usize);
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        order((self.0, self.1), (other.0, other.1))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}
-
-/// [`intervals`] in O(N log w): walks the positions with the selected keys in a heap and evicts the
-/// worst where they become too many.
+/// [`intervals`] in O(N log N): walks the positions with the places of the selected keys in a heap and evicts the worst
+/// where they become too many.
 ///
 /// # Panics
 ///
@@ -101,22 +78,21 @@ impl Eq for Entry {}
 #[must_use]
 pub fn intervals_by_heap(scores: &[f64], window: usize) -> Vec<Interval> {
     assert!(window > 0, "a window of no keys");
+    let ranked = ranked(scores);
+    let mut places = vec![None; scores.len()];
+    for (place, &key) in ranked.iter().enumerate() {
+        places[key] = Some(place);
+    }
     let never = scores.len() as u32;
     let mut live = BinaryHeap::new();
     let mut intervals = Vec::with_capacity(scores.len());
-    for (key, &score) in scores.iter().enumerate() {
-        let first = key as u32;
-        let attendable = score != f64::NEG_INFINITY;
-        intervals.push(Interval {
-            first,
-            end: if attendable { never } else { first },
-        });
-        if attendable {
-            live.push(Entry(score, key));
-        }
+    for (first, place) in (0..never).zip(places) {
+        let end = if place.is_some() { never } else { first };
+        intervals.push(Interval { first, end });
+        live.extend(place);
         if live.len() > window {
             let evicted = live.pop().expect("the heap holds more than the window");
-            intervals[evicted.1].end = first;
+            intervals[ranked[evicted]].end = first;
         }
     }
     intervals

@@ -39,19 +39,13 @@ fn appends_that_do_not_fit_say_why() {
     assert_eq!(text(other), "k must have size 2 on axis 0, but has 3");
     let most = i32::MAX as usize;
     assert!(slots().append(&KV, &KV, scores, bf16, most - 3).is_ok());
-    assert_eq!(
-        text(slots().append(&KV, &KV, scores, bf16, most - 2)),
-        "the cache has been given 2147483645 tokens: 3 more pass the greatest number of positions, 2147483647"
-    );
-    assert_eq!(
-        text(slots().append(&KV, &KV, None, bf16, 0)),
-        "scores must be given exactly if the cache has them, as slots do"
-    );
+    let past = "the cache has been given 2147483645 tokens: 3 more pass the greatest number of positions, 2147483647";
+    assert_eq!(text(slots().append(&KV, &KV, scores, bf16, most - 2)), past);
+    let without = "scores must be given exactly if the cache has them, as slots do";
+    assert_eq!(text(slots().append(&KV, &KV, None, bf16, 0)), without);
     assert!(pages().append(&KV, &KV, None, bf16, 9).is_ok());
-    assert_eq!(
-        text(pages().append(&KV, &KV, None, bf16, 10)),
-        "the page table holds 10 tokens of 12: there is no room for 3 more"
-    );
+    let full = "the page table holds 10 tokens of 12: there is no room for 3 more";
+    assert_eq!(text(pages().append(&KV, &KV, None, bf16, 10)), full);
     assert!(pages().append(&KV, &KV, None, bf16, usize::MAX).is_err());
     assert!(pages().append(&KV, &KV, scores, bf16, 0).is_err());
     let scored = pages().with_scores();
@@ -67,20 +61,14 @@ fn a_step_agrees_with_its_cache() {
     let decode = step(&Q, o().with_keep_window(5)).unwrap();
     assert_eq!((decode.group(), decode.q_shape()), (2, Q));
     assert_eq!(decode.scale, 0.25);
-    assert_eq!(
-        text(step(&Q, o().with_keep_window(4))),
-        "the options keep 4 keys, but the cache keeps 5"
-    );
-    assert_eq!(
-        text(step(&Q, o())),
-        "the options keep all keys, but the cache keeps 5"
-    );
+    let fewer = "the options keep 4 keys, but the cache keeps 5";
+    assert_eq!(text(step(&Q, o().with_keep_window(4))), fewer);
+    let all = "the options keep all keys, but the cache keeps 5";
+    assert_eq!(text(step(&Q, o())), all);
     let full = o().with_keep_window(5).with_causal(false);
     assert_eq!(text(step(&Q, full)), "attention over a cache is causal");
-    assert_eq!(
-        text(step(&[2, 4, 2, 16], o().with_keep_window(5))),
-        "q must have size 3 on axis 2, but has 2"
-    );
+    let queries = step(&[2, 4, 2, 16], o().with_keep_window(5));
+    assert_eq!(text(queries), "q must have size 3 on axis 2, but has 2");
     let many = [2, 2, 17, 16];
     let error = pages().decode(&many, &many, &many, None, bf16, 0, &o());
     assert!(matches!(error, Err(AttentionError::PagesFull { .. })));
@@ -93,14 +81,10 @@ fn a_step_agrees_with_its_cache() {
 #[test]
 fn caches_of_no_room_or_past_the_index_type_are_refused() {
     let bf16 = ElementType::Bf16;
-    assert_eq!(
-        CacheShape::slots(1, 1, 0, 16, bf16),
-        Err(AttentionError::ZeroWindow)
-    );
-    assert_eq!(
-        CacheShape::pages(1, 1, [1, 0, 1], 16, bf16),
-        Err(AttentionError::EmptyPages)
-    );
+    let empty = CacheShape::slots(1, 1, 0, 16, bf16);
+    assert_eq!(empty, Err(AttentionError::ZeroWindow));
+    let empty = CacheShape::pages(1, 1, [1, 0, 1], 16, bf16);
+    assert_eq!(empty, Err(AttentionError::EmptyPages));
     assert_eq!(pages().with_window(0), Err(AttentionError::ZeroWindow));
     assert_eq!(pages().with_window(3).unwrap().page_window(), Some(3));
     assert_eq!(slots().with_window(3).unwrap(), slots());
@@ -109,10 +93,8 @@ fn caches_of_no_room_or_past_the_index_type_are_refused() {
         recent,
         sinks,
     };
-    assert_eq!(
-        text(CacheShape::slots(1, 1, rule(3, 2), 16, bf16)),
-        "3 recent keys and 2 sinks pass the window of 4 keys"
-    );
+    let parts = "3 recent keys and 2 sinks pass the window of 4 keys";
+    assert_eq!(text(CacheShape::slots(1, 1, rule(3, 2), 16, bf16)), parts);
     let kept = CacheShape::slots(1, 1, rule(3, 1), 16, bf16).unwrap();
     assert_eq!((kept.capacity(), kept.rule()), (4, Some(rule(3, 1))));
     assert_eq!(pages().rule(), None);

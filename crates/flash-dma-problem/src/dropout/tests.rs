@@ -69,25 +69,16 @@ fn pairs_are_dropped_at_the_rate_in_all_and_in_every_row_and_column() {
         let p = f64::from(rate);
         let all = dropped.iter().filter(|&&d| d).count();
         assert!(excess(all, SIDE * SIDE, p).abs() < 4.0, "rate {rate}");
-        let row = |i: usize| (0..SIDE).filter(|j| dropped[i * SIDE + j]).count();
-        let column = |j: usize| (0..SIDE).filter(|i| dropped[i * SIDE + j]).count();
-        let diagonal = |d: usize| {
-            (0..SIDE)
-                .filter(|i| dropped[i * SIDE + (i + d) % SIDE])
-                .count()
-        };
-        let rising = |d: usize| {
-            (0..SIDE)
-                .filter(|i| dropped[i * SIDE + (d + SIDE - i) % SIDE])
-                .count()
-        };
-        for (name, counts) in [
-            ("rows", (0..SIDE).map(row).collect::<Vec<_>>()),
-            ("columns", (0..SIDE).map(column).collect()),
-            ("diagonals", (0..SIDE).map(diagonal).collect()),
-            ("rising diagonals", (0..SIDE).map(rising).collect()),
-        ] {
-            let sigma = chi_square(counts.into_iter(), SIDE, p);
+        // The place of pair `i` of a line.
+        let lines: [(_, fn(usize, usize) -> usize); 4] = [
+            ("rows", |line, i| line * SIDE + i),
+            ("columns", |line, i| i * SIDE + line),
+            ("diagonals", |line, i| i * SIDE + (i + line) % SIDE),
+            ("rising", |line, i| i * SIDE + (line + SIDE - i) % SIDE),
+        ];
+        for (name, pair) in lines {
+            let count = |line| (0..SIDE).filter(|&i| dropped[pair(line, i)]).count();
+            let sigma = chi_square((0..SIDE).map(count), SIDE, p);
             assert!(sigma.abs() < 5.0, "rate {rate}, {name}: {sigma}");
         }
     }
@@ -125,8 +116,7 @@ fn blocks_of_pairs_have_all_patterns_equally_often() {
     // Two rows by four columns at rate one half: 256 patterns.
     for (rate, dropped) in samples().filter(|&(rate, _)| rate == 0.5) {
         for stride in [1, 8, 64] {
-            let mut counts = vec![0usize; 256];
-            let mut len = 0;
+            let (mut counts, mut len) = (vec![0usize; 256], 0);
             for i in 0..SIDE - stride {
                 for j in
                     (0..SIDE - 3 * stride).filter(|j| i / stride % 2 == 0 && j / stride % 4 == 0)

@@ -93,14 +93,10 @@ impl Key {
     }
 }
 
-/// The gradients of the keys over some queries: exact, and of the naive implementation in f32.
+/// The gradients of k, v and the scores over some queries: exact, and of the naive implementation in f32.
 struct Sums {
-    k: Exact,
-    v: Exact,
-    scores: Exact,
-    naive_k: Vec<f32>,
-    naive_v: Vec<f32>,
-    naive_scores: Vec<f32>,
+    exact: [Exact; 3],
+    naive: [Vec<f32>; 3],
 }
 
 /// A key that a query attends to.
@@ -125,13 +121,10 @@ struct Query {
 
 impl Sums {
     fn zeros(keys: usize, dim: usize) -> Self {
+        let len = [keys * dim, keys * dim, keys];
         Self {
-            k: Exact::zeros(keys * dim),
-            v: Exact::zeros(keys * dim),
-            scores: Exact::zeros(keys),
-            naive_k: vec![0.0; keys * dim],
-            naive_v: vec![0.0; keys * dim],
-            naive_scores: vec![0.0; keys],
+            exact: len.map(Exact::zeros),
+            naive: len.map(|len| vec![0.0; len]),
         }
     }
 
@@ -186,11 +179,12 @@ impl Sums {
         let [dp, dp_abs] = dp.map(|dp| dp * f64::from(weight));
         let ds = prob * (dp - query.delta.0 + query.grad_lse);
         let ds_size = size * prob * (dp_abs + query.delta.1 + query.grad_lse.abs());
-        self.scores.add(n, ds, ds_size);
+        let [dk, dv, scores] = &mut self.exact;
+        scores.add(n, ds, ds_size);
         let (raw, raw_size) = (scale * ds * slope, scale.abs() * ds_size);
-        self.k.add_row(n * dim, raw, raw_size, &query.q);
+        dk.add_row(n * dim, raw, raw_size, &query.q);
         let prob = prob * f64::from(weight);
-        self.v.add_row(n * dim, prob, size * prob, &query.grad_out);
+        dv.add_row(n * dim, prob, size * prob, &query.grad_out);
     }
 
     /// As `naive::backward` does it.
@@ -203,28 +197,23 @@ impl Sums {
         let mean = query.naive_delta - query.grad_lse as f32;
         let dp = naive::dot(&query.grad_out, &key.v) * weight;
         let ds = prob * (dp - mean);
-        self.naive_scores[n] += ds;
+        let [dk, dv, scores] = &mut self.naive;
+        scores[n] += ds;
         let prob = round_f32(prob * weight, element);
         let ds = round_f32(ds * slope, element);
         for d in 0..dim {
-            self.naive_k[n * dim + d] += scale * (ds * query.q[d] as f32);
-            self.naive_v[n * dim + d] += prob * query.grad_out[d] as f32;
+            dk[n * dim + d] += scale * (ds * query.q[d] as f32);
+            dv[n * dim + d] += prob * query.grad_out[d] as f32;
         }
     }
 
     fn add(&mut self, other: &Self) {
-        let exact = [&mut self.k, &mut self.v, &mut self.scores];
-        for (sum, x) in exact.into_iter().zip([&other.k, &other.v, &other.scores]) {
+        for (sum, x) in self.exact.iter_mut().zip(&other.exact) {
             let terms = x.values.iter().chain(&x.magnitude);
             let sums = sum.values.iter_mut().chain(&mut sum.magnitude);
             sums.zip(terms).for_each(|(sum, x)| *sum += x);
         }
-        let naive = [
-            (&mut self.naive_k, &other.naive_k),
-            (&mut self.naive_v, &other.naive_v),
-            (&mut self.naive_scores, &other.naive_scores),
-        ];
-        for (sum, x) in naive {
+        for (sum, x) in self.naive.iter_mut().zip(&other.naive) {
             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
         }
     }
@@ -239,10 +228,11 @@ impl Sums {
                 .map(|x| f64::from(if round { round_f32(x, p.element) } else { x }))
                 .collect(),
         };
+        let ([k, v, scores], [naive_k, naive_v, naive_scores]) = (self.exact, self.naive);
         SampledKeys {
-            k: sampled(p.head_dim, self.k, self.naive_k, true),
-            v: sampled(p.head_dim, self.v, self.naive_v, true),
-            scores: (p.has_scores).then(|| sampled(1, self.scores, self.naive_scores, false)),
+            k: sampled(p.head_dim, k, naive_k, true),
+            v: sampled(p.head_dim, v, naive_v, true),
+            scores: (p.has_scores).then(|| sampled(1, scores, naive_scores, false)),
         }
     }
 }
