@@ -44,22 +44,17 @@ impl Launches {
     pub fn take(&self) -> Launched {
         let taken = self.kept.change(std::mem::take);
         let launch = |(name, time)| {
-            let (milliseconds, ended) = match time {
+            let (time, ended) = match time {
                 Time::Read(time) => (Some(time), None),
-                Time::Unread(profile) => match block_on(profile.resolve()) {
-                    None => (None, None),
-                    Some(ticks) => {
-                        let ended = ticks.end_duration_since(self.begin);
-                        (Some(ticks.duration()), Some(ended))
-                    }
-                },
+                Time::Unread(profile) => (block_on(profile.resolve()))
+                    .map(|ticks| (ticks.duration(), ticks.end_duration_since(self.begin)))
+                    .unzip(),
             };
-            let [milliseconds, ended_ms] =
-                [milliseconds, ended].map(|time| time.map(|time| time.as_secs_f64() * 1e3));
+            let ms = |time: Duration| time.as_secs_f64() * 1e3;
             Launch {
                 name,
-                milliseconds,
-                ended_ms,
+                milliseconds: time.map(ms),
+                ended_ms: ended.map(ms),
             }
         };
         Launched {

@@ -79,13 +79,15 @@ impl Timing<'_> {
             options, device, ..
         } = self;
         let (queued, written) = self.queued()?;
-        let (token_read, read) = self.each(|session| tokens_of(session.step()?))?;
-        let (logits_read, chosen) = self.each(|session| {
+        let (token_read, read) = self.each(false, |session| tokens_of(session.step()?))?;
+        let (logits_read, chosen) = self.each(false, |session| {
             let tokens = choose(session.logits()?)?;
             session.write(&tokens, device);
             Ok(tokens)
         })?;
-        let enqueue = self.enqueue()?;
+        // What was written is held until it is there.
+        let (enqueue, _written) = self.each(true, |session| Ok(session.step()?))?;
+        device.sync()?;
         let (generated, launched_text) = self.generated(false)?;
         let (generated_replayed, replayed_text) = self.generated(true)?;
         let peak_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
@@ -136,11 +138,19 @@ impl Timing<'_> {
         Ok((Millis::of(times), first.collect::<Result<_>>()?))
     }
 
-    /// The time of each token of one run, which the host waits for, and the tokens.
-    fn each(&self, token: impl Fn(&mut Session) -> Result<Vec<i32>>) -> Result<(Millis, Written)> {
+    /// The time in which each call for a token of one run returns, and what it returned; `idle`: the calls begin on an
+    /// idle device.
+    fn each<T>(
+        &self,
+        idle: bool,
+        token: impl Fn(&mut Session) -> Result<T>,
+    ) -> Result<(Millis, Vec<T>)> {
         let mut session = self.warm()?;
         let (mut times, mut written) = (Vec::new(), Vec::new());
         for _ in 0..self.options.tokens {
+            if idle {
+                self.device.sync()?;
+            }
             let start = Instant::now();
             written.push(token(&mut session)?);
             times.push(start.elapsed().as_secs_f64() * 1e3);
@@ -171,20 +181,6 @@ impl Timing<'_> {
         let token = |index: usize| texts.iter().map(move |text| text.tokens[index] as i32);
         let written = (before..before + options.tokens).map(|index| token(index).collect());
         Ok((Millis::of(times.split_off(before)), written.collect()))
-    }
-
-    /// The time in which a call returns, while the device is idle.
-    fn enqueue(&self) -> Result<Millis> {
-        let (mut session, mut times) = (self.warm()?, Vec::new());
-        for _ in 0..self.options.tokens {
-            self.device.sync()?;
-            let start = Instant::now();
-            let written = session.step()?;
-            times.push(start.elapsed().as_secs_f64() * 1e3);
-            self.device.sync()?;
-            drop(written);
-        }
-        Ok(Millis::of(times))
     }
 
     /// The launches of a token that is queued behind work enough to keep the device busy meanwhile.
@@ -233,14 +229,13 @@ impl Timing<'_> {
         }
         let mut times = Vec::new();
         for _ in 0..=self.options.model.common.runs {
-            self.device.sync()?;
-            let start = Instant::now();
-            for _ in 0..tokens {
-                // SAFETY: the model and the caches live in the captured closure, and nothing else uses them.
-                unsafe { graph.replay() };
-            }
-            self.device.sync()?;
-            times.push(start.elapsed().as_secs_f64() * 1e3 / tokens as f64);
+            let replays = || {
+                for _ in 0..tokens {
+                    // SAFETY: the model and the caches live in the captured closure, and nothing else uses them.
+                    unsafe { graph.replay() };
+                }
+            };
+            times.push(clock(self.device, replays)?.0 / tokens as f64);
         }
         // The first run is the warm-up.
         Ok(Replayed::Ms(Millis::of(times.split_off(1))))
