@@ -3,8 +3,6 @@
 
 #[cfg(feature = "cube")]
 mod attention;
-#[cfg(feature = "cube")]
-mod check;
 #[cfg(feature = "flex")]
 mod cpu;
 #[cfg(feature = "cube")]

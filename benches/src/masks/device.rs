@@ -1,7 +1,7 @@
 //! The buffers of a case on a device, the calls on them, and their check.
 
 use super::cases::{Case, Pattern};
-use crate::check::{check_row, dot, row};
+use super::check::{check_row, dot, row};
 use crate::device::sync;
 use crate::tensor::Tensor;
 use cubecl::client::Client;

@@ -5,6 +5,7 @@
 //! from it. Sampled rows of the output and of the LSE are compared with f64 first.
 
 mod cases;
+mod check;
 mod device;
 
 use crate::Result;
