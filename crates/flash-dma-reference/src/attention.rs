@@ -2,7 +2,7 @@
 
 use crate::compare::Exact;
 use crate::naive;
-use crate::rows::{self, Change, Grads, Pairs, Tensors, kv_head, kv_keys};
+use crate::rows::{self, At, Change, Grads, Keys, Pairs, Tensors, kv_head, kv_keys};
 use crate::{compose, select};
 use flash_dma_problem::{LeaveOneOut, Problem, ScoreRole, SelectionRule};
 
@@ -53,7 +53,7 @@ pub(crate) struct Selected<'a> {
 }
 
 /// Keys of a head of these scores, and what is added to their logits.
-fn biased(keys: Vec<usize>, scores: &[f64], role: ScoreRole) -> Vec<(usize, f64)> {
+fn biased(keys: Vec<usize>, scores: &[f64], role: ScoreRole) -> Keys {
     let added = |j: usize| match role {
         ScoreRole::RankAndBias => scores[j],
         ScoreRole::Rank => 0.0,
@@ -62,80 +62,49 @@ fn biased(keys: Vec<usize>, scores: &[f64], role: ScoreRole) -> Vec<(usize, f64)
 }
 
 impl Selected<'_> {
-    /// The keys that query `i` attends to with a window, ascending.
-    fn take(&self, [b, h, i]: [usize; 3], window: usize) -> Vec<usize> {
+    /// The keys that a query attends to with a window, ascending.
+    fn take(&self, [b, h, i]: At, window: usize) -> Vec<usize> {
         let p = self.problem;
         select::take(&self.ranked[kv_head(p, b, h)], window, p.position(i))
     }
 
     /// Keys of the kv head that a query head reads, and what is added to their logits.
-    fn biased(&self, b: usize, h: usize, keys: Vec<usize>) -> Vec<(usize, f64)> {
+    fn biased(&self, [b, h, _]: At, keys: Vec<usize>) -> Keys {
         let scores = self.scores.expect("keys are selected by scores");
         biased(keys, &scores[kv_keys(self.problem, b, h)], self.role)
+    }
+
+    /// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
+    fn runners_up(&self, more: usize) -> impl Pairs {
+        let window = self.problem.window;
+        move |at: At| {
+            let selected = self.take(at, window);
+            let mut outside = self.take(at, window.saturating_add(more));
+            // Both are ascending.
+            outside.retain(|key| selected.binary_search(key).is_err());
+            self.biased(at, outside)
+        }
+    }
+
+    /// Kept keys from the position on from which their rank keeps them: `from` is `[batch, kv_heads, k_len]`.
+    fn kept_by_rank(&self, from: &[u32]) -> impl Pairs {
+        let p = self.problem;
+        move |[b, h, i]: At| {
+            let from = &from[kv_keys(p, b, h)];
+            let mut keys = self.row([b, h, i]);
+            keys.retain(|&(j, _)| i64::from(from[j]) <= p.position(i));
+            keys
+        }
     }
 }
 
 impl Pairs for Selected<'_> {
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
+    fn row(&self, at: At) -> Keys {
         if self.scores.is_none() {
-            return rows::visible(self.problem, i).map(|j| (j, 0.0)).collect();
+            let visible = rows::visible(self.problem, at[2]);
+            return visible.map(|j| (j, 0.0)).collect();
         }
-        self.biased(b, h, self.take([b, h, i], self.problem.window))
-    }
-}
-
-/// The pairs of a rule, row by row by its definition.
-pub(crate) struct Ruled<'a> {
-    problem: &'a Problem,
-    scores: &'a [f64],
-    rule: &'a SelectionRule,
-    role: ScoreRole,
-}
-
-impl Pairs for Ruled<'_> {
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
-        let Ok(position) = usize::try_from(self.problem.position(i)) else {
-            return Vec::new();
-        };
-        let scores = &self.scores[kv_keys(self.problem, b, h)];
-        let attended = compose::attended(scores, self.rule, position);
-        biased(attended, scores, self.role)
-    }
-}
-
-/// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
-struct RunnersUp<'a> {
-    selected: &'a Selected<'a>,
-    more: usize,
-}
-
-impl Pairs for RunnersUp<'_> {
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
-        let window = self.selected.problem.window;
-        let selected = self.selected.take([b, h, i], window);
-        let mut outside = self
-            .selected
-            .take([b, h, i], window.saturating_add(self.more));
-        // Both are ascending.
-        outside.retain(|key| selected.binary_search(key).is_err());
-        self.selected.biased(b, h, outside)
-    }
-}
-
-/// Kept keys from the position on from which their rank keeps them.
-struct KeptByRank<'a> {
-    selected: &'a Selected<'a>,
-    /// `[batch, kv_heads, k_len]`.
-    from: &'a [u32],
-}
-
-impl Pairs for KeptByRank<'_> {
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
-        let p = self.selected.problem;
-        let from = &self.from[kv_keys(p, b, h)];
-        let mut keys = self.selected.row(b, h, i);
-        keys.retain(|&(j, _)| i64::from(from[j]) <= p.position(i));
-        keys
+        self.biased(at, self.take(at, self.problem.window))
     }
 }
 
@@ -182,9 +151,9 @@ impl Inputs {
 
     pub(crate) fn backward_of(&self, tensors: &Tensors<'_>, grads: Grads<'_>) -> Backward {
         let mut scores = self.scores.as_ref().map(|s| Exact::zeros(s.len()));
-        let sink = |b, h, _, j, ds, size| {
+        let sink = |at, j, ds, size| {
             if let Some(scores) = &mut scores {
-                scores.add(tensors.k_row(b, h, j), ds, size);
+                scores.add(tensors.k_row(at, j), ds, size);
             }
         };
         let [q, k, v] = rows::backward(tensors, &self.selected(), grads, sink);
@@ -214,9 +183,9 @@ impl Inputs {
         more: usize,
         grads: Grads<'_>,
     ) -> Exact {
-        let selected = &self.selected();
-        let runners_up = (&RunnersUp { selected, more }, Change::Added);
-        rows::rank(tensors, selected, runners_up, grads)
+        let selected = self.selected();
+        let asked = (&selected.runners_up(more), Change::Added);
+        rows::rank(tensors, &selected, asked, grads)
     }
 
     /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
@@ -227,9 +196,9 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        let (selected, more) = (&self.selected(), runners_up);
-        let runners_up = (&RunnersUp { selected, more }, Change::Added);
-        naive::rank(&self.tensors(), selected, runners_up, (grad_out, grad_lse))
+        let selected = self.selected();
+        let asked = (&selected.runners_up(runners_up), Change::Added);
+        naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 
     /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they
@@ -255,9 +224,9 @@ impl Inputs {
         (from, how): (&[u32], LeaveOneOut),
         grads: Grads<'_>,
     ) -> Exact {
-        let selected = &self.selected();
-        let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
-        rows::rank(tensors, selected, kept, grads)
+        let selected = self.selected();
+        let asked = (&selected.kept_by_rank(from), Change::LeftOut(how));
+        rows::rank(tensors, &selected, asked, grads)
     }
 
     /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
@@ -268,25 +237,27 @@ impl Inputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        let selected = &self.selected();
-        let kept = (&KeptByRank { selected, from }, Change::LeftOut(how));
-        naive::rank(&self.tensors(), selected, kept, (grad_out, grad_lse))
+        let selected = self.selected();
+        let asked = (&selected.kept_by_rank(from), Change::LeftOut(how));
+        naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 
     pub(crate) fn tensors(&self) -> Tensors<'_> {
         Tensors::new(&self.problem, [&self.q, &self.k, &self.v])
     }
 
-    pub(crate) fn ruled<'a>(&'a self, rule: &'a SelectionRule, role: ScoreRole) -> Ruled<'a> {
+    /// The pairs of a rule, row by row by its definition.
+    pub(crate) fn ruled(&self, rule: &SelectionRule, role: ScoreRole) -> impl Pairs {
         let p = &self.problem;
         assert_eq!(p.window, rule.window, "the window of the rule");
         let scores = self.scores.as_deref().expect("a rule ranks scores");
         assert_eq!(scores.len(), p.batch * p.kv_heads * p.k_len, "scores");
-        Ruled {
-            problem: p,
-            scores,
-            rule,
-            role,
+        move |[b, h, i]: At| {
+            let Ok(position) = usize::try_from(p.position(i)) else {
+                return Vec::new();
+            };
+            let scores = &scores[kv_keys(p, b, h)];
+            biased(compose::attended(scores, rule, position), scores, role)
         }
     }
 

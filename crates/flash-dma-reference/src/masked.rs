@@ -2,7 +2,7 @@
 
 use crate::compare::Exact;
 use crate::naive::Mean;
-use crate::rows::{self, Change, Grads, Pairs, Tensors};
+use crate::rows::{self, At, Change, Grads, Keys, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
 use flash_dma_problem::{LeaveOneOut, Problem};
 
@@ -76,20 +76,8 @@ pub struct MaskedBackward {
 }
 
 impl Pairs for MaskedInputs {
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
-        self.keys_of(self.visible.as_ref(), [b, h, i])
-    }
-}
-
-/// The pairs of another mask than that of the inputs.
-struct Shown<'a> {
-    inputs: &'a MaskedInputs,
-    shown: &'a Broadcast<bool>,
-}
-
-impl Pairs for Shown<'_> {
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)> {
-        self.inputs.keys_of(Some(self.shown), [b, h, i])
+    fn row(&self, at: At) -> Keys {
+        self.keys_of(self.visible.as_ref(), at)
     }
 }
 
@@ -118,7 +106,7 @@ impl MaskedInputs {
 
     pub(crate) fn backward_of(&self, tensors: &Tensors<'_>, grads: Grads<'_>) -> MaskedBackward {
         let mut bias = self.bias.as_ref().map(|b| Exact::zeros(b.values.len()));
-        let sink = |b, h, i, j, ds, size| {
+        let sink = |[b, h, i]: At, j, ds, size| {
             if let (Some(grad), Some(bias)) = (&mut bias, &self.bias) {
                 grad.add(bias.index(&self.problem, b, h, i, j), ds, size);
             }
@@ -204,15 +192,13 @@ impl MaskedInputs {
         naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    fn shown<'a>(&'a self, shown: &'a Broadcast<bool>) -> Shown<'a> {
-        Shown {
-            inputs: self,
-            shown,
-        }
+    /// The pairs of another mask than that of the inputs.
+    fn shown(&self, shown: &Broadcast<bool>) -> impl Pairs {
+        move |at: At| self.keys_of(Some(shown), at)
     }
 
-    /// The keys that query `i` of head `h` of sequence `b` sees by `shown` and the causal masking, and their biases.
-    fn keys_of(&self, shown: Option<&Broadcast<bool>>, [b, h, i]: [usize; 3]) -> Vec<(usize, f64)> {
+    /// The keys that a query sees by `shown` and the causal masking, and their biases.
+    fn keys_of(&self, shown: Option<&Broadcast<bool>>, [b, h, i]: At) -> Keys {
         let p = &self.problem;
         let sees = |&j: &usize| shown.is_none_or(|m| m.values[m.index(p, b, h, i, j)]);
         let bias = |j| (self.bias.as_ref()).map_or(0.0, |m| m.values[m.index(p, b, h, i, j)]);
@@ -222,7 +208,7 @@ impl MaskedInputs {
 
     fn naive_gradients(&self, grads: Grads<'_>, mean: Mean) -> (NaiveBackward, Option<Vec<f64>>) {
         let mut dbias = self.bias.as_ref().map(|b| vec![0.0f32; b.values.len()]);
-        let sink = |b, h, i, j, ds| {
+        let sink = |[b, h, i]: At, j, ds| {
             if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
                 grad[bias.index(&self.problem, b, h, i, j)] += ds;
             }

@@ -8,7 +8,7 @@
 
 use crate::attention::Inputs;
 use crate::round::round_f32;
-use crate::rows::{Change, Grads, Pairs, Tensors};
+use crate::rows::{At, Change, Grads, Pairs, Tensors};
 use core::array;
 use flash_dma_problem::{ScoreRole, SelectionRule};
 
@@ -71,9 +71,9 @@ impl Inputs {
     fn naive_gradients(&self, grads: Grads<'_>, mean: Mean) -> NaiveBackward {
         let t = self.tensors();
         let mut scores = self.scores.as_ref().map(|s| vec![0.0f32; s.len()]);
-        let sink = |b, h, _, j, ds| {
+        let sink = |at, j, ds| {
             if let Some(scores) = &mut scores {
-                scores[t.k_row(b, h, j)] += ds;
+                scores[t.k_row(at, j)] += ds;
             }
         };
         let mut grads = backward(&t, &self.selected(), grads, mean, sink);
@@ -117,16 +117,10 @@ pub(crate) fn soft_cap(x: f32, cap: Option<f32>) -> (f32, f32) {
 
 /// Probabilities (f32), softcap slopes, and the greatest logit and the logarithm of the sum of exponentials relative to it,
 /// of one row; `None` if nothing is attended.
-fn softmax(
-    t: &Tensors,
-    q: &[f64],
-    b: usize,
-    h: usize,
-    keys: &[(usize, f64)],
-) -> Option<(Vec<f32>, Vec<f32>, [f32; 2])> {
+fn softmax(t: &Tensors, at: At, keys: &[(usize, f64)]) -> Option<(Vec<f32>, Vec<f32>, [f32; 2])> {
     let mut slopes = Vec::new();
     let mut p: Vec<f32> = Vec::new();
-    let products = dots(q, keys, |j| t.row(t.k, t.k_row(b, h, j)));
+    let products = dots(t.query(at), keys, |j| t.key(at, j));
     for (&(_, bias), product) in keys.iter().zip(products) {
         let (capped, slope) = soft_cap(t.problem.scale * product, t.problem.softcap);
         p.push(capped + bias as f32);
@@ -152,18 +146,18 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
     let (dim, element) = (t.problem.head_dim, t.problem.element);
     let mut out = vec![0.0f32; t.q.len()];
     let mut lse = vec![f64::NEG_INFINITY; t.q.len() / dim];
-    for (b, h, i) in t.queries() {
-        let row = t.q_row(b, h, i);
-        let keys = pairs.biased_row(t.problem, [b, h, i]);
-        let Some((p, _, [max, ln_sum])) = softmax(t, t.row(t.q, row), b, h, &keys) else {
+    for at in t.queries() {
+        let row = t.q_row(at);
+        let keys = pairs.biased_row(t.problem, at);
+        let Some((p, _, [max, ln_sum])) = softmax(t, at, &keys) else {
             continue;
         };
         lse[row] = f64::from(max + ln_sum);
         let out = &mut out[row * dim..(row + 1) * dim];
-        let weights = pairs.weights(t.problem, [b, h, i]);
+        let weights = pairs.weights(t.problem, at);
         for (&(j, _), &p) in keys.iter().zip(&p) {
             let p = round_f32(p * weights(j) as f32, element);
-            for (out, &v) in out.iter_mut().zip(t.row(t.v, t.k_row(b, h, j))) {
+            for (out, &v) in out.iter_mut().zip(t.value(at, j)) {
                 *out += p * v as f32;
             }
         }
@@ -186,20 +180,20 @@ pub(crate) fn backward(
     pairs: &impl Pairs,
     (grad_out, grad_lse): Grads,
     mean: Mean,
-    mut sink: impl FnMut(usize, usize, usize, usize, f32),
+    mut sink: impl FnMut(At, usize, f32),
 ) -> NaiveBackward {
     let (dim, element, scale) = (t.problem.head_dim, t.problem.element, t.problem.scale);
     let out = forward(t, pairs).out;
     let [mut dq, mut dk, mut dv] = [t.q, t.k, t.v].map(|x| vec![0.0f32; x.len()]);
-    for (b, h, i) in t.queries() {
-        let row = t.q_row(b, h, i);
-        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        let keys = pairs.biased_row(t.problem, [b, h, i]);
-        let Some((p, slopes, _)) = softmax(t, q, b, h, &keys) else {
+    for at in t.queries() {
+        let row = t.q_row(at);
+        let (q, dout) = (t.query(at), t.row(grad_out, row));
+        let keys = pairs.biased_row(t.problem, at);
+        let Some((p, slopes, _)) = softmax(t, at, &keys) else {
             continue;
         };
-        let weights = pairs.weights(t.problem, [b, h, i]);
-        let products = dots(dout, &keys, |j| t.row(t.v, t.k_row(b, h, j)));
+        let weights = pairs.weights(t.problem, at);
+        let products = dots(dout, &keys, |j| t.value(at, j));
         let mut dp: Vec<f32> = (products.zip(&keys))
             .map(|(dp, &(j, _))| dp * weights(j) as f32)
             .collect();
@@ -213,9 +207,9 @@ pub(crate) fn backward(
         let mean = mean - grad_lse.map_or(0.0, |g| g[row] as f32);
         let dq = &mut dq[row * dim..(row + 1) * dim];
         for ((n, &(j, _)), dp) in keys.iter().enumerate().zip(dp) {
-            let key = t.k_row(b, h, j);
+            let key = t.k_row(at, j);
             let ds = p[n] * (dp - mean);
-            sink(b, h, i, j, ds);
+            sink(at, j, ds);
             let p = round_f32(p[n] * weights(j) as f32, element);
             let ds = round_f32(ds * slopes[n], element);
             let add = |to: &mut [f32], factor: f32, weight: f32, from: &[f64]| {
@@ -223,7 +217,7 @@ pub(crate) fn backward(
                     *to += factor * (weight * x as f32);
                 }
             };
-            add(dq, scale, ds, t.row(t.k, key));
+            add(dq, scale, ds, t.key(at, j));
             add(&mut dk[key * dim..(key + 1) * dim], scale, ds, q);
             add(&mut dv[key * dim..(key + 1) * dim], 1.0, p, dout);
         }
@@ -242,17 +236,17 @@ pub(crate) fn rank(
 ) -> Vec<f64> {
     let out = forward(t, pairs).out;
     let mut rank = vec![0.0f32; t.problem.scores_shape().iter().product()];
-    for (b, h, i) in t.queries() {
-        let row = t.q_row(b, h, i);
-        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        let keys = pairs.biased_row(t.problem, [b, h, i]);
-        let outside = asked.biased_row(t.problem, [b, h, i]);
-        let Some((_, _, [max, ln_sum])) = softmax(t, q, b, h, &keys) else {
+    for at in t.queries() {
+        let row = t.q_row(at);
+        let dout = t.row(grad_out, row);
+        let keys = pairs.biased_row(t.problem, at);
+        let outside = asked.biased_row(t.problem, at);
+        let Some((_, _, [max, ln_sum])) = softmax(t, at, &keys) else {
             continue;
         };
         let mean = dot(dout, t.row(&out, row));
-        let products = dots(q, &outside, |j| t.row(t.k, t.k_row(b, h, j)));
-        let dp = dots(dout, &outside, |j| t.row(t.v, t.k_row(b, h, j)));
+        let products = dots(t.query(at), &outside, |j| t.key(at, j));
+        let dp = dots(dout, &outside, |j| t.value(at, j));
         for ((&(j, bias), product), dp) in outside.iter().zip(products).zip(dp) {
             let (capped, _) = soft_cap(t.problem.scale * product, t.problem.softcap);
             let x = (capped + bias as f32 - max) - ln_sum;
@@ -273,7 +267,7 @@ pub(crate) fn rank(
             if let Some(grad_lse) = grad_lse {
                 gradient += grad_lse[row] as f32 * of_lse;
             }
-            rank[t.k_row(b, h, j)] += gradient;
+            rank[t.k_row(at, j)] += gradient;
         }
     }
     rank.into_iter().map(f64::from).collect()

@@ -5,27 +5,39 @@ use crate::compare::{CUT_OFF, Exact};
 use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
 use std::ops::Range;
 
-/// The keys that a query attends to, and their biases.
+/// A query: its sequence, its query head and its index.
+pub(crate) type At = [usize; 3];
+
+/// Keys that a query is paired with, and their biases.
+pub(crate) type Keys = Vec<(usize, f64)>;
+
+/// The keys that each query attends to.
 pub(crate) trait Pairs {
-    /// The attended keys of query `i` of query head `h`, and their biases.
-    fn row(&self, b: usize, h: usize, i: usize) -> Vec<(usize, f64)>;
+    /// Those of one query.
+    fn row(&self, at: At) -> Keys;
 
     /// What ALiBi adds to the logits of that query, for each key.
-    fn alibi(&self, p: &Problem, [_, h, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+    fn alibi(&self, p: &Problem, [_, h, i]: At) -> impl Fn(usize) -> f64 {
         alibi(p, h, i)
     }
 
     /// As [`row`](Self::row), with ALiBi in the biases.
-    fn biased_row(&self, p: &Problem, [b, h, i]: [usize; 3]) -> Vec<(usize, f64)> {
-        let alibi = self.alibi(p, [b, h, i]);
-        let keys = self.row(b, h, i).into_iter();
+    fn biased_row(&self, p: &Problem, at: At) -> Keys {
+        let alibi = self.alibi(p, at);
+        let keys = self.row(at).into_iter();
         keys.map(|(j, bias)| (j, bias + alibi(j))).collect()
     }
 
     /// The factors by which dropout multiplies the probabilities of that query, for each key.
-    fn weights(&self, p: &Problem, [b, h, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+    fn weights(&self, p: &Problem, [b, h, i]: At) -> impl Fn(usize) -> f64 {
         let weights = p.dropout_weights(b * p.q_heads + h, i);
         move |j| f64::from(weights(j))
+    }
+}
+
+impl<F: Fn(At) -> Keys> Pairs for F {
+    fn row(&self, at: At) -> Keys {
+        self(at)
     }
 }
 
@@ -92,14 +104,29 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Offset of query row `i` in units of rows, so the offset in the LSE as well.
-    pub fn q_row(&self, b: usize, h: usize, i: usize) -> usize {
+    /// Offset of a query's row in units of rows, so the offset in the LSE as well.
+    pub fn q_row(&self, [b, h, i]: At) -> usize {
         (b * self.problem.q_heads + h) * self.problem.q_len + i
     }
 
-    /// Offset of key row `j` of the kv head that query head `h` reads, in units of rows.
-    pub fn k_row(&self, b: usize, h: usize, j: usize) -> usize {
+    /// Offset of row `j` of the kv head that a query reads, in units of rows.
+    pub fn k_row(&self, [b, h, _]: At, j: usize) -> usize {
         kv_head(self.problem, b, h) * self.problem.k_len + j
+    }
+
+    /// A query.
+    pub fn query(&self, at: At) -> &'a [f64] {
+        self.row(self.q, self.q_row(at))
+    }
+
+    /// Key `j` of a query.
+    pub fn key(&self, at: At, j: usize) -> &'a [f64] {
+        self.row(self.k, self.k_row(at, j))
+    }
+
+    /// The value of key `j` of a query.
+    pub fn value(&self, at: At, j: usize) -> &'a [f64] {
+        self.row(self.v, self.k_row(at, j))
     }
 
     /// Row `row` of a tensor with rows of `head_dim`.
@@ -108,11 +135,11 @@ impl<'a> Tensors<'a> {
         &tensor[row * d..(row + 1) * d]
     }
 
-    /// Every query row as `(b, h, i)`.
-    pub fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+    /// Every query.
+    pub fn queries(&self) -> impl Iterator<Item = At> + use<> {
         let p = *self.problem;
         (0..p.batch).flat_map(move |b| {
-            (0..p.q_heads).flat_map(move |h| (0..p.q_len).map(move |i| (b, h, i)))
+            (0..p.q_heads).flat_map(move |h| (0..p.q_len).map(move |i| [b, h, i]))
         })
     }
 }
@@ -176,11 +203,11 @@ fn logit(t: &Tensors, q: &[f64], k: &[f64], bias: f64) -> (f64, f64, f64) {
 }
 
 /// `None` if nothing is attended or every logit is −∞.
-fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) -> Option<Softmax> {
+fn softmax(t: &Tensors, at: At, keys: &[(usize, f64)]) -> Option<Softmax> {
     let mut spread = 1.0f64;
     let (mut logits, mut cap_slope) = (Vec::new(), Vec::new());
     for &(j, bias) in keys {
-        let (logit, slope, size) = logit(t, q, t.row(t.k, t.k_row(b, h, j)), bias);
+        let (logit, slope, size) = logit(t, t.query(at), t.key(at, j), bias);
         if size.is_finite() {
             spread = spread.max(size);
         }
@@ -212,19 +239,18 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> Forward {
     let p = t.problem;
     let mut out = Exact::zeros(t.q.len());
     let mut lse = Exact::zeros(p.batch * p.q_heads * p.q_len);
-    for (b, h, i) in t.queries() {
-        let row = t.q_row(b, h, i);
-        let keys = pairs.biased_row(p, [b, h, i]);
-        let Some(s) = softmax(t, t.row(t.q, row), h, b, &keys) else {
+    for at in t.queries() {
+        let row = t.q_row(at);
+        let keys = pairs.biased_row(p, at);
+        let Some(s) = softmax(t, at, &keys) else {
             lse.values[row] = f64::NEG_INFINITY;
             continue;
         };
         lse.add(row, s.max + s.ln_sum, s.spread + (keys.len() as f64).ln());
-        let weights = pairs.weights(p, [b, h, i]);
+        let weights = pairs.weights(p, at);
         for (&(j, _), &prob) in keys.iter().zip(&s.p) {
             let prob = prob * weights(j);
-            let v = t.row(t.v, t.k_row(b, h, j));
-            out.add_row(row * p.head_dim, prob, s.spread * prob, v);
+            out.add_row(row * p.head_dim, prob, s.spread * prob, t.value(at, j));
         }
     }
     Forward { out, lse }
@@ -236,10 +262,10 @@ pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -
     let p = t.problem;
     let mut probabilities = Exact::zeros(p.batch * p.q_heads * chosen.len() * p.k_len);
     let heads = (0..p.batch).flat_map(|b| (0..p.q_heads).map(move |h| (b, h)));
-    let rows = heads.flat_map(|(b, h)| chosen.iter().map(move |&i| (b, h, i)));
-    for (row, (b, h, i)) in rows.enumerate() {
-        let keys = pairs.biased_row(p, [b, h, i]);
-        let Some(s) = softmax(t, t.row(t.q, t.q_row(b, h, i)), h, b, &keys) else {
+    let rows = heads.flat_map(|(b, h)| chosen.iter().map(move |&i| [b, h, i]));
+    for (row, at) in rows.enumerate() {
+        let keys = pairs.biased_row(p, at);
+        let Some(s) = softmax(t, at, &keys) else {
             continue;
         };
         let size = 2.0 * s.spread + (keys.len() as f64).ln();
@@ -251,26 +277,26 @@ pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -
 }
 
 /// Gradients of `q`, `k`, `v`; `sink` gets the gradient of each pair's bias and its magnitude, as
-/// `(b, h, i, j, gradient, magnitude)`.
+/// `(query, key, gradient, magnitude)`.
 pub(crate) fn backward(
     t: &Tensors,
     pairs: &impl Pairs,
     (grad_out, grad_lse): Grads,
-    mut sink: impl FnMut(usize, usize, usize, usize, f64, f64),
+    mut sink: impl FnMut(At, usize, f64, f64),
 ) -> [Exact; 3] {
     let (dim, scale) = (t.problem.head_dim, f64::from(t.problem.scale));
     let [mut dq, mut dk, mut dv] = [t.q, t.k, t.v].map(|x| Exact::zeros(x.len()));
-    for (b, h, i) in t.queries() {
-        let row = t.q_row(b, h, i);
-        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        let keys = pairs.biased_row(t.problem, [b, h, i]);
-        let Some(s) = softmax(t, q, h, b, &keys) else {
+    for at in t.queries() {
+        let row = t.q_row(at);
+        let (q, dout) = (t.query(at), t.row(grad_out, row));
+        let keys = pairs.biased_row(t.problem, at);
+        let Some(s) = softmax(t, at, &keys) else {
             continue;
         };
         // dL/dp of each pair, and their mean under p, which is dout . out.
-        let weights = pairs.weights(t.problem, [b, h, i]);
+        let weights = pairs.weights(t.problem, at);
         let dp = |j: usize| {
-            let (dp, size) = dot(dout, t.row(t.v, t.k_row(b, h, j)));
+            let (dp, size) = dot(dout, t.value(at, j));
             (dp * weights(j), size * weights(j))
         };
         let dp: Vec<(f64, f64)> = keys.iter().map(|&(j, _)| dp(j)).collect();
@@ -278,13 +304,13 @@ pub(crate) fn backward(
         let mean: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.0).sum();
         let mean_abs: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.1).sum();
         for (n, &(j, _)) in keys.iter().enumerate() {
-            let (prob, key) = (s.p[n], t.k_row(b, h, j));
+            let (prob, key) = (s.p[n], t.k_row(at, j));
             let ds = prob * (dp[n].0 - mean + dlse);
             let ds_size = s.spread * prob * (dp[n].1 + mean_abs + dlse.abs());
-            sink(b, h, i, j, ds, ds_size);
+            sink(at, j, ds, ds_size);
             // Where the cap saturates, its slope is 1 minus nearly 1, so the error of the slope is absolute.
             let (raw, raw_size) = (scale * ds * s.cap_slope[n], scale.abs() * ds_size);
-            dq.add_row(row * dim, raw, raw_size, t.row(t.k, key));
+            dq.add_row(row * dim, raw, raw_size, t.key(at, j));
             dk.add_row(key * dim, raw, raw_size, q);
             let prob = prob * weights(j);
             dv.add_row(key * dim, prob, s.spread * prob, dout);
@@ -348,17 +374,17 @@ pub(crate) fn rank(
     (grad_out, grad_lse): Grads,
 ) -> Exact {
     let mut rank = Exact::zeros(t.problem.scores_shape().iter().product());
-    for (b, h, i) in t.queries() {
-        let row = t.q_row(b, h, i);
-        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        let keys = pairs.biased_row(t.problem, [b, h, i]);
-        let outside = asked.biased_row(t.problem, [b, h, i]);
+    for at in t.queries() {
+        let row = t.q_row(at);
+        let dout = t.row(grad_out, row);
+        let keys = pairs.biased_row(t.problem, at);
+        let outside = asked.biased_row(t.problem, at);
         // A row that attends to nothing gives none.
-        let Some(s) = softmax(t, q, h, b, &keys) else {
+        let Some(s) = softmax(t, at, &keys) else {
             continue;
         };
-        let dp = |j: usize| dot(dout, t.row(t.v, t.k_row(b, h, j)));
-        let weights = pairs.weights(t.problem, [b, h, i]);
+        let dp = |j: usize| dot(dout, t.value(at, j));
+        let weights = pairs.weights(t.problem, at);
         let (mut mean, mut mean_abs) = (0.0, 0.0);
         for (p, &(j, _)) in s.p.iter().zip(&keys) {
             // The output has dropout, the pairs that are asked for have none.
@@ -368,7 +394,7 @@ pub(crate) fn rank(
         }
         let dlse = grad_lse.map(|g| g[row]);
         for &(j, bias) in &outside {
-            let (logit, _, size) = logit(t, q, t.row(t.k, t.k_row(b, h, j)), bias);
+            let (logit, _, size) = logit(t, t.query(at), t.key(at, j), bias);
             let above = (logit - s.max) - s.ln_sum;
             let size = match t.logits {
                 Logits::Exact => size,
@@ -377,18 +403,15 @@ pub(crate) fn rank(
             let Part { weight, lse, slope } = change.part(above);
             let (dp, dp_abs) = dp(j);
             let mut gradient = weight * (dp - mean);
-            let spread = if size.is_finite() {
-                s.spread.max(size)
-            } else {
-                s.spread
-            };
+            let size = if size.is_finite() { size } else { 0.0 };
+            let spread = s.spread.max(size);
             let mut magnitude = spread * slope * (dp_abs + mean_abs);
             if let Some(dlse) = dlse {
                 gradient += dlse * lse;
                 // The slope of the part of the LSE is the weight.
                 magnitude += dlse.abs() * (lse + spread * weight);
             }
-            rank.add(t.k_row(b, h, j), gradient, magnitude);
+            rank.add(t.k_row(at, j), gradient, magnitude);
         }
     }
     rank

@@ -24,8 +24,9 @@ pub use choose::{attended_keys, spread};
 pub use keys::SampledKeys;
 
 use crate::compare::{self, Exact, Failure, Report};
-use crate::rows::{self, Pairs, Tensors};
-use crate::{Forward, naive, select};
+use crate::naive::{self, Mean};
+use crate::rows::{self, At, Keys, Pairs, Tensors};
+use crate::{Forward, select};
 use flash_dma_problem::{ElementType, Problem};
 use std::collections::BTreeMap;
 
@@ -292,7 +293,7 @@ struct Part {
     rows: Vec<usize>,
     /// Row numbers in `k`.
     keys: Vec<usize>,
-    pairs: Vec<Vec<(usize, f64)>>,
+    pairs: Vec<Keys>,
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
@@ -301,17 +302,17 @@ struct Part {
 }
 
 impl Pairs for Part {
-    fn row(&self, _: usize, _: usize, i: usize) -> Vec<(usize, f64)> {
+    fn row(&self, [_, _, i]: At) -> Keys {
         self.pairs[i].clone()
     }
 
-    fn alibi(&self, _: &Problem, [_, _, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+    fn alibi(&self, _: &Problem, [_, _, i]: At) -> impl Fn(usize) -> f64 {
         let (p, row) = (&self.whole, self.rows[i]);
         let alibi = rows::alibi(p, row / p.q_len % p.q_heads, row % p.q_len);
         move |j| alibi(self.keys[j] % p.k_len)
     }
 
-    fn weights(&self, _: &Problem, [_, _, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+    fn weights(&self, _: &Problem, [_, _, i]: At) -> impl Fn(usize) -> f64 {
         let (p, row) = (&self.whole, self.rows[i]);
         let weights = p.dropout_weights(row / p.q_len, row % p.q_len);
         move |j| f64::from(weights(self.keys[j] % p.k_len))
@@ -323,7 +324,7 @@ impl Part {
         let p = &source.problem;
         let scores = source.head_scores(head);
         let ranked = scores.as_deref().map(select::ranked);
-        let keys_of = |row: &usize| -> Vec<(usize, f64)> {
+        let keys_of = |row: &usize| -> Keys {
             let query = row % p.q_len;
             let keys = match &ranked {
                 Some(ranked) => select::take(ranked, p.window, p.position(query)),
@@ -363,14 +364,12 @@ impl Part {
         let grads = (&self.grad_out[..], self.grad_lse.as_deref());
         let Forward { out, lse } = rows::forward(&tensors, self);
         let mut scores = Exact::zeros(self.keys.len());
-        let sink = |_, _, _, j, ds, size| scores.add(j, ds, size);
+        let sink = |_, j, ds, size| scores.add(j, ds, size);
         let [dq, dk, dv] = rows::backward(&tensors, self, grads, sink);
         let naive = naive::forward(&tensors, self);
         let mut naive_scores = vec![0.0f32; self.keys.len()];
-        let (mean, sink) = (naive::Mean::OfOutput, |_, _, _, j: usize, ds| {
-            naive_scores[j] += ds
-        });
-        let naive_grads = naive::backward(&tensors, self, grads, mean, sink);
+        let sink = |_, j: usize, ds| naive_scores[j] += ds;
+        let naive_grads = naive::backward(&tensors, self, grads, Mean::OfOutput, sink);
         let sampled = |rows: &Vec<usize>, width, exact, naive| Sampled {
             rows: rows.clone(),
             width,
