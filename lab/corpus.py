@@ -42,6 +42,7 @@ import tempfile
 import textwrap
 import zipfile
 import zlib
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 MANIFEST = Path(__file__).with_name("corpus.json")
@@ -329,18 +330,14 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.blocks = []
-        self.block = []
-        self.gap = "\n"
-        self.mark = ""
+        self.blocks, self.block = [], []
+        self.gap, self.mark = "\n", ""
         self.preformatted = 0
         self.skipped = None  # (tag, how deep it is nested in itself)
-        self.main = None
-        self.main_blocks = None
+        self.main = self.main_blocks = None
 
     def flush(self):
-        text = "".join(self.block)
-        self.block = []
+        text, self.block = "".join(self.block), []
         if self.preformatted:
             text = "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
         else:
@@ -438,8 +435,7 @@ class Seen:
     """The files and runs of words that are in the corpus already."""
 
     def __init__(self):
-        self.files = set()
-        self.runs = set()
+        self.files, self.runs = set(), set()
 
     def add(self, data):
         """False if `data` is a copy; otherwise it counts as seen from now on."""
@@ -518,15 +514,15 @@ def assemble(entries, cache):
 
 
 def report(files):
-    sizes = {}
+    counts, sizes = Counter(), Counter()
     for _, ending, text, _ in files:
-        count, size = sizes.get(ending, (0, 0))
-        sizes[ending] = (count + 1, size + len(text))
-    total = sum(size for _, size in sizes.values())
+        counts[ending] += 1
+        sizes[ending] += len(text)
+    total = sizes.total()
     print()
-    for ending, (count, size) in sorted(sizes.items(), key=lambda row: -row[1][1]):
-        print(f"{ending:7}{count:7} files {size / MEGABYTE:7.2f} MB {100 * size / total:5.1f} %")
-    prose = sum(size for ending, (_, size) in sizes.items() if ending in PROSE)
+    for ending, size in sizes.most_common():
+        print(f"{ending:7}{counts[ending]:7} files {size / MEGABYTE:7.2f} MB {100 * size / total:5.1f} %")
+    prose = sum(sizes[ending] for ending in PROSE)
     print(f"documentation {100 * prose / total:.1f} %, code {100 - 100 * prose / total:.1f} %")
 
 
@@ -557,13 +553,10 @@ def read_manifest():
 
 
 def manifest_text(entries, files, size, digest):
-    kept = {}
+    kept = Counter()
     for *_, text, entry in files:
-        key = (entry["registry"], entry["name"])
-        kept[key] = kept.get(key, 0) + len(text)
-    rows = [
-        json.dumps({**entry, "bytes": kept.get((entry["registry"], entry["name"]), 0)}) for entry in entries
-    ]
+        kept[entry["registry"], entry["name"]] += len(text)
+    rows = [json.dumps({**entry, "bytes": kept[entry["registry"], entry["name"]]}) for entry in entries]
     corpus = json.dumps({"bytes": size, "files": len(files), "sha256": digest, "python": sys.version.split()[0]})
     listed = ",\n    ".join(rows)
     return f'{{\n  "corpus": {corpus},\n  "packages": [\n    {listed}\n  ]\n}}\n'

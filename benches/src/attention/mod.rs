@@ -27,7 +27,6 @@ use flash_dma_kernels::Engine;
 use flash_dma_kernels::internals::Tuning;
 use roof::Roof;
 use row::{Phase, Row};
-use std::path::PathBuf;
 use std::time::Instant;
 use workloads::{WORKLOADS, Workload};
 
@@ -53,9 +52,9 @@ pub struct Options {
     /// Repeat the backward pass this many times and print how far each gradient deviates from the first.
     #[arg(long, default_value_t = 0)]
     repeats: usize,
-    /// The device's measured roof, as `benches/roof.py` prints it.
-    #[arg(long)]
-    roof: Option<PathBuf>,
+    /// A file of the device's measured roof, as `benches/roof.py` prints it.
+    #[arg(long, value_parser = Roof::read)]
+    roof: Option<Roof>,
 }
 
 /// The engines of the kernels, by name.
@@ -70,15 +69,9 @@ fn engines() -> impl TypedValueParser<Value = Engine> {
 /// Times the workloads.
 pub fn run(options: &Options) -> Result {
     let client = options.on.client()?;
-    let roof = options.roof.as_ref().map(|path| -> Result<Roof> {
-        let text = std::fs::read_to_string(path);
-        let text = text.map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(serde_json::from_str(&text)?)
-    });
-    let roof = roof.transpose()?;
     let mut rows = Vec::new();
     for workload in options.selected.of(WORKLOADS, |workload| workload.name)? {
-        rows.extend(bench(&client, &workload, options, roof.as_ref()));
+        rows.extend(bench(&client, &workload, options));
     }
     options.on.common.write(&rows)
 }
@@ -102,7 +95,7 @@ fn fixed(tuning: Tuning) -> String {
     part(tuning.warps, 'w') + &part(tuning.parts, 'p')
 }
 
-fn bench(client: &Client, workload: &Workload, options: &Options, roof: Option<&Roof>) -> Vec<Row> {
+fn bench(client: &Client, workload: &Workload, options: &Options) -> Vec<Row> {
     let problem = workload.problem().expect("the table is valid");
     client.memory_cleanup().expect("the device works");
     let engines = [options.engine, options.backward_engine];
@@ -110,7 +103,7 @@ fn bench(client: &Client, workload: &Workload, options: &Options, roof: Option<&
     let mut rows = Vec::new();
     for tuning in options.tunings() {
         buffers.tuning = tuning;
-        rows.extend(bench_tuned(client, workload, &buffers, options, roof));
+        rows.extend(bench_tuned(client, workload, &buffers, options));
     }
     rows
 }
@@ -120,7 +113,6 @@ fn bench_tuned(
     workload: &Workload,
     buffers: &Buffers,
     options: &Options,
-    roof: Option<&Roof>,
 ) -> Vec<Row> {
     let (problem, common) = (&buffers.problem, &options.on.common);
     sync(client);
@@ -149,7 +141,7 @@ fn bench_tuned(
             _ => buffers.engine,
         };
         let (flops, bytes) = phase.cost(problem);
-        let least = roof
+        let least = (options.roof.as_ref())
             .zip(bytes)
             .map(|(roof, bytes)| roof.ms(problem.element, flops.unwrap_or(0) as f64, bytes as f64));
         let [io_mib, workspace_mib] = [buffers.bytes() as f64, workspace].map(mib);

@@ -17,6 +17,12 @@ pub struct Roof {
 }
 
 impl Roof {
+    /// Reads what `benches/roof.py` has printed to a file.
+    pub fn read(path: &str) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        serde_json::from_str(&text).map_err(|error| error.to_string())
+    }
+
     fn tflops(&self, element: ElementType) -> f64 {
         match element {
             ElementType::F32 => self.f32_tflops,

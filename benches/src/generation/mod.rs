@@ -31,10 +31,10 @@ use crate::place::DeviceName;
 use burn::module::Module;
 use clap::Args;
 use flash_dma_models::nn::DecoderConfig;
-use row::{Counts, Profile, Row};
+use row::{Counts, Row};
 use serde::Serialize;
 use session::{Prompt, Session};
-use timing::{Times, Timing};
+use timing::Timing;
 
 /// Times the tokens of one configuration, and prints a row of JSON.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -158,15 +158,7 @@ fn measure(options: &Options) -> Result<Row> {
         options,
         device: &device,
     };
-    let Times {
-        token_ms,
-        launched,
-        same_tokens,
-        peak_bytes,
-    } = timing.times()?;
-    let (queued, kernels) = (token_ms.queued.median, options.model.kernels);
-    // Engines without launches, and builds without CubeCL, have no profile.
-    let launched = launched.filter(|launched| launched.launched > 0);
+    let times = timing.times()?;
     Ok(Row {
         origin: Origin::new(&options.model.place, &device),
         options: options.clone(),
@@ -174,11 +166,7 @@ fn measure(options: &Options) -> Result<Row> {
         cache_bytes: session.cache_bytes(),
         first_prompt_ms,
         prompt_ms,
-        token_ms,
-        tokens_per_second: options.model.batch as f64 / queued * 1e3,
-        same_tokens,
-        peak_bytes,
-        profile: launched.map(|launched| Profile::new(&launched, queued, kernels)),
+        times,
     })
 }
 

@@ -1,7 +1,7 @@
 //! What is printed of a configuration. `benches/generate_peer.py` prints the same keys, as far as PyTorch knows them.
 
 use super::Options;
-use super::timing::TokenTimes;
+use super::timing::Times;
 use crate::model::Origin;
 use crate::shares::{self, Launched, Shares};
 use serde::Serialize;
@@ -23,16 +23,9 @@ pub struct Row {
     pub first_prompt_ms: f64,
     /// The second time.
     pub prompt_ms: f64,
-    /// A token, in the ways of the [command](super).
-    pub token_ms: TokenTimes,
-    /// Of the median of `queued`, over all sequences.
-    pub tokens_per_second: f64,
-    /// Whether all ways have written the same tokens.
-    pub same_tokens: bool,
-    /// The most memory that the allocator had reserved.
-    pub peak_bytes: Option<u64>,
-    /// The kernels of a token.
-    pub profile: Option<Profile>,
+    /// Behind the prompt.
+    #[serde(flatten)]
+    pub times: Times,
 }
 
 /// The kernels of a token.

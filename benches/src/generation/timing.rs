@@ -1,6 +1,7 @@
 //! The ways in which a token is timed.
 
 use super::Options;
+use super::row::Profile;
 use super::session::{Prompt, Session, VOCABULARY};
 use crate::Result;
 use crate::launches::Launches;
@@ -21,9 +22,9 @@ const BUSY_SIDE: usize = 8192;
 
 /// A token's times. See the [command](super).
 #[derive(Serialize)]
-pub struct TokenTimes {
+struct TokenTimes {
     /// Of a run without waiting, per token.
-    pub queued: Millis,
+    queued: Millis,
     /// Of each token that was read.
     token_read: Millis,
     /// Of each token that the host chose.
@@ -39,21 +40,24 @@ pub struct TokenTimes {
 }
 
 /// All that is measured behind the prompt.
+#[derive(Serialize)]
 pub struct Times {
-    pub token_ms: TokenTimes,
-    /// The launches of a token, if they were watched.
-    pub launched: Option<Launched>,
+    token_ms: TokenTimes,
+    /// Of the median of `queued`, over all sequences.
+    tokens_per_second: f64,
     /// Whether all ways have written the same tokens.
-    pub same_tokens: bool,
+    same_tokens: bool,
     /// The most memory that the allocator had reserved before the captured token and the products that keep the device
     /// busy.
-    pub peak_bytes: Option<u64>,
+    peak_bytes: Option<u64>,
+    /// The kernels of a token. Engines without launches, and builds without CubeCL, have none.
+    profile: Option<Profile>,
 }
 
 /// A captured token.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Replayed {
+enum Replayed {
     /// Of a run of replays, per token.
     Ms(Millis),
     /// Why there is none.
@@ -91,9 +95,11 @@ impl Timing<'_> {
         let (generated, launched_text) = self.generated(false)?;
         let (generated_replayed, replayed_text) = self.generated(true)?;
         let peak_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        let launched = match options.model.no_profile {
+        let profile = match options.model.no_profile {
             true => None,
-            false => Some(self.launched()?),
+            false => Some(self.launched()?)
+                .filter(|launched| launched.launched > 0)
+                .map(|launched| Profile::new(&launched, queued.median, options.model.kernels)),
         };
         // Last: a capture that fails may leave the device in a state that nobody has planned for.
         let replayed = match options.no_graph {
@@ -111,9 +117,10 @@ impl Timing<'_> {
                 generated_replayed,
                 replayed,
             },
-            launched,
+            tokens_per_second: options.model.batch as f64 / queued.median * 1e3,
             same_tokens: others.iter().all(|tokens| *tokens == written),
             peak_bytes,
+            profile,
         })
     }
 

@@ -91,7 +91,7 @@ pub fn run(options: &Options) -> Result {
     if options.rows.is_empty() {
         for &layer in &layers {
             for pass in Pass::ALL {
-                sweep.measure(&Case::new(client, &pool, layer, pass))?;
+                sweep.measure(&Case::new(client, &pool, layer, pass, tokens))?;
             }
         }
         sweep.report(&layers);

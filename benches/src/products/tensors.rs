@@ -17,7 +17,6 @@ const SAMPLES: usize = 96;
 
 /// Random numbers that all operands are views of.
 pub struct Pool {
-    tokens: usize,
     host: [Vec<bf16>; 2],
     device: [Handle; 2],
 }
@@ -37,11 +36,7 @@ impl Pool {
             numbers.copied().collect::<Vec<_>>()
         });
         let device = (host.each_ref()).map(|all| client.create_from_slice(cast_slice(all)));
-        Self {
-            tokens,
-            host,
-            device,
-        }
+        Self { host, device }
     }
 }
 
@@ -70,20 +65,16 @@ fn binding(handle: &Handle, shape: [usize; 2], strides: [usize; 2]) -> TensorBin
 }
 
 impl<'a> Case<'a> {
-    /// Of all tokens of the pool.
-    pub fn new(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass) -> Self {
-        Self::of_tokens(client, pool, layer, pass, pool.tokens)
-    }
-
     /// A layer's output of the tokens of a decoding step, which reads each weight once.
     pub fn decoding(client: &Client, pool: &'a Pool, layer: Layer, tokens: usize) -> Self {
         Self {
             cold: true,
-            ..Self::of_tokens(client, pool, layer, Pass::Forward, tokens)
+            ..Self::new(client, pool, layer, Pass::Forward, tokens)
         }
     }
 
-    fn of_tokens(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass, tokens: usize) -> Self {
+    /// A layer's product of so many tokens, at most those of the pool.
+    pub fn new(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass, tokens: usize) -> Self {
         let rows = |columns: usize| [columns, 1];
         let columns = |rows: usize| [1, rows];
         let Layer { d_in, d_out, .. } = layer;
