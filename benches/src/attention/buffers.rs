@@ -23,10 +23,10 @@ pub struct Buffers {
     pub tuning: Tuning,
     /// The engine of the backward pass.
     pub backward_engine: Engine,
-    pub host: Host,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    /// `q`, `k`, `v` and the gradient of `out`, with copies for the checks.
+    pub rows: [(Tensor, Vec<f32>); 4],
+    /// A copy of the scores, likewise.
+    pub host_scores: Option<Vec<f32>>,
     /// With their intervals.
     scores: Option<(Tensor, Tensor)>,
     pub out: Tensor,
@@ -35,21 +35,10 @@ pub struct Buffers {
     /// Zero before the first forward pass for a backward pass.
     lse_rest: Tensor,
     pub lse: Tensor,
-    grad_out: Tensor,
     pub grads: [Tensor; 3],
     pub grad_scores: Option<Tensor>,
     /// Made when they are first used.
     runners_up: OnceLock<RunnersUp>,
-}
-
-/// Copies of the inputs, for the checks. Without scores there are none.
-#[derive(Debug)]
-pub struct Host {
-    pub q: Vec<f32>,
-    pub k: Vec<f32>,
-    pub v: Vec<f32>,
-    pub scores: Vec<f32>,
-    pub grad_out: Vec<f32>,
 }
 
 /// The buffers of a quarter of the window as runners-up.
@@ -100,31 +89,29 @@ impl Buffers {
         let mut rng = Rng::new(7);
         let element = problem.element;
         let (q, kv, lse) = (problem.q_shape(), problem.kv_shape(), problem.lse_shape());
-        let [q_rows, k_rows, v_rows, grad_out] = [q, kv, kv, q].map(|shape| {
+        let rows = [q, kv, kv, q].map(|shape| {
             let values = normal(shape.iter().product(), rng.next_u64(), element);
             (Tensor::rounded(client, &shape, &values, element), values)
         });
         let keys = problem.scores_shape();
-        let mut scores_host = Vec::new();
-        let scores = problem.has_scores.then(|| {
-            for _ in 0..problem.batch * problem.kv_heads {
-                let head = scores.head(problem.k_len, &mut rng);
-                scores_host.extend(head.into_iter().map(|z| z as f32));
-            }
-            let scores = Tensor::of(client, &keys, &scores_host);
-            (scores, Tensor::empty(client, &problem.intervals_shape(), 4))
+        let host_scores = problem.has_scores.then(|| -> Vec<f32> {
+            let heads = 0..problem.batch * problem.kv_heads;
+            let scores = heads.flat_map(|_| scores.head(problem.k_len, &mut rng));
+            scores.map(|z| z as f32).collect()
+        });
+        let scores = host_scores.as_ref().map(|scores| {
+            let intervals = Tensor::empty(client, &problem.intervals_shape(), 4);
+            (Tensor::of(client, &keys, scores), intervals)
         });
         let empty = |shape: [usize; 4]| Tensor::empty(client, &shape, element.size());
         let mut buffers = Self {
-            q: q_rows.0,
-            k: k_rows.0,
-            v: v_rows.0,
+            rows,
+            host_scores,
             scores,
             out: empty(q),
             residual: problem.residual_shape().map(empty),
             lse_rest: Tensor::zeros(client, &lse),
             lse: Tensor::empty(client, &lse, 4),
-            grad_out: grad_out.0,
             grads: [q, kv, kv].map(empty),
             grad_scores: (problem.has_scores).then(|| Tensor::empty(client, &keys, 4)),
             runners_up: OnceLock::new(),
@@ -132,13 +119,6 @@ impl Buffers {
             tuning: Tuning::default(),
             backward_engine: Engine::Portable,
             problem,
-            host: Host {
-                q: q_rows.1,
-                k: k_rows.1,
-                v: v_rows.1,
-                scores: scores_host,
-                grad_out: grad_out.1,
-            },
         };
         let (inputs, saved) = (buffers.inputs(), buffers.saved());
         buffers.engine = engine.unwrap_or_else(|| {
@@ -153,22 +133,14 @@ impl Buffers {
 
     /// Bytes of the inputs and outputs together.
     pub fn bytes(&self) -> usize {
-        [
-            &self.q,
-            &self.k,
-            &self.v,
-            &self.out,
-            &self.lse,
-            &self.lse_rest,
-            &self.grad_out,
-        ]
-        .into_iter()
-        .chain(&self.grads)
-        .chain(self.scores.iter().flat_map(|(s, i)| [s, i]))
-        .chain(&self.grad_scores)
-        .chain(&self.residual)
-        .map(|t| t.bytes)
-        .sum()
+        let rows = self.rows.iter().map(|(rows, _)| rows);
+        rows.chain([&self.out, &self.lse, &self.lse_rest])
+            .chain(&self.grads)
+            .chain(self.scores.iter().flat_map(|(s, i)| [s, i]))
+            .chain(&self.grad_scores)
+            .chain(&self.residual)
+            .map(|t| t.bytes)
+            .sum()
     }
 
     /// The intervals that the selection wrote; `None` without scores. Panics if a launch failed.
@@ -277,10 +249,11 @@ impl Buffers {
     }
 
     fn inputs(&self) -> Inputs {
+        let [q, k, v, _] = self.rows.each_ref().map(|(rows, _)| rows.binding());
         Inputs {
-            q: self.q.binding(),
-            k: self.k.binding(),
-            v: self.v.binding(),
+            q,
+            k,
+            v,
             selection: self.scores.as_ref().map(|(scores, intervals)| Selection {
                 scores: scores.binding(),
                 intervals: intervals.binding(),
@@ -296,7 +269,7 @@ impl Buffers {
             residual: None,
             lse: self.lse.binding(),
             lse_rest: Some(self.lse_rest.binding()),
-            grad_out: self.grad_out.binding(),
+            grad_out: self.rows[3].0.binding(),
             grad_lse: None,
         }
     }

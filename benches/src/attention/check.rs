@@ -14,15 +14,14 @@ const KEYS: usize = 8;
 
 /// Calls `check` with the oracle of the inputs, and `out` and `lse` as the forward pass wrote them.
 fn with_source(client: &Client, buffers: &Buffers, check: impl FnOnce(&Source, [&[f32]; 2])) {
-    let (problem, host) = (buffers.problem, &buffers.host);
-    let rows = [&host.q, &host.k, &host.v, &host.grad_out];
-    let [q, k, v, grad_out] = rows.map(|rows| reader(rows));
+    let problem = buffers.problem;
+    let [q, k, v, grad_out] = buffers.rows.each_ref().map(|(_, host)| reader(host));
     let source = Source {
         problem,
         q: &q,
         k: &k,
         v: &v,
-        scores: problem.has_scores.then_some(&host.scores[..]),
+        scores: buffers.host_scores.as_deref(),
         grad_out: &grad_out,
         grad_lse: None,
     };

@@ -9,6 +9,7 @@ use flash_dma_kernels::{
 };
 use flash_dma_problem::{AttentionOptions, ElementType};
 use flash_dma_reference::Rng;
+use half::bf16;
 
 /// Tokens appended to a cache at once; a longer context repeats the same rows with other scores.
 const CHUNK: usize = 16 << 10;
@@ -91,12 +92,9 @@ const MOST_STEPS: usize = 2048;
 
 /// Normal values in bf16. They repeat: drawing all of them would take too long.
 fn rows(client: &Client, shape: &[usize], rng: &mut Rng) -> Tensor {
-    let some: Vec<u16> = (0..65_521)
-        .map(|_| half::bf16::from_f64(rng.normal()).to_bits())
-        .collect();
-    let values = some.iter().copied().cycle();
-    let values: Vec<u16> = values.take(shape.iter().product()).collect();
-    Tensor::of(client, shape, &values)
+    let some: Vec<bf16> = (0..65_521).map(|_| bf16::from_f64(rng.normal())).collect();
+    let values = some.into_iter().cycle().take(shape.iter().product());
+    Tensor::of(client, shape, &values.collect::<Vec<_>>())
 }
 
 /// Normal scores.

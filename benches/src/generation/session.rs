@@ -64,7 +64,7 @@ impl Session {
             let count = prompt.chunk.min(len - start);
             let chunk = prompt.tokens.clone().narrow(1, start, count);
             let logits = self.model.try_read(chunk, 1, &mut self.caches)?;
-            self.next = Some(most_likely(logits.flatten(0, 1)));
+            self.next = Some(logits.flatten::<2>(0, 1).argmax(1));
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Session {
 
     /// Reads the next token, and returns the one that follows it.
     pub fn step(&mut self) -> Result<Tensor<2, Int>, AttentionError> {
-        let next = most_likely(self.logits()?);
+        let next = self.logits()?.argmax(1);
         self.next = Some(next.clone());
         Ok(next)
     }
@@ -98,9 +98,4 @@ impl Session {
     pub fn cache_bytes(&self) -> usize {
         self.caches.iter().map(AttentionCache::bytes).sum()
     }
-}
-
-/// `[batch, 1]` of `[batch, 256]`.
-fn most_likely(logits: Tensor<2>) -> Tensor<2, Int> {
-    logits.argmax(1)
 }

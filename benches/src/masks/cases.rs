@@ -1,5 +1,7 @@
 //! The timed cases and phases.
 
+use Pattern::{All, Documents, Scattered, Top, Unmasked, Window};
+
 /// Which keys `j <= i` query `i` sees.
 #[derive(Clone, Copy, Debug)]
 pub enum Pattern {
@@ -83,38 +85,18 @@ const fn dropping(name: &'static str, len: usize, pattern: Pattern) -> Case {
 
 /// The project's target cases, and the cases that they are compared with.
 pub const CASES: &[Case] = &[
-    layer("n8k-unmasked", 8192, Pattern::Unmasked, Bias::None),
-    layer("n8k-all-visible", 8192, Pattern::All, Bias::None),
-    layer("n8k-top2048-key-bias", 8192, Pattern::Top(2048), Bias::Keys),
-    layer("n8k-pair-bias", 8192, Pattern::Unmasked, Bias::Pairs),
-    layer(
-        "n8k-window1024-pair-bias",
-        8192,
-        Pattern::Window(1024),
-        Bias::Pairs,
-    ),
-    layer(
-        "n2k-head-pair-bias",
-        2048,
-        Pattern::Unmasked,
-        Bias::HeadPairs,
-    ),
-    layer(
-        "n8k-scattered25",
-        8192,
-        Pattern::Scattered(0.25),
-        Bias::None,
-    ),
-    layer("n8k-window1024", 8192, Pattern::Window(1024), Bias::None),
-    layer("n32k-window1024", 32768, Pattern::Window(1024), Bias::None),
-    layer(
-        "n32k-documents2k",
-        32768,
-        Pattern::Documents(2048),
-        Bias::None,
-    ),
-    dropping("n8k-all-visible-dropout", 8192, Pattern::All),
-    dropping("n8k-window1024-dropout", 8192, Pattern::Window(1024)),
-    dropping("n32k-window1024-dropout", 32768, Pattern::Window(1024)),
-    dropping("n32k-documents2k-dropout", 32768, Pattern::Documents(2048)),
+    layer("n8k-unmasked", 8192, Unmasked, Bias::None),
+    layer("n8k-all-visible", 8192, All, Bias::None),
+    layer("n8k-top2048-key-bias", 8192, Top(2048), Bias::Keys),
+    layer("n8k-pair-bias", 8192, Unmasked, Bias::Pairs),
+    layer("n8k-window1024-pair-bias", 8192, Window(1024), Bias::Pairs),
+    layer("n2k-head-pair-bias", 2048, Unmasked, Bias::HeadPairs),
+    layer("n8k-scattered25", 8192, Scattered(0.25), Bias::None),
+    layer("n8k-window1024", 8192, Window(1024), Bias::None),
+    layer("n32k-window1024", 32768, Window(1024), Bias::None),
+    layer("n32k-documents2k", 32768, Documents(2048), Bias::None),
+    dropping("n8k-all-visible-dropout", 8192, All),
+    dropping("n8k-window1024-dropout", 8192, Window(1024)),
+    dropping("n32k-window1024-dropout", 32768, Window(1024)),
+    dropping("n32k-documents2k-dropout", 32768, Documents(2048)),
 ];

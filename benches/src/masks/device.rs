@@ -1,7 +1,7 @@
 //! The buffers of a case on a device, the calls on them, and their check.
 
 use super::cases::{Case, Pattern};
-use super::check::{check_row, dot, row};
+use super::check::{check_row, dot};
 use crate::device::sync;
 use crate::tensor::Tensor;
 use cubecl::client::Client;
@@ -231,7 +231,8 @@ impl Calls {
         for _ in 0..24 {
             let (head, query) = (rng.below(p.q_heads), rng.below(len));
             let kv = head / p.group();
-            let q = &self.rows[0][(head * len + query) * dim..][..dim];
+            let at = head * len + query;
+            let row = |tensor: usize, at: usize| &self.rows[tensor][at * dim..][..dim];
             let seen = |j: &usize| mask.as_ref().is_none_or(|mask| mask[query * len + j] != 0);
             let logit = |key: usize| {
                 let bias = match self.problem.bias {
@@ -241,20 +242,14 @@ impl Calls {
                         self.bias[(head / (p.q_heads / heads) * len + query) * len + key]
                     }
                 };
-                let k = &self.rows[1][(kv * len + key) * dim..][..dim];
-                f64::from(p.scale) * dot(q, k) + f64::from(bias)
+                let product = dot(row(0, at), row(1, kv * len + key));
+                f64::from(p.scale) * product + f64::from(bias)
             };
             let keys = (0..=query).filter(seen);
             let logits: Vec<_> = keys.map(|key| (key, logit(key))).collect();
-            let at = head * len + query;
-            let value = |key| row(&self.rows[2], kv * len + key, dim);
-            check_row(
-                p,
-                [head, query],
-                &logits,
-                (lse[at], &row(&out, at, dim)),
-                value,
-            );
+            let value = |key| row(2, kv * len + key).iter().map(|v| v.to_f64()).collect();
+            let got = (lse[at], &out[at * dim..][..dim]);
+            check_row(p, [head, query], &logits, got, value);
         }
     }
 }

@@ -201,11 +201,10 @@ mod tests {
     #[test]
     fn the_model_is_trained_and_timed() {
         let row = row(&["--window", "8", "--batch", "2"]);
-        assert_eq!(
-            (&row["implementation"], &row["what"]),
-            (&"burn".into(), &"model".into())
-        );
-        assert_eq!((&row["window"], &row["seq"]), (&8.into(), &48.into()));
+        assert_eq!(row["implementation"], "burn");
+        assert_eq!(row["what"], "model");
+        assert_eq!(row["window"], 8);
+        assert_eq!(row["seq"], 48);
         assert_eq!(row["step_ms"]["runs"], 2);
         // Bytes that are all as likely.
         let first = row["losses"][0].as_f64().expect("a number");
@@ -220,10 +219,8 @@ mod tests {
     #[test]
     fn the_layer_is_trained_dense_if_no_window_is_given() {
         let row = row(&["--what", "layer"]);
-        assert_eq!(
-            (&row["what"], &row["window"]),
-            (&"layer".into(), &Value::Null)
-        );
+        assert_eq!(row["what"], "layer");
+        assert_eq!(row["window"], Value::Null);
         assert!(row["losses"][1].as_f64().expect("a number").is_finite());
     }
 }

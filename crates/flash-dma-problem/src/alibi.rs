@@ -73,15 +73,6 @@ impl AlibiSlopes {
     pub fn values(self) -> &'static [f32] {
         self.0
     }
-
-    /// Checks that there is one per head.
-    pub(crate) fn check(self, q_heads: usize) -> Result<(), AttentionError> {
-        let slopes = self.0.len();
-        if slopes != q_heads {
-            return Err(AttentionError::AlibiHeads { slopes, q_heads });
-        }
-        Ok(())
-    }
 }
 
 impl TryFrom<Vec<f32>> for AlibiSlopes {

@@ -293,10 +293,7 @@ impl CacheShape {
     /// Whether keys carry scores: keys in slots do, keys in pages if requested.
     #[must_use]
     pub fn has_scores(&self) -> bool {
-        match self.storage {
-            Storage::Slots { .. } => true,
-            Storage::Pages { scored, .. } => scored,
-        }
+        !matches!(self.storage, Storage::Pages { scored: false, .. })
     }
 
     /// What the scores of keys are for, if they carry any: those of pages, which rank nothing, are added to the logits.

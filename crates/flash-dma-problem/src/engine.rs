@@ -237,21 +237,18 @@ mod tests {
             head_dim: 80,
             served: "64 and 128",
         };
-        let over = |pass, engine, obstacle| PassedOver {
-            pass,
+        let over = |(engine, obstacle)| PassedOver {
+            pass: PassKind::Backward,
             engine,
             obstacle,
         };
-        let report = EngineReport::new(
-            (Engine::Wgmma, Vec::new()),
-            (
-                Engine::Portable,
-                vec![
-                    over(PassKind::Backward, Engine::Wgmma, head_dim),
-                    over(PassKind::Backward, Engine::Mma, Obstacle::SharedMemory),
-                ],
-            ),
-        );
+        let why = [
+            (Engine::Wgmma, head_dim),
+            (Engine::Mma, Obstacle::SharedMemory),
+        ]
+        .map(over);
+        let backward = (Engine::Portable, why.to_vec());
+        let report = EngineReport::new((Engine::Wgmma, Vec::new()), backward);
         let lines = [
             "forward: the wgmma kernels",
             "backward: the portable kernels",

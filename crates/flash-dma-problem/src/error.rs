@@ -160,8 +160,8 @@ pub enum AttentionError {
     /// The options request a different window than the intervals were made with.
     #[error(
         "the options keep {} keys, but the intervals were selected for {}",
-        kept(*options),
-        kept(*intervals)
+        words(*options, "all"),
+        words(*intervals, "all")
     )]
     IntervalsWindow {
         /// The most keys of the intervals that are alive at one position: the window that they were selected for,
@@ -401,7 +401,7 @@ pub enum AttentionError {
     #[error("the saved cache does not fit: {reason}")]
     Record { reason: String },
     /// A size exceeds what the engine can index.
-    #[error("{what} is {}, past the limit of {limit}", counted(*size))]
+    #[error("{what} is {}, past the limit of {limit}", words(*size, "more than can be counted"))]
     TooLarge {
         what: &'static str,
         /// Its value, `usize::MAX` for more than that.
@@ -494,19 +494,11 @@ impl AttentionError {
     }
 }
 
-/// A number of keys, of which `usize::MAX` are all.
-fn kept(keys: usize) -> String {
-    match keys {
-        usize::MAX => "all".into(),
-        keys => keys.to_string(),
-    }
-}
-
-/// A size, of which `usize::MAX` stands for any that are greater, too.
-fn counted(size: usize) -> String {
-    match size {
-        usize::MAX => "more than can be counted".into(),
-        size => size.to_string(),
+/// A number, of which `usize::MAX` stands for any that are greater, too: `most`.
+fn words(number: usize, most: &str) -> String {
+    match number {
+        usize::MAX => most.into(),
+        number => number.to_string(),
     }
 }
 

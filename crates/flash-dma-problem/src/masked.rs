@@ -325,10 +325,8 @@ mod tests {
         assert_eq!(with(plan(5, 7, true)), Ok(Some(plan(5, 7, true))));
         assert!(with(plan(5, 7, false)).unwrap_err().contains("causal"));
         let broadcast = PlanGeometry::new(&[1, 1, 1, 1], [6, 7], true).unwrap();
-        assert_eq!(
-            with(broadcast).unwrap_err(),
-            "the tile plan must have size 5 on axis 2, but has 6"
-        );
+        let queries = "the tile plan must have size 5 on axis 2, but has 6";
+        assert_eq!(with(broadcast).unwrap_err(), queries);
         assert!(with(plan(5, 8, true)).unwrap_err().contains("mask"));
     }
 

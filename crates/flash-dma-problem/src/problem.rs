@@ -201,8 +201,10 @@ impl Problem {
         check_limit("the size of k in bytes", k_bytes, MAX_BYTES)?;
         let window = resolve_window(options.keep_window, scores.is_some())?;
         let scale = check_options(options, head_dim)?;
-        if let Some(slopes) = options.alibi {
-            slopes.check(q_heads)?;
+        if let Some(slopes) = options.alibi.map(|slopes| slopes.values().len())
+            && slopes != q_heads
+        {
+            return Err(AttentionError::AlibiHeads { slopes, q_heads });
         }
         Ok(Self {
             batch,

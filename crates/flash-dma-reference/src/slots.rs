@@ -82,10 +82,9 @@ impl SlotCache {
     /// The positions of the keys that the last token attends to, ascending.
     #[must_use]
     pub fn attended(&self) -> Vec<usize> {
-        let shown = self.slots.iter().flatten().filter(|held| !held.is_hidden());
-        let mut positions: Vec<usize> = shown.map(|held| held.position).collect();
-        positions.sort_unstable();
-        positions
+        let shown = |&(_, score): &(usize, f64)| score != f64::NEG_INFINITY;
+        let keys = self.keys().into_iter().filter(shown);
+        keys.map(|(position, _)| position).collect()
     }
 
     /// The keys in order of position, as position and score, hidden ones included.
