@@ -20,6 +20,9 @@ fn dropped(mask: PairMask, head: usize, [position, key]: [u32; 2]) -> Vec<bool> 
         .collect()
 }
 
+/// The place of pair `i` of a line of the mask.
+type Place = fn(line: usize, i: usize) -> usize;
+
 /// The number of standard deviations by which the count of `true` differs from that of `len` independent ones.
 fn excess(count: usize, len: usize, probability: f64) -> f64 {
     let len = len as f64;
@@ -69,8 +72,7 @@ fn pairs_are_dropped_at_the_rate_in_all_and_in_every_row_and_column() {
         let p = f64::from(rate);
         let all = dropped.iter().filter(|&&d| d).count();
         assert!(excess(all, SIDE * SIDE, p).abs() < 4.0, "rate {rate}");
-        // The place of pair `i` of a line.
-        let lines: [(_, fn(usize, usize) -> usize); 4] = [
+        let lines: [(_, Place); 4] = [
             ("rows", |line, i| line * SIDE + i),
             ("columns", |line, i| i * SIDE + line),
             ("diagonals", |line, i| i * SIDE + (i + line) % SIDE),
