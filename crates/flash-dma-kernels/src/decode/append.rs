@@ -1,17 +1,17 @@
 //! Host side of appending.
 
-use crate::decode::args::{Pages, Slots, Tokens};
+use crate::decode::args::{Cache, Pages, Slots, Tokens};
 use crate::decode::choose::choose_kernel;
 use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
 use crate::decode::place::place_kernel;
-use crate::decode::tensors::{ContendersLaunch, SlotRuleLaunch, rule_launch};
+use crate::decode::tensors::{ContendersLaunch, SlotRuleLaunch};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::range::range;
 use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{AppendProblem, AttentionError, MAX_DECODE_TOKENS, Storage};
+use flash_dma_problem::{AppendProblem, AttentionError, MAX_DECODE_TOKENS, SelectionRule, Storage};
 
 /// Planes per cube that finds the worst of a head's slots.
 const PLACE_PLANES: usize = 8;
@@ -36,20 +36,7 @@ pub fn append(
     slots: Slots,
     tokens: Tokens,
 ) -> Result<(), AttentionError> {
-    check_type(client, problem.cache.element)?;
-    slots.check(&problem.cache)?;
-    tokens.check(problem)?;
-    if problem.cache.batch * problem.tokens == 0 {
-        return Ok(());
-    }
-    let _range = range!("append");
-    let moves = if problem.tokens <= MAX_DECODE_TOKENS {
-        place(client, problem, &slots, &tokens)
-    } else {
-        choose(client, problem, &slots, &tokens)
-    };
-    commit(client, problem, slots, tokens, moves);
-    Ok(())
+    append_to(client, problem, Cache::Slots(slots), tokens)
 }
 
 /// Appends tokens to a cache of pages, after the tokens that each sequence holds, in two asynchronous launches.
@@ -64,14 +51,80 @@ pub fn append_pages(
     pages: Pages,
     tokens: Tokens,
 ) -> Result<(), AttentionError> {
+    append_to(client, problem, Cache::Pages(pages), tokens)
+}
+
+fn append_to(
+    client: &Client,
+    problem: &AppendProblem,
+    cache: Cache,
+    tokens: Tokens,
+) -> Result<(), AttentionError> {
     check_type(client, problem.cache.element)?;
-    pages.check(&problem.cache)?;
+    cache.check(&problem.cache)?;
     tokens.check(problem)?;
-    let _range = range!("append");
     if problem.cache.batch * problem.tokens > 0 {
-        commit_pages(client, problem, pages, tokens);
+        let _range = range!("append");
+        let target = Target::new(client, problem, cache, &tokens);
+        commit(client, problem, target, tokens);
     }
     Ok(())
+}
+
+/// A cache, and where in it new tokens go.
+pub(crate) enum Target {
+    /// Slots, and the moves of tokens into them: `[rows, entries, ENTRY]`.
+    Slots(Slots, TensorBinding),
+    /// Pages, and the most pages of a sequence.
+    Pages(Pages, usize),
+}
+
+impl Target {
+    /// Where `tokens`, at least one, go in a checked cache. Chooses their slots, in one launch.
+    pub(crate) fn new(
+        client: &Client,
+        problem: &AppendProblem,
+        cache: Cache,
+        tokens: &Tokens,
+    ) -> Self {
+        match (cache, problem.cache.storage) {
+            (Cache::Slots(slots), Storage::Slots { rule, .. }) => {
+                let moves = moves(client, problem, &slots, rule, tokens);
+                Self::Slots(slots, moves)
+            }
+            (Cache::Pages(pages), Storage::Pages { max_pages, .. }) => {
+                Self::Pages(pages, max_pages)
+            }
+            _ => unreachable!("the cache was checked to be of the problem's kind"),
+        }
+    }
+
+    /// The cache's keys and values, and those of the tokens.
+    pub(crate) fn typed<'a>(&'a self, tokens: &'a Tokens) -> [&'a TensorBinding; 4] {
+        let (k, v) = match self {
+            Self::Slots(slots, _) => (&slots.k, &slots.v),
+            Self::Pages(pages, _) => (&pages.k, &pages.v),
+        };
+        [k, v, &tokens.k, &tokens.v]
+    }
+
+    /// The scores of the cache's keys.
+    pub(crate) fn scores(&self) -> Option<&TensorBinding> {
+        match self {
+            Self::Slots(slots, _) => Some(&slots.score),
+            Self::Pages(pages, _) => pages.scores.as_ref(),
+        }
+    }
+
+    /// The largest tensors of words: scores, and the moves or the table of pages.
+    pub(crate) fn words<'a>(&'a self, tokens: &'a Tokens) -> Vec<&'a TensorBinding> {
+        let places = match self {
+            Self::Slots(_, moves) => moves,
+            Self::Pages(pages, _) => &pages.table,
+        };
+        let scores = self.scores().into_iter().chain(&tokens.scores);
+        scores.chain([places]).collect()
+    }
 }
 
 /// Rows of slots: the kv heads of all sequences.
@@ -79,159 +132,128 @@ fn rows(problem: &AppendProblem) -> usize {
     problem.cache.batch * problem.cache.kv_heads
 }
 
-/// The shape of what [`place`] returns.
+/// Whether the slots are chosen token by token, so that there is a move for each.
+fn in_order(problem: &AppendProblem) -> bool {
+    problem.tokens <= MAX_DECODE_TOKENS
+}
+
+/// The shape of the moves, `[rows, entries, ENTRY]`.
 pub(crate) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
-    [rows(problem), problem.tokens, ENTRY]
-}
-
-/// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: one entry per token.
-pub(crate) fn place(
-    client: &Client,
-    problem: &AppendProblem,
-    slots: &Slots,
-    tokens: &Tokens,
-) -> TensorBinding {
-    let rows = rows(problem);
-    let moves = scratch(client, moves_shape(problem));
-    let scores = tokens.scores.clone().expect("slots have scores");
-    let team = Team::new(client, PLACE_PLANES);
-    // SAFETY: cubes past the rows return; the tensors were checked to hold their shapes and strides.
-    unsafe {
-        place_kernel::launch_unchecked(
-            client,
-            cubes(client, rows, team.cube_dim()),
-            team.cube_dim(),
-            address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
-            contenders(slots, scores),
-            moves.clone().into_buffer_arg(),
-            rule_of(problem),
-            problem.tokens as u32,
-            rows as u32,
-            team,
-        );
-    }
-    moves
-}
-
-/// The rule of a cache that was checked to have slots.
-fn rule_of(problem: &AppendProblem) -> SlotRuleLaunch {
-    rule_launch(problem.cache.rule().expect("the cache has slots"))
-}
-
-/// The arguments of the kernels that choose slots; `scores` are those of the new tokens.
-fn contenders(slots: &Slots, scores: TensorBinding) -> ContendersLaunch {
-    ContendersLaunch::new(
-        slots.score.clone().into_buffer_arg(),
-        slots.position.clone().into_buffer_arg(),
-        slots.seen.clone().into_buffer_arg(),
-        scores.into_tensor_arg(),
-    )
-}
-
-/// The moves of any number of tokens, `[rows, min(tokens, window), ENTRY]`: the kept tokens first.
-fn choose(
-    client: &Client,
-    problem: &AppendProblem,
-    slots: &Slots,
-    tokens: &Tokens,
-) -> TensorBinding {
-    let rows = rows(problem);
-    let entries = problem.tokens.min(problem.cache.capacity());
-    let moves = scratch(client, [rows, entries, ENTRY]);
-    let scores = tokens.scores.clone().expect("slots have scores");
-    let team = Team::new(client, CHOOSE_PLANES);
-    // SAFETY: as in `place`; at most `entries` tokens stay.
-    unsafe {
-        choose_kernel::launch_unchecked(
-            client,
-            cubes(client, rows, team.cube_dim()),
-            team.cube_dim(),
-            address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
-            contenders(slots, scores),
-            moves.clone().into_buffer_arg(),
-            rule_of(problem),
-            entries as u32,
-            rows as u32,
-            team,
-            client.properties().features.copy_async,
-        );
-    }
-    moves
-}
-
-/// Carries out `moves`, `[rows, entries, ENTRY]`, and counts the tokens as seen.
-fn commit(
-    client: &Client,
-    problem: &AppendProblem,
-    slots: Slots,
-    tokens: Tokens,
-    moves: TensorBinding,
-) {
-    let (element, entries) = (problem.cache.element, moves.shape[1]);
-    let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
-    let vector = vector_size(&typed, element.size());
-    let mut words = vec![&slots.score, &moves];
-    words.extend(&tokens.scores);
-    let address = address_type(&typed, element.size()).max(address_type(&words, size_of::<f32>()));
-    let vectors = problem.cache.head_dim / vector;
-    let (count, dim) = one_unit_each(client, rows(problem) * entries * vectors);
-    // SAFETY: units past the entries return; moves hold slots and tokens of the problem, and the tensors were
-    // checked to hold their shapes and strides.
-    unsafe {
-        commit_kernel::launch_unchecked(
-            client,
-            count,
-            dim,
-            address,
-            vector,
-            tokens.into_launch(),
-            slots.into_launch(moves),
-            entries as u32,
-            problem.tokens <= MAX_DECODE_TOKENS,
-            elem_type(element),
-        );
-    }
-}
-
-/// Writes the tokens, at least one, into the pages and adds them to the lengths.
-fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: Tokens) {
-    let element = problem.cache.element;
-    let Storage::Pages { max_pages, .. } = problem.cache.storage else {
-        unreachable!("the cache was checked to have pages");
+    let entries = match in_order(problem) {
+        true => problem.tokens,
+        false => problem.tokens.min(problem.cache.capacity()),
     };
-    let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
-    let vector = vector_size(&typed, element.size());
-    let mut words = vec![&pages.table];
-    words.extend(pages.scores.iter().chain(&tokens.scores));
-    let address = address_type(&typed, element.size()).max(address_type(&words, size_of::<i32>()));
-    let vectors = problem.cache.head_dim / vector;
-    let lengths = pages.lengths.clone();
-    let (count, dim) = one_unit_each(client, rows(problem) * problem.tokens * vectors);
-    // SAFETY: units past the rows return; the table was checked by its owner to name pages, the sequences have
-    // room for the tokens, and the tensors were checked to hold their shapes and strides.
-    unsafe {
-        write_pages_kernel::launch_unchecked(
-            client,
-            count,
-            dim,
-            address,
-            vector,
-            tokens.into_launch(),
-            pages.into_launch(max_pages),
-            elem_type(element),
-        );
+    [rows(problem), entries, ENTRY]
+}
+
+/// The moves of tokens into slots. Of more than [`MAX_DECODE_TOKENS`] tokens those that are kept come first.
+fn moves(
+    client: &Client,
+    problem: &AppendProblem,
+    slots: &Slots,
+    rule: SelectionRule,
+    tokens: &Tokens,
+) -> TensorBinding {
+    let shape = moves_shape(problem);
+    let [rows, entries, _] = shape;
+    let moves = scratch(client, shape);
+    let scores = tokens.scores.clone().expect("slots have scores");
+    // One argument list, because both kernels begin with the same arguments.
+    macro_rules! launch {
+        ($kernel:ident, $planes:expr $(, $ptx:expr)?) => {{
+            let team = Team::new(client, $planes);
+            // SAFETY: cubes past the rows return; at most `entries` tokens take slots; the tensors were checked to hold
+            // their shapes and strides.
+            unsafe {
+                $kernel::launch_unchecked(
+                    client,
+                    cubes(client, rows, team.cube_dim()),
+                    team.cube_dim(),
+                    address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
+                    ContendersLaunch::new(
+                        slots.score.clone().into_buffer_arg(),
+                        slots.position.clone().into_buffer_arg(),
+                        slots.seen.clone().into_buffer_arg(),
+                        scores.into_tensor_arg(),
+                    ),
+                    moves.clone().into_buffer_arg(),
+                    SlotRuleLaunch::new(rule.window as u32, rule.recent as i32, rule.sinks as i32),
+                    entries as u32,
+                    rows as u32,
+                    team,
+                    $($ptx,)?
+                );
+            }
+        }};
     }
-    let batch = problem.cache.batch;
-    let (count, dim) = one_unit_each(client, batch);
-    // SAFETY: units past the sequences return.
-    unsafe {
-        lengthen_kernel::launch_unchecked(
-            client,
-            count,
-            dim,
-            lengths.into_buffer_arg(),
-            batch as u32,
-            problem.tokens as u32,
-        );
+    if in_order(problem) {
+        launch!(place_kernel, PLACE_PLANES);
+    } else {
+        let ptx = client.properties().features.copy_async;
+        launch!(choose_kernel, CHOOSE_PLANES, ptx);
+    }
+    moves
+}
+
+/// Writes the tokens, at least one, where they go, and counts them as seen.
+fn commit(client: &Client, problem: &AppendProblem, target: Target, tokens: Tokens) {
+    let element = problem.cache.element;
+    let typed = target.typed(&tokens);
+    let vector = vector_size(&typed, element.size());
+    let words = address_type(&target.words(&tokens), size_of::<f32>());
+    let address = address_type(&typed, element.size()).max(words);
+    let vectors = problem.cache.head_dim / vector;
+    match target {
+        Target::Slots(slots, moves) => {
+            let entries = moves.shape[1];
+            let (count, dim) = one_unit_each(client, rows(problem) * entries * vectors);
+            // SAFETY: units past the entries return; moves hold slots and tokens of the problem, and the tensors were
+            // checked to hold their shapes and strides.
+            unsafe {
+                commit_kernel::launch_unchecked(
+                    client,
+                    count,
+                    dim,
+                    address,
+                    vector,
+                    tokens.into_launch(),
+                    slots.into_launch(moves),
+                    entries as u32,
+                    in_order(problem),
+                    elem_type(element),
+                );
+            }
+        }
+        Target::Pages(pages, max_pages) => {
+            let lengths = pages.lengths.clone();
+            let (count, dim) = one_unit_each(client, rows(problem) * problem.tokens * vectors);
+            // SAFETY: units past the rows return; the table was checked by its owner to name pages, the sequences have
+            // room for the tokens, and the tensors were checked to hold their shapes and strides.
+            unsafe {
+                write_pages_kernel::launch_unchecked(
+                    client,
+                    count,
+                    dim,
+                    address,
+                    vector,
+                    tokens.into_launch(),
+                    pages.into_launch(max_pages),
+                    elem_type(element),
+                );
+            }
+            let batch = problem.cache.batch;
+            let (count, dim) = one_unit_each(client, batch);
+            // SAFETY: units past the sequences return.
+            unsafe {
+                lengthen_kernel::launch_unchecked(
+                    client,
+                    count,
+                    dim,
+                    lengths.into_buffer_arg(),
+                    batch as u32,
+                    problem.tokens as u32,
+                );
+            }
+        }
     }
 }

@@ -109,6 +109,15 @@ impl ChunkOutputs {
     }
 }
 
+impl Cache {
+    pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
+        match self {
+            Self::Slots(slots) => slots.check(cache),
+            Self::Pages(pages) => pages.check(cache),
+        }
+    }
+}
+
 impl Slots {
     pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Slots { .. } = cache.storage else {
@@ -134,13 +143,8 @@ impl Pages {
         let whole = Layout::Contiguous;
         check_tensor(TensorName::CachedKey, &self.k, &kv, size, whole)?;
         check_tensor(TensorName::CachedValue, &self.v, &kv, size, whole)?;
-        match (&self.scores, cache.has_scores()) {
-            (Some(scores), true) => {
-                check_tensor(TensorName::CachedScores, scores, &kv[..3], 4, whole)?;
-            }
-            (None, false) => {}
-            _ => return Err(AttentionError::CacheScores),
-        }
+        let scores = self.scores.as_ref();
+        check_scores(TensorName::CachedScores, scores, cache, &kv[..3], whole)?;
         let table = [cache.batch, max_pages];
         check_tensor(TensorName::PageTable, &self.table, &table, 4, whole)?;
         check_tensor(TensorName::Lengths, &self.lengths, &[cache.batch], 4, whole)
@@ -163,13 +167,23 @@ impl Tokens {
         let strided = Layout::Strided;
         check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
         check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
-        match &self.scores {
-            Some(scores) if problem.cache.has_scores() => {
-                check_tensor(TensorName::Scores, scores, &kv[..3], 4, strided)
-            }
-            None if !problem.cache.has_scores() => Ok(()),
-            _ => Err(AttentionError::CacheScores),
-        }
+        let (scores, cache) = (self.scores.as_ref(), &problem.cache);
+        check_scores(TensorName::Scores, scores, cache, &kv[..3], strided)
+    }
+}
+
+/// Checks scores, which are given exactly if the cache's keys carry some.
+fn check_scores(
+    name: TensorName,
+    scores: Option<&TensorBinding>,
+    cache: &CacheShape,
+    shape: &[usize],
+    layout: Layout,
+) -> Result<(), AttentionError> {
+    match (scores, cache.has_scores()) {
+        (Some(scores), true) => check_tensor(name, scores, shape, 4, layout),
+        (None, false) => Ok(()),
+        _ => Err(AttentionError::CacheScores),
     }
 }
 

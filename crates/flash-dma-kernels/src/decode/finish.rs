@@ -1,6 +1,7 @@
 //! The end of a decode step: merges the parts of the keys and writes the new rows into the cache, in one launch.
 
-use crate::decode::args::{Pages, Slots, Tokens};
+use crate::decode::append::Target;
+use crate::decode::args::Tokens;
 use crate::decode::commit::{commit_vector, write_page_vector};
 use crate::decode::merge::merge_row;
 use crate::decode::tensors::{MergedParts, MergedPartsLaunch, NewTokens, PageTensors, SlotTensors};
@@ -8,7 +9,7 @@ use crate::host::check::{address_type, elem_type, vector_size};
 use crate::host::scratch::cubes;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{Appending, DecodeProblem, Storage};
+use flash_dma_problem::{Appending, DecodeProblem};
 
 /// The least and the most units per cube.
 const LEAST_UNITS: usize = 128;
@@ -67,14 +68,8 @@ fn finish_pages_kernel<E: Float, N: Size>(
         let mut item = UNIT_POS as usize;
         while item < heads * tokens * vectors {
             let (at, vector) = (item / vectors, item % vectors);
-            write_page_vector::<E, N>(
-                tokens_in,
-                cache,
-                held,
-                batch * heads + at / tokens,
-                at % tokens,
-                vector,
-            );
+            let (row, token) = (batch * heads + at / tokens, at % tokens);
+            write_page_vector::<E, N>(tokens_in, cache, held, row, token, vector);
             item += units;
         }
         // Every unit has read the length.
@@ -97,8 +92,7 @@ fn units(client: &Client, parts: usize, pairs: usize) -> usize {
     wanted.clamp(LEAST_UNITS, MOST_UNITS).min(most)
 }
 
-/// The data that both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and twice `[parts, rows]` in
-/// f32, and the outputs, all contiguous.
+/// The parts, `[parts, rows, head_dim]` and twice `[parts, rows]` in f32, and what they are merged into, all contiguous.
 pub(crate) struct Outputs {
     pub parts: usize,
     pub part_out: TensorBinding,
@@ -108,106 +102,63 @@ pub(crate) struct Outputs {
     pub lse: TensorBinding,
 }
 
-/// What the cubes behind the rows of the outputs write: as many cubes as `writers` and the tokens, or no cubes and none
-/// of the tokens if these are appended later. The grid may have more cubes than it needs, and they write nothing then.
-fn writes(problem: &DecodeProblem, writers: usize, tokens: Tokens) -> (usize, Tokens) {
-    match problem.appending {
-        Appending::Now => (writers, tokens),
-        Appending::Later => (0, tokens.none()),
-    }
-}
-
-/// Merges the parts; carries out `moves` (one entry per token) and counts the tokens as seen, unless they are appended
-/// later.
-pub(crate) fn finish_slots(
+/// Merges the parts, writes the tokens into the cache and counts them, unless they are appended later.
+pub(crate) fn finish(
     client: &Client,
     problem: &DecodeProblem,
     outputs: Outputs,
-    slots: Slots,
+    target: Target,
     tokens: Tokens,
-    moves: TensorBinding,
 ) {
     let cache = problem.append.cache;
     let rows = problem.lse_shape().iter().product::<usize>();
-    let units = units(client, outputs.parts, cache.head_dim / 2);
+    let (parts, pairs) = (outputs.parts, cache.head_dim / 2);
+    let units = units(client, parts, pairs);
     let dim = CubeDim::new_1d(units as u32);
-    let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
-    let mut words = vec![&outputs.part_out, &outputs.part_lse, &slots.score];
-    words.extend(&tokens.scores);
-    let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
+    let typed = target.typed(&tokens);
     let vector = vector_size(&typed, cache.element.size());
-    let (writers, tokens) = writes(problem, cache.batch * cache.kv_heads, tokens);
-    // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves
-    // hold slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
-    unsafe {
-        finish_slots_kernel::launch_unchecked(
-            client,
-            cubes(client, rows + writers, dim),
-            dim,
-            address,
-            vector,
-            MergedPartsLaunch::new(
-                outputs.part_out.into_buffer_arg(),
-                outputs.part_lse.into_buffer_arg(),
-                outputs.part_rest.into_buffer_arg(),
-                outputs.out.into_buffer_arg(),
-                outputs.lse.into_buffer_arg(),
-            ),
-            tokens.into_launch(),
-            slots.into_launch(moves),
-            outputs.parts as u32,
-            rows as u32,
-            cache.head_dim / 2,
-            units,
-            elem_type(cache.element),
-        );
-    }
-}
-
-/// Merges the parts; writes the tokens into the pages and adds them to the lengths, unless they are appended later.
-pub(crate) fn finish_pages(
-    client: &Client,
-    problem: &DecodeProblem,
-    outputs: Outputs,
-    pages: Pages,
-    tokens: Tokens,
-) {
-    let cache = problem.append.cache;
-    let Storage::Pages { max_pages, .. } = cache.storage else {
-        unreachable!("the cache was checked to have pages");
+    let mut words = target.words(&tokens);
+    words.extend([&outputs.part_out, &outputs.part_lse]);
+    let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
+    // The grid may have more cubes than it needs, and they write nothing if there are no tokens.
+    let (writers, tokens) = match (problem.appending, &target) {
+        (Appending::Later, _) => (0, tokens.none()),
+        (Appending::Now, Target::Slots(..)) => (cache.batch * cache.kv_heads, tokens),
+        (Appending::Now, Target::Pages(..)) => (cache.batch, tokens),
     };
-    let rows = problem.lse_shape().iter().product::<usize>();
-    let units = units(client, outputs.parts, cache.head_dim / 2);
-    let dim = CubeDim::new_1d(units as u32);
-    let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
-    let vector = vector_size(&typed, cache.element.size());
-    let mut words = vec![&outputs.part_out, &outputs.part_lse];
-    words.extend(pages.scores.iter().chain(&tokens.scores));
-    let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
-    let (writers, tokens) = writes(problem, cache.batch, tokens);
-    // SAFETY: as in `finish_slots`; the table was checked by its owner to name pages, and the sequences have room for
-    // the tokens.
-    unsafe {
-        finish_pages_kernel::launch_unchecked(
-            client,
-            cubes(client, rows + writers, dim),
-            dim,
-            address,
-            vector,
-            MergedPartsLaunch::new(
-                outputs.part_out.into_buffer_arg(),
-                outputs.part_lse.into_buffer_arg(),
-                outputs.part_rest.into_buffer_arg(),
-                outputs.out.into_buffer_arg(),
-                outputs.lse.into_buffer_arg(),
-            ),
-            tokens.into_launch(),
-            pages.into_launch(max_pages),
-            outputs.parts as u32,
-            rows as u32,
-            cache.head_dim / 2,
-            units,
-            elem_type(cache.element),
-        );
+    // One argument list, because both kernels take the same arguments.
+    macro_rules! launch {
+        ($kernel:ident, $cache:expr) => {
+            // SAFETY: cubes past the rows and the writers do nothing; the parts hold `parts` times the rows of the
+            // outputs, moves hold slots and tokens of the problem, the table was checked by its owner to name pages, the
+            // sequences have room for the tokens, and the tensors were checked to hold their shapes and strides.
+            unsafe {
+                $kernel::launch_unchecked(
+                    client,
+                    cubes(client, rows + writers, dim),
+                    dim,
+                    address,
+                    vector,
+                    MergedPartsLaunch::new(
+                        outputs.part_out.into_buffer_arg(),
+                        outputs.part_lse.into_buffer_arg(),
+                        outputs.part_rest.into_buffer_arg(),
+                        outputs.out.into_buffer_arg(),
+                        outputs.lse.into_buffer_arg(),
+                    ),
+                    tokens.into_launch(),
+                    $cache,
+                    parts as u32,
+                    rows as u32,
+                    pairs,
+                    units,
+                    elem_type(cache.element),
+                );
+            }
+        };
+    }
+    match target {
+        Target::Slots(slots, moves) => launch!(finish_slots_kernel, slots.into_launch(moves)),
+        Target::Pages(pages, most) => launch!(finish_pages_kernel, pages.into_launch(most)),
     }
 }

@@ -1,12 +1,12 @@
 //! Host side of a decode step.
 
 use crate::args::scaling;
-use crate::decode::append::{moves_shape, place};
-use crate::decode::args::{Cache, StepInputs, StepOutputs, Tokens};
-use crate::decode::finish::{Outputs, finish_pages, finish_slots};
+use crate::decode::append::{Target, moves_shape};
+use crate::decode::args::{StepInputs, StepOutputs};
+use crate::decode::finish::{Outputs, finish};
 use crate::decode::kernel::decode_kernel;
 use crate::decode::keys::DecodeBlueprint;
-use crate::decode::mma::blueprint::{DecodeMmaBlueprint, PartGrid};
+use crate::decode::mma::blueprint::{DecodeMmaBlueprint, ROWS};
 use crate::decode::mma::kernel::decode_mma_kernel;
 use crate::decode::parts::{part_shapes, parts};
 use crate::decode::tensors::{StepScoresLaunch, StepTensorsLaunch};
@@ -124,7 +124,7 @@ impl<'a> DecodeStep<'a> {
 fn parts_of(config: &ConfigOf<DecodeStep<'_>>) -> usize {
     match config {
         Config::Portable((_, parts)) => *parts,
-        Config::Matrix((_, grid)) => grid.parts(),
+        Config::Matrix((blueprint, cubes)) => blueprint.parts(*cubes),
     }
 }
 
@@ -132,9 +132,10 @@ impl Pass for DecodeStep<'_> {
     type Outputs = StepOutputs;
     /// The number of parts into which the keys are split.
     type Portable = (DecodeBlueprint, usize);
-    type Matrix = (DecodeMmaBlueprint, PartGrid);
+    /// The number of cubes that share the keys of a kv head.
+    type Matrix = (DecodeMmaBlueprint, usize);
 
-    /// Those of [`finish_slots`].
+    /// Those of [`finish`] with slots.
     const BINDINGS: u32 = 14;
     const KIND: PassKind = PassKind::Decode;
 
@@ -187,20 +188,19 @@ impl Pass for DecodeStep<'_> {
         };
         let hardware = &properties.hardware;
         blueprint.check(problem, hardware)?;
-        let mut grid = blueprint.grid(problem, self.group_rows(), hardware);
-        grid.cubes = tuning.cubes.unwrap_or(grid.cubes);
-        Ok((blueprint, grid))
+        let cubes = blueprint.cubes(problem, self.group_rows(), hardware);
+        Ok((blueprint, tuning.cubes.unwrap_or(cubes)))
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
-        match config {
-            Config::Portable((blueprint, parts)) => {
-                let cache = self.problem.append.cache;
-                let tiles = self.group_rows().div_ceil(blueprint.tile.outer_rows());
-                [cache.batch * cache.kv_heads, *parts, tiles]
-            }
-            Config::Matrix((_, grid)) => grid.cube_count(),
-        }
+        let cache = self.problem.append.cache;
+        let (parts, rows) = match config {
+            Config::Portable((blueprint, parts)) => (*parts, blueprint.tile.outer_rows()),
+            // The newcomers' cubes are the first along the parts.
+            Config::Matrix((_, cubes)) => (cubes + 1, ROWS),
+        };
+        let tiles = self.group_rows().div_ceil(rows);
+        [cache.batch * cache.kv_heads, parts, tiles]
     }
 
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
@@ -216,10 +216,7 @@ impl Pass for DecodeStep<'_> {
     fn check(&self, outputs: &StepOutputs) -> Result<(), AttentionError> {
         let (problem, cache) = (self.problem, &self.problem.append.cache);
         problem.check_tokens()?;
-        match &outputs.cache {
-            Cache::Slots(slots) => slots.check(cache)?,
-            Cache::Pages(pages) => pages.check(cache)?,
-        }
+        outputs.cache.check(cache)?;
         let StepInputs { q, tokens } = self.inputs;
         tokens.check(&problem.append)?;
         let (size, shape) = (cache.element.size(), problem.q_shape());
@@ -234,82 +231,48 @@ impl Pass for DecodeStep<'_> {
     fn launch_empty(&self, _client: &Client, _outputs: StepOutputs) {}
 
     fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: StepOutputs) {
-        let (problem, append) = (self.problem, &self.problem.append);
-        let StepInputs { q, tokens } = self.inputs.clone();
         let StepOutputs { cache, out, lse } = outputs;
-        let moves = match &cache {
-            Cache::Slots(slots) => Some(place(client, append, slots, &tokens)),
-            Cache::Pages(_) => None,
-        };
-        let (parts, cubes) = (parts_of(&config), self.cubes(&config));
-        let (out_shape, lse_shape) = part_shapes(problem, parts);
-        let part_out = scratch(client, out_shape);
-        let part_lse = scratch(client, lse_shape);
-        let part_rest = scratch(client, lse_shape);
-        let step = Step { q, cache, tokens };
-        let moved = moves.as_ref();
-        let to = [&part_out, &part_lse, &part_rest];
-        step.launch(client, problem, config, cubes, moved, to);
-        let Step { cache, tokens, .. } = step;
+        let tokens = &self.inputs.tokens;
+        let target = Target::new(client, &self.problem.append, cache, tokens);
+        let parts = parts_of(&config);
+        let (out_shape, lse_shape) = part_shapes(self.problem, parts);
         let outputs = Outputs {
             parts,
-            part_out,
-            part_lse,
-            part_rest,
+            part_out: scratch(client, out_shape),
+            part_lse: scratch(client, lse_shape),
+            part_rest: scratch(client, lse_shape),
             out,
             lse,
         };
-        match (cache, moves) {
-            (Cache::Slots(slots), Some(moves)) => {
-                finish_slots(client, problem, outputs, slots, tokens, moves);
-            }
-            (Cache::Pages(pages), _) => finish_pages(client, problem, outputs, pages, tokens),
-            (Cache::Slots(_), None) => unreachable!("slots have moves"),
-        }
+        self.attend(client, config, &target, &outputs);
+        finish(client, self.problem, outputs, target, tokens.clone());
     }
 }
 
-/// What the attention of a step reads.
-struct Step {
-    q: TensorBinding,
-    cache: Cache,
-    tokens: Tokens,
-}
-
-impl Step {
-    /// Launches attention over the cache as it was and the new tokens, into the outputs of the parts.
-    fn launch(
-        &self,
-        client: &Client,
-        problem: &DecodeProblem,
-        config: ConfigOf<DecodeStep<'_>>,
-        cubes: [usize; 3],
-        moves: Option<&TensorBinding>,
-        [part_out, part_lse, part_rest]: [&TensorBinding; 3],
-    ) {
-        let append = &problem.append;
-        let element = append.cache.element;
-        let (k, v, cached) = match &self.cache {
-            Cache::Slots(slots) => (&slots.k, &slots.v, Some(&slots.score)),
-            Cache::Pages(pages) => (&pages.k, &pages.v, pages.scores.as_ref()),
-        };
-        let table = match (&self.cache, append.cache.storage) {
-            (Cache::Pages(pages), Storage::Pages { max_pages, .. }) => Some((pages, max_pages)),
-            _ => None,
+impl DecodeStep<'_> {
+    /// Launches attention over the cache as it was and the new tokens, into the parts.
+    fn attend(&self, client: &Client, config: ConfigOf<Self>, target: &Target, to: &Outputs) {
+        let StepInputs { q, tokens } = self.inputs;
+        let cache = self.problem.append.cache;
+        let [k, v, new_k, new_v] = target.typed(tokens);
+        let typed = [q, k, v, new_k, new_v];
+        let size = cache.element.size();
+        let mut words = target.words(tokens);
+        words.extend([&to.part_out, &to.part_lse]);
+        let address = address_type(&typed, size).max(address_type(&words, 4));
+        let (moves, pages) = match target {
+            Target::Slots(_, moves) => (Some(moves.clone().into_buffer_arg()), None),
+            Target::Pages(pages, most) => (None, Some(pages.table_launch(*most))),
         };
         // More keys than positions are all keys.
-        let window = append.cache.page_window();
+        let window = cache.page_window();
         let window = window.map(|keys| keys.min(i32::MAX as usize) as u32);
-        let scores = cached.zip(self.tokens.scores.as_ref());
-        let (new_k, new_v) = (&self.tokens.k, &self.tokens.v);
-        let typed = [&self.q, k, v, new_k, new_v];
-        let size = element.size();
-        let mut words = vec![part_out, part_lse];
-        words.extend(moves);
-        words.extend(table.map(|(pages, _)| &pages.table));
-        words.extend(scores.into_iter().flat_map(|(cached, new)| [cached, new]));
-        let address = address_type(&typed, size).max(address_type(&words, 4));
-        let [x, y, z] = cubes.map(|n| n as u32);
+        let scores = target.scores().zip(tokens.scores.as_ref());
+        let scores = scores.map(|(cached, new)| {
+            let (cached, new) = (cached.clone(), new.clone());
+            StepScoresLaunch::new(cached.into_buffer_arg(), new.into_tensor_arg())
+        });
+        let [x, y, z] = self.cubes(&config).map(|n| n as u32);
         let grid = CubeCount::Static(x, y, z);
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
@@ -323,28 +286,23 @@ impl Step {
                 $dim,
                 address,
                 $($vector,)?
-                self.q.clone().into_tensor_arg(),
+                q.clone().into_tensor_arg(),
                 StepTensorsLaunch::new(
                     k.clone().into_tensor_arg(),
                     v.clone().into_tensor_arg(),
                     new_k.clone().into_tensor_arg(),
                     new_v.clone().into_tensor_arg(),
-                    scores
-                        .map(|(cached, new)| {
-                            let (cached, new) = (cached.clone(), new.clone());
-                            StepScoresLaunch::new(cached.into_buffer_arg(), new.into_tensor_arg())
-                        })
-                        .into(),
-                    moves.map(|moves| moves.clone().into_buffer_arg()).into(),
-                    table.map(|(pages, most)| pages.table_launch(most)).into(),
+                    scores.into(),
+                    moves.into(),
+                    pages.into(),
                     window.into(),
                 ),
-                part_out.clone().$out(),
-                part_lse.clone().into_buffer_arg(),
-                part_rest.clone().into_buffer_arg(),
-                scaling(problem.scale, problem.softcap),
+                to.part_out.clone().$out(),
+                to.part_lse.clone().into_buffer_arg(),
+                to.part_rest.clone().into_buffer_arg(),
+                scaling(self.problem.scale, self.problem.softcap),
                 $blueprint,
-                elem_type(element),
+                elem_type(cache.element),
             )
         }
     };

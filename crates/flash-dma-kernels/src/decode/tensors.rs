@@ -3,7 +3,6 @@
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::select::sort::{NEVER, sort_key};
 use cubecl::prelude::*;
-use flash_dma_problem::SelectionRule;
 
 /// The cache, the new tokens, and where they go.
 #[derive(CubeType, CubeLaunch)]
@@ -58,7 +57,7 @@ pub(crate) struct Contenders {
     pub new_scores: OwnedTensor<f32>,
 }
 
-/// The rule by which the slots of a head are kept, see [`SelectionRule`].
+/// The rule by which the slots of a head are kept, see [`SelectionRule`](flash_dma_problem::SelectionRule).
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct SlotRule {
     /// Slots per head.
@@ -103,11 +102,6 @@ impl Protection {
             key,
         )
     }
-}
-
-/// The launch argument of a rule.
-pub(crate) fn rule_launch(rule: SelectionRule) -> SlotRuleLaunch {
-    SlotRuleLaunch::new(rule.window as u32, rule.recent as i32, rule.sinks as i32)
 }
 
 /// New tokens.

@@ -135,55 +135,27 @@ impl DecodeMmaBlueprint {
         CubeDim::new_2d(32, self.warps as u32)
     }
 
-    /// The cubes of a step with `rows` query rows per kv head.
-    pub(crate) fn grid(
+    /// Cubes that share the keys of a kv head, whose group has `rows` query rows, and of 16 of these.
+    ///
+    /// They depend on the capacity of the cache, not on its content, so that the launches of a step never change.
+    pub(crate) fn cubes(
         &self,
         problem: &DecodeProblem,
         rows: usize,
         hardware: &HardwareProperties,
-    ) -> PartGrid {
+    ) -> usize {
         let cache = problem.append.cache;
-        let heads = cache.batch * cache.kv_heads;
-        let row_tiles = rows.div_ceil(ROWS);
+        let row_tiles = cache.batch * cache.kv_heads * rows.div_ceil(ROWS);
         let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
         let resident = (hardware.max_shared_memory_size / self.shared_bytes()).clamp(1, 4);
         let tiles = cache.capacity().div_ceil(self.key_tile);
-        let cubes = (processors * resident / (heads * row_tiles).max(1))
+        (processors * resident / row_tiles.max(1))
             .min(tiles.div_ceil(self.warps * LEAST_TILES))
-            .max(1);
-        PartGrid {
-            heads,
-            row_tiles,
-            cubes,
-            warps: self.warps,
-        }
-    }
-}
-
-/// How the keys are split: `cubes` cubes of `warps` warps per (kv head, 16 query rows), one part per warp, and one part
-/// for the newcomers.
-///
-/// They depend on the capacity of the cache, not on its content, so that the launches of a step never change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PartGrid {
-    /// Kv heads of all sequences.
-    pub heads: usize,
-    /// Tiles of 16 query rows per kv head.
-    pub row_tiles: usize,
-    /// Cubes that share the keys of a kv head.
-    pub cubes: usize,
-    /// Warps per cube.
-    pub warps: usize,
-}
-
-impl PartGrid {
-    /// Parts of the keys, the newcomers' included.
-    pub(crate) fn parts(&self) -> usize {
-        self.cubes * self.warps + 1
+            .max(1)
     }
 
-    /// Cubes along each axis: kv heads, parts, row tiles. The newcomers' cubes are the first along the parts.
-    pub(crate) fn cube_count(&self) -> [usize; 3] {
-        [self.heads, self.cubes + 1, self.row_tiles]
+    /// Parts of the keys that `cubes` share: one per warp, and one for the newcomers.
+    pub(crate) fn parts(&self, cubes: usize) -> usize {
+        cubes * self.warps + 1
     }
 }
