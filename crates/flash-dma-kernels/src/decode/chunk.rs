@@ -1,6 +1,7 @@
 //! The keys of a chunk of a long sequence: the keys of the cache, in order, and the chunk's own.
 
 use crate::decode::args::{ChunkOutputs, Slots, Tokens};
+use crate::decode::tensors::{NewTokens, row_at};
 use crate::finite::{infinity, negative_infinity};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::range::range;
@@ -44,17 +45,6 @@ struct OrderedSlots<E: Numeric, N: Size> {
     order: Box<[u32]>,
 }
 
-/// The chunk's own keys.
-#[derive(CubeType, CubeLaunch)]
-struct ChunkTokens<E: Numeric, N: Size> {
-    /// `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis.
-    k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
-    v: OwnedTensor<Vector<E, N>>,
-    /// `[batch, kv_heads, tokens]`, last axis contiguous.
-    scores: OwnedTensor<f32>,
-}
-
 /// The keys that the chunk attends to.
 #[derive(CubeType, CubeLaunch)]
 struct ChunkTensors<E: Numeric, N: Size> {
@@ -88,18 +78,18 @@ struct SinkRanks {
 /// | buffer | layout |
 /// |---|---|
 /// | `slots` | see [`OrderedSlots`] |
-/// | `tokens_in` | see [`ChunkTokens`] |
+/// | `tokens_in` | see [`NewTokens`] |
 /// | `keys` | see [`ChunkTensors`]; overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_kernel<E: Numeric, N: Size>(
     slots: &OrderedSlots<E, N>,
-    tokens_in: &ChunkTokens<E, N>,
+    tokens_in: &NewTokens<E, N>,
     keys: &mut ChunkTensors<E, N>,
     #[comptime] _has_sinks: bool,
     #[define(E)] _element: ElemType,
 ) {
     let (k, new_k, new_v) = (&slots.k, &tokens_in.k, &tokens_in.v);
-    let new_scores = &tokens_in.scores;
+    let new_scores = tokens_in.scores.as_ref().unwrap();
     let size = k.vector_size().comptime();
     let (heads, window, tokens) = (k.shape(1), k.shape(2), new_k.shape(2));
     let vectors = k.shape(3) / size;
@@ -121,8 +111,8 @@ fn gather_kernel<E: Numeric, N: Size>(
             }
         } else {
             let token = n - window;
-            let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
-            let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
+            let from_k = row_at(new_k, batch, head, token);
+            let from_v = row_at(new_v, batch, head, token);
             key = new_k[from_k / size + vector];
             value = new_v[from_v / size + vector];
             own = new_scores[batch * new_scores.stride(0) + head * new_scores.stride(1) + token];
@@ -202,11 +192,13 @@ pub fn chunk_keys(
             rows as u32,
         );
     }
-    let new_scores = tokens.scores.expect("slots have scores");
     let ChunkOutputs { k, v, scores, rank } = keys;
     let typed = [&slots.k, &slots.v, &tokens.k, &tokens.v, &k, &v];
     let vector = vector_size(&typed, size);
-    let words = [&slots.score, &order, &new_scores, &scores];
+    let words: Vec<_> = [&slots.score, &order, &scores]
+        .into_iter()
+        .chain(&tokens.scores)
+        .collect();
     let address = address_type(&typed, size).max(address_type(&words, size_of::<f32>()));
     let (count, dim) = one_unit_each(client, rows * len * (cache.head_dim / vector));
     let sinks = cache.rule().map_or(0, |rule| rule.sinks);
@@ -232,11 +224,7 @@ pub fn chunk_keys(
                 slots.score.into_buffer_arg(),
                 order.into_buffer_arg(),
             ),
-            ChunkTokensLaunch::new(
-                tokens.k.into_tensor_arg(),
-                tokens.v.into_tensor_arg(),
-                new_scores.into_tensor_arg(),
-            ),
+            tokens.into_launch(),
             ChunkTensorsLaunch::new(
                 k.into_tensor_arg(),
                 v.into_tensor_arg(),

@@ -1,6 +1,6 @@
 //! Writing tokens into the slots that were chosen for them.
 
-use crate::decode::tensors::{NewTokens, PageTensors, SlotTensors};
+use crate::decode::tensors::{NewTokens, PageTensors, SlotTensors, row_at};
 use cubecl::prelude::*;
 
 /// Words of an entry of a list of moves: the slot, the token that takes it, and the token's position. An entry whose
@@ -60,12 +60,8 @@ pub(crate) fn commit_vector<E: Numeric, N: Size>(
     if moved {
         let (slot, token) = (slot as usize, token as usize);
         let to = (row * window + slot) * vectors + vector;
-        let from_k = batch * tokens_in.k.stride(0)
-            + head * tokens_in.k.stride(1)
-            + token * tokens_in.k.stride(2);
-        let from_v = batch * tokens_in.v.stride(0)
-            + head * tokens_in.v.stride(1)
-            + token * tokens_in.v.stride(2);
+        let from_k = row_at(&tokens_in.k, batch, head, token);
+        let from_v = row_at(&tokens_in.v, batch, head, token);
         cache.k[to] = tokens_in.k[from_k / size + vector];
         cache.v[to] = tokens_in.v[from_v / size + vector];
         if vector == 0 {
@@ -117,12 +113,8 @@ pub(crate) fn write_page_vector<E: Numeric, N: Size>(
     let page = cache.pages.table[batch * cache.pages.max_pages as usize + key / page_len] as usize;
     let place = (page * heads + head) * page_len + key % page_len;
     let to = place * (cache.k.shape(3) / size) + vector;
-    let from_k = batch * tokens_in.k.stride(0)
-        + head * tokens_in.k.stride(1)
-        + token * tokens_in.k.stride(2);
-    let from_v = batch * tokens_in.v.stride(0)
-        + head * tokens_in.v.stride(1)
-        + token * tokens_in.v.stride(2);
+    let from_k = row_at(&tokens_in.k, batch, head, token);
+    let from_v = row_at(&tokens_in.v, batch, head, token);
     cache.k[to] = tokens_in.k[from_k / size + vector];
     cache.v[to] = tokens_in.v[from_v / size + vector];
     #[comptime]

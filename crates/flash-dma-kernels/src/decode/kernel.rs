@@ -106,13 +106,8 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
             #[unroll(tile.unroll())]
             for c in 0..comptime!(tile.unit_vectors()) {
                 let n = o * comptime!(tile.unit_vectors()) + c;
-                store_row::<f32, N>(
-                    out,
-                    to * comptime!(tile.head_dim),
-                    x + c * units_x,
-                    softmax.acc[n],
-                    tile,
-                );
+                let row = to * comptime!(tile.head_dim);
+                store_row::<f32, N>(out, row, x + c * units_x, softmax.acc[n], tile);
             }
             if x == 0 {
                 lse[to] = softmax.row_max[o];

@@ -1,7 +1,7 @@
 //! The keys of a decode step: the keys of the cache, followed by the new tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
-use crate::decode::tensors::StepTensors;
+use crate::decode::tensors::{StepTensors, row_at};
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
@@ -54,13 +54,10 @@ impl StepKeys {
         let page_len = k.shape(2);
         let mut first = row * page_len;
         #[comptime]
-        match &tensors.pages {
-            ComptimeOption::Some(pages) => {
-                held = pages.lengths[batch] as usize;
-                first_place = batch * pages.max_pages as usize;
-                first = head * page_len;
-            }
-            ComptimeOption::None => {}
+        if let ComptimeOption::Some(pages) = &tensors.pages {
+            held = pages.lengths[batch] as usize;
+            first_place = batch * pages.max_pages as usize;
+            first = head * page_len;
         }
         StepKeys {
             batch,
@@ -84,11 +81,6 @@ impl StepKeys {
             }
             ComptimeOption::None => self.row + key,
         }
-    }
-
-    /// The first element of a token's row.
-    fn new_row<F: CubePrimitive>(&self, rows: &Tensor<F>, token: usize) -> usize {
-        self.batch * rows.stride(0) + self.head * rows.stride(1) + token * rows.stride(2)
     }
 
     /// The first token from `from` on that takes `slot`; the number of tokens if none does.
@@ -124,29 +116,23 @@ impl StepKeys {
     ) -> usize {
         let mut end = self.tokens;
         #[comptime]
-        match &tensors.moves {
-            ComptimeOption::Some(moves) => {
-                let mut slot = key as i32;
-                let mut from = 0usize;
-                if key >= self.held {
-                    slot = moves[self.first_place + first * ENTRY];
-                    from = first + 1;
-                }
-                end = self.taken_at(moves, slot, from);
-                if slot == comptime!(NONE) {
-                    end = first;
-                }
+        if let ComptimeOption::Some(moves) = &tensors.moves {
+            let mut slot = key as i32;
+            let mut from = 0usize;
+            if key >= self.held {
+                slot = moves[self.first_place + first * ENTRY];
+                from = first + 1;
             }
-            ComptimeOption::None => {}
+            end = self.taken_at(moves, slot, from);
+            if slot == comptime!(NONE) {
+                end = first;
+            }
         }
         #[comptime]
-        match &tensors.window {
-            ComptimeOption::Some(window) => {
-                // The query of token `t` attends to the keys from `held + t + 1 - window` on.
-                let past = key + *window as usize;
-                end = min(end, past - min(past, self.held));
-            }
-            ComptimeOption::None => {}
+        if let ComptimeOption::Some(window) = &tensors.window {
+            // The query of token `t` attends to the keys from `held + t + 1 - window` on.
+            let past = key + *window as usize;
+            end = min(end, past - min(past, self.held));
         }
         if score == negative_infinity() {
             end = first;
@@ -203,16 +189,10 @@ impl StepKeys {
                     own_v = load_vector::<F, N>(&tensors.v, at, vector);
                 } else {
                     let token = key - self.held;
-                    own_k = load_vector::<F, N>(
-                        &tensors.new_k,
-                        self.new_row(&tensors.new_k, token),
-                        vector,
-                    );
-                    own_v = load_vector::<F, N>(
-                        &tensors.new_v,
-                        self.new_row(&tensors.new_v, token),
-                        vector,
-                    );
+                    let at = row_at(&tensors.new_k, self.batch, self.head, token);
+                    own_k = load_vector::<F, N>(&tensors.new_k, at, vector);
+                    let at = row_at(&tensors.new_v, self.batch, self.head, token);
+                    own_v = load_vector::<F, N>(&tensors.new_v, at, vector);
                 }
                 not_finite.check(own_v);
             }

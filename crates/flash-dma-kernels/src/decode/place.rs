@@ -132,14 +132,8 @@ pub(crate) fn place_kernel(
         // The next token takes the protection from the key that is no longer recent, wherever that is.
         let changes = head.rule.recent > 0 || (takes && worst_slot as usize % units == unit);
         if changes && token + 1u32 < tokens {
-            find_worst(
-                contenders,
-                &head,
-                &taken,
-                &mut candidates,
-                token + 1u32,
-                units,
-            );
+            let done = token + 1u32;
+            find_worst(contenders, &head, &taken, &mut candidates, done, units);
         }
     }
 }

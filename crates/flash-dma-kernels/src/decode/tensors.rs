@@ -115,6 +115,17 @@ pub(crate) struct NewTokens<E: Numeric, N: Size> {
     pub scores: ComptimeOption<OwnedTensor<f32>>,
 }
 
+/// Where the row of a token begins in `[batch, kv_heads, tokens, head_dim]`, in elements.
+#[cube]
+pub(crate) fn row_at<F: CubePrimitive>(
+    rows: &Tensor<F>,
+    batch: usize,
+    head: usize,
+    token: usize,
+) -> usize {
+    batch * rows.stride(0) + head * rows.stride(1) + token * rows.stride(2)
+}
+
 /// A cache of slots. The rows of the moves are overwritten.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SlotTensors<E: Numeric, N: Size> {

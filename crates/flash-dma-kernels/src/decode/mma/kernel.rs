@@ -33,33 +33,12 @@ pub(crate) fn decode_mma_kernel<E: Float>(
     #[comptime] bp: DecodeMmaBlueprint,
     #[define(E)] _element: ElemType,
 ) {
-    let held = Held::of_cube::<E>(tensors);
-    let group = q.shape(1) / tensors.new_k.shape(1);
+    let held = Held::of_cube::<E>(q, tensors);
     let logit_scale = LogitScale::new(scaling, bp.softcap);
     if CUBE_POS_Y == 0 {
-        attend_newcomers::<E>(
-            q,
-            tensors,
-            &held,
-            group,
-            &logit_scale,
-            out,
-            lse,
-            lse_rest,
-            bp,
-        );
+        attend_newcomers::<E>(q, tensors, &held, &logit_scale, out, lse, lse_rest, bp);
     } else {
-        attend_held::<E>(
-            q,
-            tensors,
-            &held,
-            group,
-            &logit_scale,
-            out,
-            lse,
-            lse_rest,
-            bp,
-        );
+        attend_held::<E>(q, tensors, &held, &logit_scale, out, lse, lse_rest, bp);
     }
 }
 
@@ -69,7 +48,6 @@ fn attend_held<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
     tensors: &StepTensors<E, Const<8>>,
     held: &Held,
-    group: usize,
     logit_scale: &LogitScale,
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
@@ -91,8 +69,8 @@ fn attend_held<E: Float>(
     let size!(NA) = 4usize;
     let size!(NS) = comptime!(bp.key_tile / 2);
     let size!(NO) = 16usize;
-    let row0 = StepRow::new(lane / 4, held, group);
-    let row1 = StepRow::new(lane / 4 + 8, held, group);
+    let row0 = StepRow::new(lane / 4, held);
+    let row1 = StepRow::new(lane / 4 + 8, held);
     let at0 = q_at::<E>(q, held, &row0) + quad;
     let at1 = q_at::<E>(q, held, &row1) + quad;
     let mut q_rows = Sequence::<Vector<u32, NA>>::new();
@@ -132,16 +110,8 @@ fn attend_held<E: Float>(
         }
         if turn < tiles {
             let stage = turn % comptime!(bp.stages);
-            start_copies::<E>(
-                &tensors.k,
-                &tensors.v,
-                held,
-                &next,
-                first_tile + turn,
-                stage,
-                &mut stages,
-                bp,
-            );
+            let tile = first_tile + turn;
+            start_copies::<E>(tensors, held, &next, tile, stage, &mut stages, bp);
             next.read::<E>(tensors, held, first_tile + turn + 1, bp);
         }
         commit_copies();

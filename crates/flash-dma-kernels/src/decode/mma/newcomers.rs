@@ -4,7 +4,7 @@ use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::mma::blueprint::{DecodeMmaBlueprint, ROWS, SEGMENT};
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::Held;
-use crate::decode::tensors::StepTensors;
+use crate::decode::tensors::{StepTensors, row_at};
 use crate::math::log_sum_rest;
 use crate::matrix::logit_scale::{LogitScale, rescale_to};
 use crate::matrix::ptx::shuffle_xor;
@@ -20,7 +20,6 @@ pub(crate) fn attend_newcomers<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
     tensors: &StepTensors<E, Const<8>>,
     held: &Held,
-    group: usize,
     logit_scale: &LogitScale,
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
@@ -32,7 +31,7 @@ pub(crate) fn attend_newcomers<E: Float>(
     let own_segments = comptime!(bp.segments().div_ceil(2 * bp.warps));
     let unit = (UNIT_POS_Y * 32 + UNIT_POS_X) as usize;
     let lane = unit % lanes;
-    let row = StepRow::new(unit / lanes, held, group);
+    let row = StepRow::new(unit / lanes, held);
     let query = row.token;
 
     let mut q_row = Array::<f32>::new(comptime!(own_segments * SEGMENT));
@@ -108,14 +107,8 @@ pub(crate) fn attend_newcomers<E: Float>(
             z = 0.0f32;
         }
         if first < end {
-            let mut from_k = (held.batch * tensors.new_k.stride(0)
-                + held.head * tensors.new_k.stride(1)
-                + token * tensors.new_k.stride(2))
-                / SEGMENT;
-            let mut from_v = (held.batch * tensors.new_v.stride(0)
-                + held.head * tensors.new_v.stride(1)
-                + token * tensors.new_v.stride(2))
-                / SEGMENT;
+            let mut from_k = row_at(&tensors.new_k, held.batch, held.head, token) / SEGMENT;
+            let mut from_v = row_at(&tensors.new_v, held.batch, held.head, token) / SEGMENT;
             if !is_new {
                 from_k = held.slot_row(slot as usize) * segments;
                 from_v = from_k;

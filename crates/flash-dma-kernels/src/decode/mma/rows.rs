@@ -16,7 +16,8 @@ pub(crate) struct StepRow {
 #[cube]
 impl StepRow {
     /// Row `r` of the 16 rows of `CUBE_POS_Z`; padding rows become row 0.
-    pub(crate) fn new(r: usize, held: &Held, group: usize) -> StepRow {
+    pub(crate) fn new(r: usize, held: &Held) -> StepRow {
+        let group = held.group;
         let row = CUBE_POS_Z as usize * ROWS + r;
         let valid = row < group * held.tokens;
         let at = select(valid, row, 0);

@@ -73,12 +73,17 @@ pub(crate) struct Held {
     row: usize,
     /// Rows from one page to the next.
     page_rows: usize,
+    /// Query heads of the kv head.
+    pub group: usize,
 }
 
 #[cube]
 impl Held {
     /// The keys of kv head `CUBE_POS_X`, counted over all sequences.
-    pub(crate) fn of_cube<E: Float>(tensors: &StepTensors<E, Const<8>>) -> Held {
+    pub(crate) fn of_cube<E: Float>(
+        q: &Tensor<Vector<E, Const<2>>>,
+        tensors: &StepTensors<E, Const<8>>,
+    ) -> Held {
         let (k, new_k) = (&tensors.k, &tensors.new_k);
         let heads = new_k.shape(1);
         let at = CUBE_POS_X as usize;
@@ -89,13 +94,10 @@ impl Held {
         let mut first_place = at * tokens * ENTRY;
         let mut row = at * page_len;
         #[comptime]
-        match &tensors.pages {
-            ComptimeOption::Some(pages) => {
-                len = pages.lengths[batch] as usize;
-                first_place = batch * pages.max_pages as usize;
-                row = head * page_len;
-            }
-            ComptimeOption::None => {}
+        if let ComptimeOption::Some(pages) = &tensors.pages {
+            len = pages.lengths[batch] as usize;
+            first_place = batch * pages.max_pages as usize;
+            row = head * page_len;
         }
         Held {
             batch,
@@ -105,6 +107,7 @@ impl Held {
             first_place,
             row,
             page_rows: heads * page_len,
+            group: q.shape(1) / new_k.shape(1),
         }
     }
 
@@ -192,16 +195,13 @@ impl NextTile {
             ComptimeOption::None => {}
         }
         #[comptime]
-        match &tensors.scores {
-            ComptimeOption::Some(scores) => {
-                let key = first + UNIT_POS_X as usize;
-                self.score = f32::new(f32::NEG_INFINITY);
-                if UNIT_POS_X < comptime!(bp.key_tile as u32) && key < held.len {
-                    let row = held.tile_row(&tensors.k, self.page, first, bp);
-                    self.score = scores.cached[row + UNIT_POS_X as usize];
-                }
+        if let ComptimeOption::Some(scores) = &tensors.scores {
+            let key = first + UNIT_POS_X as usize;
+            self.score = f32::new(f32::NEG_INFINITY);
+            if UNIT_POS_X < comptime!(bp.key_tile as u32) && key < held.len {
+                let row = held.tile_row(&tensors.k, self.page, first, bp);
+                self.score = scores.cached[row + UNIT_POS_X as usize];
             }
-            ComptimeOption::None => {}
         }
     }
 }
@@ -210,8 +210,7 @@ impl NextTile {
 /// step attend to, become zeros of score −∞.
 #[cube]
 pub(crate) fn start_copies<E: Float>(
-    k: &Tensor<Segment<E>>,
-    v: &Tensor<Segment<E>>,
+    tensors: &StepTensors<E, Const<8>>,
     held: &Held,
     next: &NextTile,
     tile: usize,
@@ -219,6 +218,7 @@ pub(crate) fn start_copies<E: Float>(
     stages: &mut WarpStages<E>,
     #[comptime] bp: DecodeMmaBlueprint,
 ) {
+    let (k, v) = (&tensors.k, &tensors.v);
     let lane = UNIT_POS_X as usize;
     let segments = comptime!(bp.segments());
     let first = tile * comptime!(bp.key_tile);
@@ -252,18 +252,9 @@ pub(crate) fn start_copies<E: Float>(
         }
         let from = (row + key) * segments + col;
         let to = own * comptime!(bp.stage_segments()) + swizzle(key, col, segments);
-        copy_or_zero(
-            &k[from..from + 1],
-            &mut stages.k[to..to + 1],
-            copied,
-            comptime!(2 * SEGMENT as u32),
-        );
-        copy_or_zero(
-            &v[from..from + 1],
-            &mut stages.v[to..to + 1],
-            copied,
-            comptime!(2 * SEGMENT as u32),
-        );
+        let bytes = comptime!(2 * SEGMENT as u32);
+        copy_or_zero(&k[from..from + 1], &mut stages.k[to..to + 1], copied, bytes);
+        copy_or_zero(&v[from..from + 1], &mut stages.v[to..to + 1], copied, bytes);
     }
 }
 
