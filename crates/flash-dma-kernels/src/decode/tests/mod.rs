@@ -3,11 +3,11 @@
 mod cache;
 mod step;
 
-use crate::decode::args::{Pages, Slots};
+use crate::decode::args::{Cache, Pages, Slots};
 use crate::testing::{Placement, contiguous, read_u32, upload};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{CacheShape, ElementType};
+use flash_dma_problem::{CacheShape, ElementType, Storage};
 
 /// A tensor of one word.
 fn filled(client: &Client, shape: &[usize], word: u32) -> TensorBinding {
@@ -19,69 +19,46 @@ fn unused_rows(client: &Client, shape: &[usize], element: ElementType) -> Tensor
     upload(client, &[], shape, element, Placement::Contiguous)
 }
 
-/// A cache of slots.
-struct SlotCache {
-    shape: CacheShape,
-    slots: Slots,
-}
-
-impl SlotCache {
-    fn new(client: &Client, shape: CacheShape) -> Self {
-        let kv = shape.kv_shape();
-        let slots = Slots {
-            k: unused_rows(client, &kv, shape.element),
-            v: unused_rows(client, &kv, shape.element),
-            score: filled(client, &kv[..3], f32::NEG_INFINITY.to_bits()),
-            position: filled(client, &kv[..3], u32::MAX),
-            seen: filled(client, &[shape.batch], 0),
-        };
-        Self { shape, slots }
-    }
-
-    fn slots(&self) -> Slots {
-        self.slots.clone()
-    }
-
-    /// The positions of each row that its last token attends to, in order.
-    fn live(&self, client: &Client) -> Vec<Vec<usize>> {
-        let Slots {
-            position, score, ..
-        } = self.slots();
-        let [position, score] = [position, score].map(|words| read_u32(client, words));
-        let window = self.shape.capacity();
-        let rows = (position.chunks(window).zip(score.chunks(window))).map(|(position, score)| {
-            let shown = (position.iter().zip(score))
-                .filter(|&(_, &score)| score != f32::NEG_INFINITY.to_bits());
-            let mut live: Vec<usize> = shown.map(|(&x, _)| x as usize).collect();
-            live.sort_unstable();
-            live
-        });
-        rows.collect()
+/// Slots without tokens.
+fn empty_slots(client: &Client, shape: &CacheShape) -> Slots {
+    let kv = shape.kv_shape();
+    Slots {
+        k: unused_rows(client, &kv, shape.element),
+        v: unused_rows(client, &kv, shape.element),
+        score: filled(client, &kv[..3], f32::NEG_INFINITY.to_bits()),
+        position: filled(client, &kv[..3], u32::MAX),
+        seen: filled(client, &[shape.batch], 0),
     }
 }
 
-/// A cache of pages, given to the sequences from the last one on and in turns.
-struct PageCache {
-    shape: CacheShape,
-    pages: Pages,
+/// A cache without tokens. Pages are given to the sequences from the last one on and in turns.
+fn empty(client: &Client, shape: &CacheShape) -> Cache {
+    let (kv, batch) = (shape.kv_shape(), shape.batch);
+    let Storage::Pages { max_pages, .. } = shape.storage else {
+        return Cache::Slots(empty_slots(client, shape));
+    };
+    let page = |n: usize| (kv[0] - 1 - n % max_pages * batch - n / max_pages) as u32;
+    let table: Vec<u32> = (0..batch * max_pages).map(page).collect();
+    Cache::Pages(Pages {
+        k: unused_rows(client, &kv, shape.element),
+        v: unused_rows(client, &kv, shape.element),
+        scores: (shape.has_scores()).then(|| unused_rows(client, &kv[..3], ElementType::F32)),
+        table: contiguous(client, &table, &[batch, max_pages]),
+        lengths: filled(client, &[batch], 0),
+    })
 }
 
-impl PageCache {
-    fn new(client: &Client, shape: CacheShape, max_pages: usize, pages: usize) -> Self {
-        let kv = shape.kv_shape();
-        let page = |n: usize| (pages - 1 - n % max_pages * shape.batch - n / max_pages) as u32;
-        let table: Vec<u32> = (0..shape.batch * max_pages).map(page).collect();
-        let pages = Pages {
-            k: unused_rows(client, &kv, shape.element),
-            v: unused_rows(client, &kv, shape.element),
-            scores: (shape.has_scores()).then(|| unused_rows(client, &kv[..3], ElementType::F32)),
-            table: contiguous(client, &table, &[shape.batch, max_pages]),
-            lengths: filled(client, &[shape.batch], 0),
-        };
-        Self { shape, pages }
-    }
-
-    fn pages(&self) -> Pages {
-        self.pages.clone()
-    }
+/// The positions of each row that its last token attends to, in order.
+fn live(client: &Client, slots: &Slots) -> Vec<Vec<usize>> {
+    let window = slots.score.shape[2];
+    let [position, score] =
+        [&slots.position, &slots.score].map(|words| read_u32(client, words.clone()));
+    let rows = (position.chunks(window).zip(score.chunks(window))).map(|(position, score)| {
+        let shown = (position.iter().zip(score))
+            .filter(|&(_, &score)| score != f32::NEG_INFINITY.to_bits());
+        let mut live: Vec<usize> = shown.map(|(&x, _)| x as usize).collect();
+        live.sort_unstable();
+        live
+    });
+    rows.collect()
 }

@@ -3,7 +3,7 @@
 use crate::decode::args::{Cache, StepInputs, StepOutputs, Tokens};
 use crate::decode::keys::DecodeBlueprint;
 use crate::decode::launch::{DecodeStep, DecodeTuning, decode_tuned, plan};
-use crate::decode::tests::{PageCache, SlotCache};
+use crate::decode::tests::{empty, empty_slots, live};
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, Micro, micro};
@@ -75,15 +75,38 @@ impl Case {
 
     /// The inputs of the whole decoding.
     fn inputs(&self, seed: u64) -> Inputs {
-        let q = [self.batch, self.heads[0], self.len, self.head_dim];
-        let k = [self.batch, self.heads[1], self.len, self.head_dim];
-        let options = AttentionOptions {
+        inputs(self.problem(self.len, self.len), self.scores, 1.0, seed)
+    }
+
+    fn options(&self) -> AttentionOptions {
+        AttentionOptions {
             keep_window: self.window,
             ..self.options
-        };
+        }
+    }
+
+    /// A pass over the first `k_len` keys.
+    fn problem(&self, q_len: usize, k_len: usize) -> Problem {
+        let q = [self.batch, self.heads[0], q_len, self.head_dim];
+        let k = [self.batch, self.heads[1], k_len, self.head_dim];
         let scores = self.scored().then_some(&k[..3]);
-        let problem = Problem::new(&q, &k, &k, scores, self.element, &options).unwrap();
-        inputs(problem, self.scores, 1.0, seed)
+        Problem::new(&q, &k, &k, scores, self.element, &self.options()).unwrap()
+    }
+
+    fn cache(&self, p: &Problem) -> CacheShape {
+        let (batch, heads, dim, element) = (p.batch, p.kv_heads, p.head_dim, p.element);
+        let Some(window) = self.window else {
+            let max_pages = self.len.div_ceil(8);
+            let sizes = [max_pages * batch + 1, 8, max_pages];
+            let shape = CacheShape::pages(batch, heads, sizes, dim, element).unwrap();
+            return if self.biased {
+                shape.with_scores()
+            } else {
+                shape
+            };
+        };
+        let shape = CacheShape::slots(batch, heads, window, dim, element);
+        shape.unwrap().with_score_role(self.role)
     }
 
     /// Decodes the sequence and compares each step with the oracle's last rows, and the live sets with its selection.
@@ -94,17 +117,8 @@ impl Case {
     fn check_inputs(&self, all: &Inputs) {
         let (p, client) = (&all.problem, client());
         let [kv, dim] = [p.batch * p.kv_heads, p.head_dim];
-        let slots = self.window.map(|window| {
-            let shape = CacheShape::slots(p.batch, p.kv_heads, window, dim, p.element);
-            SlotCache::new(&client, shape.unwrap().with_score_role(self.role))
-        });
-        let max_pages = self.len.div_ceil(8);
-        let sizes = [max_pages * p.batch + 1, 8, max_pages];
-        let mut shape = CacheShape::pages(p.batch, p.kv_heads, sizes, dim, p.element).unwrap();
-        if self.biased {
-            shape = shape.with_scores();
-        }
-        let pages = PageCache::new(&client, shape, max_pages, sizes[0]);
+        let shape = self.cache(p);
+        let cache = empty(&client, &shape);
         let mut from = 0;
         for &piece in self.pieces.iter().cycle() {
             let to = (from + piece).min(self.len);
@@ -112,21 +126,15 @@ impl Case {
                 tokens(values, [rows, self.len, width], from, to)
             };
             let scores = |from| (all.scores.as_ref()).map(|scores| part(scores, kv, 1, from));
-            let q = [p.batch, p.q_heads, to - from, dim];
-            let k = [p.batch, p.kv_heads, to, dim];
-            let options = AttentionOptions {
-                keep_window: self.window,
-                ..self.options
-            };
-            let z = self.scored().then_some(&k[..3]);
             let prefix = Inputs {
-                problem: Problem::new(&q, &k, &k, z, p.element, &options).unwrap(),
+                problem: self.problem(to - from, to),
                 q: part(&all.q, p.batch * p.q_heads, dim, from),
                 k: part(&all.k, kv, dim, 0),
                 v: part(&all.v, kv, dim, 0),
                 scores: scores(0),
             };
 
+            let q = prefix.problem.q_shape();
             let new = [p.batch, p.kv_heads, to - from, dim];
             let up = |values: &[f64], shape: &[usize]| {
                 upload(&client, values, shape, p.element, self.placement)
@@ -139,19 +147,15 @@ impl Case {
             };
             let out = Output::new(&client, &q, p.element);
             let lse = Output::new(&client, &q[..3], F32);
-            let cache = slots.as_ref().map_or(pages.shape, |s| s.shape);
             let z = self.scored().then_some(&new[..3]);
-            let problem = cache.decode(&q, &new, &new, z, p.element, from, &options);
+            let problem = shape.decode(&q, &new, &new, z, p.element, from, &self.options());
             let problem = problem.unwrap();
             let inputs = StepInputs {
                 q: up(&prefix.q, &q),
                 tokens: given,
             };
             let outputs = StepOutputs {
-                cache: match &slots {
-                    Some(cache) => Cache::Slots(cache.slots()),
-                    None => Cache::Pages(pages.pages()),
-                },
+                cache: cache.clone(),
                 out: out.binding(),
                 lse: lse.binding(),
             };
@@ -165,11 +169,11 @@ impl Case {
             compare("out", &q, &got, &exact.out, &naive.out, p.element, OUTPUT)
                 .and_then(|_| compare_lse(&q[..3], &lse.read(&client), &exact.lse))
                 .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
-            if let (Some(cache), Some(window)) = (&slots, self.window) {
+            if let (Cache::Slots(slots), Some(window)) = (&cache, self.window) {
                 let want: Vec<Vec<usize>> = (prefix.scores.iter().flat_map(|z| z.chunks(to)))
                     .map(|head| select::selected(head, window, to as i64 - 1))
                     .collect();
-                assert_eq!(cache.live(&client), want, "{}", context());
+                assert_eq!(live(&client, slots), want, "{}", context());
             }
             from = to;
             if from == self.len {
@@ -366,7 +370,7 @@ fn what_is_not_attended_to_leaves_no_trace() {
 fn a_refused_step_leaves_the_cache_as_it_was() {
     let client = client();
     let shape = CacheShape::slots(1, 1, 3, 8, F32).unwrap();
-    let cache = SlotCache::new(&client, shape);
+    let slots = empty_slots(&client, &shape);
     let new = [1, 1, 2, 8];
     let options = AttentionOptions::new().with_keep_window(3);
     let problem = shape.decode(&new, &new, &new, Some(&new[..3]), F32, 0, &options);
@@ -390,26 +394,25 @@ fn a_refused_step_leaves_the_cache_as_it_was() {
         };
         plan(&client, problem, &inputs)?.run(outputs)
     };
-    let slots = || Cache::Slots(cache.slots());
-    let step = |q: &[usize], tokens| run(&problem, q, tokens, slots());
+    let cache = || Cache::Slots(slots.clone());
+    let step = |q: &[usize], tokens| run(&problem, q, tokens, cache());
     let error = step(&new, given(3)).unwrap_err();
     assert_eq!(error.to_string(), "k must have size 2 on axis 2, but has 3");
     let error = step(&[1, 1, 1, 8], given(2)).unwrap_err();
     assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
     let pages = CacheShape::pages(1, 1, [3, 8, 2], 8, F32).unwrap();
-    let pages = PageCache::new(&client, pages, 2, 3);
-    let error = run(&problem, &new, given(2), Cache::Pages(pages.pages()));
+    let error = run(&problem, &new, given(2), empty(&client, &pages));
     let text = "the device does not support pages where the problem has slots";
     assert_eq!(error.unwrap_err().to_string(), text);
     let many = [1, 1, 17, 8];
     let long = shape.decode(&many, &many, &many, Some(&many[..3]), F32, 0, &options);
-    let error = run(&long.unwrap(), &many, given(2), slots());
+    let error = run(&long.unwrap(), &many, given(2), cache());
     assert!(matches!(
         error,
         Err(AttentionError::TooLarge { limit: 16, .. })
     ));
-    assert_eq!(cache.live(&client), [[0usize; 0]]);
+    assert_eq!(live(&client, &slots), [[0usize; 0]]);
     assert!(out.read(&client).iter().all(|x| x.is_nan()));
     step(&new, given(2)).unwrap();
-    assert_eq!(cache.live(&client), [[0, 1]]);
+    assert_eq!(live(&client, &slots), [[0, 1]]);
 }
