@@ -12,9 +12,7 @@ use crate::codegen::tensors::{self, tensor};
 use crate::host::engine::Engine;
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{live_keys, tile_key_lists};
-use crate::{
-    AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, backward, forward, select,
-};
+use crate::{AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, select};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, LeaveOneOut};
 
@@ -87,54 +85,19 @@ fn attention() -> Vec<Case> {
     let of = |head_dim, element| Attention::new(head_dim, element, Some(sparse));
     let [d64, d96, d128, f16] = [of(64, Bf16), of(96, Bf16), of(128, Bf16), of(128, F16)];
     let dims = [of(32, Bf16), d64, d96, d128, of(192, Bf16), of(256, Bf16)];
-    let on = |call, options| Attention { options, ..call };
-    let unscored = |options| Attention {
-        scored: false,
-        ..on(d128, options)
-    };
-    let in_f32 = |call| Attention {
-        element: F32,
-        ..call
-    };
-    let residual = |call| Attention {
-        residual: true,
-        ..call
-    };
-    let few = |call| Attention {
-        q_len: 16,
-        backward: false,
-        ..call
-    };
-    let runners = |call| Attention {
-        runners_up: true,
-        ..call
-    };
-    let left_out = |call| Attention {
-        left_out: true,
-        ..runners(call)
-    };
-    let no_lse = |call| Attention {
-        grad_lse: false,
-        ..call
-    };
-    let huge = |call| Attention {
-        k_len: LONG_K_LEN,
-        ..call
-    };
+    let on = |call: Attention, options| with(call, |c| c.options = options);
+    let unscored = |options| with(on(d128, options), |c| c.scored = false);
+    let in_f32 = |call: Attention| with(call, |c| c.element = F32);
+    let residual = |call: Attention| with(call, |c| c.residual = true);
+    let few = |call: Attention| with(call, |c| (c.q_len, c.backward) = (16, false));
+    let runners = |call: Attention| with(call, |c| c.runners_up = true);
+    let left_out = |call| with(runners(call), |c| c.left_out = true);
+    let no_lse = |call: Attention| with(call, |c| c.grad_lse = false);
+    let huge = |call: Attention| with(call, |c| c.k_len = LONG_K_LEN);
     // Enough chunks for tiles of 128 runners-up.
-    let long = |call| Attention {
-        q_len: 1 << 15,
-        k_len: 1 << 15,
-        ..call
-    };
-    let unaligned = Attention {
-        row_padding: 1,
-        ..d128
-    };
-    let repeated = |call| Attention {
-        repeats_keys: true,
-        ..call
-    };
+    let long = |call: Attention| with(call, |c| (c.q_len, c.k_len) = (1 << 15, 1 << 15));
+    let unaligned = with(d128, |c| c.row_padding = 1);
+    let repeated = |call: Attention| with(call, |c| c.repeats_keys = true);
 
     let mut calls: Vec<_> = dims.map(|call| ("", call)).into();
     calls.extend([
@@ -205,12 +168,9 @@ fn on_mma(sparse: AttentionOptions) -> impl Iterator<Item = Case> {
         ("mma-d128-dense", 128, None),
     ];
     calls.into_iter().map(|(name, head_dim, options)| {
-        let mut call = Attention::new(head_dim, ElementType::Bf16, options);
-        call.engines = &[Engine::Mma];
-        Case {
-            gpus: &Gpu::ALL,
-            ..call.case(name.into())
-        }
+        let call = Attention::new(head_dim, ElementType::Bf16, options);
+        let call = with(call, |c| c.engines = &[Engine::Mma]);
+        with(call.case(name.into()), |case| case.gpus = &Gpu::ALL)
     })
 }
 
@@ -281,11 +241,8 @@ impl Attention {
         let problem = problem.expect("a valid problem");
         let mut tensors = tensors::Attention::scored(client, &problem);
         let padded = || {
-            let mut padded = tensor(
-                client,
-                [1, HEADS, self.k_len, self.head_dim + self.row_padding],
-                size,
-            );
+            let width = self.head_dim + self.row_padding;
+            let mut padded = tensor(client, [1, HEADS, self.k_len, width], size);
             padded.shape = kv.into();
             if self.repeats_keys {
                 padded.strides[2] = 0;
@@ -308,17 +265,9 @@ impl Attention {
         tensors.grads.rank = self.runners_up.then(words);
         tensors.saved.grad_lse = tensors.saved.grad_lse.filter(|_| self.grad_lse);
         tensors.saved.residual = self.residual.then(|| tensor(client, q, size));
-        let inputs = &tensors.inputs;
-        self.on_each(|engine| {
-            let mut outputs = tensors.outputs();
-            outputs.lse_rest = outputs.lse_rest.filter(|_| self.residual);
-            forward::plan_on(engine, client, &problem, inputs)?.run(outputs)
-        });
+        self.on_each(|engine| tensors.forward(client, &problem, Some(engine)));
         if self.backward {
-            let (saved, grads) = (&tensors.saved, &tensors.grads);
-            self.on_each(|engine| {
-                backward::plan_on(engine, client, &problem, inputs, saved)?.run(grads.clone())
-            });
+            self.on_each(|engine| tensors.backward(client, &problem, Some(engine)));
         }
     }
 
@@ -336,6 +285,12 @@ fn case(name: String, run: impl Fn(&Client) + 'static) -> Case {
         gpus: Gpu::USUAL,
         run: Box::new(run),
     }
+}
+
+/// A call or a case with a change.
+fn with<T>(mut call: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut call);
+    call
 }
 
 /// Scores and the intervals selected from them.

@@ -6,11 +6,13 @@ use crate::codegen::recorder;
 use crate::codegen::tensors::Attention;
 use crate::host::engine::Engine;
 use crate::report::{check_engine, engine_for, engines, fits_grid};
-use crate::{AttentionOptions, ElementType, MaskedProblem, Problem, backward, forward};
+use crate::{AttentionOptions, ElementType, MaskedProblem, Problem, forward};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, EngineChoice, Obstacle, PassKind, PassedOver};
 use std::collections::HashMap;
 use std::sync::Mutex;
+
+const ALL: [Engine; 3] = [Engine::Wgmma, Engine::Mma, Engine::Portable];
 
 fn problem(head_dim: usize, element: ElementType, options: AttentionOptions) -> Problem {
     let (q, kv) = ([1, 8, 2048, head_dim], [1, 2, 2048, head_dim]);
@@ -20,21 +22,14 @@ fn problem(head_dim: usize, element: ElementType, options: AttentionOptions) -> 
 
 /// Runs both passes as a call does; the names of the kernels of either.
 fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
-    let Attention {
-        inputs,
-        saved,
-        grads,
-    } = &Attention::scored(client, p);
+    let tensors = Attention::scored(client, p);
     let names = |run: &dyn Fn()| -> Vec<String> { recorder::names(client, |_| run()) };
     let forward = names(&|| {
-        let plan = forward::plan(client, p, inputs).expect("a plan");
-        let outputs = Outputs::new(saved.out.clone(), saved.lse.clone());
+        let plan = forward::plan(client, p, &tensors.inputs).expect("a plan");
+        let outputs = Outputs::new(tensors.saved.out.clone(), tensors.saved.lse.clone());
         plan.run(outputs).expect("a valid call");
     });
-    let backward = names(&|| {
-        let plan = backward::plan(client, p, inputs, saved).expect("a plan");
-        plan.run(grads.clone()).expect("a valid call");
-    });
+    let backward = names(&|| (tensors.backward(client, p, None)).expect("a valid call"));
     [forward, backward]
 }
 
@@ -103,15 +98,14 @@ fn the_report_names_the_engines_whose_kernels_are_launched() {
                     (PassKind::Forward, report.forward, forward),
                     (PassKind::Backward, report.backward, backward),
                 ] {
-                    for other in [Engine::Wgmma, Engine::Mma, Engine::Portable] {
+                    for other in ALL {
                         let ran = names.iter().any(|name| name == mark(pass, other));
                         let how = format!("{gpu:?} {element} {head_dim} {pass}: {names:?}");
                         assert_eq!(ran, other == engine, "{other} {how}");
                     }
                     let over = report.why.iter().filter(|over| over.pass == pass);
                     let over: Vec<Engine> = over.map(|over| over.engine).collect();
-                    let all = [Engine::Wgmma, Engine::Mma, Engine::Portable];
-                    let faster = all.iter().take_while(|&&other| other != engine);
+                    let faster = ALL.iter().take_while(|&&other| other != engine);
                     let what = format!("{gpu:?} {element} {head_dim} {pass}");
                     assert!(faster.eq(&over), "{what}: {over:?}");
                     *seen.entry((pass, engine)).or_default() += 1;
@@ -162,44 +156,40 @@ fn a_forced_engine_runs_or_is_refused_with_its_reason() {
         let options = AttentionOptions::new().with_engine(EngineChoice::Only(engine));
         problem(head_dim, ElementType::Bf16, options)
     };
-    for engine in [Engine::Portable, Engine::Mma, Engine::Wgmma] {
+    for engine in ALL {
         let p = forced(128, engine);
         let report = engine_for(&client, &p).expect("a report");
         assert_eq!([report.forward, report.backward], [engine; 2]);
         let passes = [PassKind::Forward, PassKind::Backward];
         for (pass, names) in passes.into_iter().zip(launched(&client, &p)) {
-            assert!(
-                names.iter().any(|name| name == mark(pass, engine)),
-                "{names:?}"
-            );
+            let ran = names.iter().any(|name| name == mark(pass, engine));
+            assert!(ran, "{names:?}");
         }
     }
+    let refused = |engine, pass, obstacle| {
+        Err(AttentionError::Engine {
+            engine,
+            pass,
+            obstacle,
+        })
+    };
     let p = forced(80, Engine::Wgmma);
     assert_eq!(check_engine(&client, &p, false), Ok(()));
-    let refused = AttentionError::Engine {
-        engine: Engine::Wgmma,
-        pass: PassKind::Backward,
-        obstacle: Obstacle::HeadDim {
-            head_dim: 80,
-            served: "64 and 128",
-        },
-    };
-    assert_eq!(check_engine(&client, &p, true), Err(refused));
-    let (engine, pass, obstacle) = (Engine::Cpu, PassKind::Forward, Obstacle::OtherBackend);
-    let refused = AttentionError::Engine {
-        engine,
-        pass,
-        obstacle,
-    };
-    let forced = forced(128, engine);
-    assert_eq!(check_engine(&client, &forced, false), Err(refused));
+    let (head_dim, served) = (80, "64 and 128");
+    let obstacle = Obstacle::HeadDim { head_dim, served };
+    let refused_backward = refused(Engine::Wgmma, PassKind::Backward, obstacle);
+    assert_eq!(check_engine(&client, &p, true), refused_backward);
+    let other = refused(Engine::Cpu, PassKind::Forward, Obstacle::OtherBackend);
+    assert_eq!(
+        check_engine(&client, &forced(128, Engine::Cpu), false),
+        other
+    );
 }
 
 #[test]
 fn masks_and_devices_are_reported() {
-    let all = [Engine::Wgmma, Engine::Mma, Engine::Portable];
-    assert_eq!(engines(&recorder::client(Gpu::H200)), Ok(all.to_vec()));
-    assert_eq!(engines(&recorder::client(Gpu::B200)), Ok(all[1..].to_vec()));
+    assert_eq!(engines(&recorder::client(Gpu::H200)), Ok(ALL.to_vec()));
+    assert_eq!(engines(&recorder::client(Gpu::B200)), Ok(ALL[1..].to_vec()));
     let (q, kv) = ([1, 8, 512, 128], [1, 2, 512, 128]);
     let options = AttentionOptions::new();
     let element = ElementType::Bf16;

@@ -53,16 +53,11 @@ pub(crate) fn names(client: &Client, run: impl FnOnce(&Client)) -> Vec<String> {
         .collect()
 }
 
+#[derive(Debug)]
 struct Recorder {
     utilities: Arc<ServerUtilities>,
     /// The buffers in use: as in a pool, a buffer counts until it has no other owner.
     buffers: Vec<ManagedMemoryHandle>,
-}
-
-impl std::fmt::Debug for Recorder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Recorder")
-    }
 }
 
 impl DeviceService for Recorder {

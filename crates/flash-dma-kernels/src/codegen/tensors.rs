@@ -1,7 +1,9 @@
 //! Tensors of undefined content in the shapes of problems, with which every call of the gate is made.
 
 use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
+use crate::backward::Backward;
 use crate::decode::args::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens};
+use crate::host::engine::Engine;
 use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 use crate::product::Operands;
 use crate::{
@@ -9,7 +11,7 @@ use crate::{
 };
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::contiguous_strides;
+use flash_dma_problem::{AttentionError, contiguous_strides};
 
 /// A contiguous tensor.
 pub(crate) fn tensor<const R: usize>(
@@ -24,10 +26,10 @@ pub(crate) fn tensor<const R: usize>(
 }
 
 /// The tensors of both passes.
-pub(crate) struct Attention<I, G> {
-    pub inputs: I,
+pub(crate) struct Attention<P: Backward> {
+    pub inputs: P::Inputs,
     pub saved: Saved,
-    pub grads: G,
+    pub grads: P::Gradients,
 }
 
 /// Everything that the forward pass saves, with a residual in 16 bits, and the incoming gradients.
@@ -44,7 +46,7 @@ fn saved(client: &Client, p: &Problem) -> Saved {
     }
 }
 
-impl Attention<Inputs, Gradients> {
+impl Attention<Problem> {
     /// Without runners-up.
     pub(crate) fn scored(client: &Client, p: &Problem) -> Self {
         let [q, grad_q] = [(); 2].map(|()| tensor(client, p.q_shape(), p.element.size()));
@@ -70,7 +72,7 @@ impl Attention<Inputs, Gradients> {
     }
 }
 
-impl Attention<MaskedInputs, MaskedGradients> {
+impl Attention<MaskedProblem> {
     pub(crate) fn masked(client: &Client, problem: &MaskedProblem) -> Self {
         let p = &problem.attention;
         let [q, grad_q] = [(); 2].map(|()| tensor(client, p.q_shape(), p.element.size()));
@@ -96,15 +98,38 @@ impl Attention<MaskedInputs, MaskedGradients> {
     }
 }
 
-impl<I, G> Attention<I, G> {
-    /// The outputs that are saved.
+impl<P: Backward<Gradients: Clone>> Attention<P> {
+    /// The outputs that are saved; without a residual those of a call that needs no gradients.
     pub(crate) fn outputs(&self) -> Outputs {
+        let Saved { residual, .. } = &self.saved;
         Outputs {
             out: self.saved.out.clone(),
-            residual: self.saved.residual.clone(),
+            residual: residual.clone(),
             lse: self.saved.lse.clone(),
-            lse_rest: self.saved.lse_rest.clone(),
+            lse_rest: (self.saved.lse_rest.clone()).filter(|_| residual.is_some()),
         }
+    }
+
+    /// Runs the forward pass, on a given engine or the one that is chosen.
+    pub(crate) fn forward(
+        &self,
+        client: &Client,
+        problem: &P,
+        engine: Option<Engine>,
+    ) -> Result<(), AttentionError> {
+        let plan = problem.plan_forward(client, &self.inputs, engine)?;
+        plan.run(self.outputs())
+    }
+
+    /// As [`forward`](Self::forward), the backward pass.
+    pub(crate) fn backward(
+        &self,
+        client: &Client,
+        problem: &P,
+        engine: Option<Engine>,
+    ) -> Result<(), AttentionError> {
+        let plan = problem.plan_backward(client, &self.inputs, &self.saved, engine)?;
+        plan.run(self.grads.clone())
     }
 }
 

@@ -20,20 +20,29 @@ fn source(launch: impl FnOnce(&Client)) -> String {
     cuda::generate(&**kernel).expect("it has a CUDA form").text
 }
 
+fn buffer(client: &Client) -> BufferArg {
+    scratch(client, [1024]).into_buffer_arg()
+}
+
+/// Launches one cube of a kernel.
+macro_rules! launch {
+    ($client:expr, $kernel:ident, $($argument:expr),*) => {
+        // SAFETY: nothing runs.
+        unsafe {
+            $kernel::launch_unchecked(
+                $client,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(128),
+                $($argument),*
+            )
+        }
+    };
+}
+
 /// The source of a kernel that takes a buffer to read and one to write.
 macro_rules! source_of {
     ($kernel:ident $(, $argument:expr)*) => {
-        // SAFETY: nothing runs.
-        source(|client| unsafe {
-            $kernel::launch_unchecked(
-                client,
-                CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(128),
-                scratch(client, [1024]).into_buffer_arg(),
-                scratch(client, [1024]).into_buffer_arg(),
-                $($argument,)*
-            );
-        })
+        source(|client| launch!(client, $kernel, buffer(client), buffer(client) $(, $argument)*))
     };
 }
 
@@ -139,16 +148,14 @@ fn checked_copy(x: &[f32], y: &mut [f32]) {
 #[test]
 fn a_checked_copy_takes_its_length_as_an_index() {
     let text = |address| {
-        // SAFETY: nothing runs.
-        source(|client| unsafe {
-            checked_copy::launch_unchecked(
+        source(|client| {
+            launch!(
                 client,
-                CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(128),
+                checked_copy,
                 address,
-                scratch(client, [1024]).into_buffer_arg(),
-                scratch(client, [1024]).into_buffer_arg(),
-            );
+                buffer(client),
+                buffer(client)
+            )
         })
     };
     let operands = |text: String| {
@@ -174,19 +181,8 @@ fn options(
 fn options_hash_what_they_hold_and_not_whether_they_do() {
     let id = |present: [bool; 2]| {
         let kernels = recorder::record(&recorder::client(Gpu::H200), |client| {
-            let [first, second] =
-                present.map(|present| present.then(|| scratch(client, [1024]).into_buffer_arg()));
-            // SAFETY: nothing runs.
-            unsafe {
-                options::launch_unchecked(
-                    client,
-                    CubeCount::Static(1, 1, 1),
-                    CubeDim::new_1d(128),
-                    first.into(),
-                    second.into(),
-                    scratch(client, [1024]).into_buffer_arg(),
-                );
-            }
+            let [first, second] = present.map(|present| present.then(|| buffer(client)).into());
+            launch!(client, options, first, second, buffer(client));
         });
         kernels[0].id()
     };

@@ -1,6 +1,6 @@
 //! Appending to caches and decode steps.
 
-use crate::codegen::cases::{Case, HEADS, case};
+use crate::codegen::cases::{Case, HEADS, case, with};
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{self, tensor};
 use crate::decode::append::{append, append_pages};
@@ -19,8 +19,7 @@ pub(crate) fn all() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
     let call = |element, head_dim, paged| Decoding::new(element, head_dim, paged);
     let (slots, pages) = (call(Bf16, 128, false), call(Bf16, 128, true));
-    let mut cases = Vec::new();
-    for call in [
+    let calls = [
         call(Bf16, 32, false),
         call(Bf16, 64, false),
         call(Bf16, 64, true),
@@ -31,69 +30,39 @@ pub(crate) fn all() -> Vec<Case> {
         call(F16, 128, false),
         call(F32, 128, false),
         call(F32, 128, true),
-    ] {
-        let (element, head_dim, kind) = (call.element, call.head_dim, call.kind());
-        let name = format!("decode-{element}-d{head_dim}-{kind}");
-        cases.push(case(name, move |client| {
-            call.append(client);
-            call.step(client, 1, AttentionOptions::new());
-            call.step(client, 16, AttentionOptions::new());
-        }));
-    }
-    cases.push(case("decode-bf16-d128-softcap".into(), move |client| {
-        slots.step(client, 1, AttentionOptions::new().with_softcap(30.0));
-    }));
-    let scored = Decoding {
-        scored: true,
-        ..pages
-    };
+    ];
+    let options = AttentionOptions::new().with_softcap(30.0);
+    let of_one = |call: Decoding| with(call, |c| c.steps = &[1]);
+    let capped = with(of_one(slots), |c| (c.appends, c.options) = (false, options));
+    let scored = with(of_one(pages), |c| c.scored = true);
     // The rule is in numbers, but the rank of a chunk's keys is another kernel's.
-    let sinks = Decoding {
-        recent: 128,
-        sinks: 4,
-        ..slots
-    };
-    let ranks = Decoding {
-        role: ScoreRole::Rank,
-        ..slots
-    };
+    let sinks = with(of_one(slots), |c| (c.recent, c.sinks) = (128, 4));
+    let ranks = with(slots, |c| (c.appends, c.role) = (false, ScoreRole::Rank));
     // Pages that exceed 32-bit indices.
-    let huge = Decoding {
-        pages: 1 << 16,
-        ..pages
-    };
-    let appended = |name: &str, call: Decoding| {
-        case(name.into(), move |client| {
-            call.append(client);
-            call.step(client, 1, AttentionOptions::new());
-        })
-    };
-    cases.push(appended("decode-bf16-d128-scored", scored));
-    cases.push(appended("decode-bf16-d128-sinks", sinks));
-    cases.push(case("decode-bf16-d128-ranks".into(), move |client| {
-        ranks.step(client, 1, AttentionOptions::new());
-        ranks.step(client, 16, AttentionOptions::new());
-    }));
-    cases.push(appended("decode-bf16-d128-64bit", huge));
-    cases.extend(on_mma());
+    let huge = with(of_one(pages), |c| c.pages = 1 << 16);
+    let mut cases = Vec::new();
+    for call in calls {
+        let name = format!("decode-{}-d{}-{}", call.element, call.head_dim, call.kind());
+        cases.push(call.case(name));
+    }
+    for (name, call) in [
+        ("softcap", capped),
+        ("scored", scored),
+        ("sinks", sinks),
+        ("ranks", ranks),
+        ("64bit", huge),
+    ] {
+        cases.push(call.case(format!("decode-bf16-d128-{name}")));
+    }
+    // On `mma`, on each kind of device.
+    for (head_dim, paged) in [(64, false), (128, false), (128, true), (256, false)] {
+        let on_mma = with(of_one(call(Bf16, head_dim, paged)), |c| {
+            (c.appends, c.engines) = (false, &[Engine::Mma]);
+        });
+        let name = format!("decode-mma-d{head_dim}-{}", on_mma.kind());
+        cases.push(with(on_mma.case(name), |case| case.gpus = &Gpu::ALL));
+    }
     cases
-}
-
-/// Steps on `mma`, on each kind of device.
-fn on_mma() -> impl Iterator<Item = Case> {
-    [(64, false), (128, false), (128, true), (256, false)]
-        .map(|(head_dim, paged)| {
-            let mut call = Decoding::new(ElementType::Bf16, head_dim, paged);
-            call.engines = &[Engine::Mma];
-            let name = format!("decode-mma-d{head_dim}-{}", call.kind());
-            Case {
-                gpus: &Gpu::ALL,
-                ..case(name, move |client| {
-                    call.step(client, 1, AttentionOptions::new());
-                })
-            }
-        })
-        .into_iter()
 }
 
 #[derive(Clone, Copy)]
@@ -109,6 +78,11 @@ struct Decoding {
     sinks: usize,
     /// What the scores of slots are for.
     role: ScoreRole,
+    /// Whether there is a prefill first.
+    appends: bool,
+    /// Tokens of each step.
+    steps: &'static [usize],
+    options: AttentionOptions,
     /// Engines to launch, if they support the problem; the portable one supports all.
     engines: &'static [Engine],
 }
@@ -124,8 +98,22 @@ impl Decoding {
             recent: 0,
             sinks: 0,
             role: ScoreRole::default(),
+            appends: true,
+            steps: &[1, 16],
+            options: AttentionOptions::new(),
             engines: &[Engine::Portable, Engine::Mma],
         }
+    }
+
+    fn case(self, name: String) -> Case {
+        case(name, move |client| {
+            if self.appends {
+                self.append(client);
+            }
+            self.steps
+                .iter()
+                .for_each(|&tokens| self.step(client, tokens));
+        })
     }
 
     fn kind(&self) -> &'static str {
@@ -181,14 +169,14 @@ impl Decoding {
         .expect("a valid append");
     }
 
-    fn step(&self, client: &Client, tokens: usize, options: AttentionOptions) {
+    fn step(&self, client: &Client, tokens: usize) {
         let q = [1, 4 * HEADS, tokens, self.head_dim];
         let new = [1, HEADS, tokens, self.head_dim];
         let shape = self.shape();
         let scores = shape.has_scores().then_some(&new[..3]);
         let options = AttentionOptions {
             keep_window: (!self.paged).then_some(WINDOW),
-            ..options
+            ..self.options
         };
         let problem = shape.decode(&q, &new, &new, scores, self.element, 0, &options);
         let problem = problem.expect("a valid step");

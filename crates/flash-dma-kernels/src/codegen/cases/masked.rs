@@ -1,12 +1,12 @@
 //! Plans, masks and biases.
 
-use crate::codegen::cases::{Case, HEADS, case};
+use crate::codegen::cases::{Case, HEADS, case, with};
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{self, mask_bits, tensor};
 use crate::host::engine::Engine;
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::plan::{plan, plan_ranges};
-use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry, backward, forward};
+use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use cubecl::client::Client;
 
 /// Lengths of a problem.
@@ -16,24 +16,18 @@ pub(crate) fn all() -> Vec<Case> {
     let (heads, pairs) = (Some(HEADS), Some(LEN));
     let call = |head_dim, mask, bias| Masked::new(head_dim, mask, bias);
     let base = call(128, heads, Some(1));
-    let in_f32 = Masked {
-        element: ElementType::F32,
-        ..base
-    };
+    let in_f32 = with(base, |c| c.element = ElementType::F32);
     let mut cases = Vec::new();
     for (name, call) in [
-        ("masked-bf16-d128", base),
-        ("masked-bf16-d64", call(64, heads, Some(1))),
-        ("masked-bf16-d128-no-bias", call(128, heads, None)),
-        ("masked-bf16-d128-no-mask", call(128, None, Some(1))),
-        (
-            "masked-bf16-d128-heads",
-            call(128, Some(4 * HEADS), Some(1)),
-        ),
-        ("masked-bf16-d128-pairs", call(128, heads, pairs)),
-        ("masked-bf16-d128-pairs-no-mask", call(128, None, pairs)),
-        ("masked-bf16-d64-pairs", call(64, heads, pairs)),
-        ("masked-f32-d128", in_f32),
+        ("bf16-d128", base),
+        ("bf16-d64", call(64, heads, Some(1))),
+        ("bf16-d128-no-bias", call(128, heads, None)),
+        ("bf16-d128-no-mask", call(128, None, Some(1))),
+        ("bf16-d128-heads", call(128, Some(4 * HEADS), Some(1))),
+        ("bf16-d128-pairs", call(128, heads, pairs)),
+        ("bf16-d128-pairs-no-mask", call(128, None, pairs)),
+        ("bf16-d64-pairs", call(64, heads, pairs)),
+        ("f32-d128", in_f32),
     ] {
         cases.push(call.case(name));
     }
@@ -56,29 +50,36 @@ pub(crate) fn all() -> Vec<Case> {
         let keys = || tensor(client, [1, 1, LEN, 1], 4);
         plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
     }));
-    cases.extend(on_mma());
+    // Without `wgmma`, on each kind of device with different limits.
+    for (name, head_dim, mask, bias) in [
+        ("mma-d128", 128, heads, Some(1)),
+        ("mma-d64", 64, heads, Some(1)),
+        ("mma-d256", 256, heads, Some(1)),
+        ("mma-d128-no-bias", 128, heads, None),
+        ("mma-d128-no-mask", 128, None, Some(1)),
+        ("mma-d128-heads", 128, Some(4 * HEADS), Some(1)),
+        ("mma-d128-pairs", 128, heads, pairs),
+    ] {
+        let call = with(call(head_dim, mask, bias), |c| c.engines = &[Engine::Mma]);
+        cases.push(with(call.case(name), |case| case.gpus = &Gpu::ALL));
+    }
     let dropped = AttentionOptions::new().with_dropout(super::dropout());
     let biased = AttentionOptions::new().with_alibi(super::slopes());
-    let on = |call, options, engines| Masked {
-        options,
-        engines,
-        ..call
+    let on = |call: Masked, options, engines| {
+        with(call, |c| (c.options, c.engines) = (options, engines))
     };
     let of_pairs = call(128, heads, pairs);
-    let residual = Masked {
-        residual: true,
-        ..on(base, AttentionOptions::new(), ALL)
-    };
+    let residual = with(base, |c| (c.residual, c.engines) = (true, ALL));
     for (name, call) in [
-        ("masked-bf16-d128-dropout", on(base, dropped, base.engines)),
+        ("bf16-d128-dropout", on(base, dropped, base.engines)),
         (
-            "masked-bf16-d128-pairs-dropout",
+            "bf16-d128-pairs-dropout",
             on(of_pairs, dropped, base.engines),
         ),
-        ("masked-mma-d128-dropout", on(base, dropped, &[Engine::Mma])),
-        ("masked-bf16-d128-alibi", on(base, biased, ALL)),
-        ("masked-bf16-d128-pairs-alibi", on(of_pairs, biased, ALL)),
-        ("masked-bf16-d128-residual", residual),
+        ("mma-d128-dropout", on(base, dropped, &[Engine::Mma])),
+        ("bf16-d128-alibi", on(base, biased, ALL)),
+        ("bf16-d128-pairs-alibi", on(of_pairs, biased, ALL)),
+        ("bf16-d128-residual", residual),
     ] {
         cases.push(call.case(name));
     }
@@ -86,27 +87,6 @@ pub(crate) fn all() -> Vec<Case> {
 }
 
 const ALL: &[Engine] = &[Engine::Portable, Engine::Mma, Engine::Wgmma];
-
-/// Masks and biases without `wgmma`, on each kind of device with different limits.
-fn on_mma() -> impl Iterator<Item = Case> {
-    let calls = [
-        ("masked-mma-d128", 128, Some(HEADS), Some(1)),
-        ("masked-mma-d64", 64, Some(HEADS), Some(1)),
-        ("masked-mma-d256", 256, Some(HEADS), Some(1)),
-        ("masked-mma-d128-no-bias", 128, Some(HEADS), None),
-        ("masked-mma-d128-no-mask", 128, None, Some(1)),
-        ("masked-mma-d128-heads", 128, Some(4 * HEADS), Some(1)),
-        ("masked-mma-d128-pairs", 128, Some(HEADS), Some(LEN)),
-    ];
-    calls.into_iter().map(|(name, head_dim, mask, bias)| {
-        let mut call = Masked::new(head_dim, mask, bias);
-        call.engines = &[Engine::Mma];
-        Case {
-            gpus: &Gpu::ALL,
-            ..call.case(name)
-        }
-    })
-}
 
 /// A mask of `queries` rows, or of one for all, and room for its plan.
 fn planned(client: &Client, queries: usize, len: usize) -> (PlanGeometry, MaskBits) {
@@ -146,7 +126,7 @@ impl Masked {
     }
 
     fn case(self, name: &str) -> Case {
-        case(name.into(), move |client| self.run(client))
+        case(format!("masked-{name}"), move |client| self.run(client))
     }
 
     fn run(self, client: &Client) {
@@ -166,19 +146,10 @@ impl Masked {
             plan(client, geometry, mask, 1, false, bits.clone()).expect("a valid plan");
         }
         tensors.saved.residual = self.residual.then(|| tensors.saved.out.clone());
-        let tensors::Attention {
-            inputs,
-            saved,
-            grads,
-        } = &tensors;
         for &engine in self.engines {
             // Refused if the engine does not support the problem.
-            let mut outputs = tensors.outputs();
-            outputs.lse_rest = outputs.lse_rest.filter(|_| self.residual);
-            let _ = forward::plan_on(engine, client, &problem, inputs)
-                .and_then(|plan| plan.run(outputs));
-            let _ = backward::plan_on(engine, client, &problem, inputs, saved)
-                .and_then(|plan| plan.run(grads.clone()));
+            let _ = tensors.forward(client, &problem, Some(engine));
+            let _ = tensors.backward(client, &problem, Some(engine));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Products of matrices on `wgmma`, the addition of parts of their sums, and products of a few rows. CubeK's kernels are not ours to check.
 
-use super::Case;
+use super::{Case, with};
 use crate::ElementType;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{operands, tensor};
@@ -87,9 +87,5 @@ fn case(
         let result = tensor(client, [m, n], out.size());
         product_by(client, &operands, &result, out, choice).expect("an H200 serves it");
     };
-    Case {
-        name,
-        gpus: &[Gpu::H200],
-        run: Box::new(run),
-    }
+    with(super::case(name, run), |case| case.gpus = &[Gpu::H200])
 }

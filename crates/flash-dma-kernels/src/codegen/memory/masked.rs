@@ -3,7 +3,7 @@
 use crate::codegen::memory::{Compiled, ENGINES, Gpu, compare, fastest, recorder, requested};
 use crate::codegen::tensors::{self, Attention};
 use crate::host::engine::Engine;
-use crate::{AttentionOptions, CacheShape, ElementType, MaskedProblem, backward, decode, forward};
+use crate::{AttentionOptions, CacheShape, ElementType, MaskedProblem, decode};
 use cubecl::client::Client;
 
 const HEADS: usize = 8;
@@ -28,13 +28,7 @@ fn masked_passes(
 ) -> [Option<[usize; 2]>; 2] {
     let mut tensors = Attention::masked(client, problem);
     (tensors.saved.lse_rest, tensors.saved.grad_lse) = (None, None);
-    let Attention { inputs, saved, .. } = &tensors;
-    let forward = forward::plan_on(engine, client, problem, inputs);
-    let backward = backward::plan_on(engine, client, problem, inputs, saved);
-    [
-        requested(client, forward, tensors.outputs()),
-        requested(client, backward, tensors.grads.clone()),
-    ]
+    tensors.passes(client, problem, engine)
 }
 
 /// Masks and biases of every broadcast that the lists distinguish, and short and empty problems.
@@ -62,11 +56,8 @@ fn a_masked_pass_requests_the_workspace_it_says() {
             for problem in &problems {
                 for (engine, compared) in ENGINES.into_iter().zip(&mut compared) {
                     let passes = masked_passes(client, problem, engine);
-                    compare(
-                        passes,
-                        compared,
-                        &format!("{engine:?}, {gpu:?}, {problem:?}"),
-                    );
+                    let what = format!("{engine:?}, {gpu:?}, {problem:?}");
+                    compare(passes, compared, &what);
                 }
             }
         });

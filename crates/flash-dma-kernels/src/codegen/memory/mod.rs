@@ -3,7 +3,8 @@
 
 mod masked;
 
-use crate::args::{Far, Gradients, Inputs, LeftOut};
+use crate::args::{Far, LeftOut};
+use crate::backward::Backward;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{Attention, tensor};
 use crate::codegen::{kernel_name, recorder};
@@ -49,7 +50,7 @@ fn window(keys: usize) -> Option<AttentionOptions> {
 }
 
 /// The tensors of both passes.
-type Tensors = Attention<Inputs, Gradients>;
+type Tensors = Attention<Problem>;
 
 impl Tensors {
     /// The same with runners-up, and with kept keys that learn.
@@ -77,12 +78,14 @@ impl Tensors {
         });
         Some([peak.requested, said])
     }
+}
 
+impl<P: Backward<Gradients: Clone>> Attention<P> {
     /// The bytes that both passes requested and announced on an engine; `None` if it does not support the problem.
-    fn passes(&self, client: &Client, p: &Problem, engine: Engine) -> [Option<[usize; 2]>; 2] {
+    fn passes(&self, client: &Client, problem: &P, engine: Engine) -> [Option<[usize; 2]>; 2] {
         let Self { inputs, saved, .. } = self;
-        let forward = forward::plan_on(engine, client, p, inputs);
-        let backward = backward::plan_on(engine, client, p, inputs, saved);
+        let forward = forward::plan_on(engine, client, problem, inputs);
+        let backward = backward::plan_on(engine, client, problem, inputs, saved);
         [
             requested(client, forward, self.outputs()),
             requested(client, backward, self.grads.clone()),
@@ -287,12 +290,8 @@ fn a_planned_length_or_batch_fits_and_one_more_does_not() {
 fn launch_all(client: &Client, p: &Problem) {
     let tensors = Tensors::scored(client, p);
     tensors.select(client, p);
-    let forward = forward::plan(client, p, &tensors.inputs);
-    let forward = forward.and_then(|plan| plan.run(tensors.outputs()));
-    forward.expect("a valid call");
-    let backward = backward::plan(client, p, &tensors.inputs, &tensors.saved);
-    let backward = backward.and_then(|plan| plan.run(tensors.grads));
-    backward.expect("a valid call");
+    tensors.forward(client, p, None).expect("a valid call");
+    tensors.backward(client, p, None).expect("a valid call");
 }
 
 /// The compiled kernels by name: each counts once per difference in its code or in the size of its cubes. The 64-bit
