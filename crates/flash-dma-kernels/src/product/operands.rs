@@ -15,6 +15,19 @@ pub struct Operands {
     pub element: ElementType,
 }
 
+/// Where a product goes, contiguous: `[m, n]`, or in parts `[parts, m, n]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output<'a> {
+    pub tensor: &'a TensorBinding,
+    pub element: ElementType,
+}
+
+impl<'a> Output<'a> {
+    pub(crate) fn new(tensor: &'a TensorBinding, element: ElementType) -> Self {
+        Self { tensor, element }
+    }
+}
+
 /// The sizes of `A B`: A is `[m, k]`, B `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes {
@@ -51,43 +64,39 @@ impl Operands {
     }
 
     /// Checks both operands and the result `[m, n]`.
-    pub(crate) fn check(
-        &self,
-        out: &TensorBinding,
-        out_element: ElementType,
-    ) -> Result<(), AttentionError> {
-        let named = [TensorName::LeftFactor, TensorName::RightFactor]
-            .into_iter()
-            .zip([&self.a, &self.b]);
-        for (name, tensor) in named.clone() {
-            if tensor.shape.len() != 2 {
+    pub(crate) fn check(&self, out: Output) -> Result<(), AttentionError> {
+        let factors = [
+            (TensorName::LeftFactor, &self.a),
+            (TensorName::RightFactor, &self.b),
+        ];
+        for (tensor, factor) in factors {
+            let (expected, actual) = (2, factor.shape.len());
+            if actual != expected {
                 return Err(AttentionError::Rank {
-                    tensor: name,
-                    expected: 2,
-                    actual: tensor.shape.len(),
+                    tensor,
+                    expected,
+                    actual,
                 });
             }
         }
         let Sizes { m, n, k } = self.sizes();
         let (size, strided) = (self.element.size(), Layout::Strided);
-        for ((name, tensor), [rows, columns]) in named.zip([[m, k], [k, n]]) {
-            match major(tensor) {
-                Some(Major::Row) => check_tensor(name, tensor, &[rows, columns], size, strided)?,
+        for ((tensor, factor), shape) in factors.into_iter().zip([[m, k], [k, n]]) {
+            match major(factor) {
+                Some(Major::Row) => check_tensor(tensor, factor, &shape, size, strided)?,
                 Some(Major::Column) => {
                     // The axes change places for the check alone, so sizes are compared first.
-                    let turned = transposed(tensor);
-                    check_tensor(name, &turned, &[columns, rows], size, strided)?;
+                    let (turned, shape) = (transposed(factor), [shape[1], shape[0]]);
+                    check_tensor(tensor, &turned, &shape, size, strided)?;
                 }
                 None => {
-                    return Err(AttentionError::Strides {
-                        tensor: name,
-                        strides: tensor.strides.to_vec(),
-                    });
+                    let strides = factor.strides.to_vec();
+                    return Err(AttentionError::Strides { tensor, strides });
                 }
             }
         }
-        let (size, contiguous) = (out_element.size(), Layout::Contiguous);
-        check_tensor(TensorName::Product, out, &[m, n], size, contiguous)
+        let (size, contiguous) = (out.element.size(), Layout::Contiguous);
+        check_tensor(TensorName::Product, out.tensor, &[m, n], size, contiguous)
     }
 
     /// The same operands with strides as of a matrix for axes of one element, whose strides are never used.
@@ -114,12 +123,10 @@ impl Operands {
     /// bytes.
     pub(crate) fn takes_boxes(&self) -> bool {
         [&self.a, &self.b].iter().all(|tensor| {
-            let Some(major) = major(tensor) else {
-                return false;
-            };
-            let pitch = match major {
-                Major::Row => tensor.strides[0],
-                Major::Column => tensor.strides[1],
+            let pitch = match major(tensor) {
+                Some(Major::Row) => tensor.strides[0],
+                Some(Major::Column) => tensor.strides[1],
+                None => return false,
             } * self.element.size();
             begins_at(tensor, SEGMENT_BYTES)
                 && pitch.is_multiple_of(SEGMENT_BYTES)

@@ -1,12 +1,11 @@
 //! Sums over `k` in parts: A and B as batches, and the addition of the results.
 
-use super::operands::Operands;
+use super::operands::{Operands, Output};
 use crate::host::check::{address_type, elem_type};
-use crate::host::scratch::{one_unit_each, scratch};
+use crate::host::scratch::one_unit_each;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use flash_dma_problem::ElementType;
 
 /// A part is a multiple of this, so that all but the last begin where vectors and boxes do.
 const STEP: usize = 128;
@@ -51,23 +50,17 @@ pub(crate) fn batch(operands: &Operands, division: &Division) -> [TensorBinding;
     [a, b]
 }
 
-/// The operands of the last, shorter part.
-pub(crate) fn rest(operands: &Operands, division: &Division) -> [TensorBinding; 2] {
-    let (first, rest) = (division.full * division.length, division.rest);
+/// The operands of `count` terms from `first` on.
+pub(crate) fn terms(operands: &Operands, first: usize, count: usize) -> [TensorBinding; 2] {
     let size = operands.element.size();
     let mut a = shifted(&operands.a, first * operands.a.strides[1] * size);
-    a.shape = [a.shape[0], rest].into();
+    a.shape = [a.shape[0], count].into();
     let mut b = shifted(&operands.b, first * operands.b.strides[0] * size);
-    b.shape = [rest, b.shape[1]].into();
+    b.shape = [count, b.shape[1]].into();
     [a, b]
 }
 
-/// A new buffer for the results of all parts, `[parts, m, n]` in f32.
-pub(crate) fn buffer(client: &Client, parts: usize, [m, n]: [usize; 2]) -> TensorBinding {
-    scratch(client, [parts, m, n])
-}
-
-/// `count` of the parts from `first` on, as a batch, or for one part as a matrix.
+/// `count` of the parts `[parts, m, n]`, in f32, from `first` on, as a batch, or for one part as a matrix.
 pub(crate) fn some_of(buffer: &TensorBinding, first: usize, count: usize) -> TensorBinding {
     let [m, n] = [buffer.shape[1], buffer.shape[2]];
     let mut some = shifted(buffer, first * m * n * size_of::<f32>());
@@ -107,15 +100,10 @@ fn add_parts_kernel<O: Float>(
 }
 
 /// Writes the sum of the `parts`, `[count, m, n]`, to `out`, `[m, n]`, both contiguous.
-pub(crate) fn add(
-    client: &Client,
-    parts: &TensorBinding,
-    out: &TensorBinding,
-    out_element: ElementType,
-) {
-    let len = out.shape.iter().product::<usize>();
+pub(crate) fn add(client: &Client, parts: &TensorBinding, out: Output) {
+    let len = out.tensor.shape.iter().product::<usize>();
     let (cubes, dim) = one_unit_each(client, len);
-    let address = address_type(&[parts, out], size_of::<f32>());
+    let address = address_type(&[parts, out.tensor], size_of::<f32>());
     // SAFETY: a unit reads its element of every part and writes that of the result, and those past the last do nothing.
     unsafe {
         add_parts_kernel::launch_unchecked(
@@ -124,10 +112,10 @@ pub(crate) fn add(
             dim,
             address,
             parts.clone().into_buffer_arg(),
-            out.clone().into_buffer_arg(),
+            out.tensor.clone().into_buffer_arg(),
             len,
             parts.shape[0],
-            elem_type(out_element),
+            elem_type(out.element),
         );
     }
 }

@@ -2,10 +2,9 @@
 
 use super::few_rows;
 use super::operands::{Operands, Sizes};
-use super::wgmma::{Tile, serves};
+use super::wgmma::{Tile, refusal};
 use crate::host::engine::{Engine, is_allowed};
 use cubecl::client::Client;
-use flash_dma_problem::ElementType;
 
 /// The kernel of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,15 +73,13 @@ impl Choice {
         };
         let mut choices = Vec::new();
         let large = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k) >= LARGE;
-        let few_rows = || few_rows::serves(client, operands).then(|| with(Route::FewRows));
+        let few_rows = || few_rows::Plan::new(client, operands).map(|_| with(Route::FewRows));
         if sizes.m <= FEW_ROWS {
             choices.extend(few_rows());
         }
-        if operands.element != ElementType::F32 && large && is_allowed(Engine::Wgmma) {
-            let tile = Tile::for_columns(sizes.n);
-            if serves(client.properties(), operands) {
-                choices.push(with(Route::Wgmma(tile)));
-            }
+        let refused = || refusal(client.properties(), operands).is_some();
+        if large && is_allowed(Engine::Wgmma) && !refused() {
+            choices.push(with(Route::Wgmma(Tile::for_columns(sizes.n))));
         }
         if (FEW_ROWS + 1..=MOST_ROWS).contains(&sizes.m) {
             choices.extend(few_rows());

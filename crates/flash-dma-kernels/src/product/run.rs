@@ -1,7 +1,7 @@
 //! From operands to launches.
 
 use super::few_rows;
-use super::operands::{Operands, Sizes};
+use super::operands::{Operands, Output, Sizes};
 use super::parts;
 use super::rule::{Choice, Route};
 use super::standard;
@@ -9,6 +9,7 @@ use super::wgmma;
 use crate::host::check::elem_type;
 use crate::host::fill::fill;
 use crate::host::range::range;
+use crate::host::scratch::scratch;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, ElementType};
@@ -26,7 +27,7 @@ pub fn product(
     out: &TensorBinding,
     out_element: ElementType,
 ) -> Result<(), AttentionError> {
-    by_first(client, operands, out, out_element, Choice::of)
+    by_first(client, operands, Output::new(out, out_element), Choice::of)
 }
 
 /// [`product`] by one choice alone, for tests and measurements.
@@ -41,21 +42,21 @@ pub fn product_by(
     out_element: ElementType,
     choice: Choice,
 ) -> Result<(), AttentionError> {
-    by_first(client, operands, out, out_element, |_, _| vec![choice])
+    let out = Output::new(out, out_element);
+    by_first(client, operands, out, |_, _| vec![choice])
 }
 
 /// Checks the tensors and multiplies by the first choice that serves.
 fn by_first(
     client: &Client,
     operands: &Operands,
-    out: &TensorBinding,
-    out_element: ElementType,
+    out: Output,
     choices: impl Fn(&Client, &Operands) -> Vec<Choice>,
 ) -> Result<(), AttentionError> {
-    operands.check(out, out_element)?;
+    operands.check(out)?;
     let Sizes { m, n, k } = operands.sizes();
     if k == 0 {
-        fill(client, out, 0.0, elem_type(out_element));
+        fill(client, out.tensor, 0.0, elem_type(out.element));
     }
     if m * n * k == 0 {
         return Ok(());
@@ -64,7 +65,7 @@ fn by_first(
     let operands = &operands.canonical();
     let mut refused = Vec::new();
     for choice in choices(client, operands) {
-        match launch(client, operands, out, out_element, choice) {
+        match launch(client, operands, out, choice) {
             Ok(()) => return Ok(()),
             Err(reason) => refused.push(reason),
         }
@@ -74,29 +75,23 @@ fn by_first(
 }
 
 /// Launches the kernels of a choice, or returns why it refuses.
-fn launch(
-    client: &Client,
-    operands: &Operands,
-    out: &TensorBinding,
-    out_element: ElementType,
-    choice: Choice,
-) -> Result<(), String> {
+fn launch(client: &Client, operands: &Operands, out: Output, choice: Choice) -> Result<(), String> {
     let Sizes { m, n, .. } = operands.sizes();
     match choice.route {
         Route::FewRows => {
-            few_rows::Plan::new(client, operands)?.launch(client, out, out_element);
+            few_rows::Plan::new(client, operands)?.launch(client, out);
         }
         Route::Wgmma(tile) => {
             let plan = wgmma::Plan::new(client, operands, tile, choice.parts)?;
             if plan.parts() == 1 {
-                plan.launch(client, out, out_element);
+                plan.launch(client, out);
             } else {
-                let sums = parts::buffer(client, plan.parts(), [m, n]);
-                plan.launch(client, &sums, ElementType::F32);
-                parts::add(client, &sums, out, out_element);
+                let sums = scratch(client, [plan.parts(), m, n]);
+                plan.launch(client, Output::new(&sums, ElementType::F32));
+                parts::add(client, &sums, out);
             }
         }
-        Route::Standard => standard::launch(client, operands, out, out_element, choice.parts)?,
+        Route::Standard => standard::launch(client, operands, out, choice.parts)?,
     }
     Ok(())
 }

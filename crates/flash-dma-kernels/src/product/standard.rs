@@ -1,9 +1,10 @@
 //! CubeK's product, where no kernel of this crate serves.
 
-use super::operands::{Operands, Sizes};
+use super::operands::{Operands, Output, Sizes};
 use super::parts::{self, Division};
 use crate::host::check::elem_type;
 use crate::host::engine::{Engine, is_allowed};
+use crate::host::scratch::scratch;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubek_matmul::definition::{MatmulElems, MatmulGlobalElems};
@@ -17,8 +18,7 @@ use flash_dma_problem::ElementType;
 pub(super) fn launch(
     client: &Client,
     operands: &Operands,
-    out: &TensorBinding,
-    out_element: ElementType,
+    out: Output,
     most: usize,
 ) -> Result<(), String> {
     let Sizes { m, n, k } = operands.sizes();
@@ -26,33 +26,25 @@ pub(super) fn launch(
     let division = Division::new(k, most);
     if division.count() == 1 {
         let factors = [operands.a.clone(), operands.b.clone()];
-        return multiply(client, factors, element, out, out_element);
+        return multiply(client, factors, element, out);
     }
-    let sums = parts::buffer(client, division.count(), [m, n]);
+    let sums = scratch(client, [division.count(), m, n]);
     let part = |factors, first, count| {
         let some = parts::some_of(&sums, first, count);
-        multiply(client, factors, element, &some, ElementType::F32)
+        let to = Output::new(&some, ElementType::F32);
+        multiply(client, factors, element, to)
     };
-    let batch = match division.full {
-        1 => rest_of_one(operands, &division),
+    let Division { length, full, rest } = division;
+    let batch = match full {
+        1 => parts::terms(operands, 0, length),
         _ => parts::batch(operands, &division),
     };
-    part(batch, 0, division.full)?;
-    if division.rest > 0 {
-        part(parts::rest(operands, &division), division.full, 1)?;
+    part(batch, 0, full)?;
+    if rest > 0 {
+        part(parts::terms(operands, full * length, rest), full, 1)?;
     }
-    parts::add(client, &sums, out, out_element);
+    parts::add(client, &sums, out);
     Ok(())
-}
-
-/// The one part of full length, as matrices.
-fn rest_of_one(operands: &Operands, division: &Division) -> [TensorBinding; 2] {
-    let first = Division {
-        full: 0,
-        rest: division.length,
-        ..*division
-    };
-    parts::rest(operands, &first)
 }
 
 /// Writes the product of A `[(batch,) m, k]` and B `[(batch,) k, n]` to `out`, `[(batch,) m, n]`, by what Burn's products
@@ -64,10 +56,9 @@ fn multiply(
     client: &Client,
     factors: [TensorBinding; 2],
     element: ElementType,
-    out: &TensorBinding,
-    out_element: ElementType,
+    out: Output,
 ) -> Result<(), String> {
-    let [element, out_element] = [element, out_element].map(elem_type);
+    let [element, out_element] = [element, out.element].map(elem_type);
     let globals = MatmulGlobalElems {
         lhs: element,
         rhs: element,
@@ -81,8 +72,9 @@ fn multiply(
     for routine in routines.into_iter().skip(excluded) {
         let [a, b] = (factors.clone()).map(|factor| InputBinding::new(factor, element));
         let mut elements = MatmulElems::from_globals(&globals);
+        let to = out.tensor.clone();
         debug_assert_eq!(elements.acc_global, out_element);
-        match launch_ref(&routine.into(), client, a, b, out.clone(), &mut elements) {
+        match launch_ref(&routine.into(), client, a, b, to, &mut elements) {
             Ok(()) => return Ok(()),
             Err(error) => refused.push(error.to_string().trim().to_owned()),
         }

@@ -45,7 +45,6 @@ pub(crate) struct Blueprint {
 pub(crate) struct Task {
     pub b: Major,
     pub b_vector: usize,
-    pub a_vector: usize,
     /// Rows of A.
     pub m: usize,
     /// Columns of B.
@@ -55,7 +54,8 @@ pub(crate) struct Task {
 }
 
 impl Blueprint {
-    /// For a device. The number of rows decides how many a cube owns, and nothing about the order of a sum.
+    /// For a device, with A read element by element. The number of rows decides how many a cube owns, and nothing about
+    /// the order of a sum.
     pub(crate) fn choose(client: &Client, task: &Task) -> Self {
         let hardware = &client.properties().hardware;
         let processors = (hardware.num_streaming_multiprocessors).map_or(1, |n| n as usize);
@@ -78,7 +78,7 @@ impl Blueprint {
         let mut blueprint = Self {
             b: task.b,
             b_vector: task.b_vector,
-            a_vector: task.a_vector,
+            a_vector: 1,
             rows,
             round: rows.min(ROUND),
             lanes: 1,
@@ -168,7 +168,6 @@ mod tests {
         let task = Task {
             b,
             b_vector,
-            a_vector: 1,
             m: 1,
             n,
             size,

@@ -3,15 +3,9 @@
 use super::blueprint::{Blueprint, Task};
 use super::kernel::{ExtentLaunch, product_few_rows_kernel};
 use crate::host::check::{SEGMENT_BYTES, address_type, elem_type, reads_in};
-use crate::product::operands::{Major, Operands, Sizes, major, transposed};
+use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::ElementType;
-
-/// Whether the kernel multiplies these operands on this device.
-pub(crate) fn serves(client: &Client, operands: &Operands) -> bool {
-    Plan::new(client, operands).is_ok()
-}
 
 /// A product that the kernel serves.
 pub(crate) struct Plan<'a> {
@@ -37,20 +31,19 @@ impl<'a> Plan<'a> {
             Major::Column => (k, transposed(&operands.b)),
         };
         let b_vector = vectors(length).find(|&n| reads_in(&rows, n, size));
-        let mut task = Task {
+        let task = Task {
             b,
             b_vector: b_vector.unwrap_or(1),
-            a_vector: 1,
             m,
             n,
             size,
         };
-        let terms = Blueprint::choose(client, &task).terms();
-        if k.is_multiple_of(terms) {
-            let found = vectors(terms).find(|&n| reads_in(&operands.a, n, size));
-            task.a_vector = found.unwrap_or(1);
+        let mut blueprint = Blueprint::choose(client, &task);
+        if k.is_multiple_of(blueprint.terms()) {
+            let found = vectors(blueprint.terms()).find(|&n| reads_in(&operands.a, n, size));
+            blueprint.a_vector = found.unwrap_or(1);
         }
-        Self::with(client, operands, Blueprint::choose(client, &task))
+        Self::with(client, operands, blueprint)
     }
 
     /// With a blueprint for these operands.
@@ -73,7 +66,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Writes the product to `out`, `[m, n]`, contiguous.
-    pub(crate) fn launch(&self, client: &Client, out: &TensorBinding, out_element: ElementType) {
+    pub(crate) fn launch(&self, client: &Client, out: Output) {
         let (bp, Operands { a, b, element }) = (self.blueprint, self.operands);
         let Sizes { m, n, k } = self.operands.sizes();
         let b_pitch = match bp.b {
@@ -81,8 +74,8 @@ impl<'a> Plan<'a> {
             Major::Column => b.strides[1],
         };
         let (a_pitch, b_pitch) = (a.strides[0] / bp.a_vector, b_pitch / bp.b_vector);
-        let address =
-            address_type(&[a, b], element.size()).max(address_type(&[out], out_element.size()));
+        let address = address_type(&[a, b], element.size())
+            .max(address_type(&[out.tensor], out.element.size()));
         // SAFETY: the operands were checked to hold their shapes and strides, and their vectors to begin at multiples of
         // their sizes; rows and columns past the last are read as the last, and not written.
         unsafe {
@@ -95,11 +88,11 @@ impl<'a> Plan<'a> {
                 bp.b_vector,
                 a.clone().into_buffer_arg(),
                 b.clone().into_buffer_arg(),
-                out.clone().into_buffer_arg(),
+                out.tensor.clone().into_buffer_arg(),
                 ExtentLaunch::new(m, n, k, a_pitch, b_pitch),
                 bp,
                 elem_type(*element),
-                elem_type(out_element),
+                elem_type(out.element),
             );
         }
     }

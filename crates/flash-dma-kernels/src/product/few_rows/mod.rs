@@ -9,4 +9,4 @@ mod launch;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use launch::{Plan, serves};
+pub(crate) use launch::Plan;

@@ -2,7 +2,7 @@
 
 use super::blueprint::{Blueprint, Task};
 use super::launch::Plan;
-use crate::product::operands::{Major, Operands};
+use crate::product::operands::{Major, Operands, Output};
 use crate::testing::{client, read_f64, upload_strided, zeros};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::ElementType;
@@ -66,6 +66,15 @@ struct Shape {
     units: usize,
 }
 
+fn shape(b: Major, gap: usize, vectors: [usize; 2], units: usize) -> Shape {
+    Shape {
+        b,
+        gap,
+        vectors,
+        units,
+    }
+}
+
 /// The f32 product by cubes of these units.
 fn run(a: &Matrix, b: &Matrix, shape: Shape) -> Vec<f64> {
     let client = client();
@@ -74,7 +83,6 @@ fn run(a: &Matrix, b: &Matrix, shape: Shape) -> Vec<f64> {
     let task = Task {
         b: shape.b,
         b_vector,
-        a_vector,
         m,
         n,
         size: a.element.size(),
@@ -85,11 +93,14 @@ fn run(a: &Matrix, b: &Matrix, shape: Shape) -> Vec<f64> {
         element: a.element,
     };
     let operands = operands.canonical();
-    let blueprint = Blueprint::with(&task, shape.units, 1);
+    let blueprint = Blueprint {
+        a_vector,
+        ..Blueprint::with(&task, shape.units, 1)
+    };
     assert!(k.is_multiple_of(blueprint.terms()) || blueprint.has_rest());
     let plan = Plan::with(&client, &operands, blueprint).expect("a small product");
     let out = zeros(&client, &[m, n]);
-    plan.launch(&client, &out, ElementType::F32);
+    plan.launch(&client, Output::new(&out, ElementType::F32));
     read_f64(&client, out, ElementType::F32)
 }
 
@@ -108,12 +119,6 @@ fn check([m, n, k]: [usize; 3], element: ElementType, shape: Shape) {
 #[test]
 fn cubes_of_several_units_agree_with_the_oracle() {
     use ElementType::{Bf16, F16, F32};
-    let shape = |b, gap, vectors, units| Shape {
-        b,
-        gap,
-        vectors,
-        units,
-    };
     let (row, column) = (Major::Row, Major::Column);
     check([1, 130, 17], F32, shape(row, 0, [1, 2], 8));
     check([3, 3, 500], F32, shape(row, 3, [1, 1], 4));
@@ -137,12 +142,7 @@ fn a_row_has_the_same_sums_in_any_number_of_rows() {
     let b = Matrix::random([k, n], element, &mut rng);
     let all = Matrix::random([16, k], element, &mut rng);
     for major in [Major::Row, Major::Column] {
-        let shape = Shape {
-            b: major,
-            gap: 0,
-            vectors: [4, 4],
-            units: 8,
-        };
+        let shape = shape(major, 0, [4, 4], 8);
         let together = run(&all, &b, shape);
         for rows in [1, 3, 8] {
             let first = Matrix {
@@ -170,13 +170,7 @@ fn numbers_that_are_not_finite_stay_where_they_belong() {
     b.values[7] = f64::NEG_INFINITY;
     let (exact, _) = products(&a, &b);
     for (b_major, vectors) in [(Major::Row, [1, 4]), (Major::Column, [1, 1])] {
-        let shape = Shape {
-            b: b_major,
-            gap: 0,
-            vectors,
-            units: 4,
-        };
-        let actual = run(&a, &b, shape);
+        let actual = run(&a, &b, shape(b_major, 0, vectors, 4));
         for (at, (x, y)) in actual.iter().zip(&exact.values).enumerate() {
             let same = match y.is_finite() {
                 true => x.is_finite(),

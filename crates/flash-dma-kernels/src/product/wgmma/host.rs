@@ -3,7 +3,7 @@
 use super::kernel::{ExtentLaunch, product_wgmma_kernel};
 use crate::host::check::{address_type, elem_type};
 use crate::matrix::blueprint::has_wgmma;
-use crate::product::operands::{Major, Operands, Sizes, major, transposed};
+use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed};
 use crate::product::parts::Division;
 use cubecl::client::Client;
 use cubecl::ir::DeviceProperties;
@@ -86,13 +86,8 @@ impl Blueprint {
     }
 }
 
-/// Whether the kernel multiplies these operands on this device.
-pub(crate) fn serves(properties: &DeviceProperties, operands: &Operands) -> bool {
-    refusal(properties, operands).is_none()
-}
-
-/// Why it does not.
-fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'static str> {
+/// Why the kernel does not multiply these operands on this device; none if it does.
+pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'static str> {
     let Sizes { m, n, k } = operands.sizes();
     // The LLVM generator, which has no inline PTX, has no asynchronous copies either.
     if !has_wgmma(properties) || !properties.features.copy_async {
@@ -130,16 +125,12 @@ impl<'a> Plan<'a> {
         if let Some(reason) = refusal(client.properties(), operands) {
             return Err(reason.into());
         }
-        let [a, b] = [&operands.a, &operands.b].map(|tensor| {
-            let [rows, columns] = [tensor.shape[0], tensor.shape[1]];
-            debug_assert!(rows > 1 && columns > 1);
-            major(tensor).ok_or_else(|| String::from("no axis is contiguous"))
-        });
+        let major = |tensor| major(tensor).expect("boxes have contiguous rows or columns");
         let blueprint = Blueprint {
             element: operands.element,
             tile,
-            a: a?,
-            b: b?,
+            a: major(&operands.a),
+            b: major(&operands.b),
         };
         Ok(Self {
             operands,
@@ -154,7 +145,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Writes every part to `out`, `[parts, m, n]` or for one part `[m, n]`, contiguous.
-    pub(crate) fn launch(&self, client: &Client, out: &TensorBinding, out_element: ElementType) {
+    pub(crate) fn launch(&self, client: &Client, out: Output) {
         let (bp, Sizes { m, n, k }) = (self.blueprint, self.operands.sizes());
         let cubes = [
             n.div_ceil(bp.tile.columns()),
@@ -183,14 +174,14 @@ impl<'a> Plan<'a> {
                 client,
                 CubeCount::Static(x, y, z),
                 CubeDim::new_2d(32, 4 * CONSUMERS as u32 + 1),
-                address_type(&[out], out_element.size()),
+                address_type(&[out.tensor], out.element.size()),
                 a,
                 b,
-                out.clone().into_buffer_arg(),
+                out.tensor.clone().into_buffer_arg(),
                 extent,
                 bp,
                 elem_type(bp.element),
-                elem_type(out_element),
+                elem_type(out.element),
             );
         }
     }

@@ -74,28 +74,11 @@ pub(crate) fn product_wgmma_kernel<E: Float, O: Float>(
                 ring.arrive_expecting(stage, comptime!(bp.stage_bytes() as u32));
                 let k = (first as usize + tile) * DEPTH;
                 let to = a_panels.behind(stage * a_segments);
-                copy_tile(
-                    a_map,
-                    k,
-                    row,
-                    &to,
-                    &ring,
-                    stage,
-                    comptime!(bp.a == Major::Row),
-                    Tile::ROWS,
-                );
+                let along_k = comptime!(bp.a == Major::Row);
+                copy_tile(a_map, k, row, &to, &ring, stage, along_k, Tile::ROWS);
                 let to = b_panels.behind(stage * b_segments);
-                let columns = comptime!(bp.tile.columns());
-                copy_tile(
-                    b_map,
-                    k,
-                    column,
-                    &to,
-                    &ring,
-                    stage,
-                    comptime!(bp.b == Major::Column),
-                    columns,
-                );
+                let (along_k, columns) = comptime!((bp.b == Major::Column, bp.tile.columns()));
+                copy_tile(b_map, k, column, &to, &ring, stage, along_k, columns);
             }
         }
     } else {
@@ -141,13 +124,8 @@ fn copy_tile(
         #[unroll]
         for panel in 0..comptime!(across / 64) {
             let place = 16 * (to.address + comptime!((panel * DEPTH * 64 / 8) as u32));
-            copy_box(
-                map,
-                begin + comptime!(64 * panel),
-                k,
-                place,
-                ring.full(stage),
-            );
+            let column = begin + comptime!(64 * panel);
+            copy_box(map, column, k, place, ring.full(stage));
         }
     }
 }

@@ -8,4 +8,4 @@ mod instruction;
 mod kernel;
 
 pub use host::Tile;
-pub(crate) use host::{Plan, serves};
+pub(crate) use host::{Plan, refusal};
