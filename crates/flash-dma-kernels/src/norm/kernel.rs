@@ -275,21 +275,17 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
         let at = row.at(x.stride(0), x.stride(1), x.stride(2));
         row.load::<E, N>(x, at, &mut values, bp);
         #[comptime]
-        match gamma {
-            ComptimeOption::Some(gamma) => {
-                let r = reciprocal(&values, epsilon, &mut shared, bp);
-                #[unroll(bp.unroll())]
-                for n in 0..comptime!(bp.features()) {
-                    values[n] *= r;
-                }
-                weigh::<E, N>(gamma, &row, &mut values, bp);
+        if let ComptimeOption::Some(gamma) = gamma {
+            let r = reciprocal(&values, epsilon, &mut shared, bp);
+            #[unroll(bp.unroll())]
+            for n in 0..comptime!(bp.features()) {
+                values[n] *= r;
             }
-            ComptimeOption::None => {}
+            weigh::<E, N>(gamma, &row, &mut values, bp);
         }
         #[comptime]
-        match angles {
-            ComptimeOption::Some(angles) => row.rotate::<T>(angles, &mut values, false, bp),
-            ComptimeOption::None => {}
+        if let ComptimeOption::Some(angles) = angles {
+            row.rotate::<T>(angles, &mut values, false, bp);
         }
         let at = row.at(out.stride(0), out.stride(2), out.stride(1));
         row.store::<E, N>(out, at, &values, bp);
@@ -342,43 +338,38 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
         let at = row.at(grad_out.stride(0), grad_out.stride(2), grad_out.stride(1));
         row.load::<E, N>(grad_out, at, &mut grads, bp);
         #[comptime]
-        match angles {
-            ComptimeOption::Some(angles) => row.rotate::<T>(angles, &mut grads, true, bp),
-            ComptimeOption::None => {}
+        if let ComptimeOption::Some(angles) = angles {
+            row.rotate::<T>(angles, &mut grads, true, bp);
         }
         #[comptime]
-        match normed {
-            ComptimeOption::Some(normed) => {
-                let x = &normed.x;
-                let at = row.at(x.stride(0), x.stride(1), x.stride(2));
-                row.load::<E, N>(x, at, &mut values, bp);
-                let r = reciprocal(&values, epsilon, &mut shared, bp);
-                #[unroll(bp.unroll())]
-                for n in 0..comptime!(bp.features()) {
-                    sums[n] += grads[n] * (values[n] * r);
-                }
-                weigh::<E, N>(&normed.gamma, &row, &mut grads, bp);
-                let mut dot = 0.0f32;
-                #[unroll(bp.unroll())]
-                for n in 0..comptime!(bp.features()) {
-                    dot += grads[n] * values[n];
-                }
-                let dot = sum_of_lanes(dot, &mut shared, bp);
-                let mean = dot * r * r / comptime!(bp.width as f32);
-                #[unroll(bp.unroll())]
-                for n in 0..comptime!(bp.features()) {
-                    grads[n] = r * (grads[n] - values[n] * mean);
-                }
+        if let ComptimeOption::Some(normed) = normed {
+            let x = &normed.x;
+            let at = row.at(x.stride(0), x.stride(1), x.stride(2));
+            row.load::<E, N>(x, at, &mut values, bp);
+            let r = reciprocal(&values, epsilon, &mut shared, bp);
+            #[unroll(bp.unroll())]
+            for n in 0..comptime!(bp.features()) {
+                sums[n] += grads[n] * (values[n] * r);
             }
-            ComptimeOption::None => {}
+            weigh::<E, N>(&normed.gamma, &row, &mut grads, bp);
+            let mut dot = 0.0f32;
+            #[unroll(bp.unroll())]
+            for n in 0..comptime!(bp.features()) {
+                dot += grads[n] * values[n];
+            }
+            let dot = sum_of_lanes(dot, &mut shared, bp);
+            let mean = dot * r * r / comptime!(bp.width as f32);
+            #[unroll(bp.unroll())]
+            for n in 0..comptime!(bp.features()) {
+                grads[n] = r * (grads[n] - values[n] * mean);
+            }
         }
         let at = row.at(grad_x.stride(0), grad_x.stride(1), grad_x.stride(2));
         row.store::<E, N>(grad_x, at, &grads, bp);
     }
     #[comptime]
-    match grad_gamma {
-        ComptimeOption::Some(grad_gamma) => store_sums(&sums, grad_gamma, bp),
-        ComptimeOption::None => {}
+    if let ComptimeOption::Some(grad_gamma) = grad_gamma {
+        store_sums(&sums, grad_gamma, bp);
     }
 }
 

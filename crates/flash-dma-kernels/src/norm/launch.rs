@@ -21,41 +21,13 @@ const CUBES: usize = 65535;
 /// Bytes of the widest vector that is read at once.
 const VECTOR_BYTES: usize = 16;
 
-/// Launches the forward pass of checked tensors that are not empty.
-pub(crate) fn forward(
-    client: &Client,
-    problem: &NormProblem,
-    x: TensorBinding,
-    parameters: &NormParameters,
-    out: TensorBinding,
-) {
-    let call = Call::new(client, problem, parameters, &[&x, &out]);
-    let blueprint = NormBlueprint::choose(client, problem, call.vector);
-    call.forward(x, out, blueprint);
-}
-
-/// Launches the backward pass of checked tensors.
-pub(crate) fn backward(
-    client: &Client,
-    problem: &NormProblem,
-    x: Option<TensorBinding>,
-    parameters: &NormParameters,
-    grad_out: TensorBinding,
-    grads: NormGradients,
-) {
-    let typed: Vec<_> = [&grad_out, &grads.x].into_iter().chain(&x).collect();
-    let call = Call::new(client, problem, parameters, &typed);
-    let blueprint = NormBlueprint::choose(client, problem, call.vector);
-    call.backward(x, grad_out, grads, blueprint);
-}
-
 /// What both passes launch with.
 pub(crate) struct Call<'a> {
     client: &'a Client,
     problem: &'a NormProblem,
     parameters: &'a NormParameters,
     /// Elements that are read at once.
-    pub vector: usize,
+    vector: usize,
     address: AddressType,
 }
 
@@ -82,12 +54,17 @@ impl<'a> Call<'a> {
         }
     }
 
+    pub(crate) fn blueprint(&self) -> NormBlueprint {
+        NormBlueprint::choose(self.client, self.problem, self.vector)
+    }
+
     /// With narrower vectors.
     #[cfg(test)]
     pub(crate) fn with_vector(self, vector: usize) -> Self {
         Self { vector, ..self }
     }
 
+    /// Launches the forward pass of checked tensors that are not empty.
     pub(crate) fn forward(&self, x: TensorBinding, out: TensorBinding, blueprint: NormBlueprint) {
         let gamma = self.parameters.gamma.clone();
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by; rows and features
@@ -111,6 +88,7 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Launches the backward pass of checked tensors.
     pub(crate) fn backward(
         &self,
         x: Option<TensorBinding>,

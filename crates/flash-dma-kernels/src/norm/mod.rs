@@ -17,6 +17,7 @@ mod tests;
 
 use crate::host::check::{Layout, check_tensor, check_type};
 use crate::host::range::range;
+use crate::norm::launch::Call;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, NormProblem, TensorName};
@@ -64,7 +65,8 @@ pub fn norm_forward(
     check_tensor(TensorName::Out, &out, &problem.out_shape(), size, strided)?;
     let _range = range!("norm_forward");
     if !problem.is_empty() {
-        launch::forward(client, problem, x, parameters, out);
+        let call = Call::new(client, problem, parameters, &[&x, &out]);
+        call.forward(x, out, call.blueprint());
     }
     Ok(())
 }
@@ -87,50 +89,51 @@ pub fn norm_backward(
     grads: NormGradients,
 ) -> Result<(), AttentionError> {
     check_type(client, problem.element)?;
-    let (size, strided, norm) = (
-        problem.element.size(),
-        Layout::Strided,
-        problem.epsilon.is_some(),
-    );
+    let (size, strided) = (problem.element.size(), Layout::Strided);
     let (x_shape, out_shape) = (problem.x_shape(), problem.out_shape());
     parameters.check(problem)?;
-    given(TensorName::Tokens, x.is_some(), norm)?;
-    if let Some(x) = &x {
-        check_tensor(TensorName::Tokens, x, &x_shape, size, strided)?;
-    }
+    let normed = problem.epsilon.map(|_| x_shape);
+    check_given(TensorName::Tokens, &x, normed, size, strided)?;
     check_tensor(TensorName::GradOut, &grad_out, &out_shape, size, strided)?;
     check_tensor(TensorName::GradTokens, &grads.x, &x_shape, size, strided)?;
-    let of_gamma = TensorName::GradNormWeight;
-    given(of_gamma, grads.gamma.is_some(), norm)?;
-    if let Some(gamma) = &grads.gamma {
-        check_tensor(of_gamma, gamma, &[problem.width], size, Layout::Contiguous)?;
-    }
+    check_gamma(TensorName::GradNormWeight, &grads.gamma, problem)?;
     let _range = range!("norm_backward");
-    launch::backward(client, problem, x, parameters, grad_out, grads);
+    let typed: Vec<_> = [&grad_out, &grads.x].into_iter().chain(&x).collect();
+    let call = Call::new(client, problem, parameters, &typed);
+    call.backward(x, grad_out, grads, call.blueprint());
     Ok(())
 }
 
 impl NormParameters {
     fn check(&self, problem: &NormProblem) -> Result<(), AttentionError> {
-        let gamma = TensorName::NormWeight;
-        given(gamma, self.gamma.is_some(), problem.epsilon.is_some())?;
-        if let Some(tensor) = &self.gamma {
-            let size = problem.element.size();
-            check_tensor(gamma, tensor, &[problem.width], size, Layout::Contiguous)?;
-        }
-        let (table, shape) = (TensorName::RotaryTable, problem.table_shape());
-        given(table, self.table.is_some(), shape.is_some())?;
-        match (&self.table, shape) {
-            (Some(tensor), Some(shape)) => check_tensor(table, tensor, &shape, 4, Layout::Strided),
-            _ => Ok(()),
-        }
+        check_gamma(TensorName::NormWeight, &self.gamma, problem)?;
+        let (name, shape) = (TensorName::RotaryTable, problem.table_shape());
+        check_given(name, &self.table, shape, 4, Layout::Strided)
     }
 }
 
-fn given(tensor: TensorName, is: bool, must_be: bool) -> Result<(), AttentionError> {
-    if is == must_be {
-        Ok(())
-    } else {
-        Err(AttentionError::NormOperand { tensor })
+/// Checks gamma or its gradient.
+fn check_gamma(
+    name: TensorName,
+    gamma: &Option<TensorBinding>,
+    problem: &NormProblem,
+) -> Result<(), AttentionError> {
+    let size = problem.element.size();
+    let shape = problem.epsilon.map(|_| [problem.width]);
+    check_given(name, gamma, shape, size, Layout::Contiguous)
+}
+
+/// As [`check_tensor`], of a tensor that is given exactly if it has a shape.
+fn check_given<const R: usize>(
+    name: TensorName,
+    tensor: &Option<TensorBinding>,
+    shape: Option<[usize; R]>,
+    size: usize,
+    layout: Layout,
+) -> Result<(), AttentionError> {
+    match (tensor, shape) {
+        (Some(tensor), Some(shape)) => check_tensor(name, tensor, &shape, size, layout),
+        (None, None) => Ok(()),
+        _ => Err(AttentionError::NormOperand { tensor: name }),
     }
 }
