@@ -19,27 +19,18 @@ pub fn check() -> Result {
     let browser = setup::browser()?;
     let mut playground = cargo(["run", "--quiet", "--package", "flash-dma-tests"]);
     // Without features, so that neither Burn nor CubeCL is built.
+    playground.args(["--no-default-features", "--features", "programs"]);
     playground
-        .args(["--no-default-features", "--features", "programs"])
-        .args(["--bin", "playground", "--"])
-        .arg("--book")
-        .arg(book)
-        .arg("--browser")
-        .arg(browser);
-    run_command(&mut playground)
+        .args(["--bin", "playground", "--", "--book"])
+        .arg(book);
+    run_command(playground.arg("--browser").arg(browser))
 }
 
 fn render(open: bool) -> Result<PathBuf> {
     let dest = target_dir().join("book");
     let mut build = tools::MDBOOK.command()?;
-    build
-        .arg("build")
-        .arg("--dest-dir")
-        .arg(&dest)
-        .arg(root().join("book"));
-    if open {
-        build.arg("--open");
-    }
-    run_command(&mut build)?;
+    build.args(["build", "--dest-dir"]).arg(&dest);
+    build.arg(root().join("book"));
+    run_command(build.args(open.then_some("--open")))?;
     Ok(dest)
 }

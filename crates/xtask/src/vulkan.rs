@@ -14,11 +14,9 @@ pub fn run(options: &[String]) -> Result {
     setup::vulkan()?;
     let run = |features: &str, name| {
         let mut tests = cargo(["test", "--package", "flash-dma-tests", "--test", "main"]);
-        tests
-            .args(["--no-default-features", "--features", features])
-            .args(["--", name])
-            .env("CARGO_TARGET_DIR", target_dir().join("vulkan"));
-        test::run_programs(&mut tests)
+        tests.args(["--no-default-features", "--features", features]);
+        tests.env("CARGO_TARGET_DIR", target_dir().join("vulkan"));
+        test::run_programs(tests.args(["--", name]))
     };
     run(feature, engine)?;
     run(&format!("flex,{feature}"), "layer_on_wgpu")

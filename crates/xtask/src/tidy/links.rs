@@ -64,13 +64,13 @@ fn between<'a>(line: &'a str, open: &'a str, close: &'a str) -> impl Iterator<It
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::write_file;
 
     #[test]
     fn broken_links_and_includes_are_found() {
         let dir = std::env::temp_dir().join(format!("xtask-links-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
         let code = "// ANCHOR: all\nfn a() {}\n// ANCHOR_END: all\n";
-        std::fs::write(dir.join("code.rs"), code).unwrap();
+        write_file(&dir.join("code.rs"), code).unwrap();
         let page = dir.join("page.md");
         let check = |text: &str| {
             let mut found = Vec::new();
