@@ -561,14 +561,6 @@ impl DkdvBlueprint {
         }
     }
 
-    /// Alignment of tiles in shared memory.
-    pub(crate) fn alignment(&self) -> usize {
-        match self.instruction {
-            Instruction::Mma => 128,
-            Instruction::Wgmma => 1024,
-        }
-    }
-
     /// The units in CubeCL's layout: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps() as u32)

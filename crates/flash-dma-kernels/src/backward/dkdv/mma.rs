@@ -17,10 +17,8 @@ use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::dropout::enter_columns;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, QueryRows};
+use crate::backward::dkdv::shared::queries::Pairs;
 use crate::backward::dkdv::shared::steps::StepOrder;
-use crate::dropout::copied;
-use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::commit_copies;
 use cubecl::prelude::*;
 
@@ -48,36 +46,21 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     #[define(O)] _output: ElemType,
 ) {
     let warp = UNIT_POS_Y as usize;
-    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
-    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
-    let group = q_heads / kv_heads;
-    let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_cube::<E>(inputs, source, grid, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
     enter_columns(&mut tiles.columns, &scaling.dropout, source, &place, bp);
-    enter_alibi::<E>(&mut tiles, inputs, source, &place, group, bp);
+    enter_alibi::<E>(&mut tiles, inputs, source, &place, bp);
     sync_cube();
 
-    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, bp);
     let mask = if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
         let first = place.start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
-        KeyMask::new(source, &place, q_heads, group, first, bp)
+        KeyMask::new(source, &place, first, bp)
     } else {
         KeyMask::none()
     };
-    let pairs = Pairs {
-        rows: QueryRows::new::<E>(
-            &inputs.q,
-            &inputs.grad_out,
-            place.batch,
-            place.kv_head,
-            group,
-        ),
-        mask,
-        logit_scale: LogitScale::new(scaling, bp.softcap),
-        dropout: copied(&scaling.dropout),
-        bp,
-    };
+    let pairs = Pairs::new::<E>(inputs, &place, mask, scaling, bp);
     let size!(NS) = comptime!(bp.products().values());
     let size!(NO) = comptime!(bp.sums().values());
     let size!(NA) = comptime!(4 * bp.fragments);
@@ -85,39 +68,18 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let mut not_finite = false;
     if order.count > 0 {
         copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
-        copy_step::<E>(
-            inputs,
-            &pairs.rows,
-            &order.first(bp),
-            0usize,
-            &mut tiles,
-            bp,
-        );
+        let first = order.first(bp);
+        copy_step::<E>(inputs, &pairs.rows, &first, 0usize, &mut tiles, bp);
         commit_copies();
-        let first_head = place.batch * q_heads + pairs.rows.head;
-        let keys = LaneKeys::new(source, &place, &pairs, first_head);
-        let grad_scores = &mut grads.scores;
+        let keys = LaneKeys::new(source, &place, &pairs);
+        let scores = &mut grads.scores;
         if warp < comptime!(bp.role_warps) {
             not_finite = stream_queries::<E, NS, NO, NA>(
-                inputs,
-                &pairs,
-                &order,
-                &mut tiles,
-                &keys,
-                &mut sums,
-                grad_scores,
-                true,
+                inputs, &pairs, &order, &mut tiles, &keys, &mut sums, scores, true,
             );
         } else {
             not_finite = stream_queries::<E, NS, NO, NA>(
-                inputs,
-                &pairs,
-                &order,
-                &mut tiles,
-                &keys,
-                &mut sums,
-                grad_scores,
-                false,
+                inputs, &pairs, &order, &mut tiles, &keys, &mut sums, scores, false,
             );
         }
     }
@@ -130,15 +92,8 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
             repair_keys::<E, O>(inputs, source, &chunks, &place, &pairs, &mut grads.v, true);
         }
     } else {
-        write_rows::<O, NO>(
-            source,
-            &chunks,
-            &place,
-            gradients,
-            &mut grads.k,
-            scaling.scale,
-            bp,
-        );
+        let scale = scaling.scale;
+        write_rows::<O, NO>(source, &chunks, &place, gradients, &mut grads.k, scale, bp);
         if not_finite {
             repair_keys::<E, O>(inputs, source, &chunks, &place, &pairs, &mut grads.k, false);
         }

@@ -15,7 +15,7 @@ use crate::backward::dkdv::shared::args::{
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, QueryRows};
+use crate::backward::dkdv::shared::queries::Pairs;
 use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::output::{
@@ -24,8 +24,6 @@ use crate::backward::dkdv::wgmma::output::{
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, clean_stage};
 use crate::backward::dkdv::wgmma::steps::{Steps, staged_step};
 use crate::backward::dkdv::wgmma::weights::{StepProducts, StepWeights, step_weights};
-use crate::dropout::copied;
-use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
@@ -53,36 +51,21 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let warp = UNIT_POS_Y as usize;
     // Computed before the first product, for all of the kernel: otherwise ptxas serialises the products (C7515).
     let quad = UNIT_POS_X as usize % 4;
-    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
-    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
-    let group = q_heads / kv_heads;
-    let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_cube::<E>(inputs, source, grid, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
-    enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
+    enter_slopes(&mut tiles.slopes, &inputs.slopes, &place, bp);
     let mut keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
-    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, bp);
     let mut steps = Steps::new(order, bp);
-    let mask = KeyMask::new(source, &place, q_heads, group, place.start + warp * 16, bp);
+    let mask = KeyMask::new(source, &place, place.start + warp * 16, bp);
     // The head whose biases are loaded for the keys, and whose gradients are summed.
     let mut head = steps.present(bp).head;
     if comptime!(bp.pattern.has_head_bias()) {
         keys.load_biases(&mask, head);
     }
-    let pairs = Pairs {
-        rows: QueryRows::new::<E>(
-            &inputs.q,
-            &inputs.grad_out,
-            place.batch,
-            place.kv_head,
-            group,
-        ),
-        mask,
-        logit_scale: LogitScale::new(scaling, bp.softcap),
-        dropout: copied(&scaling.dropout),
-        bp,
-    };
+    let pairs = Pairs::new::<E>(inputs, &place, mask, scaling, bp);
     let mut dv = Vector::<f32, NO>::new(0.0f32);
     let mut dk = Vector::<f32, NO>::new(0.0f32);
     let mut weights = StepWeights::<NP> {
@@ -113,13 +96,12 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             if comptime!(bp.pattern.has_head_bias()) {
                 let next = steps.present(bp).head;
                 if next != head {
-                    let of_all = place.batch * q_heads + pairs.rows.head + head;
-                    add_bias_gradients(&mut weights, &keys, &mut grads.scores, of_all, k_len);
+                    add_bias_gradients::<O, NP>(&mut weights, &keys, &place, &pairs, grads, head);
                     head = next;
                     keys.load_biases(&pairs.mask, head);
                 }
             }
-            let words = steps.seen(turn, &pairs.mask, q_len, bp);
+            let words = steps.seen(turn, &pairs.mask, place.sizes.q_len, bp);
             let q_tile = copies.queries(stage, bp);
             let o_tile = copies.grad_out(stage, bp);
             ring.wait_full(stage, turn / stages);
@@ -163,8 +145,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let chunks = place.chunks(grid);
     write_rows::<O, NO>(&dv, &dk, source, &chunks, &keys, quad, grads, scaling.scale);
     if comptime!(bp.pattern.has_head_bias()) {
-        let of_all = place.batch * q_heads + pairs.rows.head + head;
-        add_bias_gradients(&mut weights, &keys, &mut grads.scores, of_all, k_len);
+        add_bias_gradients::<O, NP>(&mut weights, &keys, &place, &pairs, grads, head);
     } else if comptime!(bp.pattern.has_shared_score()) {
         write_scores(&weights, &keys, &mut grads.scores);
     }

@@ -9,7 +9,7 @@ use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{
-    Tiles, UnusualLses, copy_step, enter_alibi, lse_of, query_of,
+    Tiles, UnusualLses, copy_number, copy_step, enter_alibi, lse_of, query_of,
 };
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
@@ -19,11 +19,10 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::rank::terms::{RankTerms, adds, write_or_add};
-use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::{LogitScale, is_unusual};
+use crate::matrix::logit_scale::is_unusual;
 use crate::matrix::mma::{LanePlace, load_a, multiply};
-use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
+use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use cubecl::prelude::*;
 
 /// One cube owns one tile of the keys of a kv head and of a chunk of queries, see [`of_ranked`](ChunkTile::of_ranked). It
@@ -49,30 +48,15 @@ pub(crate) fn rank_mma_kernel<E: Float>(
     #[comptime] bp: DkdvBlueprint,
     #[define(E)] _element: ElemType,
 ) {
-    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
-    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
-    let group = q_heads / kv_heads;
-    let place = ChunkTile::of_ranked(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_ranked::<E>(inputs, source, grid, bp);
     let mut tiles = Tiles::<E>::new(bp);
     let mut of_lse = Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize);
     tiles.bounds.enter(source, &place, bp);
-    enter_alibi::<E>(&mut tiles, inputs, source, &place, group, bp);
+    enter_alibi::<E>(&mut tiles, inputs, source, &place, bp);
     sync_cube();
 
-    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
-    let pairs = Pairs {
-        rows: QueryRows::new::<E>(
-            &inputs.q,
-            &inputs.grad_out,
-            place.batch,
-            place.kv_head,
-            group,
-        ),
-        mask: KeyMask::none(),
-        logit_scale: LogitScale::new(scaling, bp.softcap),
-        dropout: copied(&scaling.dropout),
-        bp,
-    };
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, bp);
+    let pairs = Pairs::new::<E>(inputs, &place, KeyMask::none(), scaling, bp);
     let size!(NS) = comptime!(bp.products().values());
     let size!(NA) = comptime!(4 * bp.fragments);
     let mut sums = Array::<f32>::new(comptime!(bp.fragments * 2));
@@ -86,17 +70,10 @@ pub(crate) fn rank_mma_kernel<E: Float>(
         copy_step::<E>(inputs, &pairs.rows, &first, 0usize, &mut tiles, bp);
         copy_lse_gradients(terms, &pairs.rows, &first, 0usize, &mut of_lse, bp);
         commit_copies();
-        let first_head = place.batch * q_heads + pairs.rows.head;
-        let keys = LaneKeys::new(source, &place, &pairs, first_head);
+        let keys = LaneKeys::new(source, &place, &pairs);
+        let of_lse = &mut of_lse;
         stream_queries::<E, NS, NA>(
-            inputs,
-            terms,
-            &pairs,
-            &order,
-            &mut tiles,
-            &mut of_lse,
-            &keys,
-            &mut sums,
+            inputs, terms, &pairs, &order, &mut tiles, of_lse, &keys, &mut sums,
         );
     }
     let adds = comptime!(adds(terms.change.kind));
@@ -123,12 +100,7 @@ fn copy_lse_gradients(
                 let query = cursor.tile * queries + unit % queries;
                 let there = unit < comptime!(bp.queries() * bp.heads) && query < rows.len;
                 let from = rows.row + (cursor.head + unit / queries) * rows.len + query;
-                copy_or_zero(
-                    &grad_lse[from..from + 1],
-                    &mut to[place..place + 1],
-                    there,
-                    4u32,
-                );
+                copy_number::<f32>(grad_lse, from, to, place, there);
             }
         }
         ComptimeOption::None => {}

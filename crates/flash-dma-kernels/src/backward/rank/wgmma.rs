@@ -19,9 +19,8 @@ use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StagedStep, StepProducts, selected};
 use crate::backward::rank::terms::{Change, RankTerms, adds, write_or_add};
-use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logit_scale::{LogitScale, PairKind};
+use crate::matrix::logit_scale::PairKind;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but};
@@ -44,26 +43,16 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
 ) {
     let size!(NS) = comptime!(bp.rows / 2);
     let warp = UNIT_POS_Y as usize;
-    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
-    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
-    let group = q_heads / kv_heads;
-    let place = ChunkTile::of_ranked(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_ranked::<E>(inputs, source, grid, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
-    enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
+    enter_slopes(&mut tiles.slopes, &inputs.slopes, &place, bp);
     let keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
-    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, bp);
     let mut steps = Steps::new(order, bp);
     let span = (tiles.bounds).span(&place, warp * 16, 16usize);
-    let (batch, kv_head) = (place.batch, place.kv_head);
-    let pairs = Pairs {
-        rows: QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group),
-        mask: KeyMask::none(),
-        logit_scale: LogitScale::new(scaling, bp.softcap),
-        dropout: copied(&scaling.dropout),
-        bp,
-    };
+    let pairs = Pairs::new::<E>(inputs, &place, KeyMask::none(), scaling, bp);
     let mut sums = KeySums {
         upper: 0.0f32,
         lower: 0.0f32,
@@ -88,8 +77,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
         sync_cube();
         for turn in 0..steps.count {
             let stage = turn % stages;
-            let lse_gradients =
-                LseGradients::read(&terms.grad_lse, &pairs.rows, &steps.present(bp), bp);
+            let of_lse = LseGradients::read(&terms.grad_lse, &pairs.rows, &steps.present(bp), bp);
             ring.wait_full(stage, turn / stages);
             // S^T = K Q^T, followed by dP^T = V dO^T.
             let s = start_products::<NS>(&k_panels, &copies.queries(stage, bp), bp);
@@ -121,41 +109,17 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
                 let lses = steps.lses(&step, &pairs.rows, bp);
                 let kind = comptime!(PairKind::Large);
                 sums.add::<E, NS>(
-                    &products,
-                    inputs,
-                    &lses,
-                    &lse_gradients,
-                    &keys,
-                    tiles,
-                    &step,
-                    &pairs,
-                    kind,
+                    &products, inputs, &lses, &of_lse, &keys, tiles, &step, &pairs, kind,
                 );
             } else if step.at.boundary {
                 let kind = comptime!(PairKind::Boundary);
                 sums.add::<E, NS>(
-                    &products,
-                    inputs,
-                    &none,
-                    &lse_gradients,
-                    &keys,
-                    tiles,
-                    &step,
-                    &pairs,
-                    kind,
+                    &products, inputs, &none, &of_lse, &keys, tiles, &step, &pairs, kind,
                 );
             } else {
                 let kind = comptime!(PairKind::Full);
                 sums.add::<E, NS>(
-                    &products,
-                    inputs,
-                    &none,
-                    &lse_gradients,
-                    &keys,
-                    tiles,
-                    &step,
-                    &pairs,
-                    kind,
+                    &products, inputs, &none, &of_lse, &keys, tiles, &step, &pairs, kind,
                 );
             }
             ring.arrive_empty(stage);
@@ -220,7 +184,7 @@ impl KeySums {
         products: &StepProducts<NS>,
         inputs: &BackwardInputs<E>,
         lses: &StepLses,
-        lse_gradients: &LseGradients,
+        of_lse: &LseGradients,
         keys: &LaneKeys,
         tiles: &Tiles<E>,
         step: &StagedStep,
@@ -229,7 +193,7 @@ impl KeySums {
     ) {
         let bp = comptime!(pairs.bp);
         let boundary = comptime!(kind != PairKind::Full);
-        let with_lse = comptime!(lse_gradients.given);
+        let with_lse = comptime!(of_lse.given);
         let quad = UNIT_POS_X as usize % 4;
         let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let s = &products.s;
@@ -248,7 +212,7 @@ impl KeySums {
                     let weight = self.change.weight_of_power(above);
                     weights.insert(value, weight);
                     if comptime!(with_lse) {
-                        let grad = lse_gradients.values[comptime!(n * 2 + e)];
+                        let grad = of_lse.values[comptime!(n * 2 + e)];
                         let above = above * comptime!(core::f32::consts::LN_2);
                         changes.insert(value, grad * self.change.part_of_lse(above, weight));
                     }
@@ -264,7 +228,7 @@ impl KeySums {
                 let row = comptime!(n * 8 + e) + quad * 2;
                 let mut mean = pair.extract(comptime!(2 * e + 1));
                 if comptime!(with_lse) {
-                    mean += lse_gradients.values[comptime!(n * 2 + e)];
+                    mean += of_lse.values[comptime!(n * 2 + e)];
                 }
                 let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
                 let (dp0, dp1) = (dp.extract(at0) - mean, dp.extract(at1) - mean);

@@ -44,16 +44,11 @@ pub(crate) fn local_key(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> 
 
 #[cube]
 impl LaneKeys {
-    /// The keys of this lane with the scores that all heads of the group share, 0 without. `first_head` is the group's
-    /// first head, counted over all sequences.
-    pub(crate) fn new(
-        source: &KeyTileSource,
-        place: &ChunkTile,
-        pairs: &Pairs,
-        first_head: usize,
-    ) -> LaneKeys {
+    /// The keys of this lane with the scores that all heads of the group share, 0 without.
+    pub(crate) fn new(source: &KeyTileSource, place: &ChunkTile, pairs: &Pairs) -> LaneKeys {
         let (scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
-        let bias_row = first_head * place.k_len;
+        let first_head = place.batch * place.sizes.q_heads + pairs.rows.head;
+        let bias_row = first_head * place.sizes.k_len;
         let mut scores = Array::<f32>::new(comptime!(bp.fragments * 2));
         let score_row = score_row(source, place, bp);
         #[unroll]

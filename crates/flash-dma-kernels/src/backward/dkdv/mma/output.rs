@@ -24,10 +24,8 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
     factor: f32,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let (lane, warp) = (
-        UNIT_POS_X as usize,
-        UNIT_POS_Y as usize % comptime!(bp.role_warps),
-    );
+    let lane = UNIT_POS_X as usize;
+    let warp = UNIT_POS_Y as usize % comptime!(bp.role_warps);
     let left = place.count - place.start;
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
@@ -93,18 +91,12 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
     let bp = comptime!(pairs.bp);
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
     let score_row = score_row(source, place, bp);
+    let scored = comptime!(bp.pattern.has_shared_score());
     for n in 0..comptime!(bp.fragments * 2) {
         let local = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + n * 8
             + UNIT_POS_X as usize / 4;
-        let own = own_key(
-            local,
-            place,
-            source,
-            score_row,
-            comptime!(bp.pattern.has_shared_score()),
-            bp,
-        );
+        let own = own_key(local, place, source, score_row, scored, bp);
         let shared = is_shared(source, chunks, own.row, bp);
         repair_key::<E, O>(inputs, &own, shared, &k_rows, pairs, grad, first_role);
     }

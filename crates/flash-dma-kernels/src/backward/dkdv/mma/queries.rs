@@ -1,11 +1,11 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::alibi::{enter_slopes, key_place, numbers_of};
+use crate::backward::dkdv::shared::alibi::{enter_slopes, key_place};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
-use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, StepLses, all_finite};
+use crate::backward::dkdv::shared::room_if;
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
 use crate::matrix::fragment::swizzle;
@@ -48,58 +48,46 @@ pub(crate) struct Tiles<E: Float> {
 #[cube]
 impl<E: Float> Tiles<E> {
     pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
-        let keys = comptime!(bp.keys());
-        let segments = comptime!(bp.segments());
+        let (keys, rows) = comptime!((bp.keys(), bp.stages * bp.rows));
+        let (key_segments, row_segments) = comptime!((
+            bp.keys() * bp.segments(),
+            bp.stages * bp.rows * bp.segments()
+        ));
+        let (weights, alibi) = comptime!((bp.weights(), bp.slopes > 0));
         Tiles::<E> {
-            k: Shared::<[Segment<E>]>::new_aligned_slice(
-                keys * segments,
-                comptime!(bp.alignment()),
-            ),
-            v: Shared::<[Segment<E>]>::new_aligned_slice(
-                keys * segments,
-                comptime!(bp.alignment()),
-            ),
-            q: Shared::<[Segment<E>]>::new_aligned_slice(
-                comptime!(bp.stages * bp.rows * bp.segments()),
-                comptime!(bp.alignment()),
-            ),
-            grad_out: Shared::<[Segment<E>]>::new_aligned_slice(
-                comptime!(bp.stages * bp.rows * bp.segments()),
-                comptime!(bp.alignment()),
-            ),
-            lse: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
-            delta: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
-            words: words_of(comptime!(bp.stages * bp.rows), bp),
-            columns: words_of(comptime!(bp.keys()), bp),
-            slopes: numbers_of(comptime!(bp.slopes), bp),
-            places: numbers_of(comptime!(bp.keys()), bp),
-            weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
-                comptime!(bp.weights()),
-                128usize,
-            ),
+            k: Shared::<[Segment<E>]>::new_aligned_slice(key_segments, 128usize),
+            v: Shared::<[Segment<E>]>::new_aligned_slice(key_segments, 128usize),
+            q: Shared::<[Segment<E>]>::new_aligned_slice(row_segments, 128usize),
+            grad_out: Shared::<[Segment<E>]>::new_aligned_slice(row_segments, 128usize),
+            lse: Shared::<[f32]>::new_aligned_slice(rows, 128usize),
+            delta: Shared::<[f32]>::new_aligned_slice(rows, 128usize),
+            words: room_if::<u32>(bp.dropout, rows),
+            columns: room_if::<u32>(bp.dropout, keys),
+            slopes: room_if::<f32>(alibi, comptime!(bp.slopes)),
+            places: room_if::<f32>(alibi, keys),
+            weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(weights, 128usize),
             bounds: KeyBounds::new(bp),
         }
     }
 }
 
-/// Sets the slopes of a cube's `group` of heads, and the places of its keys; the caller synchronises.
+/// Sets the slopes of a cube's group of heads, and the places of its keys; the caller synchronises.
 #[cube]
 pub(crate) fn enter_alibi<E: Float>(
     tiles: &mut Tiles<E>,
     inputs: &BackwardInputs<E>,
     source: &KeyTileSource,
     place: &ChunkTile,
-    group: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    enter_slopes(&mut tiles.slopes, &inputs.slopes, place.kv_head * group, bp);
+    enter_slopes(&mut tiles.slopes, &inputs.slopes, place, bp);
     #[comptime]
     match &mut tiles.places {
         ComptimeOption::Some(places) => {
             let unit = UNIT_POS as usize;
             if unit < comptime!(bp.keys()) && place.start + unit < place.count {
                 let key = place.key_of(source, unit, bp);
-                places[unit] = key_place(key, place.q_len, place.k_len, bp);
+                places[unit] = key_place(key, place.sizes.q_len, place.sizes.k_len, bp);
             }
         }
         ComptimeOption::None => {}
@@ -285,30 +273,32 @@ pub(crate) fn copy_step<E: Float>(
         let query = first_query + unit % queries;
         let there = unit < comptime!(bp.queries() * bp.heads) && query < rows.len;
         let from = rows.row + (first_head + unit / queries) * rows.len + query;
-        copy_or_zero(
-            &inputs.lse[from..from + 1],
-            &mut tiles.lse[place..place + 1],
-            there,
-            4u32,
-        );
-        copy_or_zero(
-            &inputs.delta[from..from + 1],
-            &mut tiles.delta[place..place + 1],
-            there,
-            4u32,
-        );
+        copy_number::<f32>(&inputs.lse, from, &mut tiles.lse, place, there);
+        copy_number::<f32>(&inputs.delta, from, &mut tiles.delta, place, there);
         #[comptime]
         match &mut tiles.words {
             ComptimeOption::Some(words) => {
                 let from_words = inputs.words.as_ref().unwrap();
-                copy_or_zero(
-                    &from_words[from..from + 1],
-                    &mut words[place..place + 1],
-                    there,
-                    4u32,
-                );
+                copy_number::<u32>(from_words, from, words, place, there);
             }
             ComptimeOption::None => {}
         }
     }
+}
+
+/// Starts the copy of number `from` to `place` of `to`, or of zero if it is not `there`.
+#[cube]
+pub(crate) fn copy_number<T: CubePrimitive>(
+    numbers: &[T],
+    from: usize,
+    to: &mut Shared<[T]>,
+    place: usize,
+    there: bool,
+) {
+    copy_or_zero(
+        &numbers[from..from + 1],
+        &mut to[place..place + 1],
+        there,
+        4u32,
+    );
 }

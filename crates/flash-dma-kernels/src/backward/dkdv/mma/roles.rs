@@ -64,19 +64,6 @@ pub(crate) struct WarpStep {
     pub seen: Array<u32>,
 }
 
-#[cube]
-impl WarpStep {
-    pub(crate) fn new(turn: usize, at: Step, seen: Array<u32>) -> WarpStep {
-        WarpStep { turn, at, seen }
-    }
-
-    /// Without `seen`.
-    pub(crate) fn of_second_role(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
-        let seen = Array::<u32>::new(comptime!(bp.fragments));
-        WarpStep { turn, at, seen }
-    }
-}
-
 /// The operands of a warp's products, as addresses in shared memory.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Operands {
@@ -106,24 +93,18 @@ impl Operands {
         let q = shared_address(&tiles.q[0..1]);
         let grad_out = shared_address(&tiles.grad_out[0..1]);
         let (rows, columns) = (LanePlace::rows(segments), LanePlace::columns(segments));
-        if comptime!(first_role) {
-            Operands {
-                keys: shared_address(&tiles.k[0..1]) + own,
-                products: q,
-                sums: grad_out,
-                rows,
-                columns,
-                first_role,
-            }
+        let (keys, products, sums) = if comptime!(first_role) {
+            (&tiles.k, q, grad_out)
         } else {
-            Operands {
-                keys: shared_address(&tiles.v[0..1]) + own,
-                products: grad_out,
-                sums: q,
-                rows,
-                columns,
-                first_role,
-            }
+            (&tiles.v, grad_out, q)
+        };
+        Operands {
+            keys: shared_address(&keys[0..1]) + own,
+            products,
+            sums,
+            rows,
+            columns,
+            first_role,
         }
     }
 }
@@ -217,7 +198,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         keys.load_biases(&pairs.mask, head);
                     }
                 }
-                let step = WarpStep::new(turn, at, seen);
+                let step = WarpStep { turn, at, seen };
                 accumulate::<E, NS, NO, NA>(
                     inputs, rows, order, &step, &operands, tiles, keys, sums,
                 );
@@ -234,7 +215,11 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         biased_head = last_head;
                     }
                 }
-                let step = WarpStep::of_second_role(turn - 1, at, bp);
+                let step = WarpStep {
+                    turn: turn - 1,
+                    at,
+                    seen: Array::<u32>::new(comptime!(bp.fragments)),
+                };
                 accumulate::<E, NS, NO, NA>(
                     inputs, rows, order, &step, &operands, tiles, keys, sums,
                 );

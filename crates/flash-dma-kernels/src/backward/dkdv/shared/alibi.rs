@@ -2,30 +2,19 @@
 
 use crate::alibi::{AlibiArg, AlibiRow};
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::queries::Step;
 use cubecl::prelude::*;
 
-/// Room for `count` places or slopes, if there is ALiBi.
-#[cube]
-pub(crate) fn numbers_of(
-    #[comptime] count: usize,
-    #[comptime] bp: DkdvBlueprint,
-) -> ComptimeOption<Shared<[f32]>> {
-    if comptime!(bp.slopes > 0) {
-        ComptimeOption::new_Some(Shared::<[f32]>::new_aligned_slice(count, 128usize))
-    } else {
-        ComptimeOption::new_None()
-    }
-}
-
-/// Sets the slopes of the heads of a cube's group, of which `first` is the first; the caller synchronises.
+/// Sets the slopes of the heads of a cube's group; the caller synchronises.
 #[cube]
 pub(crate) fn enter_slopes(
     to: &mut ComptimeOption<Shared<[f32]>>,
     slopes: &AlibiArg,
-    first: usize,
+    place: &ChunkTile,
     #[comptime] bp: DkdvBlueprint,
 ) {
+    let first = place.kv_head * place.sizes.group;
     #[comptime]
     match slopes {
         ComptimeOption::Some(slopes) => {

@@ -1,9 +1,35 @@
 //! The key tile and the chunk of queries that a cube owns.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
+
+/// The heads and lengths of a launch.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct HeadSizes {
+    pub q_heads: usize,
+    pub q_len: usize,
+    pub kv_heads: usize,
+    pub k_len: usize,
+    /// Query heads of a kv head.
+    pub group: usize,
+}
+
+#[cube]
+impl HeadSizes {
+    fn of<E: Float>(inputs: &BackwardInputs<E>) -> HeadSizes {
+        let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
+        let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
+        HeadSizes {
+            q_heads,
+            q_len,
+            kv_heads,
+            k_len,
+            group: q_heads / kv_heads,
+        }
+    }
+}
 
 /// A cube's key tile, and its chunk of queries.
 #[derive(CubeType, Clone, Copy)]
@@ -17,8 +43,7 @@ pub(crate) struct ChunkTile {
     pub batch: usize,
     pub kv_head: usize,
     pub kv_row: usize,
-    pub q_len: usize,
-    pub k_len: usize,
+    pub sizes: HeadSizes,
     /// The chunk's queries.
     pub chunk_first: i32,
     pub chunk_end: i32,
@@ -27,28 +52,26 @@ pub(crate) struct ChunkTile {
 #[cube]
 impl ChunkTile {
     /// The key tile of this cube; ends the cube where the chunk has fewer tiles than others.
-    pub(crate) fn of_cube(
+    pub(crate) fn of_cube<E: Float>(
+        inputs: &BackwardInputs<E>,
         source: &KeyTileSource,
         grid: &KeyGrid,
-        kv_heads: usize,
-        q_len: usize,
-        k_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
+        let sizes = HeadSizes::of::<E>(inputs);
         let item = CUBE_POS_X as usize / grid.tiles as usize;
         let tile = CUBE_POS_X as usize % grid.tiles as usize;
-        ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
+        ChunkTile::new(source, grid, item, tile, sizes, bp)
     }
 
     /// As [`of_cube`](Self::of_cube) for tiles of keys whose ranks learn, in the order that suits the rank kernel.
-    pub(crate) fn of_ranked(
+    pub(crate) fn of_ranked<E: Float>(
+        inputs: &BackwardInputs<E>,
         source: &KeyTileSource,
         grid: &KeyGrid,
-        kv_heads: usize,
-        q_len: usize,
-        k_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
+        let sizes = HeadSizes::of::<E>(inputs);
         let items = CUBE_COUNT_X as usize / grid.tiles as usize;
         if comptime!(bp.shared_keys) {
             // All tiles of a chunk, of every kv head, before those of the next.
@@ -57,9 +80,9 @@ impl ChunkTile {
             let chunk = CUBE_POS_X as usize / (rows * grid.tiles as usize);
             let tile = CUBE_POS_X as usize / rows % grid.tiles as usize;
             let item = CUBE_POS_X as usize % rows * chunks + chunk;
-            ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
+            ChunkTile::new(source, grid, item, tile, sizes, bp)
         } else {
-            ChunkTile::last_first(source, grid, items, kv_heads, q_len, k_len, bp)
+            ChunkTile::last_first(source, grid, items, sizes, bp)
         }
     }
 
@@ -69,9 +92,7 @@ impl ChunkTile {
         source: &KeyTileSource,
         grid: &KeyGrid,
         items: usize,
-        kv_heads: usize,
-        q_len: usize,
-        k_len: usize,
+        sizes: HeadSizes,
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
         let item = CUBE_POS_X as usize % items;
@@ -81,16 +102,7 @@ impl ChunkTile {
         if before >= tiles {
             terminate!();
         }
-        ChunkTile::new(
-            source,
-            grid,
-            item,
-            tiles - 1 - before,
-            kv_heads,
-            q_len,
-            k_len,
-            bp,
-        )
+        ChunkTile::new(source, grid, item, tiles - 1 - before, sizes, bp)
     }
 
     /// Tile `tile` of chunk `item`, counted over all kv heads.
@@ -99,17 +111,15 @@ impl ChunkTile {
         grid: &KeyGrid,
         item: usize,
         tile: usize,
-        kv_heads: usize,
-        q_len: usize,
-        k_len: usize,
+        sizes: HeadSizes,
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
         let kv_row = item / grid.chunks as usize;
-        let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
+        let (batch, kv_head) = (kv_row / sizes.kv_heads, kv_row % sizes.kv_heads);
         let start = tile * comptime!(bp.keys());
         let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
-        let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
-        let mut count = k_len;
+        let chunk_end = min(chunk_first + grid.chunk as i32, sizes.q_len as i32);
+        let mut count = sizes.k_len;
         if comptime!(bp.pattern.has_intervals()) {
             count = source.intervals.as_ref().unwrap().counts[item] as usize;
         }
@@ -123,8 +133,7 @@ impl ChunkTile {
             batch,
             kv_head,
             kv_row,
-            q_len,
-            k_len,
+            sizes,
             chunk_first,
             chunk_end,
         }
@@ -133,8 +142,8 @@ impl ChunkTile {
     /// How all queries are cut.
     pub(crate) fn chunks(&self, grid: &KeyGrid) -> QueryChunks {
         QueryChunks {
-            q_len: self.q_len as u32,
-            k_len: self.k_len as u32,
+            q_len: self.sizes.q_len as u32,
+            k_len: self.sizes.k_len as u32,
             chunk: grid.chunk,
         }
     }
@@ -162,7 +171,7 @@ impl ChunkTile {
     ) -> usize {
         let mut row = self.list_row + local;
         if comptime!(!bp.parts) {
-            row = self.kv_row * self.k_len + self.key_of(source, local, bp);
+            row = self.kv_row * self.sizes.k_len + self.key_of(source, local, bp);
         }
         row
     }

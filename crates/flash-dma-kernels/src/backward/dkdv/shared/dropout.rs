@@ -7,19 +7,6 @@ use crate::dropout::{DropoutArg, column_word};
 use crate::matrix::dropout::pair_at;
 use cubecl::prelude::*;
 
-/// Room for `count` words, if there is dropout.
-#[cube]
-pub(crate) fn words_of(
-    #[comptime] count: usize,
-    #[comptime] bp: DkdvBlueprint,
-) -> ComptimeOption<Shared<[u32]>> {
-    if comptime!(bp.dropout) {
-        ComptimeOption::new_Some(Shared::<[u32]>::new_aligned_slice(count, 128usize))
-    } else {
-        ComptimeOption::new_None()
-    }
-}
-
 /// Sets the words of the keys of a tile, one unit each; the caller synchronises.
 #[cube]
 pub(crate) fn enter_columns(

@@ -52,7 +52,7 @@ pub(crate) fn own_key(
     #[comptime] scored: bool,
     #[comptime] bp: DkdvBlueprint,
 ) -> OwnKey {
-    let interval_row = place.kv_row * place.k_len;
+    let interval_row = place.kv_row * place.sizes.k_len;
     let mut own = OwnKey {
         valid: place.start + local < place.count,
         key: 0usize,
@@ -64,7 +64,7 @@ pub(crate) fn own_key(
     if own.valid {
         own.key = place.start + local;
         let mut first = own.key as u32;
-        let mut end = place.k_len as u32;
+        let mut end = place.sizes.k_len as u32;
         if comptime!(bp.pattern.has_intervals()) {
             let keys = source.intervals.as_ref().unwrap();
             own.key = keys.list[place.list_row + local] as usize;
@@ -79,7 +79,7 @@ pub(crate) fn own_key(
         if comptime!(scored) {
             own.score = source.bias.as_ref().unwrap()[score_row + own.key];
         }
-        let all = ChunkQueries::all(place.q_len as u32, place.k_len as u32);
+        let all = ChunkQueries::all(place.sizes.q_len as u32, place.sizes.k_len as u32);
         let seen = all.seen(first, end, comptime!(bp.causal));
         own.first = max(seen.from, place.chunk_first);
         own.end = min(seen.to, place.chunk_end);

@@ -45,18 +45,15 @@ impl KeyMask {
         }
     }
 
-    /// The mask of the keys from `first` on of the kv head of `place`, which `group` of `q_heads` heads share. The bits
-    /// are only read if `bp.pattern.is_planned()`, the biases only if `bp.pattern.has_head_bias()` or
-    /// `bp.pattern.has_pair_bias()`.
+    /// The mask of the keys from `first` on of the kv head of `place`. The bits are only read if
+    /// `bp.pattern.is_planned()`, the biases only if `bp.pattern.has_head_bias()` or `bp.pattern.has_pair_bias()`.
     pub(crate) fn new(
         source: &KeyTileSource,
         place: &ChunkTile,
-        q_heads: usize,
-        group: usize,
         first: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> KeyMask {
-        let (batch, kv_head, k_len) = (place.batch, place.kv_head, place.k_len);
+        let (batch, kv_head, sizes) = (place.batch, place.kv_head, &place.sizes);
         let mut mask = KeyMask::none();
         mask.first = uniform(first);
         if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
@@ -64,9 +61,9 @@ impl KeyMask {
             // An axis of size 1 is broadcast, regardless of its stride.
             let mut at = min(batch, scores.shape(0) - 1) * scores.stride(0);
             let heads = scores.shape(1);
-            let kv_heads = q_heads / group;
-            if heads > kv_heads || heads == q_heads {
-                at += kv_head * group * scores.stride(1);
+            let kv_heads = sizes.q_heads / sizes.group;
+            if heads > kv_heads || heads == sizes.q_heads {
+                at += kv_head * sizes.group * scores.stride(1);
                 mask.bias_head = uniform_address(scores.stride(1) as u64 * 4);
             } else {
                 at += min(kv_head, heads - 1) * scores.stride(1);
@@ -76,7 +73,7 @@ impl KeyMask {
             }
             if scores.shape(3) > 1 {
                 mask.bias_key = uniform(scores.stride(3)) as u32;
-                at += min(first, k_len - 1) * scores.stride(3);
+                at += min(first, sizes.k_len - 1) * scores.stride(3);
             }
             mask.bias = uniform_address(global_address(&scores[at..at + 1]));
         }
@@ -84,7 +81,7 @@ impl KeyMask {
             let plan = source.plan.as_ref().unwrap();
             let (counts, bits) = (&plan.counts, &plan.bits);
             let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
-            let block = min(first, k_len - 1) / KEY_BLOCK;
+            let block = min(first, sizes.k_len - 1) / KEY_BLOCK;
             let pair = row * counts[5] as usize + block * counts[6] as usize;
             mask.words = uniform_address(
                 global_address(&bits[pair..pair + 1]) + (first / 32 % 2 * 4) as u64,

@@ -1,10 +1,12 @@
 //! The queries that stream past a key tile: where they are, and how the pairs of a step must be treated.
 
+use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::steps::StepOrder;
-use crate::dropout::DropoutArg;
+use crate::dropout::{DropoutArg, copied};
 use crate::finite::is_finite;
 use crate::matrix::logit_scale::{ExactLse, LogitScale};
 use crate::vectors::Segment;
@@ -30,14 +32,10 @@ pub(crate) struct QueryRows {
 
 #[cube]
 impl QueryRows {
-    /// The queries of kv head `kv_head` of sequence `batch`, of `group` heads.
-    pub(crate) fn new<E: Float>(
-        q: &Tensor<Segment<E>>,
-        grad_out: &Tensor<Segment<E>>,
-        batch: usize,
-        kv_head: usize,
-        group: usize,
-    ) -> QueryRows {
+    /// The queries of the kv head of `place`.
+    fn new<E: Float>(inputs: &BackwardInputs<E>, place: &ChunkTile) -> QueryRows {
+        let (q, grad_out) = (&inputs.q, &inputs.grad_out);
+        let (batch, kv_head, group) = (place.batch, place.kv_head, place.sizes.group);
         let (heads, len) = (q.shape(1), q.shape(2));
         QueryRows {
             q: batch * q.stride(0) / 8,
@@ -161,4 +159,24 @@ pub(crate) struct Pairs {
     pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
+}
+
+#[cube]
+impl Pairs {
+    /// The pairs of the keys of `mask` and the queries of the kv head of `place`.
+    pub(crate) fn new<E: Float>(
+        inputs: &BackwardInputs<E>,
+        place: &ChunkTile,
+        mask: KeyMask,
+        scaling: &Scaling,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> Pairs {
+        Pairs {
+            rows: QueryRows::new::<E>(inputs, place),
+            mask,
+            logit_scale: LogitScale::new(scaling, bp.softcap),
+            dropout: copied(&scaling.dropout),
+            bp,
+        }
+    }
 }

@@ -20,14 +20,13 @@ pub(crate) struct StepOrder {
 
 #[cube]
 impl StepOrder {
-    /// The steps of this cube's key tile, which is at `place`, for `group` heads; the queries of the tile's keys are in
-    /// `bounds` unless `bp.pattern.is_planned()`.
+    /// The steps of this cube's key tile, which is at `place`; the queries of the tile's keys are in `bounds` unless
+    /// `bp.pattern.is_planned()`.
     pub(crate) fn of_cube(
         source: &KeyTileSource,
         grid: &KeyGrid,
         place: &ChunkTile,
         bounds: &KeyBounds,
-        group: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> StepOrder {
         if comptime!(bp.pattern.is_planned()) {
@@ -40,7 +39,7 @@ impl StepOrder {
         } else {
             let range = bounds.queries(place, bp);
             StepOrder {
-                count: range.tiles * (group / comptime!(bp.heads)),
+                count: range.tiles * (place.sizes.group / comptime!(bp.heads)),
                 range,
                 list: StepList::none(),
             }

@@ -61,7 +61,7 @@ impl LaneKeys {
         let upper = own_key(local, place, source, score_row, scored, bp);
         let lower = own_key(local + 8, place, source, score_row, scored, bp);
         let mask = key_words(dropout, &upper, &lower);
-        let (q_len, k_len) = (place.q_len, place.k_len);
+        let (q_len, k_len) = (place.sizes.q_len, place.sizes.k_len);
         let upper_place = key_place(upper.key, q_len, k_len, bp);
         let lower_place = key_place(lower.key, q_len, k_len, bp);
         LaneKeys {

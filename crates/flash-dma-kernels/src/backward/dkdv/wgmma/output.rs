@@ -95,18 +95,20 @@ pub(crate) fn write_scores<NP: Size>(
     }
 }
 
-/// Adds the gradients of the biases of this lane's two keys for query head `head`, counted over all sequences, to which
-/// no other cube adds, and resets them.
+/// Adds the gradients of the biases of this lane's two keys for head `head` of the group, to which no other cube adds, and
+/// resets them.
 #[cube]
-pub(crate) fn add_bias_gradients<NP: Size>(
+pub(crate) fn add_bias_gradients<O: Float, NP: Size>(
     weights: &mut StepWeights<NP>,
     keys: &LaneKeys,
-    grad: &mut ComptimeOption<Box<[f32]>>,
+    place: &ChunkTile,
+    pairs: &Pairs,
+    grads: &mut KeyGradients<O>,
     head: usize,
-    k_len: usize,
 ) {
-    let grad = grad.as_mut().unwrap();
-    let row = head * k_len;
+    let of_all = place.batch * place.sizes.q_heads + pairs.rows.head + head;
+    let grad = grads.scores.as_mut().unwrap();
+    let row = of_all * place.sizes.k_len;
     let dz0 = quad_sum(weights.dz0);
     let dz1 = quad_sum(weights.dz1);
     weights.dz0 = 0.0f32;

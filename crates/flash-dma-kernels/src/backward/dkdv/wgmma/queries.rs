@@ -1,10 +1,9 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it as boxes.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::alibi::numbers_of;
 use crate::backward::dkdv::shared::args::QueryBoxes;
-use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
+use crate::backward::dkdv::shared::room_if;
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
 use crate::matrix::logit_scale::is_large_scaled;
@@ -50,8 +49,8 @@ impl<E: Float> Tiles<E> {
                 comptime!(bp.stages * bp.rows / 2),
                 128usize,
             ),
-            words: words_of(comptime!(bp.stages * bp.rows), bp),
-            slopes: numbers_of(comptime!(bp.slopes), bp),
+            words: room_if::<u32>(bp.dropout, comptime!(bp.stages * bp.rows)),
+            slopes: room_if::<f32>(comptime!(bp.slopes > 0), comptime!(bp.slopes)),
             bounds: KeyBounds::new(bp),
         }
     }
@@ -142,7 +141,8 @@ impl StepCopies {
     ) {
         let stage = step % comptime!(bp.stages);
         let query = cursor.tile * comptime!(bp.queries());
-        let head = self.head + cursor.head;
+        let (batch, head) = (self.batch, self.head + cursor.head);
+        let (rows, columns) = comptime!((bp.rows, bp.head_dim));
         let row_bytes = comptime!(if bp.dropout { 12 } else { 8 });
         ring.arrive_expecting(
             stage,
@@ -150,48 +150,19 @@ impl StepCopies {
         );
         #[comptime]
         match &self.words {
-            ComptimeOption::Some(words) => copy_words(
-                words.map,
-                self.batch,
-                head,
-                query,
-                words.places + stage as u32 * comptime!(4 * bp.rows as u32),
-                ring,
-                stage,
-            ),
+            ComptimeOption::Some(words) => {
+                let to = words.places + stage as u32 * comptime!(4 * bp.rows as u32);
+                copy_words(words.map, batch, head, query, to, ring, stage);
+            }
             ComptimeOption::None => {}
         }
-        copy_words(
-            self.rows,
-            self.batch,
-            head,
-            2 * query,
-            self.places + stage as u32 * comptime!(8 * bp.rows as u32),
-            ring,
-            stage,
-        );
-        copy_boxes(
-            self.q,
-            self.batch,
-            head,
-            query,
-            &self.queries(stage, bp),
-            ring,
-            stage,
-            comptime!(bp.rows),
-            comptime!(bp.head_dim),
-        );
-        copy_boxes(
-            self.grad_out,
-            self.batch,
-            head,
-            query,
-            &self.grad_out(stage, bp),
-            ring,
-            stage,
-            comptime!(bp.rows),
-            comptime!(bp.head_dim),
-        );
+        let word = 2 * query;
+        let to = self.places + stage as u32 * comptime!(8 * bp.rows as u32);
+        copy_words(self.rows, batch, head, word, to, ring, stage);
+        let to = self.queries(stage, bp);
+        copy_boxes(self.q, batch, head, query, &to, ring, stage, rows, columns);
+        let (map, to) = (self.grad_out, self.grad_out(stage, bp));
+        copy_boxes(map, batch, head, query, &to, ring, stage, rows, columns);
     }
 }
 

@@ -154,14 +154,8 @@ impl Steps {
             full = turn < self.order.list.full;
         }
         let step = self.present(bp);
-        SeenWords::read(
-            mask,
-            step.head,
-            step.tile * comptime!(bp.queries()),
-            full,
-            q_len,
-            bp,
-        )
+        let query = step.tile * comptime!(bp.queries());
+        SeenWords::read(mask, step.head, query, full, q_len, bp)
     }
 }
 
@@ -189,7 +183,8 @@ pub(crate) fn staged_step<E: Float>(
     if comptime!(bp.pattern.is_planned()) {
         // After the products: the words have arrived by now.
         if at.boundary {
-            seen = words.pack(query, mask, place.q_len, place.k_len, 0usize, bp);
+            let (q_len, k_len) = (place.sizes.q_len, place.sizes.k_len);
+            seen = words.pack(query, mask, q_len, k_len, 0usize, bp);
         }
     }
     StagedStep {
