@@ -61,13 +61,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let mut o_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile_segments, 128usize);
     load_rows::<E>(operands, grad_out, &mut q_tile, &mut o_tile, own);
     sync_cube();
-    let rows = LaneRows::read(
-        saved,
-        &source.slopes,
-        &scaling.dropout,
-        &stages.columns,
-        own,
-    );
+    let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
     let plain_tiles = rows.plain_tiles(keys.full_tiles(tile_bp));
 
     // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
@@ -82,19 +76,12 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     if comptime!(bp.resident) {
         #[unroll]
         for c in 0..comptime!(segments / 2) {
-            q_rows.push(load_a::<NA>(
-                q_address,
-                &places,
-                comptime!(bp.products().at(16 * c)),
-            ));
-            o_rows.push(load_a::<NA>(
-                o_address,
-                &places,
-                comptime!(bp.products().at(16 * c)),
-            ));
+            let shape = comptime!(bp.products().at(16 * c));
+            q_rows.push(load_a::<NA>(q_address, &places, shape));
+            o_rows.push(load_a::<NA>(o_address, &places, shape));
         }
     }
-    let tile_operands = TileOperands::<NA> {
+    let addresses = TileOperands::<NA> {
         q: q_address,
         o: o_address,
         q_rows,
@@ -131,27 +118,11 @@ pub(crate) fn dq_mma_kernel<E: Float>(
             // Two loop bodies: without a branch inside, the body of nearly all tiles is scheduled as a whole.
             if tile < plain_tiles {
                 let _all = add_tile::<E, N, NA>(
-                    &stages,
-                    tile,
-                    &rows,
-                    saved,
-                    &attended,
-                    &tile_operands,
-                    &mut acc,
-                    false,
-                    bp,
+                    &stages, tile, &rows, saved, &attended, &addresses, &mut acc, false, bp,
                 );
             } else {
                 let finite = add_tile::<E, N, NA>(
-                    &stages,
-                    tile,
-                    &rows,
-                    saved,
-                    &attended,
-                    &tile_operands,
-                    &mut acc,
-                    true,
-                    bp,
+                    &stages, tile, &rows, saved, &attended, &addresses, &mut acc, true, bp,
                 );
                 all_finite = all_finite && finite;
             }

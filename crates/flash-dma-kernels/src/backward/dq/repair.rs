@@ -27,38 +27,19 @@ pub(crate) fn mark_pair<E: Float>(
     let none = f32::new(f32::NEG_INFINITY);
     let bp = comptime!(attended.own.bp);
     let from = full_tiles * comptime!(bp.key_tile);
-    let interval_row = attended.interval_row();
+    let intervals = attended.interval_row();
     if rows.to.has_upper && rows.lse.upper != none {
-        let to = rows.to.upper;
-        let row = &rows.pair.upper;
-        mark_elements::<E>(
-            operands,
-            source,
-            grad_q,
-            row,
-            attended,
-            interval_row,
-            to,
-            from,
-        );
+        let (to, row) = (rows.to.upper, &rows.pair.upper);
+        mark_elements::<E>(operands, source, grad_q, row, attended, intervals, to, from);
     }
     if rows.to.has_lower && rows.lse.lower != none {
-        let to = rows.to.lower;
-        let row = &rows.pair.lower;
-        mark_elements::<E>(
-            operands,
-            source,
-            grad_q,
-            row,
-            attended,
-            interval_row,
-            to,
-            from,
-        );
+        let (to, row) = (rows.to.lower, &rows.pair.lower);
+        mark_elements::<E>(operands, source, grad_q, row, attended, intervals, to, from);
     }
 }
 
-/// Looks at the keys from column `from` on; `to` is the index of the row in `grad_q`.
+/// Looks at the keys from column `from` on, whose intervals have the row `intervals`; `to` is the index of the row in
+/// `grad_q`.
 #[cube]
 fn mark_elements<E: Float>(
     operands: &Operands<E, Const<8>>,
@@ -66,7 +47,7 @@ fn mark_elements<E: Float>(
     grad_q: &mut [Vector<E, Const<2>>],
     row: &TileRow,
     attended: &AttendedKeys,
-    interval_row: usize,
+    intervals: usize,
     to: usize,
     from: usize,
 ) {
@@ -74,7 +55,7 @@ fn mark_elements<E: Float>(
     let quad = UNIT_POS_X as usize % 4;
     let end = attended.own.k_len as i32;
     for column in from..attended.keys.total {
-        let listed = ColumnKey::new(column, end, row, source, attended, interval_row);
+        let listed = ColumnKey::new(column, end, row, source, attended, intervals);
         if listed.first <= row.position && row.position < listed.end {
             for c in 0..comptime!(bp.segments()) {
                 let rows = &attended.k_rows;

@@ -1,13 +1,13 @@
 //! The two rows of a lane of the dq kernels.
 
-use crate::alibi::AlibiArg;
-use crate::dropout::DropoutArg;
-use crate::matrix::args::SavedRows;
+use crate::args::Scaling;
+use crate::matrix::args::{KeySource, SavedRows};
 use crate::matrix::dropout::{LaneMask, lane_mask};
 use crate::matrix::logit_scale::{ExactLse, is_large_scaled, scaled_lse};
 use crate::matrix::ptx::{any_lane, any_unit};
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::PerRow;
+use crate::matrix::stages::Stages;
 use cubecl::prelude::*;
 
 /// A row's numbers for the weights of its pairs.
@@ -34,16 +34,16 @@ pub(crate) struct LaneRows {
 
 #[cube]
 impl LaneRows {
-    /// This lane's rows of the tile that a cube owns; `words` are those of the stages' keys.
-    pub(crate) fn read(
+    /// This lane's rows of the tile that a cube owns.
+    pub(crate) fn read<E: Float>(
         saved: &SavedRows,
-        slopes: &AlibiArg,
-        dropout: &DropoutArg,
-        words: &ComptimeOption<Shared<[u32]>>,
+        source: &KeySource,
+        scaling: &Scaling,
+        stages: &Stages<E>,
         own: &CubeTile,
     ) -> LaneRows {
         let upper = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
-        let pair = RowPair::new(upper, own, 0usize, slopes);
+        let pair = RowPair::new(upper, own, 0usize, &source.slopes);
         let to = OutputRows::of_pair(&pair, own.batch * own.q_heads, own.q_len);
         let mut lse0 = 0.0f32;
         let mut lse1 = 0.0f32;
@@ -63,7 +63,7 @@ impl LaneRows {
             rest1 = exact.rest;
             delta1 = saved.delta[to.lower];
         }
-        let mask = lane_mask(dropout, words, own, &pair);
+        let mask = lane_mask(&scaling.dropout, &stages.columns, own, &pair);
         LaneRows {
             pair,
             to,

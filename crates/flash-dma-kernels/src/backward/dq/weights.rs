@@ -39,15 +39,9 @@ impl<N: Size> TilePairs<N> {
         if comptime!(bp.pattern.has_pair_bias()) {
             let first = attended.first_key(source, tile);
             let scores = source.bias.as_ref().unwrap();
-            bias = attended.bias.tile::<N>(
-                scores,
-                &rows.upper,
-                &rows.lower,
-                first,
-                attended.own.q_len,
-                attended.own.k_len,
-                comptime!(bp.key_tile),
-            );
+            let (upper, lower, keys) = (&rows.upper, &rows.lower, comptime!(bp.key_tile));
+            let (q_len, k_len) = (attended.own.q_len, attended.own.k_len);
+            bias = (attended.bias).tile::<N>(scores, upper, lower, first, q_len, k_len, keys);
         }
         TilePairs::<N> { seen, bias }
     }

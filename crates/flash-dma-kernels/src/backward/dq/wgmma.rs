@@ -67,13 +67,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let o_panels = Panels::at::<E>(&o_tile[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
-    let rows = LaneRows::read(
-        saved,
-        &source.slopes,
-        &scaling.dropout,
-        &stages.columns,
-        own,
-    );
+    let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
 
     let plain_tiles = rows.plain_tiles(keys.full_tiles(bp));
     let tiles = keys.tiles(bp);
