@@ -3,10 +3,10 @@
 use crate::args::Scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::steps::{BiasStep, BiasSteps, PlanTensors, Sizes};
-use crate::backward::bias::tiles::{BiasCopies, BiasTiles, row_stage};
+use crate::backward::bias::tiles::{BiasBoxes, BiasCopies, BiasTiles, row_stage};
 use crate::backward::dq::rows::{ExactRows, LaneRow};
 use crate::matrix::logit_scale::{ExactLse, LogitScale, is_large_scaled};
-use crate::matrix::mask::is_set;
+use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::TileRow;
@@ -21,16 +21,6 @@ use cubecl::prelude::*;
 pub(crate) struct SavedLses {
     pub lse: Box<[f32]>,
     pub lse_rest: Box<[f32]>,
-}
-
-/// The boxes in which tiles are copied.
-#[derive(CubeType, CubeLaunch)]
-pub(crate) struct BiasBoxes<E: Float> {
-    pub q_boxes: TensorMap<E, Tiled>,
-    pub o_boxes: TensorMap<E, Tiled>,
-    pub k_boxes: TensorMap<E, Tiled>,
-    pub v_boxes: TensorMap<E, Tiled>,
-    pub row_boxes: TensorMap<f32, Tiled>,
 }
 
 /// Sizes of a launch of [`bias_wgmma_kernel`].
@@ -88,16 +78,9 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     };
     let steps = BiasSteps::new(sizes, launched.run as usize, bp);
     let tiles = BiasTiles::<E>::new(bp);
-    let copies = BiasCopies::new::<E>(
-        &tiles,
-        &boxes.q_boxes,
-        &boxes.o_boxes,
-        &boxes.row_boxes,
-        &boxes.k_boxes,
-        &boxes.v_boxes,
-    );
+    let copies = BiasCopies::new::<E>(&tiles, boxes);
     let turns = Turns::new();
-    let logit_scale = LogitScale::new(scaling, bp.softcap);
+    let scale = LogitScale::new(scaling, bp.softcap);
     let bias_row = CUBE_POS_Z as usize;
     let pairs = PairBias::row(
         bias,
@@ -129,24 +112,11 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         let mut sum1 = Vector::<f32, N>::new(0.0f32);
         if steps.key_tile(now.at) == key_tile {
             // The same for all steps of the tile.
-            let z0 = pairs.tile::<N>(
-                bias,
-                &rows.upper,
-                &rows.lower,
-                first_key,
-                steps.sizes.q_len,
-                steps.sizes.k_len,
-                half,
-            );
-            let z1 = pairs.tile::<N>(
-                bias,
-                &rows.upper,
-                &rows.lower,
-                first_key + half,
-                steps.sizes.q_len,
-                steps.sizes.k_len,
-                half,
-            );
+            let (upper, lower) = (&rows.upper, &rows.lower);
+            let (q_len, k_len) = (steps.sizes.q_len, steps.sizes.k_len);
+            let z0 = pairs.tile::<N>(bias, upper, lower, first_key, q_len, k_len, half);
+            let second = first_key + half;
+            let z1 = pairs.tile::<N>(bias, upper, lower, second, q_len, k_len, half);
             while steps.key_tile(now.at) == key_tile {
                 let step = steps.step(&now);
                 copies.wait_rows(row_turn);
@@ -182,17 +152,8 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 }
                 let products = products.s_finished();
                 sum0 = add_half::<N>(
-                    sum0,
-                    &products,
-                    z0,
-                    plan,
-                    lses,
-                    &steps,
-                    &step,
-                    first_key,
-                    &rows,
-                    &lanes,
-                    &logit_scale,
+                    sum0, &products, z0, plan, lses, &steps, &step, first_key, &rows, &lanes,
+                    &scale,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn);
@@ -208,18 +169,9 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     copies.fill_keys(2 * key_turn + 3, next.batch, next.kv_head, key, bp);
                 }
                 let products = products.s_finished();
+                let second = first_key + half;
                 sum1 = add_half::<N>(
-                    sum1,
-                    &products,
-                    z1,
-                    plan,
-                    lses,
-                    &steps,
-                    &step,
-                    first_key + half,
-                    &rows,
-                    &lanes,
-                    &logit_scale,
+                    sum1, &products, z1, plan, lses, &steps, &step, second, &rows, &lanes, &scale,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn + 1);
@@ -235,14 +187,8 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
             }
         }
         write_half::<N>(grad_bias, sum0, bias_row, &rows, first_key, &steps.sizes);
-        write_half::<N>(
-            grad_bias,
-            sum1,
-            bias_row,
-            &rows,
-            first_key + half,
-            &steps.sizes,
-        );
+        let second = first_key + half;
+        write_half::<N>(grad_bias, sum1, bias_row, &rows, second, &steps.sizes);
     }
 }
 
@@ -316,13 +262,6 @@ impl<N: Size> Products<N> {
     }
 }
 
-/// The words of the mask of a lane's two rows: the keys that they see of 64.
-#[derive(CubeType, Clone, Copy)]
-struct SeenKeys {
-    upper: Vector<u32, Const<2>>,
-    lower: Vector<u32, Const<2>>,
-}
-
 /// `sum` and dS of 64 keys from `first` on, of S, of dP, which is in flight, and of the biases `z`; zero is added where
 /// a row does not see a key.
 #[cube]
@@ -368,7 +307,7 @@ fn add_half<N: Size>(
         if !empty1 {
             lower = steps.seen(plan, step, &rows.lower, block);
         }
-        let seen = SeenKeys { upper, lower };
+        let seen = SeenPair { upper, lower };
         let large = any_lane(
             is_large_scaled(lanes.upper.reference) || is_large_scaled(lanes.lower.reference),
         );
@@ -382,7 +321,7 @@ fn add_half<N: Size>(
         }
     } else {
         let all = Vector::<u32, Const<2>>::new(0u32);
-        let seen = SeenKeys {
+        let seen = SeenPair {
             upper: all,
             lower: all,
         };
@@ -397,7 +336,7 @@ fn sums<N: Size>(
     sum: &Vector<f32, N>,
     products: &Products<N>,
     p: &Vector<f32, N>,
-    seen: &SeenKeys,
+    seen: &SeenPair,
     lanes: &StepRows,
     #[comptime] boundary: bool,
 ) -> Vector<f32, N> {

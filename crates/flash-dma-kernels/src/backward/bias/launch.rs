@@ -2,10 +2,9 @@
 
 use crate::args::scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
-use crate::backward::bias::kernel::{
-    BiasBoxesLaunch, BiasSizesLaunch, SavedLsesLaunch, bias_wgmma_kernel,
-};
+use crate::backward::bias::kernel::{BiasSizesLaunch, SavedLsesLaunch, bias_wgmma_kernel};
 use crate::backward::bias::steps::PlanTensorsLaunch;
+use crate::backward::bias::tiles::BiasBoxesLaunch;
 use crate::backward::matrix::pass::MmaPass;
 use crate::host::check::{address_type, elem_type};
 use crate::matrix::blueprint::processors;

@@ -24,6 +24,16 @@ pub(crate) struct BiasTiles<E: Float> {
     pub v: Shared<[Segment<E>]>,
 }
 
+/// The boxes in which tiles are copied.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BiasBoxes<E: Float> {
+    pub q: TensorMap<E, Tiled>,
+    pub grad_out: TensorMap<E, Tiled>,
+    pub k: TensorMap<E, Tiled>,
+    pub v: TensorMap<E, Tiled>,
+    pub rows: TensorMap<f32, Tiled>,
+}
+
 /// 16-byte segments of 64 rows.
 fn half_segments(bp: BiasBlueprint) -> usize {
     BiasBlueprint::HALF * bp.segments()
@@ -68,21 +78,14 @@ pub(crate) struct BiasCopies {
 #[cube]
 impl BiasCopies {
     /// All units of the cube must call it.
-    pub(crate) fn new<E: Float>(
-        tiles: &BiasTiles<E>,
-        q: &TensorMap<E, Tiled>,
-        grad_out: &TensorMap<E, Tiled>,
-        rows: &TensorMap<f32, Tiled>,
-        k: &TensorMap<E, Tiled>,
-        v: &TensorMap<E, Tiled>,
-    ) -> BiasCopies {
+    pub(crate) fn new<E: Float>(tiles: &BiasTiles<E>, boxes: &BiasBoxes<E>) -> BiasCopies {
         let units = comptime!(32 * BiasBlueprint::WARPS);
         BiasCopies {
-            q_map: tensor_map_address::<E, Tiled>(q),
-            o_map: tensor_map_address::<E, Tiled>(grad_out),
-            row_map: tensor_map_address::<f32, Tiled>(rows),
-            k_map: tensor_map_address::<E, Tiled>(k),
-            v_map: tensor_map_address::<E, Tiled>(v),
+            q_map: tensor_map_address::<E, Tiled>(&boxes.q),
+            o_map: tensor_map_address::<E, Tiled>(&boxes.grad_out),
+            row_map: tensor_map_address::<f32, Tiled>(&boxes.rows),
+            k_map: tensor_map_address::<E, Tiled>(&boxes.k),
+            v_map: tensor_map_address::<E, Tiled>(&boxes.v),
             q: Panels::at::<E>(&tiles.q[0..1]).address,
             grad_out: Panels::at::<E>(&tiles.grad_out[0..1]).address,
             rows: uniform(shared_address(&tiles.rows[0..1]) as usize) as u32,
@@ -129,8 +132,7 @@ impl BiasCopies {
     /// Waits until the `turn`-th half of a key tile has arrived.
     pub(crate) fn wait_keys(&self, turn: usize) {
         let stages = comptime!(BiasBlueprint::KEY_STAGES);
-        self.key_ring
-            .wait_full(key_stage(turn) as usize, turn / stages);
+        (self.key_ring).wait_full(key_stage(turn) as usize, turn / stages);
     }
 
     /// Signals that this unit is done with the `turn`-th query tile.
@@ -157,46 +159,22 @@ impl BiasCopies {
         if turn >= ROW_STAGES {
             self.row_ring.wait_empty(stage, turn / ROW_STAGES - 1);
         }
+        let ring = &self.row_ring;
         let queries = comptime!(BiasBlueprint::QUERIES);
-        self.row_ring.arrive_expecting(
-            stage,
-            comptime!((BiasBlueprint::QUERIES * (4 * bp.head_dim + 8)) as u32),
-        );
-        copy_words(
-            self.row_map,
-            batch,
-            head,
-            2 * first,
-            self.rows + (stage * queries * 8) as u32,
-            &self.row_ring,
-            stage,
-        );
+        let bytes = comptime!((BiasBlueprint::QUERIES * (4 * bp.head_dim + 8)) as u32);
+        ring.arrive_expecting(stage, bytes);
+        let word = 2 * first;
+        let to = self.rows + (stage * queries * 8) as u32;
+        copy_words(self.row_map, batch, head, word, to, ring, stage);
         #[unroll]
         for group in 0..2usize {
             let behind = (stage * comptime!(2 * half_segments(bp))) as u32
                 + comptime!((group * half_segments(bp)) as u32);
             let row = first + comptime!(group * BiasBlueprint::HALF);
-            let ring = &self.row_ring;
-            copy_half(
-                self.q_map,
-                batch,
-                head,
-                row,
-                self.q + behind,
-                ring,
-                stage,
-                bp,
-            );
-            copy_half(
-                self.o_map,
-                batch,
-                head,
-                row,
-                self.grad_out + behind,
-                ring,
-                stage,
-                bp,
-            );
+            let q = self.q + behind;
+            copy_half(self.q_map, batch, head, row, q, ring, stage, bp);
+            let o = self.grad_out + behind;
+            copy_half(self.o_map, batch, head, row, o, ring, stage, bp);
         }
     }
 
@@ -216,10 +194,8 @@ impl BiasCopies {
             self.key_ring.wait_empty(stage, turn / stages - 1);
         }
         let ring = &self.key_ring;
-        ring.arrive_expecting(
-            stage,
-            comptime!((BiasBlueprint::HALF * 4 * bp.head_dim) as u32),
-        );
+        let bytes = comptime!((BiasBlueprint::HALF * 4 * bp.head_dim) as u32);
+        ring.arrive_expecting(stage, bytes);
         let k = self.keys(turn, bp).address;
         copy_half(self.k_map, batch, kv_head, first, k, ring, stage, bp);
         let v = self.values(turn, bp).address;
