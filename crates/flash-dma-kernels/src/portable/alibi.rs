@@ -4,6 +4,7 @@ use crate::alibi::AlibiArg;
 use crate::portable::args::Sizes;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::TileRows;
+use crate::portable::visibility::query_and_key;
 use cubecl::prelude::*;
 
 /// The places of a tile's queries and of a tile's keys, and the slope of the queries' head, in shared memory.
@@ -74,11 +75,7 @@ impl<'a> TileAlibi<'a> {
 
     /// The logit of a pair with what ALiBi adds to it.
     pub(crate) fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
-        let (mut query, mut key) = (outer, inner);
-        if comptime!(self.keys_outer) {
-            query = inner;
-            key = outer;
-        }
+        let (query, key) = query_and_key(outer, inner, self.keys_outer);
         let distance = f32::cast_from(self.queries[query] - self.keys[key]).abs();
         fma(-self.slope[0], distance, logit)
     }

@@ -5,7 +5,7 @@ use crate::pattern::position::{end_key, query_shift};
 use crate::portable::args::{PairBiasArg, Sizes, TilePlan};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::TileRows;
-use crate::portable::visibility::{Visibility, VisibilityExpand, is_blind};
+use crate::portable::visibility::{is_blind, query_and_key};
 use cubecl::prelude::*;
 
 /// Queries that share a count of a tile plan.
@@ -159,34 +159,21 @@ impl<'a> QueryBits<'a> {
         }
         (min(first, sizes.q_len), sizes.q_len)
     }
-}
 
-#[cube]
-impl<'a> Visibility for QueryBits<'a> {
-    fn selected(&self, outer: usize, inner: usize) -> bool {
-        let (mut query, mut key) = (outer, inner);
-        if comptime!(self.keys_outer) {
-            query = inner;
-            key = outer;
-        }
+    /// Whether the query of the pair attends to its key.
+    pub(crate) fn selected(&self, outer: usize, inner: usize) -> bool {
+        let (query, key) = query_and_key(outer, inner, self.keys_outer);
         (self.words[query] >> key as u32) & 1u32 == 1u32
     }
 
-    fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
-        let (mut query, mut key) = (outer, inner);
-        if comptime!(self.keys_outer) {
-            query = inner;
-            key = outer;
-        }
+    /// The logit of a selected pair with its bias.
+    pub(crate) fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
+        let (query, key) = query_and_key(outer, inner, self.keys_outer);
         #[comptime]
         match &self.bias {
             ComptimeOption::Some(bias) => logit + bias.read(query, key),
             ComptimeOption::None => logit,
         }
-    }
-
-    fn dropped(&self, value: f32, _outer: usize, _inner: usize) -> f32 {
-        value
     }
 }
 

@@ -4,6 +4,7 @@ use crate::dropout::{DropoutArg, DropoutSeed, column_word, head_word, row_word};
 use crate::portable::args::Sizes;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::TileRows;
+use crate::portable::visibility::query_and_key;
 use cubecl::prelude::*;
 
 /// The words of a tile's queries and of a tile's keys, in shared memory.
@@ -68,11 +69,7 @@ impl TileMask {
 
     /// A value of a pair times the factor of its probability.
     pub(crate) fn dropped(&self, value: f32, outer: usize, inner: usize) -> f32 {
-        let (mut query, mut key) = (outer, inner);
-        if comptime!(self.keys_outer) {
-            query = inner;
-            key = outer;
-        }
+        let (query, key) = query_and_key(outer, inner, self.keys_outer);
         value * (self.seed).weight(self.rows[query], self.columns[key])
     }
 }

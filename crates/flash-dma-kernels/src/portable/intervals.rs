@@ -5,7 +5,7 @@ use crate::portable::args::{OrderedIntervals, RankedList, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::TileRows;
-use crate::portable::visibility::{Visibility, VisibilityExpand, is_blind};
+use crate::portable::visibility::{Visibility, VisibilityExpand, is_blind, query_and_key};
 use cubecl::prelude::*;
 
 /// The positions of a tile's queries, and the intervals and scores of a tile's keys, in shared memory.
@@ -190,11 +190,7 @@ impl KeyIntervals {
 #[cube]
 impl Visibility for KeyIntervals {
     fn selected(&self, outer: usize, inner: usize) -> bool {
-        let (mut query, mut key) = (outer, inner);
-        if comptime!(self.keys_outer) {
-            query = inner;
-            key = outer;
-        }
+        let (query, key) = query_and_key(outer, inner, self.keys_outer);
         let position = self.position[query];
         self.first[key] <= position && position < self.end[key]
     }

@@ -67,14 +67,8 @@ impl<'a> TileVisibility<'a> {
         }
     }
 
-    /// Sets the queries that a cube owns. A query whose LSE, if given, is −∞ attends to nothing.
-    pub(crate) fn own_queries(
-        &mut self,
-        queries: &TileRows,
-        lse: ComptimeOption<&Shared<[f32]>>,
-        sizes: &Sizes,
-        #[comptime] bp: Blueprint,
-    ) {
+    /// Sets a tile's queries of dropout and ALiBi.
+    fn place_queries(&mut self, queries: &TileRows, sizes: &Sizes, #[comptime] bp: Blueprint) {
         #[comptime]
         match &mut self.dropout {
             ComptimeOption::Some(mask) => mask.set_queries(queries, sizes, bp),
@@ -85,6 +79,31 @@ impl<'a> TileVisibility<'a> {
             ComptimeOption::Some(alibi) => alibi.set_queries(queries, sizes, bp),
             ComptimeOption::None => {}
         }
+    }
+
+    /// Sets a tile's keys of dropout and ALiBi.
+    fn place_keys(&mut self, keys: &TileRows, #[comptime] bp: Blueprint) {
+        #[comptime]
+        match &mut self.dropout {
+            ComptimeOption::Some(mask) => mask.set_keys(keys, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_keys(keys, bp),
+            ComptimeOption::None => {}
+        }
+    }
+
+    /// Sets the queries that a cube owns. A query whose LSE, if given, is −∞ attends to nothing.
+    pub(crate) fn own_queries(
+        &mut self,
+        queries: &TileRows,
+        lse: ComptimeOption<&Shared<[f32]>>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        self.place_queries(queries, sizes, bp);
         #[comptime]
         match &mut self.pairs {
             TilePairs::Intervals(intervals) => {
@@ -101,16 +120,7 @@ impl<'a> TileVisibility<'a> {
         keys: &TileRows,
         #[comptime] bp: Blueprint,
     ) {
-        #[comptime]
-        match &mut self.dropout {
-            ComptimeOption::Some(mask) => mask.set_keys(keys, bp),
-            ComptimeOption::None => {}
-        }
-        #[comptime]
-        match &mut self.alibi {
-            ComptimeOption::Some(alibi) => alibi.set_keys(keys, bp),
-            ComptimeOption::None => {}
-        }
+        self.place_keys(keys, bp);
         #[comptime]
         match &mut self.pairs {
             TilePairs::Intervals(intervals) =>
@@ -135,16 +145,7 @@ impl<'a> TileVisibility<'a> {
         sizes: &Sizes,
         #[comptime] bp: Blueprint,
     ) {
-        #[comptime]
-        match &mut self.dropout {
-            ComptimeOption::Some(mask) => mask.set_keys(keys, bp),
-            ComptimeOption::None => {}
-        }
-        #[comptime]
-        match &mut self.alibi {
-            ComptimeOption::Some(alibi) => alibi.set_keys(keys, bp),
-            ComptimeOption::None => {}
-        }
+        self.place_keys(keys, bp);
         #[comptime]
         match &mut self.pairs {
             TilePairs::Intervals(intervals) => intervals.set_listed(tiles, keys, bp),
@@ -162,16 +163,7 @@ impl<'a> TileVisibility<'a> {
         #[comptime] bp: Blueprint,
     ) {
         let lse = ComptimeOption::new_Some(lse);
-        #[comptime]
-        match &mut self.dropout {
-            ComptimeOption::Some(mask) => mask.set_queries(queries, sizes, bp),
-            ComptimeOption::None => {}
-        }
-        #[comptime]
-        match &mut self.alibi {
-            ComptimeOption::Some(alibi) => alibi.set_queries(queries, sizes, bp),
-            ComptimeOption::None => {}
-        }
+        self.place_queries(queries, sizes, bp);
         #[comptime]
         match &mut self.pairs {
             TilePairs::Intervals(intervals) => {

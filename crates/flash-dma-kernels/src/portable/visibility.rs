@@ -18,6 +18,21 @@ pub trait Visibility {
     fn dropped(&self, value: f32, outer: usize, inner: usize) -> f32;
 }
 
+/// The query and the key of a pair; the keys are the outer rows if `keys_outer`.
+#[cube]
+pub(crate) fn query_and_key(
+    outer: usize,
+    inner: usize,
+    #[comptime] keys_outer: bool,
+) -> (usize, usize) {
+    let (mut query, mut key) = (outer, inner);
+    if comptime!(keys_outer) {
+        query = inner;
+        key = outer;
+    }
+    (query, key)
+}
+
 /// Whether a row attends to nothing, which its LSE says, if given: it has no gradients, whatever its logits.
 #[cube]
 pub(crate) fn is_blind(lse: ComptimeOption<&Shared<[f32]>>, row: usize) -> bool {
