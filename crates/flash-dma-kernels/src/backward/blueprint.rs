@@ -9,21 +9,18 @@ use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
-/// The blueprints of both large kernels, and the chunks of queries.
+/// The blueprints of the large kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprints {
     pub dq: DqBlueprint,
-    pub dkdv: DkdvBlueprint,
-    /// Queries per chunk, a multiple of `dkdv.queries()`.
-    pub chunk: usize,
+    pub dkdv: ChunkedBlueprint,
     /// The kernel of the gradient of the rank; with scores only.
-    pub rank: Option<RankBlueprint>,
+    pub rank: Option<ChunkedBlueprint>,
 }
 
-/// Compile-time configuration of the rank kernel, and its chunks of queries.
+/// Compile-time configuration of a kernel that owns key tiles, and its chunks of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RankBlueprint {
-    /// Tiles of keys whose ranks learn.
+pub(crate) struct ChunkedBlueprint {
     pub tiles: DkdvBlueprint,
     /// Queries per chunk, a multiple of `tiles.queries()`.
     pub chunk: usize,
@@ -174,18 +171,13 @@ impl MmaBlueprints {
     fn with_tiles(
         dq: DqBlueprint,
         dkdv: DkdvBlueprint,
-        rank: Option<RankBlueprint>,
+        rank: Option<ChunkedBlueprint>,
         problem: &Problem,
         properties: &DeviceProperties,
     ) -> Self {
-        let (dkdv, chunk) = dkdv.with_chunks(problem);
-        let all = Self {
-            dq,
-            dkdv,
-            chunk,
-            rank,
-        };
-        match dkdv.instruction {
+        let dkdv = dkdv.with_chunks(problem);
+        let all = Self { dq, dkdv, rank };
+        match dkdv.tiles.instruction {
             Instruction::Mma => all,
             Instruction::Wgmma => all.spread(problem, processors(properties)),
         }
@@ -195,7 +187,7 @@ impl MmaBlueprints {
     fn spread(self, problem: &Problem, processors: usize) -> Self {
         let mut all = self;
         if all.key_tiles(problem) < 4 * processors {
-            all.dkdv.fragments = 1;
+            all.dkdv.tiles.fragments = 1;
         }
         if let Some(rank) = &mut all.rank {
             let rows = problem.batch * problem.kv_heads;
@@ -210,7 +202,7 @@ impl MmaBlueprints {
     }
 }
 
-impl RankBlueprint {
+impl ChunkedBlueprint {
     /// Chunks of queries.
     pub(crate) fn chunks(&self, problem: &Problem) -> usize {
         problem.q_len.div_ceil(self.chunk)
@@ -411,29 +403,32 @@ impl DkdvBlueprint {
     /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a contiguous range of
     /// queries to the end, one chunk. Contributions of several chunks to one key are added by atomics, or, if a fixed
     /// order is requested, written separately.
-    fn with_chunks(self, problem: &Problem) -> (Self, usize) {
+    fn with_chunks(self, problem: &Problem) -> ChunkedBlueprint {
         let tile = self.queries();
         let all = problem.q_len.div_ceil(tile).max(1) * tile;
         if !problem.has_scores {
-            return (self, all);
+            return ChunkedBlueprint {
+                tiles: self,
+                chunk: all,
+            };
         }
         let target = problem.window.max(MIN_CHUNK);
         // At least one tile, even if there are no queries.
         let chunk = (target.min(problem.q_len.max(1)).div_ceil(tile) * tile).min(all);
         let several = chunk < all;
-        (
-            Self {
+        ChunkedBlueprint {
+            tiles: Self {
                 shared_keys: several && !problem.deterministic,
                 parts: several && problem.deterministic,
                 ..self
             },
             chunk,
-        )
+        }
     }
 
     /// Cuts the queries of the rank kernel into chunks, whose contributions to one key are added by atomics; not at all
     /// if a fixed order is requested.
-    fn with_rank_chunks(self, problem: &Problem) -> RankBlueprint {
+    fn with_rank_chunks(self, problem: &Problem) -> ChunkedBlueprint {
         let tile = self.queries();
         let all = problem.q_len.div_ceil(tile).max(1) * tile;
         let [least, most] = RANK_CHUNKS;
@@ -442,7 +437,7 @@ impl DkdvBlueprint {
             true => all,
             false => (target.div_ceil(tile) * tile).min(all),
         };
-        RankBlueprint {
+        ChunkedBlueprint {
             tiles: Self {
                 shared_keys: chunk < all,
                 ..self

@@ -106,10 +106,10 @@ impl Pass for MaskedBackward<'_> {
         let blueprints = MmaBlueprints::choose_masked(instruction, problem, properties)?;
         inputs.check_segments(problem)?;
         saved.check_rows(instruction, &inputs.q, problem.attention.element.size())?;
-        if !lists_fit(problem, blueprints.dkdv.step_shape()) {
+        if !lists_fit(problem, blueprints.dkdv.tiles.step_shape()) {
             return Err(Obstacle::Lists.into());
         }
-        let of_pairs = blueprints.dkdv.pattern.has_pair_bias() && !problem.has_row_bias();
+        let of_pairs = blueprints.dkdv.tiles.pattern.has_pair_bias() && !problem.has_row_bias();
         let bias = of_pairs.then(|| BiasPlan::choose(properties, problem, inputs));
         Ok((blueprints, bias.transpose()?))
     }
@@ -140,11 +140,11 @@ impl Pass for MaskedBackward<'_> {
             return with_rows.max(bytes(p.lse_shape()) + rest);
         };
         let steps = match problem.plan {
-            Some(_) => QueryLists::bytes(problem, blueprints.dkdv.step_shape()),
+            Some(_) => QueryLists::bytes(problem, blueprints.dkdv.tiles.step_shape()),
             None => 0,
         };
         let [lists, making] = listed_bytes(problem, blueprints.dq.tile.queries());
-        let parts = bias_parts(p, blueprints.dkdv).map_or(0, bytes);
+        let parts = bias_parts(p, blueprints.dkdv.tiles).map_or(0, bytes);
         let sums = parts + row_sums_bytes(p, *blueprints) + rest;
         (steps + lists + making.max(sums)).max(with_rows)
     }
@@ -217,7 +217,7 @@ impl MaskedBackward<'_> {
         grads: &MaskedGradients,
     ) -> RowSums {
         let (problem, inputs, p) = (self.problem, self.inputs, &self.problem.attention);
-        let MmaBlueprints { dq, dkdv, .. } = blueprints;
+        let (dq, dkdv) = (blueprints.dq, blueprints.dkdv.tiles);
         let (keys, capacity) = match &inputs.plan {
             Some(plan) => {
                 let lists = query_lists(client, problem, plan, dkdv.step_shape());

@@ -3,7 +3,7 @@
 pub(crate) mod pass;
 
 use crate::args::{Gradients, Inputs, Saved, Selection};
-use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::blueprint::{ChunkedBlueprint, MmaBlueprints};
 use crate::backward::dkdv::shared::args::GradientTensors;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
@@ -40,22 +40,14 @@ impl MmaBlueprints {
 
     /// The most key tiles of all chunks and heads.
     pub(crate) fn key_tiles(&self, problem: &Problem) -> usize {
-        self.tiles_each(problem) * self.chunks(problem) * problem.batch * problem.kv_heads
-    }
-
-    /// Chunks of queries.
-    pub(crate) fn chunks(&self, problem: &Problem) -> usize {
-        problem.q_len.div_ceil(self.chunk)
-    }
-
-    /// The most key tiles of a chunk.
-    pub(crate) fn tiles_each(&self, problem: &Problem) -> usize {
+        let ChunkedBlueprint { tiles, chunk } = self.dkdv;
         let keys = if problem.has_scores {
-            most_keys(problem, self.chunk)
+            most_keys(problem, chunk)
         } else {
             problem.k_len
         };
-        keys.div_ceil(self.dkdv.keys())
+        let each = keys.div_ceil(tiles.keys());
+        each * self.dkdv.chunks(problem) * problem.batch * problem.kv_heads
     }
 
     /// The bytes of the buffers that [`launch`] holds at once at most.
@@ -82,15 +74,16 @@ impl MmaBlueprints {
 
     /// The keys of each chunk, and the sums or parts of keys with several chunks.
     fn key_bytes(&self, problem: &Problem) -> usize {
-        let (dkdv, chunks) = (self.dkdv, self.chunks(problem));
+        let ChunkedBlueprint { tiles, chunk } = self.dkdv;
+        let chunks = self.dkdv.chunks(problem);
         let listed = match chunks {
             _ if !problem.has_scores => 0,
             1 => OrderedKeys::bytes(problem),
-            _ => ChunkKeys::bytes(problem, problem.window, self.chunk),
+            _ => ChunkKeys::bytes(problem, problem.window, chunk),
         };
         listed
-            + match (dkdv.parts, dkdv.shared_keys) {
-                (true, _) => KeyParts::bytes(problem, chunks, most_keys(problem, self.chunk)),
+            + match (tiles.parts, tiles.shared_keys) {
+                (true, _) => KeyParts::bytes(problem, chunks, most_keys(problem, chunk)),
                 (false, true) => KeySums::bytes(problem),
                 (false, false) => 0,
             }
@@ -118,9 +111,9 @@ pub(crate) fn launch(
 impl MmaPass<'_> {
     /// The keys of each chunk, with scores.
     fn chunk_keys(&self, live: &LiveKeys) -> ChunkKeys {
-        let (client, problem) = (self.client, self.problem);
-        if self.blueprints.chunks(problem) > 1 {
-            return chunk_keys(client, problem, Keys::Live(live), self.blueprints.chunk);
+        let (client, problem, dkdv) = (self.client, self.problem, self.blueprints.dkdv);
+        if dkdv.chunks(problem) > 1 {
+            return chunk_keys(client, problem, Keys::Live(live), dkdv.chunk);
         }
         // Over whole lifetimes, the keys that die together are neighbours.
         let ordered = by_death(client, problem, live);
@@ -134,7 +127,7 @@ impl MmaPass<'_> {
 
     /// The gradients of k, v and the scores.
     fn launch_keys(&self, keys: &SelectedKeys, grads: &Gradients) {
-        let (client, problem, blueprints) = (self.client, self.problem, self.blueprints);
+        let (client, problem, dkdv) = (self.client, self.problem, self.blueprints.dkdv);
         let (element, words) = (elem_type(problem.element), f32::elem_type_native());
         let selected = keys.selection.as_ref();
         let selected = selected.map(|(selection, live)| (*selection, self.chunk_keys(live)));
@@ -152,16 +145,16 @@ impl MmaPass<'_> {
         let lists = KeyLists {
             source,
             capacity,
-            chunks: blueprints.chunks(problem),
+            chunks: dkdv.chunks(problem),
             // As many as the lists may fill: any other bound could silently drop keys.
-            tiles: capacity.div_ceil(blueprints.dkdv.keys()),
+            tiles: capacity.div_ceil(dkdv.tiles.keys()),
         };
-        if blueprints.dkdv.parts {
+        if dkdv.tiles.parts {
             let (selection, listed) = selected.as_ref().expect("chunks come with scores");
             let parts = KeyParts::new(client, problem, lists.chunks, capacity);
             let to = [&parts.k, &parts.v].map(GradientTensors::of);
             self.launch_dkdv(lists, to, Some(parts.scores.clone()), words);
-            parts.gather(client, problem, selection, listed, blueprints.chunk, grads);
+            parts.gather(client, problem, selection, listed, dkdv.chunk, grads);
             return;
         }
         let scores = grads.scores.clone();
@@ -169,9 +162,9 @@ impl MmaPass<'_> {
             fill(client, scores, 0.0, words);
         }
         // Several cubes add to f32 sums; a single cube writes the gradients, and skips keys that no query attends to.
-        if blueprints.dkdv.shared_keys {
+        if dkdv.tiles.shared_keys {
             let (selection, _) = selected.as_ref().expect("chunks come with scores");
-            let sums = KeySums::new(client, problem, selection, blueprints.chunk);
+            let sums = KeySums::new(client, problem, selection, dkdv.chunk);
             self.launch_dkdv(lists, sums.beside(grads), scores, element);
             sums.round(grads);
             return;

@@ -2,7 +2,7 @@
 
 use crate::alibi::slopes;
 use crate::args::{Saved, scaling, scaling_and_dropout};
-use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints, RankBlueprint};
+use crate::backward::blueprint::{ChunkedBlueprint, DkdvBlueprint, MmaBlueprints};
 use crate::backward::delta::{
     BoxedRowsLaunch, CUBE_ROWS, RowWordsLaunch, SumTerms, delta_mma_kernel,
 };
@@ -94,7 +94,7 @@ fn words_shape(problem: &Problem, for_boxes: bool) -> [usize; 3] {
 
 /// The bytes of the row sums of a pass.
 pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
-    let for_boxes = blueprints.dkdv.instruction == Instruction::Wgmma;
+    let for_boxes = blueprints.dkdv.tiles.instruction == Instruction::Wgmma;
     let boxed = match for_boxes {
         true => bytes(boxed_shape(problem)),
         false => 0,
@@ -167,7 +167,7 @@ impl<'a> MmaPass<'a> {
         saved: &'a Saved,
         blueprints: MmaBlueprints,
     ) -> Self {
-        let for_boxes = blueprints.dkdv.instruction == Instruction::Wgmma;
+        let for_boxes = blueprints.dkdv.tiles.instruction == Instruction::Wgmma;
         Self {
             client,
             problem,
@@ -287,7 +287,7 @@ impl<'a> MmaPass<'a> {
         keys: KeyLists,
         left_out: Option<LeaveOneOut>,
         rank: &TensorBinding,
-        RankBlueprint { tiles, chunk }: RankBlueprint,
+        ChunkedBlueprint { tiles, chunk }: ChunkedBlueprint,
     ) {
         let problem = self.problem;
         let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
@@ -331,11 +331,12 @@ impl<'a> MmaPass<'a> {
         grad_scores: Option<TensorBinding>,
         output: ElemType,
     ) {
-        let (problem, blueprint) = (self.problem, self.blueprints.dkdv);
+        let problem = self.problem;
+        let ChunkedBlueprint { tiles, chunk } = self.blueprints.dkdv;
         // `wgmma` copies them as boxes.
         let row_words =
-            (self.data.words.as_ref()).filter(|_| blueprint.instruction == Instruction::Mma);
-        let (cubes, grid) = (keys.cubes(problem), keys.grid(self.blueprints.chunk));
+            (self.data.words.as_ref()).filter(|_| tiles.instruction == Instruction::Mma);
+        let (cubes, grid) = (keys.cubes(problem), keys.grid(chunk));
         let [grad_k, _] = &grads;
         let address = (self.address_type(keys.source.all().chain(&grad_k.sums)))
             .max(address_type(&[&grad_k.own], output.size()));
@@ -348,7 +349,7 @@ impl<'a> MmaPass<'a> {
                     $kernel::launch_unchecked(
                         self.client,
                         cubes,
-                        blueprint.cube_dim(),
+                        tiles.cube_dim(),
                         address,
                         self.key_inputs(row_words),
                         keys.source.into_key_tiles(),
@@ -356,16 +357,16 @@ impl<'a> MmaPass<'a> {
                         scaling_and_dropout(problem),
                         $($boxes,)?
                         grid,
-                        blueprint,
+                        tiles,
                         elem_type(problem.element),
                         output,
                     )
                 }
             };
         }
-        match blueprint.instruction {
+        match tiles.instruction {
             Instruction::Mma => launch!(dkdv_mma_kernel),
-            Instruction::Wgmma => launch!(dkdv_wgmma_kernel, self.query_boxes(blueprint)),
+            Instruction::Wgmma => launch!(dkdv_wgmma_kernel, self.query_boxes(tiles)),
         }
     }
 }
