@@ -144,12 +144,8 @@ pub(crate) fn delta_mma_kernel<E: Float>(
         match words {
             ComptimeOption::Some(words) => {
                 let head = batch * heads + head;
-                let word = row_word(
-                    head_word(head, &words.seed),
-                    query,
-                    q_len,
-                    words.k_len as usize,
-                );
+                let of_head = head_word(head, &words.seed);
+                let word = row_word(of_head, query, q_len, words.k_len as usize);
                 words.words[head * words.stride as usize + query] = word;
             }
             ComptimeOption::None => {}

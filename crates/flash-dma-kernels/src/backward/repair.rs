@@ -100,10 +100,8 @@ fn with_alibi<E: Float>(
                 slope: slopes[pairs.rows.head + head],
                 place: f32::cast_from(query as u32),
             };
-            row.biased(
-                score,
-                key_place(key, pairs.rows.len, inputs.k.shape(2), pairs.bp),
-            )
+            let place = key_place(key, pairs.rows.len, inputs.k.shape(2), pairs.bp);
+            row.biased(score, place)
         }
         ComptimeOption::None => score,
     }
@@ -115,12 +113,8 @@ fn weighed(p: f32, k_len: usize, own: &OwnKey, pair: &NotFinitePair, pairs: &Pai
     #[comptime]
     match &pairs.dropout {
         ComptimeOption::Some(seed) => {
-            let row = row_word(
-                head_word(pair.head, seed),
-                pair.query,
-                pairs.rows.len,
-                k_len,
-            );
+            let head = head_word(pair.head, seed);
+            let row = row_word(head, pair.query, pairs.rows.len, k_len);
             p * seed.weight(row, column_word(own.key, seed))
         }
         ComptimeOption::None => p,

@@ -79,7 +79,11 @@ impl<'a> QueryBits<'a> {
         sizes: &Sizes,
         #[comptime] bp: Blueprint,
     ) {
-        self.place_bias(queries, keys, sizes);
+        #[comptime]
+        match &mut self.bias {
+            ComptimeOption::Some(bias) => bias.place(queries, keys, sizes),
+            ComptimeOption::None => {}
+        }
         let plan_row = self.plan_row(queries, sizes);
         let mut row = UNIT_POS as usize;
         while row < comptime!(bp.rows(!self.keys_outer)) {
@@ -129,14 +133,6 @@ impl<'a> QueryBits<'a> {
                 word & (plan.bits[at] >> (first_key % 32) as u32)
             }
             ComptimeOption::None => word,
-        }
-    }
-
-    fn place_bias(&mut self, queries: &TileRows, keys: &TileRows, sizes: &Sizes) {
-        #[comptime]
-        match &mut self.bias {
-            ComptimeOption::Some(bias) => bias.place(queries, keys, sizes),
-            ComptimeOption::None => {}
         }
     }
 

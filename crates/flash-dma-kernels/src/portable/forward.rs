@@ -55,15 +55,8 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let mut softmax = OnlineSoftmax::new(bp);
 
     visibility.own_queries(&queries, no_lse, &sizes, bp);
-    let rows = comptime!(bp.outer_rows());
-    load_tile::<F, N>(
-        &operands.q,
-        &queries,
-        &mut q_rows,
-        &mut not_finite,
-        rows,
-        bp,
-    );
+    let (q, rows) = (&operands.q, comptime!(bp.outer_rows()));
+    load_tile::<F, N>(q, &queries, &mut q_rows, &mut not_finite, rows, bp);
     not_finite.first_tile();
     for n in 0..tiles.count(bp) {
         let tile = tiles.tile(n, bp);

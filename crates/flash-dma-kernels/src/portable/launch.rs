@@ -89,20 +89,17 @@ impl PortableKeys<'_> {
     ) -> KeysArgs<I> {
         match self {
             Self::All => KeysArgs::All,
-            Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
+            Self::Planned(plan) => {
+                let [bits, counts] =
+                    [&plan.bits, &plan.counts].map(|t| t.clone().into_tensor_arg());
+                KeysArgs::Planned(TilePlanLaunch::new(bits, counts))
+            }
             Self::Intervals(tensors) => {
                 let tensors = (**tensors).clone().map(TensorBinding::into_tensor_arg);
                 KeysArgs::Intervals(intervals(tensors))
             }
         }
     }
-}
-
-fn tile_plan(plan: &MaskBits) -> TilePlanLaunch {
-    TilePlanLaunch::new(
-        plan.bits.clone().into_tensor_arg(),
-        plan.counts.clone().into_tensor_arg(),
-    )
 }
 
 impl<'a> PortableLaunch<'a> {
@@ -225,6 +222,7 @@ impl<'a> PortableLaunch<'a> {
         let p = self.problem;
         let typed = [&rows.saved.grad_out, grad_k, grad_v];
         let words: Vec<_> = grad_scores.into_iter().chain([&rows.sums.delta]).collect();
+        let scores = grad_scores.cloned().map(TensorBinding::into_tensor_arg);
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             dkdv_kernel::launch_unchecked(
@@ -242,10 +240,7 @@ impl<'a> PortableLaunch<'a> {
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
                     grad_v.clone().into_tensor_arg(),
-                    grad_scores
-                        .cloned()
-                        .map(TensorBinding::into_tensor_arg)
-                        .into(),
+                    scores.into(),
                 ),
                 scaling(p.scale, p.softcap),
                 self.blueprint,

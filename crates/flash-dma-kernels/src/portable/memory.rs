@@ -95,7 +95,16 @@ impl NotFinite {
 
     /// Says that the tile which is loaded is not finite unless `value` is finite.
     pub(crate) fn check(&mut self, value: Row4) {
-        if !is_finite4(value) {
+        let mut finite = true;
+        #[unroll]
+        for e in 0..LANES {
+            // Written so that NaN counts as not finite.
+            let is_number = value.extract(e).abs() <= f32::new(f32::MAX);
+            if !is_number {
+                finite = false;
+            }
+        }
+        if !finite {
             self.flags[self.tile] = 1u32;
         }
     }
@@ -228,15 +237,8 @@ impl QueryRows {
         #[comptime] bp: Blueprint,
     ) {
         load_tile::<F, N>(&operands.q, from, &mut self.q, not_finite, self.rows, bp);
-        let grad_out = &saved.grad_out;
-        load_tile::<F, N>(
-            grad_out,
-            from,
-            &mut self.grad_out,
-            not_finite,
-            self.rows,
-            bp,
-        );
+        let (src, rows) = (&saved.grad_out, comptime!(self.rows));
+        load_tile::<F, N>(src, from, &mut self.grad_out, not_finite, rows, bp);
     }
 }
 
@@ -255,10 +257,8 @@ pub fn load_tile<F: Float, N: Size>(
     let row_stride = src.stride(2);
     let mut item = UNIT_POS as usize;
     while item < comptime!(rows * bp.vectors()) {
-        let (row, vector) = (
-            item / comptime!(bp.vectors()),
-            item % comptime!(bp.vectors()),
-        );
+        let row = item / comptime!(bp.vectors());
+        let vector = item % comptime!(bp.vectors());
         let mut value = Row4::new(0.0f32);
         if from.first + row < from.end && vector < comptime!(bp.head_dim / LANES) {
             let at = base + from.index(from.first + row) * row_stride;
@@ -289,21 +289,6 @@ pub(crate) fn load_vector<F: Float, N: Size>(
         }
     }
     value
-}
-
-/// Whether all elements are finite.
-#[cube]
-pub(crate) fn is_finite4(value: Row4) -> bool {
-    let mut finite = true;
-    #[unroll]
-    for e in 0..LANES {
-        // Written so that NaN counts as not finite.
-        let is_number = value.extract(e).abs() <= f32::new(f32::MAX);
-        if !is_number {
-            finite = false;
-        }
-    }
-    finite
 }
 
 /// Writes the vector `vector` of a row that starts at element `base` of `dst`, converted to its type;

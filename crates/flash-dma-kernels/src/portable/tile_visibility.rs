@@ -200,18 +200,14 @@ impl<'a> TilePairs<'a> {
     ) -> TilePairs<'a> {
         #[comptime]
         match keys {
-            Keys::All => TilePairs::new_Bits(QueryBits::new(
-                ComptimeOption::new_None(),
-                bias,
-                keys_outer,
-                bp,
-            )),
-            Keys::Planned(plan) => TilePairs::new_Bits(QueryBits::new(
-                ComptimeOption::new_Some(plan),
-                bias,
-                keys_outer,
-                bp,
-            )),
+            Keys::All => {
+                let plan = ComptimeOption::new_None();
+                TilePairs::new_Bits(QueryBits::new(plan, bias, keys_outer, bp))
+            }
+            Keys::Planned(plan) => {
+                let plan = ComptimeOption::new_Some(plan);
+                TilePairs::new_Bits(QueryBits::new(plan, bias, keys_outer, bp))
+            }
             Keys::Intervals(_) => TilePairs::new_Intervals(KeyIntervals::new(keys_outer, bp)),
         }
     }

@@ -98,30 +98,26 @@ impl BiasCopies {
 
     /// The queries of this warpgroup of the `turn`-th query tile.
     pub(crate) fn queries(&self, turn: usize, #[comptime] bp: BiasBlueprint) -> Panels {
-        Panels {
-            address: self.q + own_rows(turn, bp),
-        }
+        let address = self.q + own_rows(turn, bp);
+        Panels { address }
     }
 
     /// Their output gradients.
     pub(crate) fn grad_out(&self, turn: usize, #[comptime] bp: BiasBlueprint) -> Panels {
-        Panels {
-            address: self.grad_out + own_rows(turn, bp),
-        }
+        let address = self.grad_out + own_rows(turn, bp);
+        Panels { address }
     }
 
     /// The keys of the `turn`-th half.
     pub(crate) fn keys(&self, turn: usize, #[comptime] bp: BiasBlueprint) -> Panels {
-        Panels {
-            address: self.k + key_stage(turn) * comptime!(half_segments(bp) as u32),
-        }
+        let address = self.k + key_stage(turn) * comptime!(half_segments(bp) as u32);
+        Panels { address }
     }
 
     /// Their values.
     pub(crate) fn values(&self, turn: usize, #[comptime] bp: BiasBlueprint) -> Panels {
-        Panels {
-            address: self.v + key_stage(turn) * comptime!(half_segments(bp) as u32),
-        }
+        let address = self.v + key_stage(turn) * comptime!(half_segments(bp) as u32);
+        Panels { address }
     }
 
     /// Waits until the `turn`-th query tile has arrived.

@@ -161,13 +161,8 @@ pub(crate) fn start_products<NS: Size>(
     rows: &Panels,
     #[comptime] bp: DkdvBlueprint,
 ) -> Vector<f32, NS> {
-    start_nt::<NS>(
-        keys,
-        rows,
-        comptime!(bp.element),
-        comptime!(bp.rows),
-        comptime!(bp.head_dim),
-    )
+    let (element, columns, head_dim) = comptime!((bp.element, bp.rows, bp.head_dim));
+    start_nt::<NS>(keys, rows, element, columns, head_dim)
 }
 
 /// Starts `sums += weights rows`.
@@ -178,12 +173,6 @@ fn start_sums<NO: Size, NP: Size>(
     rows: &Panels,
     #[comptime] bp: DkdvBlueprint,
 ) -> Vector<f32, NO> {
-    start_pv::<NO, NP>(
-        sums,
-        weights,
-        rows,
-        comptime!(bp.element),
-        comptime!(bp.head_dim),
-        comptime!(bp.rows),
-    )
+    let (element, head_dim, columns) = comptime!((bp.element, bp.head_dim, bp.rows));
+    start_pv::<NO, NP>(sums, weights, rows, element, head_dim, columns)
 }

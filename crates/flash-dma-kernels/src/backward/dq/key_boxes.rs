@@ -89,18 +89,13 @@ impl KeyBoxes {
         let begin = stage as u32 * comptime!((bp.key_tile * bp.segments()) as u32);
         let row = self.begin + tile * comptime!(bp.key_tile);
         ring.arrive_expecting(stage, comptime!((4 * bp.key_tile * bp.head_dim) as u32));
-        let to = Panels {
-            address: self.k_panels + begin,
-        };
+        let (batch, head) = (self.batch, self.head);
         let (rows, columns) = comptime!((bp.key_tile, bp.head_dim));
-        copy_boxes(
-            self.k, self.batch, self.head, row, &to, ring, stage, rows, columns,
-        );
-        let to = Panels {
-            address: self.v_panels + begin,
-        };
-        copy_boxes(
-            self.v, self.batch, self.head, row, &to, ring, stage, rows, columns,
-        );
+        let address = self.k_panels + begin;
+        let to = Panels { address };
+        copy_boxes(self.k, batch, head, row, &to, ring, stage, rows, columns);
+        let address = self.v_panels + begin;
+        let to = Panels { address };
+        copy_boxes(self.v, batch, head, row, &to, ring, stage, rows, columns);
     }
 }

@@ -210,13 +210,8 @@ fn gradients<E: Float, N: Size, NA: Size>(
         let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
         let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
         let column = comptime!(n * 16 + half * 8);
-        let mask = pair_mask(
-            &rows.mask,
-            &stages.columns,
-            columns.tile,
-            columns.first,
-            column,
-        );
+        let (tile, first) = (columns.tile, columns.first);
+        let mask = pair_mask(&rows.mask, &stages.columns, tile, first, column);
         #[unroll]
         for e in 0..2usize {
             let column = comptime!(n * 16 + half * 8 + e);

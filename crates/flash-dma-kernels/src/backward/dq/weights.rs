@@ -94,16 +94,10 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
                 ds0 = select(is_set(pairs.seen.upper, comptime!(n * 8 + e)), ds0, 0.0f32);
                 ds1 = select(is_set(pairs.seen.lower, comptime!(n * 8 + e)), ds1, 0.0f32);
             } else if comptime!(boundary) {
-                ds0 = select(
-                    sees::<E>(&rows.pair.upper, stages, tile, col, k_len, bp),
-                    ds0,
-                    0.0f32,
-                );
-                ds1 = select(
-                    sees::<E>(&rows.pair.lower, stages, tile, col, k_len, bp),
-                    ds1,
-                    0.0f32,
-                );
+                let see0 = sees::<E>(&rows.pair.upper, stages, tile, col, k_len, bp);
+                ds0 = select(see0, ds0, 0.0f32);
+                let see1 = sees::<E>(&rows.pair.lower, stages, tile, col, k_len, bp);
+                ds1 = select(see1, ds1, 0.0f32);
             }
             ds.insert(e, ds0);
             ds.insert(comptime!(2 + e), ds1);

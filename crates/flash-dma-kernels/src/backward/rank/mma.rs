@@ -127,14 +127,10 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     let half = UNIT_POS_Y / comptime!(bp.role_warps as u32);
     let own = pair * comptime!((2 * bp.warp_keys() * bp.head_dim) as u32);
     let own_rows = half * comptime!((2 * bp.product_rows() * bp.head_dim) as u32);
-    let (k_tile, v_tile) = (
-        shared_address(&tiles.k[0..1]) + own,
-        shared_address(&tiles.v[0..1]) + own,
-    );
-    let (q_tile, o_tile) = (
-        shared_address(&tiles.q[0..1]) + own_rows,
-        shared_address(&tiles.grad_out[0..1]) + own_rows,
-    );
+    let k_tile = shared_address(&tiles.k[0..1]) + own;
+    let v_tile = shared_address(&tiles.v[0..1]) + own;
+    let q_tile = shared_address(&tiles.q[0..1]) + own_rows;
+    let o_tile = shared_address(&tiles.grad_out[0..1]) + own_rows;
     wait_copies(0u32);
     sync_cube();
     let mut k = Array::<Vector<u32, NA>>::new(comptime!(bp.head_dim / 16));

@@ -211,7 +211,10 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                     // The sums belong to one head.
                     if last_head != biased_head {
                         keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
-                        keys.load_biases_of_capped(&pairs.mask, last_head);
+                        if comptime!(bp.softcap) {
+                            // This role makes logits of capped products.
+                            keys.load_biases(&pairs.mask, last_head);
+                        }
                         biased_head = last_head;
                     }
                 }

@@ -228,14 +228,10 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                 weights.insert(at0, w0);
                 weights.insert(at1, w1);
             }
-            let (p0, p1) = (
-                weighed(&mask, p0, 0usize, lower == 1),
-                weighed(&mask, p1, 1usize, lower == 1),
-            );
-            a.insert(
-                comptime!(m * 4 + n % 2 * 2 + lower),
-                pack(p0, p1, comptime!(bp.element)),
-            );
+            let x = weighed(&mask, p0, 0usize, lower == 1);
+            let y = weighed(&mask, p1, 1usize, lower == 1);
+            let packed = pack(x, y, comptime!(bp.element));
+            a.insert(comptime!(m * 4 + n % 2 * 2 + lower), packed);
         }
         tiles.weights[weight_place(step.turn, n, m, bp)] = weights;
     }
@@ -306,14 +302,9 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
                     values.insert(e, ds);
                 }
             }
-            a.insert(
-                comptime!(m * 4 + n % 2 * 2 + lower),
-                pack(
-                    values.extract(0usize),
-                    values.extract(1usize),
-                    comptime!(bp.element),
-                ),
-            );
+            let (x, y) = (values.extract(0usize), values.extract(1usize));
+            let packed = pack(x, y, comptime!(bp.element));
+            a.insert(comptime!(m * 4 + n % 2 * 2 + lower), packed);
         }
     }
     a

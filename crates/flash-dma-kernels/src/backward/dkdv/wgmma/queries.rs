@@ -119,16 +119,14 @@ impl StepCopies {
 
     /// The queries in `stage`.
     pub(crate) fn queries(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
-        Panels {
-            address: self.q_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32),
-        }
+        let address = self.q_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32);
+        Panels { address }
     }
 
     /// The output gradients in `stage`.
     pub(crate) fn grad_out(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
-        Panels {
-            address: self.o_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32),
-        }
+        let address = self.o_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32);
+        Panels { address }
     }
 
     /// Starts the copies of step `step`, at `cursor`, into its stage. Only one unit calls it.

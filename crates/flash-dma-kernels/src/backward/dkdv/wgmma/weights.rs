@@ -193,18 +193,10 @@ fn probabilities<E: Float, NS: Size>(
                     || bp.slopes > 0
             ));
             let alibi = row_alibi(&tiles.slopes, &step.at, row, bp);
-            let (z0, z1) = (
-                biased(
-                    &alibi,
-                    bias.of(&keys.upper, n, e, false, bp),
-                    keys.upper_place,
-                ),
-                biased(
-                    &alibi,
-                    bias.of(&keys.lower, n, e, true, bp),
-                    keys.lower_place,
-                ),
-            );
+            let z0 = bias.of(&keys.upper, n, e, false, bp);
+            let z0 = biased(&alibi, z0, keys.upper_place);
+            let z1 = bias.of(&keys.lower, n, e, true, bp);
+            let z1 = biased(&alibi, z1, keys.lower_place);
             let (s0, s1) = (s.extract(at0), s.extract(at1));
             if comptime!(kind == PairKind::Large) {
                 let lse = lses.exact::<E>(inputs, row, bp);
