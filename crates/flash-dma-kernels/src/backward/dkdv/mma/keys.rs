@@ -88,6 +88,13 @@ impl LaneKeys {
         }
     }
 
+    /// [`load_biases`](Self::load_biases) for the second role, which makes logits of capped products.
+    pub(crate) fn load_biases_of_capped(&self, mask: &KeyMask, head: usize) {
+        if comptime!(self.bp.softcap) {
+            self.load_biases(mask, head);
+        }
+    }
+
     /// Adds `sums` to the gradients of the biases for head `head`, to which no other cube adds, and resets the sums.
     pub(crate) fn add_bias_gradients(
         &self,

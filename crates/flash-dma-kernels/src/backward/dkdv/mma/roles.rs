@@ -64,6 +64,15 @@ pub(crate) struct WarpStep {
     pub seen: Array<u32>,
 }
 
+#[cube]
+impl WarpStep {
+    /// Without `seen`.
+    fn of_second_role(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
+        let seen = Array::<u32>::new(comptime!(bp.fragments));
+        WarpStep { turn, at, seen }
+    }
+}
+
 /// The operands of a warp's products, as addresses in shared memory.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Operands {
@@ -211,18 +220,11 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                     // The sums belong to one head.
                     if last_head != biased_head {
                         keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
-                        if comptime!(bp.softcap) {
-                            // This role makes logits of capped products.
-                            keys.load_biases(&pairs.mask, last_head);
-                        }
+                        keys.load_biases_of_capped(&pairs.mask, last_head);
                         biased_head = last_head;
                     }
                 }
-                let step = WarpStep {
-                    turn: turn - 1,
-                    at,
-                    seen: Array::<u32>::new(comptime!(bp.fragments)),
-                };
+                let step = WarpStep::of_second_role(turn - 1, at, bp);
                 accumulate::<E, NS, NO, NA>(
                     inputs, rows, order, &step, &operands, tiles, keys, sums,
                 );
