@@ -5,11 +5,12 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
+use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::ops::{DynamicMaskOps, NormOps, OptionalFloat, RunnersUp, Saved, Selection};
 use burn_flash_dma::{
-    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, Intervals, KeyRanges,
-    MaskedAttention, NormProblem, Problem, Selector, TilePlan, select, try_attention,
-    try_dynamic_mask_attention, try_masked_attention,
+    Attention, AttentionError, AttentionMask, AttentionOptions, Documents, ElementType,
+    HeadEncoding, Intervals, KeyRanges, MaskedAttention, NormProblem, Problem, Selector, TilePlan,
+    select, try_attention, try_dynamic_mask_attention, try_masked_attention,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -26,6 +27,20 @@ pub fn tracking() -> Device {
 
 pub fn causal() -> AttentionOptions {
     AttentionOptions::new()
+}
+
+pub fn layer() -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(16, 2)
+}
+
+/// A selector inside documents of these lengths, of each sequence.
+pub fn inside<const N: usize>(lengths: [Vec<usize>; N]) -> Selector {
+    Selector::top(4).documents(Documents::from_lengths(lengths))
+}
+
+/// Heads to be encoded, of as many elements per row.
+pub fn heads(dim: usize) -> HeadEncoding {
+    HeadEncoding::new(zeros([2, 3, 4, dim]))
 }
 
 pub fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
