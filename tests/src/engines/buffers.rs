@@ -29,12 +29,14 @@ pub(crate) fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
     of_element!(element, cast(bytes))
 }
 
-pub(crate) fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
+/// A tensor of this shape, row after row.
+pub fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
     let strides: Vec<usize> = contiguous_strides(shape).collect();
     binding(handle, shape, &strides)
 }
 
-pub(crate) fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
+/// A tensor of these strides, which stay within the buffer.
+pub fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
     TensorBinding {
         handle: handle.clone().binding(),
         strides: strides.iter().copied().collect(),

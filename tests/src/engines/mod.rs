@@ -10,27 +10,13 @@ pub(crate) mod kernels;
 #[cfg(feature = "kernels")]
 pub mod memory;
 
-#[cfg(feature = "cpu")]
-pub use burn::BurnOnCpu;
-#[cfg(feature = "cuda")]
-pub use burn::BurnOnCuda;
-#[cfg(feature = "flex")]
-pub use burn::BurnOnFlex;
-#[cfg(all(feature = "burn", feature = "wgpu"))]
-pub use burn::BurnOnWgpu;
-#[cfg(feature = "burn")]
-pub use burn::{Backend, Burn};
-pub use cpu::Cpu;
-#[cfg(feature = "cpu")]
-pub use kernels::KernelsOnCpu;
-#[cfg(feature = "vulkan")]
-pub use kernels::KernelsOnVulkan;
-#[cfg(all(feature = "wgpu", not(feature = "vulkan")))]
-pub use kernels::KernelsOnWgpu;
 #[cfg(feature = "kernels")]
-pub use kernels::{Kernels, Target};
-#[cfg(feature = "cuda")]
-pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable, KernelsOnCudaWgmma};
+pub use buffers::{binding, contiguous};
+#[cfg(feature = "burn")]
+pub use burn::*;
+pub use cpu::Cpu;
+#[cfg(feature = "kernels")]
+pub use kernels::*;
 
 use core::cell::RefCell;
 use half::{bf16, f16};

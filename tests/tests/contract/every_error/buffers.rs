@@ -124,9 +124,9 @@ pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
 pub mod kernels {
     use super::{AttentionError, Problem, SHAPE, problem};
     use cubecl::client::Client;
-    use cubecl::prelude::TensorBinding;
     use cubecl::server::Handle;
     use flash_dma_kernels as engine;
+    use flash_dma_tests::engines::contiguous;
 
     pub fn run(engine: engine::Engine) -> Result<(), AttentionError> {
         let client = client();
@@ -155,7 +155,7 @@ pub mod kernels {
     }
 
     fn call(client: &Client) -> Result<(Problem, engine::Inputs, [Handle; 2]), AttentionError> {
-        let q = binding(&client.create_from_slice(&[0; 32]), &[8, 8, 8, 1], &SHAPE);
+        let q = contiguous(&client.create_from_slice(&[0; 32]), &SHAPE);
         let inputs = engine::Inputs {
             q: q.clone(),
             k: q.clone(),
@@ -166,13 +166,6 @@ pub mod kernels {
     }
 
     fn outputs(out: &Handle, lse: &Handle) -> engine::Outputs {
-        let lse = binding(lse, &[1, 1, 1], &[1, 1, 1]);
-        engine::Outputs::new(binding(out, &[8, 8, 8, 1], &SHAPE), lse)
-    }
-
-    fn binding(handle: &Handle, strides: &[usize], shape: &[usize]) -> TensorBinding {
-        let (strides, shape) = (strides.iter().copied(), shape.iter().copied());
-        // SAFETY: the buffers have eight elements, and no shape has more.
-        unsafe { TensorBinding::from_raw_parts(handle.clone(), strides.collect(), shape.collect()) }
+        engine::Outputs::new(contiguous(out, &SHAPE), contiguous(lse, &SHAPE[..3]))
     }
 }
