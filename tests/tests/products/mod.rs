@@ -20,7 +20,7 @@ enum Lies {
     Gaps(usize),
 }
 
-/// A matrix of whole numbers from 0 to 7.
+/// A matrix, most often of whole numbers from 0 to 7.
 struct Matrix {
     shape: [usize; 2],
     values: Vec<f64>,
@@ -28,11 +28,17 @@ struct Matrix {
 
 impl Matrix {
     fn random(shape: [usize; 2], rng: &mut Rng) -> Self {
-        let values = (0..shape[0] * shape[1]).map(|_| rng.below(8) as f64);
-        Self {
-            shape,
-            values: values.collect(),
-        }
+        Self::drawn(shape, || rng.below(8) as f64)
+    }
+
+    /// Of numbers whose products and sums are rounded.
+    fn normal(shape: [usize; 2], rng: &mut Rng) -> Self {
+        Self::drawn(shape, || rng.normal())
+    }
+
+    fn drawn(shape: [usize; 2], mut draw: impl FnMut() -> f64) -> Self {
+        let values = (0..shape[0] * shape[1]).map(|_| draw()).collect();
+        Self { shape, values }
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {

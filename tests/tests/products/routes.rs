@@ -19,10 +19,33 @@ kernel_runtimes!(
 
 /// Each variant of CubeK's kernels compiles for seconds, on CubeCL's CPU runtime for many, so there are few of them.
 fn types<T: Target>(engine: &Kernels<T>) -> impl Iterator<Item = ElementType> {
-    let types = Kernels::<T>::cases([Bf16], [], [F32]);
-    types
-        .into_iter()
-        .filter(move |&element| engine.supports(element))
+    let types = Kernels::<T>::cases([Bf16], [], [F32]).into_iter();
+    types.filter(move |&element| engine.supports(element))
+}
+
+/// Factors of `[m, k]` and `[k, n]`.
+fn factors([m, n, k]: [usize; 3], seed: usize) -> [Matrix; 2] {
+    let mut rng = Rng::new(seed as u64);
+    [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng))
+}
+
+fn by(route: Route, parts: usize) -> Option<Choice> {
+    Some(Choice { route, parts })
+}
+
+/// Compares a product with the exact one: by one choice alone, or by the rule.
+fn check<T: Target>(
+    engine: &Kernels<T>,
+    [a, b]: &[Matrix; 2],
+    (of_a, of_b): (Lies, Lies),
+    [element, out]: [ElementType; 2],
+    choice: Option<Choice>,
+) {
+    let ([m, k], [_, n]) = (a.shape, b.shape);
+    let what = format!("{m} x {k} x {n}, {of_a:?} by {of_b:?} of {element} in {out}, {choice:?}");
+    let operands = [a.raw(element, of_a), b.raw(element, of_b)];
+    let actual = engine.product(operands.each_ref(), out, choice);
+    same(&actual.expect(&what), &a.times(b, out), &what);
 }
 
 fn sizes_off_every_tile<T: Target>(engine: &Kernels<T>) {
@@ -37,26 +60,22 @@ fn sizes_off_every_tile<T: Target>(engine: &Kernels<T>) {
             [2000, 264, 520],
         ],
     );
-    for [m, n, k] in sizes {
-        let mut rng = Rng::new((m + n + k) as u64);
-        let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
+    for size in sizes {
+        let factors = factors(size, size.iter().sum());
         for element in types(engine) {
-            let operands = [&a, &b].map(|matrix| matrix.raw(element, Lies::Rows));
-            let actual = engine.product(operands.each_ref(), element, None);
-            let what = format!("{m} x {k} x {n} of {element}");
-            same(&actual.expect(&what), &a.times(&b, element), &what);
+            let rows = (Lies::Rows, Lies::Rows);
+            check(engine, &factors, rows, [element; 2], None);
         }
     }
 }
 
 fn layouts<T: Target>(engine: &Kernels<T>) {
-    let [m, n, k] = match Kernels::<T>::SIZE {
+    use Lies::{Columns, Gaps, Rows};
+    let size = match Kernels::<T>::SIZE {
         Size::Large => [520, 264, 136],
         _ => [24, 16, 40],
     };
-    let mut rng = Rng::new(3);
-    let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
-    use Lies::{Columns, Gaps, Rows};
+    let factors = factors(size, 3);
     let pairs = |element| match (Kernels::<T>::SIZE, element) {
         (Size::Large, F32) => vec![(Rows, Columns), (Columns, Rows), (Gaps(3), Gaps(3))],
         (Size::Large, _) => [Rows, Columns, Gaps(3), Gaps(8)]
@@ -65,35 +84,19 @@ fn layouts<T: Target>(engine: &Kernels<T>) {
         _ => vec![(Columns, Columns), (Gaps(3), Gaps(3))],
     };
     for element in types(engine) {
-        let exact = a.times(&b, element);
-        for (of_a, of_b) in pairs(element) {
-            let operands = [a.raw(element, of_a), b.raw(element, of_b)];
-            let actual = engine.product(operands.each_ref(), element, None);
-            let what = format!("{of_a:?} by {of_b:?} of {element}");
-            same(&actual.expect(&what), &exact, &what);
+        for lies in pairs(element) {
+            check(engine, &factors, lies, [element; 2], None);
         }
     }
 }
 
-/// Operands of the gradient of a weight: `k` tokens.
-fn tall(k: usize, [m, n]: [usize; 2], element: ElementType) -> (Matrix, Matrix, [Raw; 2]) {
-    let mut rng = Rng::new(k as u64);
-    let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
-    let raw = [a.raw(element, Lies::Columns), b.raw(element, Lies::Rows)];
-    (a, b, raw)
-}
-
+/// Operands of the gradient of a weight: many tokens.
 fn sums_in_parts<T: Target>(engine: &Kernels<T>) {
     for (k, parts) in Kernels::<T>::cases([(300, 3)], [], [(4097, 64)]) {
+        let factors = factors([24, 17, k], k);
         for element in types(engine) {
-            let (a, b, raw) = tall(k, [24, 17], element);
-            let choice = Choice {
-                route: Route::Standard,
-                parts,
-            };
-            let actual = engine.product(raw.each_ref(), element, Some(choice));
-            let what = format!("{k} terms of {element} in {parts} parts");
-            same(&actual.expect(&what), &a.times(&b, element), &what);
+            let (lies, choice) = ((Lies::Columns, Lies::Rows), by(Route::Standard, parts));
+            check(engine, &factors, lies, [element; 2], choice);
         }
     }
 }
@@ -105,26 +108,14 @@ fn repeats_are_bit_equal<T: Target>(engine: &Kernels<T>) {
         600
     };
     let mut rng = Rng::new(9);
-    let mut random = |shape: [usize; 2]| {
-        let values = (0..shape[0] * shape[1]).map(|_| rng.normal());
-        Matrix {
-            shape,
-            values: values.collect(),
-        }
-    };
-    let (a, b) = (random([64, k]), random([k, 64]));
+    let [a, b] = [[64, k], [k, 64]].map(|shape| Matrix::normal(shape, &mut rng));
     let raw = [a.raw(F32, Lies::Columns), b.raw(F32, Lies::Rows)];
     for element in types(engine) {
         let raw = raw.each_ref().map(|raw| Raw {
             element,
             ..raw.clone()
         });
-        let parts = Choice {
-            route: Route::Standard,
-            parts: 4,
-        };
-        let choices = Kernels::<T>::cases([Some(parts)], [], [None]);
-        for choice in choices {
+        for choice in Kernels::<T>::cases([by(Route::Standard, 4)], [], [None]) {
             let [first, second] = [(); 2].map(|()| {
                 let result = engine.product(raw.each_ref(), F32, choice);
                 result.expect("a good product")
@@ -139,8 +130,7 @@ fn tiles_of_wgmma<T: Target>(engine: &Kernels<T>) {
     let shapes = [[128, 256, 64], [72, 264, 136], [300, 520, 1000]];
     for tile in Tile::ALL {
         for [m, n, k] in shapes {
-            let mut rng = Rng::new((m + n + k) as u64);
-            let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
+            let [a, b] = factors([m, n, k], m + n + k);
             for (of_a, of_b) in [
                 (Lies::Rows, Lies::Rows),
                 (Lies::Rows, Lies::Columns),
@@ -149,12 +139,11 @@ fn tiles_of_wgmma<T: Target>(engine: &Kernels<T>) {
                 (Lies::Gaps(8), Lies::Gaps(16)),
             ] {
                 for (element, parts) in [(Bf16, 1), (F16, 1), (Bf16, 3)] {
-                    let route = Route::Wgmma(tile);
                     let operands = [a.raw(element, of_a), b.raw(element, of_b)];
                     // A column of A begins at a multiple of 16 bytes only then.
                     let rows = of_a != Lies::Columns || m % 8 == 0;
                     for out in [element, F32] {
-                        let choice = Some(Choice { route, parts });
+                        let choice = by(Route::Wgmma(tile), parts);
                         let actual = engine.product(operands.each_ref(), out, choice);
                         let what = format!(
                             "{m} x {k} x {n}, {of_a:?} by {of_b:?} of {element} in {out}, {tile:?}, {parts} parts"
@@ -196,28 +185,19 @@ fn few_rows<T: Target>(engine: &Kernels<T>) {
         [],
         [(Gaps(3), Gaps(1)), (Gaps(8), Gaps(8))],
     );
-    let choice = Some(Choice {
-        route: Route::FewRows,
-        parts: 1,
-    });
-    for [m, n, k] in shapes {
-        let mut rng = Rng::new((m + n + k) as u64);
-        let [a, b] = [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng));
+    let choice = by(Route::FewRows, 1);
+    for shape in shapes {
+        let factors = factors(shape, shape.iter().sum());
         for element in types(engine) {
-            for &(of_a, of_b) in &layouts {
-                let operands = [a.raw(element, of_a), b.raw(element, of_b)];
+            for &lies in &layouts {
                 for out in Kernels::<T>::cases([F32], [], [element]) {
-                    let actual = engine.product(operands.each_ref(), out, choice);
-                    let what =
-                        format!("{m} x {k} x {n}, {of_a:?} by {of_b:?} of {element} in {out}");
-                    same(&actual.expect(&what), &a.times(&b, out), &what);
+                    check(engine, &factors, lies, [element, out], choice);
                 }
             }
         }
     }
     // The rows of A must be contiguous.
-    let mut rng = Rng::new(1);
-    let [a, b] = [[4, 8], [8, 8]].map(|shape| Matrix::random(shape, &mut rng).raw(F32, Columns));
+    let [a, b] = factors([4, 8, 8], 1).map(|matrix| matrix.raw(F32, Columns));
     let refused = engine.product([&a, &b], F32, choice);
     assert!(matches!(refused, Err(AttentionError::Unsupported { .. })));
 }
@@ -226,11 +206,7 @@ fn few_rows<T: Target>(engine: &Kernels<T>) {
 fn few_rows_do_not_depend_on_their_number<T: Target>(engine: &Kernels<T>) {
     let (k, n) = (264, 40);
     let mut rng = Rng::new(21);
-    let mut random = |shape: [usize; 2]| Matrix {
-        shape,
-        values: (0..shape[0] * shape[1]).map(|_| rng.normal()).collect(),
-    };
-    let (a, b) = (random([16, k]), random([k, n]));
+    let [a, b] = [[16, k], [k, n]].map(|shape| Matrix::normal(shape, &mut rng));
     for element in types(engine) {
         for lies in Kernels::<T>::cases([Lies::Rows], [], [Lies::Columns]) {
             let weight = b.raw(element, lies);
@@ -253,29 +229,14 @@ fn few_rows_do_not_depend_on_their_number<T: Target>(engine: &Kernels<T>) {
 /// Sums over nothing are zeros, and results of no elements are written by no kernel.
 fn empty_products<T: Target>(engine: &Kernels<T>) {
     for [m, n, k] in [[0, 5, 4], [5, 0, 4], [3, 4, 0], [0, 0, 0]] {
-        let none = |shape: [usize; 2]| Matrix {
-            shape,
-            values: vec![1.0; shape[0] * shape[1]],
-        };
-        let (a, b) = (none([m, k]), none([k, n]));
-        let raw = [&a, &b].map(|matrix| Raw {
-            shape: matrix.shape.to_vec(),
-            strides: vec![matrix.shape[1], 1],
-            values: matrix.values.clone(),
-            element: F32,
-        });
+        let raw = [[m, k], [k, n]].map(|shape| Matrix::drawn(shape, || 1.0).raw(F32, Lies::Rows));
         let actual = engine.product(raw.each_ref(), F32, None).unwrap();
         assert!(actual == vec![0.0; m * n], "{m} x {k} x {n}");
     }
 }
 
 fn bad_operands<T: Target>(engine: &Kernels<T>) {
-    let mut rng = Rng::new(1);
-    let (a, b) = (
-        Matrix::random([6, 8], &mut rng),
-        Matrix::random([8, 4], &mut rng),
-    );
-    let good = [a.raw(F32, Lies::Rows), b.raw(F32, Lies::Rows)];
+    let good = factors([6, 4, 8], 1).map(|matrix| matrix.raw(F32, Lies::Rows));
     let error = |change: fn(&mut [Raw; 2])| {
         let mut raw = good.clone();
         change(&mut raw);
