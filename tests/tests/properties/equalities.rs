@@ -1,6 +1,6 @@
 //! Problems that are the same in other words.
 
-use super::run;
+use super::{Results, outputs, run};
 use flash_dma_tests::prelude::*;
 
 every_engine!(
@@ -20,30 +20,34 @@ fn close(name: &str, a: &[f64], b: &[f64], tolerance: f64) {
     }
 }
 
+/// Compares results by name, within the rounding of f32.
+fn all_close(a: &Results, b: &Results) {
+    for ((name, a), (other, b)) in a.iter().zip(b) {
+        assert_eq!(name, other);
+        let tolerance = match *name {
+            "out" => 2e-6,
+            "lse" => 4e-6,
+            _ => 1e-5,
+        };
+        close(name, a, b, tolerance);
+    }
+}
+
 /// Scores of zero with every key kept are plain attention.
 fn a_window_of_all_keys_is_a_key_bias<E: Engine>(engine: &E) {
     for case in [Case::new(40, 50), Case::new(40, 50).full()] {
         let mut scored = case.clone().window(50).inputs();
-        scored
-            .scores
-            .as_mut()
-            .expect("the case has scores")
-            .fill(0.0);
-        let plain = case.plain().problem();
+        let scores = scored.scores.as_mut().expect("the case has scores");
+        scores.fill(0.0);
         let plain = Inputs {
-            problem: plain,
+            problem: case.plain().problem(),
             scores: None,
             ..scored.clone()
         };
-        let (a, b) = (
-            run(engine, &scored, Layout::Contiguous),
-            run(engine, &plain, Layout::Contiguous),
-        );
-        close("out", &a.0.out, &b.0.out, 2e-6);
-        close("lse", &a.0.lse, &b.0.lse, 4e-6);
-        close("dq", &a.1.q, &b.1.q, 1e-5);
-        close("dk", &a.1.k, &b.1.k, 1e-5);
-        close("dv", &a.1.v, &b.1.v, 1e-5);
+        let [mut scored, plain] = [&scored, &plain].map(|inputs| run(engine, inputs));
+        let of_scores = scored.pop();
+        assert!(of_scores.is_some_and(|(name, _)| name == "dscores") && scored.len() == 5);
+        all_close(&scored, &plain);
     }
 }
 
@@ -68,27 +72,22 @@ fn permuted_keys_of_full_attention<E: Engine>(engine: &E) {
         scores: inputs.scores.as_ref().map(|z| permute(z, 1)),
         ..inputs.clone()
     };
-    let (a, b) = (
-        run(engine, &inputs, Layout::Contiguous),
-        run(engine, &permuted, Layout::Contiguous),
-    );
-    close("out", &a.0.out, &b.0.out, 2e-6);
-    close("lse", &a.0.lse, &b.0.lse, 4e-6);
-    close("dq", &a.1.q, &b.1.q, 1e-5);
-    close("dk", &permute(&a.1.k, dim), &b.1.k, 1e-5);
-    close("dv", &permute(&a.1.v, dim), &b.1.v, 1e-5);
-    let scores = [&a, &b].map(|x| x.1.scores.clone().expect("the case has scores"));
-    close("dscores", &permute(&scores[0], 1), &scores[1], 1e-5);
+    let [mut own, permuted] = [&inputs, &permuted].map(|inputs| run(engine, inputs));
+    for (name, values) in &mut own {
+        match *name {
+            "dk" | "dv" => *values = permute(values, dim),
+            "dscores" => *values = permute(values, 1),
+            _ => {}
+        }
+    }
+    assert_eq!((own.len(), permuted.len()), (6, 6));
+    all_close(&own, &permuted);
 }
 
 /// `out = sum_s exp(lse_s - lse) out_s` over the parts of the keys.
 fn split_keys_merge_by_their_lse<E: Engine>(engine: &E) {
-    let case = Case::new(20, 90)
-        .full()
-        .heads(1, 1)
-        .window(90)
-        .scores(Scores::Normal);
-    let (whole, dim) = (case.inputs(), case.head_dim);
+    let case = |k_len| Case::new(20, k_len).full().heads(1, 1).window(90);
+    let (whole, dim) = (case(90).inputs(), case(90).head_dim);
     let parts = [0..31, 31..32, 32..90].map(|keys: std::ops::Range<usize>| {
         let take = |x: &[f64], size: usize| -> Vec<f64> {
             let heads = x.chunks(90 * size);
@@ -97,28 +96,21 @@ fn split_keys_merge_by_their_lse<E: Engine>(engine: &E) {
                 .collect()
         };
         let part = Inputs {
-            problem: Case::new(20, keys.len())
-                .full()
-                .heads(1, 1)
-                .window(90)
-                .problem(),
+            problem: case(keys.len()).problem(),
             q: whole.q.clone(),
             k: take(&whole.k, dim),
             v: take(&whole.v, dim),
             scores: whole.scores.as_ref().map(|z| take(z, 1)),
         };
-        run(engine, &part, Layout::Contiguous).0
+        outputs(engine, &part)
     });
-    let whole = run(engine, &whole, Layout::Contiguous).0;
+    let whole = outputs(engine, &whole);
     for row in 0..whole.lse.len() {
         let lse = parts.iter().map(|p| p.lse[row].exp()).sum::<f64>().ln();
         close("lse", &[lse], &[whole.lse[row]], 2e-6);
-        for d in 0..dim {
-            let at = row * dim + d;
-            let out: f64 = parts
-                .iter()
-                .map(|p| (p.lse[row] - lse).exp() * p.out[at])
-                .sum();
+        for at in row * dim..(row + 1) * dim {
+            let of_part = |p: &Outputs| (p.lse[row] - lse).exp() * p.out[at];
+            let out: f64 = parts.iter().map(of_part).sum();
             close("out", &[out], &[whole.out[at]], 2e-6);
         }
     }
@@ -133,17 +125,10 @@ fn a_constant_on_the_scores_moves_the_lse<E: Engine>(engine: &E) {
         let mut moved = inputs.clone();
         let scores = moved.scores.as_mut().expect("the case has scores");
         scores.iter_mut().for_each(|z| *z += 8.0);
-        let (a, b) = (
-            run(engine, &inputs, Layout::Contiguous),
-            run(engine, &moved, Layout::Contiguous),
-        );
-        let moved: Vec<f64> = a.0.lse.iter().map(|x| x + 8.0).collect();
-        close("lse", &moved, &b.0.lse, 1e-5);
-        let tolerance = if element == ElementType::F32 {
-            1e-5
-        } else {
-            2e-2
-        };
-        close("out", &a.0.out, &b.0.out, tolerance);
+        let [a, b] = [&inputs, &moved].map(|inputs| outputs(engine, inputs));
+        let moved: Vec<f64> = a.lse.iter().map(|x| x + 8.0).collect();
+        close("lse", &moved, &b.lse, 1e-5);
+        let tolerance = if element == F32 { 1e-5 } else { 2e-2 };
+        close("out", &a.out, &b.out, tolerance);
     }
 }

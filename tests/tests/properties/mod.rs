@@ -30,10 +30,17 @@ type Grads = (Vec<f64>, Vec<f64>);
 /// All results of a call, by name.
 type Results = Vec<(&'static str, Vec<f64>)>;
 
-fn run<E: Engine>(engine: &E, inputs: &Inputs, layout: Layout) -> (Outputs, Gradients) {
-    let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
-    let call = engine.call(inputs, layout, (&grad_out, Some(&grad_lse)));
-    engine.backward(&call).expect("a good case")
+/// The outputs of a call for random gradients.
+fn outputs<E: Engine>(engine: &E, inputs: &Inputs) -> Outputs {
+    let grads = generate::gradients(&inputs.problem, 1);
+    let results = engine.backward(&call(engine, inputs, &grads));
+    results.expect("a good case").0
+}
+
+/// All results for random gradients.
+fn run<E: Engine>(engine: &E, inputs: &Inputs) -> Results {
+    let grads = generate::gradients(&inputs.problem, 1);
+    results(engine, &call(engine, inputs, &grads))
 }
 
 /// The call of these inputs, contiguous, with the engine's own selection.
@@ -63,12 +70,8 @@ fn named((outputs, grads): (Outputs, Gradients)) -> Results {
 }
 
 /// The bits of everything, NaN included.
-fn bits((outputs, grads): &(Outputs, Gradients)) -> Vec<Vec<u64>> {
-    [&outputs.out, &outputs.lse, &grads.q, &grads.k, &grads.v]
-        .into_iter()
-        .chain(&grads.scores)
-        .map(|x| bits_of(x))
-        .collect()
+fn bits(results: &Results) -> Vec<Vec<u64>> {
+    results.iter().map(|(_, values)| bits_of(values)).collect()
 }
 
 fn bits_of(values: &[f64]) -> Vec<u64> {
