@@ -1,10 +1,11 @@
 //! What ranks the keys and what is added to their logits as two tensors: the bias gets the gradient of the logits, the
 //! rank that of the runners-up, and one tensor for both gets both. Against the sums of the definition, in f64.
 
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Distribution, Gradients, Tensor};
 use burn_flash_dma::{Attention, Selector};
 use flash_dma_reference::select::selected;
 use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{grad, values};
 
 fast_burn!(
     another_tensor_is_added,
@@ -34,7 +35,8 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn random(device: &Device) -> Self {
+    fn random<B: Backend>(burn: &Burn<B>) -> Self {
+        let device = &burn.device().clone().autodiff();
         let normal = Distribution::Normal(0.0, 1.0);
         let rows = |heads| Tensor::<4>::random([1, heads, LEN, DIM], normal, device);
         let keys = || Tensor::<3>::random([1, KV_HEADS, LEN], normal, device);
@@ -48,11 +50,18 @@ impl Tensors {
             lse: Tensor::random([1, Q_HEADS, LEN], normal, device),
         }
     }
-}
 
-fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
-    let values = tensor.clone().into_data_as::<f32>();
-    values.iter::<f32>().map(f64::from).collect()
+    /// The gradients of attention to the keys that `rank` selects, with what is added to their logits.
+    fn backward(&self, rank: &Tensor<3>, added: Option<&Tensor<3>>) -> Gradients {
+        let intervals = selector().select(rank.clone());
+        let attention = Attention::new(self.q.clone(), self.k.clone(), self.v.clone());
+        let (out, lse) = match added.cloned() {
+            None => attention.intervals(&intervals).forward_with_lse(),
+            Some(added) => (attention.scores(added).intervals(&intervals)).forward_with_lse(),
+        };
+        let loss = (out * self.out.clone()).sum() + (lse * self.lse.clone()).sum();
+        loss.backward()
+    }
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -61,8 +70,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// The gradients of the bias and of the rank, pair by pair.
 fn expected(t: &Tensors, bias: &[f64]) -> [Vec<f64>; 2] {
-    let [q, k, v, weights] = [&t.q, &t.k, &t.v, &t.out].map(values);
-    let (rank, lse_weights) = (values(&t.rank), values(&t.lse));
+    let [q, k, v, weights] = [&t.q, &t.k, &t.v, &t.out].map(|x| values(x.clone()));
+    let [rank, lse_weights] = [&t.rank, &t.lse].map(|x| values(x.clone()));
     let mut grads = [vec![0.0; KV_HEADS * LEN], vec![0.0; KV_HEADS * LEN]];
     for (row, &grad_lse) in lse_weights.iter().enumerate() {
         let (head, position) = (row / LEN / (Q_HEADS / KV_HEADS), row % LEN);
@@ -94,9 +103,9 @@ fn expected(t: &Tensors, bias: &[f64]) -> [Vec<f64>; 2] {
     grads
 }
 
-fn near(name: &str, actual: &Tensor<3>, expected: &[f64]) {
+fn near(name: &str, x: &Tensor<3>, grads: &Gradients, expected: &[f64]) {
     let size = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (key, (actual, expected)) in values(actual).into_iter().zip(expected).enumerate() {
+    for (key, (actual, expected)) in grad(x, grads).into_iter().zip(expected).enumerate() {
         let error = (actual - expected).abs();
         assert!(
             error < 1e-5 * size,
@@ -110,52 +119,36 @@ fn selector() -> Selector {
     Selector::top(WINDOW).runners_up(RUNNERS_UP)
 }
 
-fn loss(t: &Tensors, (out, lse): (Tensor<4>, Tensor<3>)) -> Tensor<1> {
-    (out * t.out.clone()).sum() + (lse * t.lse.clone()).sum()
-}
-
-fn attention(t: &Tensors) -> Attention {
-    Attention::new(t.q.clone(), t.k.clone(), t.v.clone())
-}
-
 fn another_tensor_is_added<B: Backend>(burn: &Burn<B>) {
-    let t = Tensors::random(&burn.device().clone().autodiff());
-    let intervals = selector().select(t.rank.clone());
-    let attention = attention(&t).scores(t.bias.clone()).intervals(&intervals);
-    let grads = loss(&t, attention.forward_with_lse()).backward();
-    let [bias, rank] = expected(&t, &values(&t.bias));
-    near("dbias", &t.bias.grad(&grads).expect("tracked"), &bias);
-    near("drank", &t.rank.grad(&grads).expect("tracked"), &rank);
+    let t = Tensors::random(burn);
+    let grads = t.backward(&t.rank, Some(&t.bias));
+    let [bias, rank] = expected(&t, &values(t.bias.clone()));
+    near("dbias", &t.bias, &grads, &bias);
+    near("drank", &t.rank, &grads, &rank);
 }
 
 fn nothing_is_added<B: Backend>(burn: &Burn<B>) {
-    let t = Tensors::random(&burn.device().clone().autodiff());
-    let intervals = selector().select(t.rank.clone());
-    let attention = attention(&t).intervals(&intervals);
-    let grads = loss(&t, attention.forward_with_lse()).backward();
+    let t = Tensors::random(burn);
+    let grads = t.backward(&t.rank, None);
     let [_, rank] = expected(&t, &[0.0; KV_HEADS * LEN]);
-    near("drank", &t.rank.grad(&grads).expect("tracked"), &rank);
+    near("drank", &t.rank, &grads, &rank);
 }
 
 fn the_rank_is_added<B: Backend>(burn: &Burn<B>) {
-    let t = Tensors::random(&burn.device().clone().autodiff());
-    let intervals = selector().select(t.rank.clone());
-    let attention = attention(&t).scores(t.rank.clone()).intervals(&intervals);
-    let grads = loss(&t, attention.forward_with_lse()).backward();
-    let [bias, rank] = expected(&t, &values(&t.rank));
+    let t = Tensors::random(burn);
+    let grads = t.backward(&t.rank, Some(&t.rank));
+    let [bias, rank] = expected(&t, &values(t.rank.clone()));
     let both: Vec<f64> = bias.iter().zip(&rank).map(|(a, b)| a + b).collect();
-    near("dscores", &t.rank.grad(&grads).expect("tracked"), &both);
+    near("dscores", &t.rank, &grads, &both);
 }
 
 fn a_constant_rank_has_no_gradient<B: Backend>(burn: &Burn<B>) {
-    let t = Tensors::random(&burn.device().clone().autodiff());
+    let t = Tensors::random(burn);
     // A detached leaf would still be tracked.
     let rank = Tensor::from_inner(t.rank.clone().inner());
-    let intervals = selector().select(rank.clone());
-    assert!(intervals.far().is_none());
-    let attention = attention(&t).scores(t.bias.clone()).intervals(&intervals);
-    let grads = loss(&t, attention.forward_with_lse()).backward();
-    let [bias, _] = expected(&t, &values(&t.bias));
-    near("dbias", &t.bias.grad(&grads).expect("tracked"), &bias);
+    assert!(selector().select(rank.clone()).far().is_none());
+    let grads = t.backward(&rank, Some(&t.bias));
+    let [bias, _] = expected(&t, &values(t.bias.clone()));
+    near("dbias", &t.bias, &grads, &bias);
     assert!(rank.grad(&grads).is_none() && t.rank.grad(&grads).is_none());
 }

@@ -19,6 +19,7 @@ fast_burn!(
 on_burn_cpu!(a_selector_of_everything);
 
 /// A rule for every head, and the documents of every sequence.
+#[derive(Debug)]
 struct Drawn {
     rules: Vec<SelectionRule>,
     documents: Option<Vec<Vec<usize>>>,
@@ -62,35 +63,34 @@ impl Drawn {
         }
     }
 
+    /// Checks what a selector, inside the documents, makes of the scores.
+    fn check_selector<B: Backend>(&self, selector: Selector, burn: &Burn<B>) {
+        let selector = self.with_documents(selector);
+        self.check(&selector.select(self.tensor(burn.device())));
+    }
+
+    /// Of the documents of a sequence.
+    fn lengths(&self, sequence: usize) -> Vec<usize> {
+        let documents = self.documents.as_ref();
+        documents.map_or(vec![self.shape[2]], |all| all[sequence].clone())
+    }
+
     /// The intervals by definition, with `more` keys by rank.
     fn exact(&self, more: usize) -> Vec<Interval> {
         let [_, heads, k_len] = self.shape;
         let of = |(row, scores): (usize, &Vec<f64>)| {
-            let whole = vec![k_len];
-            let lengths = match &self.documents {
-                None => &whole,
-                Some(lengths) => &lengths[row / heads],
-            };
+            let lengths = self.lengths(row / heads);
             let rule = self.rules[row % heads].widened(more);
-            if k_len < 300 {
-                compose::intervals(scores, lengths, &rule)
-            } else {
-                compose::intervals_by_heap(scores, lengths, &rule)
+            match k_len {
+                ..300 => compose::intervals(scores, &lengths, &rule),
+                _ => compose::intervals_by_heap(scores, &lengths, &rule),
             }
         };
         self.scores.iter().enumerate().flat_map(of).collect()
     }
 
     fn check(&self, intervals: &Intervals) {
-        assert_eq!(
-            pairs(intervals),
-            self.exact(0),
-            "{:?} {:?} {:?} {:?}",
-            self.shape,
-            self.rules,
-            self.documents,
-            self.scores
-        );
+        assert_eq!(pairs(intervals), self.exact(0), "{self:?}");
         let most = self.rules.iter().map(|rule| rule.window).max();
         assert_eq!(Some(intervals.max_live()), most);
     }
@@ -118,6 +118,12 @@ fn rule(rng: &mut Rng) -> SelectionRule {
     }
 }
 
+/// The selector of a rule.
+fn of(rule: SelectionRule) -> Selector {
+    let selector = Selector::top(rule.window).recent(rule.recent);
+    selector.sinks(rule.sinks)
+}
+
 fn pairs(intervals: &Intervals) -> Vec<Interval> {
     let words = intervals.tensor().clone().into_data_as::<i32>();
     let words: Vec<u32> = words.iter::<i32>().map(|n| n as u32).collect();
@@ -134,11 +140,7 @@ fn random_selectors<B: Backend>(burn: &Burn<B>) {
         let shape = [1 + rng.below(3), 1 + rng.below(3), 1 + rng.below(90)];
         let rule = rule(&mut rng);
         let drawn = Drawn::new(shape, vec![rule; shape[1]], &mut rng);
-        let selector = Selector::top(rule.window)
-            .recent(rule.recent)
-            .sinks(rule.sinks);
-        let selector = drawn.with_documents(selector);
-        drawn.check(&selector.select(drawn.tensor(burn.device())));
+        drawn.check_selector(of(rule), burn);
     }
 }
 
@@ -149,15 +151,10 @@ fn random_windows_per_head<B: Backend>(burn: &Burn<B>) {
         let least = rule(&mut rng);
         let mut window = || least.window + [0, 0, 3, 7][rng.below(4)];
         let windows: Vec<usize> = (0..shape[1]).map(|_| window()).collect();
-        let rules = windows
-            .iter()
-            .map(|&window| SelectionRule { window, ..least });
-        let drawn = Drawn::new(shape, rules.collect(), &mut rng);
-        let selector = Selector::top(windows)
-            .recent(least.recent)
-            .sinks(least.sinks);
-        let selector = drawn.with_documents(selector);
-        drawn.check(&selector.select(drawn.tensor(burn.device())));
+        let rule = |&window: &usize| SelectionRule { window, ..least };
+        let drawn = Drawn::new(shape, windows.iter().map(rule).collect(), &mut rng);
+        let selector = Selector::top(windows).recent(least.recent);
+        drawn.check_selector(selector.sinks(least.sinks), burn);
     }
 }
 
@@ -175,9 +172,7 @@ fn long_documents_in_every_bucket<B: Backend>(burn: &Burn<B>) {
         let mut reversed = lengths.to_vec();
         reversed.reverse();
         drawn.documents = Some(vec![lengths.to_vec(), reversed]);
-        let selector = Selector::top(300).recent(recent).sinks(sinks);
-        let selector = drawn.with_documents(selector);
-        drawn.check(&selector.select(drawn.tensor(burn.device())));
+        drawn.check_selector(of(rule), burn);
     }
 }
 
@@ -238,12 +233,8 @@ fn questions<B: Backend>(burn: &Burn<B>) {
         let [batch, heads, k_len] = shape;
         let rule = rule(&mut rng);
         let drawn = Drawn::new(shape, vec![rule; heads], &mut rng);
-        let selector = Selector::top(rule.window)
-            .recent(rule.recent)
-            .sinks(rule.sinks);
-        let intervals = drawn
-            .with_documents(selector)
-            .select(drawn.tensor(burn.device()));
+        let selector = drawn.with_documents(of(rule));
+        let intervals = selector.select(drawn.tensor(burn.device()));
         let exact = drawn.exact(0);
 
         let position = rng.below(k_len + 2);
@@ -269,11 +260,10 @@ fn questions<B: Backend>(burn: &Burn<B>) {
         // Pair by pair.
         let (mut recent, mut sinks, mut ranked) = (0, 0, 0);
         for (row, head) in exact.chunks(k_len).enumerate() {
-            let whole = vec![k_len];
-            let lengths = drawn.documents.as_ref().map_or(&whole, |d| &d[row / heads]);
+            let lengths = drawn.lengths(row / heads);
             for (key, interval) in head.iter().enumerate() {
                 let mut start = 0;
-                for len in lengths {
+                for len in &lengths {
                     if start + len > key {
                         break;
                     }
@@ -298,10 +288,8 @@ fn questions<B: Backend>(burn: &Burn<B>) {
         near(stats.mean_alive * exact.len() as f64, pairs as f64);
         let never = exact.iter().filter(|i| i.is_empty()).count();
         near(stats.never_alive * exact.len() as f64, never as f64);
-        near(
-            stats.mean_lifetime * (exact.len() - never) as f64,
-            pairs as f64,
-        );
+        let ever = (exact.len() - never) as f64;
+        near(stats.mean_lifetime * ever, pairs as f64);
     }
 }
 
@@ -379,10 +367,7 @@ fn one_tensor_ranks_and_another_is_added<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
     let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Default, &device);
     let rows = || Tensor::<4>::random([1, 2, 50, 16], Distribution::Default, &device);
-    let (rank, bias) = (
-        random([1, 2, 50]).require_grad(),
-        random([1, 2, 50]).require_grad(),
-    );
+    let [rank, bias] = [(); 2].map(|()| random([1, 2, 50]).require_grad());
     let intervals = select(rank.clone(), 7);
     let attention = Attention::new(rows(), rows(), rows()).scores(bias.clone());
     let (out, lse) = attention.intervals(&intervals).forward_with_lse();
@@ -391,10 +376,8 @@ fn one_tensor_ranks_and_another_is_added<B: Backend>(burn: &Burn<B>) {
     // The gradients of the bias are zero exactly where no position attends to the key.
     let bias = bias.grad(&grads).expect("a tracked tensor");
     let zero: Vec<bool> = bias.equal_elem(0.0).into_data().iter().collect();
-    let dead: Vec<bool> = (intervals.lifetimes().equal_elem(0))
-        .into_data()
-        .iter()
-        .collect();
+    let dead = intervals.lifetimes().equal_elem(0).into_data();
+    let dead: Vec<bool> = dead.iter().collect();
     assert!(dead.contains(&true) && dead.contains(&false));
     assert_eq!(zero, dead);
 }
@@ -410,6 +393,5 @@ fn a_selector_of_everything<B: Backend>(burn: &Burn<B>) {
     };
     let mut drawn = Drawn::new([2, 2, 60], vec![rule, rule], &mut rng);
     drawn.documents = Some(vec![vec![13, 30, 17], vec![60]]);
-    let selector = drawn.with_documents(Selector::top(9).recent(3).sinks(2));
-    drawn.check(&selector.select(drawn.tensor(burn.device())));
+    drawn.check_selector(of(rule), burn);
 }
