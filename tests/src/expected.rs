@@ -1,15 +1,15 @@
 //! The results that the oracle expects of a call, and the comparisons: of an engine with the oracle, or of two ways to
 //! compute the same.
 
-use crate::Outputs;
+use crate::{Outputs, problem};
 use core::fmt;
-use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
+use flash_dma_problem::{ElementType, Interval, LeaveOneOut, Problem};
 use flash_dma_reference::compare::{
     ARITHMETIC, Failure, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
 };
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
-use flash_dma_reference::{Exact, Forward, NaiveForward};
+use flash_dma_reference::{Exact, Forward, Inputs, NaiveForward};
 
 /// Terms of a gradient that are as large as it: those of a rank are as large as the logits if the LSE has a gradient, 3e38 for
 /// a mask of the least numbers.
@@ -407,6 +407,58 @@ pub fn expected_of_rank(
         expected.gradient("rank", &shape, words, exact, &naive);
     }
     expected
+}
+
+/// The pairs of kv heads, from those of the keys that a head, of all sequences, shows at a position.
+pub(crate) fn visible(p: &Problem, shown: &dyn Fn(usize, i64) -> Vec<bool>) -> Broadcast<bool> {
+    let heads = 0..p.batch * p.kv_heads;
+    let rows = heads.flat_map(|head| (0..p.q_len).map(move |i| (head, p.position(i))));
+    let row = |(head, position)| shown(head, position);
+    Broadcast {
+        shape: [p.batch, p.kv_heads, p.q_len, p.k_len],
+        values: rows.flat_map(row).collect(),
+    }
+}
+
+/// The pairs of which `shown` holds: of a key, by its place in `[batch, kv_heads, k_len]`, and a position.
+pub(crate) fn pairs(p: &Problem, shown: impl Fn(usize, i64) -> bool) -> Broadcast<bool> {
+    visible(p, &|head, position| {
+        let keys = head * p.k_len..(head + 1) * p.k_len;
+        keys.map(|key| shown(key, position)).collect()
+    })
+}
+
+/// The pairs that are attended, of keys `[batch, kv_heads, k_len]`.
+pub(crate) fn attended(p: &Problem, intervals: &[Interval]) -> Broadcast<bool> {
+    pairs(p, |key, position| intervals[key].contains(position))
+}
+
+/// The pairs of runners-up, of keys `[batch, kv_heads, k_len]` that cease to be one at the positions `far`.
+pub(crate) fn runners_up(p: &Problem, intervals: &[Interval], far: &[u32]) -> Broadcast<bool> {
+    pairs(p, |key, position| {
+        (i64::from(intervals[key].end)..i64::from(far[key])).contains(&position)
+    })
+}
+
+/// The same problem under a mask of the pairs of kv heads, with a bias of keys.
+pub(crate) fn masked(
+    inputs: &Inputs,
+    visible: Option<Broadcast<bool>>,
+    bias: Option<&Vec<f64>>,
+) -> MaskedInputs {
+    let p = &inputs.problem;
+    let options = crate::masked::options(p);
+    MaskedInputs {
+        problem: problem(p.q_shape(), p.kv_shape(), false, p.element, &options),
+        q: inputs.q.clone(),
+        k: inputs.k.clone(),
+        v: inputs.v.clone(),
+        visible,
+        bias: bias.map(|bias| Broadcast {
+            shape: [p.batch, p.kv_heads, 1, p.k_len],
+            values: bias.clone(),
+        }),
+    }
 }
 
 /// A magnitude, unless no pair contributes to its element: such an element is exact.

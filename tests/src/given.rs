@@ -1,10 +1,9 @@
 //! Attention over given intervals: no selection by scores could have made some of them.
 
-use crate::expected::{Expected, Learning, expected_of_rank};
+use crate::expected::{Expected, Learning, attended, expected_of_rank, masked, runners_up};
 use crate::{Call, Engine, Layout, problem};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, Problem};
 use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::{Inputs, compose};
 
 /// A problem whose keys have the given intervals, with random inputs.
@@ -31,16 +30,9 @@ impl GivenCase {
         let options = AttentionOptions::new()
             .with_keep_window(most.max().unwrap_or(0).max(1))
             .with_causal(self.causal);
-        self.problem_with(&options, true)
-    }
-
-    fn problem_with(&self, options: &AttentionOptions, scores: bool) -> Problem {
         let [q_heads, kv_heads, q_len, dim] = self.sizes;
-        let (q, kv) = (
-            [1, q_heads, q_len, dim],
-            [1, kv_heads, self.intervals[0].len(), dim],
-        );
-        problem(q, kv, scores, self.element, options)
+        let kv = [1, kv_heads, self.intervals[0].len(), dim];
+        problem([1, q_heads, q_len, dim], kv, true, self.element, &options)
     }
 
     /// Compares everything that the engine computes with the oracle of masks, which has no intervals.
@@ -61,56 +53,23 @@ impl GivenCase {
         });
         assert!(actual.scores.is_some(), "the gradient of the scores");
         let what = format!("{} at {}", E::NAME, self.what);
-        self.expected(&inputs, grads, actual.rank.is_some()).check(
-            Vec::new,
-            &outputs,
-            &actual.given(),
-            what,
-        );
-    }
-
-    /// The pairs of queries and keys that `shows` says.
-    fn pairs(&self, p: &Problem, shows: impl Fn(usize, usize, i64) -> bool) -> Broadcast<bool> {
-        let shape = [1, p.kv_heads, p.q_len, p.k_len];
-        let mut values = Vec::with_capacity(shape.iter().product());
-        for head in 0..p.kv_heads {
-            for query in 0..p.q_len {
-                let position = p.position(query);
-                values.extend((0..p.k_len).map(|key| shows(head, key, position)));
-            }
-        }
-        Broadcast { shape, values }
+        let expected = self.expected(&inputs, grads, actual.rank.is_some());
+        expected.check(Vec::new, &outputs, &actual.given(), what);
     }
 
     /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
     fn expected(&self, inputs: &Inputs, grads: (&[f64], Option<&[f64]>), apart: bool) -> Expected {
-        let options = AttentionOptions::new().with_causal(self.causal);
-        let p = self.problem_with(&options, false);
-        let scores = inputs.scores.clone().expect("a case with scores");
-        let visible = self.pairs(&p, |head, key, position| {
-            self.intervals[head][key].contains(position)
-        });
-        let masked = MaskedInputs {
-            problem: p,
-            q: inputs.q.clone(),
-            k: inputs.k.clone(),
-            v: inputs.v.clone(),
-            visible: Some(visible),
-            bias: Some(Broadcast {
-                shape: [1, p.kv_heads, 1, p.k_len],
-                values: scores,
-            }),
-        };
-        let runners_up = self.far.as_ref().map(|far| {
-            self.pairs(&p, |head, key, position| {
-                let end = self.intervals[head][key].end;
-                (i64::from(end)..i64::from(far[head][key])).contains(&position)
-            })
-        });
+        let (p, intervals) = (&inputs.problem, self.intervals.concat());
+        let far = self.far.as_ref();
         let learning = Learning {
-            runners_up,
+            runners_up: far.map(|far| runners_up(p, &intervals, &far.concat())),
             ..Learning::default()
         };
+        let masked = masked(
+            inputs,
+            Some(attended(p, &intervals)),
+            inputs.scores.as_ref(),
+        );
         expected_of_rank(&masked, &learning, grads, apart)
     }
 }

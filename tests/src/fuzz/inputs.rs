@@ -8,10 +8,10 @@ use super::selection::{Selected, most_live};
 use super::sink::Sink;
 use super::spec::{Place, Spec, What};
 use crate::case::expected;
-use crate::expected::{Expected, Learning, expected_of_rank};
+use crate::expected::{Expected, Learning, attended, expected_of_rank, masked, pairs, runners_up};
 use crate::masked::{MaskedCall, MaskedCase};
 use crate::{Call, Layout, Raw, problem};
-use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
+use flash_dma_problem::{ElementType, LeaveOneOut};
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::round;
@@ -120,18 +120,6 @@ fn begin_alike(values: &mut [f64], spec: &Spec, tokens: usize) {
     for at in spec.kv_heads..heads {
         let first = at % spec.kv_heads * head;
         values.copy_within(first..first + part, at * head);
-    }
-}
-
-/// The pairs of kv heads, from those of the keys that a head, of all sequences, shows at a position.
-pub(super) fn visible(p: &Problem, shown: &dyn Fn(usize, i64) -> Vec<bool>) -> Broadcast<bool> {
-    let heads = 0..p.batch * p.kv_heads;
-    let rows = heads.flat_map(|head| (0..p.q_len).map(move |i| (head, p.position(i))));
-    Broadcast {
-        shape: [p.batch, p.kv_heads, p.q_len, p.k_len],
-        values: rows
-            .flat_map(|(head, position)| shown(head, position))
-            .collect(),
     }
 }
 
@@ -273,43 +261,27 @@ impl Drawn {
             if !self.is_large {
                 return expected(&self.inputs, grad_out, grad_lse);
             }
-            let inputs = large::masked(&self.inputs, None, None);
+            let inputs = masked(&self.inputs, None, None);
             return large::expected(&inputs, "", (&Learning::default(), false), grads);
         };
-        let p = &self.inputs.problem;
-        let keys = |shown: &dyn Fn(usize, i64) -> bool| {
-            visible(p, &|head, position| {
-                let keys = head * p.k_len..(head + 1) * p.k_len;
-                keys.map(|key| shown(key, position)).collect()
-            })
-        };
-        let intervals = &selected.intervals;
-        let attended = keys(&|key, position| intervals[key].contains(position));
-        let runners_up = selected.far.as_ref().map(|far| {
-            keys(&|key, position| {
-                (i64::from(intervals[key].end)..i64::from(far[key])).contains(&position)
-            })
-        });
-        let kept = self
-            .left_out
-            .zip(selected.from.as_ref())
-            .map(|(how, from)| {
-                let kept = keys(&|key, position| {
+        let (p, intervals) = (&self.inputs.problem, &selected.intervals);
+        let far = selected.far.as_ref();
+        let kept = self.left_out.zip(selected.from.as_ref());
+        let learning = Learning {
+            runners_up: far.map(|far| runners_up(p, intervals, far)),
+            kept: kept.map(|(how, from)| {
+                let kept = pairs(p, |key, position| {
                     intervals[key].contains(position) && i64::from(from[key]) <= position
                 });
                 (kept, how)
-            });
-        let scores = self.inputs.scores.as_ref();
-        let inputs = large::masked(&self.inputs, Some(attended), scores);
-        let shares = self.softmax.map(|factor| {
-            let rank = self.ranks().expect("scores");
-            selected.shares(rank, p.k_len, factor)
-        });
-        let learning = Learning {
-            runners_up,
-            kept,
-            shares,
+            }),
+            shares: self.softmax.map(|factor| {
+                let rank = self.ranks().expect("scores");
+                selected.shares(rank, p.k_len, factor)
+            }),
         };
+        let scores = self.inputs.scores.as_ref();
+        let inputs = masked(&self.inputs, Some(attended(p, intervals)), scores);
         if self.is_large {
             return large::expected(&inputs, "dscores", (&learning, apart), grads);
         }

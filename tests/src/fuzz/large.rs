@@ -4,10 +4,8 @@
 //! plus what is added to it. Products are small fractions and scales powers of two here, so a product is exact in any
 //! order of its terms and there is one rounding.
 
-use super::inputs::visible;
 use super::spec::{Decoding, Place, Spec};
-use crate::expected::{Expected, Learning};
-use crate::problem;
+use crate::expected::{Expected, Learning, masked, visible};
 use flash_dma_problem::{ElementType, ScoreRole};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::{Exact, Inputs, select};
@@ -168,27 +166,6 @@ pub(super) fn step(decoding: &Decoding, inputs: &Inputs) -> Expected {
     let inputs = masked(inputs, Some(seen), added);
     let Rounded { inputs, less } = Rounded::new(&inputs);
     forward(&inputs, &less)
-}
-
-/// The same problem under a mask of the pairs of kv heads, with a bias of keys.
-pub(super) fn masked(
-    inputs: &Inputs,
-    visible: Option<Broadcast<bool>>,
-    scores: Option<&Vec<f64>>,
-) -> MaskedInputs {
-    let p = &inputs.problem;
-    let options = crate::masked::options(p);
-    MaskedInputs {
-        problem: problem(p.q_shape(), p.kv_shape(), false, p.element, &options),
-        q: inputs.q.clone(),
-        k: inputs.k.clone(),
-        v: inputs.v.clone(),
-        visible,
-        bias: scores.map(|scores| Broadcast {
-            shape: [p.batch, p.kv_heads, 1, p.k_len],
-            values: scores.clone(),
-        }),
-    }
 }
 
 fn forward(by_pair: &MaskedInputs, less: &[f64]) -> Expected {
