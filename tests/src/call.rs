@@ -3,6 +3,7 @@
 use flash_dma_problem::{ElementType, Interval, LeaveOneOut, Problem};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::compose::max_live;
+use flash_dma_reference::generate::gradients;
 
 /// The layout of a tensor in its buffer. Elements that the shape does not reach are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +128,39 @@ fn repetitions(values: &[f64], shape: &[usize]) -> Vec<bool> {
     shape.iter().map(along).collect()
 }
 
+/// The gradients of the results of a forward pass: of `out`, and of the LSE if it has one.
+#[derive(Clone, Debug)]
+pub struct Grads {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub out: Vec<f64>,
+    /// `[batch, q_heads, q_len]`.
+    pub lse: Option<Vec<f64>>,
+}
+
+impl Grads {
+    /// Random ones of both.
+    pub fn random(problem: &Problem, seed: u64) -> Self {
+        let (out, lse) = gradients(problem, seed);
+        let lse = Some(lse);
+        Self { out, lse }
+    }
+
+    /// Of `out` alone.
+    pub fn of_out(out: Vec<f64>) -> Self {
+        Self { out, lse: None }
+    }
+
+    /// The same of `out`, and none of the LSE.
+    pub fn without_lse(self) -> Self {
+        Self::of_out(self.out)
+    }
+
+    /// As the oracle takes them.
+    pub fn parts(&self) -> (&[f64], Option<&[f64]>) {
+        (&self.out, self.lse.as_deref())
+    }
+}
+
 /// A call of the forward or the backward pass.
 #[derive(Clone, Debug)]
 pub struct Call {
@@ -162,7 +196,7 @@ pub struct Call {
 
 impl Call {
     /// The call of the oracle's inputs, without the intervals.
-    pub fn new(inputs: &Inputs, layout: Layout, grads: (&[f64], Option<&[f64]>)) -> Self {
+    pub fn new(inputs: &Inputs, layout: Layout, grads: &Grads) -> Self {
         let p = &inputs.problem;
         let place = |values: &[f64], shape: [usize; 4]| Raw::new(values, &shape, p.element, layout);
         Self {
@@ -178,8 +212,8 @@ impl Call {
             far: None,
             left_out: None,
             given: false,
-            grad_out: place(grads.0, p.q_shape()),
-            grad_lse: grads.1.map(<[f64]>::to_vec),
+            grad_out: place(&grads.out, p.q_shape()),
+            grad_lse: grads.lse.clone(),
             sink: None,
             missing: 0,
             layout,

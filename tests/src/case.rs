@@ -1,7 +1,7 @@
 //! A case: a computation, and its comparison with the oracle.
 
 use crate::expected::Expected;
-use crate::{Engine, Layout, Outputs};
+use crate::{Engine, Grads, Layout, Outputs};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Inputs, NaiveBackward};
@@ -148,6 +148,13 @@ impl Case {
         generate::inputs(self.problem(), kind, self.deviation, self.seed)
     }
 
+    /// Random gradients of the results.
+    pub fn gradients(&self, inputs: &Inputs) -> Grads {
+        let (out, lse) = generate::gradients(&inputs.problem, self.seed);
+        let lse = self.grad_lse.then_some(lse);
+        Grads { out, lse }
+    }
+
     /// Compares everything that the engine computes with the oracle.
     pub fn check<E: Engine>(&self, engine: &E) {
         self.check_inputs(engine, &self.inputs());
@@ -155,41 +162,38 @@ impl Case {
 
     /// As [`Case::check`], with the given inputs instead of random ones.
     pub fn check_inputs<E: Engine>(&self, engine: &E, inputs: &Inputs) {
-        let (grad_out, grad_lse) = generate::gradients(&inputs.problem, self.seed);
-        let grad_lse = self.grad_lse.then_some(&grad_lse[..]);
-        self.check_gradients(engine, inputs, &grad_out, grad_lse);
+        self.check_gradients(engine, inputs, &self.gradients(inputs));
     }
 
     /// As [`Case::check_inputs`], with the given gradients instead of random ones.
-    pub fn check_gradients<E: Engine>(
-        &self,
-        engine: &E,
-        inputs: &Inputs,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) {
+    pub fn check_gradients<E: Engine>(&self, engine: &E, inputs: &Inputs, grads: &Grads) {
         if engine.lacks(self.element) {
             return;
         }
-        let call = engine.call(inputs, self.layout, (grad_out, grad_lse));
-        let (outputs, grads) = engine.backward(&call).unwrap_or_else(|refused| {
+        let call = engine.call(inputs, self.layout, grads);
+        let (outputs, actual) = engine.backward(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {self:?}: {}", E::NAME, refused.error);
         });
         // NaN leaves few elements for measuring the naive implementation's error.
-        let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
+        let mut given = [&inputs.q, &inputs.k, &inputs.v, &grads.out]
             .into_iter()
             .flatten();
         let clean = || {
             let clean = given.any(|x| !x.is_finite()).then(|| {
                 let clean = self.inputs();
-                let (grad_out, clean_lse) = generate::gradients(&clean.problem, self.seed);
-                expected(&clean, &grad_out, grad_lse.map(|_| &clean_lse[..]))
+                let random = Grads::random(&clean.problem, self.seed);
+                let lse = random.lse.filter(|_| grads.lse.is_some());
+                expected(&clean, &Grads { lse, ..random })
             });
             clean.into_iter().collect()
         };
-        assert_eq!(grads.scores.is_some(), inputs.problem.has_scores, "dscores");
+        assert_eq!(
+            actual.scores.is_some(),
+            inputs.problem.has_scores,
+            "dscores"
+        );
         let what = format!("{} at {self:?}", E::NAME);
-        expected(inputs, grad_out, grad_lse).check(clean, &outputs, &grads.given(), what);
+        expected(inputs, grads).check(clean, &outputs, &actual.given(), what);
     }
 
     /// Compares the results of a forward pass of `inputs` with the oracle; `how` identifies it in the failure.
@@ -201,26 +205,19 @@ impl Case {
 }
 
 /// The expected results for these inputs and gradients.
-pub fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
-    let naive = inputs.naive_backward(grad_out, grad_lse);
-    expected_by(inputs, grad_out, grad_lse, naive)
+pub fn expected(inputs: &Inputs, grads: &Grads) -> Expected {
+    let (grad_out, grad_lse) = grads.parts();
+    expected_by(inputs, grads, inputs.naive_backward(grad_out, grad_lse))
 }
 
 /// As [`expected`], with gradients by which to measure those of an engine.
-pub fn expected_by(
-    inputs: &Inputs,
-    grad_out: &[f64],
-    grad_lse: Option<&[f64]>,
-    naive: NaiveBackward,
-) -> Expected {
-    let p = &inputs.problem;
+pub fn expected_by(inputs: &Inputs, grads: &Grads, naive: NaiveBackward) -> Expected {
+    let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);
-    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
-    if let Some((exact, naive)) = exact.scores.zip(naive.scores) {
-        let (shape, f32) = (p.scores_shape(), ElementType::F32);
-        expected.gradient("dscores", &shape, f32, exact, &naive);
+    expected.qkv(p, [exact.q, exact.k, exact.v], &naive);
+    if let Some(of_scores) = exact.scores.zip(naive.scores) {
+        expected.gradient("dscores", &p.scores_shape(), of_scores);
     }
     expected
 }

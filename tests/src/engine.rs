@@ -1,6 +1,6 @@
 //! Implementations of dynamic-mask attention, as seen from the host.
 
-use crate::{Call, Layout, Raw};
+use crate::{Call, Grads, Layout, Raw};
 use flash_dma_problem::{
     AttentionError, ElementType, Interval, KeptKeys, LeaveOneOut, RankSoftmax, SelectionRule,
 };
@@ -186,7 +186,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     }
 
     /// The call of the oracle's inputs, with the engine's own selection.
-    fn call(&self, inputs: &Inputs, layout: Layout, grads: (&[f64], Option<&[f64]>)) -> Call {
+    fn call(&self, inputs: &Inputs, layout: Layout, grads: &Grads) -> Call {
         let mut call = Call::new(inputs, layout, grads);
         let select = |z: &Raw| self.select(z, inputs.problem.window).expect("select");
         call.intervals = call.scores.as_ref().map(select);

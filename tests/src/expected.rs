@@ -1,7 +1,7 @@
 //! The results that the oracle expects of a call, and the comparisons: of an engine with the oracle, or of two ways to
 //! compute the same.
 
-use crate::{Outputs, problem};
+use crate::{Grads, Outputs, problem};
 use core::fmt;
 use flash_dma_problem::{ElementType, Interval, LeaveOneOut, Problem};
 use flash_dma_reference::compare::{
@@ -9,11 +9,14 @@ use flash_dma_reference::compare::{
 };
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
-use flash_dma_reference::{Exact, Forward, Inputs, NaiveForward};
+use flash_dma_reference::{Exact, Forward, Inputs, NaiveBackward, NaiveForward};
 
 /// Terms of a gradient that are as large as it: those of a rank are as large as the logits if the LSE has a gradient, 3e38 for
 /// a mask of the least numbers.
 const TERMS: f64 = 64.0;
+
+/// A gradient by definition, and by the naive implementation.
+pub type Both = (Exact, Vec<f64>);
 
 /// One tensor of a result.
 #[derive(Clone, Debug)]
@@ -80,8 +83,39 @@ impl Expected {
         self
     }
 
-    /// Adds a gradient.
-    pub fn gradient(
+    /// Adds a gradient in f32.
+    pub fn gradient(&mut self, name: &'static str, shape: &[usize], (exact, naive): Both) {
+        self.add(name, shape, ElementType::F32, exact, &naive);
+    }
+
+    /// Adds the gradients of what is added to the logits, if something is, and of what ranks the keys: `apart`, or in
+    /// the former.
+    pub(crate) fn bias_and_rank(
+        &mut self,
+        (name, shape): (&'static str, &[usize]),
+        bias: Option<Both>,
+        rank: Option<Both>,
+        apart: bool,
+    ) {
+        let (bias, rank) = match (bias, rank) {
+            (Some(bias), Some(rank)) if !apart => (Some(sum(bias, &rank)), None),
+            (bias, rank) => (bias, rank.filter(|_| apart)),
+        };
+        for (name, both) in [(name, bias), ("rank", rank)] {
+            if let Some(both) = both {
+                self.gradient(name, shape, both);
+            }
+        }
+    }
+
+    /// Adds the gradients of q, k and v.
+    pub fn qkv(&mut self, p: &Problem, [q, k, v]: [Exact; 3], naive: &NaiveBackward) {
+        self.add("dq", &p.q_shape(), p.element, q, &naive.q);
+        self.add("dk", &p.kv_shape(), p.element, k, &naive.k);
+        self.add("dv", &p.kv_shape(), p.element, v, &naive.v);
+    }
+
+    fn add(
         &mut self,
         name: &'static str,
         shape: &[usize],
@@ -97,15 +131,6 @@ impl Expected {
             naive_error: naive_error(&exact, naive),
             exact,
         });
-    }
-
-    /// Adds the gradients of q, k and v.
-    pub fn qkv(&mut self, p: &Problem, exact: [Exact; 3], naive: [&[f64]; 3]) {
-        let shapes = [p.q_shape(), p.kv_shape(), p.kv_shape()];
-        for (n, exact) in exact.into_iter().enumerate() {
-            let name = ["dq", "dk", "dv"][n];
-            self.gradient(name, &shapes[n], p.element, exact, naive[n]);
-        }
     }
 
     /// The values of `out` and of the LSE.
@@ -326,12 +351,8 @@ pub struct Learning {
 
 impl Learning {
     /// The exact gradient of the rank and the naive implementation's, `[batch, kv_heads, k_len]`.
-    pub(crate) fn gradient(
-        &self,
-        inputs: &MaskedInputs,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Option<(Exact, Vec<f64>)> {
+    pub(crate) fn gradient(&self, inputs: &MaskedInputs, grads: &Grads) -> Option<Both> {
+        let (grad_out, grad_lse) = grads.parts();
         let gained = self.runners_up.as_ref().map(|pairs| {
             (
                 inputs.rank_gradient(pairs, grad_out, grad_lse),
@@ -356,11 +377,7 @@ impl Learning {
 }
 
 /// A rank's gradient less the shares of its sum over a head.
-fn charged(
-    (mut exact, mut naive): (Exact, Vec<f64>),
-    shares: &[(f64, f64)],
-    k_len: usize,
-) -> (Exact, Vec<f64>) {
+fn charged((mut exact, mut naive): Both, shares: &[(f64, f64)], k_len: usize) -> Both {
     let charge = |gradient: &mut [f64]| {
         for (head, shares) in gradient.chunks_mut(k_len).zip(shares.chunks(k_len)) {
             let sum: f64 = head.iter().sum();
@@ -387,25 +404,17 @@ fn charged(
 pub fn expected_of_rank(
     inputs: &MaskedInputs,
     learning: &Learning,
-    (grad_out, grad_lse): (&[f64], Option<&[f64]>),
+    grads: &Grads,
     apart: bool,
 ) -> Expected {
-    let p = &inputs.problem;
+    let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);
     let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
-    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
-    let mut bias = exact.bias.zip(naive_bias).expect("a bias");
-    let rank = learning.gradient(inputs, grad_out, grad_lse);
-    if let (Some(rank), false) = (&rank, apart) {
-        bias = sum(bias, rank);
-    }
-    let (shape, words) = (p.scores_shape(), ElementType::F32);
-    expected.gradient("dscores", &shape, words, bias.0, &bias.1);
-    if let (Some((exact, naive)), true) = (rank, apart) {
-        expected.gradient("rank", &shape, words, exact, &naive);
-    }
+    expected.qkv(p, [exact.q, exact.k, exact.v], &naive);
+    let (bias, rank) = (exact.bias.zip(naive_bias), learning.gradient(inputs, grads));
+    assert!(bias.is_some(), "a bias");
+    expected.bias_and_rank(("dscores", &p.scores_shape()), bias, rank, apart);
     expected
 }
 

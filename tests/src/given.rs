@@ -1,7 +1,7 @@
 //! Attention over given intervals: no selection by scores could have made some of them.
 
 use crate::expected::{Expected, Learning, attended, expected_of_rank, masked, runners_up};
-use crate::{Call, Engine, Layout, problem};
+use crate::{Call, Engine, Grads, Layout, problem};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, Problem};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Inputs, compose};
@@ -42,9 +42,8 @@ impl GivenCase {
         }
         let p = self.problem();
         let inputs = generate::inputs(p, Scores::Normal, 1.0, 31);
-        let (grad_out, grad_lse) = generate::gradients(&p, 31);
-        let grads = (&grad_out[..], Some(&grad_lse[..]));
-        let mut call = Call::new(&inputs, Layout::Contiguous, grads);
+        let grads = Grads::random(&p, 31);
+        let mut call = Call::new(&inputs, Layout::Contiguous, &grads);
         call.intervals = Some(self.intervals.concat());
         call.far = self.far.as_ref().map(|far| far.concat());
         call.given = true;
@@ -53,12 +52,12 @@ impl GivenCase {
         });
         assert!(actual.scores.is_some(), "the gradient of the scores");
         let what = format!("{} at {}", E::NAME, self.what);
-        let expected = self.expected(&inputs, grads, actual.rank.is_some());
+        let expected = self.expected(&inputs, &grads, actual.rank.is_some());
         expected.check(Vec::new, &outputs, &actual.given(), what);
     }
 
     /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
-    fn expected(&self, inputs: &Inputs, grads: (&[f64], Option<&[f64]>), apart: bool) -> Expected {
+    fn expected(&self, inputs: &Inputs, grads: &Grads, apart: bool) -> Expected {
         let (p, intervals) = (&inputs.problem, self.intervals.concat());
         let far = self.far.as_ref();
         let learning = Learning {

@@ -29,7 +29,7 @@ pub mod prelude;
 #[cfg(feature = "burn")]
 pub mod tensors;
 
-pub use call::{Call, Layout, Raw};
+pub use call::{Call, Grads, Layout, Raw};
 pub use case::{Case, problem};
 pub use engine::{Competing, Engine, Gradients, Outputs, Refused, Size};
 

@@ -7,7 +7,7 @@ pub use crate::engines::{Backend, Burn};
 pub use crate::engines::{Kernels, Target};
 pub use crate::expected::Expected;
 pub use crate::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
-pub use crate::{Call, Case, Engine, Gradients, Layout, Outputs, Raw, Size, problem};
+pub use crate::{Call, Case, Engine, Gradients, Grads, Layout, Outputs, Raw, Size, problem};
 pub use crate::{
     every_burn, every_engine, every_runtime, fast_burn, kernel_engines, kernel_runtimes,
     matrix_engines, on_burn_cpu, raw_engines, tensor_core_engines,

@@ -1,6 +1,6 @@
 //! Burn's tensors of numbers on the host.
 
-use crate::Outputs;
+use crate::{Grads, Outputs};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use flash_dma_problem::{ElementType, Problem};
 
@@ -56,13 +56,15 @@ pub fn outputs((out, lse): (Tensor<4>, Tensor<3>)) -> Outputs {
 }
 
 /// A loss with these gradients of `out` and of the LSE; an LSE of −∞ has none.
-pub fn loss(
-    (out, lse): &(Tensor<4>, Tensor<3>),
-    (grad_out, grad_lse): (&[f64], &[f64]),
-) -> Tensor<1> {
+pub fn loss((out, lse): &(Tensor<4>, Tensor<3>), grads: &Grads) -> Tensor<1> {
     let device = out.device();
-    let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
-    let shown = lse.clone().mask_fill(empty, 0.0);
-    let out = out.clone().cast(DType::F32) * floats(grad_out, out.dims(), &device);
-    out.sum() + (shown * floats(grad_lse, lse.dims(), &device)).sum()
+    let of_out = out.clone().cast(DType::F32) * floats(&grads.out, out.dims(), &device);
+    let of_lse = grads.lse.as_ref().map(|grad| {
+        let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
+        let shown = lse.clone().mask_fill(empty, 0.0);
+        (shown * floats(grad, lse.dims(), &device)).sum()
+    });
+    of_lse
+        .into_iter()
+        .fold(of_out.sum(), |loss, of_lse| loss + of_lse)
 }

@@ -10,7 +10,7 @@ use super::spec::{Place, Spec, What};
 use crate::case::expected;
 use crate::expected::{Expected, Learning, attended, expected_of_rank, masked, pairs, runners_up};
 use crate::masked::{MaskedCall, MaskedCase};
-use crate::{Call, Layout, Raw, problem};
+use crate::{Call, Grads, Layout, Raw, problem};
 use flash_dma_problem::{ElementType, LeaveOneOut};
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
@@ -76,8 +76,8 @@ fn measured(spec: &Spec) -> Spec {
 
 /// q, k, v and the gradients.
 struct Rows {
-    tensors: [Vec<f64>; 4],
-    grad_lse: Option<Vec<f64>>,
+    qkv: [Vec<f64>; 3],
+    grads: Grads,
 }
 
 impl Rows {
@@ -92,20 +92,20 @@ impl Rows {
             spec.places[place].repeat(&mut values, &shape);
             values
         };
-        let mut tensors = [
+        let mut qkv = [
             draw(Spec::Q, q, spec.deviation),
             draw(Spec::K, kv, spec.deviation),
             draw(Spec::V, kv, spec.deviation),
-            draw(Spec::GRAD_OUT, q, 1.0),
         ];
-        if let (Some(large), [q, k, ..]) = (spec.large, &mut tensors) {
+        let out = draw(Spec::GRAD_OUT, q, 1.0);
+        if let (Some(large), [q, k, _]) = (spec.large, &mut qkv) {
             large.fit_rows([q, k], spec);
         }
-        let count = q[..3].iter().product();
-        let grad_lse = rows(count, 1, 1.0, ElementType::F32, rng);
+        let lse = rows(q[..3].iter().product(), 1, 1.0, ElementType::F32, rng);
+        let lse = spec.grad_lse.then_some(lse);
         Self {
-            tensors,
-            grad_lse: spec.grad_lse.then_some(grad_lse),
+            qkv,
+            grads: Grads { out, lse },
         }
     }
 }
@@ -136,8 +136,7 @@ pub(super) struct Drawn {
     softmax: Option<f64>,
     /// Whether logits are great numbers.
     is_large: bool,
-    grad_out: Vec<f64>,
-    grad_lse: Option<Vec<f64>>,
+    grads: Grads,
     /// The logits of the query heads that have no key.
     sink: Option<Vec<f64>>,
 }
@@ -152,7 +151,7 @@ impl Drawn {
         let q = [spec.batch, spec.q_heads(), spec.q_len, spec.head_dim];
         let kv = [spec.batch, spec.kv_heads, spec.k_len, spec.head_dim];
         let mut rng = Rng::new(seed);
-        let Rows { tensors, grad_lse } = Rows::new(spec, &mut rng);
+        let Rows { qkv, grads } = Rows::new(spec, &mut rng);
         let mut draw = |kind: Scores| {
             let heads = 0..spec.batch * spec.kv_heads;
             let mut scores: Vec<f64> = heads
@@ -181,7 +180,7 @@ impl Drawn {
             options.keep_window = Some(most_live(spec, &selected.intervals).max(1));
         }
         let problem = problem(q, kv, scores.is_some(), spec.element, &options);
-        let [q, mut k, mut v, grad_out] = tensors;
+        let [q, mut k, mut v] = qkv;
         if let What::Decoded(decoding) = &spec.what {
             let shared = decoding.shared.min(decoding.prefill);
             for tensor in [&mut k, &mut v].into_iter().chain(&mut scores) {
@@ -210,8 +209,7 @@ impl Drawn {
                 .map(|besides| LeaveOneOut::new(besides).expect("a weight of the fuzzer's")),
             softmax: selecting.and_then(|selecting| selecting.softmax),
             is_large: spec.large.is_some(),
-            grad_out,
-            grad_lse,
+            grads,
         }
     }
 
@@ -239,12 +237,11 @@ impl Drawn {
 
     /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
     pub(super) fn expected(&self, apart: bool) -> Expected {
-        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
-        let of_keys = self.expected_of_keys(grads, apart);
+        let of_keys = self.expected_of_keys(&self.grads, apart);
         match &self.sink {
             None => of_keys,
             Some(logits) => {
-                let sink = Sink::new(&of_keys, &self.inputs.problem, logits, grads);
+                let sink = Sink::new(&of_keys, &self.inputs.problem, logits, &self.grads);
                 let of_keys = self.expected_of_keys(sink.gradients(), apart);
                 sink.beside(of_keys)
             }
@@ -252,14 +249,10 @@ impl Drawn {
     }
 
     /// [`expected`](Self::expected) without a sink, of these gradients.
-    fn expected_of_keys(
-        &self,
-        grads @ (grad_out, grad_lse): (&[f64], Option<&[f64]>),
-        apart: bool,
-    ) -> Expected {
+    fn expected_of_keys(&self, grads: &Grads, apart: bool) -> Expected {
         let Some(selected) = &self.selected else {
             if !self.is_large {
-                return expected(&self.inputs, grad_out, grad_lse);
+                return expected(&self.inputs, grads);
             }
             let inputs = masked(&self.inputs, None, None);
             return large::expected(&inputs, "", (&Learning::default(), false), grads);
@@ -304,8 +297,7 @@ impl Drawn {
 
     /// The call, without the intervals.
     pub(super) fn call(&self, spec: &Spec) -> Call {
-        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
-        let mut call = Call::new(&self.inputs, Layout::Contiguous, grads);
+        let mut call = Call::new(&self.inputs, Layout::Contiguous, &self.grads);
         for (place, raw) in [
             (Spec::Q, &mut call.q),
             (Spec::K, &mut call.k),
@@ -334,8 +326,7 @@ pub(super) struct DrawnMasked {
     pub(super) inputs: MaskedInputs,
     case: MaskedCase,
     is_large: bool,
-    grad_out: Vec<f64>,
-    grad_lse: Option<Vec<f64>>,
+    grads: Grads,
 }
 
 impl DrawnMasked {
@@ -347,7 +338,7 @@ impl DrawnMasked {
     /// The problem, with the given mask if there is one.
     fn at(spec: &Spec, seed: u64, known: Option<&Broadcast<bool>>) -> Self {
         let mut rng = Rng::new(seed);
-        let Rows { tensors, grad_lse } = Rows::new(spec, &mut rng);
+        let Rows { qkv, grads } = Rows::new(spec, &mut rng);
         let case = spec.masked_case();
         let visible = known.cloned().or_else(|| {
             let mut mask = case.visible(&mut rng)?;
@@ -374,7 +365,7 @@ impl DrawnMasked {
             }
             Broadcast { shape, values }
         });
-        let [q, k, v, grad_out] = tensors;
+        let [q, k, v] = qkv;
         let inputs = MaskedInputs {
             problem: case.problem(),
             q,
@@ -387,8 +378,7 @@ impl DrawnMasked {
             inputs,
             case,
             is_large: spec.large.is_some(),
-            grad_out,
-            grad_lse,
+            grads,
         }
     }
 
@@ -406,18 +396,16 @@ impl DrawnMasked {
     }
 
     pub(super) fn expected(&self) -> Expected {
-        let grad_lse = self.grad_lse.as_deref();
         if self.is_large {
-            let grads = (&self.grad_out[..], grad_lse);
             let none = (&Learning::default(), false);
-            return large::expected(&self.inputs, "dbias", none, grads);
+            return large::expected(&self.inputs, "dbias", none, &self.grads);
         }
-        self.case.expected(&self.inputs, &self.grad_out, grad_lse)
+        self.case.expected(&self.inputs, &self.grads)
     }
 
     pub(super) fn call(&self, spec: &Spec) -> MaskedCall {
-        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
-        let mut call = MaskedCall::new(&self.inputs, Layout::Contiguous, self.case.hidden, grads);
+        let hidden = self.case.hidden;
+        let mut call = MaskedCall::new(&self.inputs, Layout::Contiguous, hidden, &self.grads);
         for (place, raw) in [
             (Spec::Q, Some(&mut call.q)),
             (Spec::K, Some(&mut call.k)),

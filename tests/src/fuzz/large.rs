@@ -5,8 +5,9 @@
 //! order of its terms and there is one rounding.
 
 use super::spec::{Decoding, Place, Spec};
+use crate::Grads;
 use crate::expected::{Expected, Learning, masked, visible};
-use flash_dma_problem::{ElementType, ScoreRole};
+use flash_dma_problem::ScoreRole;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::{Exact, Inputs, select};
 
@@ -96,49 +97,32 @@ pub(super) fn expected(
     inputs: &MaskedInputs,
     bias: &'static str,
     (learning, apart): (&Learning, bool),
-    (grad_out, grad_lse): (&[f64], Option<&[f64]>),
+    grads: &Grads,
 ) -> Expected {
     let Rounded {
         inputs: by_pair,
         less,
     } = Rounded::new(inputs);
-    let p = &inputs.problem;
+    let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = forward(&by_pair, &less);
     let exact = by_pair.backward(grad_out, grad_lse);
     let (naive, naive_bias) = by_pair.naive_backward(grad_out, grad_lse);
-    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
-    let rank = learning.gradient(&by_pair, grad_out, grad_lse);
-    let of_pairs = exact.bias.expect("pairs have biases");
+    expected.qkv(p, [exact.q, exact.k, exact.v], &naive);
+    let rank = learning.gradient(&by_pair, grads);
+    let of_pairs = exact.bias.zip(naive_bias).expect("pairs have biases");
     let of_bias = inputs.bias.as_ref().map(|of| {
-        let naive_pairs = naive_bias.expect("pairs have biases");
-        let (values, magnitude) = (folded(inputs, of, &of_pairs.values), &of_pairs.magnitude);
-        let exact = Exact {
-            values,
-            magnitude: folded(inputs, of, magnitude),
-        };
-        (exact, folded(inputs, of, &naive_pairs))
+        let (exact, naive) = &of_pairs;
+        let [values, magnitude, naive] =
+            [&exact.values, &exact.magnitude, naive].map(|pairs| folded(inputs, of, pairs));
+        (Exact { values, magnitude }, naive)
     });
-    let of_bias = match (of_bias, &rank, apart) {
-        (Some(of_bias), Some(rank), false) => {
-            Some(flash_dma_reference::compare::sum(of_bias, rank))
-        }
-        (of_bias, ..) => of_bias,
+    // Scores are those of a kv head and a key.
+    let scores = p.scores_shape();
+    let shape = match &inputs.bias {
+        Some(of) if bias != "dscores" => &of.shape[..],
+        _ => &scores[..],
     };
-    let words = ElementType::F32;
-    if let (Some(of), Some((exact, naive))) = (&inputs.bias, of_bias) {
-        // Scores are those of a kv head and a key.
-        let scores = [of.shape[0], of.shape[1], of.shape[3]];
-        let shape = if bias == "dscores" {
-            &scores[..]
-        } else {
-            &of.shape[..]
-        };
-        expected.gradient(bias, shape, words, exact, &naive);
-    }
-    if let (Some((exact, naive)), true) = (rank, apart) {
-        expected.gradient("rank", &p.scores_shape(), words, exact, &naive);
-    }
+    expected.bias_and_rank((bias, shape), of_bias, rank, apart);
     expected
 }
 

@@ -3,16 +3,16 @@
 //! What is left of a row is `w = sigmoid(lse - logit)` of its keys' output, and its LSE is `ln(e^lse + e^logit)`. The
 //! gradients follow from those of the keys by the chain rule.
 
+use crate::Grads;
 use crate::expected::Expected;
-use flash_dma_problem::{ElementType, Problem};
+use flash_dma_problem::Problem;
 use flash_dma_reference::Exact;
 
 /// The sink of a problem's rows, `[batch, q_heads, q_len]`.
 pub(super) struct Sink {
     rows: Vec<Row>,
     /// The gradients of the keys' outputs and of their LSEs.
-    grad_out: Vec<f64>,
-    grad_lse: Vec<f64>,
+    grads: Grads,
     /// The gradient of the logits, `[q_heads]`.
     grad_logits: Exact,
 }
@@ -26,13 +26,9 @@ struct Row {
 
 impl Sink {
     /// Beside keys whose results are `of_keys`.
-    pub(super) fn new(
-        of_keys: &Expected,
-        p: &Problem,
-        logits: &[f64],
-        (grad_out, grad_lse): (&[f64], Option<&[f64]>),
-    ) -> Self {
+    pub(super) fn new(of_keys: &Expected, p: &Problem, logits: &[f64], grads: &Grads) -> Self {
         let (out, lse) = of_keys.rows();
+        let (grad_out, grad_lse) = grads.parts();
         let head_of = |row: usize| row / p.q_len % p.q_heads;
         let row = |(row, &lse): (usize, &f64)| {
             let logit = logits[head_of(row)];
@@ -41,38 +37,37 @@ impl Sink {
         };
         let rows: Vec<Row> = lse.iter().enumerate().map(row).collect();
         let zeros = || vec![0.0; p.q_heads];
-        let mut sink = Self {
-            grad_out: Vec::new(),
-            grad_lse: Vec::new(),
-            grad_logits: Exact {
-                values: zeros(),
-                magnitude: zeros(),
-            },
-            rows,
-        };
+        let (mut of_out, mut of_lse) = (Vec::new(), Vec::new());
+        let (mut values, mut magnitude) = (zeros(), zeros());
         let width = p.head_dim;
-        for (n, row) in sink.rows.iter().enumerate() {
+        for (n, row) in rows.iter().enumerate() {
             let (out, grad) = (&out[n * width..][..width], &grad_out[n * width..][..width]);
-            let of_lse = grad_lse.map_or(0.0, |grad| grad[n]);
+            let dlse = grad_lse.map_or(0.0, |grad| grad[n]);
             let terms = out.iter().zip(grad).map(|(x, g)| x * g);
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             let slope = row.share * (1.0 - row.share);
             let all = 1.0 - row.share;
-            sink.grad_out.extend(grad.iter().map(|g| g * row.share));
-            sink.grad_lse.push(sum * slope + of_lse * row.share);
+            of_out.extend(grad.iter().map(|g| g * row.share));
+            of_lse.push(sum * slope + dlse * row.share);
             let sensitivity = 1.0 + row.lse.abs().min(1e30) + row.logit.abs();
-            sink.grad_logits.values[head_of(n)] += of_lse * all - sum * slope;
+            values[head_of(n)] += dlse * all - sum * slope;
             // f32 has what a share lacks to 1 to an epsilon of 1.
-            let lost = size * row.share + of_lse.abs();
-            sink.grad_logits.magnitude[head_of(n)] +=
-                (of_lse.abs() * all + size * slope) * sensitivity + lost;
+            let lost = size * row.share + dlse.abs();
+            magnitude[head_of(n)] += (dlse.abs() * all + size * slope) * sensitivity + lost;
         }
-        sink
+        Self {
+            rows,
+            grads: Grads {
+                out: of_out,
+                lse: Some(of_lse),
+            },
+            grad_logits: Exact { values, magnitude },
+        }
     }
 
     /// The gradients of the keys' results.
-    pub(super) fn gradients(&self) -> (&[f64], Option<&[f64]>) {
-        (&self.grad_out, Some(&self.grad_lse))
+    pub(super) fn gradients(&self) -> &Grads {
+        &self.grads
     }
 
     /// The results of both, from those of the keys for [these](Self::gradients) gradients.
@@ -96,8 +91,7 @@ impl Sink {
             3.0,
         );
         let naive = self.grad_logits.values.clone();
-        let shape = [naive.len()];
-        of_keys.gradient("dsink", &shape, ElementType::F32, self.grad_logits, &naive);
+        of_keys.gradient("dsink", &[naive.len()], (self.grad_logits, naive));
         of_keys
     }
 }

@@ -1,8 +1,8 @@
 //! Cases of attention under masks and biases, and their comparison with the oracle.
 
 use super::{MaskedCall, MaskedEngine};
-use crate::Layout;
 use crate::expected::Expected;
+use crate::{Grads, Layout};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::generate::{gradients, normal};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
@@ -145,44 +145,36 @@ impl MaskedCase {
         }
     }
 
-    /// The random gradients of `out` and of the LSE.
-    pub fn gradients(&self, inputs: &MaskedInputs) -> (Vec<f64>, Option<Vec<f64>>) {
-        let (grad_out, grad_lse) = gradients(&inputs.problem, self.seed);
-        (grad_out, self.grad_lse.then_some(grad_lse))
+    /// Random gradients of the results.
+    pub fn gradients(&self, inputs: &MaskedInputs) -> Grads {
+        let (out, lse) = gradients(&inputs.problem, self.seed);
+        let lse = self.grad_lse.then_some(lse);
+        Grads { out, lse }
     }
 
     /// The call of these inputs with random gradients.
     pub fn call(&self, inputs: &MaskedInputs) -> MaskedCall {
-        let (grad_out, grad_lse) = self.gradients(inputs);
-        let grads = (&grad_out[..], grad_lse.as_deref());
-        MaskedCall::new(inputs, self.layout, self.hidden, grads)
+        MaskedCall::new(inputs, self.layout, self.hidden, &self.gradients(inputs))
     }
 
     /// The expected results for these inputs and gradients.
-    pub fn expected(
-        &self,
-        inputs: &MaskedInputs,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Expected {
-        let naive = inputs.naive_backward(grad_out, grad_lse);
-        Self::expected_by(inputs, grad_out, grad_lse, naive)
+    pub fn expected(&self, inputs: &MaskedInputs, grads: &Grads) -> Expected {
+        let (grad_out, grad_lse) = grads.parts();
+        Self::expected_by(inputs, grads, inputs.naive_backward(grad_out, grad_lse))
     }
 
     /// As [`expected`](Self::expected), with gradients by which to measure those of an engine: of q, k, v and the bias.
     pub fn expected_by(
         inputs: &MaskedInputs,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
+        grads: &Grads,
         (naive, naive_bias): (NaiveBackward, Option<Vec<f64>>),
     ) -> Expected {
-        let p = &inputs.problem;
+        let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
         let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
         let exact = inputs.backward(grad_out, grad_lse);
-        let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-        expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
-        if let (Some(bias), Some(exact), Some(naive)) = (&inputs.bias, exact.bias, naive_bias) {
-            expected.gradient("dbias", &bias.shape, ElementType::F32, exact, &naive);
+        expected.qkv(p, [exact.q, exact.k, exact.v], &naive);
+        if let (Some(bias), Some(of_bias)) = (&inputs.bias, exact.bias.zip(naive_bias)) {
+            expected.gradient("dbias", &bias.shape, of_bias);
         }
         expected
     }
@@ -197,12 +189,14 @@ impl MaskedCase {
     }
 
     fn at_seed(&self, seed: u64, inputs: &MaskedInputs, grad_lse: bool) -> Expected {
-        let mut case = self.clone();
-        case.seed = seed;
+        let case = Self {
+            seed,
+            grad_lse,
+            ..self.clone()
+        };
         let mut other = case.inputs();
         other.visible.clone_from(&inputs.visible);
-        let (grad_out, other_lse) = gradients(&other.problem, seed);
-        case.expected(&other, &grad_out, grad_lse.then_some(&other_lse[..]))
+        case.expected(&other, &case.gradients(&other))
     }
 
     /// Compares everything that the engine computes with the oracle.
@@ -212,8 +206,7 @@ impl MaskedCase {
 
     /// As [`check`](Self::check), with the given inputs instead of random ones.
     pub fn check_inputs<E: MaskedEngine>(&self, engine: &E, inputs: &MaskedInputs) {
-        let (grad_out, grad_lse) = self.gradients(inputs);
-        self.check_gradients(engine, inputs, &grad_out, grad_lse.as_deref());
+        self.check_gradients(engine, inputs, &self.gradients(inputs));
     }
 
     /// As [`check_inputs`](Self::check_inputs), with the given gradients instead of random ones.
@@ -221,27 +214,26 @@ impl MaskedCase {
         &self,
         engine: &E,
         inputs: &MaskedInputs,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
+        grads: &Grads,
     ) {
         if engine.lacks(self.element) {
             return;
         }
         let bias = inputs.bias.iter().flat_map(|bias| &bias.values);
-        let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
+        let mut given = [&inputs.q, &inputs.k, &inputs.v, &grads.out]
             .into_iter()
             .flatten()
             .chain(bias);
         let others = || {
-            let mut others = self.others(inputs, grad_lse.is_some());
+            let mut others = self.others(inputs, grads.lse.is_some());
             // NaN leaves few elements as well.
             if given.any(|x| !x.is_finite()) {
-                others.push(self.at_seed(self.seed, inputs, grad_lse.is_some()));
+                others.push(self.at_seed(self.seed, inputs, grads.lse.is_some()));
             }
             others
         };
-        let expected = self.expected(inputs, grad_out, grad_lse);
-        self.check_expected(engine, inputs, (grad_out, grad_lse), &expected, others);
+        let expected = self.expected(inputs, grads);
+        self.check_expected(engine, inputs, grads, &expected, others);
     }
 
     /// As [`check_gradients`](Self::check_gradients), with the expected results given: the oracle may take longer than
@@ -250,7 +242,7 @@ impl MaskedCase {
         &self,
         engine: &E,
         inputs: &MaskedInputs,
-        grads: (&[f64], Option<&[f64]>),
+        grads: &Grads,
         expected: &Expected,
         others: impl FnOnce() -> Vec<Expected>,
     ) {

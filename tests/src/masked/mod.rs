@@ -11,7 +11,7 @@ pub mod plans;
 
 pub use case::{MaskedCase, Pattern, top_of_bias};
 
-use crate::{Engine, Gradients, Layout, Outputs, Raw, Refused};
+use crate::{Engine, Gradients, Grads, Layout, Outputs, Raw, Refused};
 use flash_dma_problem::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use flash_dma_reference::masked::MaskedInputs;
 
@@ -46,12 +46,7 @@ pub struct MaskedCall {
 
 impl MaskedCall {
     /// The call of the oracle's inputs.
-    pub fn new(
-        inputs: &MaskedInputs,
-        layout: Layout,
-        hidden: bool,
-        grads: (&[f64], Option<&[f64]>),
-    ) -> Self {
+    pub fn new(inputs: &MaskedInputs, layout: Layout, hidden: bool, grads: &Grads) -> Self {
         let p = &inputs.problem;
         let (q, kv) = (p.q_shape(), p.kv_shape());
         let mask = inputs.visible.as_ref().map(|mask| &mask.shape[..]);
@@ -74,8 +69,8 @@ impl MaskedCall {
             plan: problem.plan,
             bias: bias.map(|bias| place(&bias.values, bias.shape, ElementType::F32)),
             grad_bias: problem.bias,
-            grad_out: place(grads.0, q, p.element),
-            grad_lse: grads.1.map(<[f64]>::to_vec),
+            grad_out: place(&grads.out, q, p.element),
+            grad_lse: grads.lse.clone(),
             missing: 0,
             problem,
         }

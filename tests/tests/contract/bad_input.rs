@@ -23,8 +23,8 @@ fn refuses<E: Engine>(
     expected: impl Fn(&Error) -> bool,
 ) {
     let inputs = Case::new(9, 7).heads(4, 2).inputs();
-    let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
-    let mut call = engine.call(&inputs, Layout::Contiguous, (&grad_out, Some(&grad_lse)));
+    let grads = Grads::random(&inputs.problem, 1);
+    let mut call = engine.call(&inputs, Layout::Contiguous, &grads);
     change(&mut call);
     assert_refused(what, E::NAME, engine.forward(&call), &expected);
     assert_refused(what, E::NAME, engine.backward(&call), &expected);

@@ -13,8 +13,8 @@ fn no_keys<E: Engine>(engine: &E) {
     ] {
         case.check(engine);
         let inputs = case.inputs();
-        let grads = vec![1.0; inputs.q.len()];
-        let call = engine.call(&inputs, Layout::Contiguous, (&grads, None));
+        let grads = Grads::of_out(vec![1.0; inputs.q.len()]);
+        let call = engine.call(&inputs, Layout::Contiguous, &grads);
         let (outputs, grads) = engine.backward(&call).expect("no keys are fine");
         assert_eq!(outputs.out, vec![0.0; inputs.q.len()]);
         assert_eq!(outputs.lse, vec![f64::NEG_INFINITY; 20]);
@@ -32,7 +32,8 @@ fn no_queries<E: Engine>(engine: &E) {
         }
         case.check(engine);
         let inputs = case.inputs();
-        let call = engine.call(&inputs, Layout::Contiguous, (&[], Some(&[])));
+        let grads = Grads::random(&inputs.problem, 1);
+        let call = engine.call(&inputs, Layout::Contiguous, &grads);
         let (outputs, grads) = engine.backward(&call).expect("no queries are fine");
         assert_eq!(
             (outputs.out, outputs.lse, grads.q),
@@ -49,7 +50,8 @@ fn no_sequences<E: Engine>(engine: &E) {
         batch: 0,
         ..Case::new(4, 6)
     };
-    let call = engine.call(&case.inputs(), Layout::Contiguous, (&[], None));
+    let none = Grads::of_out(Vec::new());
+    let call = engine.call(&case.inputs(), Layout::Contiguous, &none);
     let (outputs, grads) = engine.backward(&call).expect("no sequences are fine");
     assert_eq!((outputs.out, grads.scores), (vec![], Some(vec![])));
     let scores = Raw::new(&[], &[2, 3, 0], F32, Layout::Contiguous);

@@ -70,8 +70,8 @@ impl Splitting {
         tuning: Tuning,
     ) -> Result<Outputs, AttentionError> {
         let device = shared::<KernelsOnCuda>();
-        let grad_out = vec![0.0; inputs.q.len()];
-        let call = device.call(inputs, case.layout, (&grad_out, None));
+        let grads = Grads::of_out(vec![0.0; inputs.q.len()]);
+        let call = device.call(inputs, case.layout, &grads);
         device.forward_tuned(&call, self.engine, tuning)
     }
 

@@ -153,16 +153,16 @@ fn not_finite<E: Engine>(engine: &E, all: &[(f64, usize, bool)]) {
             }
             let mut inputs = case.inputs();
             let dim = case.head_dim;
-            let (mut grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
+            let mut grads = Grads::random(&inputs.problem, 1);
             for row in [3, 7, 20, len - 1] {
                 match which {
                     0 => inputs.k[row * dim + 5] = value,
                     1 => inputs.v[(len + row) * dim + 11] = value,
                     2 => inputs.q[row * dim + 40] = value,
-                    _ => grad_out[row * dim + 63] = value,
+                    _ => grads.out[row * dim + 63] = value,
                 }
             }
-            case.check_gradients(engine, &inputs, &grad_out, Some(&grad_lse));
+            case.check_gradients(engine, &inputs, &grads);
         }
     }
 }
@@ -178,9 +178,9 @@ fn capped_infinite_query<E: Engine>(engine: &E) {
             .window(30)
             .options(|o| o.with_softcap(5.0).with_deterministic(true));
         let mut inputs = case.inputs();
-        let (grad_out, _) = generate::gradients(&inputs.problem, 1);
+        let grads = Grads::random(&inputs.problem, 1).without_lse();
         let run = |inputs: &_| {
-            let call = engine.call(inputs, case.layout, (&grad_out, None));
+            let call = engine.call(inputs, case.layout, &grads);
             engine.backward(&call).expect("a good case").1.k
         };
         let clean = run(&inputs);
@@ -224,21 +224,19 @@ fn deterministic<E: Engine>(engine: &E) {
             ..case(len)
         };
         let at = |seed| {
-            let inputs = Case {
+            let case = Case {
                 seed,
+                grad_lse: false,
                 ..case.clone()
-            }
-            .inputs();
-            let (grad_out, _) = generate::gradients(&inputs.problem, seed);
-            (inputs, grad_out)
+            };
+            let inputs = case.inputs();
+            let grads = case.gradients(&inputs);
+            (expected(&inputs, &grads), inputs, grads)
         };
-        let others = (1..=2).map(|n| {
-            let (inputs, grad_out) = at(case.seed.wrapping_add(n << 32));
-            expected(&inputs, &grad_out, None)
-        });
-        let (inputs, grad_out) = at(case.seed);
-        let expected = expected(&inputs, &grad_out, None).with_yardsticks(others);
-        let call = engine.call(&inputs, case.layout, (&grad_out, None));
+        let others = (1..=2).map(|n| at(case.seed.wrapping_add(n << 32)).0);
+        let (expected, inputs, grads) = at(case.seed);
+        let expected = expected.with_yardsticks(others);
+        let call = engine.call(&inputs, case.layout, &grads);
         let grads = engine.backward(&call).expect("a good case").1;
         for (name, grad) in [("dq", &grads.q), ("dk", &grads.k), ("dv", &grads.v)] {
             expected.check_one(name, grad, format!("{} at {case:?}", E::NAME));
@@ -247,8 +245,8 @@ fn deterministic<E: Engine>(engine: &E) {
     for len in E::cases([33], [300], [3000]) {
         let case = case(len);
         let inputs = case.inputs();
-        let (grad_out, _) = generate::gradients(&inputs.problem, case.seed);
-        let call = engine.call(&inputs, case.layout, (&grad_out, None));
+        let grads = Grads::random(&inputs.problem, case.seed).without_lse();
+        let call = engine.call(&inputs, case.layout, &grads);
         let run = || {
             let grads = engine.backward(&call).expect("a good case").1;
             [Some(grads.q), Some(grads.k), Some(grads.v), grads.scores]

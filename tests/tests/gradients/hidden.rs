@@ -12,21 +12,14 @@ tensor_core_engines!(
 );
 
 /// Puts `bad` into k, v, q or the gradient of `out`, by `target`, at the `n`-th place in the middle.
-fn spoil(
-    case: &MaskedCase,
-    inputs: &mut MaskedInputs,
-    grad_out: &mut [f64],
-    target: usize,
-    n: usize,
-    bad: f64,
-) {
-    let [_, _, _, q_len, k_len, dim] = case.sizes;
-    let (key, query) = ((k_len / 2 + 5 * n) * dim, (q_len / 2 + n) * dim);
+fn spoil(inputs: &mut MaskedInputs, grads: &mut Grads, target: usize, n: usize, bad: f64) {
+    let (p, dim) = (inputs.problem, inputs.problem.head_dim);
+    let (key, query) = ((p.k_len / 2 + 5 * n) * dim, (p.q_len / 2 + n) * dim);
     match target {
         0 => inputs.k[key..key + 3].fill(bad),
         1 => inputs.v[key..key + dim].fill(bad),
         2 => inputs.q[query..query + dim].fill(bad),
-        _ => grad_out[query + 2..query + 9].fill(bad),
+        _ => grads.out[query + 2..query + 9].fill(bad),
     }
 }
 
@@ -44,7 +37,7 @@ fn of_rows_that_see_nothing<E: MaskedEngine>(engine: &E) {
             case.check(engine);
             // Queries that see nothing may hold anything.
             let mut inputs = case.inputs();
-            let (mut grad_out, grad_lse) = case.gradients(&inputs);
+            let mut grads = case.gradients(&inputs);
             let visible = inputs.visible.as_ref().expect("there is a mask");
             let each = visible.values.len() / (mask[1] * q_len);
             let sees = |i: usize| {
@@ -57,9 +50,9 @@ fn of_rows_that_see_nothing<E: MaskedEngine>(engine: &E) {
             for (n, &i) in blind.iter().step_by(3).enumerate() {
                 let bad = [f64::NAN, f64::INFINITY][n % 2];
                 inputs.q[i * dim..(i + 1) * dim].fill(bad);
-                grad_out[i * dim..(i + 1) * dim].fill(bad);
+                grads.out[i * dim..(i + 1) * dim].fill(bad);
             }
-            case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
+            case.check_gradients(engine, &inputs, &grads);
         }
     }
 }
@@ -74,9 +67,9 @@ fn what_is_not_finite_stays_with_its_pairs<E: MaskedEngine>(engine: &E) {
             for (n, bad) in [f64::NAN, f64::INFINITY].into_iter().enumerate() {
                 for target in 0..5 {
                     let mut inputs = case.inputs();
-                    let (mut grad_out, grad_lse) = case.gradients(&inputs);
+                    let mut grads = case.gradients(&inputs);
                     if target < 4 {
-                        spoil(&case, &mut inputs, &mut grad_out, target, n, bad);
+                        spoil(&mut inputs, &mut grads, target, n, bad);
                     } else {
                         let bias = inputs.bias.as_mut().expect("the case has one");
                         bias.values[q_len / 2 * k_len + 1] = f64::NAN;
@@ -84,7 +77,7 @@ fn what_is_not_finite_stays_with_its_pairs<E: MaskedEngine>(engine: &E) {
                         bias.values[row..row + k_len].fill(f64::NEG_INFINITY);
                         *bias.values.last_mut().expect("an element") = f64::NEG_INFINITY;
                     }
-                    case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
+                    case.check_gradients(engine, &inputs, &grads);
                 }
             }
         }
@@ -102,9 +95,9 @@ fn what_is_not_finite_stays_with_what_sees_it<E: MaskedEngine>(engine: &E) {
             for (n, bad) in [f64::NAN, f64::INFINITY].into_iter().enumerate() {
                 for target in 0..4 {
                     let mut inputs = case.inputs();
-                    let (mut grad_out, grad_lse) = case.gradients(&inputs);
-                    spoil(&case, &mut inputs, &mut grad_out, target, n, bad);
-                    case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
+                    let mut grads = case.gradients(&inputs);
+                    spoil(&mut inputs, &mut grads, target, n, bad);
+                    case.check_gradients(engine, &inputs, &grads);
                 }
             }
         }

@@ -4,7 +4,8 @@
 //! Products of q and k are multiples of a small power of two here: f32 has them exactly, in any order of their terms, so
 //! that every engine has the logits of the oracle, bit by bit.
 
-use flash_dma_reference::generate::{gradients, normal};
+use flash_dma_reference::compare::sum;
+use flash_dma_reference::generate::normal;
 use flash_dma_tests::Layout::Contiguous;
 use flash_dma_tests::Refused;
 use flash_dma_tests::prelude::*;
@@ -78,21 +79,17 @@ fn other_seeds(element: ElementType) -> core::ops::Range<u64> {
 }
 
 /// The expected results of masked inputs.
-fn expected_of_masked(inputs: &MaskedInputs, grads: (&[f64], Option<&[f64]>)) -> Expected {
-    let p = &inputs.problem;
+fn expected_of_masked(inputs: &MaskedInputs, grads: &Grads) -> Expected {
+    let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
-    let exact = inputs.rounded().backward(grads.0, grads.1);
-    let (naive, naive_bias) = inputs.naive_backward(grads.0, grads.1);
-    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
+    let exact = inputs.rounded().backward(grad_out, grad_lse);
+    let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
+    expected.qkv(p, [exact.q, exact.k, exact.v], &naive);
     let bias = inputs.bias.as_ref().expect("there is a bias");
-    let (exact, naive) = exact.bias.zip(naive_bias).expect("there is a bias");
-    expected.gradient("dbias", &bias.shape, F32, exact, &naive);
+    let of_bias = exact.bias.zip(naive_bias).expect("there is a bias");
+    expected.gradient("dbias", &bias.shape, of_bias);
     expected
 }
-
-/// Gradients of `out` and of the LSE.
-type Grads<'a> = (&'a [f64], Option<&'a [f64]>);
 
 /// Compares outputs and gradients with attention in f64 over the logits as f32 rounds them, and the sum of the gradients
 /// of v for a gradient of ones with the number of rows: each row's probabilities add up to 1. `inputs_of` makes the inputs
@@ -102,8 +99,8 @@ fn check<E: Engine, I>(
     [seed, of_grads]: [u64; 2],
     inputs_of: impl Fn(&mut Rng) -> I,
     problem_of: impl Fn(&I) -> Problem,
-    run: impl Fn(&I, Grads<'_>) -> Result<(Outputs, Gradients), Refused>,
-    expected: impl Fn(&I, Grads<'_>) -> Expected,
+    run: impl Fn(&I, &Grads) -> Result<(Outputs, Gradients), Refused>,
+    expected: impl Fn(&I, &Grads) -> Expected,
     what: &str,
 ) {
     let inputs = inputs_of(&mut Rng::new(seed));
@@ -112,21 +109,20 @@ fn check<E: Engine, I>(
         return;
     }
     let what = format!("{}: {what}, {p:?}", E::NAME);
-    let run = |grads| {
+    let run = |grads: &Grads| {
         let result = run(&inputs, grads);
         result.unwrap_or_else(|refused| panic!("{what}: {}", refused.error))
     };
-    let (grad_out, grad_lse) = gradients(p, of_grads);
-    let grads = (&grad_out[..], Some(&grad_lse[..]));
-    let (outputs, actual) = run(grads);
+    let grads = Grads::random(p, of_grads);
+    let (outputs, actual) = run(&grads);
     let others = || {
         let of_seed = |other: u64| inputs_of(&mut Rng::new(seed + (other << 32)));
-        let expected = |other| expected(&of_seed(other), grads);
+        let expected = |other| expected(&of_seed(other), &grads);
         other_seeds(p.element).map(expected).collect()
     };
-    expected(&inputs, grads).check(others, &outputs, &actual.given(), &what);
+    expected(&inputs, &grads).check(others, &outputs, &actual.given(), &what);
 
-    let (_, ones) = run((&vec![1.0; grad_out.len()], None));
+    let (_, ones) = run(&Grads::of_out(vec![1.0; grads.out.len()]));
     assert_rows_add_up(&ones.v, p, &what);
 }
 
@@ -135,19 +131,12 @@ fn check_masked<E: MaskedEngine>(
     inputs_of: impl Fn(&mut Rng) -> MaskedInputs,
     what: &str,
 ) {
-    let run = |inputs: &MaskedInputs, grads: Grads<'_>| {
+    let run = |inputs: &MaskedInputs, grads: &Grads| {
         engine.masked(&MaskedCall::new(inputs, Contiguous, false, grads))
     };
-    let problem = |inputs: &MaskedInputs| inputs.problem;
-    check(
-        engine,
-        [7, 5],
-        inputs_of,
-        problem,
-        run,
-        expected_of_masked,
-        what,
-    );
+    let p = |inputs: &MaskedInputs| inputs.problem;
+    let expected = expected_of_masked;
+    check(engine, [7, 5], inputs_of, p, run, expected, what);
 }
 
 /// Of 16 bits the gradient of v itself is rounded, by at most 2⁻⁸ of each element, half of them up.
@@ -277,34 +266,24 @@ fn scored(problem: Problem, scores: Vec<f64>, rng: &mut Rng) -> Inputs {
 }
 
 /// [`expected_of_masked`] of scored inputs.
-fn expected_of_scored(inputs: &Inputs, grads: (&[f64], Option<&[f64]>)) -> Expected {
-    let p = &inputs.problem;
+fn expected_of_scored(inputs: &Inputs, grads: &Grads) -> Expected {
+    let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
-    let exact = inputs.rounded().backward(grads.0, grads.1);
-    let naive = inputs.naive_backward(grads.0, grads.1);
-    let kv = p.kv_shape();
-    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-    expected.qkv(p, [exact.q, exact.k, exact.v], naive_rows);
-    if let (Some(exact), Some(naive)) = (exact.scores, naive.scores) {
-        expected.gradient("dscores", &kv[..3], F32, exact, &naive);
+    let exact = inputs.rounded().backward(grad_out, grad_lse);
+    let naive = inputs.naive_backward(grad_out, grad_lse);
+    expected.qkv(p, [exact.q, exact.k, exact.v], &naive);
+    if let Some(of_scores) = exact.scores.zip(naive.scores) {
+        expected.gradient("dscores", &p.scores_shape(), of_scores);
     }
     expected
 }
 
 fn check_scored<E: Engine>(engine: &E, inputs_of: impl Fn(&mut Rng) -> Inputs, what: &str) {
-    let run = |inputs: &Inputs, grads: Grads<'_>| {
-        engine.backward(&engine.call(inputs, Contiguous, grads))
-    };
-    let problem = |inputs: &Inputs| inputs.problem;
-    check(
-        engine,
-        [10, 6],
-        inputs_of,
-        problem,
-        run,
-        expected_of_scored,
-        what,
-    );
+    let run =
+        |inputs: &Inputs, grads: &Grads| engine.backward(&engine.call(inputs, Contiguous, grads));
+    let p = |inputs: &Inputs| inputs.problem;
+    let expected = expected_of_scored;
+    check(engine, [10, 6], inputs_of, p, run, expected, what);
 }
 
 fn scores_may_have_any_offset<E: Engine>(engine: &E) {
@@ -376,9 +355,9 @@ fn ranks_learn_under_an_offset<E: Engine>(engine: &E) {
         let mut rng = Rng::new(14);
         let scores = around(offset, 40, &mut rng, |_| true);
         let inputs = scored(p, scores, &mut rng);
-        let (grad_out, grad_lse) = gradients(&p, 6);
-        let grads = (&grad_out[..], Some(&grad_lse[..]));
-        let mut call = engine.call(&inputs, Contiguous, grads);
+        let grads = Grads::random(&p, 6);
+        let (grad_out, grad_lse) = grads.parts();
+        let mut call = engine.call(&inputs, Contiguous, &grads);
         let scores = call.scores.as_ref().expect("there are scores");
         let wider = engine.select(scores, p.window + more).expect("select");
         call.far = Some(wider.iter().map(|interval| interval.end).collect());
@@ -391,29 +370,24 @@ fn ranks_learn_under_an_offset<E: Engine>(engine: &E) {
 
         let kept = (&from[..], how);
         let rounded = inputs.rounded();
-        let mut rank = flash_dma_reference::compare::sum(
-            (
-                rounded.rank_gradient(more, grads.0, grads.1),
-                inputs.naive_rank_gradient(more, grads.0, grads.1),
-            ),
-            &(
-                rounded.left_out_gradient(kept, grads.0, grads.1),
-                inputs.naive_left_out_gradient(kept, grads.0, grads.1),
-            ),
-        );
+        let gained = rounded.rank_gradient(more, grad_out, grad_lse);
+        let naive_gained = inputs.naive_rank_gradient(more, grad_out, grad_lse);
+        let lost = rounded.left_out_gradient(kept, grad_out, grad_lse);
+        let naive_lost = inputs.naive_left_out_gradient(kept, grad_out, grad_lse);
+        let mut rank = sum((gained, naive_gained), &(lost, naive_lost));
         let mut expected = Expected::new(&p, rounded.forward(), &inputs.naive_forward());
         let actual = match actual.rank {
             Some(actual) => actual,
             // Under autodiff it is in that of the scores.
             None => {
-                let exact = rounded.backward(grads.0, grads.1).scores;
-                let naive = inputs.naive_backward(grads.0, grads.1).scores;
+                let exact = rounded.backward(grad_out, grad_lse).scores;
+                let naive = inputs.naive_backward(grad_out, grad_lse).scores;
                 let of_scores = exact.zip(naive).expect("there are scores");
-                rank = flash_dma_reference::compare::sum(rank, &of_scores);
+                rank = sum(rank, &of_scores);
                 actual.scores.expect("there are scores")
             }
         };
-        expected.gradient("rank", &p.scores_shape(), F32, rank.0, &rank.1);
+        expected.gradient("rank", &p.scores_shape(), rank);
         expected.check_one("rank", &actual, &what);
     }
 }

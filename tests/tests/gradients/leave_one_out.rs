@@ -2,7 +2,7 @@
 
 use super::runners_up::{
     Runners, assert_all_but_scores_same, assert_same, call, case, check, from, groups,
-    in_fixed_order, incoming, kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
+    in_fixed_order, kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
 };
 use flash_dma_tests::Layout::{Padded, Transposed};
 use flash_dma_tests::prelude::*;
@@ -139,10 +139,11 @@ fn a_nan_stays_with_its_rows<E: Engine>(engine: &E) {
         inputs.v[key * case.head_dim] = f64::NAN;
         let call = call(engine, &runners, &inputs, how());
         let (_, grads) = run(engine, &call);
-        let (grad_out, grad_lse) = incoming(case, &inputs);
+        let incoming = case.gradients(&inputs);
+        let (grad_out, grad_lse) = incoming.parts();
         let from = from(&inputs);
         let kept = (&from[..], LeaveOneOut::default());
-        let exact = inputs.left_out_gradient(kept, &grad_out, grad_lse.as_deref());
+        let exact = inputs.left_out_gradient(kept, grad_out, grad_lse);
         let Some(rank) = grads.rank else { continue };
         for (n, (rank, exact)) in rank.iter().zip(&exact.values).enumerate() {
             assert_eq!(rank.is_nan(), exact.is_nan(), "{}: key {n}", E::NAME);

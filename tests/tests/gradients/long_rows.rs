@@ -50,19 +50,17 @@ fn of_scores<E: Engine>(engine: &E) {
                 let mut inputs = case.inputs();
                 let scores = inputs.scores.iter_mut().flatten();
                 scores.for_each(|z| *z = f64::from((spread * *z) as f32));
-                let (grad_out, grad_lse) = gradients(&inputs.problem, case.seed);
-                let grad_lse = (spread > 1.0).then_some(&grad_lse[..]);
-                let call = engine.call(&inputs, case.layout, (&grad_out, grad_lse));
-                let (outputs, grads) = engine.backward(&call).expect("a good case");
-                let scores = grads.scores.as_ref().expect("there are scores");
-                let naive = inputs.naive_autograd(&grad_out, grad_lse);
-                let gradients = [&grads.q, &grads.k, &grads.v, scores].map(|grad| &grad[..]);
-                expected_by(&inputs, &grad_out, grad_lse, naive).check(
-                    Vec::new,
-                    &outputs,
-                    &gradients,
-                    format!("{} at {case:?}, scores times {spread}", E::NAME),
-                );
+                let mut grads = gradients(&inputs.problem, case.seed);
+                grads.lse = grads.lse.filter(|_| spread > 1.0);
+                let call = engine.call(&inputs, case.layout, &grads);
+                let (outputs, actual) = engine.backward(&call).expect("a good case");
+                let scores = actual.scores.as_ref().expect("there are scores");
+                let (grad_out, grad_lse) = grads.parts();
+                let naive = inputs.naive_autograd(grad_out, grad_lse);
+                let actual = [&actual.q, &actual.k, &actual.v, scores].map(|grad| &grad[..]);
+                let what = format!("{} at {case:?}, scores times {spread}", E::NAME);
+                let expected = expected_by(&inputs, &grads, naive);
+                expected.check(Vec::new, &outputs, &actual, what);
             }
         }
     }
@@ -91,16 +89,16 @@ fn of_biases_of_pairs<E: MaskedEngine>(engine: &E) {
 
 /// Random gradients of `out` that have one direction in common, as those of a mean loss have, and of the LSE: what the
 /// rounding of rows that are nearly the same has in common is added up.
-fn gradients(problem: &Problem, seed: u64) -> (Vec<f64>, Vec<f64>) {
-    let (mut grad_out, grad_lse) = generate::gradients(problem, seed);
+fn gradients(problem: &Problem, seed: u64) -> Grads {
+    let mut grads = Grads::random(problem, seed);
     let (dim, element) = (problem.head_dim, problem.element);
     let common = generate::normal(dim, 1.0, element, &mut Rng::new(seed ^ 0x6f75_7400));
-    for row in grad_out.chunks_exact_mut(dim) {
+    for row in grads.out.chunks_exact_mut(dim) {
         for (x, common) in row.iter_mut().zip(&common) {
             *x = round(common + *x / 4.0, element);
         }
     }
-    (grad_out, grad_lse)
+    grads
 }
 
 fn check_biases<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
@@ -110,8 +108,8 @@ fn check_biases<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
     let mut inputs = case.inputs();
     let bias = inputs.bias.iter_mut().flat_map(|bias| &mut bias.values);
     bias.for_each(|z| *z = f64::from((4.0 * *z) as f32));
-    let (grad_out, _) = gradients(&inputs.problem, case.seed);
-    let naive = inputs.naive_autograd(&grad_out, None);
-    let expected = MaskedCase::expected_by(&inputs, &grad_out, None, naive);
-    case.check_expected(engine, &inputs, (&grad_out, None), &expected, Vec::new);
+    let grads = gradients(&inputs.problem, case.seed).without_lse();
+    let naive = inputs.naive_autograd(&grads.out, None);
+    let expected = MaskedCase::expected_by(&inputs, &grads, naive);
+    case.check_expected(engine, &inputs, &grads, &expected, Vec::new);
 }

@@ -9,12 +9,6 @@ use flash_dma_tests::prelude::*;
 /// A case and how many runners-up each query has.
 pub(super) type Runners = (Case, usize);
 
-/// The gradients of `out` and, if the case has them, of the LSE.
-pub(super) fn incoming(case: &Case, inputs: &Inputs) -> (Vec<f64>, Option<Vec<f64>>) {
-    let (grad_out, grad_lse) = generate::gradients(&inputs.problem, case.seed);
-    (grad_out, case.grad_lse.then_some(grad_lse))
-}
-
 /// The first position at which its rank keeps each key: its own, a few later as with recent keys, or none as of sinks.
 pub(super) fn from(inputs: &Inputs) -> Vec<u32> {
     let p = &inputs.problem;
@@ -34,8 +28,7 @@ pub(super) fn call<E: Engine>(
     inputs: &Inputs,
     left_out: Option<LeaveOneOut>,
 ) -> Call {
-    let (grad_out, grad_lse) = incoming(case, inputs);
-    let mut call = engine.call(inputs, case.layout, (&grad_out, grad_lse.as_deref()));
+    let mut call = engine.call(inputs, case.layout, &case.gradients(inputs));
     let scores = call.scores.as_ref().expect("runners-up have scores");
     let wider = engine.select(scores, inputs.problem.window.saturating_add(*more));
     call.far = Some(wider.expect("select").iter().map(|i| i.end).collect());
@@ -58,20 +51,20 @@ pub(super) fn check<E: Engine>(engine: &E, runners: &Runners, left_out: Option<L
     let what = format!("{} at {case:?}, {more} runners-up, {left_out:?}", E::NAME);
     let inputs = case.inputs();
     let (_, grads) = run(engine, &call(engine, runners, &inputs, left_out));
-    let (grad_out, grad_lse) = incoming(case, &inputs);
-    let grad_lse = grad_lse.as_deref();
-    let bias = inputs.backward(&grad_out, grad_lse).scores;
-    let naive_bias = inputs.naive_backward(&grad_out, grad_lse).scores;
+    let incoming = case.gradients(&inputs);
+    let (grad_out, grad_lse) = incoming.parts();
+    let bias = inputs.backward(grad_out, grad_lse).scores;
+    let naive_bias = inputs.naive_backward(grad_out, grad_lse).scores;
     let bias = bias.zip(naive_bias).expect("there are scores");
     let mut rank = (
-        inputs.rank_gradient(*more, &grad_out, grad_lse),
-        inputs.naive_rank_gradient(*more, &grad_out, grad_lse),
+        inputs.rank_gradient(*more, grad_out, grad_lse),
+        inputs.naive_rank_gradient(*more, grad_out, grad_lse),
     );
     if let Some(how) = left_out {
         let from = from(&inputs);
         let of_kept = (
-            inputs.left_out_gradient((&from, how), &grad_out, grad_lse),
-            inputs.naive_left_out_gradient((&from, how), &grad_out, grad_lse),
+            inputs.left_out_gradient((&from, how), grad_out, grad_lse),
+            inputs.naive_left_out_gradient((&from, how), grad_out, grad_lse),
         );
         rank = sum(rank, &of_kept);
     }
@@ -79,13 +72,12 @@ pub(super) fn check<E: Engine>(engine: &E, runners: &Runners, left_out: Option<L
     let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let shape = p.scores_shape();
     if let Some(of_rank) = grads.rank {
-        wanted.gradient("dscores", &shape, F32, bias.0, &bias.1);
-        wanted.gradient("rank", &shape, F32, rank.0, &rank.1);
+        wanted.gradient("dscores", &shape, bias);
+        wanted.gradient("rank", &shape, rank);
         wanted.check_one("dscores", &scores, &what);
         return wanted.check_one("rank", &of_rank, &what);
     }
-    let (both, naive_both) = sum(bias, &rank);
-    wanted.gradient("both", &shape, F32, both, &naive_both);
+    wanted.gradient("both", &shape, sum(bias, &rank));
     wanted.check_one("both", &scores, &what);
 }
 
@@ -250,8 +242,7 @@ fn without_a_gradient_of_the_lse<E: Engine>(engine: &E) {
     // A selected key of score ∞ makes its rows NaN; a runner-up of score ∞ is infinitely above the LSE of the others.
     let z = inputs.scores.as_mut().expect("there are scores");
     z[..10].fill(f64::INFINITY);
-    let (grad_out, _) = incoming(&small, &inputs);
-    let exact = inputs.rank_gradient(3, &grad_out, None);
+    let exact = inputs.rank_gradient(3, &small.gradients(&inputs).out, None);
     let runners = (small, 3);
     let (_, grads) = run(engine, &call(engine, &runners, &inputs, None));
     let Some(rank) = grads.rank else { return };

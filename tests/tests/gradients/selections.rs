@@ -14,10 +14,10 @@ every_engine!(
 /// The gradients of a case's own inputs.
 fn gradients<E: Engine>(engine: &E, case: &Case, of_out: f64, of_lse: f64) -> Gradients {
     let inputs = case.inputs();
-    let (mut grad_out, mut grad_lse) = generate::gradients(&inputs.problem, case.seed);
-    grad_out.iter_mut().for_each(|g| *g *= of_out);
-    grad_lse.iter_mut().for_each(|g| *g *= of_lse);
-    let call = engine.call(&inputs, case.layout, (&grad_out, Some(&grad_lse)));
+    let mut grads = Grads::random(&inputs.problem, case.seed);
+    grads.out.iter_mut().for_each(|g| *g *= of_out);
+    (grads.lse.iter_mut().flatten()).for_each(|g| *g *= of_lse);
+    let call = engine.call(&inputs, case.layout, &grads);
     engine.backward(&call).expect("a good case").1
 }
 
@@ -29,8 +29,8 @@ fn of_out_alone<E: Engine>(engine: &E) {
     case.check(engine);
     // An absent gradient is a gradient of zeros.
     let inputs = case.inputs();
-    let (grad_out, _) = generate::gradients(&inputs.problem, case.seed);
-    let call = engine.call(&inputs, case.layout, (&grad_out, None));
+    let grads = case.gradients(&inputs);
+    let call = engine.call(&inputs, case.layout, &grads);
     let absent = engine.backward(&call).expect("a good case").1;
     let zeros = gradients(engine, &case, 1.0, 0.0);
     assert_eq!((absent.q, absent.k, absent.v), (zeros.q, zeros.k, zeros.v));
@@ -41,9 +41,9 @@ fn of_out_alone<E: Engine>(engine: &E) {
 fn of_lse_alone<E: Engine>(engine: &E) {
     let case = Case::new(37, 50);
     let inputs = case.inputs();
-    let (_, grad_lse) = generate::gradients(&inputs.problem, case.seed);
-    let grad_out = vec![0.0; inputs.q.len()];
-    case.check_gradients(engine, &inputs, &grad_out, Some(&grad_lse));
+    let mut grads = case.gradients(&inputs);
+    grads.out.fill(0.0);
+    case.check_gradients(engine, &inputs, &grads);
     let grads = gradients(engine, &case, 0.0, 1.0);
     assert!(grads.v.iter().all(|&x| x == 0.0));
     assert!(grads.q.iter().any(|&x| x != 0.0));
@@ -56,19 +56,18 @@ fn scores_gather_their_group<E: Engine>(engine: &E) {
     let four = Case::new(30, 30).heads(4, 1);
     let (small, mut large) = (one.inputs(), four.inputs());
     let (head, batch) = (30 * 16, 2);
-    let (small_dout, _) = generate::gradients(&small.problem, 1);
-    let mut large_dout = vec![0.0; large.q.len()];
+    let small_grads = Grads::random(&small.problem, 1).without_lse();
+    let mut large_grads = Grads::of_out(vec![0.0; large.q.len()]);
     for row in 0..batch * 4 {
         let from = row / 4 * head..(row / 4 + 1) * head;
         large.q[row * head..(row + 1) * head].copy_from_slice(&small.q[from.clone()]);
-        large_dout[row * head..(row + 1) * head].copy_from_slice(&small_dout[from]);
+        large_grads.out[row * head..(row + 1) * head].copy_from_slice(&small_grads.out[from]);
     }
     (large.k, large.v, large.scores) = (small.k.clone(), small.v.clone(), small.scores.clone());
-    let run = |inputs, dout: &[f64]| {
-        let call = engine.call(inputs, Layout::Contiguous, (dout, None));
+    let [small, large] = [(small, small_grads), (large, large_grads)].map(|(inputs, grads)| {
+        let call = engine.call(&inputs, Layout::Contiguous, &grads);
         engine.backward(&call).expect("a good case").1
-    };
-    let (small, large) = (run(&small, &small_dout), run(&large, &large_dout));
+    });
     let pairs = [(small.k, large.k), (small.v, large.v)];
     let scores = small.scores.into_iter().zip(large.scores);
     for (one, four) in pairs.into_iter().chain(scores) {
@@ -104,8 +103,8 @@ fn unselected_keys_have_none<E: Engine>(engine: &E) {
             inputs.v[row * dim..(row + 1) * dim].fill(f64::INFINITY);
         }
         case.check_inputs(engine, &inputs);
-        let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
-        let call = engine.call(&inputs, case.layout, (&grad_out, Some(&grad_lse)));
+        let grads = Grads::random(&inputs.problem, 1);
+        let call = engine.call(&inputs, case.layout, &grads);
         let grads = engine.backward(&call).expect("a good case").1;
         for row in never {
             let row_of = |x: &[f64]| x[row * dim..(row + 1) * dim].iter().all(|&x| x == 0.0);
@@ -119,7 +118,7 @@ fn unselected_keys_have_none<E: Engine>(engine: &E) {
 fn central_differences<E: Engine>(engine: &E) {
     let case = Case::new(12, 15).window(6).options(|o| o.with_softcap(3.0));
     let inputs = case.inputs();
-    let (grad_out, grad_lse) = generate::gradients(&inputs.problem, case.seed);
+    let incoming = case.gradients(&inputs);
     let grads = gradients(engine, &case, 1.0, 1.0);
     let gradient_of = |which: usize| match which {
         0 => &grads.q,
@@ -132,7 +131,7 @@ fn central_differences<E: Engine>(engine: &E) {
         let norm = direction.iter().map(|g| g * g).sum::<f64>().sqrt();
         // The selection is a constant, so it is made of the scores as they were.
         let moved = |step: f64| {
-            let mut call = engine.call(&inputs, case.layout, (&grad_out, None));
+            let mut call = engine.call(&inputs, case.layout, &incoming);
             let target = match which {
                 0 => &mut call.q,
                 1 => &mut call.k,
@@ -144,7 +143,8 @@ fn central_differences<E: Engine>(engine: &E) {
             }
             let outputs = engine.forward(&call).expect("a good case");
             let weigh = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
-            weigh(&outputs.out, &grad_out) + weigh(&outputs.lse, &grad_lse)
+            let of_lse = incoming.lse.as_ref().expect("the case has one");
+            weigh(&outputs.out, &incoming.out) + weigh(&outputs.lse, of_lse)
         };
         let step = 0.02;
         let slope = (moved(step) - moved(-step)) / (2.0 * step);

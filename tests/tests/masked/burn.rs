@@ -23,13 +23,13 @@ fn the_bias_alone<B: Backend>(burn: &Burn<B>) {
             .bias(bias)
             .causal(true);
         let inputs = case.inputs();
-        let (grad_out, grad_lse) = case.gradients(&inputs);
-        let exact = inputs.backward(&grad_out, grad_lse.as_deref()).bias;
-        let (_, naive) = inputs.naive_backward(&grad_out, grad_lse.as_deref());
+        let grads = case.gradients(&inputs);
+        let (grad_out, grad_lse) = grads.parts();
+        let exact = inputs.backward(grad_out, grad_lse).bias;
+        let (_, naive) = inputs.naive_backward(grad_out, grad_lse);
         let (exact, naive) = exact.zip(naive).expect("there is a bias");
         let actual = burn.bias_alone(&case.call(&inputs));
-        let f32 = F32;
-        compare("dbias", &bias, &actual, &exact, &naive, f32, GRADIENT).expect("the bias alone");
+        compare("dbias", &bias, &actual, &exact, &naive, F32, GRADIENT).expect("the bias alone");
     }
 }
 

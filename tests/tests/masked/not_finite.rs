@@ -13,7 +13,7 @@ fn leaves_no_trace<E: MaskedEngine>(engine: &E, case: &MaskedCase, bad: f64, row
     let [.., q_len, k_len, dim] = case.sizes;
     for target in 0..5 {
         let mut inputs = case.inputs();
-        let (mut grad_out, mut grad_lse) = case.gradients(&inputs);
+        let mut grads = case.gradients(&inputs);
         let query = row % q_len * dim..(row % q_len + 1) * dim;
         let keys = row % k_len * dim..((row + 2).min(k_len - 1) % k_len + 1) * dim;
         match target {
@@ -21,16 +21,16 @@ fn leaves_no_trace<E: MaskedEngine>(engine: &E, case: &MaskedCase, bad: f64, row
             // One element of a row: others of its vector are numbers.
             1 => inputs.v[keys.start + 3] = bad,
             2 => inputs.q[query.start + 1] = bad,
-            3 => grad_out[query].fill(bad),
+            3 => grads.out[query].fill(bad),
             _ => {
-                grad_lse.as_mut().expect("the case has one")[row % q_len] = bad;
+                grads.lse.as_mut().expect("the case has one")[row % q_len] = bad;
                 let bias = inputs.bias.as_mut().expect("the case has one");
                 let len = bias.values.len();
                 bias.values[3 % len] = bad;
                 bias.values[(row + 60) % len] = bad;
             }
         }
-        case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
+        case.check_gradients(engine, &inputs, &grads);
     }
 }
 
@@ -77,31 +77,30 @@ fn not_finite_where_nobody_looks<E: MaskedEngine>(engine: &E) {
         for (at, shown) in mask.values.iter_mut().enumerate() {
             *shown &= !unseen.contains(&(at % 150)) && !blind.contains(&(at / 150));
         }
-        let (grad_out, grad_lse) = case.gradients(&clean);
-        let (mut inputs, mut dirty_out, mut dirty_lse) =
-            (clean.clone(), grad_out.clone(), grad_lse.clone());
+        let grads = case.gradients(&clean);
+        let (mut inputs, mut dirty_grads) = (clean.clone(), grads.clone());
         for (n, key) in unseen.into_iter().enumerate() {
             inputs.k[key * dim..(key + 1) * dim].fill(BAD[n % 3]);
             inputs.v[key * dim..(key + 1) * dim].fill(BAD[(n + 1) % 3]);
         }
         for (n, row) in blind.into_iter().enumerate() {
             inputs.q[row * dim..(row + 1) * dim].fill(BAD[n]);
-            dirty_out[row * dim..(row + 1) * dim].fill(BAD[n]);
-            dirty_lse.as_mut().expect("the case has one")[row] = BAD[n];
+            dirty_grads.out[row * dim..(row + 1) * dim].fill(BAD[n]);
+            dirty_grads.lse.as_mut().expect("the case has one")[row] = BAD[n];
         }
         let bias = inputs.bias.as_mut().expect("the case has one");
         for key in unseen {
             bias.values[5 * 150 + key] = f64::NAN;
         }
         bias.values[17 * 150 + 70] = f64::INFINITY;
-        case.check_gradients(engine, &inputs, &dirty_out, dirty_lse.as_deref());
+        case.check_gradients(engine, &inputs, &dirty_grads);
         // In addition, no bit of the result changes.
-        let call = |inputs: &_, grads: (&[f64], Option<&[f64]>)| {
+        let call = |inputs: &_, grads: &Grads| {
             let call = MaskedCall::new(inputs, case.layout, false, grads);
             engine.masked(&call).expect("a good case")
         };
-        let (outputs, grads) = call(&clean, (&grad_out, grad_lse.as_deref()));
-        let (dirty_outputs, dirty) = call(&inputs, (&dirty_out, dirty_lse.as_deref()));
+        let (outputs, grads) = call(&clean, &grads);
+        let (dirty_outputs, dirty) = call(&inputs, &dirty_grads);
         assert!(outputs.out == dirty_outputs.out && outputs.lse == dirty_outputs.lse);
         assert!(grads.k == dirty.k && grads.v == dirty.v && grads.bias == dirty.bias);
         assert!(grads.q == dirty.q);

@@ -93,7 +93,7 @@ fn check<E: MaskedEngine>(engine: &E, seed: u64) {
     let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9));
     let case = random_case::<E>(seed, &mut rng);
     let mut inputs = case.inputs();
-    let (mut grad_out, mut grad_lse) = case.gradients(&inputs);
+    let mut grads = case.gradients(&inputs);
     // A probability that is 0 in the engine's type alone makes 0 * infinity where f64 has infinity.
     let bads = match case.element {
         F32 => &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY][..],
@@ -107,8 +107,8 @@ fn check<E: MaskedEngine>(engine: &E, seed: u64) {
         let bad = if of_grads { f64::NAN } else { bad };
         let bias = inputs.bias.as_mut().map(|bias| &mut bias.values);
         let of = match (of_grads, rng.below(4)) {
-            (true, 0) => grad_lse.as_mut().unwrap_or(&mut inputs.v),
-            (true, _) => &mut grad_out,
+            (true, 0) => grads.lse.as_mut().unwrap_or(&mut inputs.v),
+            (true, _) => &mut grads.out,
             (false, 0) => &mut inputs.q,
             (false, 1) => &mut inputs.k,
             (false, 2) => &mut inputs.v,
@@ -117,5 +117,5 @@ fn check<E: MaskedEngine>(engine: &E, seed: u64) {
         let at = rng.below(of.len());
         of[at] = bad;
     }
-    case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
+    case.check_gradients(engine, &inputs, &grads);
 }

@@ -78,10 +78,10 @@ fn clipped(intervals: &[Interval], k_len: usize, cut: usize) -> Vec<[u32; 2]> {
 
 fn holds<E: Engine>(engine: &E, case: &Case) {
     let inputs = case.inputs();
-    let grads = generate::gradients(&inputs.problem, case.seed);
+    let grads = case.gradients(&inputs);
     let clean_call = call(engine, &inputs, &grads);
     let clean = results(engine, &clean_call);
-    let expected = case::expected(&inputs, &grads.0, Some(&grads.1));
+    let expected = case::expected(&inputs, &grads);
     let cuts = cuts(case.q_len, case.k_len);
     let mut rng = Rng::new(case.seed);
     for (n, future) in Change::ALL.into_iter().enumerate() {
@@ -95,7 +95,7 @@ fn holds<E: Engine>(engine: &E, case: &Case) {
             v,
             scores,
         } = &mut dirty;
-        let rows = [q, k, v, &mut dirty_grads.0].map(|x| &mut x[..]);
+        let rows = [q, k, v, &mut dirty_grads.out].map(|x| &mut x[..]);
         change(problem, rows, scores.as_mut(), future, cut, &mut rng);
         let dirty_call = call(engine, &dirty, &dirty_grads);
         let selections = [&clean_call.intervals, &dirty_call.intervals];

@@ -28,19 +28,15 @@ fn problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
 fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
     let inputs = case.inputs();
     let p = inputs.problem;
-    let (grad_out, grad_lse) = case.gradients(&inputs);
-    let run = |inputs: &_, grad_out: &[f64]| {
-        let grads = (grad_out, grad_lse.as_deref());
-        masked_results(engine, &MaskedCall::new(inputs, case.layout, false, grads))
-    };
-    let clean = run(&inputs, &grad_out);
-    let expected = case.expected(&inputs, &grad_out, grad_lse.as_deref());
+    let grads = case.gradients(&inputs);
+    let clean = masked_results(engine, case, &inputs, &grads);
+    let expected = case.expected(&inputs, &grads);
     let mut rng = Rng::new(case.seed);
     for (n, future) in Change::ALL.into_iter().enumerate() {
         let cut = cuts(p.q_len, p.k_len)[n % 3];
         let what = format!("{}, {future:?} from {cut} on, {case:?}", E::NAME);
-        let (mut dirty, mut dirty_out) = (inputs.clone(), grad_out.clone());
-        let rows = [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut dirty_out];
+        let (mut dirty, mut grads) = (inputs.clone(), grads.clone());
+        let rows = [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut grads.out];
         let bias = dirty.bias.as_mut().map(|bias| &mut bias.values);
         change(&p, rows.map(|x| &mut x[..]), bias, future, cut, &mut rng);
         if let Some(mask) = &mut dirty.visible {
@@ -48,7 +44,7 @@ fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
             let rows = mask.values.chunks_mut(p.k_len);
             rows.for_each(|row| row[cut..].fill(true));
         }
-        let dirty = run(&dirty, &dirty_out);
+        let dirty = masked_results(engine, case, &dirty, &grads);
         let past = |row: usize| p.position(row % p.q_len) < cut as i64;
         for ((name, clean), (_, dirty)) in clean.iter().zip(&dirty).take(3) {
             expected.check_same(name, clean, dirty, past, &what);

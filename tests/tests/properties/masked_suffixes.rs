@@ -60,20 +60,15 @@ fn is_the_tail<E: MaskedEngine>(engine: &E, case: &MaskedCase, suffix: usize) {
         visible: whole.visible.as_ref().map(|mask| tail_of(mask, suffix)),
         bias: whole.bias.as_ref().map(|bias| tail_of(bias, suffix)),
     };
-    let (grad_out, grad_lse) = case.gradients(&tail);
-    let grad_lse = grad_lse.expect("the case has one");
-    let expected = part.expected(&tail, &grad_out, Some(&grad_lse));
+    let grads = case.gradients(&tail);
+    let expected = part.expected(&tail, &grads);
     let expected = expected.with_yardsticks(part.others(&tail, true));
-    let run = |inputs: &MaskedInputs, grad_out: &[f64], grad_lse: &[f64]| {
-        let grads = (grad_out, Some(grad_lse));
-        masked_results(engine, &MaskedCall::new(inputs, case.layout, false, grads))
+    let zeros_before = Grads {
+        out: placed(&grads.out, len, dim, queries.clone()),
+        lse: (grads.lse.as_ref()).map(|lse| placed(lse, len, 1, queries.clone())),
     };
-    let tail_results = run(&tail, &grad_out, &grad_lse);
-    let whole_results = run(
-        &whole,
-        &placed(&grad_out, len, dim, queries.clone()),
-        &placed(&grad_lse, len, 1, queries.clone()),
-    );
+    let tail_results = masked_results(engine, case, &tail, &grads);
+    let whole_results = masked_results(engine, case, &whole, &zeros_before);
     for ((name, whole_values), (_, values)) in whole_results.iter().zip(&tail_results) {
         let whole_values = match *name {
             "out" | "dq" => rows(whole_values, len, dim, queries.clone()),

@@ -87,7 +87,7 @@ fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
     }
     let device = burn.device().clone().autodiff();
     let (inputs, p) = (case.inputs(), case.problem());
-    let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+    let grads = Grads::random(&p, case.seed);
     let leaves = rows(&p, [&inputs.q, &inputs.k, &inputs.v], &device);
     let [q, k, v] = leaves.map(Tensor::require_grad);
     let visible = inputs.visible.as_ref().expect("a case with a mask");
@@ -107,10 +107,10 @@ fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
     });
     let merged = merge_attention(parts);
     assert_eq!(merged.0.dtype(), dtype(p.element));
-    let grads = loss(&merged, (&grad_out, &grad_lse)).backward();
-    let [dq, dk, dv] = [q, k, v].map(|x| grad(&x, &grads));
+    let actual = loss(&merged, &grads).backward();
+    let [dq, dk, dv] = [q, k, v].map(|x| grad(&x, &actual));
     let outputs = outputs(merged);
-    let expected = case.expected(&inputs, &grad_out, Some(&grad_lse));
+    let expected = case.expected(&inputs, &grads);
     let others = || case.others(&inputs, true);
     expected.check(others, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
 }
@@ -120,7 +120,7 @@ fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
     let case = Case::new(30, 100).plain().heads(4, 2);
     let (inputs, p) = (case.inputs(), case.problem());
-    let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+    let grads = Grads::random(&p, case.seed);
     let leaves = rows(&p, [&inputs.q, &inputs.k, &inputs.v], &device);
     let [q, k, v] = leaves.map(Tensor::require_grad);
     let part = |start, len, causal| {
@@ -130,10 +130,10 @@ fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
         part.forward_with_lse()
     };
     let merged = merge_attention([part(0, 70, false), part(70, 30, true)]);
-    let grads = loss(&merged, (&grad_out, &grad_lse)).backward();
-    let [dq, dk, dv] = [q, k, v].map(|x| grad(&x, &grads));
+    let actual = loss(&merged, &grads).backward();
+    let [dq, dk, dv] = [q, k, v].map(|x| grad(&x, &actual));
     let outputs = outputs(merged);
-    let expected = expected(&inputs, &grad_out, Some(&grad_lse));
+    let expected = expected(&inputs, &grads);
     expected.check(Vec::new, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
 }
 
@@ -153,7 +153,11 @@ fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
     let out = values(merged.0.clone());
     assert_eq!([out[0], out[8], out[16]], [2.0, 3.0, 0.0]);
     assert_eq!(values(merged.1.clone()), [-300.0, 400.0, none]);
-    let grads = loss(&merged, (&[1.0; 24], &[5.0; 3])).backward();
+    let grads = Grads {
+        out: vec![1.0; 24],
+        lse: Some(vec![5.0; 3]),
+    };
+    let grads = loss(&merged, &grads).backward();
     for ((out, lse), of_out, of_lse) in [
         (a, [1.0, 0.0, 0.0], [5.0, 0.0, 0.0]),
         (b, [0.0, 1.0, 0.0], [0.0, 5.0, 0.0]),
@@ -179,10 +183,12 @@ fn one_part_is_itself<B: Backend>(burn: &Burn<B>) {
     let merged = merge_attention([(out.clone(), lse.clone())]);
     assert_eq!(values(merged.0.clone()), values(out.clone()));
     assert_eq!(values(merged.1.clone()), values(lse.clone()));
-    let ones = vec![1.0; out.shape().num_elements()];
-    let twos = vec![2.0; lse.shape().num_elements()];
-    let grads = loss(&merged, (&ones, &twos)).backward();
-    assert_eq!(grad(&out, &grads), ones);
+    let given = Grads {
+        out: vec![1.0; out.shape().num_elements()],
+        lse: Some(vec![2.0; lse.shape().num_elements()]),
+    };
+    let grads = loss(&merged, &given).backward();
+    assert_eq!(grad(&out, &grads), given.out);
     let of_lse = grad(&lse, &grads);
     assert!(of_lse.iter().all(|x| (x - 2.0).abs() < 1e-5), "{of_lse:?}");
 }

@@ -24,36 +24,40 @@ mod unselected;
 use flash_dma_reference::generate::normal;
 use flash_dma_tests::prelude::*;
 
-/// Gradients of `out` and of the LSE.
-type Grads = (Vec<f64>, Vec<f64>);
-
 /// All results of a call, by name.
 type Results = Vec<(&'static str, Vec<f64>)>;
 
 /// The outputs of a call for random gradients.
 fn outputs<E: Engine>(engine: &E, inputs: &Inputs) -> Outputs {
-    let grads = generate::gradients(&inputs.problem, 1);
+    let grads = Grads::random(&inputs.problem, 1);
     let results = engine.backward(&call(engine, inputs, &grads));
     results.expect("a good case").0
 }
 
 /// All results for random gradients.
 fn run<E: Engine>(engine: &E, inputs: &Inputs) -> Results {
-    let grads = generate::gradients(&inputs.problem, 1);
+    let grads = Grads::random(&inputs.problem, 1);
     results(engine, &call(engine, inputs, &grads))
 }
 
 /// The call of these inputs, contiguous, with the engine's own selection.
 fn call<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Call {
-    engine.call(inputs, Layout::Contiguous, (&grads.0, Some(&grads.1)))
+    engine.call(inputs, Layout::Contiguous, grads)
 }
 
 fn results<E: Engine>(engine: &E, call: &Call) -> Results {
     named(engine.backward(call).expect("a good case"))
 }
 
-fn masked_results<E: MaskedEngine>(engine: &E, call: &MaskedCall) -> Results {
-    named(engine.masked(call).expect("a good case"))
+/// All results of a case for these inputs and gradients.
+fn masked_results<E: MaskedEngine>(
+    engine: &E,
+    case: &MaskedCase,
+    inputs: &MaskedInputs,
+    grads: &Grads,
+) -> Results {
+    let call = MaskedCall::new(inputs, case.layout, false, grads);
+    named(engine.masked(&call).expect("a good case"))
 }
 
 fn named((outputs, grads): (Outputs, Gradients)) -> Results {

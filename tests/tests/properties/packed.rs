@@ -322,17 +322,16 @@ fn the_definition_of_two_lengths<B: Backend>(burn: &Burn<B>) {
         bias: None,
     };
     // The loss leaves out the LSE of rows that see nothing.
-    let (grad_out, lse) = (heads_first(&packed.out), inputs.forward().lse.values);
-    let weights = f64s(packed.lse.clone().unsqueeze_dim(2))
-        .into_iter()
-        .zip(&lse);
-    let grad_lse = weights.map(|(weight, lse)| if lse.is_finite() { weight } else { 0.0 });
-    let grad_lse: Vec<f64> = grad_lse.collect();
-    let mut expected = Expected::new(&p, inputs.forward(), &inputs.naive_forward());
-    let exact = inputs.backward(&grad_out, Some(&grad_lse));
-    let (naive, _) = inputs.naive_backward(&grad_out, Some(&grad_lse));
-    let naive_rows = [&naive.q[..], &naive.k, &naive.v];
-    expected.qkv(&p, [exact.q, exact.k, exact.v], naive_rows);
+    let (lse, weights) = (inputs.forward().lse.values, packed.lse.clone());
+    let weights = f64s(weights.unsqueeze_dim(2)).into_iter().zip(&lse);
+    let of_lse = weights.map(|(weight, lse)| if lse.is_finite() { weight } else { 0.0 });
+    let grads = Grads {
+        out: heads_first(&packed.out),
+        lse: Some(of_lse.collect()),
+    };
+    let (grad_out, grad_lse) = grads.parts();
+    let naive = inputs.naive_backward(grad_out, grad_lse);
+    let expected = MaskedCase::expected_by(&inputs, &grads, naive);
     let outputs = Outputs {
         out: heads_first(&results[0].1),
         lse: f64s(results[1].1.clone()),

@@ -57,7 +57,7 @@ fn check<B: Backend>(case: &Case, of_three: bool, burn: &Burn<B>) {
     }
     let device = burn.device().clone().autodiff();
     let (inputs, p) = (case.inputs(), case.problem());
-    let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+    let grads = Grads::random(&p, case.seed);
     let [batch, heads, len, head_dim] = p.kv_shape();
     let (q, k, v) = (&inputs.q[..], &inputs.k[..], &inputs.v[..]);
     let parts = if of_three { vec![q, k, v] } else { vec![k, v] };
@@ -82,19 +82,19 @@ fn check<B: Backend>(case: &Case, of_three: bool, burn: &Burn<B>) {
             attention.forward_with_lse()
         }
     };
-    let grads = loss(&results, (&grad_out, &grad_lse)).backward();
-    let of_parts = all.grad(&grads).expect("tracked");
+    let actual = loss(&results, &grads).backward();
+    let of_parts = all.grad(&actual).expect("tracked");
     assert_eq!(of_parts.dims(), shape);
     assert_eq!(of_parts.dtype(), dtype(p.element));
     let mut gradients = unpacked(&values(of_parts), parts.len(), p.kv_shape());
     if !of_three {
-        gradients.insert(0, grad(&q, &grads));
+        gradients.insert(0, grad(&q, &actual));
     }
-    gradients.extend(scores.map(|z| grad(&z, &grads)));
+    gradients.extend(scores.map(|z| grad(&z, &actual)));
     let gradients: Vec<_> = gradients.iter().map(|x| &x[..]).collect();
     let outputs = outputs(results);
     let what = format!("{} at {case:?}", Burn::<B>::NAME);
-    expected(&inputs, &grad_out, Some(&grad_lse)).check(Vec::new, &outputs, &gradients, what);
+    expected(&inputs, &grads).check(Vec::new, &outputs, &gradients, what);
 }
 
 fn one_tensor<B: Backend>(burn: &Burn<B>) {
@@ -168,7 +168,7 @@ fn biases<B: Backend>(burn: &Burn<B>) {
         let case = case.causal(true).element(element);
         let device = burn.device().clone().autodiff();
         let (inputs, p) = (case.inputs(), case.problem());
-        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+        let grads = Grads::random(&p, case.seed);
         let parts = [&inputs.q[..], &inputs.k, &inputs.v];
         let all = packed(&parts, p.q_shape());
         let all = load::<5>(&all, [2, 40, 3, 2, 16], element, &device).require_grad();
@@ -176,12 +176,12 @@ fn biases<B: Backend>(burn: &Burn<B>) {
         let bias = floats::<4>(&bias.values, bias.shape, &device).require_grad();
         let attention = MaskedAttention::from_qkv(all.clone()).bias(bias.clone());
         let results = attention.options(case.options).forward_with_lse();
-        let grads = loss(&results, (&grad_out, &grad_lse)).backward();
-        let mut gradients = unpacked(&grad(&all, &grads), 3, p.q_shape());
-        gradients.push(grad(&bias, &grads));
+        let actual = loss(&results, &grads).backward();
+        let mut gradients = unpacked(&grad(&all, &actual), 3, p.q_shape());
+        gradients.push(grad(&bias, &actual));
         let gradients: Vec<_> = gradients.iter().map(|x| &x[..]).collect();
         let outputs = outputs(results);
-        let expected = case.expected(&inputs, &grad_out, Some(&grad_lse));
+        let expected = case.expected(&inputs, &grads);
         let others = || case.others(&inputs, true);
         expected.check(others, &outputs, &gradients, format!("{case:?}"));
     }

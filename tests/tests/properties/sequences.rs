@@ -66,15 +66,15 @@ fn stay_apart(
 
 fn are_apart<E: Engine>(engine: &E, case: &Case, parts: usize) {
     let inputs = case.inputs();
-    let grads = generate::gradients(&inputs.problem, case.seed);
+    let grads = Grads::random(&inputs.problem, case.seed);
     let clean = results(engine, &call(engine, &inputs, &grads));
     let what = format!("{case:?}, {}", E::NAME);
     stay_apart(&clean, parts, case.seed, &what, |change, changed, rng| {
         let (mut dirty, mut grads) = (inputs.clone(), grads.clone());
-        for values in [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut grads.0] {
+        for values in [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut grads.out] {
             change.write(part(values, changed, parts), case.element, rng);
         }
-        for values in dirty.scores.iter_mut().chain([&mut grads.1]) {
+        for values in dirty.scores.iter_mut().chain(&mut grads.lse) {
             change.write(part(values, changed, parts), F32, rng);
         }
         results(engine, &call(engine, &dirty, &grads))
@@ -126,21 +126,16 @@ fn masked_problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
 
 fn masked_are_apart<E: MaskedEngine>(engine: &E, case: &MaskedCase, parts: usize) {
     let inputs = case.inputs();
-    let (grad_out, grad_lse) = case.gradients(&inputs);
-    let run = |inputs: &_, grad_out: &[f64], grad_lse: Option<&[f64]>| {
-        let call = MaskedCall::new(inputs, case.layout, false, (grad_out, grad_lse));
-        masked_results(engine, &call)
-    };
-    let clean = run(&inputs, &grad_out, grad_lse.as_deref());
+    let grads = case.gradients(&inputs);
+    let clean = masked_results(engine, case, &inputs, &grads);
     let what = format!("{case:?}, {}", E::NAME);
     stay_apart(&clean, parts, case.seed, &what, |change, changed, rng| {
-        let mut dirty = inputs.clone();
-        let (mut dirty_out, mut dirty_lse) = (grad_out.clone(), grad_lse.clone());
-        for values in [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut dirty_out] {
+        let (mut dirty, mut grads) = (inputs.clone(), grads.clone());
+        for values in [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut grads.out] {
             change.write(part(values, changed, parts), case.element, rng);
         }
         let bias = dirty.bias.as_mut().map(|bias| &mut bias.values);
-        for values in bias.into_iter().chain(&mut dirty_lse) {
+        for values in bias.into_iter().chain(&mut grads.lse) {
             change.write(part(values, changed, parts), F32, rng);
         }
         let mask = dirty.visible.as_mut().expect("the case has one");
@@ -149,7 +144,7 @@ fn masked_are_apart<E: MaskedEngine>(engine: &E, case: &MaskedCase, parts: usize
         for shown in part(&mut mask.values, changed, parts) {
             *shown = shows || !*shown;
         }
-        run(&dirty, &dirty_out, dirty_lse.as_deref())
+        masked_results(engine, case, &dirty, &grads)
     });
 }
 

@@ -96,8 +96,9 @@ fn check<B: Backend>(
 ) {
     let (device, p) = (burn.device().clone().autodiff(), inputs.problem);
     let (k_len, width) = (p.k_len, p.head_dim);
-    let (grad_out, grad_lse) = generate::gradients(&p, seed);
-    let exact = inputs.backward(&grad_out, Some(&grad_lse));
+    let grads = Grads::random(&p, seed);
+    let (grad_out, grad_lse) = grads.parts();
+    let exact = inputs.backward(grad_out, grad_lse);
     let forward = inputs.forward();
     let of_bias = exact.scores.expect("the case has scores").values;
 
@@ -128,26 +129,21 @@ fn check<B: Backend>(
                 .forward_with_sink(sink.clone())
         }
     };
-    let grads = loss(&results, (&grad_out, &grad_lse)).backward();
+    let actual = loss(&results, &grads).backward();
 
     close("out", &values(results.0), &forward.out.values);
     close("lse", &values(results.1), &forward.lse.values);
-    close("dq", &grad(&q, &grads), &exact.q.values);
+    close("dq", &grad(&q, &actual), &exact.q.values);
     let behind = |values: &[f64]| behind_first(values, k_len, width);
-    close("dk", &grad(&k, &grads), &behind(&exact.k.values));
-    close("dv", &grad(&v, &grads), &behind(&exact.v.values));
-    close("dlogits", &grad(&sink, &grads), &of_first(&of_bias, k_len));
+    close("dk", &grad(&k, &actual), &behind(&exact.k.values));
+    close("dv", &grad(&v, &actual), &behind(&exact.v.values));
+    close("dlogits", &grad(&sink, &actual), &of_first(&of_bias, k_len));
     if let Some(more) = more {
-        let rank = inputs
-            .rank_gradient(more, &grad_out, Some(&grad_lse))
-            .values;
+        let rank = inputs.rank_gradient(more, grad_out, grad_lse).values;
         assert!(rank.iter().any(|x| x.abs() > 0.01));
         let both: Vec<f64> = of_bias.iter().zip(&rank).map(|(a, b)| a + b).collect();
-        close(
-            "dscores",
-            &grad(&scores, &grads),
-            &behind_first(&both, k_len, 1),
-        );
+        let behind = behind_first(&both, k_len, 1);
+        close("dscores", &grad(&scores, &actual), &behind);
     }
 }
 
@@ -164,7 +160,7 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
         }
         let case = Case::new(50, 50).heads(3, 3).window(9).element(element);
         let (inputs, p) = (case.inputs(), case.problem());
-        let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+        let grads = Grads::random(&p, case.seed);
         let results = |in_one: bool, is_tracked: bool| {
             let device = match is_tracked {
                 true => burn.device().clone().autodiff(),
@@ -187,7 +183,7 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
             assert_eq!((out.dtype(), lse.dtype()), (dtype, DType::F32));
             let mut results = vec![values(out.clone()), values(lse.clone())];
             if is_tracked {
-                let grads = loss(&(out, lse), (&grad_out, &grad_lse)).backward();
+                let grads = loss(&(out, lse), &grads).backward();
                 results.extend([q, k, v].map(|x| grad(&x, &grads)));
                 results.push(grad(&logits, &grads));
             }

@@ -1,7 +1,7 @@
 //! Queries are rows: the queries at the end of a sequence yield the tail of the pass over all of it, and the gradients
 //! of a sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
 
-use super::{Grads, Results, call, results};
+use super::{Results, call, results};
 use flash_dma_tests::case;
 use flash_dma_tests::prelude::*;
 use std::ops::Range;
@@ -65,8 +65,10 @@ fn piece(case: &Case, whole: &Inputs, queries: Range<usize>, k_len: usize) -> In
 
 fn of_rows(case: &Case, grads: &Grads, queries: Range<usize>) -> Grads {
     let (len, dim) = (case.q_len, case.head_dim);
-    let lse = rows(&grads.1, len, 1, queries.clone());
-    (rows(&grads.0, len, dim, queries), lse)
+    Grads {
+        out: rows(&grads.out, len, dim, queries.clone()),
+        lse: (grads.lse.as_ref()).map(|lse| rows(lse, len, 1, queries)),
+    }
 }
 
 fn run<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Results {
@@ -76,8 +78,7 @@ fn run<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Results {
 /// The last queries with all keys, and their gradients.
 fn tail_of(case: &Case, suffix: usize) -> (Inputs, Grads) {
     let (queries, whole) = (case.k_len - suffix..case.k_len, case.inputs());
-    let grads = generate::gradients(&whole.problem, case.seed);
-    let grads = of_rows(case, &grads, queries.clone());
+    let grads = of_rows(case, &case.gradients(&whole), queries.clone());
     (piece(case, &whole, queries, case.k_len), grads)
 }
 
@@ -91,22 +92,17 @@ fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
     let queries = len - suffix..len;
     let whole = case.inputs();
     let (tail, grads) = tail_of(case, suffix);
-    let zeros_before = (
-        placed(&grads.0, len, dim, queries.clone()),
-        placed(&grads.1, len, 1, queries.clone()),
-    );
-    let expected = case::expected(&tail, &grads.0, Some(&grads.1));
+    let zeros_before = Grads {
+        out: placed(&grads.out, len, dim, queries.clone()),
+        lse: (grads.lse.as_ref()).map(|lse| placed(lse, len, 1, queries.clone())),
+    };
+    let expected = case::expected(&tail, &grads);
     let others = if case.element == F32 { 0 } else { 3 };
     let expected = expected.with_yardsticks((1..=others).map(|n| {
         let seed = case.seed.wrapping_add(n << 32);
-        let (tail, grads) = tail_of(
-            &Case {
-                seed,
-                ..case.clone()
-            },
-            suffix,
-        );
-        case::expected(&tail, &grads.0, Some(&grads.1))
+        let case = case.clone();
+        let (tail, grads) = tail_of(&Case { seed, ..case }, suffix);
+        case::expected(&tail, &grads)
     }));
     let whole = run(engine, &whole, &zeros_before);
     let tail = run(engine, &tail, &grads);
@@ -221,8 +217,8 @@ fn adds_up<E: Engine>(engine: &E, case: &Case, cuts: &[usize]) {
         return;
     }
     let (len, dim, inputs) = (case.k_len, case.head_dim, case.inputs());
-    let grads = generate::gradients(&inputs.problem, case.seed);
-    let expected = case::expected(&inputs, &grads.0, Some(&grads.1));
+    let grads = case.gradients(&inputs);
+    let expected = case::expected(&inputs, &grads);
     let whole = run(engine, &inputs, &grads);
     let mut parts = vec![Vec::new(); whole.len()];
     let mut begin = 0;

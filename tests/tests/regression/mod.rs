@@ -75,8 +75,8 @@ fn wide_heads_were_held_to_the_error_of_narrow_ones<E: Fuzzed>(engine: &E) {
 fn empty_tensors_were_refused_for_their_strides<E: Engine>(engine: &E) {
     for case in [Case::new(0, 9), Case::new(9, 0)] {
         let inputs = case.inputs();
-        let grad_out = vec![1.0; inputs.q.len()];
-        let mut call = engine.call(&inputs, Layout::Contiguous, (&grad_out, None));
+        let grads = Grads::of_out(vec![1.0; inputs.q.len()]);
+        let mut call = engine.call(&inputs, Layout::Contiguous, &grads);
         for raw in [&mut call.q, &mut call.k, &mut call.v, &mut call.grad_out] {
             if raw.shape.contains(&0) {
                 raw.strides = vec![0, 7, 3, 2];

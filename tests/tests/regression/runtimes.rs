@@ -10,7 +10,7 @@ use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
 use flash_dma_tests::engine::skip;
 use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Case, Engine, kernel_engines};
+use flash_dma_tests::{Case, Engine, Grads, kernel_engines};
 use half::{bf16, f16};
 
 kernel_engines!(
@@ -25,8 +25,8 @@ fn barriers_were_erased_where_there_are_none<T: Target>(kernels: &Kernels<T>) {
     for element in [Bf16, F16] {
         let case = Case::new(20, 30).dim(64).element(element);
         let inputs = case.inputs();
-        let grad_out = vec![0.0; inputs.q.len()];
-        let call = kernels.call(&inputs, case.layout, (&grad_out, None));
+        let grads = Grads::of_out(vec![0.0; inputs.q.len()]);
+        let call = kernels.call(&inputs, case.layout, &grads);
         for engine in [Kind::Mma, Kind::Wgmma] {
             let result = kernels.forward_tuned(&call, engine, Tuning::default());
             match result {

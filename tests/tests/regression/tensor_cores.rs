@@ -83,8 +83,8 @@ fn rows_of_512_bytes_were_taken_for_contiguous<E: Engine>(engine: &E) {
         for case in [case.clone(), case.plain()] {
             case.check(engine);
             let inputs = case.inputs();
-            let grad_out = vec![1.0; inputs.q.len()];
-            let contiguous = engine.call(&inputs, case.layout, (&grad_out, None));
+            let grads = Grads::of_out(vec![1.0; inputs.q.len()]);
+            let contiguous = engine.call(&inputs, case.layout, &grads);
             let mut call = contiguous.clone();
             for raw in [&mut call.q, &mut call.k, &mut call.v, &mut call.grad_out] {
                 *raw = pitched(raw, 512);
