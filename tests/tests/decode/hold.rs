@@ -2,10 +2,9 @@
 
 use super::sequences::{Decoder, Sequences, Tokens, shape};
 use burn::tensor::{Distribution, Tensor};
-use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
+use burn_flash_dma::cache::{AttentionCache, PagedCacheConfig};
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use flash_dma_tests::prelude::*;
-use flash_dma_tests::tensors::dtype;
 
 every_burn!(
     slots_take_any_count,
@@ -25,29 +24,15 @@ enum Kept {
 }
 
 fn decoder<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) -> Decoder {
-    let shape = shape(element);
     let options = AttentionOptions::new().with_softcap(6.0);
-    let (kv_heads, dim, dtype) = (shape.kv_heads, shape.dim, dtype(element).into());
+    let sequences = |kind, options| Sequences::new(shape(element), 2, kind, options, 3);
     match kept {
         Kept::Rule(rule) => {
-            let options = options.with_keep_window(rule.window);
-            let config = DynamicMaskCacheConfig::new(2, kv_heads, dim, options)
-                .with_recent(Some(rule.recent))
-                .with_sinks(Some(rule.sinks))
-                .with_dtype(dtype);
-            let sequences = Sequences::new(shape, 2, Some(kind), options, 3).under(rule);
-            Decoder::new(sequences, config.init(burn.device()))
+            let sequences = sequences(Some(kind), options.with_keep_window(rule.window));
+            sequences.under(rule).in_slots(burn)
         }
         Kept::All { scored } => {
-            let config = PagedCacheConfig::new(2, kv_heads, dim, 400)
-                .with_page_len(4)
-                .with_pages(40)
-                .with_grow_by(2)
-                .with_options(options)
-                .with_scored(scored)
-                .with_dtype(dtype);
-            let sequences = Sequences::new(shape, 2, scored.then_some(kind), options, 3);
-            Decoder::new(sequences, config.init(burn.device()))
+            sequences(scored.then_some(kind), options).in_pages(burn, 400, 4, 40)
         }
     }
 }

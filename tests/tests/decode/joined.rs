@@ -3,7 +3,6 @@
 use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use flash_dma_tests::prelude::*;
-use flash_dma_tests::tensors::dtype;
 
 every_burn!(
     slots_of_several_caches,
@@ -73,13 +72,9 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
         }
         for role in Burn::<B>::cases([ScoreRole::Rank], [ScoreRole::RankAndBias], []) {
             several::<B>(|batch, seed| {
-                let config = slots(batch).with_dtype(dtype(element).into());
-                let config = config.with_score_role(Some(role));
-                let shape = Shape { element, ..SHAPE };
-                let options = config.options;
-                let sequences = Sequences::new(shape, batch, Some(Scores::Padded), options, seed);
-                let sequences = sequences.under(RULE).with_role(role);
-                Decoder::new(sequences, config.init(burn.device()))
+                let (kind, options) = (Some(Scores::Padded), slots(batch).options);
+                let sequences = Sequences::new(shape(element), batch, kind, options, seed);
+                sequences.under(RULE).with_role(role).in_slots(burn)
             });
         }
     }
@@ -88,11 +83,10 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
 fn pages_of_several_caches<B: Backend>(burn: &Burn<B>) {
     for scored in Burn::<B>::cases([false], [true], []) {
         several::<B>(|batch, seed| {
+            let (kind, options) = (scored.then_some(Scores::Padded), AttentionOptions::new());
+            let sequences = Sequences::new(SHAPE, batch, kind, options, seed);
             // Pools of different sizes.
-            let config = pages(batch).with_scored(scored).with_pages(1 + 4 * batch);
-            let kind = scored.then_some(Scores::Padded);
-            let sequences = Sequences::new(SHAPE, batch, kind, config.options, seed);
-            Decoder::new(sequences, config.init(burn.device()))
+            sequences.in_pages(burn, 400, 4, 1 + 4 * batch)
         });
     }
 }

@@ -1,9 +1,7 @@
 //! The cache that keeps every key.
 
-use super::sequences::{Decoder, Sequences, Shape};
-use burn_flash_dma::cache::PagedCacheConfig;
+use super::sequences::{Decoder, Sequences, Shape, shape};
 use flash_dma_tests::prelude::*;
-use flash_dma_tests::tensors::dtype;
 
 every_burn!(pieces_of_any_size, beams_and_resets);
 
@@ -15,21 +13,12 @@ fn decoder<B: Backend>(
     element: ElementType,
 ) -> Decoder {
     let shape = Shape {
-        q_heads: 4,
-        kv_heads: 2,
         dim: 32,
-        element,
+        ..shape(element)
     };
     let options = AttentionOptions::new().with_softcap(6.0);
-    let config = PagedCacheConfig::new(batch, shape.kv_heads, shape.dim, 4096)
-        .with_page_len(page_len)
-        .with_pages(3)
-        .with_grow_by(2)
-        .with_options(options)
-        .with_scored(kind.is_some())
-        .with_dtype(dtype(element).into());
     let sequences = Sequences::new(shape, batch, kind, options, page_len as u64);
-    Decoder::new(sequences, config.init(burn.device()))
+    sequences.in_pages(burn, 4096, page_len, 3)
 }
 
 fn kinds<B: Backend>() -> Vec<Option<Scores>> {

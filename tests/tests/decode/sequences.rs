@@ -1,7 +1,7 @@
 //! Sequences that grow token by token on the host, and the oracle's results for their last tokens.
 
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use flash_dma_reference::compose::attended;
 use flash_dma_reference::generate::normal;
 use flash_dma_tests::decoding::check_rows;
@@ -119,6 +119,37 @@ impl Sequences {
     pub fn of_last(mut self, keys: Option<usize>) -> Self {
         self.last = keys;
         self
+    }
+
+    /// An empty cache of slots for them.
+    pub fn in_slots<B: Backend>(self, burn: &Burn<B>) -> Decoder {
+        let (shape, rule) = (self.shape, self.rule.expect("slots"));
+        let config =
+            DynamicMaskCacheConfig::new(self.batch(), shape.kv_heads, shape.dim, self.options)
+                .with_recent(Some(rule.recent))
+                .with_sinks(Some(rule.sinks))
+                .with_score_role(Some(self.role))
+                .with_dtype(dtype(shape.element).into());
+        Decoder::new(self, config.init(burn.device()))
+    }
+
+    /// An empty cache of so many pages for them, which grows.
+    pub fn in_pages<B: Backend>(
+        self,
+        burn: &Burn<B>,
+        max_len: usize,
+        page_len: usize,
+        pages: usize,
+    ) -> Decoder {
+        let shape = self.shape;
+        let config = PagedCacheConfig::new(self.batch(), shape.kv_heads, shape.dim, max_len)
+            .with_page_len(page_len)
+            .with_pages(pages)
+            .with_grow_by(2)
+            .with_options(self.options)
+            .with_scored(self.scored)
+            .with_dtype(dtype(shape.element).into());
+        Decoder::new(self, config.init(burn.device()))
     }
 
     pub fn batch(&self) -> usize {

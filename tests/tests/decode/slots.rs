@@ -6,7 +6,6 @@ use burn::tensor::Tensor;
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig};
 use burn_flash_dma::{Attention, Documents, Selector};
 use flash_dma_tests::prelude::*;
-use flash_dma_tests::tensors::dtype;
 
 every_burn!(
     one_token_at_a_time,
@@ -30,33 +29,13 @@ fn of_best<B: Backend>(
     kind: Scores,
     options: AttentionOptions,
 ) -> Decoder {
-    let window = options.keep_window.expect("slots have a window");
-    let rule = SelectionRule::top(window);
-    let role = ScoreRole::default();
-    decoder(burn, shape, batch, kind, options, (rule, role))
+    Sequences::new(shape, batch, Some(kind), options, batch as u64).in_slots(burn)
 }
 
 fn under<B: Backend>(burn: &Burn<B>, rule: SelectionRule, batch: usize, kind: Scores) -> Decoder {
-    let role = (rule, ScoreRole::default());
-    decoder(burn, shape(F32), batch, kind, window(rule.window), role)
-}
-
-fn decoder<B: Backend>(
-    burn: &Burn<B>,
-    shape: Shape,
-    batch: usize,
-    kind: Scores,
-    options: AttentionOptions,
-    (rule, role): (SelectionRule, ScoreRole),
-) -> Decoder {
-    let config = DynamicMaskCacheConfig::new(batch, shape.kv_heads, shape.dim, options)
-        .with_recent(Some(rule.recent))
-        .with_sinks(Some(rule.sinks))
-        .with_score_role(Some(role))
-        .with_dtype(dtype(shape.element).into());
-    let sequences = Sequences::new(shape, batch, Some(kind), options, batch as u64);
-    let sequences = sequences.under(rule).with_role(role);
-    Decoder::new(sequences, config.init(burn.device()))
+    let options = window(rule.window);
+    let sequences = Sequences::new(shape(F32), batch, Some(kind), options, batch as u64);
+    sequences.under(rule).in_slots(burn)
 }
 
 /// As many tokens, appended without attention.
@@ -65,11 +44,8 @@ fn append(decoder: &mut Decoder, count: usize) {
     let AttentionCache::DynamicMask(cache) = &mut decoder.cache else {
         unreachable!("slots")
     };
-    cache.append(
-        tokens.k,
-        tokens.v,
-        tokens.scores.expect("slots have scores"),
-    );
+    let scores = tokens.scores.expect("slots have scores");
+    cache.append(tokens.k, tokens.v, scores);
 }
 
 fn window(keys: usize) -> AttentionOptions {
@@ -161,20 +137,18 @@ fn a_prompt_in_chunks_or_at_once<B: Backend>(burn: &Burn<B>) {
 fn scores_that_only_rank<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(9);
     let kinds = [Scores::Ties, Scores::Padded, Scores::AllPadded, Scores::Nan];
-    let elements = Burn::<B>::cases([F32], [Bf16], []);
-    for element in elements
-        .into_iter()
-        .filter(|&element| burn.supports(element))
-    {
+    for element in Burn::<B>::cases([F32], [Bf16], []) {
+        if !burn.supports(element) {
+            continue;
+        }
         let shape = Shape {
             dim: 32,
             ..shape(element)
         };
         for kind in Burn::<B>::cases([Scores::Large], kinds, []) {
             for rule in [rules(9)[2], rules(9)[3], SelectionRule::top(9)] {
-                let options = window(9);
-                let role = (rule, ScoreRole::Rank);
-                let mut decoder = decoder(burn, shape, 2, kind, options, role);
+                let sequences = Sequences::new(shape, 2, Some(kind), window(9), 2).under(rule);
+                let mut decoder = sequences.with_role(ScoreRole::Rank).in_slots(burn);
                 for most in [20, 1, 1, 7, 1, 16, 30, 1] {
                     decoder.step(1 + rng.below(most));
                 }
