@@ -65,21 +65,11 @@ fn documents(
     case
 }
 
-/// Checks cases of documents, with their runners-up or without.
-fn check_documents<E: Engine>(engine: &E, cases: Vec<GivenCase>, runners_up: bool) {
+/// Checks cases, with their runners-up or without.
+fn check<E: Engine>(engine: &E, cases: Vec<GivenCase>, runners_up: bool) {
     for case in cases {
         let far = case.far.filter(|_| runners_up);
         GivenCase { far, ..case }.check(engine);
-    }
-}
-
-/// Checks cases of deaths, with runners-up or without.
-fn check_deaths<E: Engine>(engine: &E, cases: Vec<GivenCase>, runners_up: bool) {
-    for case in cases {
-        match runners_up {
-            true => with_runners_up(case).check(engine),
-            false => case.check(engine),
-        }
     }
 }
 
@@ -122,32 +112,28 @@ fn of_documents<E: Engine>(engine: &E, runners_up: bool) {
     let medium = documents(&[2311, 37, 605], 2048, [1, 1, 2953, 8], F32);
     let device = documents(&[2311, 37, 3605, 1], 2048, [2, 1, 5954, 32], F32);
     let cases = E::cases_or_device(small, [medium], [device]);
-    check_documents(engine, cases, runners_up);
+    check(engine, cases, runners_up);
 }
 
 /// Ends that nothing bounds: all keys at once, in turns, in waves whose survivors die two positions later.
 fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCase> {
     let (middle, wave) = (k_len * 2 / 3 + 5, k_len / 5 + 3);
     let all = |_: usize, _: usize| middle;
-    let two = |head: usize, key: usize| {
-        if (key + head).is_multiple_of(3) {
-            middle + 2
-        } else {
-            middle
-        }
+    let two = |head: usize, key: usize| match (key + head).is_multiple_of(3) {
+        true => middle + 2,
+        false => middle,
     };
     let waves = |head: usize, key: usize| (key / wave + 1) * wave + 7 * (key % 2) + head;
-    vec![
-        given(k_len, sizes, element, "all die at once", all),
-        given(
-            k_len,
-            sizes,
-            element,
-            "nearly all die at two positions",
-            two,
-        ),
-        given(k_len, sizes, element, "waves of deaths", waves),
-    ]
+    let all = given(k_len, sizes, element, "all die at once", all);
+    let two = given(
+        k_len,
+        sizes,
+        element,
+        "nearly all die at two positions",
+        two,
+    );
+    let waves = given(k_len, sizes, element, "waves of deaths", waves);
+    [all, two, waves].map(with_runners_up).into()
 }
 
 fn of_deaths<E: Engine>(engine: &E, runners_up: bool) {
@@ -157,7 +143,7 @@ fn of_deaths<E: Engine>(engine: &E, runners_up: bool) {
     let device = deaths(4400, [2, 1, 4400, 8], F32).into_iter().take(1);
     let medium = medium.chain(fewer_queries());
     let cases = E::cases_or_device(small, medium, device.chain(fewer_queries()));
-    check_deaths(engine, cases, runners_up);
+    check(engine, cases, runners_up);
 }
 
 fn one_query_position_without_causal_masking<E: Engine>(engine: &E) {
@@ -176,21 +162,18 @@ fn of_documents_in_16_bits<E: Engine>(engine: &E, runners_up: bool) {
         documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 64], F16),
     ];
     let cases = E::cases_or_device([small], [medium], device);
-    check_documents(engine, cases, runners_up);
+    check(engine, cases, runners_up);
 }
 
 fn narrow_deaths<E: Engine>(engine: &E, runners_up: bool) {
     let small = deaths(190, [2, 1, 190, 32], Bf16).into_iter().take(1);
     let medium = deaths(900, [2, 1, 900, 64], F16);
     let device = deaths(3300, [2, 1, 3300, 64], Bf16);
-    check_deaths(
-        engine,
-        E::cases_or_device(small, medium, device),
-        runners_up,
-    );
+    let cases = E::cases_or_device(small, medium, device);
+    check(engine, cases, runners_up);
 }
 
 fn wide_deaths<E: Engine>(engine: &E, runners_up: bool) {
     let cases = E::cases([], [], deaths(3000, [2, 1, 1700, 128], F16));
-    check_deaths(engine, cases, runners_up);
+    check(engine, cases, runners_up);
 }

@@ -81,12 +81,9 @@ fn of_little_weight_beside_much<E: Engine>(engine: &E) {
             (wide(3, 1191, 894).full().deviation(0.1), 1),
         ],
     );
+    let how = LeaveOneOut::new(10.0).expect("enough");
     for runners in cases {
-        check(
-            engine,
-            &runners,
-            Some(LeaveOneOut::new(10.0).expect("enough")),
-        );
+        check(engine, &runners, Some(how));
     }
 }
 

@@ -1,6 +1,5 @@
 //! `burn_flash_dma::testing::check_gradients`, which users run on their own shapes.
 
-use burn::tensor::Device;
 use burn_flash_dma::testing::{GradientCheck, GradientError, check_gradients, try_check_gradients};
 use flash_dma_tests::prelude::*;
 
@@ -21,8 +20,8 @@ fn problem(
 }
 
 fn good_gradients_pass<B: Backend>(burn: &Burn<B>) {
-    use ElementType::{Bf16, F16, F32};
     let window = |w| AttentionOptions::new().with_keep_window(w);
+    let (capped, full) = (window(9).with_softcap(2.0), window(20).with_causal(false));
     let mut problems = vec![problem([1, 2, 5, 16], [1, 1, 40, 16], F32, window(7))];
     if B::SIZE > Size::Small {
         problems.extend([
@@ -30,19 +29,9 @@ fn good_gradients_pass<B: Backend>(burn: &Burn<B>) {
             problem([2, 12, 3, 64], [2, 3, 1773, 64], F16, window(728)),
             problem([1, 3, 60, 64], [1, 1, 900, 64], Bf16, window(100)),
             problem([2, 4, 257, 32], [2, 2, 257, 32], Bf16, window(31)),
-            problem(
-                [1, 2, 90, 24],
-                [1, 2, 50, 24],
-                F32,
-                window(9).with_softcap(2.0),
-            ),
+            problem([1, 2, 90, 24], [1, 2, 50, 24], F32, capped),
             problem([1, 2, 33, 32], [1, 1, 70, 32], F32, AttentionOptions::new()),
-            problem(
-                [1, 2, 64, 32],
-                [1, 1, 64, 32],
-                F32,
-                window(20).with_causal(false),
-            ),
+            problem([1, 2, 64, 32], [1, 1, 64, 32], F32, full),
         ]);
     }
     for problem in problems {
@@ -76,8 +65,7 @@ fn what_cannot_be_checked_is_refused<B: Backend>(burn: &Burn<B>) {
     // The fields are public, so a problem may be spoiled.
     let mut spoiled = problem([1, 2, 5, 16], [1, 1, 40, 16], F32, options);
     spoiled.window = 0;
-    let device: &Device = burn.device();
-    let error = try_check_gradients(&spoiled, device).unwrap_err();
+    let error = try_check_gradients(&spoiled, burn.device()).unwrap_err();
     assert!(
         matches!(error, GradientError::Refused(AttentionError::ZeroWindow)),
         "{error}"

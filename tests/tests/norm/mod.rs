@@ -147,11 +147,8 @@ fn layouts<E: NormEngine>(engine: &E) {
                 let problem = head_problem(shape, true, Some(3), element);
                 check_heads(engine, problem, layout);
             }
-            check_heads(
-                engine,
-                head_problem(shape, false, Some(3), element),
-                Layout::Padded,
-            );
+            let problem = head_problem(shape, false, Some(3), element);
+            check_heads(engine, problem, Layout::Padded);
         }
     }
 }
@@ -172,34 +169,21 @@ fn epsilons<E: NormEngine>(engine: &E) {
 /// A row that is not a number makes its own outputs and gradients NaN, those of gamma, and nothing else.
 fn not_a_number<E: NormEngine>(engine: &E) {
     for element in E::cases([F32], [Bf16], []) {
-        let mut inputs = Norm::random(head_problem([2, 9, 2, 16], true, Some(0), element), 3);
-        inputs.x[5 * 16 + 3] = f64::NAN;
-        check(engine, &inputs, Operation::Heads, Layout::Contiguous);
-        let mut inputs = Norm::random(head_problem([2, 9, 2, 16], false, Some(0), element), 3);
-        inputs.x[5 * 16 + 3] = f64::NAN;
-        check(engine, &inputs, Operation::Heads, Layout::Contiguous);
+        for norm in [true, false] {
+            let mut inputs = Norm::random(head_problem([2, 9, 2, 16], norm, Some(0), element), 3);
+            inputs.x[5 * 16 + 3] = f64::NAN;
+            check(engine, &inputs, Operation::Heads, Layout::Contiguous);
+        }
     }
 }
 
 /// No rows: an empty result, and zeros for gamma.
 fn nothing<E: NormEngine>(engine: &E) {
-    for (problem, operation) in [
-        (row_problem(0, 24, F32), Operation::Rows),
-        (
-            head_problem([2, 0, 3, 8], true, Some(0), F32),
-            Operation::Heads,
-        ),
-        (
-            head_problem([0, 4, 3, 8], false, Some(0), F32),
-            Operation::Heads,
-        ),
-    ] {
-        check(
-            engine,
-            &Norm::random(problem, 1),
-            operation,
-            Layout::Contiguous,
-        );
+    let none = Norm::random(row_problem(0, 24, F32), 1);
+    check(engine, &none, Operation::Rows, Layout::Contiguous);
+    for (shape, norm) in [([2, 0, 3, 8], true), ([0, 4, 3, 8], false)] {
+        let none = Norm::random(head_problem(shape, norm, Some(0), F32), 1);
+        check(engine, &none, Operation::Heads, Layout::Contiguous);
     }
 }
 

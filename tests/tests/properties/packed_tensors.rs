@@ -135,9 +135,8 @@ fn random_problems<B: Backend>(burn: &Burn<B>) {
             false => (1 + rng.below(90), 1 + rng.below(3)),
         };
         let mut case = Case::new(q_len, k_len).heads(kv_heads * group, kv_heads);
-        case = case
-            .dim([8, 16, 40][rng.below(3)])
-            .element(TYPES[rng.below(3)]);
+        case = case.dim([8, 16, 40][rng.below(3)]);
+        case = case.element(TYPES[rng.below(3)]);
         case = match rng.below(3) {
             0 => case.plain(),
             _ => case.window(1 + rng.below(k_len)),

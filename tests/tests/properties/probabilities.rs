@@ -114,10 +114,8 @@ fn random_problems<B: Backend>(burn: &Burn<B>) {
         let (q_len, k_len) = (1 + rng.below(90), 1 + rng.below(90));
         let (kv_heads, group) = (1 + rng.below(3), 1 + rng.below(3));
         let mut case = Case::new(q_len, k_len).heads(kv_heads * group, kv_heads);
-        let elements = [F32, F16, Bf16];
-        case = case
-            .dim([8, 16, 40][rng.below(3)])
-            .element(elements[rng.below(3)]);
+        case = case.dim([8, 16, 40][rng.below(3)]);
+        case = case.element(TYPES[rng.below(3)]);
         case = match rng.below(3) {
             0 => case.plain(),
             _ => case.window(1 + rng.below(k_len)),
@@ -137,29 +135,22 @@ fn a_few_rows<B: Backend>(burn: &Burn<B>) {
 fn masks_biases_and_plans<B: Backend>(burn: &Burn<B>) {
     let sizes = [2, 4, 2, 21, 75, 16];
     let rows = [20, 0, 7];
-    for (mask, bias, causal) in [
-        (
-            Some(([2, 4, 21, 75], Pattern::Random(0.3))),
-            Some([2, 4, 21, 75]),
-            false,
-        ),
-        (
-            Some(([1, 2, 21, 75], Pattern::Tiles(16, 64))),
-            Some([1, 2, 1, 75]),
-            true,
-        ),
-        (Some(([2, 1, 1, 75], Pattern::Random(0.5))), None, true),
-        (
-            Some(([1, 1, 21, 1], Pattern::Random(0.5))),
-            Some([1, 1, 21, 1]),
-            false,
-        ),
-        (None, Some([1, 4, 21, 75]), true),
-        (Some(([1, 1, 21, 75], Pattern::Nothing)), None, false),
+    let case = |causal| MaskedCase::new(sizes).causal(causal);
+    let (some, half) = (Pattern::Random(0.3), Pattern::Random(0.5));
+    let tiles = case(true).mask([1, 2, 21, 75], Pattern::Tiles(16, 64));
+    for case in [
+        case(false).mask([2, 4, 21, 75], some).bias([2, 4, 21, 75]),
+        tiles.bias([1, 2, 1, 75]),
+        case(true).mask([2, 1, 1, 75], half),
+        case(false).mask([1, 1, 21, 1], half).bias([1, 1, 21, 1]),
+        case(true).bias([1, 4, 21, 75]),
+        case(false).mask([1, 1, 21, 75], Pattern::Nothing),
     ] {
         for hidden in [false, true] {
-            let mut case = MaskedCase::new(sizes).causal(causal);
-            (case.mask, case.bias, case.hidden) = (mask, bias, hidden);
+            let case = MaskedCase {
+                hidden,
+                ..case.clone()
+            };
             let (inputs, p) = (case.inputs(), case.problem());
             let device = burn.device();
             let [q, k, v] = tensors::rows(&p, [&inputs.q, &inputs.k, &inputs.v], device);
@@ -182,13 +173,9 @@ fn masks_biases_and_plans<B: Backend>(burn: &Burn<B>) {
             let what = format!("{} at {case:?}", Burn::<B>::NAME);
             check(masked.probabilities(&rows), &exact, &what);
             if let Some(mask) = mask {
-                let plan = TilePlan::new(mask, [p.q_len, p.k_len], causal);
-                let planned = attention.plan(&plan);
-                check(
-                    planned.probabilities(&rows),
-                    &exact,
-                    &format!("a plan, {what}"),
-                );
+                let plan = TilePlan::new(mask, [p.q_len, p.k_len], p.causal);
+                let planned = attention.plan(&plan).probabilities(&rows);
+                check(planned, &exact, &format!("a plan, {what}"));
             }
         }
     }
@@ -221,7 +208,6 @@ fn a_rule_selects_the_keys<B: Backend>(burn: &Burn<B>) {
 
 /// Those of each document alone, whatever computes them.
 fn documents<B: Backend>(burn: &Burn<B>) {
-    let lengths = [30, 0, 25];
     let documents = Documents::try_from_cu_seqlens(&[0, 30, 30, 55]).expect("rising");
     let rows = [29, 30, 54];
     let case = Case::new(55, 55).heads(4, 2);
@@ -236,22 +222,16 @@ fn documents<B: Backend>(burn: &Burn<B>) {
     let scores = scores.narrow(0, 0, 1).squeeze_dim::<2>(0).swap_dims(0, 1);
     let call = PackedAttention::new(q.clone(), k.clone(), v.clone(), &documents);
     let alone = |at: usize, options: AttentionOptions, scored: bool| {
-        let (start, len) = if at < 30 {
-            (0, lengths[0])
-        } else {
-            (30, lengths[2])
-        };
+        let (start, len) = if at < 30 { (0, 30) } else { (30, 25) };
         let part = |x: &Tensor<3>| {
             let x = x.clone().narrow(0, start, len);
             x.swap_dims(0, 1).unsqueeze_dim::<4>(0)
         };
         let attention = Attention::new(part(&q), part(&k), part(&v)).options(options);
-        let p = if scored {
-            let z = scores.clone().narrow(0, start, len).swap_dims(0, 1);
-            let attention = attention.scores(z.unsqueeze_dim(0));
-            attention.probabilities(&[at - start])
-        } else {
-            attention.probabilities(&[at - start])
+        let z = scores.clone().narrow(0, start, len).swap_dims(0, 1);
+        let p = match scored {
+            true => (attention.scores(z.unsqueeze_dim(0))).probabilities(&[at - start]),
+            false => attention.probabilities(&[at - start]),
         };
         let p: Vec<f32> = p.into_data_as::<f32>().iter().collect();
         (start, len, p)

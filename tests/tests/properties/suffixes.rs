@@ -20,9 +20,15 @@ every_engine!(
     gradients_of_pieces_add_up_without_scores,
 );
 
-/// A sequence of as many tokens, of which the window keeps some; the batch and its heads.
-fn sequence(len: usize, window: usize, batch: usize, heads: [usize; 2]) -> Case {
+/// A sequence of as many tokens, of which the window keeps some; the batch, its heads, their dimension and type.
+fn sequence(
+    [len, window, batch]: [usize; 3],
+    heads: [usize; 2],
+    dim: usize,
+    element: ElementType,
+) -> Case {
     let case = Case::new(len, len).window(window).heads(heads[0], heads[1]);
+    let case = case.dim(dim).element(element);
     Case { batch, ..case }
 }
 
@@ -127,35 +133,20 @@ fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
 /// rest come from few rows.
 fn suffixes<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     let mut cases = E::cases(
-        [(sequence(50, 18, 2, [2, 1]), vec![1, 7, 30])],
+        [(sequence([50, 18, 2], [2, 1], 16, F32), vec![1, 7, 30])],
         [
-            (sequence(300, 110, 1, [4, 2]).dim(64), vec![3, 200]),
-            (
-                sequence(333, 100, 2, [3, 1]).dim(64).element(Bf16),
-                vec![1, 64, 150],
-            ),
-            (
-                sequence(290, 250, 1, [2, 2]).dim(128).element(F16),
-                vec![3, 65],
-            ),
+            (sequence([300, 110, 1], [4, 2], 64, F32), vec![3, 200]),
+            (sequence([333, 100, 2], [3, 1], 64, Bf16), vec![1, 64, 150]),
+            (sequence([290, 250, 1], [2, 2], 128, F16), vec![3, 65]),
         ],
         [
+            (sequence([1773, 728, 2], [12, 3], 64, F16), vec![1, 3, 64]),
             (
-                sequence(1773, 728, 2, [12, 3]).dim(64).element(F16),
-                vec![1, 3, 64],
-            ),
-            (
-                sequence(1773, 728, 1, [1, 1]).dim(128).element(Bf16),
+                sequence([1773, 728, 1], [1, 1], 128, Bf16),
                 vec![3, 65, 700],
             ),
-            (
-                sequence(2500, 100, 1, [4, 2]).dim(64).element(Bf16),
-                vec![7, 130],
-            ),
-            (
-                sequence(4096, 1500, 1, [2, 1]).dim(128).element(F16),
-                vec![16, 300],
-            ),
+            (sequence([2500, 100, 1], [4, 2], 64, Bf16), vec![7, 130]),
+            (sequence([4096, 1500, 1], [2, 1], 128, F16), vec![16, 300]),
         ],
     );
     if E::SIZE == Size::Large {
@@ -253,27 +244,15 @@ fn adds_up<E: Engine>(engine: &E, case: &Case, cuts: &[usize]) {
 fn pieces<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     let long = [1773 - 767, 1773 - 67, 1773 - 3];
     E::cases(
-        [(sequence(40, 15, 1, [2, 1]), vec![27, 37])],
+        [(sequence([40, 15, 1], [2, 1], 16, F32), vec![27, 37])],
         [
-            (sequence(300, 110, 1, [4, 2]).dim(64), vec![33, 233, 297]),
-            (
-                sequence(333, 100, 2, [3, 1]).dim(64).element(Bf16),
-                vec![180, 332],
-            ),
-            (
-                sequence(290, 60, 1, [2, 2]).dim(128).element(F16),
-                vec![64, 128, 285],
-            ),
+            (sequence([300, 110, 1], [4, 2], 64, F32), vec![33, 233, 297]),
+            (sequence([333, 100, 2], [3, 1], 64, Bf16), vec![180, 332]),
+            (sequence([290, 60, 1], [2, 2], 128, F16), vec![64, 128, 285]),
         ],
         [
-            (
-                sequence(1773, 728, 1, [4, 2]).dim(64).element(F16),
-                long.into(),
-            ),
-            (
-                sequence(1773, 728, 2, [1, 1]).dim(128).element(Bf16),
-                long.into(),
-            ),
+            (sequence([1773, 728, 1], [4, 2], 64, F16), long.into()),
+            (sequence([1773, 728, 2], [1, 1], 128, Bf16), long.into()),
         ],
     )
 }
