@@ -7,9 +7,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, RunnersUp, Selection};
 use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_learnable_sink, try_select};
-use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule,
-};
+use flash_dma_problem::{AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule};
 use std::marker::PhantomData;
 
 /// A Burn backend and its device.
@@ -103,9 +101,8 @@ fn place<const R: usize, K: Basic>(
 
 /// The tensors of a call.
 struct Tensors {
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
+    /// q, k and v.
+    rows: [Tensor<4>; 3],
     scores: Option<Tensor<3>>,
     sink: Option<Tensor<1>>,
 }
@@ -113,9 +110,7 @@ struct Tensors {
 impl Tensors {
     fn new(call: &Call, device: &Device) -> Self {
         Self {
-            q: upload(&call.q, device),
-            k: upload(&call.k, device),
-            v: upload(&call.v, device),
+            rows: [&call.q, &call.k, &call.v].map(|raw| upload(raw, device)),
             scores: call.scores.as_ref().map(|z| upload(z, device)),
             sink: (call.sink.as_ref()).map(|logits| floats(logits, [logits.len()], device)),
         }
@@ -123,9 +118,7 @@ impl Tensors {
 
     fn tracked(self) -> Self {
         Self {
-            q: self.q.require_grad(),
-            k: self.k.require_grad(),
-            v: self.v.require_grad(),
+            rows: self.rows.map(Tensor::require_grad),
             scores: self.scores.map(Tensor::require_grad),
             sink: self.sink.map(Tensor::require_grad),
         }
@@ -143,12 +136,12 @@ impl Tensors {
         if let Some(far) = &call.far {
             return Ok(self.forward_with_runners_up(call, far));
         }
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        let [q, k, v] = self.rows.clone();
         let attention = Attention::new(q, k, v).options(options(call));
         let results = match self.scores.clone() {
             None => attention.try_forward_with_lse(),
             Some(z) if call.given => {
-                let intervals = given(call, &z.device())?;
+                let intervals = Intervals::try_from_tensor(pairs(call, &z.device()))?;
                 let attention = attention.scores(z).intervals(&intervals);
                 attention.try_forward_with_lse()
             }
@@ -170,7 +163,7 @@ impl Tensors {
             keep_window: None,
             ..options(call)
         };
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        let [q, k, v] = self.rows.clone();
         let attention = Attention::new(q, k, v).scores(scores);
         let attention = attention.intervals(&intervals).options(options);
         Ok(attention.try_forward_with_lse()?)
@@ -179,7 +172,7 @@ impl Tensors {
     /// By the operation below the `Tensor` API, which takes any `far`.
     fn forward_with_runners_up(&self, call: &Call, far: &[u32]) -> (Tensor<4>, Tensor<3>) {
         let p = &call.problem;
-        let device = self.q.device();
+        let device = self.rows[0].device();
         let of_keys = |positions: &[u32]| {
             let positions = positions.iter().map(|&position| position as i32);
             let positions = TensorData::new(positions.collect::<Vec<_>>(), p.scores_shape());
@@ -203,7 +196,7 @@ impl Tensors {
             },
             scores: scores.into_dispatch(),
         };
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.clone().into_dispatch());
+        let [q, k, v] = self.rows.clone().map(Tensor::into_dispatch);
         let (out, lse) = Dispatch::dynamic_mask_forward_with_lse(q, k, v, selection, *p);
         (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
     }
@@ -247,11 +240,6 @@ fn pairs(call: &Call, device: &Device) -> Tensor<4, Int> {
     let words = intervals.flat_map(|i| [i.first as i32, i.end as i32]);
     let data = TensorData::new(words.collect::<Vec<_>>(), call.problem.intervals_shape());
     Tensor::from_data(data, (device, DType::I32))
-}
-
-/// The given intervals of a call.
-fn given(call: &Call, device: &Device) -> Result<Intervals, AttentionError> {
-    Intervals::try_from_tensor(pairs(call, device))
 }
 
 impl<B: Backend> Engine for Burn<B> {
@@ -334,10 +322,11 @@ impl Tensors {
     /// The results, and the gradients of the tracked tensors.
     fn backward(&self, call: &Call, results: (Tensor<4>, Tensor<3>)) -> (Outputs, Gradients) {
         let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
+        let [q, k, v] = self.rows.each_ref().map(|x| grad(x, &grads));
         let gradients = Gradients {
-            q: grad(&self.q, &grads),
-            k: grad(&self.k, &grads),
-            v: grad(&self.v, &grads),
+            q,
+            k,
+            v,
             scores: self.scores.as_ref().map(|z| grad(z, &grads)),
             sink: self.sink.as_ref().map(|logits| grad(logits, &grads)),
             ..Gradients::default()

@@ -1,6 +1,6 @@
 //! The smallest problem that still fails.
 
-use super::spec::{By, Decoding, Parts, Place, Selecting, Spec, Store, What};
+use super::spec::{Axes, By, Decoding, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
 use flash_dma_problem::{ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
@@ -10,21 +10,17 @@ use std::time::{Duration, Instant};
 pub fn shrink(spec: &Spec, limit: Duration, mut fails: impl FnMut(&Spec) -> bool) -> Spec {
     let start = Instant::now();
     let mut least = spec.clone();
-    loop {
-        let mut found = None;
+    'shrinking: loop {
         for simpler in simpler(&least) {
             if start.elapsed() > limit {
                 return least;
             }
             if fails(&simpler) {
-                found = Some(simpler);
-                break;
+                least = simpler;
+                continue 'shrinking;
             }
         }
-        match found {
-            Some(simpler) => least = simpler,
-            None => return least,
-        }
+        return least;
     }
 }
 
@@ -109,28 +105,28 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
             with(&scored(*window, Scores::Normal, *selecting));
             with(&scored(*window, Scores::AllEqual, *selecting));
         }
-        What::Masked { mask, bias, hidden } => {
-            let masked = |mask, bias, hidden| {
-                move |s: &mut Spec| s.what = What::Masked { mask, bias, hidden }
+        What::Masked { .. } => {
+            type Mask = Option<(Axes, Pattern)>;
+            type Bias = Option<(Axes, bool)>;
+            let mut masked = |change: &dyn Fn(&mut Mask, &mut Bias, &mut bool)| {
+                with(&|s| {
+                    if let What::Masked { mask, bias, hidden } = &mut s.what {
+                        change(mask, bias, hidden);
+                    }
+                });
             };
-            with(&masked(None, *bias, false));
-            with(&masked(*mask, None, *hidden));
-            with(&masked(*mask, *bias, false));
-            with(&masked(*mask, bias.map(|(axes, _)| (axes, false)), *hidden));
-            if let Some((axes, _)) = mask {
-                with(&masked(Some((*axes, Pattern::Random(0.5))), *bias, *hidden));
-            }
+            masked(&|mask, _, hidden| (*mask, *hidden) = (None, false));
+            masked(&|_, bias, _| *bias = None);
+            masked(&|_, _, hidden| *hidden = false);
+            masked(&|_, bias, _| bias.iter_mut().for_each(|(_, padded)| *padded = false));
+            masked(&|mask, _, _| {
+                mask.iter_mut()
+                    .for_each(|(_, of)| *of = Pattern::Random(0.5))
+            });
             for axis in 0..4 {
-                with(&masked(
-                    mask.map(|(axes, p)| (axes.without(axis), p)),
-                    *bias,
-                    *hidden,
-                ));
-                with(&masked(
-                    *mask,
-                    bias.map(|(axes, p)| (axes.without(axis), p)),
-                    *hidden,
-                ));
+                let broadcast = |axes: &mut Axes| *axes = axes.without(axis);
+                masked(&|mask, _, _| mask.iter_mut().for_each(|(axes, _)| broadcast(axes)));
+                masked(&|_, bias, _| bias.iter_mut().for_each(|(axes, _)| broadcast(axes)));
             }
         }
         What::Decoded(decoding) => {
@@ -176,28 +172,23 @@ fn simpler_selecting(selecting: &Selecting) -> Vec<Selecting> {
     match selecting.by {
         By::Ends(_) => with(&|s| s.by = By::default()),
         By::Rank(parts) => {
-            let mut with = |parts: Parts| with(&|s| s.by = By::Rank(parts));
-            with(Parts { recent: 0, ..parts });
-            with(Parts { sinks: 0, ..parts });
-            with(Parts {
-                narrower: 0,
-                ..parts
-            });
-            with(Parts {
-                documents: None,
-                ..parts
-            });
-            for recent in less(parts.recent) {
-                with(Parts { recent, ..parts });
+            let mut with = |change: &dyn Fn(&mut Parts)| {
+                let mut simpler = parts;
+                change(&mut simpler);
+                with(&|s| s.by = By::Rank(simpler));
+            };
+            with(&|parts| parts.recent = 0);
+            with(&|parts| parts.sinks = 0);
+            with(&|parts| parts.narrower = 0);
+            with(&|parts| parts.documents = None);
+            for n in less(parts.recent) {
+                with(&|parts| parts.recent = n);
             }
-            for sinks in less(parts.sinks) {
-                with(Parts { sinks, ..parts });
+            for n in less(parts.sinks) {
+                with(&|parts| parts.sinks = n);
             }
-            for length in less(parts.documents.unwrap_or(0)) {
-                with(Parts {
-                    documents: Some(length),
-                    ..parts
-                });
+            for n in less(parts.documents.unwrap_or(0)) {
+                with(&|parts| parts.documents = Some(n));
             }
         }
     }

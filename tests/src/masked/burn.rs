@@ -11,9 +11,8 @@ use flash_dma_problem::{AttentionError, PlanGeometry};
 
 /// The tensors of a call.
 struct Tensors {
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
+    /// q, k and v.
+    rows: [Tensor<4>; 3],
     mask: Option<AttentionMask>,
     bias: Option<Tensor<4>>,
 }
@@ -21,28 +20,23 @@ struct Tensors {
 impl Tensors {
     fn new(call: &MaskedCall, device: &Device) -> Self {
         Self {
-            q: upload(&call.q, device),
-            k: upload(&call.k, device),
-            v: upload(&call.v, device),
+            rows: [&call.q, &call.k, &call.v].map(|raw| upload(raw, device)),
             mask: mask(call, device),
             bias: call.bias.as_ref().map(|bias| upload(bias, device)),
         }
     }
 
     fn tracked(self, call: &MaskedCall) -> Self {
+        let learns = call.grad_bias.is_some();
         Self {
-            q: self.q.require_grad(),
-            k: self.k.require_grad(),
-            v: self.v.require_grad(),
+            rows: self.rows.map(Tensor::require_grad),
             mask: self.mask,
-            bias: self
-                .bias
-                .map(|bias| bias.set_require_grad(call.grad_bias.is_some())),
+            bias: self.bias.map(|bias| bias.set_require_grad(learns)),
         }
     }
 
     fn attend(&self, call: &MaskedCall) -> Result<(Tensor<4>, Tensor<3>), Refused> {
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        let [q, k, v] = self.rows.clone();
         let attention = MaskedAttention::new(q, k, v).mask(self.mask.clone());
         let attention = attention.bias(self.bias.clone()).options(call.options());
         Ok(attention.try_forward_with_lse()?)
@@ -80,10 +74,11 @@ impl<B: Backend> MaskedEngine for Burn<B> {
         let results = tensors.attend(call)?;
         let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
         let bias = tensors.bias.as_ref().filter(|_| call.grad_bias.is_some());
+        let [q, k, v] = tensors.rows.each_ref().map(|x| grad(x, &grads));
         let gradients = Gradients {
-            q: grad(&tensors.q, &grads),
-            k: grad(&tensors.k, &grads),
-            v: grad(&tensors.v, &grads),
+            q,
+            k,
+            v,
             bias: bias.map(|bias| grad(bias, &grads)),
             ..Gradients::default()
         };
@@ -103,7 +98,7 @@ impl<B: Backend> Burn<B> {
         tensors.bias = tensors.bias.map(Tensor::require_grad);
         let results = tensors.attend(call).expect("a good case");
         let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
-        for rows in [&tensors.q, &tensors.k, &tensors.v] {
+        for rows in &tensors.rows {
             assert!(rows.grad(&grads).is_none(), "a tensor that is not tracked");
         }
         grad(&tensors.bias.expect("there is a bias"), &grads)
@@ -112,16 +107,10 @@ impl<B: Backend> Burn<B> {
     /// The outputs of two calls with one plan of the mask.
     pub fn twice_with_plan(&self, call: &MaskedCall) -> [Vec<f64>; 2] {
         let p = &call.problem.attention;
-        let Tensors {
-            q,
-            k,
-            v,
-            mask,
-            bias,
-        } = Tensors::new(call, &self.device);
+        let Tensors { rows, mask, bias } = Tensors::new(call, &self.device);
         let plan = TilePlan::new(mask.expect("there is a mask"), [p.q_len, p.k_len], p.causal);
         [(); 2].map(|()| {
-            let (q, k, v) = (q.clone(), k.clone(), v.clone());
+            let [q, k, v] = rows.clone();
             let attention = MaskedAttention::new(q, k, v).plan(&plan).bias(bias.clone());
             values(attention.options(call.options()).forward())
         })
