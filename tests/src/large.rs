@@ -6,7 +6,8 @@ use crate::engines::buffers::{Output, contiguous};
 use crate::engines::kernels::{Kernels, Ran, Target, planned};
 use cubecl::prelude::*;
 use flash_dma_kernels as engine;
-use flash_dma_problem::{ElementType, Problem, memory::Passes};
+use flash_dma_problem::ElementType::{self, F32};
+use flash_dma_problem::{Problem, memory::Passes};
 use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT};
 use flash_dma_reference::sampled::{SampledKeys, Source, attended_keys, spread};
@@ -81,6 +82,11 @@ struct Read {
 }
 
 impl Read {
+    /// What reads rows as long as they are asked for.
+    fn rows(&self) -> impl Fn(usize, &mut [f64]) + Sync {
+        |row, into| self.row(row, into)
+    }
+
     /// Row `row` of rows as long as `into`.
     fn row(&self, row: usize, into: &mut [f64]) {
         let size = self.element.size();
@@ -164,7 +170,7 @@ impl<T: Target> Kernels<T> {
         let selection = scores.as_ref().map(|values| {
             let scores = self.buffer(bytemuck::cast_slice(values));
             let scores = contiguous(&scores, &p.scores_shape());
-            let intervals = self.unwritten(&p.intervals_shape(), ElementType::F32);
+            let intervals = self.unwritten(&p.intervals_shape(), F32);
             let (given, to) = (scores.clone(), intervals.binding());
             engine::select(client, given, p.window, to).expect("a selection");
             let intervals = intervals.binding();
@@ -184,8 +190,7 @@ impl<T: Target> Kernels<T> {
         let saved = forwarded.saved(grad_out, None);
         let grad_q = self.unwritten(&rows, p.element);
         let [grad_k, grad_v] = [(); 2].map(|()| self.unwritten(&keys, p.element));
-        let grad_scores =
-            (p.has_scores).then(|| self.unwritten(&p.scores_shape(), ElementType::F32));
+        let grad_scores = (p.has_scores).then(|| self.unwritten(&p.scores_shape(), F32));
         let grads = engine::Gradients {
             q: grad_q.binding(),
             k: grad_k.binding(),
@@ -214,13 +219,11 @@ impl<T: Target> Kernels<T> {
         } = forwarded;
         let (out, lse) = (self.read_back(out), self.read_back(lse));
         let sampled = source.rows(&source.choose_rows(HEADS, ROWS, &mut rng));
-        let read = |row: usize, into: &mut [f64]| out.row(row, into);
-        worst.note(sampled.out.compare("out", &rows, &read, p.element, OUTPUT));
-        let read = |row: usize, into: &mut [f64]| lse.row(row, into);
-        worst.note(sampled.lse.compare_lse(&p.lse_shape(), &read));
-        let grad_q = self.read_back(grad_q);
-        let read = |row: usize, into: &mut [f64]| grad_q.row(row, into);
-        worst.note(sampled.q.compare("dq", &rows, &read, p.element, GRADIENT));
+        let of_out = &sampled.out;
+        worst.note(of_out.compare("out", &rows, &out.rows(), p.element, OUTPUT));
+        worst.note(sampled.lse.compare_lse(&p.lse_shape(), &lse.rows()));
+        let (of_q, grad_q) = (&sampled.q, self.read_back(grad_q));
+        worst.note(of_q.compare("dq", &rows, &grad_q.rows(), p.element, GRADIENT));
         drop(grad_q);
 
         let residual = residual.map(|residual| self.read_back(residual));
@@ -236,7 +239,7 @@ impl<T: Target> Kernels<T> {
         let mut sampled: Option<SampledKeys> = None;
         for head in spread(p.batch * p.kv_heads, HEADS, &mut rng) {
             let chosen = attended_keys(&source.intervals(head), KEYS, &mut rng);
-            let of_head = source.keys(head, &chosen, &precise, &|row, into| lse.row(row, into));
+            let of_head = source.keys(head, &chosen, &precise, &lse.rows());
             match &mut sampled {
                 Some(sampled) => sampled.append(of_head),
                 None => sampled = Some(of_head),
@@ -245,14 +248,12 @@ impl<T: Target> Kernels<T> {
         let sampled = sampled.expect("there is a head");
         for (name, sampled, output) in [("dk", &sampled.k, grad_k), ("dv", &sampled.v, grad_v)] {
             let output = self.read_back(output);
-            let read = |row: usize, into: &mut [f64]| output.row(row, into);
-            worst.note(sampled.compare(name, &keys, &read, p.element, GRADIENT));
+            worst.note(sampled.compare(name, &keys, &output.rows(), p.element, GRADIENT));
         }
         if let (Some(sampled), Some(output)) = (&sampled.scores, grad_scores) {
-            let output = self.read_back(output);
-            let read = |row: usize, into: &mut [f64]| output.row(row, into);
-            let shape = p.scores_shape();
-            worst.note(sampled.compare("dscores", &shape, &read, ElementType::F32, GRADIENT));
+            let (shape, output) = (p.scores_shape(), self.read_back(output));
+            let result = sampled.compare("dscores", &shape, &output.rows(), F32, GRADIENT);
+            worst.note(result);
         }
         assert!(
             worst.0.is_empty(),
@@ -278,7 +279,7 @@ impl Worst {
 /// The pattern is the same on the device and the host, and its rows are not alike.
 pub fn check_pattern<T: Target>(kernels: &Kernels<T>, rows: Range<usize>) {
     let (len, width) = (rows.end, 8);
-    let tensor = kernels.filled([1, 1, len, width], ElementType::F32, SEEDS[0]);
+    let tensor = kernels.filled([1, 1, len, width], F32, SEEDS[0]);
     let bytes = kernels.read_bytes(&tensor, 4);
     let device: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
     let mut all = Vec::new();

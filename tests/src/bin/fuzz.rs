@@ -63,8 +63,7 @@ const ENGINES: &[Entry] = &[
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.is_empty() || args.iter().any(|arg| arg == "--help") {
-        let names: Vec<&str> = ENGINES.iter().map(|(name, _)| *name).collect();
-        print!("{HELP}\nEngines of this build: {}\n", names.join(", "));
+        print!("{HELP}\nEngines of this build: {}\n", names());
         return ExitCode::SUCCESS;
     }
     match Options::parse(args).and_then(|options| run(&options)) {
@@ -77,13 +76,16 @@ fn main() -> ExitCode {
     }
 }
 
+fn names() -> String {
+    let names: Vec<&str> = ENGINES.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
 fn run(options: &Options) -> Result<bool, String> {
-    let engine = ENGINES.iter().find(|(name, _)| *name == options.engine());
-    let (_, run) = engine.ok_or_else(|| {
-        let names: Vec<&str> = ENGINES.iter().map(|(name, _)| *name).collect();
-        let (name, names) = (options.engine(), names.join(", "));
-        format!("this build has no engine `{name}`, only {names}")
-    })?;
+    let wanted = options.engine();
+    let engine = ENGINES.iter().find(|(name, _)| *name == wanted);
+    let none = || format!("this build has no engine `{wanted}`, only {}", names());
+    let (_, run) = engine.ok_or_else(none)?;
     run(options)
 }
 
@@ -93,10 +95,9 @@ struct Options(Vec<(String, String)>);
 impl Options {
     fn parse(args: Vec<String>) -> Result<Self, String> {
         let is_known = |name: &str| {
-            let mut listed = HELP
-                .lines()
-                .filter_map(|line| line.split_whitespace().next());
-            name.starts_with("--") && listed.any(|listed| listed == name)
+            let mut lines = HELP.lines();
+            let lists = |line: &str| line.split_whitespace().next() == Some(name);
+            name.starts_with("--") && lines.any(lists)
         };
         let (mut options, mut args) = (Vec::new(), args.into_iter());
         while let Some(name) = args.next() {
@@ -143,10 +144,8 @@ impl Options {
             return Err(format!("{minutes} minutes"));
         }
         let only = self.text("--only").map(|name| {
-            let option = CHOICES.iter().find(|option| option.name == name);
-            option
-                .copied()
-                .ok_or_else(|| format!("no option is `{name}`"))
+            let option = CHOICES.iter().copied().find(|option| option.name == name);
+            option.ok_or_else(|| format!("no option is `{name}`"))
         });
         let share = self.text("--share").map_or(Ok(Share::ALL), share)?;
         let threads = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -184,11 +183,8 @@ fn in_processes(processes: usize) -> Result<Record, String> {
         // If an option is given twice, the last one counts.
         child.args(std::env::args().skip(1));
         child.args(["--processes", "1", "--require-cells", "0"]);
-        child.args(["--require-options", "0"]);
-        child
-            .args(["--share", &share])
-            .arg("--record")
-            .arg(record(process));
+        child.args(["--require-options", "0", "--share", &share]);
+        child.arg("--record").arg(record(process));
         child.spawn().map_err(|error| error.to_string())
     });
     let children: Vec<_> = children.collect::<Result<_, _>>()?;
@@ -216,10 +212,8 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
         profile.elements.retain(is_named);
     }
     if profile.elements.is_empty() {
-        return Err(format!(
-            "{} has none of the element types",
-            options.engine()
-        ));
+        let engine = options.engine();
+        return Err(format!("{engine} has none of the element types"));
     }
     profile.variants = options.number("--variants")?.unwrap_or(profile.variants);
     profile.effort = options.number("--effort")?.unwrap_or(1.0);
@@ -311,11 +305,8 @@ fn single<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) -> bool {
 }
 
 fn say(options: &Options, failure: &Failure) {
-    let Failure { spec, what } = failure;
-    println!(
-        "WRONG: fuzz --engine {} --problem '{spec}'\n{what}",
-        options.engine()
-    );
+    let (Failure { spec, what }, engine) = (failure, options.engine());
+    println!("WRONG: fuzz --engine {engine} --problem '{spec}'\n{what}");
 }
 
 fn shrink<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) {

@@ -90,13 +90,10 @@ impl<E: Host + Element> Forwarded<E> {
             lse: &mut to.lse,
             lse_rest: to.lse_rest.as_deref_mut(),
         };
-        match run(outputs) {
-            Ok(()) => Ok(to),
-            Err(error) => {
-                let untouched = is_untouched(&to.out) && is_untouched(&to.lse);
-                Err(Refused::new(error, untouched))
-            }
-        }
+        let result = run(outputs);
+        let untouched = || is_untouched(&to.out) && is_untouched(&to.lse);
+        result.map_err(|error| Refused::new(error, untouched()))?;
+        Ok(to)
     }
 
     pub(crate) fn outputs(&self) -> Outputs {
@@ -205,13 +202,10 @@ impl Engine for Cpu {
         };
         let mut intervals = vec![sentinel; scores.shape.iter().product()];
         let data: Vec<f32> = narrow(&scores.values);
-        match engine::select(view(scores, &data), kept, &mut intervals) {
-            Ok(()) => Ok(intervals),
-            Err(error) => {
-                let untouched = intervals.iter().all(|&i| i == sentinel);
-                Err(Refused::new(error, untouched))
-            }
-        }
+        let result = engine::select(view(scores, &data), kept, &mut intervals);
+        let untouched = || intervals.iter().all(|&i| i == sentinel);
+        result.map_err(|error| Refused::new(error, untouched()))?;
+        Ok(intervals)
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {

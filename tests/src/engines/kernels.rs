@@ -9,7 +9,7 @@ use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
-use flash_dma_kernels::product::{Choice, Operands};
+use flash_dma_kernels::product::{self, Choice, Operands};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, Problem};
 use std::marker::PhantomData;
 
@@ -188,13 +188,7 @@ impl<T: Target> Kernels<T> {
     }
 
     pub(crate) fn output(&self, shape: &[usize], element: ElementType, missing: usize) -> Output {
-        let len = shape.iter().product::<usize>() - missing;
-        let handle = self.buffer(&bytes_of(&vec![SENTINEL; len], element));
-        Output {
-            handle,
-            shape: shape.into(),
-            element,
-        }
+        self.output_behind(0, shape, element, missing)
     }
 
     /// The buffer of a result of a call.
@@ -203,7 +197,17 @@ impl<T: Target> Kernels<T> {
             Layout::Behind => 2,
             _ => 0,
         };
-        let len = before + shape.iter().product::<usize>() - call.missing;
+        self.output_behind(before, shape, element, call.missing)
+    }
+
+    fn output_behind(
+        &self,
+        before: usize,
+        shape: &[usize],
+        element: ElementType,
+        missing: usize,
+    ) -> Output {
+        let len = before + shape.iter().product::<usize>() - missing;
         let handle = self.buffer(&bytes_of(&vec![SENTINEL; len], element));
         Output {
             handle: handle.offset_start((before * element.size()) as u64),
@@ -278,13 +282,10 @@ impl<T: Target> Kernels<T> {
         plan: Result<engine::Plan<'_, engine::Outputs>, AttentionError>,
         ran: Ran,
     ) -> Result<Ran, Refused> {
-        match plan.and_then(|plan| plan.run(ran.outputs())) {
-            Ok(()) => Ok(ran),
-            Err(error) => {
-                let untouched = self.is_untouched(&[&ran.out, &ran.lse]);
-                Err(Refused::new(error, untouched))
-            }
-        }
+        let result = plan.and_then(|plan| plan.run(ran.outputs()));
+        let untouched = || self.is_untouched(&[&ran.out, &ran.lse]);
+        result.map_err(|error| Refused::new(error, untouched()))?;
+        Ok(ran)
     }
 
     pub(crate) fn outputs(&self, ran: &Ran) -> Outputs {
@@ -345,12 +346,10 @@ impl<T: Target> Kernels<T> {
             element: a.element,
         };
         let result = self.output(&[a.shape[0], b.shape[1]], out, 0);
-        let to = result.binding();
+        let (client, to) = (&self.client, result.binding());
         match choice {
-            None => engine::product::product(&self.client, &operands, &to, out)?,
-            Some(choice) => {
-                engine::product::product_by(&self.client, &operands, &to, out, choice)?;
-            }
+            None => product::product(client, &operands, &to, out)?,
+            Some(choice) => product::product_by(client, &operands, &to, out, choice)?,
         }
         Ok(self.read(&result))
     }
@@ -389,22 +388,13 @@ impl<T: Target> Engine for Kernels<T> {
             0 => Vec::new(),
             _ => {
                 let bytes = self.client.read_one(handle).expect("the launch failed");
-                bytes
-                    .chunks_exact(8)
-                    .map(bytemuck::pod_read_unaligned)
-                    .collect()
+                let pairs = bytes.chunks_exact(8);
+                pairs.map(bytemuck::pod_read_unaligned).collect()
             }
         };
-        match result {
-            Ok(()) => Ok(words
-                .into_iter()
-                .map(|[first, end]| Interval { first, end })
-                .collect()),
-            Err(error) => {
-                let untouched = words.iter().all(|&w| w == sentinel);
-                Err(Refused::new(error, untouched))
-            }
-        }
+        result.map_err(|error| Refused::new(error, words.iter().all(|&w| w == sentinel)))?;
+        let interval = |[first, end]: [u32; 2]| Interval { first, end };
+        Ok(words.into_iter().map(interval).collect())
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {

@@ -80,12 +80,10 @@ fn wrong_behind(decoding: &Decoding, piece: usize, len: usize) -> Option<usize> 
 
 /// The ranges of tokens of the steps.
 pub(super) fn steps(decoding: &Decoding) -> impl Iterator<Item = Range<usize>> {
-    decoding
-        .pieces
-        .iter()
-        .scan(decoding.prefill, |held, piece| {
-            let from = *held;
-            *held += piece;
-            Some(from..*held)
-        })
+    let pieces = decoding.pieces.iter();
+    pieces.scan(decoding.prefill, |held, piece| {
+        let from = *held;
+        *held += piece;
+        Some(from..*held)
+    })
 }

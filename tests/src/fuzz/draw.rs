@@ -154,12 +154,8 @@ impl Palette {
             1..=5 => 4.0,
             _ => 1.0,
         };
-        problem(
-            rng,
-            &variant,
-            &self.profile,
-            (self.profile.effort * times * most) as usize,
-        )
+        let budget = (self.profile.effort * times * most) as usize;
+        problem(rng, &variant, &self.profile, budget)
     }
 }
 
@@ -270,10 +266,9 @@ fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -
         (spec.alibi, spec.dropout) = (false, None);
         let place = one(rng, &[Place::Contiguous, Place::Transposed, Place::Padded]);
         spec.places = [Place::Contiguous; 6];
-        spec.places[Spec::Q] = if variant.aligned {
-            Place::Transposed
-        } else {
-            place
+        spec.places[Spec::Q] = match variant.aligned {
+            true => Place::Transposed,
+            false => place,
         };
     }
     if !spec.alibi && spec.softcap.is_none() && chance(rng, 3) {

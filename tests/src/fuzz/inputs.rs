@@ -153,10 +153,9 @@ impl Drawn {
         let mut rng = Rng::new(seed);
         let Rows { qkv, grads } = Rows::new(spec, &mut rng);
         let mut draw = |kind: Scores| {
-            let heads = 0..spec.batch * spec.kv_heads;
-            let mut scores: Vec<f64> = heads
-                .flat_map(|_| kind.head(spec.k_len, &mut rng))
-                .collect();
+            let heads =
+                (0..spec.batch * spec.kv_heads).flat_map(|_| kind.head(spec.k_len, &mut rng));
+            let mut scores: Vec<f64> = heads.collect();
             spec.places[Spec::SCORES].repeat(&mut scores, &kv[..3]);
             scores
         };
@@ -195,10 +194,8 @@ impl Drawn {
             scores,
         };
         let sink = spec.sink.then(|| {
-            let heads = 0..spec.q_heads();
-            heads
-                .map(|_| f64::from((3.0 * rng.normal()) as f32))
-                .collect()
+            let logit = |_| f64::from((3.0 * rng.normal()) as f32);
+            (0..spec.q_heads()).map(logit).collect()
         });
         Self {
             sink,

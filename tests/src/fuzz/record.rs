@@ -99,11 +99,8 @@ impl Record {
         let decode = decodes.then_some(Pass::Decode);
         for &pass in attention.chain(&masked).chain(&decode) {
             for element in elements.iter().map(ToString::to_string) {
-                if !self
-                    .cells
-                    .keys()
-                    .any(|cell| cell.0 == pass && cell.2 == element)
-                {
+                let mut cells = self.cells.keys();
+                if !cells.any(|cell| cell.0 == pass && cell.2 == element) {
                     wanting.push(few(&(pass, String::new(), element), 0));
                 }
             }
@@ -111,13 +108,15 @@ impl Record {
         wanting
     }
 
+    /// Problems that passed with an option.
+    pub fn count(&self, option: &str) -> u64 {
+        self.options.get(option).copied().unwrap_or(0)
+    }
+
     /// The options that problems of the profile have, with fewer problems than asked for.
     pub fn rare(&self, least: u64, profile: &Profile) -> Vec<String> {
         let drawn = CHOICES.iter().filter(|option| (option.is_drawn)(profile));
-        let counted = drawn.map(|option| {
-            let count = self.options.get(option.name).copied();
-            (option.name, count.unwrap_or(0))
-        });
+        let counted = drawn.map(|option| (option.name, self.count(option.name)));
         let rare = counted.filter(|&(_, count)| count < least);
         rare.map(|(name, count)| format!("{name}: {count}"))
             .collect()
@@ -129,17 +128,14 @@ impl Record {
         let failed = count("wrong")?;
         let counts = |name: &str| -> Option<BTreeMap<String, u64>> {
             let counts = json[name].as_object()?.iter();
-            let one = |(name, count): (&String, &serde_json::Value)| {
-                Some((name.clone(), count.as_u64()?))
-            };
-            counts.map(one).collect()
+            let counts = counts.map(|(name, count)| Some((name.clone(), count.as_u64()?)));
+            counts.collect()
         };
         let cells = json["cells"].as_array()?.iter().map(|cell| {
             let text = |name: &str| cell[name].as_str();
-            let pass = Pass::ALL
-                .iter()
-                .find(|pass| text("pass") == Some(&format!("{pass:?}")))?;
-            let cell_of = (*pass, text("served_by")?.into(), text("element")?.into());
+            let mut passes = Pass::ALL.into_iter();
+            let pass = passes.find(|pass| text("pass") == Some(&format!("{pass:?}")))?;
+            let cell_of = (pass, text("served_by")?.into(), text("element")?.into());
             Some((cell_of, cell["problems"].as_u64()?))
         });
         Some(Self {

@@ -100,15 +100,11 @@ pub fn passes(what: &What) -> &'static [Pass] {
 
 fn served(spec: &Spec, notes: &[(Pass, &'static str)]) -> Vec<(Pass, &'static str)> {
     let of = |&pass: &Pass| {
-        let noted: Vec<_> = notes
-            .iter()
-            .copied()
-            .filter(|note| note.0 == pass)
-            .collect();
-        if noted.is_empty() {
-            vec![(pass, "")]
-        } else {
-            noted
+        let noted = notes.iter().copied().filter(|note| note.0 == pass);
+        let noted: Vec<_> = noted.collect();
+        match noted.is_empty() {
+            true => vec![(pass, "")],
+            false => noted,
         }
     };
     passes(&spec.what).iter().flat_map(of).collect()
@@ -191,12 +187,8 @@ fn check_selection(
         0..=256 => select::intervals(head, window),
         _ => select::intervals_by_heap(head, window),
     };
-    let heads = scores.chunks(p.k_len.max(1));
-    same_intervals(
-        p.k_len,
-        intervals,
-        &heads.flat_map(exact).collect::<Vec<_>>(),
-    )
+    let exact: Vec<Interval> = scores.chunks(p.k_len.max(1)).flat_map(exact).collect();
+    same_intervals(p.k_len, intervals, &exact)
 }
 
 fn same_intervals(k_len: usize, actual: &[Interval], exact: &[Interval]) -> Result<(), String> {
@@ -260,10 +252,8 @@ fn most_live(p: &Problem, intervals: &[Interval]) -> usize {
     let is_live =
         |i: &&Interval| i64::from(i.first) <= to && i64::from(i.end) > from && i.first < i.end;
     let heads = intervals.chunks_exact(p.k_len);
-    heads
-        .map(|head| head.iter().filter(is_live).count())
-        .max()
-        .unwrap_or(0)
+    let live = heads.map(|head| head.iter().filter(is_live).count());
+    live.max().unwrap_or(0)
 }
 
 fn masked<E: MaskedEngine>(engine: &E, spec: &Spec) -> Checked {
@@ -292,27 +282,20 @@ fn visible_tiles(inputs: &MaskedInputs) -> usize {
     };
     let keys = mask.shape[3];
     if keys <= 1 {
-        return if mask.values.contains(&true) {
-            tiles(seen)
-        } else {
-            0
-        };
+        let shows = mask.values.contains(&true);
+        return if shows { tiles(seen) } else { 0 };
     }
     let block = |n: usize| n * LONG[1]..((n + 1) * LONG[1]).min(seen);
     let rows = || mask.values.chunks_exact(keys);
-    (0..tiles(seen))
-        .filter(|&n| rows().any(|row| row[block(n)].contains(&true)))
-        .count()
+    let is_seen = |&n: &usize| rows().any(|row| row[block(n)].contains(&true));
+    (0..tiles(seen)).filter(is_seen).count()
 }
 
 fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked {
     let all = Drawn::new(spec).inputs;
     let steps = engine.decode(spec, decoding, &all)?;
-    if !steps
-        .iter()
-        .map(|step| step.tokens.clone())
-        .eq(super::decode::steps(decoding))
-    {
+    let tokens = steps.iter().map(|step| step.tokens.clone());
+    if !tokens.eq(super::decode::steps(decoding)) {
         return Err("the steps are those of the pieces".into());
     }
     let mut seen = Seen::default();
@@ -332,20 +315,14 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     for step in &steps {
         let prefix = |all: &Inputs| expect(&prefix(spec, all, &step.tokens));
         let expected = prefix(&all);
-        let others = || {
-            Drawn::others(spec)
-                .map(|other| prefix(&other.inputs))
-                .collect()
-        };
+        let others = || (Drawn::others(spec).map(|other| prefix(&other.inputs))).collect();
         let looked_twice = (expected.compare(others, &step.outputs, &[]))
             .map_err(|failure| format!("tokens {:?}: {failure}", step.tokens))?;
         seen.looked_twice |= looked_twice;
         let keys = match (decoding.window(), &all.scores) {
             (Some(window), Some(scores)) => {
-                let live = step
-                    .live
-                    .as_ref()
-                    .ok_or("a cache of slots knows what it holds")?;
+                let live = step.live.as_ref();
+                let live = live.ok_or("a cache of slots knows what it holds")?;
                 check_live(scores, spec.k_len, step.tokens.end, window, live)?;
                 live.iter().map(Vec::len).max().unwrap_or(0)
             }

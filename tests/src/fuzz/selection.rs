@@ -18,30 +18,19 @@ pub(super) struct Selected {
 impl Selected {
     /// The shares of keys whose ranks compete, as [`Learning`](crate::expected::Learning) has them.
     pub(super) fn shares(&self, rank: &[f64], k_len: usize, factor: f64) -> Vec<(f64, f64)> {
-        let (far, from) = self
-            .far
-            .as_ref()
-            .zip(self.from.as_ref())
-            .expect("ranks learn");
-        let positions = far
-            .iter()
-            .zip(from)
-            .map(|(far, from)| far.saturating_sub(*from));
+        let both = self.far.as_ref().zip(self.from.as_ref());
+        let (far, from) = both.expect("ranks learn");
+        let positions = (far.iter().zip(from)).map(|(far, from)| far.saturating_sub(*from));
         let positions: Vec<f64> = positions.map(f64::from).collect();
         let heads = rank.chunks(k_len).zip(positions.chunks(k_len));
         let of_head = |(rank, positions): (&[f64], &[f64])| {
             let finite = rank.iter().filter(|z| z.is_finite());
             let most = finite.fold(f64::NEG_INFINITY, |most, &z| most.max(z));
-            let below = |z: f64| factor * (most - z);
-            let weights: Vec<f64> = (rank.iter().zip(positions))
-                .map(|(&z, positions)| {
-                    if z.is_finite() {
-                        positions * (-below(z)).exp()
-                    } else {
-                        0.0
-                    }
-                })
-                .collect();
+            let weight = |(&z, positions): (&f64, &f64)| match z.is_finite() {
+                true => positions * (-(factor * (most - z))).exp(),
+                false => 0.0,
+            };
+            let weights: Vec<f64> = rank.iter().zip(positions).map(weight).collect();
             let all: f64 = weights.iter().sum();
             let share = |(weight, &z): (f64, &f64)| match weight > 0.0 {
                 true => (weight / all, factor * (most.abs() + z.abs())),

@@ -6,18 +6,22 @@ use super::{
 };
 use crate::engines::Cpu;
 use crate::masked::{MaskedCall, MaskedEngine};
+use crate::prelude::TYPES;
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::round::epsilon;
 
-fn palette(variants: usize, seed: u64) -> Palette {
-    let profile = Profile {
+fn profile(variants: usize) -> Profile {
+    Profile {
         variants,
         ..Profile::of(&Cpu)
-    };
-    Palette::new(profile, seed)
+    }
+}
+
+fn palette(variants: usize, seed: u64) -> Palette {
+    Palette::new(profile(variants), seed)
 }
 
 #[test]
@@ -92,7 +96,7 @@ fn problems_are_of_every_kind() {
     for dim in 1..=32 {
         share("a head dimension", 0.004, &|s| s.head_dim == 8 * dim);
     }
-    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+    for element in TYPES {
         share("a type", 0.3, &|s| s.element == element);
     }
     for place in ['c', 't', 'p', 'q', 'b', 'h', 'n'] {
@@ -134,10 +138,9 @@ fn problems_are_of_every_kind() {
     }
     for kind in Scores::ALL {
         // Problems without a key are rarely drawn.
-        let least = if kind == Scores::AllPadded {
-            0.003
-        } else {
-            0.01
+        let least = match kind {
+            Scores::AllPadded => 0.003,
+            _ => 0.01,
         };
         share("scores", least, &|s| s.scores() == Some(kind));
     }
@@ -147,19 +150,13 @@ fn problems_are_of_every_kind() {
 #[test]
 fn every_option_is_in_one_of_forty_problems() {
     for variants in [0, 120] {
-        let profile = Profile {
-            variants,
-            ..Profile::of(&Cpu)
-        };
+        let profile = profile(variants);
         let palette = Palette::new(profile.clone(), 5);
         let specs: Vec<Spec> = (0..8000).map(|number| palette.draw(number)).collect();
         for option in CHOICES.iter().filter(|option| (option.is_drawn)(&profile)) {
             let found = specs.iter().filter(|spec| (option.is_in)(spec)).count();
-            let name = option.name;
-            assert!(
-                found >= 200,
-                "{name} with {variants} variants: {found} of 8000"
-            );
+            let what = format!("{} with {variants} variants", option.name);
+            assert!(found >= 200, "{what}: {found} of 8000");
         }
     }
 }
@@ -172,7 +169,7 @@ fn an_option_of_few_problems_is_named() {
     let record = Record::of_json(&record.json(&[])).expect("a record");
     assert_eq!(rare, record.rare(least, &profile));
     for option in CHOICES.iter().filter(|option| (option.is_drawn)(&profile)) {
-        let count = record.options.get(option.name).copied().unwrap_or(0);
+        let count = record.count(option.name);
         let line = format!("{}: {count}", option.name);
         assert_eq!(rare.contains(&line), count < least, "{line}");
     }
@@ -187,17 +184,10 @@ fn a_palette_has_its_number_of_variants() {
         let spec = palette.draw(number);
         let kind = core::mem::discriminant(&spec.what);
         let cap = spec.softcap.map(f32::to_bits);
-        seen.insert((
-            kind,
-            spec.element,
-            spec.head_dim,
-            spec.group,
-            spec.causal,
-            cap,
-        ));
+        let shape = (spec.element, spec.head_dim, spec.group);
+        seen.insert((kind, shape, spec.causal, cap));
     }
-    assert!(seen.len() <= 40, "{}", seen.len());
-    assert!(seen.len() >= 35, "{}", seen.len());
+    assert!((35..=40).contains(&seen.len()), "{}", seen.len());
 }
 
 /// The defect of an engine.
@@ -346,10 +336,8 @@ fn found(defect: Defect) -> (Record, Spec) {
     let first = failures.first().expect("the defect is found");
     let least = shrunk(&engine, &first.spec).expect("it fails again");
     let again = least.spec.to_string().parse().expect("a line");
-    assert!(
-        matches!(run(&engine, &again), Outcome::Failed(_)),
-        "{again}"
-    );
+    let outcome = run(&engine, &again);
+    assert!(matches!(outcome, Outcome::Failed(_)), "{again}");
     assert!(matches!(run(&Cpu, &again), Outcome::Passed(_)), "{again}");
     assert!(regression_test(&again).contains(&again.to_string()));
     (record, least.spec)
@@ -415,10 +403,8 @@ fn a_forgotten_causal_mask_is_found_and_shrunk() {
 fn a_wrong_bias_is_found_and_shrunk() {
     let (record, least) = found(Defect::Bias);
     assert!(record.counted() < 100, "{record}");
-    assert!(
-        matches!(least.what, What::Masked { mask: None, .. }),
-        "{least}"
-    );
+    let is_masked = matches!(least.what, What::Masked { mask: None, .. });
+    assert!(is_masked, "{least}");
 }
 
 #[test]
@@ -468,9 +454,8 @@ fn processes_share_the_problems_and_join_their_records() {
 #[test]
 fn cells_with_few_problems_are_named() {
     let (record, _) = fuzz(&Cpu, &palette(0, 1), &Limits::of(5));
-    let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-    assert!(!record.wanting(50, &elements, true).is_empty());
-    assert!(Record::default().wanting(1, &elements, true).len() == 15);
+    assert!(!record.wanting(50, &TYPES, true).is_empty());
+    assert!(Record::default().wanting(1, &TYPES, true).len() == 15);
     let json = record.json(&[("engine", "cpu".into())]);
     assert_eq!((&json["problems"], &json["wrong"]), (&5.into(), &0.into()));
     assert_eq!(json["engine"], "cpu");

@@ -146,17 +146,15 @@ impl fmt::Display for Axes {
     }
 }
 
-/// The parser of a line.
-struct Reader<'a> {
-    pairs: Vec<(&'a str, &'a str)>,
-}
+/// The parser of a line: names and values.
+struct Reader<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Reader<'a> {
     /// Removes a word: a flag's value is empty.
     fn take(&mut self, name: &str, is_flag: bool) -> Option<&'a str> {
         let is = |&(key, value): &(&str, &str)| key == name && value.is_empty() == is_flag;
-        let at = self.pairs.iter().position(is)?;
-        Some(self.pairs.remove(at).1)
+        let at = self.0.iter().position(is)?;
+        Some(self.0.remove(at).1)
     }
 
     fn flag(&mut self, name: &str) -> bool {
@@ -180,26 +178,25 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| format!("`{name}` is missing"))
     }
 
-    fn scores(&mut self) -> Result<Option<Scores>, String> {
-        let Some(text) = self.text("scores") else {
+    /// One of the values, as it is printed for debugging.
+    fn one<T: fmt::Debug + Copy>(&mut self, name: &str, of: &[T]) -> Result<Option<T>, String> {
+        let Some(text) = self.text(name) else {
             return Ok(None);
         };
-        let kind = Scores::ALL
-            .into_iter()
-            .find(|kind| format!("{kind:?}") == text);
-        kind.map(Some)
-            .ok_or_else(|| format!("no scores are `{text}`"))
+        let found = of.iter().find(|one| format!("{one:?}") == text);
+        found.map_or_else(
+            || Err(format!("no {name} are `{text}`")),
+            |&one| Ok(Some(one)),
+        )
+    }
+
+    fn scores(&mut self) -> Result<Option<Scores>, String> {
+        self.one("scores", &Scores::ALL)
     }
 
     fn selecting(&mut self) -> Result<Selecting, String> {
-        let ends = match self.text("ends") {
-            None => None,
-            Some("Random") => Some(Ends::Random),
-            Some("Waves") => Some(Ends::Waves),
-            Some(other) => return Err(format!("no ends are `{other}`")),
-        };
         Ok(Selecting {
-            by: match ends {
+            by: match self.one("ends", &[Ends::Random, Ends::Waves])? {
                 Some(ends) => By::Ends(ends),
                 None => By::Rank(Parts {
                     recent: self.maybe("recent")?.unwrap_or(0),
@@ -255,11 +252,8 @@ impl FromStr for Spec {
             "bf16" => ElementType::Bf16,
             other => return Err(format!("no element type is `{other}`")),
         };
-        let mut reader = Reader {
-            pairs: words
-                .map(|word| word.split_once('=').unwrap_or((word, "")))
-                .collect(),
-        };
+        let pairs = words.map(|word| word.split_once('=').unwrap_or((word, "")));
+        let mut reader = Reader(pairs.collect());
         let what = match kind {
             "plain" => What::Plain,
             "scored" => What::Scored {
@@ -302,12 +296,10 @@ impl FromStr for Spec {
             dropout: reader.maybe("drop")?,
             grad_lse: reader.flag("lse"),
             deviation: reader.maybe("dev")?.unwrap_or(1.0),
-            places: reader
-                .text("lay")
-                .map_or(Ok([Place::Contiguous; 6]), places)?,
+            places: (reader.text("lay")).map_or(Ok([Place::Contiguous; 6]), places)?,
             seed: reader.number("seed")?,
         };
-        match reader.pairs.first() {
+        match reader.0.first() {
             None => Ok(spec.with_lengths()),
             Some((name, _)) => Err(format!("`{name}` means nothing to {kind}")),
         }
@@ -317,14 +309,11 @@ impl FromStr for Spec {
 fn places(text: &str) -> Result<[Place; 6], String> {
     let place = |letter: char| {
         let named = PLACES.iter().find(|(l, _)| *l == letter);
-        named
-            .map(|&(_, place)| place)
-            .ok_or_else(|| format!("no place is `{letter}`"))
+        let (_, place) = named.ok_or_else(|| format!("no place is `{letter}`"))?;
+        Ok::<_, String>(*place)
     };
     let places: Vec<Place> = text.chars().map(place).collect::<Result<_, _>>()?;
-    places
-        .try_into()
-        .map_err(|_| format!("six places, not `{text}`"))
+    (places.try_into()).map_err(|_| format!("six places, not `{text}`"))
 }
 
 fn large(text: &str) -> Result<Large, String> {

@@ -25,13 +25,10 @@ fn plan(call: &MaskedCall, missing: usize) -> Result<Option<[Vec<u32>; 2]>, Refu
     let mut bits = words(&geometry.bits_shape());
     let mut counts = words(&geometry.counts_shape());
     let view = broadcast(mask, &bytes);
-    match engine::plan(&geometry, view, call.hidden, &mut bits, &mut counts) {
-        Ok(()) => Ok(Some([bits, counts])),
-        Err(error) => {
-            let untouched = bits.iter().chain(&counts).all(|&n| n == u32::MAX);
-            Err(Refused::new(error, untouched))
-        }
-    }
+    let result = engine::plan(&geometry, view, call.hidden, &mut bits, &mut counts);
+    let untouched = || bits.iter().chain(&counts).all(|&n| n == u32::MAX);
+    result.map_err(|error| Refused::new(error, untouched()))?;
+    Ok(Some([bits, counts]))
 }
 
 /// The typed buffers of a call.

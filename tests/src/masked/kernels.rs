@@ -68,13 +68,10 @@ impl<T: Target> Kernels<T> {
         };
         let mask = binding(&buffer, &mask.shape, &mask.strides);
         let (client, hidden) = (&self.client, call.hidden);
-        match engine::plan(client, &geometry, mask, size, hidden, plan.clone()) {
-            Ok(()) => Ok(Some((plan, counts))),
-            Err(error) => {
-                let untouched = self.is_untouched(&[&bits, &counts]);
-                Err(Refused::new(error, untouched))
-            }
-        }
+        let result = engine::plan(client, &geometry, mask, size, hidden, plan.clone());
+        let untouched = || self.is_untouched(&[&bits, &counts]);
+        result.map_err(|error| Refused::new(error, untouched()))?;
+        Ok(Some((plan, counts)))
     }
 
     fn masked_inputs(&self, call: &MaskedCall) -> engine::MaskedInputs {

@@ -65,11 +65,8 @@ impl Plan {
         let [_, _, blocks, _, _] = geometry.bits_shape();
         let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
         for row in 0..batch * heads {
-            let entry = |i, j| {
-                let (i, j) = (
-                    if queries == 1 { 0 } else { i },
-                    if keys == 1 { 0 } else { j },
-                );
+            let entry = |i: usize, j: usize| {
+                let (i, j) = (i.min(queries - 1), j.min(keys - 1));
                 visible([row / heads, row % heads, i, j])
             };
             for i in 0..queries {

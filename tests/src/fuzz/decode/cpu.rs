@@ -2,7 +2,7 @@
 
 use super::{Step, steps, wrong_behind};
 use crate::call::picked;
-use crate::engines::cpu::view;
+use crate::engines::cpu::{unwritten, view};
 use crate::engines::{Host, narrow, of_element, sentinels, widen};
 use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
 use crate::{Outputs, Raw};
@@ -34,7 +34,7 @@ fn run<E: Host + Element>(
         let outputs = match (wrong, decoding.window()) {
             (Some(wrong), _) => {
                 let guess = Part::new(spec, all, tokens.clone(), wrong);
-                let outputs = widened(held.decode(&guess, Appending::Later)?);
+                let outputs = held.decode(&guess, Appending::Later)?;
                 held.append(&part)?;
                 let (len, own) = (guess.kv[2], 0..tokens.len());
                 Outputs {
@@ -42,8 +42,8 @@ fn run<E: Host + Element>(
                     lse: picked(&outputs.lse, len, 1, own),
                 }
             }
-            (None, Some(_)) if tokens.len() > MAX_STEP => widened(held.chunk(&part)?),
-            (None, _) => widened(held.decode(&part, Appending::Now)?),
+            (None, Some(_)) if tokens.len() > MAX_STEP => held.chunk(&part)?,
+            (None, _) => held.decode(&part, Appending::Now)?,
         };
         let live = decoding.window().map(|window| held.live(window));
         Ok(Step {
@@ -55,11 +55,18 @@ fn run<E: Host + Element>(
     steps(decoding).map(step).collect()
 }
 
-fn widened<E: Host>((out, lse): (Vec<E>, Vec<f32>)) -> Outputs {
-    Outputs {
+/// The results of a step, of which `run` writes the output, of this shape, and the LSE.
+fn outputs<E: Host>(
+    shape: [usize; 4],
+    run: impl FnOnce(&mut [E], &mut [f32]) -> Result<(), AttentionError>,
+) -> Result<Outputs, AttentionError> {
+    let mut out: Vec<E> = unwritten(&shape, 0);
+    let mut lse: Vec<f32> = unwritten(&shape[..3], 0);
+    run(&mut out, &mut lse)?;
+    Ok(Outputs {
         out: widen(&out),
         lse: widen(&lse),
-    }
+    })
 }
 
 /// Tokens of every sequence.
@@ -216,30 +223,21 @@ impl<'a, E: Host + Element> Held<'a, E> {
         }
     }
 
-    fn decode(
-        &mut self,
-        part: &Part<E>,
-        appending: Appending,
-    ) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+    fn decode(&mut self, part: &Part<E>, appending: Appending) -> Result<Outputs, AttentionError> {
         let (kv, element) = (&part.kv, self.spec.element);
         let (q, held, options) = (part.view(0), part.tokens.start, self.spec.options());
         let scores = part.scores_shape();
         let problem = (self.shape).decode(&q.shape, kv, kv, scores, element, held, &options)?;
         let problem = problem.with_appending(appending);
-        let mut out = sentinels(problem.q_shape().iter().product());
-        let mut lse = sentinels(problem.lse_shape().iter().product());
         let (cache, tokens) = (self.cache(), part.tokens());
-        match appending {
-            Appending::Now => cache::decode(&problem, q, cache, tokens, &mut out, &mut lse)?,
-            Appending::Later => {
-                cache::attend(&problem, q, cache.read(), tokens, &mut out, &mut lse)?;
-            }
-        }
-        Ok((out, lse))
+        outputs(problem.q_shape(), |out, lse| match appending {
+            Appending::Now => cache::decode(&problem, q, cache, tokens, out, lse),
+            Appending::Later => cache::attend(&problem, q, cache.read(), tokens, out, lse),
+        })
     }
 
     /// The forward pass over the slots' keys and the tokens, which are then appended.
-    fn chunk(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+    fn chunk(&mut self, part: &Part<E>) -> Result<Outputs, AttentionError> {
         let (spec, kv, options) = (self.spec, part.kv, self.spec.options());
         let held = part.tokens.start;
         let append = (self.shape).append(&kv, &kv, part.scores_shape(), spec.element, held)?;
@@ -273,8 +271,6 @@ impl<'a, E: Host + Element> Held<'a, E> {
         let q = part.view(0);
         let scored = Some(&keys[..3]);
         let problem = Problem::new(&q.shape, &keys, &keys, scored, spec.element, &options)?;
-        let mut out = sentinels(problem.q_shape().iter().product());
-        let mut lse = sentinels(problem.lse_shape().iter().product());
         let inputs = engine::Inputs {
             q,
             k: View::contiguous(&k, keys),
@@ -285,9 +281,11 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 far: None,
             }),
         };
-        engine::forward(&problem, inputs, engine::Outputs::new(&mut out, &mut lse))?;
+        let outputs = outputs(problem.q_shape(), |out, lse| {
+            engine::forward(&problem, inputs, engine::Outputs::new(out, lse))
+        })?;
         self.append(part)?;
-        Ok((out, lse))
+        Ok(outputs)
     }
 
     fn live(&self, window: usize) -> Vec<Vec<usize>> {
