@@ -86,6 +86,9 @@ impl From<AttentionError> for Refused {
     }
 }
 
+/// The results of both passes, or the engine's refusal.
+pub type Passes = Result<(Outputs, Gradients), Refused>;
+
 /// A rule that selects keys by scores, whose ranks compete.
 #[derive(Clone, Debug)]
 pub struct Competing {
@@ -145,14 +148,10 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn forward(&self, call: &Call) -> Result<Outputs, Refused>;
 
     /// The forward pass and then the backward pass.
-    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused>;
+    fn backward(&self, call: &Call) -> Passes;
 
     /// As [`backward`](Self::backward), of the keys that a rule selects by the call's scores; `None` if ranks do not compete.
-    fn compete(
-        &self,
-        _call: &Call,
-        _rule: &Competing,
-    ) -> Option<Result<(Outputs, Gradients), Refused>> {
+    fn compete(&self, _call: &Call, _rule: &Competing) -> Option<Passes> {
         None
     }
 

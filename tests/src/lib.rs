@@ -31,7 +31,7 @@ pub mod tensors;
 
 pub use call::{Call, Grads, Layout, Raw};
 pub use case::{Case, problem};
-pub use engine::{Competing, Engine, Gradients, Outputs, Refused, Size};
+pub use engine::{Competing, Engine, Gradients, Outputs, Passes, Refused, Size};
 
 /// Makes each named function `fn test<E: Engine>(engine: &E)` one test for every engine in the build:
 /// `contract::results::gqa::kernels_cpu`. A test `name: function(arguments)` is one call of a function that takes these

@@ -1,7 +1,7 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
 use crate::tensors::{dtype, floats, grad, outputs};
-use crate::{Call, Competing, Engine, Gradients, Outputs, Raw, Refused, Size};
+use crate::{Call, Competing, Engine, Gradients, Outputs, Passes, Raw, Refused, Size};
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
@@ -286,17 +286,13 @@ impl<B: Backend> Engine for Burn<B> {
         Ok(outputs(Tensors::new(call, &self.device).forward(call)?))
     }
 
-    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
+    fn backward(&self, call: &Call) -> Passes {
         let tensors = Tensors::new(call, &self.device.clone().autodiff()).tracked();
         let results = tensors.forward(call)?;
         Ok(tensors.backward(call, results))
     }
 
-    fn compete(
-        &self,
-        call: &Call,
-        rule: &Competing,
-    ) -> Option<Result<(Outputs, Gradients), Refused>> {
+    fn compete(&self, call: &Call, rule: &Competing) -> Option<Passes> {
         let tensors = Tensors::new(call, &self.device.clone().autodiff()).tracked();
         let results = tensors.compete(call, rule);
         Some(results.map(|results| tensors.backward(call, results)))

@@ -1,7 +1,7 @@
 //! `flash-dma-cpu`.
 
 use super::{Host, is_untouched, narrow, of_element, sentinels, widen};
-use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use crate::{Call, Engine, Gradients, Outputs, Passes, Raw, Refused, Size};
 use flash_dma_cpu as engine;
 use flash_dma_cpu::{Element, View};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, Problem};
@@ -138,7 +138,7 @@ fn forward<E: Host + Element>(call: &Call) -> Result<Outputs, Refused> {
     Ok(run_forward::<E>(call, call.missing, false)?.outputs())
 }
 
-fn backward<E: Host + Element>(call: &Call) -> Result<(Outputs, Gradients), Refused> {
+fn backward<E: Host + Element>(call: &Call) -> Passes {
     let (p, missing) = (&call.problem, call.missing);
     let forwarded = run_forward::<E>(call, 0, true)?;
     let outputs = forwarded.outputs();
@@ -212,7 +212,7 @@ impl Engine for Cpu {
         of_element!(call.problem.element, forward(call))
     }
 
-    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
+    fn backward(&self, call: &Call) -> Passes {
         of_element!(call.problem.element, backward(call))
     }
 }

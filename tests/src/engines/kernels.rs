@@ -2,7 +2,7 @@
 
 use super::buffers::{Output, binding, bytes_of, contiguous, values_of};
 use super::{Pass, SENTINEL};
-use crate::{Call, Engine, Gradients, Layout, Outputs, Raw, Refused, Size};
+use crate::{Call, Engine, Gradients, Layout, Outputs, Passes, Raw, Refused, Size};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind, UIntKind};
@@ -401,7 +401,7 @@ impl<T: Target> Engine for Kernels<T> {
         Ok(self.outputs(&self.run_forward(call, false)?))
     }
 
-    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
+    fn backward(&self, call: &Call) -> Passes {
         let (client, p, inputs) = (&self.client, &call.problem, self.inputs(call));
         let whole = Call {
             missing: 0,

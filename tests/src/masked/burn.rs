@@ -1,13 +1,13 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
-use super::plans::{Keys, Plan, PlanEngine, RawMask, laid_out};
+use super::plans::{Keys, Plan, PlanEngine, Planned, RawMask, laid_out};
 use super::{MaskedCall, MaskedEngine};
 use crate::engines::burn::{Backend, Burn, loss, upload, upload_bool};
 use crate::tensors::{grad, outputs, values};
-use crate::{Gradients, Outputs, Refused};
+use crate::{Gradients, Outputs, Passes, Refused};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
-use flash_dma_problem::{AttentionError, PlanGeometry};
+use flash_dma_problem::PlanGeometry;
 
 /// The tensors of a call.
 struct Tensors {
@@ -68,7 +68,7 @@ impl<B: Backend> MaskedEngine for Burn<B> {
         Ok(outputs(Tensors::new(call, &self.device).attend(call)?))
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Passes {
         let device = self.device.clone().autodiff();
         let tensors = Tensors::new(call, &device).tracked(call);
         let results = tensors.attend(call)?;
@@ -141,13 +141,8 @@ impl<B: Backend> PlanEngine for Burn<B> {
         read(&TilePlan::new(mask, lengths, geometry.causal))
     }
 
-    fn plan_ranges(
-        &self,
-        geometry: &PlanGeometry,
-        first: &Keys,
-        end: &Keys,
-    ) -> Result<Plan, AttentionError> {
-        let [first, end] = [first, end].map(|keys| {
+    fn plan_ranges(&self, geometry: &PlanGeometry, ranges: [&Keys; 2]) -> Planned {
+        let [first, end] = ranges.map(|keys| {
             let data = TensorData::new(keys.values.clone(), keys.shape);
             Tensor::<3, Int>::from_data(data, &self.device)
         });

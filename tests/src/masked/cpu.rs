@@ -3,7 +3,7 @@
 use super::{MaskedCall, MaskedEngine};
 use crate::engines::cpu::{Forwarded, unwritten, view};
 use crate::engines::{Cpu, Host, is_untouched, narrow, of_element, widen};
-use crate::{Gradients, Outputs, Raw, Refused};
+use crate::{Gradients, Outputs, Passes, Raw, Refused};
 use flash_dma_cpu::{self as engine, BroadcastView, Element};
 
 fn broadcast<'a, T>(raw: &Raw, data: &'a [T]) -> BroadcastView<'a, T> {
@@ -81,7 +81,7 @@ fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
     Ok(forwarded.outputs())
 }
 
-fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
+fn both<E: Host + Element>(call: &MaskedCall) -> Passes {
     let (p, missing) = (&call.problem.attention, call.missing);
     let buffers = Buffers::<E>::new(call);
     let forwarded = buffers.forward(call, 0, true)?;
@@ -125,7 +125,7 @@ impl MaskedEngine for Cpu {
         of_element!(call.problem.attention.element, forward(call))
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Passes {
         of_element!(call.problem.attention.element, both(call))
     }
 }

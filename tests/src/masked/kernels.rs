@@ -4,7 +4,7 @@ use super::{MaskedCall, MaskedEngine};
 use crate::engines::Pass;
 use crate::engines::buffers::{Output, binding};
 use crate::engines::kernels::{Kernels, Ran, Target, planned, ran};
-use crate::{Gradients, Outputs, Refused};
+use crate::{Gradients, Outputs, Passes, Refused};
 use flash_dma_kernels::backward::Backward;
 use flash_dma_kernels::forward::Forward;
 use flash_dma_kernels::{self as engine, MaskBits, Plan};
@@ -148,7 +148,7 @@ impl<T: Target> MaskedEngine for Kernels<T> {
         Ok(self.outputs(&ran))
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused> {
+    fn masked(&self, call: &MaskedCall) -> Passes {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let inputs = self.masked_inputs(call);
         let forwarded = self.run_masked(call, inputs.clone(), 0, true)?;

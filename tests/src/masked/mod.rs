@@ -11,7 +11,7 @@ pub mod plans;
 
 pub use case::{MaskedCase, Pattern, top_of_bias};
 
-use crate::{Engine, Gradients, Grads, Layout, Outputs, Raw, Refused};
+use crate::{Engine, Grads, Layout, Outputs, Passes, Raw, Refused};
 use flash_dma_problem::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use flash_dma_reference::masked::MaskedInputs;
 
@@ -112,5 +112,5 @@ pub trait MaskedEngine: Engine {
     fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused>;
 
     /// The forward pass and then the backward pass.
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, Gradients), Refused>;
+    fn masked(&self, call: &MaskedCall) -> Passes;
 }

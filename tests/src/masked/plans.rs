@@ -40,18 +40,16 @@ pub struct Keys {
     pub values: Vec<i32>,
 }
 
+/// A plan, or the engine's refusal.
+pub type Planned = Result<Plan, AttentionError>;
+
 /// An implementation of tile plans.
 pub trait PlanEngine: Engine {
     /// The plan of a mask.
     fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan;
 
-    /// The plan of ranges of keys.
-    fn plan_ranges(
-        &self,
-        geometry: &PlanGeometry,
-        first: &Keys,
-        end: &Keys,
-    ) -> Result<Plan, AttentionError>;
+    /// The plan of ranges of keys: the first ones, and those behind the last.
+    fn plan_ranges(&self, geometry: &PlanGeometry, ranges: [&Keys; 2]) -> Planned;
 }
 
 impl Plan {
@@ -160,26 +158,18 @@ impl PlanEngine for Cpu {
             shape: geometry.mask,
             strides: strides(geometry.mask, mask.transposed),
         };
-        let mut plan = Plan::zeros(geometry);
-        plan.bits.fill(u32::MAX);
-        flash_dma_cpu::plan(
-            geometry,
-            view,
-            mask.hidden,
-            &mut plan.bits,
-            &mut plan.counts,
-        )
-        .expect("a good plan");
-        plan
+        let Plan {
+            mut bits,
+            mut counts,
+        } = Plan::zeros(geometry);
+        bits.fill(u32::MAX);
+        let result = flash_dma_cpu::plan(geometry, view, mask.hidden, &mut bits, &mut counts);
+        result.expect("a good plan");
+        Plan { bits, counts }
     }
 
-    fn plan_ranges(
-        &self,
-        geometry: &PlanGeometry,
-        first: &Keys,
-        end: &Keys,
-    ) -> Result<Plan, AttentionError> {
-        let [first, end] = [first, end].map(|keys| {
+    fn plan_ranges(&self, geometry: &PlanGeometry, ranges: [&Keys; 2]) -> Planned {
+        let [first, end] = ranges.map(|keys| {
             let (shape, strides) = columns(geometry, keys);
             BroadcastView {
                 data: &keys.values[..],
@@ -199,7 +189,7 @@ impl<T: Target> Kernels<T> {
         &self,
         geometry: &PlanGeometry,
         run: impl FnOnce(MaskBits) -> Result<(), AttentionError>,
-    ) -> Result<Plan, AttentionError> {
+    ) -> Planned {
         let zeros = Plan::zeros(geometry);
         let place = |words: &[u32], shape: &[usize]| {
             let wrong: Vec<i32> = words.iter().map(|_| 0x5555_5555).collect();
@@ -246,19 +236,11 @@ impl<T: Target> PlanEngine for Kernels<T> {
         of_words.expect("a good plan")
     }
 
-    fn plan_ranges(
-        &self,
-        geometry: &PlanGeometry,
-        first: &Keys,
-        end: &Keys,
-    ) -> Result<Plan, AttentionError> {
-        let [first, end] = [first, end].map(|keys| {
+    fn plan_ranges(&self, geometry: &PlanGeometry, ranges: [&Keys; 2]) -> Planned {
+        let [first, end] = ranges.map(|keys| {
             let (shape, strides) = columns(geometry, keys);
-            binding(
-                &self.buffer(bytemuck::cast_slice(&keys.values)),
-                &shape,
-                &strides,
-            )
+            let buffer = self.buffer(bytemuck::cast_slice(&keys.values));
+            binding(&buffer, &shape, &strides)
         });
         self.planned(geometry, |plan| {
             flash_dma_kernels::plan_ranges(&self.client, geometry, first, end, plan)

@@ -85,42 +85,20 @@ fn short_buffers<E: Engine>(engine: &E) {
         let what = format!("{name} cut off");
         refuses(engine, &what, cut, refused::buffer(name));
     }
-    let results = [
-        Name::Out,
-        Name::Lse,
-        Name::GradQuery,
-        Name::GradKey,
-        Name::GradValue,
-        Name::GradScores,
-    ];
-    refuses(
-        engine,
-        "results cut off",
-        |call| call.missing = 1,
-        |e| results.iter().any(|&name| refused::buffer(name)(e)),
-    );
+    let (cut, result) = (|call: &mut Call| call.missing = 1, Name::GradScores);
+    refuses(engine, "results cut off", cut, refused::result(result));
 }
 
 fn scores_and_intervals<E: Engine>(engine: &E) {
     let unpaired = |e: &Error| *e == Error::ScoresWithoutIntervals;
-    refuses(
-        engine,
-        "a scored problem without scores",
-        |call| call.scores = None,
-        unpaired,
-    );
-    refuses(
-        engine,
-        "scores for a plain problem",
-        |call| call.problem = Case::new(9, 7).heads(4, 2).plain().problem(),
-        unpaired,
-    );
-    refuses(
-        engine,
-        "too few intervals",
-        |call| call.intervals.as_mut().expect("scored").truncate(5),
-        refused::buffer(Name::Intervals),
-    );
+    let none = |call: &mut Call| call.scores = None;
+    refuses(engine, "a problem without its scores", none, unpaired);
+    let plain = Case::new(9, 7).heads(4, 2).plain().problem();
+    let superfluous = |call: &mut Call| call.problem = plain;
+    refuses(engine, "scores of a plain problem", superfluous, unpaired);
+    let cut = |call: &mut Call| call.intervals.as_mut().expect("scored").truncate(5);
+    let is_short = refused::buffer(Name::Intervals);
+    refuses(engine, "too few intervals", cut, is_short);
 }
 
 fn windows_of_no_keys<E: Engine>(engine: &E) {
@@ -131,13 +109,8 @@ fn windows_of_no_keys<E: Engine>(engine: &E) {
         values: vec![1.0; 3],
         ..scores.clone()
     };
-    let short = engine.select(&short, 2);
-    assert_refused(
-        "a short buffer",
-        E::NAME,
-        short,
-        refused::buffer(Name::Scores),
-    );
+    let (short, is_short) = (engine.select(&short, 2), refused::buffer(Name::Scores));
+    assert_refused("a short buffer", E::NAME, short, is_short);
     let gaps = Raw {
         strides: vec![24, 12, 2],
         values: vec![1.0; 24],

@@ -126,13 +126,11 @@ fn ranges_of_any_shape<E: PlanEngine>(engine: &E) {
                 let expected = Plan::expected(&geometry, |index| {
                     (at(&first, index)..at(&end, index)).contains(&(index[3] as i64))
                 });
-                let plan = engine.plan_ranges(&geometry, &first, &end);
+                let plan = engine.plan_ranges(&geometry, [&first, &end]);
                 let plan = plan.expect("good ranges").specified(&geometry);
-                assert_eq!(
-                    plan.counts, expected.counts,
-                    "{first:?} {end:?} {geometry:?}"
-                );
-                assert_eq!(plan.bits, expected.bits, "{first:?} {end:?} {geometry:?}");
+                let what = format!("{first:?} {end:?} {geometry:?}");
+                assert_eq!(plan.counts, expected.counts, "{what}");
+                assert_eq!(plan.bits, expected.bits, "{what}");
             }
         }
     }
@@ -158,22 +156,19 @@ fn ranges_that_do_not_fit<E: PlanEngine>(engine: &E) {
                 actual: other.shape[axis],
             })
         };
-        assert_eq!(engine.plan_ranges(&geometry, &other, &good), error(first));
-        assert_eq!(engine.plan_ranges(&geometry, &good, &other), error(end));
+        assert_eq!(engine.plan_ranges(&geometry, [&other, &good]), error(first));
+        assert_eq!(engine.plan_ranges(&geometry, [&good, &other]), error(end));
     }
     let mut short = good.clone();
     short.values.truncate(29);
-    let error = engine.plan_ranges(&geometry, &short, &good).unwrap_err();
+    let error = engine.plan_ranges(&geometry, [&short, &good]).unwrap_err();
     assert!(matches!(error, AttentionError::Buffer { tensor, .. } if tensor == first));
     let one_key = PlanGeometry::new(&[2, 3, 5, 1], [5, 70], true).unwrap();
-    let tensor = TensorName::Mask;
-    assert_eq!(
-        engine.plan_ranges(&one_key, &good, &good),
-        Err(AttentionError::Shape {
-            tensor,
-            axis: 3,
-            expected: 70,
-            actual: 1
-        })
-    );
+    let error = AttentionError::Shape {
+        tensor: TensorName::Mask,
+        axis: 3,
+        expected: 70,
+        actual: 1,
+    };
+    assert_eq!(engine.plan_ranges(&one_key, [&good; 2]), Err(error));
 }

@@ -95,12 +95,9 @@ fn strides<E: MaskedEngine>(engine: &E) {
         refuses(engine, "swapped axes", swap, refused::strides(*name));
     }
     // The strides of a bias are free, but must stay within its buffer.
-    refuses(
-        engine,
-        "a bias with a gap between the keys",
-        |call| call.bias.as_mut().expect("the call has one").strides[3] = 2,
-        refused::buffer(Name::Bias),
-    );
+    let gap = |call: &mut MaskedCall| call.bias.as_mut().expect("a bias").strides[3] = 2;
+    let is_bias = refused::buffer(Name::Bias);
+    refuses(engine, "a bias with gaps between the keys", gap, is_bias);
 }
 
 fn short_buffers<E: MaskedEngine>(engine: &E) {
@@ -109,20 +106,8 @@ fn short_buffers<E: MaskedEngine>(engine: &E) {
         let cut = |call: &mut MaskedCall| of(call).values.truncate(20);
         refuses(engine, &what, cut, refused::buffer(name));
     }
-    let results = [
-        Name::Out,
-        Name::Lse,
-        Name::GradQuery,
-        Name::GradKey,
-        Name::GradValue,
-        Name::GradBias,
-    ];
-    refuses(
-        engine,
-        "results cut off",
-        |call| call.missing = 1,
-        |e| results.iter().any(|&name| refused::buffer(name)(e)),
-    );
+    let (cut, result) = (|call: &mut MaskedCall| call.missing = 1, Name::GradBias);
+    refuses(engine, "results cut off", cut, refused::result(result));
 }
 
 /// Masks that do not fit their own plan, and calls with a superfluous or a missing mask.
@@ -138,13 +123,8 @@ fn masks<E: MaskedEngine>(engine: &E) {
         assert_refused(&what, E::NAME, off, refused::shape(Name::Mask, axis));
     }
     let short = counts(&|call| mask_of(call).values.truncate(20));
-    assert_refused(
-        "a mask cut off",
-        E::NAME,
-        short,
-        refused::buffer(Name::Mask),
-    );
-    let is_plan = refused::buffer(Name::Plan);
+    let [is_mask, is_plan] = [Name::Mask, Name::Plan].map(refused::buffer);
+    assert_refused("a mask cut off", E::NAME, short, is_mask);
     let short = counts(&|call| call.missing = 1);
     assert_refused("a plan cut off", E::NAME, short, is_plan);
     refuses(engine, "no mask", |call| call.mask = None, is_plan);
@@ -163,23 +143,14 @@ fn biases<E: MaskedEngine>(engine: &E) {
     refuses(engine, "a bias too many", unexpected, is_bias);
     let mut call = good();
     (call.bias, call.problem.bias) = (None, None);
-    let is_gradient = |e: &Error| *e == Error::BiasGradient;
-    assert_refused(
-        "the gradient of no bias",
-        E::NAME,
-        engine.masked(&call),
-        is_gradient,
-    );
+    let (result, is_gradient) = (engine.masked(&call), |e: &Error| *e == Error::BiasGradient);
+    assert_refused("the gradient of no bias", E::NAME, result, is_gradient);
     for axis in 0..4 {
         let mut call = good();
         call.grad_bias.as_mut().expect("it is wanted")[axis] += 1;
         let what = format!("a gradient of the bias with axis {axis} off");
-        assert_refused(
-            &what,
-            E::NAME,
-            engine.masked(&call),
-            does_not_fit(Name::GradBias),
-        );
+        let is_gradient = does_not_fit(Name::GradBias);
+        assert_refused(&what, E::NAME, engine.masked(&call), is_gradient);
     }
 }
 
@@ -191,21 +162,13 @@ fn wrong_ranks<E: MaskedEngine>(engine: &E) {
     };
     for (name, of) in FIELDS {
         let what = format!("{name} with one axis more");
-        refuses(
-            engine,
-            &what,
-            |call| add_axis(of(call)),
-            refused::rank(name),
-        );
+        let change = |call: &mut MaskedCall| add_axis(of(call));
+        refuses(engine, &what, change, refused::rank(name));
     }
     let mut call = good();
     add_axis(mask_of(&mut call));
-    assert_refused(
-        "a mask",
-        E::NAME,
-        engine.counts(&call),
-        refused::rank(Name::Mask),
-    );
+    let (counts, is_mask) = (engine.counts(&call), refused::rank(Name::Mask));
+    assert_refused("a mask", E::NAME, counts, is_mask);
 }
 
 /// The sizes other than 1 that an axis of a mask or a bias may have, by the shapes of the good call.
@@ -241,9 +204,7 @@ fn a_problem_names_the_axis_that_does_not_broadcast() {
 }
 
 #[cfg(feature = "burn")]
-fn shapes_that_do_not_broadcast<B: flash_dma_tests::engines::Backend>(
-    burn: &flash_dma_tests::engines::Burn<B>,
-) {
+fn shapes_that_do_not_broadcast<B: Backend>(burn: &Burn<B>) {
     for axis in 0..4 {
         for name in [Name::Mask, Name::Bias] {
             let mut call = good();
@@ -284,10 +245,8 @@ fn tensors_of_two_devices_are_refused() {
         let result = try_masked_attention(q, k, v, Some(mask(other)), None, options);
         is(Name::Mask, result.unwrap_err());
         let [q, k, v] = rows(device);
-        let bias = Tensor::from_data(
-            burn::tensor::TensorData::new(vec![0f32; 7], [1, 1, 1, 7]),
-            other,
-        );
+        let zeros = burn::tensor::TensorData::new(vec![0f32; 7], [1, 1, 1, 7]);
+        let bias = Tensor::from_data(zeros, other);
         let result = try_masked_attention(q, k, v, None, Some(bias), options);
         is(Name::Bias, result.unwrap_err());
         let [q, k, v] = rows(device);

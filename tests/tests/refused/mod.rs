@@ -28,6 +28,13 @@ pub fn buffer(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
     move |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name)
 }
 
+/// Whether an error is that of a result's buffer; `gradient` is that of scores or of a bias.
+pub fn result(gradient: TensorName) -> impl Fn(&Error) -> bool {
+    use TensorName::{GradKey, GradQuery, GradValue, Lse, Out};
+    let results = [Out, Lse, GradQuery, GradKey, GradValue, gradient];
+    move |e| results.iter().any(|&name| buffer(name)(e))
+}
+
 pub fn rank(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
     move |e| matches!(e, Error::Rank { tensor, .. } if *tensor == name)
 }
