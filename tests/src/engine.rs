@@ -22,7 +22,7 @@ pub enum Size {
 }
 
 /// The results of the forward pass, contiguous.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
     /// `[batch, q_heads, q_len, head_dim]`.
     pub out: Vec<f64>,
@@ -128,6 +128,16 @@ pub trait Engine: Sized + Send + Sync + 'static {
             skip::<Self>(&element.to_string());
         }
         lacks
+    }
+
+    /// The cases whose type its device supports: a skipped test is reported for each of the others.
+    fn supported<C>(
+        &self,
+        cases: impl IntoIterator<Item = C>,
+        element: impl Fn(&C) -> ElementType,
+    ) -> Vec<C> {
+        let has = |case: &C| !self.lacks(element(case));
+        cases.into_iter().filter(has).collect()
     }
 
     /// Scores to intervals.

@@ -4,12 +4,12 @@ use super::{F32, Sequence};
 use crate::call::picked;
 use crate::engines::kernels::{planned, ran};
 use crate::engines::{Kernels, Pass, Target};
-use crate::{Layout, Raw};
+use crate::{Layout, Outputs, Raw};
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::internals::decode_tuned;
 use flash_dma_kernels::{
-    Cache, CacheShape, ChunkOutputs, Outputs, Pages, SelectionRule, Slots, StepInputs, StepOutputs,
-    Tokens, append, append_pages, chunk_keys, decode, forward, select,
+    Cache, CacheShape, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens, append,
+    append_pages, chunk_keys, decode, forward, select,
 };
 use flash_dma_problem::{Appending, MAX_DECODE_TOKENS, Problem, ScoreRole};
 use flash_dma_reference::{Inputs, compose::attended};
@@ -66,15 +66,12 @@ impl<'a, T: Target> Held<'a, T> {
                 seen: words(&[batch], vec![0; batch]),
             })
         } else {
-            let page = |n: usize| page(batch, max_pages, n);
+            let table = (0..batch * max_pages).map(|n| page(batch, max_pages, n));
             Cache::Pages(Pages {
                 k: rows(),
                 v: rows(),
                 scores: sequence.biased.then(|| filled(&kv[..3], f64::NAN, F32)),
-                table: words(
-                    &[batch, max_pages],
-                    (0..batch * max_pages).map(page).collect(),
-                ),
+                table: words(&[batch, max_pages], table.collect()),
                 lengths: words(&[batch], vec![0; batch]),
             })
         };
@@ -139,7 +136,7 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// A decode step of the tokens up to `to`: its output and LSE.
-    pub fn step(&mut self, all: &Inputs, to: usize) -> (Vec<f64>, Vec<f64>) {
+    pub fn step(&mut self, all: &Inputs, to: usize) -> Outputs {
         let result = self.attend(all, to, 0, Appending::Now);
         self.held = to;
         result
@@ -147,21 +144,17 @@ impl<'a, T: Target> Held<'a, T> {
 
     /// A decode step that appends nothing, of the tokens up to `to` and `wrong` ones behind them: the output and the
     /// LSE of the former.
-    pub fn guess(&self, all: &Inputs, to: usize, wrong: usize) -> (Vec<f64>, Vec<f64>) {
-        let (out, lse) = self.attend(all, to, wrong, Appending::Later);
+    pub fn guess(&self, all: &Inputs, to: usize, wrong: usize) -> Outputs {
+        let Outputs { out, lse } = self.attend(all, to, wrong, Appending::Later);
         let own = 0..to - self.held;
         let len = own.end + wrong;
-        let out = picked(&out, len, self.sequence.head_dim, own.clone());
-        (out, picked(&lse, len, 1, own))
+        Outputs {
+            out: picked(&out, len, self.sequence.head_dim, own.clone()),
+            lse: picked(&lse, len, 1, own),
+        }
     }
 
-    fn attend(
-        &self,
-        all: &Inputs,
-        to: usize,
-        wrong: usize,
-        appending: Appending,
-    ) -> (Vec<f64>, Vec<f64>) {
+    fn attend(&self, all: &Inputs, to: usize, wrong: usize, appending: Appending) -> Outputs {
         let s = self.sequence;
         let (tokens, new) = self.tokens(all, to, wrong);
         let q = [s.batch, s.heads[0], new[2], s.head_dim];
@@ -190,7 +183,10 @@ impl<'a, T: Target> Held<'a, T> {
         let plan = decode_tuned(engine, s.tuning, client, &problem, &inputs);
         plan.and_then(|plan| plan.run(outputs))
             .unwrap_or_else(|error| panic!("{error} for {s:?}"));
-        (self.kernels.read(&out), self.kernels.read(&lse))
+        Outputs {
+            out: self.kernels.read(&out),
+            lse: self.kernels.read(&lse),
+        }
     }
 
     /// The chunk of tokens up to `to` over the slots and itself, by the forward pass over [`chunk_keys`]; which is then
@@ -199,7 +195,7 @@ impl<'a, T: Target> Held<'a, T> {
     /// # Panics
     ///
     /// If the kernels refuse, or the cache has pages.
-    pub fn chunk(&mut self, all: &Inputs, to: usize) -> (Vec<f64>, Vec<f64>) {
+    pub fn chunk(&mut self, all: &Inputs, to: usize) -> Outputs {
         let s = self.sequence;
         let rule = s.rule.expect("slots");
         let (tokens, new) = self.tokens(all, to, 0);
@@ -227,7 +223,10 @@ impl<'a, T: Target> Held<'a, T> {
         let options = s.options();
         let attention =
             Problem::new(&q, &keys, &keys, Some(&keys[..3]), s.element, &options).expect("good");
-        let intervals = self.chunk_intervals(rank.binding(), rule, attention.intervals_shape());
+        let shape = attention.intervals_shape();
+        let intervals = kernels.words(&shape, &vec![0; shape.iter().product()]);
+        let (kept, into) = (rule.kept(), intervals.clone());
+        select(client, rank.binding(), kept, into).expect("a good case");
         let added = match s.role {
             ScoreRole::RankAndBias => z.binding(),
             // Hidden keys are in no interval.
@@ -251,25 +250,14 @@ impl<'a, T: Target> Held<'a, T> {
         let lse = kernels.output(&q[..3], F32, 0);
         let plan = forward::plan(client, &attention, &given);
         ran(Pass::Decode, planned(&plan));
-        let outputs = Outputs::new(out.binding(), lse.binding());
+        let outputs = flash_dma_kernels::Outputs::new(out.binding(), lse.binding());
         plan.and_then(|plan| plan.run(outputs))
             .expect("a good case");
         self.append(all, to);
-        (kernels.read(&out), kernels.read(&lse))
-    }
-
-    /// The intervals of the keys of a chunk.
-    fn chunk_intervals(
-        &self,
-        rank: TensorBinding,
-        rule: SelectionRule,
-        shape: [usize; 4],
-    ) -> TensorBinding {
-        let nothing = vec![0; shape.iter().product()];
-        let intervals = self.kernels.words(&shape, &nothing);
-        let (client, to) = (&self.kernels.client, intervals.clone());
-        select(client, rank, rule.kept(), to).expect("a good case");
-        intervals
+        Outputs {
+            out: kernels.read(&out),
+            lse: kernels.read(&lse),
+        }
     }
 
     /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with
@@ -279,16 +267,11 @@ impl<'a, T: Target> Held<'a, T> {
             return None;
         };
         let hidden = f32::NEG_INFINITY.to_bits() as i32;
-        let (position, score) = (
-            self.read_words(&slots.position),
-            self.read_words(&slots.score),
-        );
+        let [position, score] = [&slots.position, &slots.score].map(|x| self.read_words(x));
         let rows = position.chunks(rule.window).zip(score.chunks(rule.window));
         let row = |(position, score): (&[i32], &[i32])| {
-            let shown = position
-                .iter()
-                .zip(score)
-                .filter(|&(_, &score)| score != hidden);
+            let slots = position.iter().zip(score);
+            let shown = slots.filter(|&(_, &score)| score != hidden);
             let mut live: Vec<usize> = shown.map(|(&x, _)| x as usize).collect();
             live.sort_unstable();
             live
@@ -341,8 +324,7 @@ impl<'a, T: Target> Held<'a, T> {
     }
 
     /// The output of a chunk against the oracle.
-    pub fn compare(&self, all: &Inputs, from: usize, result: &(Vec<f64>, Vec<f64>)) {
-        self.sequence
-            .compare(all, from, self.held, (&result.0, &result.1));
+    pub fn compare(&self, all: &Inputs, from: usize, outputs: &Outputs) {
+        self.sequence.compare(all, from, self.held, outputs);
     }
 }

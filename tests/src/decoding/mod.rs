@@ -4,9 +4,9 @@ mod held;
 
 pub use held::Held;
 
-use crate::Layout;
 use crate::call::picked;
 use crate::engines::{Kernels, Target};
+use crate::{Layout, Outputs};
 use flash_dma_kernels::SelectionRule;
 use flash_dma_kernels::internals::DecodeTuning;
 use flash_dma_problem::{AttentionOptions, ElementType, Problem, ScoreRole};
@@ -120,10 +120,10 @@ impl Sequence {
         for &piece in self.pieces.iter().cycle() {
             let to = (cache.held + piece).min(self.len);
             let from = cache.held;
-            let (out, lse) = cache.step(all, to);
+            let outputs = cache.step(all, to);
             steps += 1;
             if steps % self.every == 0 || to == self.len {
-                self.compare(all, from, to, (&out, &lse));
+                self.compare(all, from, to, &outputs);
                 cache.check_live(all);
             }
             if to == self.len {
@@ -132,7 +132,7 @@ impl Sequence {
         }
     }
 
-    fn compare(&self, all: &Inputs, from: usize, to: usize, (out, lse): (&[f64], &[f64])) {
+    fn compare(&self, all: &Inputs, from: usize, to: usize, outputs: &Outputs) {
         let p = &all.problem;
         let q = [p.batch, p.q_heads, to - from, p.head_dim];
         let k = [p.batch, p.kv_heads, to, p.head_dim];
@@ -148,7 +148,13 @@ impl Sequence {
         };
         let rule = (self.rule.as_ref(), self.role);
         let what = format!("tokens {from}..{to} of {self:?}");
-        check_rows(&prefix, rule, self.last, (out, lse), &what);
+        check_rows(
+            &prefix,
+            rule,
+            self.last,
+            (&outputs.out, &outputs.lse),
+            &what,
+        );
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::engines::Cpu;
 use crate::masked::{MaskedCall, MaskedEngine};
 use crate::prelude::TYPES;
-use crate::{Call, Engine, Gradients, Outputs, Passes, Raw, Refused, Size};
+use crate::{Call, Engine, Outputs, Passes, Raw, Refused, Size};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::Scores;

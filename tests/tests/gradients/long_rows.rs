@@ -36,10 +36,8 @@ fn dims<E: Engine>() -> Vec<usize> {
 }
 
 fn of_scores<E: Engine>(engine: &E) {
-    for ((q_len, k_len, window, causal), element) in rows::<E>() {
-        if engine.lacks(element) {
-            continue;
-        }
+    let rows = engine.supported(rows::<E>(), |&(_, element)| element);
+    for ((q_len, k_len, window, causal), element) in rows {
         for dim in dims::<E>() {
             let mut case = Case::new(q_len, k_len).dim(dim).element(element);
             case = case.options(|o| o.with_causal(causal)).window(window);

@@ -1,7 +1,7 @@
 //! Causality: what lies in the future of a query changes its row only within rounding, whatever its content, and never
 //! its selected set. Rounding may differ, because a tile of queries lists the keys of its latest one for all of them.
 
-use super::{Change, call, results, supported};
+use super::{Change, call, results};
 use flash_dma_tests::case;
 use flash_dma_tests::prelude::*;
 
@@ -26,7 +26,7 @@ fn problems<E: Engine>(engine: &E) -> Vec<Case> {
             case(700, 1773, 128, Bf16).heads(2, 1).window(728),
         ],
     );
-    supported(engine, cases, |case| case.element)
+    engine.supported(cases, |case| case.element)
 }
 
 /// Positions from which on everything is changed: the edge of a tile if there is one, the middle of one, and the last.

@@ -1,7 +1,7 @@
 //! Causality under masks and biases: neither future keys and values nor the masks and biases of these reach a row.
 
 use super::causality::{change, cuts};
-use super::{Change, masked_results, supported};
+use super::{Change, masked_results};
 use flash_dma_tests::prelude::*;
 
 every_engine!(
@@ -22,7 +22,7 @@ fn problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
             case([2, 6, 2, 640, 640, 64], Bf16),
         ],
     );
-    supported(engine, cases, |case| case.element)
+    engine.supported(cases, |case| case.element)
 }
 
 fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {

@@ -1,8 +1,8 @@
 //! The same for masks and biases: a suffix of the queries, with its rows of the mask and of the bias, yields the tail
 //! of the whole pass and its gradients.
 
+use super::masked_results;
 use super::suffixes::{placed, rows};
-use super::{masked_results, supported};
 use flash_dma_tests::prelude::*;
 
 every_engine!(
@@ -25,7 +25,7 @@ fn problems<E: MaskedEngine>(engine: &E) -> Vec<(MaskedCase, Vec<usize>)> {
             (case([1, 4, 1, 1100, 128], Bf16), large),
         ],
     );
-    supported(engine, cases, |(case, _)| case.element)
+    engine.supported(cases, |(case, _)| case.element)
 }
 
 /// The rows of the last queries of what broadcasts over pairs.

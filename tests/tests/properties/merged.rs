@@ -54,21 +54,14 @@ fn random_parts<B: Backend>(burn: &Burn<B>) {
         let (kv_heads, group) = (1 + rng.below(2), 1 + rng.below(3));
         let lengths = [1 + rng.below(40), 2 + rng.below(150)];
         let dim = [8, 16, 40][rng.below(3)];
-        let sizes = [
-            1 + rng.below(2),
-            kv_heads * group,
-            kv_heads,
-            lengths[0],
-            lengths[1],
-            dim,
-        ];
+        let ([q_len, k_len], batch) = (lengths, 1 + rng.below(2));
+        let sizes = [batch, kv_heads * group, kv_heads, q_len, k_len, dim];
         let pattern = Pattern::Random(rng.uniform());
-        let mut case = MaskedCase::new(sizes).mask([1, 1, lengths[0], lengths[1]], pattern);
+        let mut case = MaskedCase::new(sizes).mask([1, 1, q_len, k_len], pattern);
         case = case.element(TYPES[rng.below(3)]);
         case.seed = seed;
-        let mut cuts: Vec<usize> = (0..rng.below(4))
-            .map(|_| 1 + rng.below(lengths[1] - 1))
-            .collect();
+        let cuts = (0..rng.below(4)).map(|_| 1 + rng.below(k_len - 1));
+        let mut cuts: Vec<usize> = cuts.collect();
         cuts.sort_unstable();
         cuts.dedup();
         check_masked(&case, &cuts, burn);
@@ -237,10 +230,8 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
         let out = Tensor::<4>::zeros([2, heads, 3, 8], device);
         (out, Tensor::<3>::zeros([2, heads, 3], device))
     };
-    assert_eq!(
-        try_merge_attention([]).unwrap_err(),
-        AttentionError::NoParts
-    );
+    let refused = try_merge_attention([]);
+    assert_eq!(refused.unwrap_err(), AttentionError::NoParts);
     let shape = |tensor| AttentionError::Shape {
         tensor,
         axis: 1,
@@ -251,10 +242,9 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
     assert_eq!(refused.unwrap_err(), shape(TensorName::Out));
     let refused = try_merge_attention([(part(2).0, part(4).1)]);
     assert_eq!(refused.unwrap_err(), shape(TensorName::Lse));
-    let (f32, bf16) = (F32, Bf16);
     let (out, lse) = part(2);
     let refused = try_merge_attention([part(2), (out.clone().cast(DType::BF16), lse.clone())]);
-    let element = |tensor| AttentionError::element_type(tensor, f32, bf16);
+    let element = |tensor| AttentionError::element_type(tensor, F32, Bf16);
     assert_eq!(refused.unwrap_err(), element(TensorName::Out));
     let refused = try_merge_attention([(out, lse.cast(DType::BF16))]);
     assert_eq!(refused.unwrap_err(), element(TensorName::Lse));

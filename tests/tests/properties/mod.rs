@@ -82,16 +82,6 @@ fn bits_of(values: &[f64]) -> Vec<u64> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The cases whose element type the device has; the others are named as skipped.
-fn supported<E: Engine, C>(
-    engine: &E,
-    cases: Vec<C>,
-    element: impl Fn(&C) -> ElementType,
-) -> Vec<C> {
-    let cases = cases.into_iter();
-    cases.filter(|case| !engine.lacks(element(case))).collect()
-}
-
 /// Changes to elements that should not matter.
 #[derive(Clone, Copy, Debug)]
 enum Change {

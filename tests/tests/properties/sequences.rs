@@ -1,7 +1,7 @@
 //! Sequences of a batch are independent, and so are the kv heads with their queries: whatever the others contain, every
 //! bit of the results stays the same if sums have a fixed order.
 
-use super::{Change, Results, bits_of, call, masked_results, results, supported};
+use super::{Change, Results, bits_of, call, masked_results, results};
 use flash_dma_tests::prelude::*;
 
 every_engine!(
@@ -28,7 +28,7 @@ fn problems<E: Engine>(engine: &E) -> Vec<Case> {
             case(2, 3, 1773, 128, Bf16).heads(12, 3).window(728),
         ],
     );
-    supported(engine, cases, |case| case.element)
+    engine.supported(cases, |case| case.element)
 }
 
 /// Part `n` of `parts` equal ones: sequences and heads are the outer axes of every tensor.
@@ -121,7 +121,7 @@ fn masked_problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
             case([2, 6, 2, 130, 200, 64], Bf16, true),
         ],
     );
-    supported(engine, cases, |case| case.element)
+    engine.supported(cases, |case| case.element)
 }
 
 fn masked_are_apart<E: MaskedEngine>(engine: &E, case: &MaskedCase, parts: usize) {

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::{Attention, Selector, TensorName, learnable_sink, try_learnable_sink};
 use flash_dma_tests::prelude::*;
-use flash_dma_tests::tensors::{floats, grad, loss, rows, values};
+use flash_dma_tests::tensors::{dtype, floats, grad, loss, rows, values};
 
 fast_burn!(
     a_key_of_zeros,
@@ -150,14 +150,8 @@ fn check<B: Backend>(
 /// What a call with a sink gives, and the gradients of q, k, v and the logits, where there are no runners-up: as if the
 /// sink came behind it.
 fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
-    for (element, dtype, tolerance) in [
-        (F32, DType::F32, 2e-5),
-        (F16, DType::F16, 4e-3),
-        (Bf16, DType::BF16, 3e-2),
-    ] {
-        if burn.lacks(element) {
-            continue;
-        }
+    let tolerances = [(F32, 2e-5), (F16, 4e-3), (Bf16, 3e-2)];
+    for (element, tolerance) in burn.supported(tolerances, |&(element, _)| element) {
         let case = Case::new(50, 50).heads(3, 3).window(9).element(element);
         let (inputs, p) = (case.inputs(), case.problem());
         let grads = Grads::random(&p, case.seed);
@@ -180,7 +174,7 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
                     learnable_sink(out, lse, logits.clone())
                 }
             };
-            assert_eq!((out.dtype(), lse.dtype()), (dtype, DType::F32));
+            assert_eq!((out.dtype(), lse.dtype()), (dtype(element), DType::F32));
             let mut results = vec![values(out.clone()), values(lse.clone())];
             if is_tracked {
                 let grads = loss(&(out, lse), &grads).backward();
@@ -202,10 +196,8 @@ fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
 
 fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
-    for (element, dtype) in [(F16, DType::F16), (Bf16, DType::BF16)] {
-        if burn.lacks(element) {
-            continue;
-        }
+    for element in burn.supported([F16, Bf16], |&element| element) {
+        let dtype = dtype(element);
         let case = Case::new(20, 20).plain().heads(3, 3).element(element);
         let (inputs, p) = (case.inputs(), case.problem());
         let q = floats::<4>(&inputs.q, p.q_shape(), device);
@@ -217,10 +209,8 @@ fn sixteen_bits<B: Backend>(burn: &Burn<B>) {
         assert_eq!((half.dtype(), all.dtype()), (dtype, DType::F32));
         // Out, the factor and the product are rounded.
         for (a, e) in values(half).iter().zip(values(wide)) {
-            assert!(
-                (a - e).abs() <= 3.0 / 256.0 * e.abs() + 1e-6,
-                "{a}, not {e}"
-            );
+            let bound = 3.0 / 256.0 * e.abs() + 1e-6;
+            assert!((a - e).abs() <= bound, "{a}, not {e}");
         }
     }
 }
@@ -277,8 +267,7 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
     shape(refused([2, 3, 4], DType::F32, 2), TensorName::SinkLogits);
     if burn.supports(F16) {
         let error = refused([2, 3, 4], DType::F16, 3);
-        let f32 = F32;
-        let expected = AttentionError::element_type(TensorName::Lse, f32, F16);
+        let expected = AttentionError::element_type(TensorName::Lse, F32, F16);
         assert_eq!(error, expected);
     }
 }

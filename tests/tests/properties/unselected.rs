@@ -1,6 +1,6 @@
 //! A row does not depend on keys that it does not select: corrupting or permuting them changes nothing.
 
-use super::{Change, bits_of, call, outputs, results, supported};
+use super::{Change, bits_of, call, outputs, results};
 use flash_dma_reference::select;
 use flash_dma_tests::case;
 use flash_dma_tests::prelude::*;
@@ -29,7 +29,7 @@ fn problems<E: Engine>(engine: &E) -> Vec<Case> {
             case(1300, 64, F16).heads(3, 1).window(20),
         ],
     );
-    supported(engine, cases, |case| case.element)
+    engine.supported(cases, |case| case.element)
 }
 
 /// Rows that select a corrupted key become NaN. In f32 the others keep every bit; in 16 bits a tensor-core kernel

@@ -62,10 +62,8 @@ fn casts_round_to_nearest<T: Target>(kernels: &Kernels<T>) {
     // Ties, to even: below and above.
     values.extend([1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8)]);
     values.extend([1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11)]);
-    for (element, kind) in [(F16, FloatKind::F16), (Bf16, FloatKind::BF16)] {
-        if kernels.lacks(element) {
-            continue;
-        }
+    let kinds = [(F16, FloatKind::F16), (Bf16, FloatKind::BF16)];
+    for (element, kind) in kernels.supported(kinds, |&(element, _)| element) {
         let x = client.create_from_slice(f32::as_bytes(&values));
         let y = client.empty(2 * values.len());
         // SAFETY: units past the values do nothing.
@@ -80,10 +78,8 @@ fn casts_round_to_nearest<T: Target>(kernels: &Kernels<T>) {
             );
         }
         let bytes = client.read_one(y).expect("the cast ran");
-        let words: Vec<u16> = bytes
-            .chunks_exact(2)
-            .map(|b| u16::from_le_bytes([b[0], b[1]]))
-            .collect();
+        let words = bytes.chunks_exact(2);
+        let words = words.map(|b| u16::from_le_bytes([b[0], b[1]]));
         for (x, bits) in values.iter().zip(words) {
             let y = match element {
                 F16 => f16::from_bits(bits).to_f64(),

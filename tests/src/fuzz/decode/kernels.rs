@@ -1,7 +1,6 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
 use super::{Decoder, Step, steps, wrong_behind};
-use crate::Outputs;
 use crate::decoding::{Held, Sequence};
 use crate::engines::{Kernels, Target};
 use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
@@ -23,7 +22,7 @@ impl<T: Target> Decoder for Kernels<T> {
         }
         let step = |tokens: core::ops::Range<usize>| {
             let wrong = wrong_behind(decoding, tokens.len(), spec.k_len);
-            let (out, lse) = match (wrong, decoding.window()) {
+            let outputs = match (wrong, decoding.window()) {
                 (Some(wrong), _) => {
                     let result = held.guess(all, tokens.end, wrong);
                     held.append(all, tokens.end);
@@ -34,7 +33,7 @@ impl<T: Target> Decoder for Kernels<T> {
             };
             Step {
                 tokens,
-                outputs: Outputs { out, lse },
+                outputs,
                 live: held.live(),
             }
         };
