@@ -133,13 +133,10 @@ impl Case {
 
     /// Sizes and options.
     pub fn problem(&self) -> Problem {
-        problem(
-            [self.batch, self.q_heads, self.q_len, self.head_dim],
-            [self.batch, self.kv_heads, self.k_len, self.head_dim],
-            self.scores.is_some(),
-            self.element,
-            &self.options,
-        )
+        let q = [self.batch, self.q_heads, self.q_len, self.head_dim];
+        let kv = [self.batch, self.kv_heads, self.k_len, self.head_dim];
+        let scores = self.scores.is_some();
+        problem(q, kv, scores, self.element, &self.options)
     }
 
     /// The random inputs.
@@ -187,11 +184,8 @@ impl Case {
             });
             clean.into_iter().collect()
         };
-        assert_eq!(
-            actual.scores.is_some(),
-            inputs.problem.has_scores,
-            "dscores"
-        );
+        let has_scores = inputs.problem.has_scores;
+        assert_eq!(actual.scores.is_some(), has_scores, "dscores");
         let what = format!("{} at {self:?}", E::NAME);
         expected(inputs, grads).check(clean, &outputs, &actual.given(), what);
     }

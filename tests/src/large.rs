@@ -12,6 +12,7 @@ use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT};
 use flash_dma_reference::sampled::{SampledKeys, Source, attended_keys, spread};
 use half::bf16;
+use std::num::Wrapping;
 use std::ops::Range;
 
 /// The number of kv heads in the sample, the first and the last among them, and of query rows and keys per head.
@@ -38,15 +39,14 @@ fn hash(row: u32, column: u32, seed: u32) -> u32 {
 
 /// [`hash`] on the host.
 fn host_hash(row: u32, column: u32, seed: u32) -> u32 {
-    let sum = [(row, 0), (column, 1), (seed, 2)];
-    let mut bits = (sum.iter()).fold(0u32, |bits, &(x, n)| {
-        bits.wrapping_add(x.wrapping_mul(FACTORS[n]))
-    });
+    let factors = FACTORS.map(Wrapping);
+    let [row, column, seed] = [row, column, seed].map(Wrapping);
+    let mut bits = row * factors[0] + column * factors[1] + seed * factors[2];
     bits ^= bits >> 15;
-    bits = bits.wrapping_mul(FACTORS[2]);
+    bits *= factors[2];
     bits ^= bits >> 12;
-    bits = bits.wrapping_mul(FACTORS[3]);
-    bits ^ (bits >> 15)
+    bits *= factors[3];
+    (bits ^ (bits >> 15)).0
 }
 
 /// Fills contiguous rows of `width` elements with steps of 1/64 from −2 to below 2, exact in every type.
@@ -286,10 +286,8 @@ pub fn check_pattern<T: Target>(kernels: &Kernels<T>, rows: Range<usize>) {
     for row in rows {
         let mut host = vec![0.0; width];
         host_row(row, SEEDS[0], &mut host);
-        let read: Vec<f64> = device[row * width..(row + 1) * width]
-            .iter()
-            .map(|&x| f64::from(x))
-            .collect();
+        let read = device[row * width..(row + 1) * width].iter();
+        let read: Vec<f64> = read.map(|&x| f64::from(x)).collect();
         assert_eq!(read, host, "row {row}");
         all.extend(host);
     }

@@ -240,23 +240,15 @@ impl Engine for Defective {
 
     fn backward(&self, call: &Call) -> Passes {
         let mut call = call.clone();
-        if let Defect::Causal = self.0 {
-            call.problem.causal = false;
-        }
-        if let Defect::LeftOut = self.0 {
-            call.left_out = None;
-        }
-        if let Defect::Delta(times) = self.0 {
-            spoil_delta(&mut call, times);
-        }
-        if let Defect::Panics = self.0 {
-            assert!(call.problem.k_len < 100, "a panic of the engine");
-        }
-        if matches!(self.0, Defect::Refuses) && call.problem.q_len >= 20 {
-            return Err(Refused {
-                error: AttentionError::ZeroWindow,
-                written: false,
-            });
+        match self.0 {
+            Defect::Causal => call.problem.causal = false,
+            Defect::LeftOut => call.left_out = None,
+            Defect::Delta(times) => spoil_delta(&mut call, times),
+            Defect::Panics => assert!(call.problem.k_len < 100, "a panic of the engine"),
+            Defect::Refuses if call.problem.q_len >= 20 => {
+                return Err(AttentionError::ZeroWindow.into());
+            }
+            _ => {}
         }
         let (outputs, mut grads) = Cpu.backward(&call)?;
         let dim = call.problem.head_dim;

@@ -4,19 +4,25 @@ use super::{MaskedCall, MaskedEngine};
 use crate::engines::Pass;
 use crate::engines::buffers::{Output, binding};
 use crate::engines::kernels::{Kernels, Ran, Target, planned, ran};
-use crate::{Gradients, Outputs, Passes, Refused};
+use crate::{Gradients, Outputs, Passes, Raw, Refused};
 use flash_dma_kernels::backward::Backward;
 use flash_dma_kernels::forward::Forward;
 use flash_dma_kernels::{self as engine, MaskBits, Plan};
 use flash_dma_problem::{AttentionError, ElementType};
 
+/// The size and the stride of each axis but that of the elements.
+fn axes_of_rows<const N: usize>(all: [&Raw; N]) -> impl Iterator<Item = (usize, usize)> {
+    let axes = all
+        .into_iter()
+        .flat_map(|raw| raw.shape.iter().zip(&raw.strides).take(3));
+    axes.map(|(&len, &stride)| (len, stride))
+}
+
 /// Whether the engine `mma` claims to support a call: elements of 16 bits, head dimensions that are multiples of 32,
 /// rows that begin at multiples of 16 bytes, and a bias of keys that is contiguous; of gradients, no other bias.
 fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
-    let mut axes = [&call.q, &call.k, &call.v, &call.grad_out]
-        .into_iter()
-        .flat_map(|rows| rows.shape.iter().zip(&rows.strides).take(3));
+    let mut axes = axes_of_rows([&call.q, &call.k, &call.v, &call.grad_out]);
     let bias = call.bias.as_ref().is_none_or(|bias| {
         let contiguous = bias.strides.last() == Some(&1);
         match call.problem.has_key_bias() {
@@ -26,7 +32,7 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
     });
     p.element != ElementType::F32
         && p.head_dim.is_multiple_of(32)
-        && axes.all(|(&len, &stride)| len <= 1 || stride.is_multiple_of(8))
+        && axes.all(|(len, stride)| len <= 1 || stride.is_multiple_of(8))
         && bias
 }
 
@@ -35,11 +41,9 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
 fn suits_wgmma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
     let refused = gradients && (p.dropout.is_some() || p.alibi.is_some());
-    let mut boxes = [&call.q, &call.grad_out]
-        .into_iter()
-        .flat_map(|rows| rows.shape.iter().zip(&rows.strides).take(3));
+    let mut boxes = axes_of_rows([&call.q, &call.grad_out]);
     [64, 128].contains(&p.head_dim)
-        && boxes.all(|(&len, &stride)| len <= 1 || stride > 0)
+        && boxes.all(|(len, stride)| len <= 1 || stride > 0)
         && suits_mma(call, refused)
 }
 

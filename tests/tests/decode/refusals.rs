@@ -79,22 +79,15 @@ const UNFIT: [(Change, &str); 8] = [
 ];
 
 fn unfit(device: &Device) -> impl Iterator<Item = (New, &'static str)> {
-    let tracked =
-        |change: fn(New) -> New, text| (change(New::tokens(&device.clone().autodiff())), text);
-    let mut cases: Vec<(New, &str)> = Vec::new();
-    for (change, text) in UNFIT {
+    let cases = UNFIT.into_iter().map(|(change, text)| {
         let mut new = New::tokens(device);
         change(&mut new, device);
-        cases.push((new, text));
-    }
-    cases.push(tracked(
-        |new| New {
-            k: new.k.require_grad(),
-            ..new
-        },
-        "k is tracked by autodiff, but a cache has no gradients: use it without autodiff",
-    ));
-    cases.into_iter()
+        (new, text)
+    });
+    let mut tracked = New::tokens(&device.clone().autodiff());
+    tracked.k = tracked.k.require_grad();
+    let text = "k is tracked by autodiff, but a cache has no gradients: use it without autodiff";
+    cases.chain([(tracked, text)])
 }
 
 fn slots_bits(cache: &DynamicMaskCache) -> String {
@@ -131,16 +124,9 @@ fn tokens_for_slots<B: Backend>(burn: &Burn<B>) {
     assert_eq!(slots_bits(&cache), before);
 
     // Near the greatest position: a saved cache stores its position.
-    let json = serde_json::to_value(cache.to_record_sync()).unwrap();
-    let mut record = json.clone();
-    let most = i32::MAX - 2;
-    record["seen"]["bytes"] = serde_json::to_value(
-        [most, most]
-            .iter()
-            .flat_map(|n| n.to_le_bytes())
-            .collect::<Vec<u8>>(),
-    )
-    .unwrap();
+    let mut record = serde_json::to_value(cache.to_record_sync()).unwrap();
+    let most = [i32::MAX - 2; 2].map(i32::to_le_bytes).concat();
+    record["seen"]["bytes"] = serde_json::to_value(most).unwrap();
     let record = serde_json::from_value(record).unwrap();
     let mut cache = DynamicMaskCache::try_from_record(record, device).unwrap();
     let before = slots_bits(&cache);

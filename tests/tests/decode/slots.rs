@@ -3,7 +3,7 @@
 use super::rules;
 use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn::tensor::Tensor;
-use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig};
+use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::{Attention, Documents, Selector};
 use flash_dma_tests::prelude::*;
 
@@ -220,23 +220,16 @@ fn documents_restart_the_cache<B: Backend>(burn: &Burn<B>) {
             let mut sequences = Sequences::new(shape(F32), 1, Some(Scores::Nan), window(11), 5);
             let tokens = sequences.grow(len, burn.device());
             let scores = tokens.scores.clone().expect("slots have scores");
-            let selector = Selector::top(rule.window)
-                .recent(rule.recent)
-                .sinks(rule.sinks);
-            let selector = selector.documents(Documents::from_lengths([lengths.clone()]));
+            let selector = Selector::top(rule.window).recent(rule.recent);
+            let documents = Documents::from_lengths([lengths.clone()]);
+            let selector = selector.sinks(rule.sinks).documents(documents);
             let intervals = selector.select(scores.clone());
             let (q, k, v) = (tokens.q, tokens.k, tokens.v);
             let attention = Attention::new(q.clone(), k.clone(), v.clone()).scores(scores.clone());
-            let whole = attention
-                .intervals(&intervals)
-                .options(window(11))
-                .forward();
+            let attention = attention.intervals(&intervals).options(window(11));
+            let whole = attention.forward();
 
-            let Shape { kv_heads, dim, .. } = shape(F32);
-            let mut cache = DynamicMaskCacheConfig::new(1, kv_heads, dim, window(11))
-                .with_recent(Some(rule.recent))
-                .with_sinks(Some(rule.sinks))
-                .init(burn.device());
+            let mut cache = sequences.under(rule).in_slots(burn).cache;
             let mut at = 0;
             for &document in &lengths {
                 cache.reset(0);
@@ -245,7 +238,7 @@ fn documents_restart_the_cache<B: Backend>(burn: &Burn<B>) {
                     let count = count.min(end - at);
                     let part = |x: &Tensor<4>| x.clone().narrow(2, at, count);
                     let z = scores.clone().narrow(2, at, count);
-                    let out = cache.step(part(&q), part(&k), part(&v), z);
+                    let out = cache.step(part(&q), part(&k), part(&v), Some(z));
                     let [actual, expected] = [out, part(&whole)].map(|x| x.into_data_as::<f32>());
                     for (a, e) in actual.iter::<f32>().zip(expected.iter::<f32>()) {
                         let same = (a - e).abs() < 2e-5 || (a.is_nan() && e.is_nan());

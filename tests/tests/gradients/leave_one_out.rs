@@ -1,7 +1,7 @@
 //! The gradient of kept keys: what the loss would lose without them, beside that of runners-up.
 
 use super::runners_up::{
-    Runners, assert_all_but_scores_same, assert_same, call, case, check, from, groups,
+    assert_all_but_scores_same, assert_same, call, case, check, check_all, from, groups,
     in_fixed_order, kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
 };
 use flash_dma_tests::Layout::{Padded, Transposed};
@@ -9,16 +9,6 @@ use flash_dma_tests::prelude::*;
 
 fn how() -> Option<LeaveOneOut> {
     Some(LeaveOneOut::default())
-}
-
-/// Checks the cases of a host up to its size, or those of a device.
-fn check_all<E: Engine>(
-    engine: &E,
-    small: impl IntoIterator<Item = Runners>,
-    medium: impl IntoIterator<Item = Runners>,
-    device: impl IntoIterator<Item = Runners>,
-) {
-    super::runners_up::check_all(engine, how(), small, medium, device);
 }
 
 fn of_every_length_and_window<E: Engine>(engine: &E) {
@@ -38,7 +28,7 @@ fn of_every_length_and_window<E: Engine>(engine: &E) {
         (wide(300, 300, 1), 1),
         (wide(100, 100, 100), 20),
     ];
-    check_all(engine, [(case(40, 40, 6), 3)], medium, device);
+    check_all(engine, how(), [(case(40, 40, 6), 3)], medium, device);
 }
 
 fn of_head_dims<E: Engine>(engine: &E) {
@@ -46,13 +36,13 @@ fn of_head_dims<E: Engine>(engine: &E) {
     let dims = [(24, F32), (64, F16), (96, Bf16), (128, Bf16), (256, Bf16)];
     let medium = dims.map(|dim| (of(150, 32, dim), 8));
     let device = dims.map(|dim| (of(700, 90, dim).heads(4, 2), 25));
-    check_all(engine, [], medium, device);
+    check_all(engine, how(), [], medium, device);
 }
 
 fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
     let medium = of_each_option(case(257, 257, 64));
     let device = of_each_option(wide(700, 700, 100).dim(128));
-    check_all(engine, [], medium, device);
+    check_all(engine, how(), [], medium, device);
 }
 
 /// From where a key that has all of a row's weight counts for much to where it counts for little.
@@ -91,7 +81,7 @@ fn of_padded_rows_and_transposed_heads<E: Engine>(engine: &E) {
     let layouts = |case: Case, more| [Padded, Transposed].map(|l| (case.clone().layout(l), more));
     let medium = layouts(case(130, 150, 20).heads(4, 2), 5);
     let device = layouts(wide(600, 600, 100).heads(4, 2), 30);
-    check_all(engine, [], medium, device);
+    check_all(engine, how(), [], medium, device);
 }
 
 /// With a fixed order everything else keeps its bits, and the gradient itself, too, call after call.

@@ -312,13 +312,8 @@ fn passes(
     let grads = (out.clone() * weights).sum().backward();
     let grad = |x: &Tensor<4>| x.grad(&grads).expect("a tracked tensor");
     let of_scores = scores.grad(&grads).expect("a tracked tensor");
-    [
-        out.inner(),
-        grad(&q),
-        grad(&k),
-        grad(&v),
-        of_scores.unsqueeze_dim(3),
-    ]
+    let [q, k, v] = [&q, &k, &v].map(grad);
+    [out.inner(), q, k, v, of_scores.unsqueeze_dim(3)]
 }
 
 fn documents_are_sequences_of_their_own<B: Backend>(burn: &Burn<B>) {
@@ -346,10 +341,8 @@ fn documents_are_sequences_of_their_own<B: Backend>(burn: &Burn<B>) {
             cut(&weights),
             &selector,
         );
-        for (name, (all, alone)) in ["out", "dq", "dk", "dv", "dscores"]
-            .iter()
-            .zip(all.iter().zip(alone))
-        {
+        let names = ["out", "dq", "dk", "dv", "dscores"].iter();
+        for (name, (all, alone)) in names.zip(all.iter().zip(alone)) {
             let part = all.clone().narrow(2, start, len);
             let size = part.clone().abs().max().into_scalar::<f32>().max(1.0);
             let most: f32 = (part - alone).abs().max().into_scalar();
