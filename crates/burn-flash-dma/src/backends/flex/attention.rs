@@ -35,7 +35,7 @@ impl DynamicMaskOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        let results = by_element!(call.rows[0].dtype(), call.forward(false));
+        let results = by_element!(call.rows[0].dtype(), E => call.forward::<E>(false));
         (results.out, results.lse)
     }
 
@@ -48,7 +48,7 @@ impl DynamicMaskOps for Flex {
     ) -> Forwarded<Self> {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        by_element!(call.rows[0].dtype(), call.forward(true))
+        by_element!(call.rows[0].dtype(), E => call.forward::<E>(true))
     }
 
     fn dynamic_mask_backward(
@@ -61,7 +61,7 @@ impl DynamicMaskOps for Flex {
     ) -> AttentionGrads<Self> {
         let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        by_element!(call.rows[0].dtype(), call.backward(saved))
+        by_element!(call.rows[0].dtype(), E => call.backward::<E>(saved))
     }
 }
 
@@ -104,6 +104,29 @@ impl<E: Element + Stored> Results<E> {
             lse: tensor(self.lse, problem.lse_shape()),
             lse_rest: tensor(self.lse_rest, problem.lse_shape()),
         }
+    }
+}
+
+/// What a forward pass saved, in a form the engine can address.
+pub(super) fn addressable_saved(saved: Saved<Flex>) -> Saved<Flex> {
+    Saved {
+        out: addressable(saved.out),
+        residual: saved.residual.map(addressable),
+        lse: saved.lse.to_contiguous(),
+        lse_rest: saved.lse_rest.map(|t| t.to_contiguous()),
+        grad_out: addressable(saved.grad_out),
+        grad_lse: saved.grad_lse.map(|t| t.to_contiguous()),
+    }
+}
+
+pub(super) fn view_saved<E: Element + Stored>(saved: &Saved<Flex>) -> flash_dma_cpu::Saved<'_, E> {
+    flash_dma_cpu::Saved {
+        out: view(&saved.out),
+        residual: saved.residual.as_option().map(view),
+        lse: contiguous(&saved.lse),
+        lse_rest: saved.lse_rest.as_option().map(contiguous),
+        grad_out: view(&saved.grad_out),
+        grad_lse: saved.grad_lse.as_option().map(contiguous),
     }
 }
 
@@ -199,11 +222,7 @@ impl Call {
 
     fn backward<E: Element + Stored>(self, saved: Saved<Flex>) -> AttentionGrads<Flex> {
         let problem = &self.problem;
-        let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
-        let residual = saved.residual.into_option().map(addressable);
-        let lse = saved.lse.to_contiguous();
-        let lse_rest = saved.lse_rest.into_option().map(|t| t.to_contiguous());
-        let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
+        let saved = addressable_saved(saved);
         let mut rows = RowGradients::<E>::new(&self.rows, problem);
         let [q, k, v] = rows.slices();
         let mut scores = (problem.has_scores).then(|| buffer(problem.scores_shape()));
@@ -212,14 +231,7 @@ impl Call {
         run(flash_dma_cpu::backward(
             problem,
             self.inputs(),
-            flash_dma_cpu::Saved {
-                out: view(&out),
-                residual: residual.as_ref().map(view),
-                lse: contiguous(&lse),
-                lse_rest: lse_rest.as_ref().map(contiguous),
-                grad_out: view(&grad_out),
-                grad_lse: grad_lse.as_ref().map(contiguous),
-            },
+            view_saved(&saved),
             Gradients {
                 q,
                 k,

@@ -12,7 +12,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_flex::FlexTensor;
 use flash_dma_cpu::Element;
 use flash_dma_cpu::cache::{self, Cache, CacheRef, Pages, PagesRef, Slots, SlotsRef, Tokens};
-use flash_dma_problem::{AppendProblem, Appending, AttentionError, DecodeProblem};
+use flash_dma_problem::{AppendProblem, Appending, DecodeProblem};
 
 impl CacheOps for Flex {
     fn cache_append_slots(
@@ -22,7 +22,10 @@ impl CacheOps for Flex {
     ) -> SlotTensors<Self> {
         let _span = span!("append", engine = "cpu");
         let (mut slots, tokens) = (whole_slots(slots), readable(tokens));
-        by_element!(slots.k.dtype(), append_slots(&mut slots, &tokens, &problem));
+        by_element!(slots.k.dtype(), E => {
+            let cache = Cache::Slots(slots_mut::<E>(&mut slots));
+            run(cache::append(&problem, cache, tokens_ref(&tokens)))
+        });
         slots
     }
 
@@ -33,9 +36,14 @@ impl CacheOps for Flex {
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
         let _span = span!("decode", engine = "cpu");
-        let (mut slots, tokens) = (whole_slots(slots), readable(tokens));
-        let (dtype, q) = (q.dtype(), addressable(q));
-        let (out, lse) = by_element!(dtype, decode_slots(&q, &mut slots, &tokens, &problem));
+        let (mut slots, tokens, q) = (whole_slots(slots), readable(tokens), addressable(q));
+        let (out, lse) = by_element!(q.dtype(), E => {
+            let cache = match problem.appending {
+                Appending::Now => Access::Write(Cache::Slots(slots_mut::<E>(&mut slots))),
+                Appending::Later => Access::Read(CacheRef::Slots(slots_ref(&slots))),
+            };
+            step(&q, cache, &tokens, &problem)
+        });
         DecodedSlots { out, lse, slots }
     }
 
@@ -46,7 +54,7 @@ impl CacheOps for Flex {
     ) -> ChunkKeys<Self> {
         let _span = span!("chunk_keys", engine = "cpu");
         let (slots, tokens) = (whole_slots(slots), readable(tokens));
-        by_element!(slots.k.dtype(), chunk_keys(&slots, &tokens, &problem))
+        by_element!(slots.k.dtype(), E => chunk_keys::<E>(&slots, &tokens, &problem))
     }
 
     fn cache_append_pages(
@@ -57,7 +65,10 @@ impl CacheOps for Flex {
     ) -> PageTensors<Self> {
         let _span = span!("append", engine = "cpu");
         let (mut pages, tokens) = (whole_pages(pages), readable(tokens));
-        by_element!(pages.k.dtype(), append_pages(&mut pages, &tokens, &problem));
+        by_element!(pages.k.dtype(), E => {
+            let cache = Cache::Pages(pages_mut::<E>(&mut pages));
+            run(cache::append(&problem, cache, tokens_ref(&tokens)))
+        });
         pages
     }
 
@@ -69,86 +80,38 @@ impl CacheOps for Flex {
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
         let _span = span!("decode", engine = "cpu");
-        let (mut pages, tokens) = (whole_pages(pages), readable(tokens));
-        let (dtype, q) = (q.dtype(), addressable(q));
-        let (out, lse) = by_element!(dtype, decode_pages(&q, &mut pages, &tokens, &problem));
+        let (mut pages, tokens, q) = (whole_pages(pages), readable(tokens), addressable(q));
+        let (out, lse) = by_element!(q.dtype(), E => {
+            let cache = match problem.appending {
+                Appending::Now => Access::Write(Cache::Pages(pages_mut::<E>(&mut pages))),
+                Appending::Later => Access::Read(CacheRef::Pages(pages_ref(&pages))),
+            };
+            step(&q, cache, &tokens, &problem)
+        });
         DecodedPages { out, lse, pages }
     }
 }
 
-fn append_slots<E: Element + Stored>(
-    slots: &mut SlotTensors<Flex>,
-    tokens: &TokenTensors<Flex>,
-    problem: &AppendProblem,
-) {
-    let cache = Cache::Slots(slots_mut::<E>(slots));
-    run(cache::append(problem, cache, tokens_ref(tokens)));
+/// How a step takes a cache: one that it leaves as it is, is not copied if it is shared.
+enum Access<'a, E> {
+    Write(Cache<'a, E>),
+    Read(CacheRef<'a, E>),
 }
 
-fn decode_slots<E: Element + Stored>(
+/// A step: its output and LSE.
+fn step<E: Element + Stored>(
     q: &FlexTensor,
-    slots: &mut SlotTensors<Flex>,
+    cache: Access<'_, E>,
     tokens: &TokenTensors<Flex>,
     problem: &DecodeProblem,
-) -> (FlexTensor, FlexTensor) {
-    match problem.appending {
-        Appending::Now => decode(q, Cache::Slots(slots_mut::<E>(slots)), tokens, problem),
-        Appending::Later => attend(q, CacheRef::Slots(slots_ref::<E>(slots)), tokens, problem),
-    }
-}
-
-fn append_pages<E: Element + Stored>(
-    pages: &mut PageTensors<Flex>,
-    tokens: &TokenTensors<Flex>,
-    problem: &AppendProblem,
-) {
-    let cache = Cache::Pages(pages_mut::<E>(pages));
-    run(cache::append(problem, cache, tokens_ref(tokens)));
-}
-
-fn decode_pages<E: Element + Stored>(
-    q: &FlexTensor,
-    pages: &mut PageTensors<Flex>,
-    tokens: &TokenTensors<Flex>,
-    problem: &DecodeProblem,
-) -> (FlexTensor, FlexTensor) {
-    match problem.appending {
-        Appending::Now => decode(q, Cache::Pages(pages_mut::<E>(pages)), tokens, problem),
-        Appending::Later => attend(q, CacheRef::Pages(pages_ref::<E>(pages)), tokens, problem),
-    }
-}
-
-fn decode<E: Element + Stored>(
-    q: &FlexTensor,
-    cache: Cache<'_, E>,
-    tokens: &TokenTensors<Flex>,
-    problem: &DecodeProblem,
-) -> (FlexTensor, FlexTensor) {
-    outputs::<E>(problem, |out, lse| {
-        cache::decode(problem, view(q), cache, tokens_ref(tokens), out, lse)
-    })
-}
-
-/// As [`decode`], but the cache stays as it is, and is not copied if it is shared.
-fn attend<E: Element + Stored>(
-    q: &FlexTensor,
-    cache: CacheRef<'_, E>,
-    tokens: &TokenTensors<Flex>,
-    problem: &DecodeProblem,
-) -> (FlexTensor, FlexTensor) {
-    outputs::<E>(problem, |out, lse| {
-        cache::attend(problem, view(q), cache, tokens_ref(tokens), out, lse)
-    })
-}
-
-/// The output and the LSE that a step writes.
-fn outputs<E: Element + Stored>(
-    problem: &DecodeProblem,
-    step: impl FnOnce(&mut [E], &mut [f32]) -> Result<(), AttentionError>,
 ) -> (FlexTensor, FlexTensor) {
     let mut out = buffer::<E, 4>(problem.q_shape());
     let mut lse = buffer::<f32, 3>(problem.lse_shape());
-    run(step(&mut out, &mut lse));
+    let (q, tokens) = (view(q), tokens_ref(tokens));
+    run(match cache {
+        Access::Write(cache) => cache::decode(problem, q, cache, tokens, &mut out, &mut lse),
+        Access::Read(cache) => cache::attend(problem, q, cache, tokens, &mut out, &mut lse),
+    });
     (
         tensor(out, problem.q_shape()),
         tensor(lse, problem.lse_shape()),
@@ -236,27 +199,23 @@ fn whole_pages(pages: PageTensors<Flex>) -> PageTensors<Flex> {
     }
 }
 
-fn elements<E: Stored>(tensor: &FlexTensor) -> &[E] {
-    tensor.storage()
-}
-
 fn slots_ref<E: Stored>(slots: &SlotTensors<Flex>) -> SlotsRef<'_, E> {
     SlotsRef {
-        k: elements(&slots.k),
-        v: elements(&slots.v),
-        score: elements(&slots.score),
-        position: elements(&slots.position),
-        seen: elements(&slots.seen),
+        k: slots.k.storage(),
+        v: slots.v.storage(),
+        score: slots.score.storage(),
+        position: slots.position.storage(),
+        seen: slots.seen.storage(),
     }
 }
 
 fn pages_ref<E: Stored>(pages: &PageTensors<Flex>) -> PagesRef<'_, E> {
     PagesRef {
-        k: elements(&pages.k),
-        v: elements(&pages.v),
-        scores: pages.scores.as_option().map(elements),
-        table: elements(&pages.table),
-        lengths: elements(&pages.lengths),
+        k: pages.k.storage(),
+        v: pages.v.storage(),
+        scores: pages.scores.as_option().map(FlexTensor::storage),
+        table: pages.table.storage(),
+        lengths: pages.lengths.storage(),
     }
 }
 
@@ -279,7 +238,7 @@ fn pages_mut<E: Stored>(pages: &mut PageTensors<Flex>) -> Pages<'_, E> {
             OptionalFloat::None => None,
             OptionalFloat::Some(scores) => Some(scores.storage_mut()),
         },
-        table: elements(&pages.table),
+        table: pages.table.storage(),
         lengths: pages.lengths.storage_mut(),
     }
 }

@@ -1,6 +1,6 @@
 //! Masks and biases on the CPU engine.
 
-use super::attention::Results;
+use super::attention::{Results, addressable_saved, view_saved};
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
@@ -13,7 +13,7 @@ use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{BroadcastView, Element, MaskedGradients, MaskedInputs, View};
-use flash_dma_problem::{MaskedProblem, PlanGeometry};
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for Flex {
     fn masked_attention_plan(
@@ -23,19 +23,9 @@ impl MaskedAttentionOps for Flex {
     ) -> PlanTensors<Self> {
         let _span = span!("tile_plan", engine = "cpu");
         let mask = forward_strides(mask);
-        let mut bits = buffer::<i32, 5>(geometry.bits_shape());
-        let mut counts = buffer::<i32, 4>(geometry.counts_shape());
-        run(flash_dma_cpu::plan(
-            &geometry,
-            broadcast_view::<u8>(&mask),
-            hidden,
-            bytemuck::cast_slice_mut(&mut bits),
-            bytemuck::cast_slice_mut(&mut counts),
-        ));
-        PlanTensors {
-            bits: tensor(bits, geometry.bits_shape()),
-            counts: tensor(counts, geometry.counts_shape()),
-        }
+        plan_of(&geometry, |bits, counts| {
+            flash_dma_cpu::plan(&geometry, broadcast_view(&mask), hidden, bits, counts)
+        })
     }
 
     fn masked_attention_plan_ranges(
@@ -45,19 +35,10 @@ impl MaskedAttentionOps for Flex {
     ) -> PlanTensors<Self> {
         let _span = span!("tile_plan", engine = "cpu");
         let [first, end] = [first, end].map(forward_strides);
-        let mut bits = buffer::<i32, 5>(geometry.bits_shape());
-        let mut counts = buffer::<i32, 4>(geometry.counts_shape());
-        run(flash_dma_cpu::plan_ranges(
-            &geometry,
-            broadcast_view::<i32>(&first),
-            broadcast_view::<i32>(&end),
-            bytemuck::cast_slice_mut(&mut bits),
-            bytemuck::cast_slice_mut(&mut counts),
-        ));
-        PlanTensors {
-            bits: tensor(bits, geometry.bits_shape()),
-            counts: tensor(counts, geometry.counts_shape()),
-        }
+        plan_of(&geometry, |bits, counts| {
+            let [first, end] = [&first, &end].map(broadcast_view);
+            flash_dma_cpu::plan_ranges(&geometry, first, end, bits, counts)
+        })
     }
 
     fn masked_attention_forward(
@@ -69,7 +50,7 @@ impl MaskedAttentionOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        let results = by_element!(call.rows[0].dtype(), call.forward(false));
+        let results = by_element!(call.rows[0].dtype(), E => call.forward::<E>(false));
         (results.out, results.lse)
     }
 
@@ -82,7 +63,7 @@ impl MaskedAttentionOps for Flex {
     ) -> Forwarded<Self> {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        by_element!(call.rows[0].dtype(), call.forward(true))
+        by_element!(call.rows[0].dtype(), E => call.forward::<E>(true))
     }
 
     fn masked_attention_backward(
@@ -96,7 +77,24 @@ impl MaskedAttentionOps for Flex {
     ) -> MaskedGrads<Self> {
         let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        by_element!(call.rows[0].dtype(), call.backward(saved, bias_gradient))
+        by_element!(call.rows[0].dtype(), E => call.backward::<E>(saved, bias_gradient))
+    }
+}
+
+/// The tile plan of which `fill` writes the bits and the counts.
+fn plan_of(
+    geometry: &PlanGeometry,
+    fill: impl FnOnce(&mut [u32], &mut [u32]) -> Result<(), AttentionError>,
+) -> PlanTensors<Flex> {
+    let mut bits = buffer::<i32, 5>(geometry.bits_shape());
+    let mut counts = buffer::<i32, 4>(geometry.counts_shape());
+    run(fill(
+        bytemuck::cast_slice_mut(&mut bits),
+        bytemuck::cast_slice_mut(&mut counts),
+    ));
+    PlanTensors {
+        bits: tensor(bits, geometry.bits_shape()),
+        counts: tensor(counts, geometry.counts_shape()),
     }
 }
 
@@ -150,11 +148,7 @@ impl Call {
         bias_gradient: bool,
     ) -> MaskedGrads<Flex> {
         let p = &self.problem.attention;
-        let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
-        let residual = saved.residual.into_option().map(addressable);
-        let lse = saved.lse.to_contiguous();
-        let lse_rest = saved.lse_rest.into_option().map(|t| t.to_contiguous());
-        let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
+        let saved = addressable_saved(saved);
         let mut rows = RowGradients::<E>::new(&self.rows, p);
         let [q, k, v] = rows.slices();
         let shape = self.problem.bias.filter(|_| bias_gradient);
@@ -162,14 +156,7 @@ impl Call {
         run(flash_dma_cpu::masked_backward(
             &self.problem,
             self.inputs(),
-            flash_dma_cpu::Saved {
-                out: view(&out),
-                residual: residual.as_ref().map(view),
-                lse: contiguous(&lse),
-                lse_rest: lse_rest.as_ref().map(contiguous),
-                grad_out: view(&grad_out),
-                grad_lse: grad_lse.as_ref().map(contiguous),
-            },
+            view_saved(&saved),
             MaskedGradients {
                 q,
                 k,

@@ -21,7 +21,10 @@ impl NormOps for Flex {
         let shape = x.shape();
         let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
         // Heads of one token each, or tokens of one head: the order is the same.
-        relaid(by_element!(call.x().dtype(), call.forward()), shape)
+        relaid(
+            by_element!(call.x().dtype(), E => call.forward::<E>()),
+            shape,
+        )
     }
 
     fn rms_norm_backward(
@@ -34,7 +37,7 @@ impl NormOps for Flex {
         let shape = x.shape();
         let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
         let grad_out = grad_out.to_contiguous();
-        let grads = by_element!(grad_out.dtype(), call.backward(&grad_out));
+        let grads = by_element!(grad_out.dtype(), E => call.backward::<E>(&grad_out));
         let gamma = grads.gamma.into_option().expect("there is a norm");
         (relaid(grads.x, shape), gamma)
     }
@@ -48,7 +51,7 @@ impl NormOps for Flex {
         let _span = span!("norm_forward", engine = "cpu");
         let (gamma, table) = (gamma.into_option(), table.into_option());
         let call = Call::new(Some(addressable(x)), gamma, table, problem);
-        by_element!(call.x().dtype(), call.forward()).transpose(1, 2)
+        by_element!(call.x().dtype(), E => call.forward::<E>()).transpose(1, 2)
     }
 
     fn encode_heads_backward(
@@ -64,7 +67,7 @@ impl NormOps for Flex {
         };
         let call = Call::new(x, gamma, table.into_option(), problem);
         let grad_out = addressable(grad_out);
-        by_element!(grad_out.dtype(), call.backward(&grad_out))
+        by_element!(grad_out.dtype(), E => call.backward::<E>(&grad_out))
     }
 }
 

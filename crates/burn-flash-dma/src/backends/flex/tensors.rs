@@ -10,13 +10,22 @@ use flash_dma_problem::AttentionError;
 pub(crate) trait Stored: BurnElement + bytemuck::Pod + Default {}
 impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
 
-/// Calls a generic function or method with the type of the elements, which the functions on `Tensor` have validated.
+/// An expression with the type of the elements, which the functions on `Tensor` have validated, under a name.
 macro_rules! by_element {
-    ($dtype:expr, $($call:ident).+($($argument:expr),*)) => {
+    ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
-            burn::tensor::DType::F32 => $($call).+::<f32>($($argument),*),
-            burn::tensor::DType::F16 => $($call).+::<burn::tensor::f16>($($argument),*),
-            burn::tensor::DType::BF16 => $($call).+::<burn::tensor::bf16>($($argument),*),
+            burn::tensor::DType::F32 => {
+                type $element = f32;
+                $body
+            }
+            burn::tensor::DType::F16 => {
+                type $element = burn::tensor::f16;
+                $body
+            }
+            burn::tensor::DType::BF16 => {
+                type $element = burn::tensor::bf16;
+                $body
+            }
             other => panic!("elements must be f32, f16 or bf16, but are {other:?}"),
         }
     };
