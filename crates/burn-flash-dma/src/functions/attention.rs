@@ -70,11 +70,11 @@ use std::marker::PhantomData;
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct Attention<S = AllKeys> {
-    rows: [Tensor<4>; 3],
+    pub(super) rows: [Tensor<4>; 3],
     /// Present exactly in the state `ScoredKeys`.
-    scores: Option<Tensor<3>>,
+    pub(super) scores: Option<Tensor<3>>,
     /// Present in the state `SelectedKeys`, absent in `AllKeys`.
-    intervals: Option<Intervals>,
+    pub(super) intervals: Option<Intervals>,
     options: AttentionOptions,
     state: PhantomData<S>,
 }
@@ -141,7 +141,7 @@ impl<S> Attention<S> {
     /// shape, device or window, or are those of recent keys, sinks or documents in a call in which positions mean
     /// something else; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
-        Ok(self.run(Dispatch::dynamic_mask_forward)?.0)
+        Ok(self.attend(Dispatch::dynamic_mask_forward)?.0)
     }
 
     twin! {
@@ -156,7 +156,7 @@ impl<S> Attention<S> {
     ///
     /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.run(Dispatch::dynamic_mask_forward_with_lse)
+        self.attend(Dispatch::dynamic_mask_forward_with_lse)
     }
 
     twin! {
@@ -184,7 +184,7 @@ impl<S> Attention<S> {
             return try_learnable_sink(out, lse, logits);
         }
         let logits = checked_logits(logits, heads, &self.rows[0].device())?.into_dispatch();
-        self.run(|q, k, v, selection, problem| {
+        self.attend(|q, k, v, selection, problem| {
             Dispatch::dynamic_mask_forward_with_sink(q, k, v, logits, selection, problem)
         })
     }
@@ -192,7 +192,7 @@ impl<S> Attention<S> {
     /// What the rounding of the output to 16 bits loses, as autodiff keeps it; `None` for f32. Not differentiable.
     #[cfg(feature = "testing")]
     pub(crate) fn try_residual(self) -> Result<Option<Tensor<4>>, AttentionError> {
-        let results = (self.call()?).run(Dispatch::dynamic_mask_forward_with_residual)?;
+        let results = self.run(Dispatch::dynamic_mask_forward_with_residual)?;
         Ok(results.residual.into_option().map(Tensor::from_dispatch))
     }
 
@@ -207,85 +207,64 @@ impl<S> Attention<S> {
         }
     }
 
-    fn run(
+    fn attend(
         self,
         operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> (Rows, Rows),
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let _span = span!("attention");
-        let (out, lse) = self.call()?.run(operation)?;
+        let (out, lse) = self.run(operation)?;
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// The checked call.
-    pub(super) fn call(self) -> Result<Call, AttentionError> {
-        let Self {
-            rows,
-            scores,
-            intervals,
-            mut options,
-            ..
-        } = self;
-        if let Some(intervals) = &intervals {
+    /// The call with its scores in f32, and its problem: everything is checked. The problem has scores if the call has them
+    /// or intervals, of which it may have neither.
+    pub(super) fn checked(mut self) -> Result<(Self, Problem), AttentionError> {
+        let mut options = self.options;
+        if let Some(intervals) = &self.intervals {
             options = intervals.resolve_window(options)?;
         }
-        let element = rows_element(&rows)?;
-        let [q, k, v] = rows.each_ref().map(Tensor::dims);
-        let scores_shape = match &scores {
+        let element = rows_element(&self.rows)?;
+        let [q, k, v] = self.rows.each_ref().map(Tensor::dims);
+        let scores_shape = match &self.scores {
             Some(scores) => Some(scores.dims()),
             // The engines read a score of every key that is selected.
-            None => intervals.is_some().then_some([k[0], k[1], k[2]]),
+            None => self.intervals.is_some().then_some([k[0], k[1], k[2]]),
         };
         let scores_shape = scores_shape.as_ref().map(<[usize; 3]>::as_slice);
         let problem = Problem::new(&q, &k, &v, scores_shape, element, &options)?;
-        let device = supported(&rows, element)?;
-        if let Some(scores) = &scores {
+        let device = supported(&self.rows, element)?;
+        if let Some(scores) = &self.scores {
             same_device(&device, TensorName::Scores, scores.device())?;
         }
-        let gradients = tracked(&rows) || scores.as_ref().is_some_and(is_tracked);
+        let gradients = tracked(&self.rows) || self.scores.as_ref().is_some_and(is_tracked);
         engines::check(&problem, &device, gradients)?;
-        let scores = scores.map(scores_as_f32).transpose()?;
-        if let Some(intervals) = &intervals {
+        self.scores = self.scores.map(scores_as_f32).transpose()?;
+        if let Some(intervals) = &self.intervals {
             intervals.check(&problem, &device)?;
         }
-        Ok(Call {
-            rows,
-            scores,
-            intervals,
-            problem,
-        })
+        Ok((self, problem))
     }
-}
 
-/// A validated call.
-pub(super) struct Call {
-    pub(super) rows: [Tensor<4>; 3],
-    /// f32. Absent if the problem has none, and if it has zeros.
-    pub(super) scores: Option<Tensor<3>>,
-    /// Intervals that the caller gave.
-    pub(super) intervals: Option<Intervals>,
-    pub(super) problem: Problem,
-}
-
-impl Call {
-    /// Makes the intervals unless they are given.
+    /// Runs an operation, with intervals that are made unless they are given.
     fn run<R>(
         self,
         operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> R,
     ) -> Result<R, AttentionError> {
-        let selection = match (self.scores, self.intervals) {
+        let (call, problem) = self.checked()?;
+        let selection = match (call.scores, call.intervals) {
             (None, None) => Selection::<Dispatch>::All,
             (scores, intervals) => {
                 let scores = scores.unwrap_or_else(|| {
-                    let device = self.rows[0].device();
-                    Tensor::zeros(self.problem.scores_shape(), (&device, DType::F32))
+                    let device = call.rows[0].device();
+                    Tensor::zeros(problem.scores_shape(), (&device, DType::F32))
                 });
                 let intervals = match intervals {
                     Some(intervals) => intervals,
-                    None => try_select(scores.clone(), self.problem.window)?,
+                    None => try_select(scores.clone(), problem.window)?,
                 };
                 let (intervals, runners_up) = intervals.into_parts();
                 // To a call without autodiff they are nothing, though they may have been selected with it.
-                let devices = self.rows.each_ref().map(Tensor::device);
+                let devices = call.rows.each_ref().map(Tensor::device);
                 let autodiff = devices.iter().any(Device::is_autodiff);
                 let runners_up = runners_up.filter(|_| autodiff || scores.device().is_autodiff());
                 Selection::Scored {
@@ -305,8 +284,8 @@ impl Call {
                 }
             }
         };
-        let [q, k, v] = self.rows.map(Tensor::into_dispatch);
-        Ok(operation(q, k, v, selection, self.problem))
+        let [q, k, v] = call.rows.map(Tensor::into_dispatch);
+        Ok(operation(q, k, v, selection, problem))
     }
 }
 

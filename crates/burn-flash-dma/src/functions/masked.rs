@@ -67,9 +67,9 @@ use std::marker::PhantomData;
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct MaskedAttention<M = NoMask> {
-    rows: [Tensor<4>; 3],
-    mask: Option<Mask>,
-    bias: Option<Tensor<4>>,
+    pub(super) rows: [Tensor<4>; 3],
+    pub(super) mask: Option<Mask>,
+    pub(super) bias: Option<Tensor<4>>,
     options: AttentionOptions,
     state: PhantomData<M>,
 }
@@ -133,9 +133,7 @@ impl<M> MaskedAttention<M> {
     /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan is of other lengths,
     /// of another causal masking, or on another device; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
-        let _span = span!("masked_attention");
-        let (out, _) = self.call()?.run(Dispatch::masked_attention_forward);
-        Ok(out)
+        Ok(self.run(Dispatch::masked_attention_forward)?.0)
     }
 
     twin! {
@@ -150,55 +148,62 @@ impl<M> MaskedAttention<M> {
     ///
     /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        let _span = span!("masked_attention");
-        let call = self.call()?;
-        Ok(call.run(Dispatch::masked_attention_forward_with_lse))
+        self.run(Dispatch::masked_attention_forward_with_lse)
     }
 
-    /// The checked call.
-    pub(super) fn call(self) -> Result<Call, AttentionError> {
-        let Self {
-            rows,
-            mask,
-            bias,
-            options,
-            ..
-        } = self;
-        let element = rows_element(&rows)?;
+    /// The call, which is checked, and its problem. Nothing has been computed.
+    pub(super) fn checked(self) -> Result<(Self, MaskedProblem), AttentionError> {
+        let (rows, options) = (&self.rows, &self.options);
+        let element = rows_element(rows)?;
         let [q, k, v] = rows.each_ref().map(|t| t.dims());
-        let bias_shape = bias.as_ref().map(|bias| bias.dims());
+        let bias_shape = self.bias.as_ref().map(|bias| bias.dims());
         let bias_shape = bias_shape.as_ref().map(<[usize; 4]>::as_slice);
-        let problem = match &mask {
-            None => MaskedProblem::new(&q, &k, &v, None, bias_shape, element, &options)?,
+        let problem = match &self.mask {
+            None => MaskedProblem::new(&q, &k, &v, None, bias_shape, element, options)?,
             Some(Mask::Tensor(mask)) => {
                 let shape = mask.dims();
-                MaskedProblem::new(&q, &k, &v, Some(&shape), bias_shape, element, &options)?
+                MaskedProblem::new(&q, &k, &v, Some(&shape), bias_shape, element, options)?
             }
             Some(Mask::Plan(plan)) => {
                 let plan = plan.geometry();
-                MaskedProblem::with_plan(&q, &k, &v, plan, bias_shape, element, &options)?
+                MaskedProblem::with_plan(&q, &k, &v, plan, bias_shape, element, options)?
             }
         };
-        let device = supported(&rows, element)?;
-        match &mask {
+        let device = supported(rows, element)?;
+        match &self.mask {
             Some(Mask::Tensor(mask)) => same_device(&device, TensorName::Mask, mask.device())?,
             Some(Mask::Plan(plan)) => {
                 same_device(&device, TensorName::Plan, plan.counts().device())?
             }
             None => {}
         }
-        if let Some(bias) = &bias {
+        if let Some(bias) = &self.bias {
             same_device(&device, TensorName::Bias, bias.device())?;
             element_type(TensorName::Bias, bias)?;
         }
-        let gradients = tracked(&rows) || bias.as_ref().is_some_and(is_tracked);
+        let gradients = tracked(rows) || self.bias.as_ref().is_some_and(is_tracked);
         engines::check(&problem, &device, gradients)?;
-        Ok(Call {
-            rows,
-            mask,
-            bias,
-            problem,
-        })
+        Ok((self, problem))
+    }
+
+    fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let _span = span!("masked_attention");
+        let (call, problem) = self.checked()?;
+        let plan = match (call.mask, problem.plan) {
+            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
+            (Some(Mask::Plan(plan)), _) => Some(plan),
+            _ => None,
+        };
+        let [q, k, v] = call.rows.map(Tensor::into_dispatch);
+        let masking = Masking {
+            plan: match plan {
+                None => OptionalPlan::<Dispatch>::None,
+                Some(plan) => plan.into_dispatch(),
+            },
+            bias: OptionalFloat::from_option(call.bias.map(|bias| bias.into_dispatch())),
+        };
+        let (out, lse) = operation(q, k, v, masking, problem);
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 }
 
@@ -209,35 +214,6 @@ impl<M> MaskedAttention<M> {
 pub(crate) enum Mask {
     Tensor(AttentionMask),
     Plan(TilePlan),
-}
-
-/// A validated call. Nothing has been computed for it.
-pub(super) struct Call {
-    pub(super) rows: [Tensor<4>; 3],
-    pub(super) mask: Option<Mask>,
-    /// Present exactly if the problem has a bias.
-    pub(super) bias: Option<Tensor<4>>,
-    pub(super) problem: MaskedProblem,
-}
-
-impl Call {
-    fn run(self, operation: Operation) -> (Tensor<4>, Tensor<3>) {
-        let plan = match (self.mask, self.problem.plan) {
-            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
-            (Some(Mask::Plan(plan)), _) => Some(plan),
-            _ => None,
-        };
-        let [q, k, v] = self.rows.map(Tensor::into_dispatch);
-        let masking = Masking {
-            plan: match plan {
-                None => OptionalPlan::<Dispatch>::None,
-                Some(plan) => plan.into_dispatch(),
-            },
-            bias: OptionalFloat::from_option(self.bias.map(|bias| bias.into_dispatch())),
-        };
-        let (out, lse) = operation(q, k, v, masking, self.problem);
-        (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
-    }
 }
 
 type Float = FloatTensor<Dispatch>;

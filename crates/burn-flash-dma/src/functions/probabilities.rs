@@ -46,14 +46,14 @@ impl<S> Attention<S> {
     /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if there is no such query; nothing is
     /// computed then.
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
-        let call = self.call()?;
+        let (call, problem) = self.checked()?;
         let [q, k, _] = call.rows;
         let device = q.device();
-        let Some(chosen) = ChosenRows::try_new([q, k], rows, &call.problem)? else {
-            return Ok(none(rows.len(), &call.problem, &device));
+        let Some(chosen) = ChosenRows::try_new([q, k], rows, &problem)? else {
+            return Ok(none(rows.len(), &problem, &device));
         };
         let intervals = match (&call.scores, call.intervals) {
-            (Some(scores), None) => Some(try_select(scores.clone(), call.problem.window)?),
+            (Some(scores), None) => Some(try_select(scores.clone(), problem.window)?),
             (_, intervals) => intervals,
         };
         let shown = intervals.map(|intervals| intervals.visible_at(chosen.positions()));
@@ -75,8 +75,8 @@ impl<M> MaskedAttention<M> {
     ///
     /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
-        let call = self.call()?;
-        let ([q, k, _], problem) = (call.rows, &call.problem.attention);
+        let (call, problem) = self.checked()?;
+        let ([q, k, _], problem) = (call.rows, &problem.attention);
         let device = q.device();
         let Some(chosen) = ChosenRows::try_new([q, k], rows, problem)? else {
             return Ok(none(rows.len(), problem, &device));
