@@ -3,26 +3,26 @@
 use super::by_position::{ByPosition, First, RoundRobin};
 use super::dropout::CallDropout;
 use super::heads::{
-    Starts, check_positions, check_type, check_weights, encode, encode_by, merge, norm_epsilon,
-    rotary, split,
+    Starts, check_heads, check_positions, check_type, check_weights, encode, encode_by, linears,
+    merge, norms, project, rotary, split,
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{GradientScale, INITIAL, ScoreForm, Scorer};
+use super::scorer::{GradientScale, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
-use crate::functions::product::{try_linear, try_product};
+use crate::functions::product::try_product;
 use crate::functions::qkv::try_split_heads;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
 use crate::validate::{check_shape, element_type, is_tracked, same_device, scores_as_f32};
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
-use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
+use burn::nn::{Linear, RmsNorm, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
-    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, LeaveOneOut, Problem,
-    RankSoftmax, ScoreRole, SelectionRule, TensorName,
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, LeaveOneOut, RankSoftmax, ScoreRole,
+    SelectionRule, TensorName,
 };
 
 /// Configuration of [`DynamicMaskAttention`].
@@ -217,10 +217,7 @@ impl DynamicMaskAttentionConfig {
             alibi: self.alibi,
             ..AttentionOptions::default()
         };
-        // The rules for one token are those for any sequence.
-        let kv = [1, kv_heads, 1, head_dim];
-        let q = [1, self.n_heads, 1, head_dim];
-        Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        check_heads([self.n_heads, kv_heads], head_dim, true, &options)?;
         check_weights([self.d_model.max(kv_heads), self.n_heads * head_dim])?;
         let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
         if self.keep_window.is_none() && (recent > 0 || sinks > 0) {
@@ -232,26 +229,13 @@ impl DynamicMaskAttentionConfig {
         let by_position = ByPosition::try_new(slope, self.round_robin, score_role, self.causal)?;
         let token_gradient = GradientScale::try_new(self.token_gradient_scale.unwrap_or(1.0))?;
 
-        let epsilon = norm_epsilon(self.norm_epsilon)?;
+        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, self.norm_epsilon, device)?;
         let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
         let dropout = (self.dropout.filter(|&rate| rate != 0.0))
             .map(|rate| CallDropout::try_new(rate, device))
             .transpose()?;
-        let linear = |from, to| {
-            LinearConfig::new(from, to)
-                .with_bias(self.bias)
-                .with_initializer(self.initializer.clone())
-                .init(device)
-        };
+        let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
-        let norm = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
-        let norm = || self.qk_norm.then(|| norm.init(device));
-        let scorer = Scorer::new(
-            self.score_form,
-            self.score_initializer.as_ref().unwrap_or(&INITIAL),
-            [self.d_model, kv_heads, head_dim],
-            device,
-        );
         Ok(DynamicMaskAttention {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(self.d_model, kv_width),
@@ -259,12 +243,15 @@ impl DynamicMaskAttentionConfig {
             o_proj: linear(q_width, self.d_model),
             sink_logits: (self.learnable_sink)
                 .then(|| Initializer::Zeros.init([self.n_heads], device)),
-            scorer: Inline(match self.bias {
-                true => scorer.with_bias(kv_heads, device),
-                false => scorer,
-            }),
-            q_norm: norm(),
-            k_norm: norm(),
+            scorer: Inline(Scorer::new(
+                self.score_form,
+                &self.score_initializer,
+                [self.d_model, kv_heads, head_dim],
+                self.bias,
+                device,
+            )),
+            q_norm,
+            k_norm,
             rope,
             d_model: self.d_model,
             n_heads: self.n_heads,
@@ -532,7 +519,10 @@ impl DynamicMaskAttention {
     }
 
     fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
-        let values = || self.values(tokens.x.clone());
+        let values = || {
+            let v = project(&self.v_proj, &tokens.x, self.n_kv_heads)?;
+            Ok(v.swap_dims(1, 2))
+        };
         Ok(tokens.hidden(self.scores_from(&tokens.x, First::At(0), values)?))
     }
 
@@ -672,9 +662,8 @@ impl DynamicMaskAttention {
                 try_split_heads(all, heads)
             }
             None => {
-                let [q, k, v] = layers.map(|layer| try_linear(layer, x.clone()));
-                let [of_q, of_k, of_v] = heads;
-                Ok([split(q?, of_q), split(k?, of_k), split(v?, of_v)])
+                let [q, k, v] = [0, 1, 2].map(|n| project(layers[n], &x, heads[n]));
+                Ok([q?, k?, v?])
             }
         }
     }
@@ -702,12 +691,6 @@ impl DynamicMaskAttention {
             |(index, &start): (usize, &usize)| at(heads.clone().narrow(0, index, 1), start);
         let placed: Result<Vec<_>, _> = starts.iter().enumerate().map(sequence).collect();
         Ok(Tensor::cat(placed?, 0))
-    }
-
-    /// v of `[batch, len, d_model]`: `[batch, n_kv_heads, len, head_dim]`.
-    fn values(&self, x: Tensor<3>) -> Result<Tensor<4>, AttentionError> {
-        let rows = try_linear(&self.v_proj, x)?;
-        Ok(split(rows, self.n_kv_heads).swap_dims(1, 2))
     }
 
     /// The options of its attention, without the dropout of a call.

@@ -1,20 +1,19 @@
 //! Cross-attention that keeps the best tokens of its context.
 
-use super::heads::{check_type, check_weights, encode, merge, norm_epsilon, split};
+use super::heads::{
+    check_heads, check_type, check_weights, encode, linears, merge, norms, project,
+};
 use super::input::DynamicMaskInput;
-use super::scorer::{INITIAL, ScoreForm, Scorer};
+use super::scorer::{ScoreForm, Scorer};
 use crate::functions::attention::Attention;
-use crate::functions::product::try_linear;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
 use crate::validate::check_shape;
 use burn::config::Config;
 use burn::module::{Initializer, Module};
-use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Problem, ScoreRole, TensorName,
-};
+use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, TensorName};
 
 /// Configuration of [`DynamicMaskCrossAttention`].
 ///
@@ -147,36 +146,27 @@ impl DynamicMaskCrossAttentionConfig {
             softcap: self.softcap,
             ..AttentionOptions::default()
         };
-        // The rules for one token are those for any sequence.
-        let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
-        Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        check_heads([self.n_heads, kv_heads], head_dim, true, &options)?;
         let widest = self.d_model.max(d_context).max(kv_heads);
         check_weights([widest, self.n_heads * head_dim])?;
-        let epsilon = norm_epsilon(self.norm_epsilon)?;
+        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, self.norm_epsilon, device)?;
 
-        let linear = |from, to| {
-            LinearConfig::new(from, to)
-                .with_bias(self.bias)
-                .with_initializer(self.initializer.clone())
-                .init(device)
-        };
+        let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
-        let norm = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
-        let norm = || self.qk_norm.then(|| norm.init(device));
-        let initializer = self.score_initializer.as_ref().unwrap_or(&INITIAL);
-        let widths = [d_context, kv_heads, head_dim];
-        let scorer = Scorer::new(self.score_form, initializer, widths, device);
         Ok(DynamicMaskCrossAttention {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(d_context, kv_width),
             v_proj: linear(d_context, kv_width),
             o_proj: linear(q_width, self.d_model),
-            scorer: match self.bias {
-                true => scorer.with_bias(kv_heads, device),
-                false => scorer,
-            },
-            q_norm: norm(),
-            k_norm: norm(),
+            scorer: Scorer::new(
+                self.score_form,
+                &self.score_initializer,
+                [d_context, kv_heads, head_dim],
+                self.bias,
+                device,
+            ),
+            q_norm,
+            k_norm,
             d_model: self.d_model,
             d_context,
             n_heads: self.n_heads,
@@ -264,10 +254,7 @@ impl DynamicMaskCrossAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let tokens = context.try_into_tokens(self.n_kv_heads)?;
-        let heads = |layer| {
-            let rows = try_linear(layer, tokens.x.clone())?;
-            Ok::<_, AttentionError>(split(rows, self.n_kv_heads))
-        };
+        let heads = |layer| project(layer, &tokens.x, self.n_kv_heads);
         let k = encode(heads(&self.k_proj)?, &self.k_norm, &None, 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
         let scores = (self.scorer).scores(
@@ -312,7 +299,7 @@ impl DynamicMaskCrossAttention {
         if intervals != options {
             return Err(AttentionError::IntervalsWindow { intervals, options });
         }
-        let q = split(try_linear(&self.q_proj, x)?, self.n_heads);
+        let q = project(&self.q_proj, &x, self.n_heads)?;
         let q = encode(q, &self.q_norm, &None, 0)?;
         let out = Attention::new(q, keys.k.clone(), keys.v.clone())
             .scores(keys.scores.clone())

@@ -3,14 +3,26 @@
 use crate::functions::norm::HeadEncoding;
 use crate::functions::product::try_linear;
 use crate::validate::{at_most, check_element, element_type};
-use burn::nn::{Linear, RmsNorm, RotaryEncoding, RotaryEncodingConfig};
+use burn::module::Initializer;
+use burn::nn::{
+    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
+};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use flash_dma_problem::{AttentionError, TensorName};
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 
 /// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
 pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     let [batch, len, width] = x.dims();
     x.reshape([batch, len, heads, width / heads])
+}
+
+/// The heads that a layer makes of tokens: `[batch, len, heads, head_dim]`.
+pub(super) fn project(
+    layer: &Linear,
+    x: &Tensor<3>,
+    heads: usize,
+) -> Result<Tensor<4>, AttentionError> {
+    Ok(split(try_linear(layer, x.clone())?, heads))
 }
 
 /// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `start` on, to
@@ -25,27 +37,34 @@ pub(super) fn encode(
         return Ok(heads.swap_dims(1, 2));
     }
     let [_, len, _, _] = heads.dims();
-    let mut encoding = HeadEncoding::new(heads);
-    if let Some(norm) = norm {
-        encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
-    }
+    let mut encoding = normalised(heads, norm);
     if let Some(rope) = rope {
-        let (table, start) = angles(rope, start, len);
-        encoding = encoding.rotary(table, start);
+        let [table, _, _] = rope.freq_complex.dims();
+        encoding = match start + len <= table {
+            true => encoding.rotary(rope.freq_complex.clone(), start),
+            // Past the end of the table the same angles are computed for the call.
+            false => encoding.rotary(frequencies(rope, start, len), 0),
+        };
     }
     encoding.try_forward()
 }
 
-/// A table of the angles of the positions `start..start + len`, `[positions, head_dim, 2]`, and the first one's place in
-/// it.
-///
-/// Positions within the table of `rope` are read from it; past its end the same angles are computed for the call.
-fn angles(rope: &RotaryEncoding, start: usize, len: usize) -> (Tensor<3>, usize) {
-    let [table, _, _] = rope.freq_complex.dims();
-    if start + len <= table {
-        (rope.freq_complex.clone(), start)
-    } else {
-        (frequencies(rope, start, len), 0)
+/// As [`encode`], for one token of each sequence, rotated by its own angles, `[batch, head_dim, 2]`.
+pub(super) fn encode_by(
+    heads: Tensor<4>,
+    norm: &Option<RmsNorm>,
+    angles: &Tensor<3>,
+) -> Result<Tensor<4>, AttentionError> {
+    // The tokens of one sequence have angles of their own, so the sequences are seen as tokens of one.
+    let encoding = normalised(heads.swap_dims(0, 1), norm).rotary(angles.clone(), 0);
+    Ok(encoding.try_forward()?.swap_dims(0, 2))
+}
+
+fn normalised(heads: Tensor<4>, norm: &Option<RmsNorm>) -> HeadEncoding {
+    let encoding = HeadEncoding::new(heads);
+    match norm {
+        Some(norm) => encoding.norm(norm.gamma.val(), norm.epsilon as f32),
+        None => encoding,
     }
 }
 
@@ -70,21 +89,6 @@ pub(super) enum Starts<'a> {
     Positions(&'a [usize]),
     /// The angles of the one token of each sequence, `[batch, head_dim, 2]`, at positions that the device knows.
     Angles(&'a Tensor<3>),
-}
-
-/// As [`encode`], for one token of each sequence, rotated by its own angles, `[batch, head_dim, 2]`.
-pub(super) fn encode_by(
-    heads: Tensor<4>,
-    norm: &Option<RmsNorm>,
-    angles: &Tensor<3>,
-) -> Result<Tensor<4>, AttentionError> {
-    // The tokens of one sequence have angles of their own, so the sequences are seen as tokens of one.
-    let mut encoding = HeadEncoding::new(heads.swap_dims(0, 1));
-    if let Some(norm) = norm {
-        encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
-    }
-    let encoding = encoding.rotary(angles.clone(), 0);
-    Ok(encoding.try_forward()?.swap_dims(0, 2))
 }
 
 /// `[batch, heads, len, head_dim]` to `[batch, len, d_model]`, through the last projection.
@@ -153,12 +157,46 @@ pub(super) fn check_positions(
 /// What norms of heads add to the mean square unless a configuration says otherwise: Burn's own default.
 const EPSILON: f64 = 1e-5;
 
-/// The epsilon of a configuration, if it is positive and finite as it is computed with, in f32.
-pub(super) fn norm_epsilon(given: Option<f64>) -> Result<f64, AttentionError> {
-    let epsilon = given.unwrap_or(EPSILON);
+/// The norms of q and k, if they are wanted. The epsilon must be positive and finite as it is computed with, in f32.
+pub(super) fn norms(
+    wanted: bool,
+    head_dim: usize,
+    epsilon: Option<f64>,
+    device: &Device,
+) -> Result<[Option<RmsNorm>; 2], AttentionError> {
+    let epsilon = epsilon.unwrap_or(EPSILON);
     let computed = epsilon as f32;
-    match computed.is_finite() && computed > 0.0 {
-        true => Ok(epsilon),
-        false => Err(AttentionError::Epsilon { epsilon: computed }),
+    if !(computed.is_finite() && computed > 0.0) {
+        return Err(AttentionError::Epsilon { epsilon: computed });
     }
+    let config = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
+    Ok([(); 2].map(|()| wanted.then(|| config.init(device))))
+}
+
+/// Makes the projections of a layer, by their features in and out.
+pub(super) fn linears(
+    bias: bool,
+    initializer: &Initializer,
+    device: &Device,
+) -> impl Fn(usize, usize) -> Linear {
+    move |from, to| {
+        LinearConfig::new(from, to)
+            .with_bias(bias)
+            .with_initializer(initializer.clone())
+            .init(device)
+    }
+}
+
+/// Refuses heads, `[n_heads, n_kv_heads]`, that attention does not compute under these options.
+pub(super) fn check_heads(
+    heads: [usize; 2],
+    head_dim: usize,
+    scored: bool,
+    options: &AttentionOptions,
+) -> Result<(), AttentionError> {
+    // The rules for one token are those for any sequence.
+    let [q, kv] = heads.map(|heads| [1, heads, 1, head_dim]);
+    let scores = scored.then_some(&kv[..3]);
+    Problem::new(&q, &kv, &kv, scores, ElementType::F32, options)?;
+    Ok(())
 }

@@ -1,20 +1,18 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
 use super::heads::{
-    check_positions, check_type, check_weights, encode, merge, norm_epsilon, rotary, split,
+    check_heads, check_positions, check_type, check_weights, encode, linears, merge, norms,
+    project, rotary,
 };
 use crate::functions::masked::{Mask, MaskedAttention};
-use crate::functions::product::try_linear;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::validate::check_shape;
 use burn::config::Config;
 use burn::module::{Initializer, Module};
-use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding};
+use burn::nn::{Linear, RmsNorm, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{
-    AlibiSlopes, AttentionError, AttentionOptions, ElementType, Problem, TensorName,
-};
+use flash_dma_problem::{AlibiSlopes, AttentionError, AttentionOptions, TensorName};
 
 /// Configuration of [`MaskedAttentionLayer`]. Its fields mean what those of
 /// [`DynamicMaskAttentionConfig`](super::DynamicMaskAttentionConfig) mean.
@@ -173,29 +171,20 @@ impl MaskedAttentionLayerConfig {
             alibi: self.alibi,
             ..AttentionOptions::default()
         };
-        // The rules for one token are those for any sequence.
-        let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
-        Problem::new(&q, &kv, &kv, None, ElementType::F32, &options)?;
+        check_heads([self.n_heads, kv_heads], head_dim, false, &options)?;
         check_weights([self.d_model, self.n_heads * head_dim])?;
-        let epsilon = norm_epsilon(self.norm_epsilon)?;
+        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, self.norm_epsilon, device)?;
         let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
 
-        let linear = |from, to| {
-            LinearConfig::new(from, to)
-                .with_bias(self.bias)
-                .with_initializer(self.initializer.clone())
-                .init(device)
-        };
+        let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
-        let norm = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
-        let norm = || self.qk_norm.then(|| norm.init(device));
         Ok(MaskedAttentionLayer {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
-            q_norm: norm(),
-            k_norm: norm(),
+            q_norm,
+            k_norm,
             rope,
             d_model: self.d_model,
             n_heads: self.n_heads,
@@ -224,15 +213,11 @@ impl MaskedAttentionLayer {
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
         check_type(&x, &self.q_norm)?;
         check_positions(&self.rope, len)?;
-        let rows = |layer, heads| {
-            let rows = try_linear(layer, x.clone())?;
-            Ok::<_, AttentionError>(split(rows, heads))
-        };
-        let q = rows(&self.q_proj, self.n_heads)?;
+        let q = project(&self.q_proj, &x, self.n_heads)?;
         let q = encode(q, &self.q_norm, &self.rope, 0)?;
-        let k = rows(&self.k_proj, self.n_kv_heads)?;
+        let k = project(&self.k_proj, &x, self.n_kv_heads)?;
         let k = encode(k, &self.k_norm, &self.rope, 0)?;
-        let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
+        let v = project(&self.v_proj, &x, self.n_kv_heads)?.swap_dims(1, 2);
         let call = MaskedAttention::new(q, k, v).masked(mask).bias(bias);
         merge(call.options(self.options).try_forward()?, &self.o_proj)
     }

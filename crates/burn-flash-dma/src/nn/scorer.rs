@@ -8,7 +8,7 @@ use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
 /// Where the projections that scores are made with start, unless the configuration says otherwise.
-pub(super) const INITIAL: Initializer = Initializer::Normal {
+const INITIAL: Initializer = Initializer::Normal {
     mean: 0.0,
     std: 0.02,
 };
@@ -75,20 +75,22 @@ pub struct LinearScorer {
 }
 
 impl Scorer {
-    /// New parameters of a form.
+    /// New parameters of a form, with a bias of the steps of each key/value head, which linear scores have none of.
     pub(super) fn new(
         form: ScoreForm,
-        initializer: &Initializer,
+        initializer: &Option<Initializer>,
         [d_model, kv_heads, head_dim]: [usize; 3],
+        bias: bool,
         device: &Device,
     ) -> Self {
+        let initializer = initializer.as_ref().unwrap_or(&INITIAL);
         match form {
             ScoreForm::Zoh => {
                 let decay = (1..=kv_heads).map(|nth| -(nth as f32) / kv_heads as f32);
                 let decay: Vec<f32> = decay.collect();
                 Self::Zoh(ZohScorer {
                     dt_proj: initializer.init([kv_heads, kv_heads * head_dim], device),
-                    dt_bias: None,
+                    dt_bias: bias.then(|| Initializer::Zeros.init([kv_heads], device)),
                     a: Param::from_tensor(Tensor::from_floats(decay.as_slice(), device)),
                 })
             }
@@ -96,14 +98,6 @@ impl Scorer {
                 score_proj: initializer.init([d_model, kv_heads], device),
             }),
         }
-    }
-
-    /// With a bias of the steps of each key/value head; linear scores have none.
-    pub(super) fn with_bias(mut self, kv_heads: usize, device: &Device) -> Self {
-        if let Self::Zoh(zoh) = &mut self {
-            zoh.dt_bias = Some(Initializer::Zeros.init([kv_heads], device));
-        }
-        self
     }
 
     /// Which form it is.

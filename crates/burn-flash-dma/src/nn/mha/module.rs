@@ -6,16 +6,14 @@ use crate::functions::attention::Attention;
 use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
 use crate::nn::dropout::Seeds;
-use crate::nn::heads::{check_weights, merge, split};
+use crate::nn::heads::{check_heads, check_weights, merge, split};
 use crate::validate::{check_shape, element_type, same_device};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::{self, DropoutConfig, Linear, LinearConfig, attention as theirs};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{
-    AttentionError, AttentionOptions, Dropout, ElementType, Problem, TensorName,
-};
+use flash_dma_problem::{AttentionError, AttentionOptions, Dropout, TensorName};
 
 /// Configuration of [`MultiHeadAttention`]: the fields and defaults of Burn's, whose files it reads.
 #[derive(Config, Debug)]
@@ -93,7 +91,7 @@ impl MultiHeadAttentionConfig {
     /// [`AttentionError::HeadRatio`] without heads, [`AttentionError::HeadDim`], [`AttentionError::Shape`] if `d_model` is
     /// not a multiple of `n_heads`, or [`AttentionError::DropoutRate`].
     pub fn try_init(&self, device: &Device) -> Result<MultiHeadAttention, AttentionError> {
-        check_heads(self.d_model, self.n_heads)?;
+        check_sizes(self.d_model, self.n_heads)?;
         let rate = self.dropout as f32;
         Dropout::new(rate, 0)?;
         // Burn's layer holds it in f64, where less than 0 may still be 0 in f32.
@@ -125,7 +123,7 @@ impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
     ///
     /// [`AttentionError::HeadDim`] if its heads have a number of features that is not supported.
     fn try_from(layer: theirs::MultiHeadAttention) -> Result<Self, AttentionError> {
-        check_heads(layer.d_model, layer.n_heads)?;
+        check_sizes(layer.d_model, layer.n_heads)?;
         let seeds = Seeds::new(&layer.query.weight.lazy_device());
         Ok(Self {
             seeds,
@@ -239,12 +237,9 @@ impl MultiHeadAttention {
 }
 
 /// Refuses heads that attention does not compute.
-fn check_heads(d_model: usize, n_heads: usize) -> Result<(), AttentionError> {
+fn check_sizes(d_model: usize, n_heads: usize) -> Result<(), AttentionError> {
     let d_k = d_model / n_heads.max(1);
-    // The rules for one token are those for any sequence.
-    let rows = [1, n_heads, 1, d_k];
-    let options = AttentionOptions::new();
-    Problem::new(&rows, &rows, &rows, None, ElementType::F32, &options)?;
+    check_heads([n_heads; 2], d_k, false, &AttentionOptions::new())?;
     let weight = [d_model, d_model];
     check_shape(TensorName::Weight, &weight, &[d_model, n_heads * d_k])?;
     check_weights(weight)
