@@ -1,6 +1,6 @@
 //! The gradients: one fused backward pass for whichever of q, k, v, the scores and the rank are tracked.
 
-use super::node::{self, Pass, constants, first_order, record};
+use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{
@@ -125,9 +125,6 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
         },
     }
 }
-
-/// A tensor of the graph.
-type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// The pass of q, k, v, the logits of a sink if there are any, with intervals the scores, and with runners-up the rank.
 fn run<B: DynamicMaskOps, C: CheckpointStrategy>(

@@ -1,6 +1,6 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
 
-use super::node::{self, Pass, constants, first_order, record};
+use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
@@ -107,9 +107,6 @@ fn inner<B: MaskedAttentionOps, C: CheckpointStrategy>(
         bias: masking.bias.map(|t| t.into_primitive()),
     }
 }
-
-/// A tensor of the graph.
-type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
 fn run<B: MaskedAttentionOps, C: CheckpointStrategy>(
     [q, k, v]: [Recorded<B, C>; 3],

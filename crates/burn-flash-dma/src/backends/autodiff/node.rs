@@ -32,7 +32,7 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
 }
 
 /// A tensor of the graph.
-type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
+pub(super) type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// The forward pass, recorded.
 ///

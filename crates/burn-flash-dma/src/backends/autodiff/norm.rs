@@ -8,7 +8,7 @@ use crate::ops::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use flash_dma_problem::{NormProblem, TensorName};
@@ -20,13 +20,7 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         problem: NormProblem,
     ) -> FloatTensor<Self> {
         let norm = move |[x, gamma]: [_; 2]| B::rms_norm(x, gamma, problem);
-        match recomputed::prepare(RmsNormNode, [&x, &gamma], norm) {
-            OpsKind::UnTracked(prep) => prep.finish(norm([x, gamma].map(|t| t.into_primitive()))),
-            OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&x), prep.checkpoint(&gamma), problem);
-                prep.finish(state, norm([x, gamma].map(|t| t.into_primitive())))
-            }
-        }
+        recomputed::record(RmsNormNode, [x, gamma], norm, |keep| (keep(), problem))
     }
 
     fn rms_norm_backward(
@@ -68,14 +62,9 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
             let table = OptionalFloat::from_option(table.clone());
             B::encode_heads(x, OptionalFloat::Some(gamma), table, problem)
         };
-        match recomputed::prepare(HeadsNode, [&x, &gamma], encode.clone()) {
-            OpsKind::UnTracked(prep) => prep.finish(encode([x, gamma].map(|t| t.into_primitive()))),
-            OpsKind::Tracked(mut prep) => {
-                let (of_x, of_gamma) = (prep.checkpoint(&x), prep.checkpoint(&gamma));
-                let out = encode([x, gamma].map(|t| t.into_primitive()));
-                prep.finish((of_x, of_gamma, kept_table, problem), out)
-            }
-        }
+        recomputed::record(HeadsNode, [x, gamma], encode, |keep| {
+            (keep(), kept_table, problem)
+        })
     }
 
     fn encode_heads_backward(
@@ -112,7 +101,7 @@ struct RmsNormNode;
 
 impl<B: NormOps> Backward<B, 2> for RmsNormNode {
     /// The checkpointed parents.
-    type State = (NodeId, NodeId, NormProblem);
+    type State = ([NodeId; 2], NormProblem);
 
     fn backward(
         self,
@@ -121,9 +110,8 @@ impl<B: NormOps> Backward<B, 2> for RmsNormNode {
         checkpointer: &mut Checkpointer,
     ) {
         let grad_out = grads.consume::<B>(&ops.node);
-        let (x, gamma, problem) = ops.state;
-        let [x, gamma] =
-            [x, gamma].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let (inputs, problem) = ops.state;
+        let [x, gamma] = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let (x, gamma) = B::rms_norm_backward(x, gamma, grad_out, problem);
         for (parent, grad) in ops.parents.into_iter().zip([x, gamma]) {
             if let Some(parent) = parent {
@@ -139,7 +127,7 @@ struct HeadsNode;
 
 impl<B: NormOps> Backward<B, 2> for HeadsNode {
     /// The checkpointed parents, and the table.
-    type State = (NodeId, NodeId, Option<FloatTensor<B>>, NormProblem);
+    type State = ([NodeId; 2], Option<FloatTensor<B>>, NormProblem);
 
     fn backward(
         self,
@@ -148,9 +136,8 @@ impl<B: NormOps> Backward<B, 2> for HeadsNode {
         checkpointer: &mut Checkpointer,
     ) {
         let grad_out = grads.consume::<B>(&ops.node);
-        let (x, gamma, table, problem) = ops.state;
-        let [x, gamma] =
-            [x, gamma].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let (inputs, table, problem) = ops.state;
+        let [x, gamma] = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let table = OptionalFloat::from_option(table);
         let normed = Normed::Some { x, gamma };
         let results = B::encode_heads_backward(grad_out, normed, table, problem);
@@ -177,12 +164,10 @@ impl<B: NormOps> Backward<B, 1> for RotaryNode {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let grad_out = grads.consume::<B>(&ops.node);
         let (table, problem) = ops.state;
         let table = OptionalFloat::from_option(table);
-        let results = B::encode_heads_backward(grad_out, Normed::None, table, problem);
-        if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, results.x);
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |grad_out| {
+            B::encode_heads_backward(grad_out, Normed::None, table, problem).x
+        });
     }
 }

@@ -11,34 +11,49 @@ use std::fmt::{self, Debug, Formatter};
 /// A tensor of the graph, whatever the strategy of its device.
 pub(crate) type Recorded<B> = FloatTensor<Autodiff<B>>;
 
-/// Prepares a node of a cheap function of `inputs`, which are kept in place of its output: `forward` runs again when the
-/// first of its readers asks for the output in the backward pass, and what it gives stays until the last one has.
+/// Records a cheap function of `inputs`, which are kept in place of its output: `forward` runs again when the first of its
+/// readers asks for the output in the backward pass, and what it gives stays until the last one has. `state` is for the
+/// node's own backward step; its argument keeps the inputs for that.
 ///
 /// That is how Burn treats its own cheap operations on devices with `gradient_checkpointing()`; here on all of them,
 /// since the inputs are kept for the node's own gradients anyway. If nothing is tracked, the output is like any other.
-pub(crate) fn prepare<B, O, F, const N: usize>(
+pub(crate) fn record<B, O, F, const N: usize>(
     node: O,
-    inputs: [&Recorded<B>; N],
+    inputs: [Recorded<B>; N],
     forward: F,
-) -> OpsKind<O, B, O::State, BalancedCheckpointing, N>
+    state: impl FnOnce(&mut dyn FnMut() -> [NodeId; N]) -> O::State,
+) -> Recorded<B>
 where
     B: Backend,
     O: Backward<B, N>,
-    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Clone + Send + 'static,
 {
-    let prepared = node.prepare::<BalancedCheckpointing>(inputs.map(|input| input.node()));
-    let tracked = || inputs.into_iter().filter(|input| input.is_tracked());
-    if tracked().next().is_none() {
+    let prepared = node.prepare::<BalancedCheckpointing>(inputs.each_ref().map(|t| t.node()));
+    let tracked = || inputs.iter().filter(|input| input.is_tracked());
+    let prepared = match tracked().next() {
         // No backward pass comes by such a node, so none could run it again.
-        return prepared.compute_bound().stateful();
+        None => prepared.compute_bound(),
+        Some(_) => {
+            let again = Again::<B, F, N> {
+                inputs: inputs.each_ref().map(|input| match input.is_tracked() {
+                    true => Input::Node(input.id()),
+                    false => Input::Constant(input.primitive().clone()),
+                }),
+                forward: forward.clone(),
+            };
+            prepared
+                .memory_bound()
+                .retro_forward(again)
+                .parents(tracked())
+        }
+    };
+    match prepared.stateful() {
+        OpsKind::UnTracked(prep) => prep.finish(forward(inputs.map(|t| t.into_primitive()))),
+        OpsKind::Tracked(mut prep) => {
+            let state = state(&mut || inputs.each_ref().map(|input| prep.checkpoint(input)));
+            prep.finish(state, forward(inputs.map(|t| t.into_primitive())))
+        }
     }
-    let inputs: [Input<B>; N] = inputs.map(|input| match input.is_tracked() {
-        true => Input::Node(input.id()),
-        false => Input::Constant(input.primitive().clone()),
-    });
-    let again = Again { inputs, forward };
-    let prepared = prepared.memory_bound().retro_forward(again);
-    prepared.parents(tracked()).stateful()
 }
 
 /// An input of a node that runs again.
@@ -116,10 +131,8 @@ mod tests {
         };
         let x = Graph::float_from_data(TensorData::from([3.0f32]), &Default::default());
         let x = Graph::float_set_require_grad(x, true);
-        let y = match prepare(Double, [&x], double.clone()) {
-            OpsKind::Tracked(prep) => prep.finish((), double([x.primitive().clone()])),
-            OpsKind::UnTracked(_) => panic!("it is tracked"),
-        };
+        let y = record(Double, [x.clone()], double, |_| ());
+        assert!(y.is_tracked());
         // (2 x)⁴, by products that keep their factors.
         let product = Graph::float_mul;
         let fourth = product(product(y.clone(), y.clone()), product(y.clone(), y));

@@ -6,7 +6,7 @@ use crate::fallback::training::{self as fallback, Normaliser};
 use crate::ops::training::TrainingOps;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -58,15 +58,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
 
     fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let forward = |[gate, up]: [_; 2]| B::training_swiglu(gate, up);
-        match recomputed::prepare(SwiGlu, [&gate, &up], forward) {
-            OpsKind::UnTracked(prep) => {
-                prep.finish(forward([gate, up].map(|t| t.into_primitive())))
-            }
-            OpsKind::Tracked(mut prep) => {
-                let state = [&gate, &up].map(|t| prep.checkpoint(t));
-                prep.finish(state, forward([gate, up].map(|t| t.into_primitive())))
-            }
-        }
+        recomputed::record(SwiGlu, [gate, up], forward, |keep| keep())
     }
 
     fn training_split(
@@ -81,10 +73,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = x.dtype().into();
         let forward = |[x]: [_; 1]| B::training_widen(x);
-        match recomputed::prepare(Widen, [&x], forward) {
-            OpsKind::UnTracked(prep) => prep.finish(forward([x.into_primitive()])),
-            OpsKind::Tracked(prep) => prep.finish(dtype, forward([x.into_primitive()])),
-        }
+        recomputed::record(Widen, [x], forward, |_| dtype)
     }
 }
 
@@ -96,12 +85,11 @@ impl<B: Backend> Backward<B, 1> for Lookup {
     type State = (IntTensor<B>, usize, FloatDType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
         let (tokens, vocabulary, dtype) = ops.state;
-        if let [Some(weight)] = ops.parents {
+        unary::<B, _>(ops.parents, ops.node, grads, |gradient| {
             let table = fallback::lookup_gradient::<B>(gradient, tokens, vocabulary);
-            grads.register::<B>(weight.id, B::float_cast(table, dtype));
-        }
+            B::float_cast(table, dtype)
+        });
     }
 }
 
@@ -118,13 +106,11 @@ impl<B: Backend> Backward<B, 1> for Losses {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let gradient = grads.consume::<B>(&ops.node);
         let (logits, targets, normaliser) = ops.state;
         let logits = checkpointer.retrieve_node_output::<FloatTensor<B>>(logits);
-        if let [Some(parent)] = ops.parents {
-            let gradient = fallback::losses_gradient::<B>(logits, targets, normaliser, gradient);
-            grads.register::<B>(parent.id, gradient);
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |gradient| {
+            fallback::losses_gradient::<B>(logits, targets, normaliser, gradient)
+        });
     }
 }
 
@@ -161,10 +147,8 @@ impl<B: Backend> Backward<B, 1> for Widen {
     type State = FloatDType;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::float_cast(gradient, ops.state));
-        }
+        let cast = |gradient| B::float_cast(gradient, ops.state);
+        unary::<B, _>(ops.parents, ops.node, grads, cast);
     }
 }
 
@@ -177,9 +161,6 @@ impl<B: Backend> Backward<B, 1> for Resume {
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         // The node's own gradient is that of a zero.
-        grads.consume::<B>(&ops.node);
-        if let [Some(output)] = ops.parents {
-            grads.register::<B>(output.id, ops.state);
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |_| ops.state);
     }
 }
