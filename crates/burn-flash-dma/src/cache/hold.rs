@@ -3,7 +3,7 @@
 use super::either::{AttentionCache, of_either};
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
-use super::tokens::NewTokens;
+use super::tokens::Rows;
 use flash_dma_problem::{Appending, AttentionError};
 
 /// What becomes of the tokens of a step.
@@ -15,7 +15,7 @@ pub(crate) enum Hold {
     /// Those of the next step will wait.
     Next,
     /// These wait.
-    Tokens(Box<NewTokens>),
+    Tokens(Box<Rows>),
 }
 
 impl Hold {
@@ -46,7 +46,7 @@ impl Hold {
 
     /// Ends holding: the first `count` of the tokens that wait, which are to be appended; nothing if that is none. What
     /// is refused changes nothing.
-    fn end(&mut self, count: usize) -> Result<Option<NewTokens>, AttentionError> {
+    fn end(&mut self, count: usize) -> Result<Option<Rows>, AttentionError> {
         let waiting = self.waiting();
         let first = match self {
             Self::Off => return Err(AttentionError::NotHolding),
@@ -69,93 +69,72 @@ impl Hold {
     }
 }
 
-impl DynamicMaskCache {
-    twin! {
-        /// Lets the tokens of the next step wait: the step attends as always, but its tokens stay beside the cache, whose
-        /// slots and [`lengths`](Self::lengths) do not change, until [`accept`](Self::accept) says how many of them were
-        /// right. While they wait, the cache takes no other call that would change or save it. A clone has the same tokens
-        /// waiting.
-        ///
-        /// Before the next step this does nothing a second time, and [`append`](Self::append) appends as always.
-        pub fn hold(&mut self) = Self::try_hold;
-    }
+/// Holding, of either kind of cache.
+macro_rules! holds {
+    ($cache:ty) => {
+        impl $cache {
+            twin! {
+                /// Lets the tokens of the next step wait: the step attends as always, but its tokens stay beside the cache,
+                /// whose slots or pages and [`lengths`](Self::lengths) do not change, until [`accept`](Self::accept) says
+                /// how many of them were right. While they wait, the cache takes no other call that would change or save
+                /// it. A clone has the same tokens waiting. In a cache of pages they have their pages while they wait.
+                ///
+                /// Before the next step this does nothing a second time, and [`append`](Self::append) appends as always.
+                pub fn hold(&mut self) = Self::try_hold;
+            }
 
-    /// Like [`hold`](Self::hold), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::TokensWait`] if tokens wait already.
-    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
-        self.hold.begin()
-    }
+            /// Like [`hold`](Self::hold), but returns the error.
+            ///
+            /// # Errors
+            ///
+            /// [`AttentionError::TokensWait`] if tokens wait already.
+            pub fn try_hold(&mut self) -> Result<(), AttentionError> {
+                self.hold.begin()
+            }
 
-    twin! {
-        /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others and ends
-        /// holding: the cache is bit for bit the one that was given nothing else. 0 ends holding even if no step was taken.
-        pub fn accept(&mut self, count: usize) = Self::try_accept;
-    }
+            twin! {
+                /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others
+                /// and ends holding: the cache is bit for bit the one that was given nothing else, though a pool that has
+                /// grown for them stays as large. 0 ends holding even if no step was taken.
+                pub fn accept(&mut self, count: usize) = Self::try_accept;
+            }
 
-    /// Like [`accept`](Self::accept), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if fewer
-    /// tokens wait. The cache is unchanged then.
-    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
-        match self.hold.end(count)? {
-            Some(tokens) => self.append_new(tokens),
-            None => Ok(()),
+            /// Like [`accept`](Self::accept), but returns the error.
+            ///
+            /// # Errors
+            ///
+            /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if
+            /// fewer tokens wait. The cache is unchanged then.
+            pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
+                let accepted = self.hold.end(count)?;
+                self.release_waiting();
+                match accepted {
+                    Some(tokens) => self.append_new(tokens),
+                    None => Ok(()),
+                }
+            }
+
+            /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+            #[must_use]
+            pub fn waiting(&self) -> usize {
+                self.hold.waiting()
+            }
         }
-    }
+    };
+}
+holds!(DynamicMaskCache);
+holds!(PagedCache);
 
-    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.hold.waiting()
-    }
+impl DynamicMaskCache {
+    /// Tokens that wait have no slots.
+    fn release_waiting(&mut self) {}
 }
 
 impl PagedCache {
-    twin! {
-        /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`]. They have their pages while they wait.
-        pub fn hold(&mut self) = Self::try_hold;
-    }
-
-    /// Like [`hold`](Self::hold), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::TokensWait`] if tokens wait already.
-    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
-        self.hold.begin()
-    }
-
-    twin! {
-        /// Appends the first `count` of the tokens that wait, drops the others with their pages and ends holding: see
-        /// [`DynamicMaskCache::accept`]. A pool that has grown for them stays as large.
-        pub fn accept(&mut self, count: usize) = Self::try_accept;
-    }
-
-    /// Like [`accept`](Self::accept), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if fewer
-    /// tokens wait. The cache is unchanged then.
-    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
-        let accepted = self.hold.end(count)?;
+    /// Takes back the pages of tokens that waited.
+    fn release_waiting(&mut self) {
         // The device's table may name pages behind the end of a sequence, where nothing reads it.
         self.pool.trim(&self.held());
-        match accepted {
-            Some(tokens) => self.append_new(tokens),
-            None => Ok(()),
-        }
-    }
-
-    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.hold.waiting()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::paged::{PagedCache, State};
 use super::pool::PagePool;
+use super::tokens::Rows;
 use crate::functions::composition::ints;
 use burn::tensor::{DType, Device, Int, Tensor, s};
 use flash_dma_problem::{AttentionError, CacheShape};
@@ -29,7 +30,7 @@ impl PagedCache {
         self.pool.grow(pages);
         let state = self.state.take().expect("no operation has the cache");
         let [_, heads, page_len, dim] = shape.kv_shape();
-        let rows = |old: Tensor<4>| {
+        let grown = |old: Tensor<4>| {
             let (dtype, shape) = (old.dtype(), [pages, heads, page_len, dim]);
             Tensor::cat(vec![old, Tensor::zeros(shape, (&self.device, dtype))], 0)
         };
@@ -38,9 +39,11 @@ impl PagedCache {
             Tensor::cat(vec![old, new], 0)
         };
         self.state = Some(State {
-            k: rows(state.k),
-            v: rows(state.v),
-            scores: state.scores.map(scores),
+            rows: Rows {
+                k: grown(state.rows.k),
+                v: grown(state.rows.v),
+                scores: state.rows.scores.map(scores),
+            },
             ..state
         });
     }
@@ -55,9 +58,11 @@ impl PagedCache {
         let to: Vec<usize> = pages.iter().map(|&[_, to]| to as usize).collect();
         let state = self.state.take().expect("no operation has the cache");
         self.state = Some(State {
-            k: copied(state.k, &from, &to),
-            v: copied(state.v, &from, &to),
-            scores: state.scores.map(|scores| copied(scores, &from, &to)),
+            rows: Rows {
+                k: copied(state.rows.k, &from, &to),
+                v: copied(state.rows.v, &from, &to),
+                scores: (state.rows.scores).map(|scores| copied(scores, &from, &to)),
+            },
             ..state
         });
     }

@@ -5,9 +5,9 @@ use super::config::PagedCacheConfig;
 use super::hold::Hold;
 use super::memory::{lengths_tensor, table_tensor};
 use super::pool::PagePool;
-use super::tokens::{NewTokens, check_support, plain};
+use super::tokens::{Rows, check_support, plain};
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{OptionalFloat, PageMap, PageTensors};
+use crate::ops::types::{PageMap, PageTensors, TokenTensors};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
@@ -42,22 +42,9 @@ pub struct PagedCache {
 /// See [`PageTensors`].
 #[derive(Clone, Debug)]
 pub(crate) struct State {
-    pub(crate) k: Tensor<4>,
-    pub(crate) v: Tensor<4>,
-    pub(crate) scores: Option<Tensor<3>>,
+    pub(crate) rows: Rows,
     pub(super) table: Tensor<2, Int>,
     pub(super) lengths: Tensor<1, Int>,
-}
-
-/// The contents of a pool, and the pages that each sequence owns.
-pub(crate) struct Contents {
-    pub(crate) k: Tensor<4>,
-    pub(crate) v: Tensor<4>,
-    pub(crate) scores: Option<Tensor<3>>,
-    pub(crate) pool: PagePool,
-    /// See [`PagedCache`].
-    pub(crate) lengths: Vec<usize>,
-    pub(crate) dropped: Vec<usize>,
 }
 
 impl PagedCache {
@@ -78,42 +65,47 @@ impl PagedCache {
         check_support(device, config.dtype)?;
         let device = device.clone().without_autodiff();
         let pool = PagePool::new(config.batch, config.page_len, pages);
-        let rows = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
+        let zeros = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
         let [_, heads, page_len, _] = shape.kv_shape();
         let words = || Tensor::zeros([pages, heads, page_len], (&device, DType::F32));
-        let contents = Contents {
-            k: rows(),
-            v: rows(),
+        let rows = Rows {
+            k: zeros(),
+            v: zeros(),
             scores: config.scored.then(words),
-            pool,
-            lengths: vec![0; config.batch],
-            dropped: vec![0; config.batch],
         };
-        Ok(Self::restored(config.clone(), shape, &device, contents))
+        let tokens = [vec![0; config.batch], vec![0; config.batch]];
+        Ok(Self::restored(
+            config.clone(),
+            shape,
+            &device,
+            rows,
+            pool,
+            tokens,
+        ))
     }
 
-    /// A cache of these contents, which are not checked.
+    /// A cache of these contents, which are not checked, with the tokens that each sequence has been given and those that
+    /// its window has dropped.
     pub(crate) fn restored(
         config: PagedCacheConfig,
         shape: CacheShape,
         device: &Device,
-        contents: Contents,
+        rows: Rows,
+        pool: PagePool,
+        [lengths, dropped]: [Vec<usize>; 2],
     ) -> Self {
-        let held = held(&contents.lengths, &contents.dropped);
         let state = State {
-            k: contents.k,
-            v: contents.v,
-            scores: contents.scores,
-            table: table_tensor(&contents.pool, config.max_pages(), device),
-            lengths: lengths_tensor(&held, device),
+            rows,
+            table: table_tensor(&pool, config.max_pages(), device),
+            lengths: lengths_tensor(&held(&lengths, &dropped), device),
         };
         Self {
             config,
             shape,
             device: device.clone(),
-            lengths: contents.lengths,
-            dropped: contents.dropped,
-            pool: contents.pool,
+            lengths,
+            dropped,
+            pool,
             state: Some(state),
             hold: Hold::Off,
         }
@@ -160,7 +152,7 @@ impl PagedCache {
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.hold.check()?;
         let element = self.shape.element;
-        let new = NewTokens::new(&self.device, element, k, v, scores)?;
+        let new = Rows::new(&self.device, element, k, v, scores)?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
         let problem = |cache: &Self| {
             let (held, options) = (cache.most_held(), &cache.config.options);
@@ -219,11 +211,11 @@ impl PagedCache {
         scores: Option<Tensor<3>>,
     ) -> Result<(), AttentionError> {
         self.hold.check()?;
-        let new = NewTokens::new(&self.device, self.shape.element, k, v, scores)?;
+        let new = Rows::new(&self.device, self.shape.element, k, v, scores)?;
         self.append_new(new)
     }
 
-    pub(super) fn append_new(&mut self, new: NewTokens) -> Result<(), AttentionError> {
+    pub(super) fn append_new(&mut self, new: Rows) -> Result<(), AttentionError> {
         let tokens = self.check(&new)?.tokens;
         self.reserve(tokens)?;
         let problem = self.check(&new)?;
@@ -283,7 +275,7 @@ impl PagedCache {
         &self.pool
     }
 
-    fn check(&self, tokens: &NewTokens) -> Result<AppendProblem, AttentionError> {
+    fn check(&self, tokens: &Rows) -> Result<AppendProblem, AttentionError> {
         tokens.append_to(&self.shape, self.most_held())
     }
 
@@ -307,10 +299,11 @@ impl PagedCache {
     /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
     fn take(&mut self) -> PageTensors<Dispatch> {
         let state = self.state.take().expect("no operation has the cache");
+        let TokenTensors { k, v, scores } = state.rows.into_ops();
         PageTensors {
-            k: state.k.into_dispatch(),
-            v: state.v.into_dispatch(),
-            scores: OptionalFloat::from_option(state.scores.map(|scores| scores.into_dispatch())),
+            k,
+            v,
+            scores,
             table: state.table.into_dispatch(),
             lengths: state.lengths.into_dispatch(),
         }
@@ -318,9 +311,11 @@ impl PagedCache {
 
     fn put(&mut self, pages: PageTensors<Dispatch>) {
         self.state = Some(State {
-            k: Tensor::from_dispatch(pages.k),
-            v: Tensor::from_dispatch(pages.v),
-            scores: pages.scores.into_option().map(Tensor::from_dispatch),
+            rows: Rows {
+                k: Tensor::from_dispatch(pages.k),
+                v: Tensor::from_dispatch(pages.v),
+                scores: pages.scores.into_option().map(Tensor::from_dispatch),
+            },
             table: Tensor::from_dispatch(pages.table),
             lengths: Tensor::from_dispatch(pages.lengths),
         });

@@ -1,9 +1,10 @@
 //! Saving and restoring a cache: as a serde value, or as a Burn record.
 
 use super::config::{DynamicMaskCacheConfig, PagedCacheConfig};
-use super::paged::{Contents, PagedCache};
+use super::paged::PagedCache;
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
+use super::tokens::{Rows, check_support};
 use crate::validate::expect;
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
@@ -239,9 +240,9 @@ impl PagedCache {
             table: rows.map(used).collect(),
             lengths: self.lengths().to_vec(),
             dropped: self.dropped.clone(),
-            k: state.k.clone().into_data(),
-            v: state.v.clone().into_data(),
-            scores: state.scores.clone().map(Tensor::into_data),
+            k: state.rows.k.clone().into_data(),
+            v: state.rows.v.clone().into_data(),
+            scores: state.rows.scores.clone().map(Tensor::into_data),
         })
     }
 
@@ -257,7 +258,7 @@ impl PagedCache {
     ) -> Result<Self, AttentionError> {
         let config = record.config;
         let shape = config.shape(record.pages)?;
-        super::tokens::check_support(device, config.dtype)?;
+        check_support(device, config.dtype)?;
         let place = device.clone().without_autodiff();
         let (kv, dtype) = (shape.kv_shape(), DType::from(config.dtype));
         let k = tensor("k", record.k, kv, dtype, &place)?;
@@ -277,15 +278,8 @@ impl PagedCache {
         let (lengths, dropped) = (record.lengths, record.dropped);
         check_table(&config, record.pages, &record.table, &lengths, &dropped)?;
         let pool = PagePool::restored(config.page_len, record.pages, record.table);
-        let contents = Contents {
-            k,
-            v,
-            scores,
-            pool,
-            lengths,
-            dropped,
-        };
-        Ok(Self::restored(config, shape, &place, contents))
+        let (rows, tokens) = (Rows { k, v, scores }, [lengths, dropped]);
+        Ok(Self::restored(config, shape, &place, rows, pool, tokens))
     }
 }
 

@@ -1,10 +1,10 @@
 //! What is done to whole sequences: they are reordered, emptied and joined.
 
 use super::config::PagedCacheConfig;
-use super::paged::{Contents, PagedCache};
+use super::paged::PagedCache;
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
-use super::tokens::check_sequences;
+use super::tokens::{Rows, check_sequences};
 use crate::functions::composition::ints;
 use burn::tensor::{DType, Tensor, s};
 use flash_dma_problem::AttentionError;
@@ -204,20 +204,24 @@ impl PagedCache {
             ..first.config.clone()
         };
         let shape = config.shape(pool.pages())?;
-        let states = || caches.iter().map(Self::state);
-        let scores = states().map(|state| state.scores.clone());
-        let scores: Option<Vec<Tensor<3>>> = scores.collect();
+        let rows = || caches.iter().map(|cache| &cache.state().rows);
+        let scores: Option<Vec<Tensor<3>>> = rows().map(|rows| rows.scores.clone()).collect();
+        let rows = Rows {
+            k: Tensor::cat(rows().map(|rows| rows.k.clone()).collect(), 0),
+            v: Tensor::cat(rows().map(|rows| rows.v.clone()).collect(), 0),
+            scores: scores.map(|scores| Tensor::cat(scores, 0)),
+        };
         let lengths = caches.iter().flat_map(|cache| cache.lengths.clone());
         let dropped = caches.iter().flat_map(|cache| cache.dropped.clone());
-        let contents = Contents {
-            k: Tensor::cat(states().map(|state| state.k.clone()).collect(), 0),
-            v: Tensor::cat(states().map(|state| state.v.clone()).collect(), 0),
-            scores: scores.map(|scores| Tensor::cat(scores, 0)),
+        let tokens = [lengths.collect(), dropped.collect()];
+        Ok(Self::restored(
+            config,
+            shape,
+            &first.device,
+            rows,
             pool,
-            lengths: lengths.collect(),
-            dropped: dropped.collect(),
-        };
-        Ok(Self::restored(config, shape, &first.device, contents))
+            tokens,
+        ))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::chunk::forward_problem;
 use super::config::DynamicMaskCacheConfig;
 use super::hold::Hold;
-use super::tokens::{NewTokens, check_support, plain};
+use super::tokens::{Rows, check_support, plain};
 use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
@@ -150,7 +150,7 @@ impl DynamicMaskCache {
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.hold.check()?;
         let element = self.shape.element;
-        let tokens = NewTokens::new(&self.device, element, k, v, Some(scores))?;
+        let tokens = Rows::new(&self.device, element, k, v, Some(scores))?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
         let problem = tokens.decode_over(&self.shape, &q.dims(), self.held(), &self.options)?;
         let problem = problem.with_appending(self.hold.appending());
@@ -181,7 +181,7 @@ impl DynamicMaskCache {
     fn chunk(
         &self,
         q: FloatTensor<Dispatch>,
-        tokens: NewTokens,
+        tokens: Rows,
         problem: &DecodeProblem,
     ) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
         let (append, window) = (problem.append, self.shape.capacity());
@@ -237,11 +237,11 @@ impl DynamicMaskCache {
         scores: Tensor<3>,
     ) -> Result<(), AttentionError> {
         self.hold.check()?;
-        let tokens = NewTokens::new(&self.device, self.shape.element, k, v, Some(scores))?;
+        let tokens = Rows::new(&self.device, self.shape.element, k, v, Some(scores))?;
         self.append_new(tokens)
     }
 
-    pub(super) fn append_new(&mut self, tokens: NewTokens) -> Result<(), AttentionError> {
+    pub(super) fn append_new(&mut self, tokens: Rows) -> Result<(), AttentionError> {
         let problem = tokens.append_to(&self.shape, self.held())?;
         let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), problem);
         self.put(slots);

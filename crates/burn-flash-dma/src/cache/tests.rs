@@ -61,8 +61,8 @@ fn pages_stay(device: &Device, place: fn(Tensor<4>) -> usize) {
     };
     step(&mut cache, 1);
     let places = |cache: &PagedCache| {
-        let state = cache.state();
-        [place(state.k.clone()), place(state.v.clone())]
+        let rows = &cache.state().rows;
+        [place(rows.k.clone()), place(rows.v.clone())]
     };
     let before = places(&cache);
     for tokens in [1, 3, 20, 1] {

@@ -1,4 +1,4 @@
-//! The checks of a call on a cache that need Burn's types.
+//! Keys and values, and the checks of a call on a cache that need Burn's types.
 
 use crate::ops::types::{OptionalFloat, TokenTensors};
 use crate::validate::{
@@ -11,16 +11,17 @@ use flash_dma_problem::{
     TensorName,
 };
 
-/// New tokens, of the cache's device and element type and without autodiff.
+/// Keys, values and scores of the cache's device and element type and without autodiff: those of new tokens,
+/// `[batch, kv_heads, tokens, ..]`, or of a pool, `[pages, kv_heads, page_len, ..]`.
 #[derive(Clone, Debug)]
-pub(crate) struct NewTokens {
+pub(crate) struct Rows {
     pub(crate) k: Tensor<4>,
     pub(crate) v: Tensor<4>,
     /// f32.
     pub(crate) scores: Option<Tensor<3>>,
 }
 
-impl NewTokens {
+impl Rows {
     pub(crate) fn new(
         device: &Device,
         element: ElementType,
