@@ -3,10 +3,18 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, get_or_init_device_settings};
 use burn::tensor::kind::Basic;
-use burn::tensor::{BoolDType, FloatDType, Tensor};
+use burn::tensor::{BoolDType, DType, FloatDType, Tensor};
 
 pub(crate) fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(tensor, FloatDType::F32)
+}
+
+/// 16 bits cast up; f64 stays.
+pub(crate) fn at_least_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
 }
 
 /// The tensor in another shape. Burn's `reshape` reads a 0 as "keep the axis".

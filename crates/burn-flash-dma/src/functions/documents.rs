@@ -75,6 +75,8 @@ pub(crate) struct Document {
     pub(crate) sequence: usize,
     pub(crate) start: usize,
     pub(crate) len: usize,
+    /// No document, but the padding behind them.
+    pub(crate) is_padding: bool,
 }
 
 impl Documents {
@@ -181,18 +183,12 @@ impl Documents {
             Tensor::zeros([batch, heads, k_len, 2], (device, DType::I32))
         } else {
             let whole = self.whole.on(device, || {
-                let mut pairs = Vec::with_capacity(2 * batch * k_len);
-                for (sequence, lengths) in self.lengths.iter().enumerate() {
-                    let mut start = 0;
-                    for len in lengths {
-                        let end = start + len;
-                        pairs.extend((start..end).flat_map(|j| [j as i32, end as i32]));
-                        start = end;
-                    }
-                    let padding = start..start + self.padding[sequence];
-                    pairs.extend(padding.flat_map(|j| [j as i32; 2]));
-                }
-                ints(pairs, [batch, 1, k_len, 2], device)
+                let pairs = self.all().flat_map(|document| {
+                    let end = document.start + document.len;
+                    let end_of = move |key| if document.is_padding { key } else { end };
+                    (document.start..end).flat_map(move |key| [key as i32, end_of(key) as i32])
+                });
+                ints(pairs.collect(), [batch, 1, k_len, 2], device)
             });
             whole.repeat_dim(1, heads)
         };
@@ -235,12 +231,14 @@ impl Documents {
         let sequences = self.lengths.iter().zip(self.padding.iter()).enumerate();
         let all = sequences.flat_map(|(sequence, (lengths, padding))| {
             let mut start = 0;
-            lengths.iter().chain([padding]).map(move |&len| {
+            let all = lengths.iter().chain([padding]).enumerate();
+            all.map(move |(nth, &len)| {
                 start += len;
                 Document {
                     sequence,
                     start: start - len,
                     len,
+                    is_padding: nth == lengths.len(),
                 }
             })
         });

@@ -214,12 +214,10 @@ impl Origin {
         let Some(documents) = &self.documents else {
             return vec![(0, k_len)];
         };
-        let mut start = 0;
-        let spans = documents.lengths()[sequence].iter().map(|len| {
-            start += len;
-            (start - len, start)
-        });
-        spans.collect()
+        let own = documents
+            .all()
+            .filter(|d| d.sequence == sequence && !d.is_padding);
+        own.map(|d| (d.start, d.start + d.len)).collect()
     }
 
     /// Refuses calls in which positions are not those of the rule.

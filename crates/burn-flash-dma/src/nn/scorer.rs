@@ -1,9 +1,10 @@
 //! What makes the scores of a layer.
 
+use crate::fallback::tensors::at_least_f32;
 use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
 use crate::validate::at_least_zero;
 use burn::module::{Initializer, Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
@@ -138,10 +139,7 @@ impl Scorer {
 /// Of scores that only rank the length of a column changes nothing that is computed, so nothing holds it back, but what a
 /// token learns from its scores is in proportion to it and would drown what it learns from the loss.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
-    let projection = match projection.dtype() {
-        DType::F16 | DType::BF16 => projection.cast(DType::F32),
-        _ => projection,
-    };
+    let projection = at_least_f32(projection);
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();
     projection / lengths
 }

@@ -1,8 +1,9 @@
 //! Clipping by the norm of all gradients together.
 
+use crate::fallback::tensors::at_least_f32;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 use std::collections::HashSet;
 
 /// Gradients are squared and summed in groups of about so many numbers, copied into one tensor: 64 MiB, twice.
@@ -100,7 +101,7 @@ impl ModuleVisitor for Squares<'_> {
         }
         let row = gradient.flatten::<1>(0, D - 1);
         self.numbers += row.dims()[0];
-        self.group.push(as_f32(row));
+        self.group.push(at_least_f32(row));
         if self.numbers >= GROUP {
             self.sum_group();
         }
@@ -124,15 +125,7 @@ impl ModuleVisitor for Scale<'_> {
             return;
         };
         let dtype = gradient.dtype();
-        let scaled = as_f32(gradient) * self.factor.clone().reshape([1; D]);
+        let scaled = at_least_f32(gradient) * self.factor.clone().reshape([1; D]);
         self.gradients.register(param.id, scaled.cast(dtype));
-    }
-}
-
-/// 16 bits cast up.
-fn as_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
-        _ => tensor,
     }
 }

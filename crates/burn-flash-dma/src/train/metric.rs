@@ -176,16 +176,16 @@ impl SelectionInput {
     /// the backward pass has given any.
     #[must_use]
     pub fn gradients_of(self, scorer: &Scorer, grads: &Gradients) -> Self {
-        self.gradients_from(scorer, grads)
+        self.gradients_from(scorer, Source::Graph(grads))
     }
 
     /// As [`gradients_of`](Self::gradients_of), from the gradients that an optimiser is to get.
     #[must_use]
     pub fn gradients_in(self, scorer: &Scorer, gradients: &GradientsParams) -> Self {
-        self.gradients_from(scorer, gradients)
+        self.gradients_from(scorer, Source::Optimiser(gradients))
     }
 
-    fn gradients_from(self, scorer: &Scorer, source: &impl Source) -> Self {
+    fn gradients_from(self, scorer: &Scorer, source: Source<'_>) -> Self {
         let mut visitor = Add {
             source,
             input: self,
@@ -223,32 +223,25 @@ impl SelectionInput {
     }
 }
 
-/// A container of the gradients of parameters.
-trait Source {
-    fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>>;
-}
-
-impl Source for Gradients {
-    fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
-        param.val().grad(self)
-    }
-}
-
-impl Source for GradientsParams {
-    fn gradient<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
-        self.get::<D>(param.id)
-    }
+/// Where the gradients of parameters are.
+enum Source<'a> {
+    Graph(&'a Gradients),
+    Optimiser(&'a GradientsParams),
 }
 
 /// Hands the gradients of a module's parameters over.
-struct Add<'a, S> {
-    source: &'a S,
+struct Add<'a> {
+    source: Source<'a>,
     input: SelectionInput,
 }
 
-impl<S: Source> ModuleVisitor for Add<'_, S> {
+impl ModuleVisitor for Add<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.source.gradient(param) {
+        let gradient = match self.source {
+            Source::Graph(gradients) => param.val().grad(gradients),
+            Source::Optimiser(gradients) => gradients.get::<D>(param.id),
+        };
+        if let Some(gradient) = gradient {
             self.input = std::mem::take(&mut self.input).gradient(gradient);
         }
     }

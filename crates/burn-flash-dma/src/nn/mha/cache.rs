@@ -1,6 +1,6 @@
 //! What decoding keeps from call to call.
 
-use super::input::MhaInput;
+use super::input::{MhaInput, rows_from};
 use super::module::MultiHeadAttention;
 use super::output::MhaOutput;
 use crate::functions::product::try_linear;
@@ -118,7 +118,7 @@ impl MultiHeadAttention {
                 }
             }
         };
-        let query = rows_from(&input.query, seen);
+        let query = rows_from(input.query, seen);
         let q = self.heads(try_linear(&self.query, query)?);
         let [k, v] = rows.clone();
         let (out, logits) = self.attend([q, k, v], input.hidden.rows_from(seen))?;
@@ -139,22 +139,13 @@ impl MultiHeadAttention {
         first: usize,
     ) -> Result<[Tensor<4>; 2], AttentionError> {
         let rows = |layer, tokens: &Tensor<3>| {
-            Ok(self.heads(try_linear(layer, rows_from(tokens, first))?))
+            let tokens = rows_from(tokens.clone(), first);
+            Ok(self.heads(try_linear(layer, tokens)?))
         };
         Ok([
             rows(&self.key, &input.key)?,
             rows(&self.value, &input.value)?,
         ])
-    }
-}
-
-/// The tokens from `first` on.
-fn rows_from(tokens: &Tensor<3>, first: usize) -> Tensor<3> {
-    let [_, len, _] = tokens.dims();
-    match first {
-        // Burn narrows to no empty axis.
-        0 => tokens.clone(),
-        _ => tokens.clone().narrow(1, first, len - first),
     }
 }
 

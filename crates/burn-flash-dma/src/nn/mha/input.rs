@@ -2,7 +2,7 @@
 
 use crate::fallback::tensors::reshaped;
 use crate::mask::polarity::AttentionMask;
-use burn::tensor::{Bool, Device, Tensor};
+use burn::tensor::{Bool, Device, Tensor, kind::Basic};
 
 /// The input of [`MultiHeadAttention`](super::MultiHeadAttention), as Burn's: queries, keys, values, and masks that
 /// hide where they are `true`.
@@ -86,14 +86,17 @@ impl Hidden {
 
     /// The pairs of the queries from `first` on.
     pub(super) fn rows_from(mut self, first: usize) -> Self {
-        self.attn = self.attn.map(|attn| {
-            let [_, q_len, _] = attn.dims();
-            match first {
-                // Burn narrows to no empty axis.
-                0 => attn,
-                _ => attn.narrow(1, first, q_len - first),
-            }
-        });
+        self.attn = self.attn.map(|attn| rows_from(attn, first));
         self
+    }
+}
+
+/// The rows of `[batch, len, ..]` from `first` on.
+pub(super) fn rows_from<K: Basic>(tensor: Tensor<3, K>, first: usize) -> Tensor<3, K> {
+    let [_, len, _] = tensor.dims();
+    match first {
+        // Burn narrows to no empty axis.
+        0 => tensor,
+        _ => tensor.narrow(1, first, len - first),
     }
 }
