@@ -8,13 +8,11 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use std::sync::{Arc, OnceLock};
 
-/// The lengths of the documents that are packed into each sequence of a batch.
+/// The lengths of the documents that are packed into each sequence of a batch, or of sequences that are padded to one
+/// length ([`try_from_padded`](Self::try_from_padded)).
 ///
-/// A token attends to its own document only, under the rule of the [`Selector`](crate::Selector) that has been given the
-/// documents: its recent keys and sinks are those of the document.
-///
-/// Sequences of a batch that are padded to one length are documents, too:
-/// [`try_from_padded`](Self::try_from_padded). No query attends to padding, and the output of a padding query is zero.
+/// A token attends to its own document only, whose recent keys and sinks are those of a [`Selector`](crate::Selector). No
+/// query attends to padding, and the output of a padding query is zero.
 ///
 /// ```
 /// use burn_flash_dma::Documents;
@@ -134,8 +132,8 @@ impl Documents {
         Ok(Self::from_lengths([lengths.collect()]))
     }
 
-    /// The documents by the document of each token, `[batch, k_len]` of any integer type. A document is a run of equal
-    /// ids: an id that comes back after another one begins a further document. Reads the tensor to the host, once.
+    /// The documents by the id of each token's, `[batch, k_len]` of any integer type: a document is a run of equal ids.
+    /// Reads the tensor to the host, once.
     ///
     /// # Panics
     ///

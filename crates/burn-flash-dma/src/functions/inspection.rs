@@ -87,15 +87,13 @@ impl Intervals {
         self.stats_of(&expect(self.read_lifetimes()))
     }
 
-    /// How often an index decides in place of a score: the share of positions at which a key that is left out has the
-    /// score of the least key that is kept, among the positions that leave a key out. 0 if none does.
+    /// How often an index decides in place of a score: of the positions that leave a key out, the share at which one of
+    /// those has the score of the least key that is kept. 0 if none leaves a key out.
     ///
-    /// Only keys that compete count, those of the query's document that are neither recent nor sinks nor hidden (a
-    /// score of −∞ in `scores`, `[batch, kv_heads, k_len]`, by which the intervals have been selected). NaN ties with
-    /// NaN. Counted over all sequences and heads. Scores in 16 bits tie often; ties go to the older key, whatever is
-    /// learned.
-    ///
-    /// Reads intervals and scores to the host.
+    /// `scores` `[batch, kv_heads, k_len]` are those by which the intervals have been selected. Only keys that compete
+    /// count, in all sequences and heads: those of the query's document that are neither recent nor sinks nor hidden (−∞).
+    /// NaN ties with NaN. Scores in 16 bits tie often; ties go to the older key, whatever is learned. Reads intervals and
+    /// scores to the host.
     ///
     /// # Panics
     ///

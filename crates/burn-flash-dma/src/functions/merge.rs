@@ -13,11 +13,10 @@ twin! {
     /// | `out` of each part, and of all | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16, one for all |
     /// | `lse` of each part, and of all | `[batch, q_heads, q_len]` | f32 |
     ///
-    /// The parts may come from any calls that give an LSE: [`Attention`](crate::Attention),
-    /// [`MaskedAttention`](crate::MaskedAttention) or a step over a [`cache`](crate::cache). Arithmetic is f32, and `out` is
-    /// rounded once. The ratio of two parts' weights has the rounding of an LSE, which is one f32: a relative error of 6e-5
-    /// at an LSE of 1000, of 6e-2 at 1e6, and nothing is left of it at 1e9. A row of a part that attends to nothing (an LSE of
-    /// −∞) leaves no trace, whatever its `out` holds; where all parts attend to nothing, the result is zeros and −∞.
+    /// Any calls that give an LSE make parts. Arithmetic is f32, and `out` is rounded once. The ratio of two parts' weights
+    /// has the rounding of an LSE, which is one f32: a relative error of 6e-5 at an LSE of 1000, of 6e-2 at 1e6, and nothing
+    /// is left of it at 1e9. A row that attends to nothing (an LSE of −∞) leaves no trace, whatever its `out` holds; where
+    /// all parts attend to nothing, the result is zeros and −∞.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {

@@ -108,9 +108,9 @@ impl HeadEncoding {
         self
     }
 
-    /// Each pair of features `(2 i, 2 i + 1)` turned by the angle of its token's position, of which `start` is the
-    /// first. `table` holds cosine and sine of the angle of each feature at each position, the same for both of a pair:
-    /// the `freq_complex` of Burn's `RotaryEncoding`. (f16 and bf16 are cast up.) A constant under autodiff.
+    /// Each pair of features `(2 i, 2 i + 1)` turned by the angle of its token's position, from `start` on. `table` is the
+    /// `freq_complex` of Burn's `RotaryEncoding`: cosine and sine of the angle of each feature at each position, the same
+    /// for both of a pair. (f16 and bf16 are cast up.) A constant under autodiff.
     pub fn rotary(mut self, table: Tensor<3>, start: usize) -> Self {
         self.rotary = Some((table, start));
         self

@@ -53,18 +53,16 @@ use std::marker::PhantomData;
 /// # Ok::<(), burn_flash_dma::AttentionError>(())
 /// ```
 ///
-/// What runs follows from the call:
+/// What runs follows from the call, in one launch for all documents:
 ///
 /// - scores, or none and causal self-attention: the kernels of [`Attention`] over one interval per key, in O(Σ nᵢ · w)
-///   or O(Σ nᵢ²) work and O(total) memory. Scores need causal masking and as many queries as keys per document; without
-///   scores a zero is added to each logit;
+///   or O(Σ nᵢ²) work and O(total) memory. Scores need causal masking and as many queries as keys per document;
 /// - a mask, a bias, other numbers of queries than keys, or no causal masking: [`MaskedAttention`] over
-///   [`KeyRanges::packed`], which skips the blocks between documents but reads `total_q · total_k` bits. One launch of
-///   all documents, where a call per document would be a launch for each. Causal masking is aligned bottom-right in
-///   each document; a query before its first key sees nothing and gets zeros.
+///   [`KeyRanges::packed`], which skips the blocks between documents but reads `total_q · total_k` bits. Causal masking is
+///   aligned bottom-right in each document; a query before its first key sees nothing and gets zeros.
 ///
-/// Batches that are padded to one length need no other layout than [`Attention`]'s: the same documents go to
-/// [`Documents::intervals`], to [`Selector::documents`] or to [`KeyRanges::packed`].
+/// Batches that are padded to one length keep [`Attention`]'s layout: their documents go to [`Documents::intervals`], to
+/// [`Selector::documents`] or to [`KeyRanges::packed`].
 ///
 /// Scores with another number of queries do not compile, nor do masks beside scores:
 ///
@@ -132,8 +130,8 @@ impl PackedAttention {
 }
 
 impl PackedAttention<ScoredKeys> {
-    /// The rule that selects the keys, with recent keys, sinks or runners-up, in place of the window of the options,
-    /// which must be `None` or the rule's. The documents are those of the call.
+    /// The rule that selects the keys, in place of the window of the options, which must be `None` or the rule's. The
+    /// documents are those of the call.
     pub fn selector(mut self, selector: Selector) -> Self {
         self.chosen = Chosen::Rule(selector);
         self

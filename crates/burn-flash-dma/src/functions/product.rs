@@ -8,13 +8,11 @@ use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 twin! {
-    /// Applies a layer of Burn on the products of this crate: `[.., d_in]` to `[.., d_out]`.
-    ///
-    /// It is `layer.forward(x)` with other kernels: on CubeCL's runtimes a rule picks that of each product by its sizes, and
-    /// the sums of a weight's gradient are cut into parts that fill the device; sums are in f32. A layer of f32 may be applied
-    /// to f16 or bf16: it is rounded for the product, and its gradients arrive in f32, without the rounding of a cast.
-    ///
-    /// With element types other than f32, f16 and bf16 (f64 throughout, or quantised weights) it is Burn's own.
+    /// `layer.forward(x)` on the products of this crate, `[.., d_in]` to `[.., d_out]`: on CubeCL's runtimes a rule picks
+    /// the kernel of each product by its sizes, and the sums of a weight's gradient are cut into parts that fill the device.
+    /// Sums are in f32. A layer of f32 may be applied to f16 or bf16: it is rounded for the product, and its gradients
+    /// arrive in f32, without the rounding of a cast. With other element types (f64 throughout, or quantised weights) it is
+    /// Burn's own.
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {

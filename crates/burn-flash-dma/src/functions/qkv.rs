@@ -32,16 +32,13 @@ twin! {
     /// # }
     /// ```
     ///
-    /// Nothing is copied, in either direction, where attention is all that reads the parts:
+    /// Any float type. Nothing is copied, in either direction, where attention is all that reads the parts:
     ///
-    /// - the parts are views of the tensor. CubeCL's runtimes copy those that do not begin at the device's alignment: on
-    ///   CUDA 512 bytes, which every part does if `heads * head_dim` is a multiple of 256 (of 128 in f32);
-    /// - the backward pass writes the gradients of the parts into one buffer, and the gradient of the tensor is a view of it,
-    ///   part by part and head by head: what reshapes it to `[batch * len, 3 * heads * head_dim]`, as a linear layer before it
-    ///   does, copies it once. A part that something else reads as well, such as scores made of v, has its gradient in
-    ///   another buffer, and the three are laid side by side once, as those of [`split_heads`](crate::split_heads).
-    ///
-    /// Any float type.
+    /// - the parts are views. CubeCL's runtimes copy those that do not begin at the device's alignment: on CUDA 512 bytes,
+    ///   which every part does if `heads * head_dim` is a multiple of 256 (of 128 in f32);
+    /// - the gradient of the tensor is a view of one buffer, part by part and head by head: a linear layer before it, which
+    ///   reshapes it to `[batch * len, 3 * heads * head_dim]`, copies it once. Where something else reads a part as well,
+    ///   such as scores made of v, the three gradients are laid side by side once.
     pub fn split_qkv(qkv: Tensor<5>) -> [Tensor<4>; 3] = try_split_qkv;
 }
 

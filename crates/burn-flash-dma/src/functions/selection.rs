@@ -63,9 +63,8 @@ impl Intervals {
         }
     }
 
-    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which
-    /// must be the key's own index, and one past the last, from the key's index (never attended) to `k_len`. Reads the
-    /// tensor to the host, once.
+    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which is the
+    /// key's own index, and one past the last, the index (never attended) to `k_len`. Reads the tensor to the host, once.
     ///
     /// # Errors
     ///
@@ -295,11 +294,9 @@ pub fn try_sliding_window(
 }
 
 twin! {
-    /// Selects the `window` highest scored visible keys of each query, as one interval per key.
-    ///
-    /// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
-    /// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
-    /// k_len` keeps every key. The short form of [`Selector::top`](crate::Selector::top).
+    /// Selects the `window` highest scored visible keys of each query, exactly, as one interval per key: the short form of
+    /// [`Selector::top`](crate::Selector::top). `scores` are those of [`Selector::select`](crate::Selector::select);
+    /// `window >= k_len` keeps every key.
     pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
 }
 

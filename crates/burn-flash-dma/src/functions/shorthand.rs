@@ -8,19 +8,9 @@ use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions};
 
 twin! {
-    /// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score
-    /// among those it may see, and each logit gets its key's score.
-    ///
-    /// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
-    ///
-    /// | tensor | shape | type |
-    /// |---|---|---|
-    /// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
-    /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
-    /// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
-    ///
-    /// Gradients, strides and hidden keys are those of [`Attention`], which gives the LSE beside the output, and takes
-    /// intervals that were selected before.
+    /// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score among those it may
+    /// see, and each logit gets its key's score. [`Attention`] has the formula, the shapes and the types, and more: the
+    /// LSE beside the output, and intervals that were selected before.
     pub fn dynamic_mask_attention(
         q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>, options: AttentionOptions
     ) -> Tensor<4> = try_dynamic_mask_attention;
@@ -44,8 +34,7 @@ pub fn try_dynamic_mask_attention(
 }
 
 twin! {
-    /// Plain attention without scores: every visible key is attended. Shapes, types, strides and
-    /// gradients as in [`dynamic_mask_attention`]; `options.keep_window` must be `None`.
+    /// Plain attention without scores: every visible key is attended. `options.keep_window` must be `None`.
     pub fn attention(
         q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions
     ) -> Tensor<4> = try_attention;
@@ -94,18 +83,9 @@ pub fn try_flash_dma_attention(
 }
 
 twin! {
-    /// Attention under a mask and a bias: `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over
-    /// the keys `j` that the mask shows to query `i`, and causal masking if the options ask for it.
-    ///
-    /// | tensor | shape | type |
-    /// |---|---|---|
-    /// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
-    /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
-    /// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
-    /// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
-    ///
-    /// Gradients are those of [`MaskedAttention`]. The mask is cut into tiles first; to do so once for several calls, make
-    /// a [`TilePlan`](crate::TilePlan) and pass it to [`MaskedAttention::plan`].
+    /// Attention under a mask and a bias, and causal masking if the options ask for it. [`MaskedAttention`] has the
+    /// formula, the shapes and the types. The mask is cut into tiles first; to do so once for several calls, make a
+    /// [`TilePlan`](crate::TilePlan) and pass it to [`MaskedAttention::plan`].
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {

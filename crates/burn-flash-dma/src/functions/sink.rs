@@ -7,11 +7,10 @@ use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 twin! {
-    /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes: what
-    /// weight it takes is given to nothing. `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits.
-    ///
-    /// A query that none of its keys matches can then attend to nothing, as in models with a *learnable sink*, such as
-    /// gpt-oss. A sink among the keys ([`Selector::sinks`](crate::Selector::sinks)) takes a place in the window instead.
+    /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes, as
+    /// in models with a *learnable sink*, such as gpt-oss: a query that none of its keys matches can attend to nothing.
+    /// `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits. (A sink among the keys,
+    /// [`Selector::sinks`](crate::Selector::sinks), takes a place in the window instead.)
     ///
     /// | tensor | shape | type |
     /// |---|---|---|

@@ -55,26 +55,23 @@ pub struct DynamicMaskAttentionConfig {
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
     /// How much higher a token ranks than the same token one position before it: `recency_slope * position` is added to
-    /// each score. A key whose score is higher by 1 than another's is then kept as long as if it had come `1 /
-    /// recency_slope` tokens later. Default: 0. For a causal layer whose scores only rank.
+    /// each score. Default: 0. For a causal layer whose scores only rank.
     pub recency_slope: Option<f64>,
-    /// Deals tokens to the key/value heads in turn: each head prefers its own. Heads whose windows are small then keep
-    /// different keys, where they would otherwise learn to keep the same ones. Default: none. For scores that only rank.
+    /// Deals tokens to the key/value heads in turn: each head prefers its own. Default: none. For scores that only rank.
     pub round_robin: Option<RoundRobin>,
     /// Factor on the gradient that a token (with [`ScoreForm::Zoh`] its values) gets through its scores, beside the one it
     /// gets through attention. It changes no output, and not what the projection of the scores learns. Default: 1.
     pub token_gradient_scale: Option<f64>,
-    /// The keys ranked next after the window whose scores get a gradient in training, see
-    /// [`Selector::runners_up`]. Default: a quarter of the window in force with scores that only rank and with
-    /// [`ScoreForm::Linear`], under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`]
-    /// added to the logits none. They change no output; without a window there are none.
+    /// The keys ranked next after the window whose scores get a gradient in training, see [`Selector::runners_up`]. They
+    /// change no output; without a window there are none. Default: a quarter of the window in force; none with
+    /// [`ScoreForm::Zoh`] added to the logits, and under a mask that differs between queries.
     pub runners_up: Option<usize>,
-    /// What the scores of kept keys learn in training, see [`Selector::leave_one_out`]. Default: nothing. They change no
-    /// output; with them scores learn even where nothing is evicted. Without a window there are none, and with a mask that
-    /// says for each query which keys it sees the layer refuses them.
+    /// What the scores of kept keys learn in training, see [`Selector::leave_one_out`]: also where nothing is evicted. It
+    /// changes no output, is nothing without a window, and is refused under a mask that differs between queries. Default:
+    /// nothing.
     pub leave_one_out: Option<LeaveOneOut>,
-    /// What the scores of a head compete for in training, see [`Selector::rank_softmax`]: what some of them gain is charged
-    /// to all. Default: nothing. It changes no output.
+    /// Charges what some scores of a head gain in training to all, see [`Selector::rank_softmax`]. It changes no output.
+    /// Default: no.
     pub rank_softmax: Option<RankSoftmax>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
@@ -99,41 +96,39 @@ pub struct DynamicMaskAttentionConfig {
     /// ALiBi: what distances take from the logits, by a slope per query head, for example
     /// [`AlibiSlopes::standard`]. Default: none. A cache refuses a layer with it.
     pub alibi: Option<AlibiSlopes>,
-    /// Whether each query head has one more logit, which is learned and has no key: the weight that it takes is given to
-    /// nothing, see [`learnable_sink`](crate::learnable_sink()). Default: false.
+    /// Whether each query head has one more logit, which is learned and has no key, see
+    /// [`learnable_sink`](crate::learnable_sink()). Default: false.
     #[config(default = false)]
     pub learnable_sink: bool,
-    /// The probability with which a pair of a query and a key that attends to it is dropped in training, from 0 and less
-    /// than 1: see [`Dropout`](crate::Dropout). Default: 0. Every call of the layer draws another mask, none outside of
-    /// training, as Burn's own dropout.
+    /// The probability, less than 1, with which a pair of a query and a key is dropped, see [`Dropout`](crate::Dropout).
+    /// Default: 0. Every call of the layer draws another mask, none outside of training, as Burn's own dropout.
     pub dropout: Option<f64>,
     /// What the scores are made of. Default: [`ScoreForm::Linear`].
     #[config(default = "ScoreForm::Linear")]
     pub score_form: ScoreForm,
     /// What the scores are for. Default: [`ScoreRole::Rank`] of [`ScoreForm::Linear`], and [`ScoreRole::RankAndBias`] of
-    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by their [runners-up](Self::runners_up) and by
-    /// [what kept keys are worth](Self::leave_one_out), and do nothing without a window. A mask that differs between queries
-    /// is refused in training with them.
+    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by [`runners_up`](Self::runners_up) and
+    /// [`leave_one_out`](Self::leave_one_out), do nothing without a window, and are refused in training under a mask that
+    /// differs between queries.
     pub score_role: Option<ScoreRole>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
-    /// Initialiser of the projection that makes the scores, `dt_proj` or `score_proj`. Default: normal, mean 0,
-    /// standard deviation 0.02. Linear scores of a narrow model with few training steps learn more reliably from less.
+    /// Initialiser of the projection that makes the scores, `dt_proj` or `score_proj`. Default: normal, mean 0, standard
+    /// deviation 0.02; linear scores of a narrow model with few training steps learn more reliably from less.
     pub score_initializer: Option<Initializer>,
 }
 
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
 ///
 /// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores of either [`ScoreForm`], f32 whatever the
-/// parameters are; dynamic-mask attention; output projection. Biases, dropout of the attention probabilities and a
-/// learnable sink if the configuration asks for them. `x` is to be normalised, as it is in a pre-norm block.
+/// parameters are; dynamic-mask attention; output projection. `x` is to be normalised, as it is in a pre-norm block.
 ///
 /// The seeds of the dropout follow from a random number that the layer draws when it is made, so [`Device::seed`] before
 /// that makes a run of one thread repeatable. A recorded graph of launches would repeat its mask.
 ///
-/// In a record the parameters of the scores stand beside the projections: `dt_proj`, `dt_bias` if there is one, and `a`,
-/// or `score_proj`. A record fits the layers of its own form only.
+/// In a record the parameters of the scores stand beside the projections, `dt_proj`, `dt_bias` and `a` or `score_proj`; it
+/// fits the layers of its own form only.
 #[derive(Module, Debug)]
 pub struct DynamicMaskAttention {
     /// `[d_model, n_heads * head_dim]`.
@@ -281,10 +276,10 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the
-    /// lengths or the documents or the mask of the input do not fit it, or there are documents and the layer is not
-    /// causal, or it has runners-up or scores that only rank to train under a mask that differs between queries. Nothing
-    /// is computed then, but scores in the last case.
+    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the lengths,
+    /// documents or mask of the input do not fit it, documents meet a layer that is not causal, or runners-up or scores
+    /// that only rank are to be trained under a mask that differs between queries. Nothing is computed then, but scores in
+    /// the last case.
     pub fn try_forward(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -350,10 +345,9 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
-        /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are computed, for what the layer's
-        /// [`ScoreRole`] says; with runners-up they rank those of the first time. With dropout the mask is another one;
-        /// `train::Selections` keeps that, too.
+        /// As [`forward`](Self::forward), with a selection that it has made before: to compute a layer a second time, as
+        /// checkpointing does (`train::Checkpointed`). The scores are computed again, and rank the runners-up of the first
+        /// time. With dropout the mask is another one; `train::Selections` keeps that, too.
         pub fn forward_with_intervals(
             &self, input: impl Into<DynamicMaskInput>, intervals: &Intervals
         ) -> Tensor<3> = Self::try_forward_with_intervals;
@@ -431,8 +425,8 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// Sets how many keys each query keeps from now on, `None` for all of them: between training steps, for a window
-        /// that shrinks in training, or for another budget afterwards. A cache keeps the window that it was made with.
+        /// Sets how many keys each query keeps from now on, `None` for all of them: for a window that shrinks in training,
+        /// or for another budget afterwards. A cache keeps the window that it was made with.
         pub fn set_keep_window(&mut self, window: impl Into<Option<usize>>)
             = Self::try_set_keep_window;
     }

@@ -14,11 +14,11 @@ pub(super) enum First<'a> {
     OnDevice(&'a Tensor<1, Int>),
 }
 
-/// Deals tokens to the key/value heads in turn, so that the heads of a layer do not all keep the same ones.
+/// Deals tokens to the key/value heads in turn, so that heads of small windows do not all learn to keep the same ones.
 ///
-/// A token at position `p` is the own one of head `p / run % n_kv_heads`, and ranks `penalty` lower in every other than
-/// its score says. With a penalty of `2 sqrt(d_model)` and normalised tokens, a head keeps tokens of others only if it has
-/// too few of its own. Positions are those of a sequence, of packed documents those of their row.
+/// A token at position `p` is the own one of head `p / run % n_kv_heads`, and ranks `penalty` lower in every other. With a
+/// penalty of `2 sqrt(d_model)` and normalised tokens, a head keeps tokens of others only if it has too few of its own.
+/// Positions are those of a sequence, of packed documents those of their row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundRobin {
     /// Tokens in a row that a head is dealt at once.

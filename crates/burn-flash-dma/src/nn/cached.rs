@@ -45,12 +45,10 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// The layer on new tokens of sequences whose earlier tokens are in the cache: `[batch, len, d_model]` to
-        /// the same shape, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
-        /// appended: a prompt, a chunk of one, or one token at a time.
-        ///
-        /// Each sequence goes on at its own position, which the cache knows, so rotated keys stay right when others
-        /// are evicted. Positions may pass `max_seq_len`.
+        /// The layer on new tokens, a prompt, a chunk of one, or one at a time, of sequences whose earlier tokens are in the
+        /// cache, to which they are appended: `[batch, len, d_model]` to the same shape, equal to the last `len` rows of
+        /// [`forward`](Self::forward) over everything. Each sequence goes on at its own position, which may pass
+        /// `max_seq_len`.
         pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3>
             = Self::try_forward_cached;
     }

@@ -37,20 +37,17 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// Number of tokens of the context that every query attends to, by head. Default: all, that is dense attention
-    /// with a bias per key.
+    /// Number of tokens of the context that every query attends to, by head. Default: all.
     pub keep_window: Option<usize>,
-    /// The tokens ranked next after the window whose scores get a gradient in training, see
-    /// [`Selector::runners_up`](crate::Selector::runners_up). Default: a quarter of the window with
-    /// [`ScoreForm::Linear`], none with [`ScoreForm::Zoh`].
+    /// The tokens ranked next after the window whose scores get a gradient in training, see [`Selector::runners_up`].
+    /// Default: a quarter of the window with [`ScoreForm::Linear`], none with [`ScoreForm::Zoh`].
     pub runners_up: Option<usize>,
     /// RMS norm of each head of q and k. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
     /// Epsilon of the RMS norm of q and k. Default: 1e-5.
     pub norm_epsilon: Option<f64>,
-    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default:
-    /// false.
+    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] that of the scores. Default: false.
     #[config(default = false)]
     pub bias: bool,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
@@ -67,11 +64,9 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub score_initializer: Option<Initializer>,
 }
 
-/// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the tokens of the
-/// context that their learned scores rank highest.
-///
-/// No query stands before another one, so there is one selection for all of them: of each key/value head the
-/// `keep_window` tokens of greatest score. What a context holds beyond them costs its projections and the selection.
+/// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the `keep_window`
+/// tokens of the context that their learned scores rank highest, the same for all queries. What a context holds beyond them
+/// costs its projections and the selection.
 ///
 /// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection; no rotary encoding.
 /// Both inputs are to be normalised, as they are in a pre-norm block behind an encoder's last norm.
@@ -204,9 +199,9 @@ impl CrossKeys {
 
 impl DynamicMaskCrossAttention {
     twin! {
-        /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`: the shape of `x`.
-        /// The context is a tensor, or a [`DynamicMaskInput`] with lengths or a mask per key. Where nothing of a context
-        /// is visible, attention gives zeros.
+        /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`, which is a tensor,
+        /// or a [`DynamicMaskInput`] with lengths or a mask per key: the shape of `x`. Where nothing of a context is visible,
+        /// attention gives zeros.
         pub fn forward(&self, x: Tensor<3>, context: impl Into<DynamicMaskInput>) -> Tensor<3>
             = Self::try_forward;
     }

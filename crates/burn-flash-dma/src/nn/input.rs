@@ -42,18 +42,16 @@ impl DynamicMaskInput {
         }
     }
 
-    /// The number of tokens of each sequence of the batch, up to `len`; what stands behind them is padding. No query
-    /// attends to padding, the outputs of padding are zeros, and what it holds (NaN included) reaches no output and no
-    /// gradient. The other rows are those of the sequence without its padding.
+    /// The number of tokens of each sequence of the batch, up to `len`; what stands behind them is padding, whose outputs
+    /// are zeros. What it holds, NaN included, reaches no other output and no gradient.
     pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.lengths = Some(lengths.into());
         self
     }
 
     /// The documents that are packed into each sequence: tokens attend to their own document only, as if it stood alone
-    /// (rotary positions go on from one to the next, but only their differences count). Needs a causal layer. The
-    /// lengths of a sequence's documents add up to `len`: behind the [`lengths`](Self::lengths) the padding is one more,
-    /// or part of the last.
+    /// (of rotary positions only the differences count). Needs a causal layer. Their lengths add up to `len`: behind the
+    /// [`lengths`](Self::lengths) the padding is one more document, or part of the last.
     pub fn documents(mut self, documents: Documents) -> Self {
         self.documents = Some(documents);
         self
@@ -63,15 +61,14 @@ impl DynamicMaskInput {
     /// `[batch | 1, n_kv_heads | 1, len | 1, len | 1]`. [`AttentionMask::visible`] and [`AttentionMask::hidden`] say
     /// what `true` means; Burn's own attention modules hide.
     ///
-    /// A hidden key is not a candidate: each query keeps the best of the keys that it sees. It still uses up its place
-    /// among the recent ones. What is hidden from every query, whose outputs and gradients it must not reach, is
-    /// padding: say that by [`lengths`](Self::lengths).
+    /// A hidden key is not a candidate, but uses up its place among the recent ones. What no output and no gradient may
+    /// depend on is padding: say that by [`lengths`](Self::lengths).
     ///
     /// - A mask per key, of size 1 on the query axis (Burn's `mask_pad`, as `[batch, 1, 1, len]`), costs nothing: the
     ///   scores of its hidden keys become −∞.
-    /// - Any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) leaves a key on no interval of queries, so the
-    ///   layer selects by pairs and calls [`MaskedAttention`](crate::MaskedAttention): O(len²) memory. There are no
-    ///   gradients of runners-up then; a layer that is configured to have some refuses the mask in training.
+    /// - With any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) the layer selects by pairs and calls
+    ///   [`MaskedAttention`](crate::MaskedAttention): O(len²) memory, and no gradients of runners-up; a layer that is
+    ///   configured to have some refuses the mask in training.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
         self.mask = Some(mask);
         self

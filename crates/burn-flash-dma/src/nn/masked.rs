@@ -47,8 +47,7 @@ pub struct MaskedAttentionLayerConfig {
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
-    /// ALiBi: what distances take from the logits, by a slope per query head, for example
-    /// [`AlibiSlopes::standard`]. Default: none.
+    /// ALiBi: what distances take from the logits, by a slope per query head. Default: none.
     pub alibi: Option<AlibiSlopes>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]

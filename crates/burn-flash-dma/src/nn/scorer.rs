@@ -53,9 +53,9 @@ pub enum Scorer {
 /// # Initialisation
 ///
 /// `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal with standard deviation 0.02, unless the
-/// configuration has a `score_initializer`: the scores differ from the first step, both parameters learn, and a score
-/// stays in `(0, 1)`, near plain attention. (With `a = 0`, a common choice, all keys tie, the window keeps the *first*
-/// keys, and no gradient reaches `dt_proj` until `a` has moved.) Either may change sign in training.
+/// configuration has a `score_initializer`: the scores differ from the first step, and stay in `(0, 1)`, near plain
+/// attention. (With `a = 0`, a common choice, all keys tie, the window keeps the *first* ones, and no gradient reaches
+/// `dt_proj` until `a` has moved.) Either may change sign in training.
 #[derive(Module, Debug)]
 pub struct ZohScorer {
     /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
@@ -134,10 +134,8 @@ impl Scorer {
     }
 }
 
-/// The directions of a projection's columns, one per head, as unit vectors.
-///
-/// Of scores that only rank the length of a column changes nothing that is computed, so nothing holds it back, but what a
-/// token learns from its scores is in proportion to it and would drown what it learns from the loss.
+/// The directions of a projection's columns, one per head, as unit vectors: nothing would hold back the length of a column
+/// whose scores only rank, and what a token learns from them, in proportion to it, would drown what the loss says.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
     let projection = at_least_f32(projection);
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();

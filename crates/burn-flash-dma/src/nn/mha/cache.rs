@@ -70,11 +70,9 @@ impl MhaCache {
 
 impl MultiHeadAttention {
     twin! {
-        /// As [`forward`](Self::forward), of which only the rows of the tokens are computed that the cache does not have.
-        /// As with Burn's, the input holds the whole sequence so far, and so does the context that is returned.
-        ///
-        /// The earlier rows stay what they were: a cache means causal attention. Of several new tokens, as of a prompt,
-        /// each sees the keys that the masks leave; say [`MhaInput::causal`].
+        /// As [`forward`](Self::forward), but only the rows of tokens that the cache does not have are computed; the earlier
+        /// ones stay what they were. As with Burn's, input and context hold the whole sequence so far. Of several new
+        /// tokens, as of a prompt, each sees the keys that the masks leave; say [`MhaInput::causal`].
         pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput
             = Self::try_forward_cache;
     }

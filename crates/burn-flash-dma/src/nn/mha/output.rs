@@ -36,9 +36,8 @@ pub(super) struct Logits {
 const HIDDEN: f32 = -1e30;
 
 impl MhaOutput {
-    /// The attention weights, `[batch, n_heads, q_len, k_len]`: in training after dropout, so that rows may not add up
-    /// to 1, and zeros for a query from which every key is hidden. A field of Burn's output; here they are computed when
-    /// they are asked for, differentiably, from q and k, which the output keeps. After
+    /// The attention weights, `[batch, n_heads, q_len, k_len]`, computed when they are asked for, differentiably: in training
+    /// after dropout, and zeros for a query from which every key is hidden. After
     /// [`forward_cache`](super::MultiHeadAttention::forward_cache) they are those of the new queries.
     #[must_use]
     pub fn weights(&self) -> Tensor<4> {
@@ -91,8 +90,8 @@ impl Logits {
     }
 }
 
-/// The factors of all probabilities of a problem with dropout, `[batch, kv_heads, group * q_len, k_len]`. The words of rows and columns are made on the host, those of pairs on the device:
-/// in signed integers of 64 bits, which hold every product of a word and half of another.
+/// The factors of all probabilities of a problem with dropout, `[batch, kv_heads, group * q_len, k_len]`. The words of pairs
+/// are made on the device, in signed integers of 64 bits, which hold every product of a word and half of another.
 fn factors<B: Backend>(p: &Problem, dropout: Dropout, device: &B::Device) -> FloatTensor<B> {
     let mask = dropout.mask();
     let pairs = Shape::new([p.batch, p.kv_heads, p.group() * p.q_len, p.k_len]);
