@@ -5,7 +5,9 @@ mod times;
 
 pub use programs::run as run_programs;
 
-use crate::process::{Result, cargo, linting, read_file, root, run as run_command, switch, target_dir};
+use crate::process::{
+    Result, cargo, linting, read_file, root, run as run_command, switch, target_dir,
+};
 use crate::{book, codegen, new_crate, release, setup, tidy, tools};
 use std::process::Command;
 use std::time::{Duration, Instant};
