@@ -1,4 +1,4 @@
-//! What the tests of the programs share: a folder for files, calls of a program, and the calls that documents show.
+//! Helpers of the tests of the programs: a folder for files, calls of a program, and the calls that documents show.
 #![allow(dead_code, reason = "no program's tests use all of it")]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a pass computes with: the queries, and where it takes their keys from.
+//! Operands of a pass: the queries, and where it takes their keys from.
 
 use crate::args::{Inputs, MaskedInputs};
 use crate::element::Element;

@@ -117,7 +117,7 @@ fn with_text() -> (Scratch, String) {
     (dir, option)
 }
 
-/// What most of the runs on a text have in common.
+/// Settings that most of the runs on a text have in common.
 const TEXT: &str = "text --tokens 64 --steps 2 --batch 2 --width 32 --heads 2 --shares 4 --texts 8";
 
 #[test]

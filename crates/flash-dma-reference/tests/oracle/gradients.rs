@@ -42,7 +42,7 @@ fn weigh(out: &[f64], weights: &[f64]) -> f64 {
     terms.map(|(x, w)| x * w).sum()
 }
 
-/// What the results are worth; no gradient of the LSE is zero.
+/// Loss of which these are the gradients; without those of the LSE it depends on the output alone.
 fn loss(forward: &Forward, grad_out: &[f64], grad_lse: Option<&[f64]>) -> f64 {
     let of_lse = grad_lse.map_or(0.0, |grads| weigh(&forward.lse.values, grads));
     weigh(&forward.out.values, grad_out) + of_lse

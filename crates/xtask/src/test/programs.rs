@@ -87,7 +87,7 @@ pub struct Summary {
     programs: usize,
     /// Each with its failed tests.
     failures: Vec<Failure>,
-    /// What cargo says of each crate that was built with warnings.
+    /// Cargo's line on each crate that was built with warnings.
     warnings: Vec<String>,
     /// How long cargo built.
     built: Duration,

@@ -107,7 +107,7 @@ impl<E: Element + Stored> Results<E> {
     }
 }
 
-/// What a forward pass saved, in a form the engine can address.
+/// Tensors that a forward pass saved, in a form the engine can address.
 pub(super) fn addressable_saved(saved: Saved<Flex>) -> Saved<Flex> {
     Saved {
         out: addressable(saved.out),

@@ -105,7 +105,7 @@ fn rows(heads: usize, n: usize, window: usize, seed: u64) -> Vec<Vec<Interval>> 
     rows_of(kinds.take(heads), n, window, seed)
 }
 
-/// What a window keeps of `n` keys of each kind of scores.
+/// Keys that a window keeps of `n` keys of each kind of scores.
 pub(super) fn rows_of(
     kinds: impl IntoIterator<Item = Scores>,
     n: usize,
