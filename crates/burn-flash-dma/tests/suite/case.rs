@@ -8,6 +8,8 @@ use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Inputs, Rng};
 use std::fmt::Display;
+#[cfg(feature = "cpu")]
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// `[batch, q_heads, kv_heads, q_len, k_len, head_dim]`.
 pub type Sizes = [usize; 6];
@@ -197,6 +199,15 @@ pub fn dtype(element: ElementType) -> DType {
         ElementType::F16 => DType::F16,
         ElementType::Bf16 => DType::BF16,
     }
+}
+
+/// CubeCL's CPU runtime for one test at a time: its workers wait by yielding, so those of several tests starve each
+/// other, and a test that observes launches would see every other's.
+#[cfg(feature = "cpu")]
+pub fn alone() -> MutexGuard<'static, ()> {
+    static RUNTIME: Mutex<()> = Mutex::new(());
+    // A test that failed has said so itself.
+    RUNTIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Every device that records a graph, on Flex.

@@ -2,7 +2,7 @@
 //! without Burn; here it is the strides, the metadata and the graph.
 
 use crate::case::{
-    Case, ELEMENTS, Tensors, grad, ints, normal, random, refused, size, values, within,
+    Case, ELEMENTS, Tensors, alone, grad, ints, normal, random, refused, size, values, within,
 };
 use crate::values::oracle_intervals;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -15,14 +15,7 @@ use cubecl::logging::{
     Duration, LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest,
 };
 use flash_dma_reference::{Rng, generate::Scores};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// One test at a time: the runtime's workers wait by yielding, and several tests' starve each other.
-fn alone() -> MutexGuard<'static, ()> {
-    static DEVICE: Mutex<()> = Mutex::new(());
-    // A test that failed has said so itself.
-    DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::{Arc, Mutex};
 
 fn sample(scores: Scores, element: ElementType) -> Case {
     let options = AttentionOptions::new()

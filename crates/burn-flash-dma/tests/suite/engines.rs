@@ -86,6 +86,7 @@ fn masked_problems_are_reported_too() {
 #[cfg(feature = "cpu")]
 #[test]
 fn cubecl_devices_say_what_their_plans_say() {
+    let _alone = crate::case::alone();
     let device = Device::cpu();
     assert_eq!(engines(&device), Ok(vec![Engine::Portable]));
     let case = sample(Scores::Normal, window(7));

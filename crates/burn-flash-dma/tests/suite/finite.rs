@@ -5,12 +5,13 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::finite::{FiniteChecks, FiniteError, Kind, NonFinite, try_check_finite};
 use burn_flash_dma::{AttentionOptions, dynamic_mask_attention};
 
-fn devices() -> Vec<Device> {
-    vec![
-        Device::flex(),
-        #[cfg(feature = "cpu")]
-        Device::cpu(),
-    ]
+fn on_devices(check: impl Fn(&Device)) {
+    check(&Device::flex());
+    #[cfg(feature = "cpu")]
+    {
+        let _alone = crate::case::alone();
+        check(&Device::cpu());
+    }
 }
 
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -26,7 +27,7 @@ fn found(result: Result<(), FiniteError>) -> NonFinite {
 
 #[test]
 fn the_first_element_is_named_with_its_kind_and_the_count() {
-    for device in devices() {
+    on_devices(|device| {
         for (first, kind) in [
             (f32::NAN, Kind::Nan),
             (f32::INFINITY, Kind::Infinity),
@@ -36,7 +37,7 @@ fn the_first_element_is_named_with_its_kind_and_the_count() {
             values[17] = first;
             values[22] = f32::NAN;
             values[29] = f32::INFINITY;
-            let all = tensor(values, [2, 3, 5], &device);
+            let all = tensor(values, [2, 3, 5], device);
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 if !device.supports_dtype(dtype) {
                     continue;
@@ -49,39 +50,39 @@ fn the_first_element_is_named_with_its_kind_and_the_count() {
                 assert_eq!((found.count, found.elements), (3, 30), "{dtype:?}");
             }
         }
-    }
+    });
 }
 
 #[test]
 fn the_first_and_the_last_element_are_checked_and_nothing_else_is_said() {
-    for device in devices() {
+    on_devices(|device| {
         for at in [0, 19] {
-            let check = |values| try_check_finite(&tensor(values, [20], &device), "x", 0);
+            let check = |values| try_check_finite(&tensor(values, [20], device), "x", 0);
             let mut values = vec![f32::MAX; 20];
             assert_eq!(check(values.clone()), Ok(()));
             values[at] = f32::NAN;
             let found = found(check(values));
             assert_eq!((found.index, found.count), (vec![at], 1));
         }
-        let none = Tensor::<3>::zeros([2, 0, 4], &device);
+        let none = Tensor::<3>::zeros([2, 0, 4], device);
         assert_eq!(try_check_finite(&none, "nothing", 0), Ok(()));
-    }
+    });
 }
 
 #[test]
 fn a_strided_tensor_is_named_by_its_own_axes() {
-    for device in devices() {
+    on_devices(|device| {
         let mut values = vec![0.0; 2 * 3 * 4];
         values[2 * 4 + 1] = f32::NAN;
-        let rows = tensor(values, [2, 3, 4], &device).swap_dims(0, 1);
+        let rows = tensor(values, [2, 3, 4], device).swap_dims(0, 1);
         assert_eq!(found(try_check_finite(&rows, "rows", 1)).index, [2, 0, 1]);
-    }
+    });
 }
 
 #[test]
 fn scores_may_hide_keys_but_nothing_else() {
-    for device in devices() {
-        let scores = |bad: f32| tensor(vec![0.0, f32::NEG_INFINITY, bad, 1.0], [1, 1, 4], &device);
+    on_devices(|device| {
+        let scores = |bad: f32| tensor(vec![0.0, f32::NEG_INFINITY, bad, 1.0], [1, 1, 4], device);
         let checks = || FiniteChecks::new(3);
         let check = |bad| checks().hiding("scores", &scores(bad)).try_check();
         assert_eq!(check(2.0), Ok(()));
@@ -90,7 +91,7 @@ fn scores_may_hide_keys_but_nothing_else() {
             assert_eq!(found.index, [0, 0, 2]);
             assert_eq!((found.kind, found.count), (kind, 1));
         }
-    }
+    });
 }
 
 #[test]

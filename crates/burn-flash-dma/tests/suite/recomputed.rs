@@ -208,6 +208,7 @@ fn kernels_make_the_same_again() {
             grad(&second, &grads),
         ]
     };
+    let _alone = crate::case::alone();
     let (flex, cube) = (by(Device::flex()), by(Device::cpu()));
     for (n, (flex, cube)) in flex.iter().zip(&cube).enumerate() {
         // Numbers of bf16 that round the other way, and what follows from them.

@@ -299,6 +299,7 @@ fn kernels_compute_the_same() {
         let gradient = gradients.get::<2>(embedding.weight.id).expect("trained");
         [values(loss), values(norm), values(gradient)]
     };
+    let _alone = crate::case::alone();
     for (flex, cube) in by(Device::flex()).iter().zip(by(Device::cpu())) {
         // One number of bf16 that rounds the other way.
         within(&cube, flex, size(flex) / 256.0, "cube");
