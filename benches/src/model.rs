@@ -5,8 +5,7 @@ use crate::options::Common;
 use crate::place::Place;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Device;
-use burn_flash_dma::ScoreRole;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Scores, Selection};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::io::Write;
@@ -30,6 +29,9 @@ pub struct Model {
     /// Keys that a query attends to; all of them if left out.
     #[arg(long)]
     pub window: Option<usize>,
+    /// The layers' scores.
+    #[arg(long, value_enum, default_value_t = ScoresName::Ranking)]
+    pub scores: ScoresName,
     /// Sequences.
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
@@ -49,15 +51,36 @@ pub struct Model {
     pub common: Common,
 }
 
+/// Scores by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScoresName {
+    /// They only rank.
+    Ranking,
+    /// DMA's own, which are added to the logits.
+    Dma,
+    /// Linear ones, which are added to the logits.
+    Added,
+}
+
+impl ScoresName {
+    fn of_layer(self) -> Scores {
+        match self {
+            Self::Ranking => Scores::Ranking,
+            Self::Dma => Scores::Dma,
+            Self::Added => Scores::Added,
+        }
+    }
+}
+
 impl Model {
-    /// Its attention, with DMA's own scores: said here, so that the rows stay those of one layer whatever the defaults become.
-    pub fn attention(&self, positions: usize) -> DynamicMaskAttentionConfig {
+    /// Its attention: the layer as it is by default, but for what the options say.
+    pub fn attention(&self, window: usize, positions: usize) -> DynamicMaskAttentionConfig {
         DynamicMaskAttentionConfig::new(self.d_model, self.heads)
             .with_n_kv_heads(Some(self.kv_heads))
-            .with_score_form(ScoreForm::Zoh)
-            .with_score_role(Some(ScoreRole::RankAndBias))
-            .with_keep_window(self.window)
-            .with_max_seq_len(Some(positions))
+            .with_scores(self.scores.of_layer())
+            .with_selection(Selection::keep(window))
+            .with_rope(Some(Rope::new(positions)))
     }
 }
 

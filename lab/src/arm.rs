@@ -1,6 +1,6 @@
 //! What chooses the keys: ours, and the controls.
 
-use burn_flash_dma::nn::ScoreForm;
+use burn_flash_dma::nn;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -13,18 +13,11 @@ use serde::{Deserialize, Serialize};
 pub enum Arm {
     /// All keys, and nothing added to their logits.
     Dense,
-    /// The layer as it is by default, with a quarter of the window recent: linear scores that rank the keys and are not
-    /// added to their logits. The loss does not reach the score of a key that is kept; the scores learn by the gradient
-    /// of the layer's own number of runners-up alone (a quarter of the window).
+    /// The layer as it is by default, but for what options say: linear scores that rank the keys and are not added to their
+    /// logits, a quarter of the window recent.
     Ours,
     /// Ours without recent keys: the whole window by score.
     NoRecent,
-    /// [`NoRecent`](Self::NoRecent), but what runners-up gain, kept keys lose a tenth of: the scores of a head count as
-    /// differences from a tenth of the mean score of its kept keys, each weighted by how long it is kept. The keys that
-    /// are kept stay the same; a key that is kept and useless gives its place away in time. Of recall.
-    Centred,
-    /// Ours with the paper's score form.
-    Zoh,
     /// Ours, but the scores are added to the logits as well.
     Added,
     /// [`Added`](Self::Added) without runners-up: a key outside the window learns nothing.
@@ -64,9 +57,6 @@ pub enum Scores {
     RankAndBounded,
     /// The layer's own rank the keys, and are added to nothing.
     Rank,
-    /// The layer's own rank the keys, as differences from a part of the mean of those that are kept, and are added to
-    /// nothing.
-    RankCentred,
     /// The layer's own rank the keys, as they were drawn.
     FrozenRank,
     /// None.
@@ -77,8 +67,7 @@ impl Arm {
     /// How it makes scores.
     pub fn scores(self) -> Scores {
         match self {
-            Self::Ours | Self::NoRecent | Self::Zoh => Scores::Rank,
-            Self::Centred => Scores::RankCentred,
+            Self::Ours | Self::NoRecent => Scores::Rank,
             Self::Added
             | Self::AddedNoRunnersUp
             | Self::AddedNoRecent
@@ -98,12 +87,12 @@ impl Arm {
 
     /// Whether its layers can deal tokens to their heads: if their scores only rank.
     pub fn deals(self) -> bool {
-        self.learns_by_rank() || self.scores() == Scores::FrozenRank
+        matches!(self.scores(), Scores::Rank | Scores::FrozenRank)
     }
 
     /// Whether its scores learn, and only by what they rank.
     pub fn learns_by_rank(self) -> bool {
-        matches!(self.scores(), Scores::Rank | Scores::RankCentred)
+        self.scores() == Scores::Rank
     }
 
     /// Whether a query attends to a limited number of keys.
@@ -111,25 +100,35 @@ impl Arm {
         !matches!(self, Self::Dense | Self::Unpruned)
     }
 
-    /// The last keys that its layers keep whatever their scores.
-    pub fn recent(self, window: usize) -> usize {
-        match self {
+    /// Whether a part of its window is recent.
+    pub fn has_recent(self) -> bool {
+        matches!(
+            self,
             Self::Ours
-            | Self::Zoh
-            | Self::Added
-            | Self::AddedNoRunnersUp
-            | Self::AddedZoh
-            | Self::Bounded
-            | Self::Frozen => window / 4,
-            _ => 0,
+                | Self::Added
+                | Self::AddedNoRunnersUp
+                | Self::AddedZoh
+                | Self::Bounded
+                | Self::Frozen
+        )
+    }
+
+    /// The last keys that its layers keep whatever their scores; `None` is what they do by themselves.
+    pub fn recent(self, window: usize) -> Option<usize> {
+        match self {
+            // The layer has none by itself with these scores.
+            Self::AddedZoh => Some(window / 4),
+            _ if self.has_recent() => None,
+            _ => Some(0),
         }
     }
 
-    /// What its scores are made of.
-    pub fn score_form(self) -> ScoreForm {
-        match self {
-            Self::Zoh | Self::AddedZoh => ScoreForm::Zoh,
-            _ => ScoreForm::Linear,
+    /// The scores of its layers.
+    pub fn layer_scores(self) -> nn::Scores {
+        match (self, self.scores()) {
+            (Self::AddedZoh, _) => nn::Scores::Dma,
+            (_, Scores::RankAndBias | Scores::RankAndBounded) => nn::Scores::Added,
+            _ => nn::Scores::Ranking,
         }
     }
 
@@ -141,15 +140,9 @@ impl Arm {
     /// The keys ranked next whose scores learn; `None` is what the layer does by itself.
     pub fn runners_up(self, window: usize) -> Option<usize> {
         match self {
-            Self::Ours
-            | Self::NoRecent
-            | Self::Centred
-            | Self::Zoh
-            | Self::Added
-            | Self::AddedNoRecent
-            | Self::Bounded => None,
-            // The layer has none by itself for scores of this form that are added.
-            Self::AddedZoh => Some(window / 4),
+            Self::Ours | Self::NoRecent | Self::Added | Self::AddedNoRecent | Self::Bounded => None,
+            // As above.
+            Self::AddedZoh => Some((window / 4).max(8)),
             _ => Some(0),
         }
     }
@@ -169,19 +162,16 @@ mod tests {
 
     #[test]
     fn an_ablation_differs_from_ours_in_one_thing() {
-        let parts = |arm: Arm| (arm.scores(), arm.recent(16), arm.runners_up(16));
+        let parts = |arm: Arm| (arm.scores(), arm.recent(64), arm.runners_up(64));
         let (scores, recent, runners_up) = parts(Arm::Ours);
-        assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
-        assert_eq!(parts(Arm::Centred), (Scores::RankCentred, 0, runners_up));
-        assert_eq!(parts(Arm::Zoh), parts(Arm::Ours));
-        assert_ne!(Arm::Zoh.score_form(), Arm::Ours.score_form());
+        assert_eq!(parts(Arm::NoRecent), (scores, Some(0), runners_up));
         let added = Scores::RankAndBias;
         assert_eq!(parts(Arm::Added), (added, recent, runners_up));
-        assert_eq!(Arm::Added.score_form(), Arm::Ours.score_form());
         assert_eq!(parts(Arm::AddedNoRunnersUp), (added, recent, Some(0)));
-        assert_eq!(parts(Arm::AddedNoRecent), (added, 0, runners_up));
-        assert_eq!(parts(Arm::AddedZoh), (added, recent, Some(4)));
-        assert_eq!(Arm::AddedZoh.score_form(), Arm::Zoh.score_form());
+        assert_eq!(parts(Arm::AddedNoRecent), (added, Some(0), runners_up));
+        // What the layers of the others have by themselves.
+        assert_eq!(parts(Arm::AddedZoh), (added, Some(16), Some(16)));
+        assert_ne!(Arm::AddedZoh.layer_scores(), Arm::Added.layer_scores());
         let bounded = Scores::RankAndBounded;
         assert_eq!(parts(Arm::Bounded), (bounded, recent, runners_up));
     }

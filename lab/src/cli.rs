@@ -195,15 +195,14 @@ impl Options {
         let (pruned, by_rank) = (arm.is_pruned(), arm.learns_by_rank());
         let of_text = settings.task == Task::Text;
         let mut choice = self.choice.clone();
-        drop_unless(arm.recent(4) > 0, &mut choice.recent);
+        drop_unless(arm.has_recent(), &mut choice.recent);
         drop_unless(arm.deals(), &mut choice.recency_slope);
-        drop_unless(arm.deals(), &mut choice.round_robin);
-        drop_unless(arm.has_runners_up(), &mut choice.token_gradient_scale);
+        drop_unless(arm.deals(), &mut choice.turns);
+        drop_unless(arm.has_runners_up(), &mut choice.without_tokens);
         drop_unless(arm.has_runners_up(), &mut choice.runners_up);
-        drop_unless(by_rank, &mut choice.leave_one_out);
-        drop_unless(by_rank, &mut choice.rank_softmax);
+        drop_unless(by_rank, &mut choice.kept);
+        drop_unless(by_rank, &mut choice.compete);
         drop_unless(pruned, &mut choice.narrowing);
-        drop_unless(pruned, &mut choice.every_other_wide);
         drop_unless(pruned, &mut choice.dense_layers);
         drop_unless(by_rank && of_text, &mut choice.other_windows);
         Settings {
@@ -251,7 +250,6 @@ fn drop_unless<T: Default>(used: bool, option: &mut T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_flash_dma::LeaveOneOut;
 
     fn parsed(line: &str) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(std::iter::once("lab").chain(line.split_whitespace()))
@@ -292,36 +290,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_factor_on_a_gradient_is_refused() {
-        for scale in ["-1", "NaN", "inf", "1e39"] {
-            let error = runs(&format!("recall --token-gradient-scale={scale}")).unwrap_err();
-            let error = error.to_string();
-            assert!(error.contains("--token-gradient-scale"), "{error}");
-        }
-        assert!(runs("recall --token-gradient-scale 0").is_ok());
-    }
-
-    #[test]
     fn options_are_told_to_the_arms_that_have_a_use_for_them() {
-        let options = "--leave-one-out --round-robin 4 --runners-up 9";
-        let all = runs(&format!(
-            "recall --arms ours,centred,added,frozen,dense {options}"
-        ));
-        let all = all.unwrap();
-        let how: Vec<_> = all.iter().map(|run| run.choice.leave_one_out).collect();
-        let default = Some(LeaveOneOut::default());
-        assert_eq!(how, [default, default, None, None, None]);
-        let dealt: Vec<_> = (all.iter().map(|run| run.choice.round_robin.map(|d| d.run))).collect();
-        assert_eq!(dealt, [Some(4), Some(4), None, Some(4), None]);
-        let told: Vec<_> = all.iter().map(|run| run.choice.runners_up).collect();
-        assert_eq!(told, [Some(9), Some(9), Some(9), None, None]);
-
-        let given = runs("recall --arms ours --leave-one-out 0.3").unwrap();
-        assert_eq!(given[0].choice.leave_one_out, LeaveOneOut::new(0.3).ok());
-        for none in ["0", "-1", "NaN", "much"] {
-            let line = format!("recall --leave-one-out={none}");
-            assert!(parsed(&line).is_err(), "{none}");
-        }
+        let options = "--kept --compete --turns 4 --runners-up 9 --without-tokens";
+        let all = runs(&format!("recall --arms ours,added,frozen,dense {options}")).unwrap();
+        let told = |of: fn(&Choice) -> bool| -> Vec<bool> {
+            all.iter().map(|run| of(&run.choice)).collect()
+        };
+        let none = [false; 3];
+        assert_eq!(
+            told(|of| of.kept && of.compete),
+            [&[true][..], &none].concat()
+        );
+        assert_eq!(told(|of| of.turns == Some(4)), [true, false, true, false]);
+        assert_eq!(
+            told(|of| of.runners_up == Some(9)),
+            [true, true, false, false]
+        );
+        assert_eq!(told(|of| of.without_tokens), [true, true, false, false]);
     }
 
     #[test]
@@ -330,7 +315,6 @@ mod tests {
         for run in runs(line).unwrap() {
             let windows = match run.arm {
                 Arm::Dense => [None; 4],
-                Arm::Ours => [32, 32, 32, 64].map(Some),
                 _ => [8, 16, 32, 64].map(Some),
             };
             for (stage, step) in [0, 15, 30, 45].into_iter().enumerate() {
@@ -345,15 +329,12 @@ mod tests {
     }
 
     #[test]
-    fn every_arm_has_the_sink_and_those_that_prune_the_wide_steps() {
-        let line = "recall --arms ours,dense --shares 32 --sink --every-other-wide --narrowing 0.5";
+    fn every_arm_has_the_sink_and_those_that_prune_narrow() {
+        let line = "recall --arms ours,dense --shares 32 --sink --narrowing 0.5";
         let all = runs(line).unwrap();
         let windows = |run: &Settings| [0, 1, 999].map(|step| run.step(step).window);
-        assert_eq!(windows(&all[0]), [Some(64); 3]);
+        assert_eq!(windows(&all[0]), [64, 64, 4].map(Some));
         assert_eq!(windows(&all[1]), [None; 3]);
-        assert_eq!(all[0].step(998).window, Some(4));
-        let narrowed = [0, 1, 999].map(|step| all[0].window_at(step));
-        assert_eq!(narrowed, [64, 64, 4].map(Some));
         assert!(all.iter().all(|run| run.choice.sink));
         assert!(!runs("recall --arms ours").unwrap()[0].choice.sink);
     }
@@ -384,6 +365,7 @@ mod tests {
             ("text --recent 17", "--recent 17"),
             ("text --arms ours --recency-slope=-1", "--recency-slope -1"),
             ("text --arms ours --recency-slope 1e39", "finite in f32"),
+            ("recall --arms ours --turns 0", "--turns 0"),
             ("text --arms ours --dense-layers 2,3", "--dense-layers 3"),
             ("text --arms ours --dense-layers 0", "--dense-layers 0"),
             (

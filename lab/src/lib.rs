@@ -6,7 +6,6 @@ pub mod arm;
 pub mod cli;
 pub mod device;
 pub mod layers;
-pub mod narrowing;
 pub mod options;
 pub mod processes;
 pub mod recall;

@@ -1,13 +1,11 @@
 //! What decides the outcome of a run.
 
 use crate::Result;
-use crate::arm::{Arm, Scores};
+use crate::arm::Arm;
 use crate::device::{DeviceName, DtypeName, name};
-use crate::narrowing::Narrowing;
-use crate::options::{self, is_factor};
+use crate::options::is_factor;
 use crate::recall::task::{Layout, Pairs};
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, RoundRobin};
-use burn_flash_dma::{LeaveOneOut, RankSoftmax, ScoreRole};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Logits, Rope, ScoreLearning, Selection};
 use clap::{Args, ValueEnum};
 use flash_dma_models::Curriculum;
 use flash_dma_models::nn::{DecoderConfig, last_keys};
@@ -84,37 +82,29 @@ pub struct Choice {
     #[arg(long)]
     pub recency_slope: Option<f64>,
     /// Deals the tokens of a text to the key/value heads in turn, so many at a time in the first layer and twice as many
-    /// in each behind it; a head ranks others by the penalty lower, all below its own without one. In arms whose scores
-    /// only rank.
-    #[arg(long, value_name = "RUN[:PENALTY]", value_parser = options::round_robin)]
-    pub round_robin: Option<RoundRobin>,
-    /// Factor on what tokens learn through their scores, beside what they learn from the loss, in arms that have
-    /// runners-up [default: 1].
+    /// in each behind it; a head ranks all others below its own. In arms whose scores only rank.
+    #[arg(long, value_name = "RUN")]
+    pub turns: Option<usize>,
+    /// Lets tokens learn nothing through their scores, in arms that have runners-up.
     #[arg(long)]
-    pub token_gradient_scale: Option<f64>,
-    /// Lets the scores of kept keys learn what the outputs would lose without them, with this weight besides each, in
-    /// arms whose scores learn by rank alone [without a number: 0.05].
-    #[arg(long, value_name = "BESIDES", num_args = 0..=1, default_missing_value = "0.05", value_parser = options::leave_one_out)]
-    pub leave_one_out: Option<LeaveOneOut>,
-    /// Charges what scores of a head gain to all of them, in the shares of a softmax of so many times the scores, in arms
-    /// whose scores learn by rank alone [without a number: 0, so that each pays by its time].
-    #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "0", value_parser = options::rank_softmax)]
-    pub rank_softmax: Option<RankSoftmax>,
-    /// The keys ranked next whose scores learn, in arms that have some [default: a quarter of the window].
+    pub without_tokens: bool,
+    /// Lets the scores of kept keys learn what the outputs would lose without them, in arms whose scores learn by rank alone.
+    #[arg(long)]
+    pub kept: bool,
+    /// Charges what scores of a head gain to all of them, each by its time, in arms whose scores learn by rank alone.
+    #[arg(long)]
+    pub compete: bool,
+    /// The keys ranked next whose scores learn, in arms that have some [default: a quarter of the window,
+    /// at least 8].
     #[arg(long)]
     pub runners_up: Option<usize>,
-    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so
-    /// on; behind `gradual:` a little narrower with every step.
+    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so on.
     #[arg(long, default_value = "0")]
-    pub narrowing: Narrowing,
+    pub narrowing: Curriculum,
     /// The share of the steps that have shorter texts, and as many tokens: 64 at first, then twice as many, and so on, in
     /// which arms that prune keep the same share of the keys. Not of needles.
     #[arg(long, default_value = "0")]
     pub lengthening: Curriculum,
-    /// Gives every other step a window of half of the text, in arms that prune: what the model has learned with it stays
-    /// learned while the keys are few.
-    #[arg(long)]
-    pub every_other_wide: bool,
     /// Gives every layer a learned logit per head that has no key: what no key answers can attend to nothing.
     #[arg(long)]
     pub sink: bool,
@@ -255,13 +245,9 @@ impl Settings {
     pub fn step(&self, step: usize) -> Step {
         let choice = &self.choice;
         let divisor = (choice.lengthening).divisor(self.tokens, step, self.steps);
-        let window = self.window_at(step).map(|window| {
-            let window = match choice.every_other_wide && step % 2 == 1 {
-                true => window.max(self.tokens / 2),
-                false => window,
-            };
-            (window / divisor).max(2 * self.recent()).min(window)
-        });
+        let recent = self.recent().unwrap_or_default();
+        let window = self.window_at(step);
+        let window = window.map(|window| (window / divisor).max(2 * recent).min(window));
         Step {
             divisor,
             window,
@@ -274,34 +260,35 @@ impl Settings {
         self.window_at(step) != self.window || self.step(step).divisor > 1
     }
 
-    /// The last keys that are kept whatever their scores.
-    fn recent(&self) -> usize {
-        let of = |window| self.choice.recent.unwrap_or(self.arm.recent(window));
-        self.window.map_or(0, of)
+    /// The last keys that are kept whatever their scores; `None` is what the layer does by itself.
+    fn recent(&self) -> Option<usize> {
+        let of = |window| self.choice.recent.or(self.arm.recent(window));
+        self.window.and_then(of)
     }
 
     /// The blocks, and of text and needles the whole model.
     pub fn decoder(&self) -> DecoderConfig {
         let (arm, window, choice) = (self.arm, self.window, &self.choice);
         let runners_up = arm.runners_up(window.unwrap_or(0));
-        let role = match arm.scores() {
-            Scores::RankAndBias | Scores::RankAndBounded => ScoreRole::RankAndBias,
-            _ => ScoreRole::Rank,
-        };
         let layer = DynamicMaskAttentionConfig::new(self.sizes.width, self.sizes.heads)
             .with_n_kv_heads(Some(self.sizes.kv_heads))
-            .with_max_seq_len(Some(self.task.longest() * self.tokens))
-            .with_score_form(arm.score_form())
-            .with_score_role(Some(role))
-            .with_keep_window(window)
-            .with_recent(window.map(|_| self.recent()))
-            .with_recency_slope(choice.recency_slope)
-            .with_runners_up(choice.runners_up.or(runners_up))
-            .with_round_robin(choice.round_robin)
-            .with_token_gradient_scale(choice.token_gradient_scale)
-            .with_leave_one_out(choice.leave_one_out)
-            .with_rank_softmax(choice.rank_softmax)
-            .with_learnable_sink(choice.sink);
+            .with_rope(Some(Rope::new(self.task.longest() * self.tokens)))
+            .with_scores(arm.layer_scores())
+            .with_selection(
+                Selection::new()
+                    .with_window(window)
+                    .with_recent(self.recent())
+                    .with_recency_slope(choice.recency_slope.unwrap_or_default())
+                    .with_turns(choice.turns),
+            )
+            .with_learning(
+                ScoreLearning::new()
+                    .with_runners_up(choice.runners_up.or(runners_up))
+                    .with_kept(choice.kept)
+                    .with_compete(choice.compete)
+                    .with_tokens(!choice.without_tokens),
+            )
+            .with_logits(Logits::new().with_sink(choice.sink));
         let layer = match (arm, self.task) {
             (Arm::Sliding, Task::Text | Task::Needles) => last_keys(&layer, window),
             _ => layer,
@@ -342,7 +329,7 @@ impl Settings {
                     "--shares of {tokens} tokens is a window of {window}: at least {LEAST_WINDOW} are needed"
                 ));
             }
-            if recent > window {
+            if let Some(recent) = recent.filter(|&recent| recent > window) {
                 return refuse(format!("--recent {recent}: the window has {window}"));
             }
         }
@@ -351,13 +338,12 @@ impl Settings {
             let line = format!("--other-windows {window}: at least {least} are needed");
             return refuse(line);
         }
-        for (option, given) in [
-            ("recency-slope", choice.recency_slope),
-            ("token-gradient-scale", choice.token_gradient_scale),
-        ] {
-            if let Some(given) = given.filter(|&given| !is_factor(given)) {
-                return refuse(format!("--{option} {given}: at least 0, and finite in f32"));
-            }
+        if let Some(slope) = choice.recency_slope.filter(|&slope| !is_factor(slope)) {
+            let line = format!("--recency-slope {slope}: at least 0, and finite in f32");
+            return refuse(line);
+        }
+        if choice.turns == Some(0) {
+            return refuse("--turns 0: at least 1 token in a row".into());
         }
         let of_model = [sizes.layers, sizes.heads, sizes.kv_heads];
         if of_model.contains(&0) || [self.steps, self.batch, self.texts].contains(&0) {

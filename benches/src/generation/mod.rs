@@ -93,9 +93,8 @@ impl Options {
     fn config(&self) -> DecoderConfig {
         let model = &self.model;
         let context = self.context.unwrap_or_else(|| self.positions());
-        let attention = model
-            .attention(context)
-            .with_keep_window(Some(model.window.unwrap_or_else(|| self.positions())));
+        let window = model.window.unwrap_or_else(|| self.positions());
+        let attention = model.attention(window, context);
         DecoderConfig::new(attention, model.layers).with_dtype(model.place.dtype.burn())
     }
 

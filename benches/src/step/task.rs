@@ -32,8 +32,8 @@ impl ModelTask {
     /// The model of the options.
     pub fn new(options: &Options, device: &Device) -> Self {
         let model = &options.model;
-        let attention = model.attention(options.seq);
-        let attention = attention.with_keep_window(model.window.or(Some(options.seq)));
+        let window = model.window.unwrap_or(options.seq);
+        let attention = model.attention(window, options.seq);
         let activations = match options.checkpoint {
             true => Activations::Recomputed,
             false => Activations::Kept,
@@ -88,7 +88,7 @@ impl LayerTask {
             Tensor::<3>::random(shape, normal, device).cast(dtype)
         };
         Self {
-            config: model.attention(options.seq),
+            config: model.attention(model.window.unwrap_or(options.seq), options.seq),
             dtype,
             input: normal(),
             slope: normal(),

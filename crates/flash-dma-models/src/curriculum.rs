@@ -1,4 +1,4 @@
-//! Texts that are short when a training begins.
+//! Texts that are short, and windows that are wide, when a training begins.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -48,9 +48,19 @@ impl Curriculum {
         (stages > 0).then_some((done * f64::from(stages)) as u32)
     }
 
-    /// How much of the share is done, from 0 to below 1, before a step, counted from 0, of all the steps; `None` behind it.
+    /// The window of a step, counted from 0, of all the steps, of a layer that ends with `window` of `tokens`: half of the
+    /// tokens at first, then half of that, and so on. A key that no head keeps teaches nothing, so a model that must learn to
+    /// copy what it is told a long way off hardly begins to with few keys.
     #[must_use]
-    pub fn done(self, step: usize, steps: usize) -> Option<f64> {
+    pub fn window(self, window: usize, tokens: usize, step: usize, steps: usize) -> usize {
+        let widest = (tokens / 2).max(window);
+        let stages = (tokens / window.max(1)).max(1).ilog2().saturating_sub(1);
+        let stage = self.stage(stages, step, steps);
+        stage.map_or(window, |stage| (widest >> stage).max(window))
+    }
+
+    /// How much of the share is done, from 0 to below 1, before a step, counted from 0, of all the steps; `None` behind it.
+    fn done(self, step: usize, steps: usize) -> Option<f64> {
         let done = step as f64 / (self.0 * steps as f64);
         (!self.is_none() && done < 1.0).then_some(done)
     }

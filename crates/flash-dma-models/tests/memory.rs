@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::prelude::*;
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 use flash_dma_models::nn::{Activations, DecoderConfig};
 
 struct Counting;
@@ -38,8 +38,8 @@ fn step(layers: usize, activations: Activations) -> (usize, f64) {
     device.seed(0);
     let attention = DynamicMaskAttentionConfig::new(64, 2)
         .with_n_kv_heads(Some(1))
-        .with_max_seq_len(Some(512))
-        .with_keep_window(Some(64));
+        .with_rope(Some(Rope::new(512)))
+        .with_selection(Selection::keep(64));
     let model = DecoderConfig::new(attention, layers)
         .with_activations(activations)
         .init(&device);

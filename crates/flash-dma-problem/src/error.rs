@@ -274,13 +274,11 @@ pub enum AttentionError {
         "a recency slope must be finite and at least 0, of a causal layer whose scores only rank, but is {slope}"
     )]
     RecencySlope { slope: f64 },
-    /// Heads take no tokens in their turn (or more than an i32 counts), the penalty is negative, NaN or infinite, or the
-    /// layer's scores do more than rank.
+    /// Heads take no tokens in their turn, or more than an i32 counts, or the layer's scores do more than rank.
     #[error(
-        "heads must be dealt at least 1 token in turn, with a finite penalty of at least 0, by scores that only rank, but \
-         it is {run} with {penalty}"
+        "heads must be dealt at least 1 token in turn, by scores that only rank, but it is {run}"
     )]
-    RoundRobin { run: usize, penalty: f64 },
+    Turns { run: usize },
     /// What a query attends to besides a key that is left out is less than 1e-4, NaN or infinite.
     #[error(
         "what a query attends to besides a key that is left out must be finite and at least 1e-4, but is {besides}"
@@ -291,9 +289,6 @@ pub enum AttentionError {
         "the inverse temperature of a softmax of ranks must be finite and at least 0, but is {inverse_temperature}"
     )]
     RankSoftmax { inverse_temperature: f64 },
-    /// A factor on a gradient is negative, NaN or infinite.
-    #[error("the factor on a gradient must be finite and at least 0, but is {scale}")]
-    GradientScale { scale: f64 },
     /// Slopes of ALiBi for another number of heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
     AlibiHeads { slopes: usize, q_heads: usize },
@@ -475,8 +470,8 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts PartsWithoutWindow HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope RoundRobin LeaveOneOut
-    RankSoftmax GradientScale AlibiSlope AlibiHeads
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope Turns LeaveOneOut
+    RankSoftmax AlibiSlope AlibiHeads
     Epsilon Rotary NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted WholeSequence NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine NoEngine Unsupported DeviceFailed SecondOrder

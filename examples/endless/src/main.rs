@@ -206,8 +206,8 @@ fn open(cli: &Cli) -> Result<Decoder, Error> {
         "{} layers, window {}, {dtype:?}; trained on contexts of {} bytes. Further on attention is as exact and as \
          fast, but the text is only as good as that training: it never saw such positions, nor ranked so many keys.",
         model.blocks.len(),
-        attention.keep_window.unwrap_or(0),
-        attention.max_seq_len.unwrap_or(0),
+        attention.selection.window.unwrap_or(0),
+        (attention.rope.as_ref()).map_or(0, |rope| rope.positions),
     );
     Ok(model)
 }

@@ -4,7 +4,7 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 use flash_dma_models::nn::DecoderConfig;
 use testing::{Program, Scratch};
 
@@ -17,8 +17,8 @@ const ENDLESS: Program = Program(env!("CARGO_BIN_EXE_endless"));
 fn checkpoint(dir: &Scratch) {
     let attention = DynamicMaskAttentionConfig::new(16, 2)
         .with_n_kv_heads(Some(1))
-        .with_max_seq_len(Some(16))
-        .with_keep_window(Some(5));
+        .with_rope(Some(Rope::new(16)))
+        .with_selection(Selection::keep(5));
     let config = DecoderConfig::new(attention, 2);
     config.save(dir.path("config.json")).expect("it is written");
     let record = config.init(&Device::flex()).into_record();

@@ -13,8 +13,7 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_flash_dma::ScoreRole;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 use burn_flash_dma::train::clip_gradients;
 use clap::Parser;
 use flash_dma_models::LanguageModel;
@@ -212,10 +211,8 @@ fn config(cli: &Cli, dtype: FloatDType) -> Result<DecoderConfig, Error> {
     };
     let attention = DynamicMaskAttentionConfig::new(cli.d_model, cli.heads)
         .with_n_kv_heads(Some(cli.kv_heads))
-        .with_max_seq_len(Some(cli.seq))
-        .with_keep_window(Some(window))
-        .with_score_form(ScoreForm::Zoh)
-        .with_score_role(Some(ScoreRole::RankAndBias));
+        .with_rope(Some(Rope::new(cli.seq)))
+        .with_selection(Selection::keep(window));
     Ok(DecoderConfig::new(attention, cli.layers)
         .with_dtype(dtype)
         .with_activations(activations))

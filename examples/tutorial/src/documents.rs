@@ -2,10 +2,12 @@
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::nn::{
+    DynamicMaskAttentionConfig, DynamicMaskInput, Logits, Rope, Scores, Selection,
+};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, Documents, KeyRanges, MaskedAttention,
-    PackedAttention, ScoreRole, Selector, TilePlan,
+    PackedAttention, Selector, TilePlan,
 };
 
 const NORMAL: Distribution = Distribution::Normal(0.0, 1.0);
@@ -33,9 +35,8 @@ fn packed_layer(device: &Device) -> Result<(), AttentionError> {
     // Three documents of 40, 25 and 35 tokens, one behind the other.
     let documents = Documents::try_from_cu_seqlens(&[0, 40, 65, 100])?;
     let config = DynamicMaskAttentionConfig::new(64, 4)
-        .with_keep_window(Some(12))
-        .with_recent(Some(4))
-        .with_max_seq_len(Some(128));
+        .with_selection(Selection::keep(12).with_recent(Some(4)))
+        .with_rope(Some(Rope::new(128)));
     let layer = config.init(device);
     let x = Tensor::<3>::random([1, 100, 64], NORMAL, device);
     let packed = layer.forward(DynamicMaskInput::new(x.clone()).documents(documents));
@@ -107,7 +108,7 @@ fn packed_tensors(device: &Device) -> Result<(), AttentionError> {
 
 fn padded(device: &Device) {
     let layer = DynamicMaskAttentionConfig::new(64, 4)
-        .with_keep_window(Some(8))
+        .with_selection(Selection::keep(8))
         .init(device);
     let x = Tensor::<3>::random([2, 20, 64], NORMAL, device);
     // ANCHOR: padded
@@ -131,7 +132,7 @@ fn padded(device: &Device) {
 
 fn key_mask(device: &Device) {
     let layer = DynamicMaskAttentionConfig::new(64, 4)
-        .with_keep_window(Some(8))
+        .with_selection(Selection::keep(8))
         .init(device);
     let x = Tensor::<3>::random([2, 20, 64], NORMAL, device);
     let plain = layer.forward(x.clone());
@@ -161,9 +162,9 @@ fn pair_mask(device: &Device) -> Result<(), AttentionError> {
     let prefix = AttentionMask::visible(prefix.reshape([1, 1, 1, 60]));
     let mask = AttentionMask::causal([60, 60], device).or(prefix);
     let config = DynamicMaskAttentionConfig::new(64, 4)
-        .with_keep_window(Some(16))
-        .with_score_role(Some(ScoreRole::RankAndBias))
-        .with_causal(false);
+        .with_scores(Scores::Added)
+        .with_selection(Selection::keep(16))
+        .with_logits(Logits::new().with_causal(false));
     let layer = config.init(device);
     let out = layer.try_forward(DynamicMaskInput::new(x.clone()).mask(mask.clone()))?;
     // ANCHOR_END: pair_mask

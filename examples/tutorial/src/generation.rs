@@ -9,7 +9,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, Selection};
 use std::error::Error;
 use std::path::Path;
 
@@ -58,10 +58,8 @@ impl Model {
     fn new(device: &Device) -> Self {
         let attention = DynamicMaskAttentionConfig::new(WIDTH, 4)
             .with_n_kv_heads(Some(2))
-            .with_keep_window(Some(WINDOW))
-            .with_recent(Some(4))
-            .with_max_seq_len(Some(256))
-            .with_score_form(ScoreForm::Linear)
+            .with_selection(Selection::keep(WINDOW))
+            .with_rope(Some(Rope::new(256)))
             // Wide, so that the text depends on what the layers remember.
             .with_initializer(Initializer::Normal {
                 mean: 0.0,

@@ -1,7 +1,7 @@
 //! Packed documents and padded batches, as in the book.
 
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, Selection};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, Documents, PackedAttention,
     Selector,
@@ -63,7 +63,7 @@ pub fn main() -> Result<(), AttentionError> {
     println!("padded: rows of padding are {of_padding}");
 
     // ANCHOR: layer
-    let config = DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8));
+    let config = DynamicMaskAttentionConfig::new(32, 4).with_selection(Selection::keep(8));
     let layer = config.init(&device);
     let x = Tensor::<3>::random([2, 20, 32], normal, &device);
     // No query of the first sequence sees its third key.

@@ -140,7 +140,7 @@ fn decoder(device: &Device) {
     // ANCHOR: cross
     let layer = DynamicMaskCrossAttentionConfig::new(32, 4)
         .with_d_context(Some(64))
-        .with_keep_window(Some(8))
+        .with_window(Some(8))
         .init(device);
     // Contexts of 50 and 31 tokens, once for all steps.
     let keys = layer.keys(DynamicMaskInput::new(context).lengths([50, 31]));

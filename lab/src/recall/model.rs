@@ -22,10 +22,6 @@ use flash_dma_models::nn::{DecoderBlock, cast};
 /// The most that a bounded score adds to a logit.
 const BOUND: f32 = 4.0;
 
-/// The part of what runners-up gain that kept keys lose where scores are centred: all of it made both heads of a layer
-/// rank alike.
-const CENTRED: f32 = 0.1;
-
 /// The model.
 #[derive(Module, Debug)]
 pub struct Model {
@@ -72,7 +68,7 @@ impl Model {
         })
     }
 
-    /// Keeps so many keys from now on; nothing else changes, so recent keys stay as many.
+    /// Keeps so many keys from now on.
     pub fn set_window(&mut self, window: Option<usize>) {
         self.settings.window = window;
         if let Some(window) = window {
@@ -139,11 +135,6 @@ impl Model {
     ) -> Result<Tensor<3>, AttentionError> {
         match self.settings.arm.scores() {
             Scores::RankAndBias | Scores::Rank => layer.try_forward(x),
-            Scores::RankCentred => {
-                let keys = layer.try_selection(x.clone())?;
-                let scores = centred(layer.try_scores(x.clone())?, &keys);
-                layer.try_forward_with_scores(x, scores)
-            }
             scores => {
                 let keys = self.keys(number, layer, &x, texts)?;
                 let bias = match scores {
@@ -187,16 +178,6 @@ impl Model {
 /// What of a score is added to the logits where it is bounded.
 fn bounded(scores: Tensor<3>) -> Tensor<3> {
     (scores / BOUND).tanh() * BOUND
-}
-
-/// Scores `[batch, kv_heads, len]` less a part of the mean score of the keys that are kept, each weighted by the number
-/// of positions that keep it. A head's scores all change by the same, so the same keys are kept.
-fn centred(scores: Tensor<3>, kept: &Intervals) -> Tensor<3> {
-    let dims = scores.dims();
-    let side = |at: usize| kept.tensor().clone().narrow(3, at, 1).reshape(dims);
-    let positions = (side(1) - side(0)).float().cast(scores.dtype());
-    let all = positions.clone().sum_dim(2);
-    scores.clone() - (scores * positions).sum_dim(2) / all * CENTRED
 }
 
 /// A layer's output with these keys, and this added to their logits: what the layer computes otherwise, with its own
@@ -252,7 +233,6 @@ mod tests {
     use super::*;
     use crate::arm::Arm;
     use crate::settings::{Size, Task};
-    use burn_flash_dma::LeaveOneOut;
     use burn_flash_dma::nn::Scorer;
     use clap::ValueEnum;
 
@@ -289,10 +269,10 @@ mod tests {
 
     #[test]
     fn scores_learn_by_kept_keys_if_those_are_left_out() {
-        for leave_one_out in [None, Some(LeaveOneOut::default())] {
+        for kept in [false, true] {
             let mut settings = settings(Arm::NoRecent);
             settings.choice.runners_up = Some(0);
-            settings.choice.leave_one_out = leave_one_out;
+            settings.choice.kept = kept;
             let (model, batch) = model(settings);
             let loss = model.forward(&batch).expect("it fits").square().sum();
             let gradients = loss.backward();
@@ -302,7 +282,7 @@ mod tests {
             let gradient = scorer.score_proj.val().grad(&gradients);
             let most = gradient.map(|gradient| gradient.abs().max().into_scalar::<f32>());
             let learns = most.is_some_and(|most| most > 1e-6);
-            assert_eq!(learns, leave_one_out.is_some(), "{most:?}");
+            assert_eq!(learns, kept, "{most:?}");
         }
     }
 

@@ -43,16 +43,14 @@ fn calls_on_a_gpu_are_runs() {
     let text = BOOK.replace("\\\n", " ");
     let calls = text.lines().filter_map(|line| line.strip_prefix("lab "));
     let calls: Vec<(Cli, Vec<Settings>)> = calls.map(|call| runs(call, call)).collect();
-    let [sweep, table, factor, turns, others @ ..] = &calls[..] else {
-        panic!("a sweep, a table, a factor, turns and text: {calls:?}");
+    let [sweep, table, turns, others @ ..] = &calls[..] else {
+        panic!("a sweep, a table, turns and text: {calls:?}");
     };
     assert_eq!(sweep.1.len(), 4 * Arm::value_variants().len());
     let ((_, sweep), (_, table)) = (sweep.0.options(), table.0.options());
     assert_eq!(table.rates_from.as_ref(), Some(&sweep.out));
-    assert_eq!(factor.1.len(), 5);
-    assert!((factor.1.iter()).all(|run| run.choice.token_gradient_scale == Some(10.0)));
     assert_eq!(turns.1.len(), 5 * 4);
     let mut choices = turns.1.iter().map(|run| &run.choice);
-    assert!(choices.all(|of| of.round_robin.is_some() && !of.lengthening.is_none()));
+    assert!(choices.all(|of| of.turns.is_some() && !of.lengthening.is_none()));
     assert!(!others.is_empty() && others.iter().all(|(_, runs)| runs[0].task != Task::Recall));
 }

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
 use flash_dma_tests::engines::{BurnOnFlex, BurnOnWgpu};
 use flash_dma_tests::prelude::*;
 
@@ -61,7 +61,7 @@ fn step(device: &Device) -> Vec<(String, Vec<f32>)> {
     let device = device.clone().autodiff();
     let layer = DynamicMaskAttentionConfig::new(SHAPE[2], 4)
         .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(9))
+        .with_selection(Selection::keep(9))
         .init(&device)
         .map(&mut Drawn(7));
     let [x, slope] = [1, 2].map(|seed| normal(SHAPE, seed, &device));

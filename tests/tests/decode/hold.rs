@@ -3,7 +3,7 @@
 use super::sequences::{Decoder, Sequences, Tokens, shape};
 use burn::tensor::{Distribution, Tensor};
 use burn_flash_dma::cache::{AttentionCache, PagedCacheConfig};
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Selection};
 use flash_dma_tests::prelude::*;
 
 every_burn!(
@@ -288,7 +288,7 @@ fn a_layer_reads_a_guess<B: Backend>(burn: &Burn<B>) {
     for window in [Some(6), None] {
         let layer = DynamicMaskAttentionConfig::new(32, 4)
             .with_n_kv_heads(Some(2))
-            .with_keep_window(window)
+            .with_selection(window.map_or_else(Selection::new, Selection::keep))
             .init(burn.device());
         let normal = Distribution::Normal(0.0, 1.0);
         let x = |len: usize| Tensor::<3>::random([1, len, 32], normal, burn.device());

@@ -1,6 +1,9 @@
 //! The attention layer of Dynamic Mask Attention.
 
-use super::by_position::{ByPosition, First, RoundRobin};
+use super::by_position::{ByPosition, First};
+use super::config::{
+    Logits, QkNorm, Rope, Rule, ScoreLearning, Scores, Selection, warn_of_idle_scores,
+};
 use super::dropout::CallDropout;
 use super::heads::{
     Starts, check_heads, check_positions, check_type, check_weights, encode, encode_by, linears,
@@ -8,7 +11,7 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{GradientScale, ScoreForm, Scorer};
+use super::scorer::{Scorer, learning};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::product::try_product;
@@ -21,18 +24,17 @@ use burn::module::{Initializer, Module, Param};
 use burn::nn::{Linear, RmsNorm, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
-    AlibiSlopes, AttentionError, AttentionOptions, Dropout, LeaveOneOut, RankSoftmax, ScoreRole,
-    SelectionRule, TensorName,
+    AttentionError, AttentionOptions, Dropout, ScoreRole, SelectionRule, TensorName,
 };
 
 /// Configuration of [`DynamicMaskAttention`].
 ///
 /// ```
-/// # use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+/// # use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 /// let config = DynamicMaskAttentionConfig::new(256, 8)
 ///     .with_n_kv_heads(Some(2))
-///     .with_keep_window(Some(512))
-///     .with_max_seq_len(Some(2048));
+///     .with_selection(Selection::keep(512))
+///     .with_rope(Some(Rope::new(2048)));
 /// assert_eq!(config.resolved_head_dim(), 32);
 /// ```
 #[derive(Config, Debug)]
@@ -45,83 +47,35 @@ pub struct DynamicMaskAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// Number of keys that each query keeps. Default: all, that is dense attention, with a bias per key if the scores are
-    /// added to the logits.
-    pub keep_window: Option<usize>,
-    /// The last keys that each query keeps whatever their scores, counted in the window. Default: none. With a window
-    /// and causal only.
-    pub recent: Option<usize>,
-    /// The first keys of a sequence (of each document) that rank above all others, counted in the window. Default:
-    /// none. With a window and causal only.
-    pub sinks: Option<usize>,
-    /// How much higher a token ranks than the same token one position before it: `recency_slope * position` is added to
-    /// each score. Default: 0. For a causal layer whose scores only rank.
-    pub recency_slope: Option<f64>,
-    /// Deals tokens to the key/value heads in turn: each head prefers its own. Default: none. For scores that only rank.
-    pub round_robin: Option<RoundRobin>,
-    /// Factor on the gradient that a token (with [`ScoreForm::Zoh`] its values) gets through its scores, beside the one it
-    /// gets through attention. It changes no output, and not what the projection of the scores learns. Default: 1.
-    pub token_gradient_scale: Option<f64>,
-    /// The keys ranked next after the window whose scores get a gradient in training, see [`Selector::runners_up`]. They
-    /// change no output; without a window there are none. Default: a quarter of the window in force; none with
-    /// [`ScoreForm::Zoh`] added to the logits, and under a mask that differs between queries.
-    pub runners_up: Option<usize>,
-    /// What the scores of kept keys learn in training, see [`Selector::leave_one_out`]: also where nothing is evicted. It
-    /// changes no output, is nothing without a window, and is refused under a mask that differs between queries. Default:
-    /// nothing.
-    pub leave_one_out: Option<LeaveOneOut>,
-    /// Charges what some scores of a head gain in training to all, see [`Selector::rank_softmax`]. It changes no output.
-    /// Default: no.
-    pub rank_softmax: Option<RankSoftmax>,
-    /// Whether a query sees only the keys up to itself. Default: true.
-    #[config(default = true)]
-    pub causal: bool,
-    /// Rotary position encoding of q and k, for sequences up to this length. Default: none.
-    pub max_seq_len: Option<usize>,
-    /// Base of the rotary frequencies. Default: 10000.
-    #[config(default = 10000.0)]
-    pub rope_theta: f32,
-    /// RMS norm of each head of q and k, before the rotary encoding. Default: true.
-    #[config(default = true)]
-    pub qk_norm: bool,
-    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
-    pub norm_epsilon: Option<f64>,
-    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default: false.
+    /// What the scores are made of, and what they are for. Default: [`Scores::Ranking`], which is refused in training under
+    /// a mask that differs between queries.
+    #[config(default = "Scores::Ranking")]
+    pub scores: Scores,
+    /// Which keys a query keeps. Default: all.
+    #[config(default = "Selection::new()")]
+    pub selection: Selection,
+    /// What the scores learn in training.
+    #[config(default = "ScoreLearning::new()")]
+    pub learning: ScoreLearning,
+    /// How the logits are made and weighed.
+    #[config(default = "Logits::new()")]
+    pub logits: Logits,
+    /// Rotary position encoding of q and k. Default: none.
+    pub rope: Option<Rope>,
+    /// Norm of each head of q and k, before the rotary encoding. Default: an RMS norm with the epsilon 1e-5.
+    #[config(default = "QkNorm::default()")]
+    pub qk_norm: QkNorm,
+    /// Whether the four projections have biases, and with [`Scores::Dma`] the projection of the scores. Default: false.
     #[config(default = false)]
     pub bias: bool,
-    /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
-    pub scale: Option<f32>,
-    /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
-    pub softcap: Option<f32>,
-    /// ALiBi: what distances take from the logits, by a slope per query head, for example
-    /// [`AlibiSlopes::standard`]. Default: none. A cache refuses a layer with it.
-    pub alibi: Option<AlibiSlopes>,
-    /// Whether each query head has one more logit, which is learned and has no key, see
-    /// [`learnable_sink`](crate::learnable_sink()). Default: false.
-    #[config(default = false)]
-    pub learnable_sink: bool,
-    /// The probability, less than 1, with which a pair of a query and a key is dropped, see [`Dropout`](crate::Dropout).
-    /// Default: 0. Every call of the layer draws another mask, none outside of training, as Burn's own dropout.
-    pub dropout: Option<f64>,
-    /// What the scores are made of. Default: [`ScoreForm::Linear`].
-    #[config(default = "ScoreForm::Linear")]
-    pub score_form: ScoreForm,
-    /// What the scores are for. Default: [`ScoreRole::Rank`] of [`ScoreForm::Linear`], and [`ScoreRole::RankAndBias`] of
-    /// [`ScoreForm::Zoh`], as in DMA. Scores that only rank learn by [`runners_up`](Self::runners_up) and
-    /// [`leave_one_out`](Self::leave_one_out), do nothing without a window, and are refused in training under a mask that
-    /// differs between queries.
-    pub score_role: Option<ScoreRole>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
-    /// Initialiser of the projection that makes the scores, `dt_proj` or `score_proj`. Default: normal, mean 0, standard
-    /// deviation 0.02; linear scores of a narrow model with few training steps learn more reliably from less.
-    pub score_initializer: Option<Initializer>,
 }
 
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
 ///
-/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores of either [`ScoreForm`], f32 whatever the
+/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; [`Scores`], f32 whatever the
 /// parameters are; dynamic-mask attention; output projection. `x` is to be normalised, as it is in a pre-norm block.
 ///
 /// The seeds of the dropout follow from a random number that the layer draws when it is made, so [`Device::seed`] before
@@ -152,21 +106,15 @@ pub struct DynamicMaskAttention {
     n_heads: usize,
     pub(super) n_kv_heads: usize,
     pub(super) head_dim: usize,
-    pub(super) recent: usize,
-    pub(super) sinks: usize,
     dropout: Option<CallDropout>,
+    #[module(skip)]
+    kind: Scores,
+    #[module(skip)]
+    rule: Rule,
     #[module(skip)]
     pub(super) by_position: Option<ByPosition>,
     #[module(skip)]
-    token_gradient: GradientScale,
-    #[module(skip)]
-    runners_up: Option<usize>,
-    #[module(skip)]
-    leave_one_out: Option<LeaveOneOut>,
-    #[module(skip)]
-    rank_softmax: Option<RankSoftmax>,
-    #[module(skip)]
-    score_role: ScoreRole,
+    learning: ScoreLearning,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -184,12 +132,6 @@ impl DynamicMaskAttentionConfig {
         self.n_kv_heads.unwrap_or(self.n_heads)
     }
 
-    /// What the scores are for, given or by default.
-    #[must_use]
-    pub fn resolved_score_role(&self) -> ScoreRole {
-        self.score_role.unwrap_or(self.score_form.role())
-    }
-
     twin! {
         /// Makes the module on a device.
         pub fn init(&self, device: &Device) -> DynamicMaskAttention = Self::try_init;
@@ -199,36 +141,35 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the recency slope, the
-    /// tokens that are dealt in turn, the scale of the tokens' gradient, the scale, the softcap, the slopes of ALiBi, the
-    /// rate of the dropout, the epsilon of the norms or the rotary encoding are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the selection, the logits, the epsilon of the norms or the rotary
+    /// encoding are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
+        let logits = &self.logits;
         let options = AttentionOptions {
-            keep_window: self.keep_window,
-            causal: self.causal,
-            scale: self.scale,
-            softcap: self.softcap,
-            alibi: self.alibi,
+            keep_window: self.selection.window,
+            causal: logits.causal,
+            scale: logits.scale,
+            softcap: logits.softcap,
+            alibi: logits.alibi,
             ..AttentionOptions::default()
         };
         check_heads([self.n_heads, kv_heads], head_dim, true, &options)?;
         check_weights([self.d_model.max(kv_heads), self.n_heads * head_dim])?;
-        let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
-        if self.keep_window.is_none() && (recent > 0 || sinks > 0) {
-            return Err(AttentionError::PartsWithoutWindow { recent, sinks });
-        }
-        check_rule(recent, sinks, &options)?;
-        let score_role = self.resolved_score_role();
-        let slope = self.recency_slope.unwrap_or_default();
-        let by_position = ByPosition::try_new(slope, self.round_robin, score_role, self.causal)?;
-        let token_gradient = GradientScale::try_new(self.token_gradient_scale.unwrap_or(1.0))?;
+        let rule = Rule::try_new(&self.selection, self.scores, logits.causal)?;
+        let by_position = ByPosition::try_new(&self.selection, self.scores, logits.causal)?;
 
-        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, self.norm_epsilon, device)?;
-        let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
-        let dropout = (self.dropout.filter(|&rate| rate != 0.0))
-            .map(|rate| CallDropout::try_new(rate, device))
+        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
+        let rope = rotary(&self.rope, head_dim, device)?;
+        let dropout = (logits.dropout != 0.0)
+            .then(|| CallDropout::try_new(logits.dropout, device))
             .transpose()?;
+        warn_of_idle_scores(
+            "DynamicMaskAttention",
+            self.scores,
+            self.selection.window.map(|window| rule.of(Some(window))),
+            &self.learning,
+        );
         let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
         Ok(DynamicMaskAttention {
@@ -236,11 +177,9 @@ impl DynamicMaskAttentionConfig {
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
-            sink_logits: (self.learnable_sink)
-                .then(|| Initializer::Zeros.init([self.n_heads], device)),
+            sink_logits: (logits.sink).then(|| Initializer::Zeros.init([self.n_heads], device)),
             scorer: Inline(Scorer::new(
-                self.score_form,
-                &self.score_initializer,
+                self.scores,
                 [self.d_model, kv_heads, head_dim],
                 self.bias,
                 device,
@@ -252,15 +191,11 @@ impl DynamicMaskAttentionConfig {
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
             head_dim,
-            recent,
-            sinks,
             dropout,
+            kind: self.scores,
+            rule,
             by_position,
-            token_gradient,
-            runners_up: self.runners_up,
-            leave_one_out: self.leave_one_out,
-            rank_softmax: self.rank_softmax,
-            score_role,
+            learning: self.learning.clone(),
             options,
         })
     }
@@ -441,12 +376,9 @@ impl DynamicMaskAttention {
         &mut self,
         window: impl Into<Option<usize>>,
     ) -> Result<(), AttentionError> {
-        let options = AttentionOptions {
-            keep_window: window.into(),
-            ..self.options
-        };
-        check_rule(self.recent, self.sinks, &options)?;
-        self.options = options;
+        let window = window.into();
+        self.rule.check(window)?;
+        self.options.keep_window = window;
         Ok(())
     }
 
@@ -502,10 +434,10 @@ impl DynamicMaskAttention {
         first: First<'_>,
         values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let scale = self.token_gradient;
-        let tokens = || scale.applied(x.clone());
-        let values = || Ok(scale.applied(values()?));
-        let scores = self.scorer.0.scores(self.score_role, tokens, values)?;
+        let learns = self.learning.tokens;
+        let tokens = || learning(learns, x.clone());
+        let values = || Ok(learning(learns, values()?));
+        let scores = self.scorer.0.scores(self.score_role(), tokens, values)?;
         Ok(match self.by_position {
             Some(by_position) => by_position.added(scores, first),
             None => scores,
@@ -536,7 +468,7 @@ impl DynamicMaskAttention {
         }
         if self.evicts_nothing(&scores, tokens) {
             // Then it may be that nothing is to be selected.
-            let scores = match self.score_role {
+            let scores = match self.score_role() {
                 ScoreRole::RankAndBias => scores,
                 ScoreRole::Rank => hiding_alone(scores),
             };
@@ -552,9 +484,8 @@ impl DynamicMaskAttention {
     fn evicts_nothing(&self, scores: &Tensor<3>, tokens: &Tokens) -> bool {
         let [_, _, len] = scores.dims();
         let window = self.options.keep_window.unwrap_or(usize::MAX);
-        let by_scores = tokens.documents.is_none() && self.recent == 0 && self.sinks == 0;
-        let learns = self.options.keep_window.and(self.leave_one_out);
-        by_scores && window >= len && !(learns.is_some() && is_tracked(scores))
+        let learns = self.options.keep_window.is_some() && self.learning.kept;
+        tokens.documents.is_none() && window >= len && !(learns && is_tracked(scores))
     }
 
     /// The output and its selection, which is the given one if there is one.
@@ -598,7 +529,7 @@ impl DynamicMaskAttention {
         options: AttentionOptions,
     ) -> Result<Tensor<3>, AttentionError> {
         let attention = Attention::new(q, k, v).options(options);
-        let out = match self.score_role {
+        let out = match self.score_role() {
             ScoreRole::RankAndBias => {
                 self.beside_sink(attention.scores(scores).intervals(intervals))?
             }
@@ -618,12 +549,11 @@ impl DynamicMaskAttention {
     /// What selects the keys, in every pass over whole sequences.
     fn selector(&self, documents: Option<Documents>) -> Selector {
         let selector = match self.options.keep_window {
-            Some(window) => Selector::top(window)
-                .recent(self.recent)
-                .sinks(self.sinks)
-                .runners_up(self.runners_up(window))
-                .leave_one_out(self.leave_one_out)
-                .rank_softmax(self.rank_softmax),
+            Some(window) => {
+                let rule = self.rule(window);
+                let selector = Selector::top(window).recent(rule.recent).sinks(rule.sinks);
+                self.learning.taught(selector, window, self.kind)
+            }
             None => Selector::top(usize::MAX),
         };
         match documents {
@@ -696,33 +626,17 @@ impl DynamicMaskAttention {
     /// What its scores are for.
     #[must_use]
     pub fn score_role(&self) -> ScoreRole {
-        self.score_role
+        self.kind.role()
     }
 
     /// The rule of a window of this layer.
     pub(super) fn rule(&self, window: usize) -> SelectionRule {
-        SelectionRule {
-            window,
-            recent: self.recent,
-            sinks: self.sinks,
-        }
-    }
-
-    /// The runners-up of a window of this layer.
-    fn runners_up(&self, window: usize) -> usize {
-        // The share with which the tutorial's model learned on every seed.
-        let default = match (self.scorer().form(), self.score_role) {
-            (ScoreForm::Zoh, ScoreRole::RankAndBias) => 0,
-            _ => window / 4,
-        };
-        self.runners_up.unwrap_or(default)
+        self.rule.of(Some(window))
     }
 
     /// The keys that its configuration asks for to learn by their ranks, in words.
     pub(super) fn ranked_keys(&self) -> Option<&'static str> {
-        let runners_up = self.runners_up.filter(|&runners_up| runners_up > 0);
-        let kept = || self.leave_one_out.map(|_| "kept keys that learn");
-        runners_up.map(|_| "runners-up").or_else(kept)
+        self.learning.asked_for()
     }
 }
 
@@ -745,21 +659,4 @@ fn hiding_alone(scores: Tensor<3>) -> Tensor<3> {
     let scores = scores.detach();
     let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
     scores.zeros_like().mask_fill(hidden, f32::NEG_INFINITY)
-}
-
-/// Refuses parts of a window that do not fit into it, or that have no meaning.
-fn check_rule(
-    recent: usize,
-    sinks: usize,
-    options: &AttentionOptions,
-) -> Result<(), AttentionError> {
-    if (recent > 0 || sinks > 0) && !options.causal {
-        return Err(AttentionError::SelectionNotCausal);
-    }
-    let rule = SelectionRule {
-        window: options.keep_window.unwrap_or(usize::MAX),
-        recent,
-        sinks,
-    };
-    rule.check()
 }

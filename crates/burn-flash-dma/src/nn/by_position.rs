@@ -1,9 +1,9 @@
 //! What the position of a token adds to its rank.
 
+use super::config::{Scores, Selection};
 use crate::validate::at_least_zero;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use flash_dma_problem::{AttentionError, ScoreRole};
-use serde::{Deserialize, Serialize};
+use flash_dma_problem::AttentionError;
 
 /// Where the first of some tokens stands in its sequence.
 #[derive(Clone, Copy, Debug)]
@@ -14,33 +14,16 @@ pub(super) enum First<'a> {
     OnDevice(&'a Tensor<1, Int>),
 }
 
-/// Deals tokens to the key/value heads in turn, so that heads of small windows do not all learn to keep the same ones.
-///
-/// A token at position `p` is the own one of head `p / run % n_kv_heads`, and ranks `penalty` lower in every other. With a
-/// penalty of `2 sqrt(d_model)` and normalised tokens, a head keeps tokens of others only if it has too few of its own.
-/// Positions are those of a sequence, of packed documents those of their row.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RoundRobin {
-    /// Tokens in a row that a head is dealt at once.
-    pub run: usize,
-    /// Taken from the scores of tokens that are not a head's own.
-    pub penalty: f64,
-}
-
-impl RoundRobin {
-    /// Deals `run` tokens at a time.
-    #[must_use]
-    pub fn new(run: usize, penalty: f64) -> Self {
-        Self { run, penalty }
-    }
-}
+/// How much lower a token ranks in heads that were not dealt it: more than any score of a normalised token.
+const PENALTY: f32 = 1000.0;
 
 /// What a position adds to the scores of its token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByPosition {
     /// Per position.
     slope: f32,
-    dealt: Option<RoundRobin>,
+    /// Tokens in a row that a head is dealt at once.
+    turns: Option<usize>,
 }
 
 impl ByPosition {
@@ -49,29 +32,32 @@ impl ByPosition {
     /// # Errors
     ///
     /// [`AttentionError::RecencySlope`] if the slope is negative or not finite in f32, or if the scores do more than rank
-    /// or the layer is not causal; [`AttentionError::RoundRobin`] if tokens are dealt 0 at a time or more than an i32
-    /// counts, the penalty is negative or not finite in f32, or the scores do more than rank.
+    /// or the layer is not causal; [`AttentionError::Turns`] if tokens are dealt 0 at a time or more than an i32 counts,
+    /// or the scores do more than rank.
     pub(super) fn try_new(
-        slope: f64,
-        dealt: Option<RoundRobin>,
-        role: ScoreRole,
+        selection: &Selection,
+        scores: Scores,
         causal: bool,
     ) -> Result<Option<Self>, AttentionError> {
-        let ranks = role == ScoreRole::Rank;
+        let Selection {
+            recency_slope: slope,
+            turns,
+            ..
+        } = *selection;
+        let ranks = scores == Scores::Ranking;
         if slope != 0.0 && !(at_least_zero(slope).is_some() && ranks && causal) {
             return Err(AttentionError::RecencySlope { slope });
         }
-        if let Some(RoundRobin { run, penalty }) = dealt {
-            let counts = run > 0 && i32::try_from(run).is_ok();
-            if !(counts && at_least_zero(penalty).is_some() && ranks) {
-                return Err(AttentionError::RoundRobin { run, penalty });
-            }
+        if let Some(run) = turns
+            && !(run > 0 && i32::try_from(run).is_ok() && ranks)
+        {
+            return Err(AttentionError::Turns { run });
         }
         let by_position = Self {
             slope: slope as f32,
-            dealt,
+            turns,
         };
-        Ok((slope != 0.0 || dealt.is_some()).then_some(by_position))
+        Ok((slope != 0.0 || turns.is_some()).then_some(by_position))
     }
 
     /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add.
@@ -89,12 +75,12 @@ impl ByPosition {
             // A cache of other sequences refuses the step.
             First::OnDevice(_) => return scores,
         };
-        let scores = match self.dealt {
-            Some(RoundRobin { run, penalty }) => {
+        let scores = match self.turns {
+            Some(run) => {
                 let turn = (positions.clone() / run as i32) % heads as i32;
                 let head = Tensor::<1, Int>::arange(0..heads as i64, (&device, DType::I32));
                 let others = turn.not_equal(head.reshape([1, heads, 1]));
-                scores - others.float().cast(FloatDType::F32) * penalty as f32
+                scores - others.float().cast(FloatDType::F32) * PENALTY
             }
             None => scores,
         };

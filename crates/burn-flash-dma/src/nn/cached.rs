@@ -29,10 +29,11 @@ impl DynamicMaskAttention {
         let weight = self.k_proj.weight.val();
         let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());
         let (heads, dim, options) = (self.n_kv_heads, self.head_dim, self.options());
-        if options.keep_window.is_some() {
+        if let Some(window) = options.keep_window {
+            let rule = self.rule(window);
             let config = DynamicMaskCacheConfig::new(batch, heads, dim, options)
-                .with_recent(Some(self.recent))
-                .with_sinks(Some(self.sinks))
+                .with_recent(Some(rule.recent))
+                .with_sinks(Some(rule.sinks))
                 .with_score_role(Some(self.score_role()))
                 .with_dtype(dtype);
             return Ok(config.try_init(&device)?.into());

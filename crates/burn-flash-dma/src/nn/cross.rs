@@ -1,10 +1,11 @@
 //! Cross-attention that keeps the best tokens of its context.
 
+use super::config::{QkNorm, ScoreLearning, Scores, warn_of_idle_scores};
 use super::heads::{
     check_heads, check_type, check_weights, encode, linears, merge, norms, project,
 };
 use super::input::DynamicMaskInput;
-use super::scorer::{ScoreForm, Scorer};
+use super::scorer::{Scorer, learning};
 use crate::functions::attention::Attention;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
@@ -13,7 +14,7 @@ use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, TensorName};
+use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, SelectionRule, TensorName};
 
 /// Configuration of [`DynamicMaskCrossAttention`].
 ///
@@ -22,7 +23,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, TensorName}
 /// let config = DynamicMaskCrossAttentionConfig::new(256, 8)
 ///     .with_d_context(Some(512))
 ///     .with_n_kv_heads(Some(2))
-///     .with_keep_window(Some(128));
+///     .with_window(Some(128));
 /// assert_eq!(config.resolved_head_dim(), 32);
 /// ```
 #[derive(Config, Debug)]
@@ -37,35 +38,31 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
+    /// What the scores of the context's tokens are made of, and what they are for. Default: [`Scores::Ranking`].
+    #[config(default = "Scores::Ranking")]
+    pub scores: Scores,
     /// Number of tokens of the context that every query attends to, by head. Default: all.
-    pub keep_window: Option<usize>,
-    /// The tokens ranked next after the window whose scores get a gradient in training, see [`Selector::runners_up`].
-    /// Default: a quarter of the window with [`ScoreForm::Linear`], none with [`ScoreForm::Zoh`].
-    pub runners_up: Option<usize>,
-    /// RMS norm of each head of q and k. Default: true.
-    #[config(default = true)]
-    pub qk_norm: bool,
-    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
-    pub norm_epsilon: Option<f64>,
-    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] that of the scores. Default: false.
+    pub window: Option<usize>,
+    /// What the scores learn in training.
+    #[config(default = "ScoreLearning::new()")]
+    pub learning: ScoreLearning,
+    /// Norm of each head of q and k. Default: an RMS norm with the epsilon 1e-5.
+    #[config(default = "QkNorm::default()")]
+    pub qk_norm: QkNorm,
+    /// Whether the four projections have biases, and with [`Scores::Dma`] that of the scores. Default: false.
     #[config(default = false)]
     pub bias: bool,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
-    /// What the scores are made of; of either form they are added to the logits as well. Default: [`ScoreForm::Zoh`].
-    #[config(default = "ScoreForm::Zoh")]
-    pub score_form: ScoreForm,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
-    /// Initialiser of the projection that makes the scores. Default: normal, mean 0, standard deviation 0.02.
-    pub score_initializer: Option<Initializer>,
 }
 
-/// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the `keep_window`
-/// tokens of the context that their learned scores rank highest, the same for all queries. What a context holds beyond them
+/// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the `window` tokens
+/// of the context that their learned scores rank highest, the same for all queries. What a context holds beyond them
 /// costs its projections and the selection.
 ///
 /// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection; no rotary encoding.
@@ -76,7 +73,7 @@ pub struct DynamicMaskCrossAttentionConfig {
 /// # use burn::tensor::{Device, Distribution, Tensor};
 /// # use burn_flash_dma::nn::{DynamicMaskCrossAttentionConfig, DynamicMaskInput};
 /// let device = Device::flex();
-/// let layer = DynamicMaskCrossAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device);
+/// let layer = DynamicMaskCrossAttentionConfig::new(32, 4).with_window(Some(8)).init(&device);
 /// let normal = Distribution::Normal(0.0, 1.0);
 /// let context = Tensor::<3>::random([2, 50, 32], normal, &device);
 ///
@@ -107,7 +104,9 @@ pub struct DynamicMaskCrossAttention {
     n_heads: usize,
     n_kv_heads: usize,
     #[module(skip)]
-    runners_up: Option<usize>,
+    kind: Scores,
+    #[module(skip)]
+    learning: ScoreLearning,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -135,7 +134,7 @@ impl DynamicMaskCrossAttentionConfig {
         let kv_heads = self.n_kv_heads.unwrap_or(self.n_heads);
         let d_context = self.d_context.unwrap_or(self.d_model);
         let options = AttentionOptions {
-            keep_window: self.keep_window,
+            keep_window: self.window,
             causal: false,
             scale: self.scale,
             softcap: self.softcap,
@@ -144,8 +143,14 @@ impl DynamicMaskCrossAttentionConfig {
         check_heads([self.n_heads, kv_heads], head_dim, true, &options)?;
         let widest = self.d_model.max(d_context).max(kv_heads);
         check_weights([widest, self.n_heads * head_dim])?;
-        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, self.norm_epsilon, device)?;
+        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
 
+        warn_of_idle_scores(
+            "DynamicMaskCrossAttention",
+            self.scores,
+            self.window.map(SelectionRule::from),
+            &self.learning,
+        );
         let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
         Ok(DynamicMaskCrossAttention {
@@ -154,8 +159,7 @@ impl DynamicMaskCrossAttentionConfig {
             v_proj: linear(d_context, kv_width),
             o_proj: linear(q_width, self.d_model),
             scorer: Scorer::new(
-                self.score_form,
-                &self.score_initializer,
+                self.scores,
                 [d_context, kv_heads, head_dim],
                 self.bias,
                 device,
@@ -166,7 +170,8 @@ impl DynamicMaskCrossAttentionConfig {
             d_context,
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
-            runners_up: self.runners_up,
+            kind: self.scores,
+            learning: self.learning.clone(),
             options,
         })
     }
@@ -252,10 +257,11 @@ impl DynamicMaskCrossAttention {
         let heads = |layer| project(layer, &tokens.x, self.n_kv_heads);
         let k = encode(heads(&self.k_proj)?, &self.k_norm, &None, 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
+        let learns = self.learning.tokens;
         let scores = (self.scorer).scores(
-            ScoreRole::RankAndBias,
-            || tokens.x.clone(),
-            || Ok(v.clone()),
+            self.kind.role(),
+            || learning(learns, tokens.x.clone()),
+            || Ok(learning(learns, v.clone())),
         )?;
         let scores = tokens.hidden(scores);
         let intervals = self.selector().try_select(scores.clone())?;
@@ -296,11 +302,14 @@ impl DynamicMaskCrossAttention {
         }
         let q = project(&self.q_proj, &x, self.n_heads)?;
         let q = encode(q, &self.q_norm, &None, 0)?;
-        let out = Attention::new(q, keys.k.clone(), keys.v.clone())
-            .scores(keys.scores.clone())
-            .intervals(&keys.intervals)
-            .options(self.options)
-            .try_forward()?;
+        let attention = Attention::new(q, keys.k.clone(), keys.v.clone()).options(self.options);
+        let out = match self.kind.role() {
+            ScoreRole::RankAndBias => attention
+                .scores(keys.scores.clone())
+                .intervals(&keys.intervals)
+                .try_forward()?,
+            ScoreRole::Rank => attention.intervals(&keys.intervals).try_forward()?,
+        };
         merge(out, &self.o_proj)
     }
 
@@ -317,13 +326,9 @@ impl DynamicMaskCrossAttention {
     }
 
     fn selector(&self) -> Selector {
-        let Some(window) = self.options.keep_window else {
-            return Selector::top(usize::MAX);
-        };
-        let default = match self.scorer.form() {
-            ScoreForm::Linear => window / 4,
-            ScoreForm::Zoh => 0,
-        };
-        Selector::top(window).runners_up(self.runners_up.unwrap_or(default))
+        match self.options.keep_window {
+            Some(window) => (self.learning).taught(Selector::top(window), window, self.kind),
+            None => Selector::top(usize::MAX),
+        }
     }
 }

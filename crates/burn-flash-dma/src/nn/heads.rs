@@ -1,5 +1,6 @@
 //! What attention layers do with heads, whatever they attend to.
 
+use super::config::{QkNorm, Rope};
 use crate::functions::norm::HeadEncoding;
 use crate::functions::product::try_linear;
 use crate::validate::{at_most, check_element, element_type};
@@ -118,18 +119,17 @@ pub(super) fn check_weights(features: [usize; 2]) -> Result<(), AttentionError> 
     at_most("the size of a weight in bytes", bytes, isize::MAX as usize)
 }
 
-/// The rotary encoding of a configuration for sequences of up to `len` tokens, if it has one.
+/// The rotary encoding of a configuration, if it has one.
 ///
 /// # Errors
 ///
 /// [`AttentionError::Rotary`] or [`AttentionError::TooLarge`].
 pub(super) fn rotary(
-    len: Option<usize>,
-    base: f32,
+    config: &Option<Rope>,
     head_dim: usize,
     device: &Device,
 ) -> Result<Option<RotaryEncoding>, AttentionError> {
-    let Some(positions) = len else {
+    let Some(Rope { positions, base }) = *config else {
         return Ok(None);
     };
     if positions == 0 || !(base.is_finite() && base > 0.0) {
@@ -154,23 +154,21 @@ pub(super) fn check_positions(
     at_most("the number of tokens with rotary positions", len, limit)
 }
 
-/// What norms of heads add to the mean square unless a configuration says otherwise: Burn's own default.
-const EPSILON: f64 = 1e-5;
-
-/// The norms of q and k, if they are wanted. The epsilon must be positive and finite as it is computed with, in f32.
+/// The norms of q and k. The epsilon must be positive and finite as it is computed with, in f32.
 pub(super) fn norms(
-    wanted: bool,
+    norm: QkNorm,
     head_dim: usize,
-    epsilon: Option<f64>,
     device: &Device,
 ) -> Result<[Option<RmsNorm>; 2], AttentionError> {
-    let epsilon = epsilon.unwrap_or(EPSILON);
+    let QkNorm::Rms(epsilon) = norm else {
+        return Ok([None, None]);
+    };
     let computed = epsilon as f32;
     if !(computed.is_finite() && computed > 0.0) {
         return Err(AttentionError::Epsilon { epsilon: computed });
     }
     let config = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
-    Ok([(); 2].map(|()| wanted.then(|| config.init(device))))
+    Ok([(); 2].map(|()| Some(config.init(device))))
 }
 
 /// Makes the projections of a layer, by their features in and out.

@@ -1,5 +1,6 @@
 //! A layer of attention under a mask, a plan of one, or a bias.
 
+use super::config::{QkNorm, Rope};
 use super::heads::{
     check_heads, check_positions, check_type, check_weights, encode, linears, merge, norms,
     project, rotary,
@@ -14,8 +15,7 @@ use burn::nn::{Linear, RmsNorm, RotaryEncoding};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AlibiSlopes, AttentionError, AttentionOptions, TensorName};
 
-/// Configuration of [`MaskedAttentionLayer`]. Its fields mean what those of
-/// [`DynamicMaskAttentionConfig`](super::DynamicMaskAttentionConfig) mean.
+/// Configuration of [`MaskedAttentionLayer`].
 #[derive(Config, Debug)]
 pub struct MaskedAttentionLayerConfig {
     /// Features per token.
@@ -30,16 +30,11 @@ pub struct MaskedAttentionLayerConfig {
     /// Default: true.
     #[config(default = true)]
     pub causal: bool,
-    /// Rotary position encoding of q and k, for sequences up to this length. Default: none.
-    pub max_seq_len: Option<usize>,
-    /// Base of the rotary frequencies. Default: 10000.
-    #[config(default = 10000.0)]
-    pub rope_theta: f32,
-    /// RMS norm of each head of q and k, before the rotary encoding. Default: true.
-    #[config(default = true)]
-    pub qk_norm: bool,
-    /// Epsilon of the RMS norm of q and k. Default: 1e-5.
-    pub norm_epsilon: Option<f64>,
+    /// Rotary position encoding of q and k. Default: none.
+    pub rope: Option<Rope>,
+    /// Norm of each head of q and k, before the rotary encoding. Default: an RMS norm with the epsilon 1e-5.
+    #[config(default = "QkNorm::default()")]
+    pub qk_norm: QkNorm,
     /// Whether the four projections have biases. Default: false.
     #[config(default = false)]
     pub bias: bool,
@@ -172,8 +167,8 @@ impl MaskedAttentionLayerConfig {
         };
         check_heads([self.n_heads, kv_heads], head_dim, false, &options)?;
         check_weights([self.d_model, self.n_heads * head_dim])?;
-        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, self.norm_epsilon, device)?;
-        let rope = rotary(self.max_seq_len, self.rope_theta, head_dim, device)?;
+        let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
+        let rope = rotary(&self.rope, head_dim, device)?;
 
         let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);

@@ -3,6 +3,7 @@
 mod attention;
 mod by_position;
 mod cached;
+mod config;
 mod cross;
 mod dropout;
 mod heads;
@@ -14,8 +15,8 @@ mod pairs;
 mod scorer;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-pub use by_position::RoundRobin;
+pub use config::{Logits, QkNorm, Rope, ScoreLearning, Scores, Selection};
 pub use cross::{CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig};
 pub use input::DynamicMaskInput;
 pub use masked::{MaskedAttentionLayer, MaskedAttentionLayerConfig, MaskedInput};
-pub use scorer::{LinearScorer, ScoreForm, Scorer, ZohScorer};
+pub use scorer::{LinearScorer, Scorer, ZohScorer};

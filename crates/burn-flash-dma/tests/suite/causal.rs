@@ -1,18 +1,18 @@
 //! `testing::assert_causal`: causal layers pass, and what leaks fails, with the position and the element.
 
 use crate::case::data;
-use crate::layer::{self, tokens as features};
+use crate::layer::{self, Groups, tokens as features};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, QkNorm, Rope};
 use burn_flash_dma::testing::{CausalError, Change, Leak, assert_causal, try_assert_causal};
 use burn_flash_dma::{AttentionOptions, attention};
 
 fn config() -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_keep_window(Some(11))
-        .with_max_seq_len(Some(128))
+        .selection(|s| s.with_window(Some(11)))
+        .with_rope(Some(Rope::new(128)))
 }
 
 fn input(len: usize) -> Tensor<3> {
@@ -31,8 +31,12 @@ fn causal_layers_pass() {
     let device = Device::flex();
     for config in [
         config(),
-        config().with_keep_window(None).with_n_kv_heads(None),
-        config().with_qk_norm(false).with_softcap(Some(5.0)),
+        config()
+            .selection(|s| s.with_window(None))
+            .with_n_kv_heads(None),
+        config()
+            .with_qk_norm(QkNorm::None)
+            .logits(|l| l.with_softcap(Some(5.0))),
     ] {
         let (first, second) = (config.init(&device), config.init(&device));
         let model = |x: Tensor<3>| {
@@ -60,7 +64,9 @@ fn causal_layers_pass_in_16_bits() {
 
 #[test]
 fn a_layer_without_causal_masking_leaks_from_the_first_position_on() {
-    let layer = config().with_causal(false).init(&Device::flex());
+    let layer = config()
+        .logits(|l| l.with_causal(false))
+        .init(&Device::flex());
     let leak = leak(|x| layer.forward(x), input(40));
     assert_eq!((leak.position, leak.first), (1, 0));
     assert_eq!(leak.len, 2 * 32);
@@ -118,7 +124,7 @@ fn models_of_tokens_are_checked_by_other_tokens() {
     let report = try_assert_causal(model, tokens(30), 1e-5).unwrap();
     assert_eq!(report.changes, [Change::Token(0), Change::Token(12)]);
 
-    let full = config().with_causal(false).init(&device);
+    let full = config().logits(|l| l.with_causal(false)).init(&device);
     let model = |x: Tensor<2, Int>| full.forward(embedding.forward(x));
     let error = try_assert_causal(model, tokens(30), 1e-5).unwrap_err();
     let what = "position 0 depends on later tokens";

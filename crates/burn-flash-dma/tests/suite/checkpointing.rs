@@ -1,16 +1,16 @@
 //! Blocks that are computed twice against the same blocks computed once.
 
 use crate::case::{data, ints, random, refused, size, values, within};
-use crate::layer::{self, WIDTH, parameters};
+use crate::layer::{self, Groups, WIDTH, parameters};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Rope, Scores, Selection,
 };
 use burn_flash_dma::train::{Checkpointed, Selections, cross_entropy, embed};
-use burn_flash_dma::{AttentionMask, Intervals, LeaveOneOut, RankSoftmax, ScoreRole};
+use burn_flash_dma::{AttentionMask, Intervals};
 
 const VOCABULARY: usize = 13;
 const WINDOW: usize = 6;
@@ -37,12 +37,11 @@ struct Model {
     norm: RmsNorm,
 }
 
-fn layer(form: ScoreForm) -> DynamicMaskAttentionConfig {
+fn layer(scores: Scores) -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_keep_window(Some(WINDOW))
-        .with_recent(Some(2))
-        .with_max_seq_len(Some(LEN))
-        .with_score_form(form)
+        .with_selection(Selection::keep(WINDOW).with_recent(Some(2)))
+        .with_rope(Some(Rope::new(LEN)))
+        .with_scores(scores)
 }
 
 impl Model {
@@ -82,17 +81,13 @@ fn ends(intervals: &Intervals) -> Vec<i64> {
 #[test]
 fn loss_gradients_and_selections_are_those_of_one_pass() {
     // Linear scores have runners-up, which the second pass ranks, and perhaps learn by what is kept, and compete.
-    let how = Some(LeaveOneOut::default());
-    for (form, role, leave_one_out) in [
-        (ScoreForm::Linear, ScoreRole::Rank, None),
-        (ScoreForm::Linear, ScoreRole::Rank, how),
-        (ScoreForm::Linear, ScoreRole::RankAndBias, None),
-        (ScoreForm::Zoh, ScoreRole::RankAndBias, None),
+    for (scores, all) in [
+        (Scores::Ranking, false),
+        (Scores::Ranking, true),
+        (Scores::Added, false),
+        (Scores::Dma, false),
     ] {
-        let layer = layer(form).with_score_role(Some(role));
-        let softmax = leave_one_out.map(|_| RankSoftmax::new(3.0).expect("a factor"));
-        let layer = layer.with_leave_one_out(leave_one_out);
-        let layer = layer.with_rank_softmax(softmax);
+        let layer = layer(scores).learning(|l| l.with_kept(all).with_compete(all));
         for blocks in [0, 1, 3] {
             let model = Model::new(&layer, blocks);
             let mut selections = Vec::new();
@@ -108,7 +103,7 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
 
             let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
             let again: Vec<_> = stack.selections().flatten().map(ends).collect();
-            let what = format!("{form:?} {role:?}");
+            let what = format!("{scores:?} {all}");
             assert_eq!(again, selections, "{what}");
             let loss = model.loss(stack.output());
             let actual = parameters(&model, &stack.backward(&loss, &model));
@@ -126,7 +121,7 @@ fn loss_gradients_and_selections_are_those_of_one_pass() {
 
 #[test]
 fn a_loss_of_other_things_leaves_the_blocks_without_gradients() {
-    let model = Model::new(&layer(ScoreForm::Zoh), 2);
+    let model = Model::new(&layer(Scores::Dma), 2);
     let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
     let loss = model.norm.gamma.val().sum();
     let gradients = stack.backward(&loss, &model);
@@ -135,7 +130,7 @@ fn a_loss_of_other_things_leaves_the_blocks_without_gradients() {
 
 #[test]
 fn an_input_without_a_graph_ends_the_backward_pass() {
-    let model = Model::new(&layer(ScoreForm::Zoh), 1);
+    let model = Model::new(&layer(Scores::Dma), 1);
     let x = random([2, LEN, WIDTH], &Device::flex().autodiff());
     let stack = Checkpointed::forward(&model.blocks, x, Block::forward);
     let loss = stack.output().powi_scalar(2).sum();
@@ -147,7 +142,7 @@ fn an_input_without_a_graph_ends_the_backward_pass() {
 #[test]
 fn a_layer_takes_the_selection_that_it_is_given() {
     let device = Device::flex().autodiff();
-    let layer = layer(ScoreForm::Linear).init(&device);
+    let layer = layer(Scores::Ranking).init(&device);
     let [first, second] = [(); 2].map(|()| random([2, LEN, WIDTH], &device));
     let (out, intervals) = layer.forward_and_intervals(first.clone());
     assert_eq!(values(out.clone()), values(layer.forward(first.clone())));
@@ -164,7 +159,7 @@ fn a_layer_takes_the_selection_that_it_is_given() {
 #[test]
 fn selections_that_do_not_fit_are_refused() {
     let device = Device::flex().autodiff();
-    let layer = layer(ScoreForm::Zoh).init(&device);
+    let layer = layer(Scores::Dma).init(&device);
     let x = |len| Tensor::zeros([1, len, 32], &device);
     let (_, intervals) = layer.forward_and_intervals(x(20));
     let out = layer.try_forward_with_intervals(x(19), &intervals);
@@ -181,7 +176,7 @@ fn selections_that_do_not_fit_are_refused() {
 #[test]
 #[should_panic(expected = "the first pass called attention as often")]
 fn a_second_pass_with_more_attention_is_refused() {
-    let model = Model::new(&layer(ScoreForm::Zoh), 1);
+    let model = Model::new(&layer(Scores::Dma), 1);
     let calls = std::cell::Cell::new(0);
     let stack = Checkpointed::forward(&model.blocks, model.embed(), |block, x, selections| {
         calls.set(calls.get() + 1);

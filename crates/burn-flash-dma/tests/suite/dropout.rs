@@ -2,13 +2,15 @@
 
 use super::alone::alone;
 use crate::case::{grad, near, refused, uniform, values, within};
-use crate::layer::{self, parameters};
+use crate::layer::{self, Groups, parameters};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Scores,
+};
 use burn_flash_dma::train::{Checkpointed, Selections};
-use burn_flash_dma::{AttentionMask, AttentionOptions, Dropout, ScoreRole, dynamic_mask_attention};
+use burn_flash_dma::{AttentionMask, AttentionOptions, Dropout, dynamic_mask_attention};
 
 fn seeded(seed: u64) -> Device {
     let device = Device::flex().autodiff();
@@ -18,8 +20,8 @@ fn seeded(seed: u64) -> Device {
 
 fn config(rate: f64) -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_keep_window(Some(6))
-        .with_dropout(Some(rate))
+        .selection(|s| s.with_window(Some(6)))
+        .logits(|l| l.with_dropout(rate))
 }
 
 fn tokens(device: &Device) -> Tensor<3> {
@@ -94,12 +96,13 @@ fn a_seed_before_the_layer_is_made_repeats_its_masks() {
 fn a_layer_without_dropout_is_one_of_rate_zero() {
     alone!();
     let device = seeded(4);
-    let run = |rate: Option<f64>| {
+    let run = |config: DynamicMaskAttentionConfig| {
         device.seed(9);
-        let layer = config(0.0).with_dropout(rate).init(&device);
+        let layer = config.init(&device);
         values(layer.forward(tokens(&device)))
     };
-    assert_eq!(run(None), run(Some(0.0)));
+    let plain = layer::config().selection(|s| s.with_window(Some(6)));
+    assert_eq!(run(plain), run(config(0.0)));
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn a_layer_drops_under_a_mask_of_pairs_too() {
     alone!();
     let device = seeded(5);
     // Such a mask refuses scores that only rank in training.
-    let config = config(0.3).with_score_role(Some(ScoreRole::RankAndBias));
+    let config = config(0.3).with_scores(Scores::Added);
     let (layer, x) = (config.init(&device), tokens(&device));
     let mask = AttentionMask::sliding_window([24, 24], 9, &device);
     let run = || values(layer.forward(DynamicMaskInput::new(x.clone()).mask(mask.clone())));

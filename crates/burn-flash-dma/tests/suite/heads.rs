@@ -1,10 +1,10 @@
 //! q, k and v of one product: the parts and their gradients, and the layer that makes them so.
 
 use crate::case::{grad, near, random, recording, refused_as, values};
-use crate::layer;
+use crate::layer::{self, Groups};
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
-use burn_flash_dma::nn::DynamicMaskAttention;
+use burn_flash_dma::nn::{DynamicMaskAttention, Rope};
 use burn_flash_dma::{split_heads, try_split_heads};
 
 /// Those of slices, bit by bit, whichever parts the loss depends on.
@@ -61,8 +61,8 @@ fn other_numbers_of_heads_are_refused_and_empty_parts_are_empty() {
 #[test]
 fn a_layer_of_one_product_is_a_layer_of_three() {
     let device = Device::flex().autodiff();
-    let config = layer::config().with_keep_window(Some(6));
-    let layer = config.with_max_seq_len(Some(64)).init(&device);
+    let config = layer::config().selection(|s| s.with_window(Some(6)));
+    let layer = config.with_rope(Some(Rope::new(64))).init(&device);
     let mut apart = layer.clone();
     let zeros = |width| Some(Param::from_tensor(Tensor::zeros([width], &device)));
     apart.q_proj.bias = zeros(32);

@@ -5,7 +5,7 @@ use crate::case::random;
 use crate::layer::recast;
 use burn::nn::{LinearConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Scores, Selection};
 use burn_flash_dma::{linear, rms_norm, swiglu};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,13 +57,13 @@ fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
     alone!();
     let device = Device::flex().autodiff();
     let norm = recast(RmsNormConfig::new(WIDTH).init(&device), DType::BF16);
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+    for scores in [Scores::Dma, Scores::Ranking] {
         // A key/value head is as wide as a quarter of the tokens.
         let attention = DynamicMaskAttentionConfig::new(WIDTH, 4)
             .with_n_kv_heads(Some(1))
-            .with_keep_window(Some(32))
-            .with_max_seq_len(Some(TOKENS))
-            .with_score_form(form)
+            .with_selection(Selection::keep(32))
+            .with_rope(Some(Rope::new(TOKENS)))
+            .with_scores(scores)
             .init(&device);
         let attention = recast(attention, DType::BF16);
         let kept = left(&device, |x| {
@@ -73,13 +73,13 @@ fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
         let mut tensors = 1.0 + 0.25 + 0.25 + 1.0 + 1.0 + 1.0;
         // Of each of four heads the LSE and what its rounding lost, in f32.
         tensors += 0.125 + 0.125;
-        if matches!(form, ScoreForm::Zoh) {
+        if scores == Scores::Dma {
             // v once more: a row of all heads for the product that makes steps of it, which one product of q, k and v
             // does not have.
             tensors += 0.25;
         }
         let near = (tensors..tensors + 0.375).contains(&kept);
-        assert!(near, "{form:?}: {kept}");
+        assert!(near, "{scores:?}: {kept}");
     }
 
     let hidden = 3 * WIDTH;

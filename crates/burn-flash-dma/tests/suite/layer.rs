@@ -5,7 +5,9 @@ use burn::config::Config;
 use burn::module::{Initializer, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Gradients, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scorer};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, Logits, ScoreLearning, Scorer, Selection,
+};
 
 /// The width of tokens.
 pub const WIDTH: usize = 32;
@@ -16,11 +18,35 @@ pub const SPREAD: Initializer = Initializer::Normal {
     std: 0.3,
 };
 
-/// Four query heads over two of keys, of which each keeps five.
+/// Four query heads over two of keys, of which each keeps five by their scores.
 pub fn config() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(WIDTH, 4)
         .with_n_kv_heads(Some(2))
-        .with_keep_window(Some(5))
+        .with_selection(Selection::keep(5).with_recent(Some(0)))
+}
+
+/// Changes within the groups of a configuration.
+pub trait Groups {
+    fn selection(self, change: impl FnOnce(Selection) -> Selection) -> Self;
+    fn learning(self, change: impl FnOnce(ScoreLearning) -> ScoreLearning) -> Self;
+    fn logits(self, change: impl FnOnce(Logits) -> Logits) -> Self;
+}
+
+impl Groups for DynamicMaskAttentionConfig {
+    fn selection(mut self, change: impl FnOnce(Selection) -> Selection) -> Self {
+        self.selection = change(self.selection);
+        self
+    }
+
+    fn learning(mut self, change: impl FnOnce(ScoreLearning) -> ScoreLearning) -> Self {
+        self.learning = change(self.learning);
+        self
+    }
+
+    fn logits(mut self, change: impl FnOnce(Logits) -> Logits) -> Self {
+        self.logits = change(self.logits);
+        self
+    }
 }
 
 pub fn tokens(batch: usize, len: usize, device: &Device) -> Tensor<3> {

@@ -1,9 +1,9 @@
 //! Kept keys that learn what they are worth, by the definition: the loss with each key and without it.
 
 use crate::case::{self, data, grad, normal, uniform, values, within};
-use crate::layer::{self, broken, like, of_scores, reread, tokens_for};
+use crate::layer::{self, like, of_scores, tokens_for};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreLearning};
 use burn_flash_dma::{Attention, Documents, Intervals, LeaveOneOut, Selector};
 use flash_dma_reference::Rng;
 
@@ -150,16 +150,18 @@ fn what_kept_keys_and_what_runners_up_learn_add_up() {
     within(&of_both, &sum.collect::<Vec<_>>(), 1e-5, "both");
 }
 
-fn config(how: Option<LeaveOneOut>) -> DynamicMaskAttentionConfig {
-    layer::config()
-        .with_runners_up(Some(0))
-        .with_leave_one_out(how)
+fn config(kept: bool) -> DynamicMaskAttentionConfig {
+    layer::config().with_learning(
+        ScoreLearning::new()
+            .with_runners_up(Some(0))
+            .with_kept(kept),
+    )
 }
 
 #[test]
 fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
-    let plain = config(None).init(&Device::flex().autodiff());
-    let layer = like(&plain, &config(Some(LeaveOneOut::default())));
+    let plain = config(false).init(&Device::flex().autodiff());
+    let layer = like(&plain, &config(true));
     // With as many tokens as keys nothing is evicted, and kept keys learn all the same.
     for len in [5, 20] {
         let x = tokens_for(&plain, 2, len);
@@ -172,7 +174,7 @@ fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
 
 #[test]
 fn an_inner_device_has_nothing_to_learn() {
-    let layer = config(Some(LeaveOneOut::default())).init(&Device::flex());
+    let layer = config(true).init(&Device::flex());
     let keys = layer.selection(tokens_for(&layer, 1, 20));
     assert!(keys.far().is_none());
 }
@@ -184,8 +186,4 @@ fn a_weight_besides_that_is_next_to_nothing_is_refused() {
         assert_eq!(error.kind(), "LeaveOneOut", "{besides}");
         assert!(error.to_string().contains("at least 1e-4"), "{error}");
     }
-    // A file is read by the same rule.
-    let saved = config(Some(LeaveOneOut::default()));
-    assert_eq!(reread(&saved).leave_one_out, saved.leave_one_out);
-    assert!(broken(&saved, "\"besides\": 0.05", "\"besides\": 0.0"));
 }

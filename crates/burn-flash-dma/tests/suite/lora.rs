@@ -8,19 +8,19 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Gradients, Int, Tensor};
 use burn_flash_dma::linear;
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Rope, Scorer, Scores,
 };
 use burn_flash_dma::train::{Checkpointed, clip_gradients, embed};
 use burn_store::{ModuleSnapshot, PathFilter, SafetensorsStore};
 
-const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
+const FORMS: [Scores; 2] = [Scores::Dma, Scores::Ranking];
 const RANK: usize = 2;
 const ALPHA: f64 = 6.0;
 
-fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
+fn config(scores: Scores) -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_max_seq_len(Some(64))
-        .with_score_form(form)
+        .with_rope(Some(Rope::new(64)))
+        .with_scores(scores)
 }
 
 /// Adapters whose product is not zero.
@@ -115,7 +115,7 @@ fn the_adapters_of_every_projection_train_and_nothing_else() {
 fn a_group_says_which_projections_get_adapters() {
     let group = ParamGroup::from_regex(r"(q_proj|dt_proj)").unwrap();
     let lora = Lora::new(RANK, ALPHA).set_param_group(group);
-    let layer = config(ScoreForm::Zoh)
+    let layer = config(Scores::Dma)
         .init(&Device::flex().autodiff())
         .apply_lora(lora);
     let expected = ["dt_proj", "q_proj.weight"].map(|weight| {

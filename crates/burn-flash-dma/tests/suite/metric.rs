@@ -1,11 +1,11 @@
 //! The metric of Burn's training loop, by the trait that the loop calls.
 
 use crate::case::{grad, uniform};
-use crate::layer::{self, of_scores};
+use crate::layer::{self, Groups, of_scores};
 use burn::data::dataloader::Progress;
 use burn::tensor::{Device, Tensor};
 use burn::train::metric::{Metric, MetricMetadata, Numeric};
-use burn_flash_dma::nn::{DynamicMaskAttention, ScoreForm, Scorer};
+use burn_flash_dma::nn::{DynamicMaskAttention, Scorer, Scores, Selection};
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
 use burn_flash_dma::{IntervalStats, Selector};
 
@@ -21,12 +21,11 @@ fn metadata() -> MetricMetadata {
     }
 }
 
-fn layer(form: ScoreForm, window: usize, device: &Device) -> DynamicMaskAttention {
+fn layer(scores: Scores, window: usize, device: &Device) -> DynamicMaskAttention {
     let config = layer::config()
-        .with_keep_window(Some(window))
-        .with_recent(Some(2))
-        .with_runners_up(Some(3));
-    config.with_score_form(form).init(device)
+        .with_selection(Selection::keep(window).with_recent(Some(2)))
+        .learning(|l| l.with_runners_up(Some(3)));
+    config.with_scores(scores).init(device)
 }
 
 fn x(batch: usize, layer: &DynamicMaskAttention) -> Tensor<3> {
@@ -51,7 +50,7 @@ fn near(actual: Option<f64>, expected: f64, what: &str) {
 
 #[test]
 fn the_numbers_are_those_of_the_selections() {
-    let layers = [4, 7].map(|window| layer(ScoreForm::Linear, window, &Device::flex().autodiff()));
+    let layers = [4, 7].map(|window| layer(Scores::Ranking, window, &Device::flex().autodiff()));
     let x = x(3, &layers[0]);
     let of = |number: fn(&IntervalStats) -> f64| {
         let numbers = layers.each_ref().map(|layer| {
@@ -89,8 +88,8 @@ fn ties_are_percent_of_positions() {
 
 #[test]
 fn the_norm_is_that_of_all_gradients_of_the_scores() {
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
-        let layers = [4, 7].map(|window| layer(form, window, &Device::flex().autodiff()));
+    for scores in [Scores::Dma, Scores::Added] {
+        let layers = [4, 7].map(|window| layer(scores, window, &Device::flex().autodiff()));
         let [first, second] = &layers;
         let out = second.forward(first.forward(x(2, first)));
         let grads = out.powi_scalar(2).sum().backward();
@@ -117,7 +116,7 @@ fn the_norm_is_that_of_all_gradients_of_the_scores() {
 #[test]
 fn scores_from_elsewhere_have_a_norm_too() {
     let device = Device::flex().autodiff();
-    let layer = layer(ScoreForm::Zoh, 5, &device);
+    let layer = layer(Scores::Dma, 5, &device);
     let x = x(2, &layer);
     let scores = uniform([2, 2, 30], &device).require_grad();
     let out = layer.forward_with_scores(x, scores.clone());

@@ -1,16 +1,18 @@
 //! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
 
 use crate::case::{grad, refused, values, within};
-use crate::layer::{self, SPREAD, WIDTH, tokens_for};
+use crate::layer::{self, Groups, SPREAD, WIDTH, tokens_for};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::AttentionError;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, QkNorm, Rope, Scorer, Scores,
+};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 
 fn config() -> DynamicMaskAttentionConfig {
-    layer::config().with_max_seq_len(Some(64))
+    layer::config().with_rope(Some(Rope::new(64)))
 }
 
 fn input(layer: &DynamicMaskAttention) -> Tensor<3> {
@@ -22,10 +24,14 @@ fn a_layer_keeps_its_shape_with_every_option() {
     for config in [
         DynamicMaskAttentionConfig::new(WIDTH, 4),
         config(),
-        config().with_qk_norm(false).with_max_seq_len(None),
-        config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
-        config().with_causal(false).with_n_kv_heads(Some(1)),
-        config().with_bias(true).with_norm_epsilon(Some(1e-6)),
+        config().with_qk_norm(QkNorm::None).with_rope(None),
+        config()
+            .with_head_dim(Some(16))
+            .logits(|l| l.with_softcap(Some(5.0))),
+        config()
+            .logits(|l| l.with_causal(false))
+            .with_n_kv_heads(Some(1)),
+        config().with_bias(true).with_qk_norm(QkNorm::Rms(1e-6)),
     ] {
         let layer = config.init(&Device::flex());
         let out = layer.forward(input(&layer));
@@ -36,9 +42,9 @@ fn a_layer_keeps_its_shape_with_every_option() {
 
 #[test]
 fn every_parameter_gets_a_gradient_at_the_first_step() {
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+    for scores in [Scores::Ranking, Scores::Dma, Scores::Added] {
         let layer = config()
-            .with_score_form(form)
+            .with_scores(scores)
             .init(&Device::flex().autodiff());
         let grads = layer.forward(input(&layer)).square().sum().backward();
         let projections = [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj];
@@ -72,11 +78,17 @@ fn bad_configurations_are_refused() {
     assert_eq!(error, AttentionError::HeadRatio { q_heads, kv_heads });
     let error = init(config().with_head_dim(Some(12))).unwrap_err();
     assert_eq!(error, AttentionError::HeadDim { head_dim: 12 });
-    refused(init(config().with_keep_window(Some(0))), "ZeroWindow");
-    refused(init(config().with_softcap(Some(0.0))), "Softcap");
+    refused(
+        init(config().selection(|s| s.with_window(Some(0)))),
+        "ZeroWindow",
+    );
+    refused(
+        init(config().logits(|l| l.with_softcap(Some(0.0)))),
+        "Softcap",
+    );
     // One is too small for the f32 that it is computed in.
     for epsilon in [0.0, -1.0, 1e-60, f64::NAN] {
-        refused(init(config().with_norm_epsilon(Some(epsilon))), "Epsilon");
+        refused(init(config().with_qk_norm(QkNorm::Rms(epsilon))), "Epsilon");
     }
 }
 
@@ -138,8 +150,11 @@ fn biased(config: &DynamicMaskAttentionConfig, device: &Device) -> DynamicMaskAt
 
 #[test]
 fn biases_are_those_of_the_projections_and_of_the_steps() {
-    let config = config().with_score_form(ScoreForm::Zoh);
-    let layer = biased(&config.with_qk_norm(false), &Device::flex().autodiff());
+    let config = config().with_scores(Scores::Dma);
+    let layer = biased(
+        &config.with_qk_norm(QkNorm::None),
+        &Device::flex().autodiff(),
+    );
     let Scorer::Zoh(zoh) = layer.scorer() else {
         panic!("another form");
     };
@@ -180,7 +195,7 @@ fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
         [layer.q_norm, layer.k_norm].map(|norm| norm.expect("a norm").epsilon)
     };
     assert_eq!(epsilon(config()), [1e-5; 2]);
-    assert_eq!(epsilon(config().with_norm_epsilon(Some(0.5))), [0.5; 2]);
+    assert_eq!(epsilon(config().with_qk_norm(QkNorm::Rms(0.5))), [0.5; 2]);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! ALiBi of the layers: as a bias of pairs, in configurations, and refused by caches.
 
 use crate::case::{data, grad, near, tracked, uniform, values};
-use crate::layer::{WIDTH, broken, reread};
+use crate::layer::{Groups, WIDTH, broken, reread};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayerConfig, MaskedInput,
+    Selection,
 };
 use burn_flash_dma::{AlibiSlopes, AttentionError, Documents};
 
@@ -48,9 +49,9 @@ fn a_masked_layer_adds_it_as_a_bias_of_pairs() {
 #[test]
 fn a_dynamic_mask_layer_passes_it_on_with_every_input() {
     let device = Device::flex().autodiff();
-    let config = DynamicMaskAttentionConfig::new(WIDTH, 4).with_keep_window(Some(5));
+    let config = DynamicMaskAttentionConfig::new(WIDTH, 4).with_selection(Selection::keep(5));
     let slopes = AlibiSlopes::standard(4);
-    let config = config.with_alibi(Some(slopes));
+    let config = config.logits(|l| l.with_alibi(Some(slopes)));
     let layer = config.init(&device);
     assert_eq!(layer.options().alibi, Some(slopes));
     let x = tracked([2, LEN, WIDTH], &device);
@@ -69,13 +70,15 @@ fn a_dynamic_mask_layer_passes_it_on_with_every_input() {
 fn configurations_keep_it_and_refuse_slopes_of_other_heads() {
     let device = Device::flex();
     let config = DynamicMaskAttentionConfig::new(WIDTH, 4);
-    let saved = config.clone().with_alibi(Some(AlibiSlopes::standard(3)));
+    let saved = config
+        .clone()
+        .logits(|l| l.with_alibi(Some(AlibiSlopes::standard(3))));
     let loaded = reread(&saved);
-    assert_eq!(loaded.alibi, saved.alibi);
+    assert_eq!(loaded.logits, saved.logits);
     let (slopes, q_heads) = (3, 4);
     let refused = AttentionError::AlibiHeads { slopes, q_heads };
     assert_eq!(loaded.try_init(&device).unwrap_err(), refused);
-    let masked = MaskedAttentionLayerConfig::new(WIDTH, 4).with_alibi(saved.alibi);
+    let masked = MaskedAttentionLayerConfig::new(WIDTH, 4).with_alibi(saved.logits.alibi);
     assert_eq!(masked.try_init(&device).unwrap_err(), refused);
     // JSON has no number that is not finite, but one that f32 does not hold.
     assert!(broken(&saved, "0.0625", "1e39"));
@@ -83,10 +86,10 @@ fn configurations_keep_it_and_refuse_slopes_of_other_heads() {
 
 #[test]
 fn caches_refuse_it_before_they_are_made() {
-    for window in [None, Some(8)] {
+    for selection in [Selection::new(), Selection::keep(8)] {
         let layer = DynamicMaskAttentionConfig::new(WIDTH, 4)
-            .with_keep_window(window)
-            .with_alibi(Some(AlibiSlopes::standard(4)))
+            .with_selection(selection)
+            .logits(|l| l.with_alibi(Some(AlibiSlopes::standard(4))))
             .init(&Device::flex());
         let error = layer.try_init_cache(1).unwrap_err();
         assert_eq!(error, AttentionError::CacheAlibi);

@@ -1,18 +1,17 @@
 //! The attention layer over a cache: the last rows of the training-time forward pass.
 
 use crate::case::{refused, values, within};
-use crate::layer::{self, WIDTH, cast, like, tokens_for as input};
+use crate::layer::{self, Groups, WIDTH, cast, like, tokens_for as input};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
+use burn_flash_dma::Documents;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm};
-use burn_flash_dma::{Documents, ScoreRole};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, QkNorm, Rope, Scores};
 
 fn config() -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_max_seq_len(Some(64))
-        .with_score_form(ScoreForm::Zoh)
-        .with_score_role(Some(ScoreRole::RankAndBias))
+        .with_rope(Some(Rope::new(64)))
+        .with_scores(Scores::Dma)
 }
 
 fn close(actual: Tensor<3>, expected: Tensor<3>, what: &str) {
@@ -22,34 +21,52 @@ fn close(actual: Tensor<3>, expected: Tensor<3>, what: &str) {
 #[test]
 fn steps_equal_the_forward_pass_with_every_option() {
     let new = || DynamicMaskAttentionConfig::new(WIDTH, 4);
-    let linear = || config().with_score_form(ScoreForm::Linear);
-    let ranked = || config().with_score_role(Some(ScoreRole::Rank));
-    let sink = || config().with_learnable_sink(true);
-    let bare = config().with_max_seq_len(None).with_qk_norm(false);
-    let capped = config().with_head_dim(Some(16)).with_softcap(Some(5.0));
-    let both = config().with_recent(Some(3)).with_sinks(Some(2));
-    let ranked_both = ranked().with_recent(Some(2)).with_sinks(Some(1));
+    let linear = || config().with_scores(Scores::Added);
+    let ranked = || config().with_scores(Scores::Ranking);
+    let sink = || config().logits(|l| l.with_sink(true));
+    let bare = config().with_rope(None).with_qk_norm(QkNorm::None);
+    let capped = config()
+        .with_head_dim(Some(16))
+        .logits(|l| l.with_softcap(Some(5.0)));
+    let both = config()
+        .selection(|s| s.with_recent(Some(3)))
+        .selection(|s| s.with_sinks(2));
+    let ranked_both = ranked()
+        .selection(|s| s.with_recent(Some(2)))
+        .selection(|s| s.with_sinks(1));
     for (name, config) in [
         ("window", config()),
-        ("the default", new().with_keep_window(Some(5))),
+        ("the default", new().selection(|s| s.with_window(Some(5)))),
         ("the default, every key", new()),
         ("no position and no norms", bare),
-        ("every key", config().with_keep_window(None)),
+        ("every key", config().selection(|s| s.with_window(None))),
         ("wide heads, capped", capped),
         ("one kv head", config().with_n_kv_heads(Some(1))),
         ("a learnable sink", sink()),
-        ("a sink, every key", sink().with_keep_window(None)),
+        (
+            "a sink, every key",
+            sink().selection(|s| s.with_window(None)),
+        ),
         ("linear", linear()),
-        ("linear, every key", linear().with_keep_window(None)),
-        ("ranked", ranked().with_score_form(ScoreForm::Linear)),
+        (
+            "linear, every key",
+            linear().selection(|s| s.with_window(None)),
+        ),
+        ("ranked", ranked()),
         ("ranked, recent and sinks", ranked_both),
-        ("ranked, slope", ranked().with_recency_slope(Some(0.2))),
-        ("ranked, every key", ranked().with_keep_window(None)),
-        ("scaled", config().with_scale(Some(1.5))),
-        ("recent", config().with_recent(Some(2))),
-        ("sinks", config().with_sinks(Some(2))),
+        (
+            "ranked, slope",
+            ranked().selection(|s| s.with_recency_slope(0.2)),
+        ),
+        (
+            "ranked, every key",
+            ranked().selection(|s| s.with_window(None)),
+        ),
+        ("scaled", config().logits(|l| l.with_scale(Some(1.5)))),
+        ("recent", config().selection(|s| s.with_recent(Some(2)))),
+        ("sinks", config().selection(|s| s.with_sinks(2))),
         ("recent and sinks", both),
-        ("sliding", config().with_recent(Some(5))),
+        ("sliding", config().selection(|s| s.with_recent(Some(5)))),
         ("biases", config().with_bias(true)),
     ] {
         let layer = config.init(&Device::flex());
@@ -69,8 +86,8 @@ fn steps_equal_the_forward_pass_with_every_option() {
 /// Sequences of different lengths each go on at their own position.
 #[test]
 fn a_sequence_that_begins_anew_begins_at_position_zero() {
-    let ranked = config().with_score_role(Some(ScoreRole::Rank));
-    for config in [config(), ranked.with_recency_slope(Some(0.2))] {
+    let ranked = config().with_scores(Scores::Ranking);
+    for config in [config(), ranked.selection(|s| s.with_recency_slope(0.2))] {
         let layer = config.init(&Device::flex());
         let (old, new) = (input(&layer, 2, 20), input(&layer, 2, 9));
         let mut cache = layer.init_cache(2);
@@ -94,9 +111,9 @@ fn a_sequence_that_begins_anew_begins_at_position_zero() {
 #[test]
 fn documents_restart_the_cache() {
     let layer = config()
-        .with_recent(Some(2))
-        .with_sinks(Some(1))
-        .with_max_seq_len(None)
+        .selection(|s| s.with_recent(Some(2)))
+        .selection(|s| s.with_sinks(1))
+        .with_rope(None)
         .init(&Device::flex());
     let lengths = [vec![17, 1, 22, 10], vec![20, 8, 2, 20]];
     let x = input(&layer, 2, 50);
@@ -126,7 +143,7 @@ fn documents_restart_the_cache() {
 #[test]
 fn positions_may_pass_the_rotary_table() {
     let long = config().init(&Device::flex());
-    let short = like(&long, &config().with_max_seq_len(Some(16)));
+    let short = like(&long, &config().with_rope(Some(Rope::new(16))));
     let x = input(&long, 1, 60);
     let (mut left, mut right) = (long.init_cache(1), short.init_cache(1));
     for (at, count) in [(0, 10), (10, 10), (20, 39), (59, 1)] {
@@ -147,9 +164,9 @@ fn the_cache_follows_the_layer() {
     let cache = layer.init_cache(3);
     assert!(matches!(cache, AttentionCache::DynamicMask(_)));
     assert_eq!(cache.bytes(), 3 * 2 * 5 * (2 * 8 * 4 + 8) + 3 * 4);
-    let dense = config().with_keep_window(None).init(&device);
+    let dense = config().selection(|s| s.with_window(None)).init(&device);
     assert!(matches!(dense.init_cache(3), AttentionCache::Paged(_)));
-    let full = config().with_causal(false).init(&device);
+    let full = config().logits(|l| l.with_causal(false)).init(&device);
     refused(full.try_init_cache(1), "CacheNotCausal");
 }
 

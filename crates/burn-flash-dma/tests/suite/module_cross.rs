@@ -9,7 +9,7 @@ use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Bool, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
     CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
-    ScoreForm,
+    QkNorm, ScoreLearning, Scores,
 };
 use burn_flash_dma::{AttentionError, AttentionMask, Documents};
 
@@ -22,26 +22,36 @@ fn config() -> DynamicMaskCrossAttentionConfig {
     DynamicMaskCrossAttentionConfig::new(WIDTH, HEADS)
         .with_d_context(Some(CONTEXT))
         .with_n_kv_heads(Some(KV_HEADS))
-        .with_keep_window(Some(7))
+        .with_window(Some(7))
         .with_initializer(SPREAD)
 }
 
 fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
-    let linear = || config().with_score_form(ScoreForm::Linear);
-    let scaled = linear().with_scale(Some(0.7));
+    let (dma, added) = (
+        || config().with_scores(Scores::Dma),
+        || config().with_scores(Scores::Added),
+    );
+    let scaled = added().with_scale(Some(0.7));
     vec![
-        ("zoh", config()),
-        ("linear, a runner-up by default", linear()),
-        ("runners-up", linear().with_runners_up(Some(9))),
-        ("none", linear().with_runners_up(Some(0))),
-        ("zoh with runners-up", config().with_runners_up(Some(4))),
-        ("every token", linear().with_keep_window(None)),
-        ("a wide window", linear().with_keep_window(Some(100))),
-        ("one token", config().with_keep_window(Some(1))),
-        ("no norms", config().with_qk_norm(false)),
+        ("the default", config()),
+        ("runners-up", config().with_learning(runners_up(9))),
+        ("no runners-up", config().with_learning(runners_up(0))),
+        ("every token", config().with_window(None)),
+        ("dma", dma()),
+        ("dma with runners-up", dma().with_learning(runners_up(4))),
+        ("added", added()),
+        ("added, runners-up", added().with_learning(runners_up(9))),
+        ("added, every token", added().with_window(None)),
+        ("a wide window", added().with_window(Some(100))),
+        ("one token", config().with_window(Some(1))),
+        ("no norms", config().with_qk_norm(QkNorm::None)),
         ("biases", config().with_bias(true).with_softcap(Some(4.0))),
         ("scale", scaled.with_n_kv_heads(None)),
     ]
+}
+
+fn runners_up(count: usize) -> ScoreLearning {
+    ScoreLearning::new().with_runners_up(Some(count))
 }
 
 fn random(len: usize, width: usize, device: &Device) -> Tensor<3> {
@@ -77,12 +87,13 @@ fn defined(
     context: Tensor<3>,
     scores: Tensor<3>,
 ) -> Tensor<3> {
-    let window = config.keep_window.unwrap_or(LEN);
-    let default = match config.score_form {
-        ScoreForm::Linear if config.keep_window.is_some() => window / 4,
-        _ => 0,
+    let window = config.window.unwrap_or(LEN);
+    let default = match config.scores {
+        Scores::Dma => 0,
+        _ => (window / 4).max(8),
     };
-    let runners_up = config.runners_up.unwrap_or(default);
+    let runners_up = config.learning.runners_up.unwrap_or(default);
+    let runners_up = config.window.map_or(0, |_| runners_up);
     let heads = |rows: Tensor<3>, norm: &Option<RmsNorm>| {
         let [batch, len, width] = rows.dims();
         let rows = rows.reshape([batch, len, width / 8, 8]);
@@ -117,7 +128,11 @@ fn defined(
         Some(cap) => (logits / cap).tanh() * cap,
         None => logits,
     };
-    let logits = logits + scores.clone();
+    // A score that only ranks is added to nothing, but has the gradient of one that is for a runner-up.
+    let logits = match config.scores {
+        Scores::Ranking => logits,
+        Scores::Dma | Scores::Added => logits + scores.clone(),
+    };
     let shown = logits.clone().mask_fill(kept.clone().bool_not(), -1e30);
     let weights = softmax(shown.clone(), 3).mask_fill(kept.bool_not(), 0.0);
     let out = weights.matmul(v.clone());
@@ -185,7 +200,12 @@ fn outputs_and_gradients_are_those_of_the_definition() {
             let largest = expected.iter().map(|(_, slope)| size(slope));
             let largest = largest.fold(0.0, f64::max);
             for ((of, actual), (_, expected)) in actual.iter().zip(&expected) {
-                assert!(!expected.is_empty(), "{what}: {of} has no gradient");
+                if actual.is_empty() {
+                    // Scores that only rank learn nothing where no key is ranked next.
+                    let nothing = of.ends_with("score_proj") && size(expected) == 0.0;
+                    assert!(nothing, "{what}: {of} has no gradient");
+                    continue;
+                }
                 // A small one, as that of the decay, and one that is zero, as that of q over one token, are differences
                 // of terms of the others' size, which f32 rounds to 6e-8 of it each.
                 let bound = (1e-5 * size(expected).max(1.0)).max(2e-6 * largest);
@@ -199,8 +219,7 @@ fn outputs_and_gradients_are_those_of_the_definition() {
 #[test]
 fn runners_up_change_the_gradient_of_the_scores_alone() {
     let device = Device::flex().autodiff();
-    let config = config().with_score_form(ScoreForm::Linear);
-    let [with, without] = [9, 0].map(|count| config.clone().with_runners_up(Some(count)));
+    let [with, without] = [9, 0].map(|count| config().with_learning(runners_up(count)));
     let with = with.init(&device);
     let without = (without.init(&device)).load_record(with.clone().into_record());
     let (x, context) = (random(12, WIDTH, &device), random(LEN, CONTEXT, &device));
@@ -255,8 +274,8 @@ fn what_does_not_fit_is_refused() {
     let init = |config: DynamicMaskCrossAttentionConfig| config.try_init(&device);
     let error = init(config().with_head_dim(Some(12))).unwrap_err();
     assert_eq!(error, AttentionError::HeadDim { head_dim: 12 });
-    refused(init(config().with_keep_window(Some(0))), "ZeroWindow");
-    refused(init(config().with_norm_epsilon(Some(0.0))), "Epsilon");
+    refused(init(config().with_window(Some(0))), "ZeroWindow");
+    refused(init(config().with_qk_norm(QkNorm::Rms(0.0))), "Epsilon");
 
     let layer = config().init(&device);
     let (x, context) = (random(6, WIDTH, &device), random(LEN, CONTEXT, &device));
@@ -274,7 +293,7 @@ fn what_does_not_fit_is_refused() {
     let keys = layer.keys(context);
     let tokens = random(6, CONTEXT, &device);
     refused(layer.try_forward_with_keys(tokens, &keys), "Shape");
-    let wider = config().with_keep_window(Some(8)).init(&device);
+    let wider = config().with_window(Some(8)).init(&device);
     refused(wider.try_forward_with_keys(x, &keys), "IntervalsWindow");
 }
 
@@ -285,7 +304,7 @@ fn the_keys_of_another_layer_are_refused() {
         DynamicMaskCrossAttentionConfig::new(32, 4)
             .with_n_kv_heads(Some(kv_heads))
             .with_head_dim(Some(head_dim))
-            .with_keep_window(window)
+            .with_window(window)
             .init(&device)
     };
     let (x, context) = (random(6, 32, &device), random(LEN, 32, &device));
@@ -310,9 +329,9 @@ fn the_keys_of_another_layer_are_refused() {
 
 #[test]
 fn adapters_reach_the_projections_and_the_scores() {
-    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+    for scores in [Scores::Dma, Scores::Ranking] {
         let layer = config()
-            .with_score_form(form)
+            .with_scores(scores)
             .init(&Device::flex().autodiff());
         let layer = layer.apply_lora(Lora::new(2, 4.0));
         for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {

@@ -1,26 +1,21 @@
 //! The input and the options of a layer: padding by lengths, windows that change, scores from elsewhere.
 
 use crate::case::{grad, ints, random, refused, refused_as, values, within};
-use crate::layer::{self, WIDTH, like, tokens_for};
+use crate::layer::{self, Groups, WIDTH, like, tokens_for};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Rope, Scores, Selection,
 };
-use burn_flash_dma::{AttentionError, Documents, Intervals, ScoreRole, Selector};
+use burn_flash_dma::{AttentionError, Documents, Intervals, Selector};
 
 const LENGTHS: [usize; 4] = [19, 11, 1, 0];
 const LEN: usize = 19;
 
-/// Scores of either form, and what they are for.
-const KINDS: [(ScoreForm, ScoreRole); 3] = [
-    (ScoreForm::Zoh, ScoreRole::RankAndBias),
-    (ScoreForm::Linear, ScoreRole::RankAndBias),
-    (ScoreForm::Linear, ScoreRole::Rank),
-];
+const KINDS: [Scores; 3] = [Scores::Ranking, Scores::Dma, Scores::Added];
 
 fn config() -> DynamicMaskAttentionConfig {
-    layer::config().with_max_seq_len(Some(64))
+    layer::config().with_rope(Some(Rope::new(64)))
 }
 
 fn input(layer: &DynamicMaskAttention) -> Tensor<3> {
@@ -35,12 +30,13 @@ fn close(actual: &[f64], expected: &[f64], what: &str) {
 /// Every combination of what padding could reach through.
 fn configs() -> Vec<DynamicMaskAttentionConfig> {
     let mut configs = Vec::new();
-    for (form, role) in KINDS {
+    for scores in KINDS {
         for window in [None, Some(5), Some(30)] {
             for causal in [true, false] {
-                let config = config().with_keep_window(window).with_causal(causal);
-                let config = config.with_score_form(form);
-                configs.push(config.with_score_role(Some(role)));
+                let config = config()
+                    .selection(|s| s.with_window(window))
+                    .logits(|l| l.with_causal(causal));
+                configs.push(config.with_scores(scores));
             }
         }
     }
@@ -153,9 +149,8 @@ fn the_plain_form_panics_with_the_text() {
 #[test]
 fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
     let device = Device::flex().autodiff();
-    for (form, role) in KINDS {
-        let config = config().with_score_form(form);
-        let layer = config.with_score_role(Some(role)).init(&device);
+    for scores in KINDS {
+        let layer = config().with_scores(scores).init(&device);
         let x = input(&layer);
         let own = layer.scores(x.clone());
         let by_own = values(layer.forward_with_scores(x.clone(), own));
@@ -182,24 +177,43 @@ fn parts(intervals: &Intervals) -> (Vec<i64>, Option<Vec<i64>>) {
 /// With every option that reaches the selector, of a layer that learns and of one that does not.
 #[test]
 fn the_selection_is_that_of_the_selector() {
-    let config = config().with_score_form(ScoreForm::Linear);
     let documents = Documents::from_lengths([vec![19], vec![8, 11], vec![1, 18], vec![6, 7, 6]]);
-    let new = || config.clone();
-    // A quarter of the window, unless something else is said.
-    let top = || Selector::top(5).runners_up(1);
-    let (recent, three) = (new().with_recent(Some(2)), new().with_recent(Some(3)));
-    let sink = new().with_sinks(Some(1)).with_runners_up(Some(4));
-    let all = new().with_keep_window(None).with_runners_up(Some(4));
+    let new = config;
+    let top = || Selector::top(5).runners_up(8);
+    let (recent, three) = (
+        new().selection(|s| s.with_recent(Some(2))),
+        new().selection(|s| s.with_recent(Some(3))),
+    );
+    let sink = new()
+        .selection(|s| s.with_sinks(1))
+        .learning(|l| l.with_runners_up(Some(4)));
+    let all = new()
+        .selection(|s| s.with_window(None))
+        .learning(|l| l.with_runners_up(Some(4)));
     for (config, selector) in [
         (new(), top()),
         (
-            new().with_keep_window(Some(12)),
-            Selector::top(12).runners_up(3),
+            new().selection(|s| s.with_window(Some(12))),
+            Selector::top(12).runners_up(8),
         ),
-        (new().with_runners_up(Some(0)), Selector::top(5)),
-        (new().with_score_form(ScoreForm::Zoh), Selector::top(5)),
+        (
+            new().with_selection(Selection::keep(48)),
+            Selector::top(48).recent(12).runners_up(12),
+        ),
+        (
+            new().with_selection(Selection::keep(8).with_sinks(7)),
+            Selector::top(8).recent(1).sinks(7).runners_up(8),
+        ),
+        (
+            new().learning(|l| l.with_runners_up(Some(0))),
+            Selector::top(5),
+        ),
+        (new().with_scores(Scores::Dma), Selector::top(5)),
         (recent, top().recent(2)),
-        (three.with_sinks(Some(2)), top().recent(3).sinks(2)),
+        (
+            three.selection(|s| s.with_sinks(2)),
+            top().recent(3).sinks(2),
+        ),
         (sink, top().sinks(1).runners_up(4)),
         // Without a window all keys are kept, whatever the parts of one are.
         (all, Selector::top(usize::MAX)),
@@ -209,8 +223,9 @@ fn the_selection_is_that_of_the_selector() {
         let scores = layer.scores(x.clone());
         let expected = parts(&selector.select(scores.clone()));
         assert_eq!(parts(&layer.selection(x.clone())), expected, "{config:?}");
-        let default = config.score_form == ScoreForm::Linear;
-        let learns = config.runners_up.map_or(default, |n| n > 0) && config.keep_window.is_some();
+        let default = config.scores != Scores::Dma;
+        let learns = (config.learning.runners_up).map_or(default, |n| n > 0);
+        let learns = learns && config.selection.window.is_some();
         assert_eq!(expected.1.is_some(), learns);
 
         let selector = selector.documents(documents.clone());
@@ -228,13 +243,15 @@ fn the_selection_is_that_of_the_selector() {
 #[test]
 fn packed_documents_equal_the_documents_alone() {
     let packs = [vec![8, 11], vec![19], vec![1, 17, 1], vec![5, 0, 14]];
-    for (form, role) in KINDS {
+    for scores in KINDS {
         for config in [
             config(),
-            config().with_keep_window(None),
-            config().with_recent(Some(2)).with_sinks(Some(1)),
+            config().selection(|s| s.with_window(None)),
+            config()
+                .selection(|s| s.with_recent(Some(2)))
+                .selection(|s| s.with_sinks(1)),
         ] {
-            let config = config.with_score_form(form).with_score_role(Some(role));
+            let config = config.with_scores(scores);
             let layer = config.init(&Device::flex());
             let x = input(&layer);
             let packed =
@@ -259,9 +276,8 @@ fn packed_documents_equal_the_documents_alone() {
 
 #[test]
 fn runners_up_change_no_output() {
-    let config = config().with_score_form(ScoreForm::Linear);
-    let layer = config.init(&Device::flex().autodiff());
-    let with = like(&layer, &config.with_runners_up(Some(3)));
+    let layer = config().init(&Device::flex().autodiff());
+    let with = like(&layer, &config().learning(|l| l.with_runners_up(Some(3))));
     let x = input(&layer);
     assert_eq!(values(with.forward(x.clone())), values(layer.forward(x)));
 }
@@ -270,18 +286,23 @@ fn runners_up_change_no_output() {
 fn parts_of_a_window_that_do_not_fit_are_refused() {
     let device = Device::flex();
     let (recent, sinks, window) = (4, 2, 5);
-    let parts = config().with_recent(Some(recent)).with_sinks(Some(sinks));
+    let parts = config()
+        .selection(|s| s.with_recent(Some(recent)))
+        .selection(|s| s.with_sinks(sinks));
     let expected = AttentionError::WindowParts {
         recent,
         sinks,
         window,
     };
     assert_eq!(parts.try_init(&device).unwrap_err(), expected);
-    for config in [config().with_recent(Some(1)), config().with_sinks(Some(1))] {
-        let config = config.with_causal(false);
+    for config in [
+        config().selection(|s| s.with_recent(Some(1))),
+        config().selection(|s| s.with_sinks(1)),
+    ] {
+        let config = config.logits(|l| l.with_causal(false));
         refused(config.try_init(&device), "SelectionNotCausal");
     }
-    let mut layer = parts.with_keep_window(Some(6)).init(&device);
+    let mut layer = parts.selection(|s| s.with_window(Some(6))).init(&device);
     assert_eq!(layer.try_set_keep_window(5).unwrap_err(), expected);
     assert_eq!(layer.options().keep_window, Some(6));
     layer.set_keep_window(None);
@@ -292,7 +313,7 @@ fn parts_of_a_window_that_do_not_fit_are_refused() {
         (true, vec![vec![LEN - 1]; 4], "DocumentTokens"),
         (true, vec![vec![LEN]; 3], "DocumentBatch"),
     ] {
-        let layer = config().with_causal(causal).init(&device);
+        let layer = config().logits(|l| l.with_causal(causal)).init(&device);
         let packed = x.clone().documents(Documents::from_lengths(lengths));
         refused(layer.try_forward(packed), kind);
     }
@@ -303,7 +324,7 @@ fn parts_of_a_window_that_do_not_fit_are_refused() {
 fn a_window_may_change_between_steps() {
     let mut layer = config().init(&Device::flex());
     let first = layer.clone();
-    let made = |window| like(&first, &config().with_keep_window(window));
+    let made = |window| like(&first, &config().selection(|s| s.with_window(window)));
     let x = input(&layer);
     let mut outputs = Vec::new();
     for window in [Some(19), Some(8), Some(3), None, Some(1)] {
@@ -334,12 +355,12 @@ fn the_scale_is_that_of_the_configuration() {
     let device = Device::flex();
     let layer = config().init(&device);
     let x = input(&layer);
-    let scaled = |scale: f32| like(&layer, &config().with_scale(Some(scale)));
+    let scaled = |scale: f32| like(&layer, &config().logits(|l| l.with_scale(Some(scale))));
     // The default for eight features.
     let default = scaled(1.0 / 8f32.sqrt());
     let expected = values(layer.forward(x.clone()));
     assert_eq!(values(default.forward(x.clone())), expected);
     assert_ne!(values(scaled(3.0).forward(x)), expected);
-    let none = config().with_scale(Some(f32::NAN));
+    let none = config().logits(|l| l.with_scale(Some(f32::NAN)));
     refused(none.try_init(&device), "Scale");
 }

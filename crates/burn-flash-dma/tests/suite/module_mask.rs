@@ -1,35 +1,36 @@
 //! The mask of a layer's input: per key, and between queries and keys.
 
 use crate::case::{coin, grad, size, values, within};
-use crate::layer::{self, tokens};
+use crate::layer::{self, Groups, tokens};
 use burn::tensor::{Bool, Device, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Scores,
 };
-use burn_flash_dma::{AttentionMask, Documents, ScoreRole, Selector};
+use burn_flash_dma::{AttentionMask, Documents, Selector};
 
 const LEN: usize = 23;
 
 fn config() -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_score_form(ScoreForm::Linear)
         // Such a mask refuses scores that only rank in training.
-        .with_score_role(Some(ScoreRole::RankAndBias))
+        .with_scores(Scores::Added)
         // A mask between queries has none.
-        .with_runners_up(Some(0))
+        .learning(|l| l.with_runners_up(Some(0)))
 }
 
 /// Layers that differ in what decides about a key.
 fn layers(device: &Device) -> Vec<DynamicMaskAttention> {
     let configs = [
         config(),
-        config().with_keep_window(None),
-        config().with_keep_window(Some(100)),
-        config().with_recent(Some(2)).with_sinks(Some(1)),
-        config().with_recent(Some(5)),
-        config().with_causal(false),
-        config().with_score_form(ScoreForm::Zoh),
-        config().with_learnable_sink(true),
+        config().selection(|s| s.with_window(None)),
+        config().selection(|s| s.with_window(Some(100))),
+        config()
+            .selection(|s| s.with_recent(Some(2)))
+            .selection(|s| s.with_sinks(1)),
+        config().selection(|s| s.with_recent(Some(5))),
+        config().logits(|l| l.with_causal(false)),
+        config().with_scores(Scores::Dma),
+        config().logits(|l| l.with_sink(true)),
     ];
     configs.iter().map(|config| config.init(device)).collect()
 }
@@ -199,7 +200,9 @@ fn bad_masks_are_refused() {
     ] {
         assert_eq!(kind(&layer, shape), Some("Broadcast"), "{shape:?}");
     }
-    let learning = config().with_runners_up(Some(2)).init(&device);
+    let learning = config()
+        .learning(|l| l.with_runners_up(Some(2)))
+        .init(&device);
     assert_eq!(kind(&learning, [1, 1, 1, LEN]), None);
     assert_eq!(kind(&learning, [1, 1, LEN, LEN]), Some("MaskedSelection"));
     let error = layer.try_selection(masked([1, 1, LEN, LEN])).unwrap_err();

@@ -5,10 +5,10 @@ use crate::layer::{SPREAD, WIDTH};
 use burn::module::{Lora, Module};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionLayer,
-    MaskedAttentionLayerConfig, MaskedInput,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Logits,
+    MaskedAttentionLayer, MaskedAttentionLayerConfig, MaskedInput, QkNorm, Rope, Scores,
 };
-use burn_flash_dma::{AttentionError, AttentionMask, KeyRanges, ScoreRole, TilePlan};
+use burn_flash_dma::{AttentionError, AttentionMask, KeyRanges, TilePlan};
 
 const LEN: usize = 21;
 
@@ -26,14 +26,17 @@ fn pair(
     let mut layer = config.init(device);
     let dynamic = DynamicMaskAttentionConfig::new(WIDTH, 4)
         .with_n_kv_heads(Some(2))
-        .with_causal(config.causal)
-        .with_max_seq_len(config.max_seq_len)
+        .with_logits(
+            Logits::new()
+                .with_causal(config.causal)
+                .with_scale(config.scale)
+                .with_softcap(config.softcap),
+        )
+        .with_rope(config.rope.clone())
         .with_qk_norm(config.qk_norm)
         .with_bias(config.bias)
-        .with_scale(config.scale)
-        .with_softcap(config.softcap)
         .with_initializer(SPREAD)
-        .with_score_role(Some(ScoreRole::RankAndBias))
+        .with_scores(Scores::Added)
         .init(device);
     layer.q_proj = dynamic.q_proj.clone();
     layer.k_proj = dynamic.k_proj.clone();
@@ -45,9 +48,11 @@ fn pair(
 fn configs() -> Vec<MaskedAttentionLayerConfig> {
     vec![
         config(),
-        config().with_max_seq_len(Some(64)).with_softcap(Some(4.0)),
+        config()
+            .with_rope(Some(Rope::new(64)))
+            .with_softcap(Some(4.0)),
         config().with_causal(false).with_bias(true),
-        config().with_qk_norm(false).with_scale(Some(0.6)),
+        config().with_qk_norm(QkNorm::None).with_scale(Some(0.6)),
     ]
 }
 
@@ -130,9 +135,12 @@ fn what_does_not_fit_is_refused() {
     let (q_heads, kv_heads) = (4, 3);
     let error = init(config().with_n_kv_heads(Some(3))).unwrap_err();
     assert_eq!(error, AttentionError::HeadRatio { q_heads, kv_heads });
-    refused(init(config().with_norm_epsilon(Some(f64::NAN))), "Epsilon");
+    refused(
+        init(config().with_qk_norm(QkNorm::Rms(f64::NAN))),
+        "Epsilon",
+    );
 
-    let layer = config().with_max_seq_len(Some(LEN)).init(&device);
+    let layer = config().with_rope(Some(Rope::new(LEN))).init(&device);
     let x = x(&device);
     refused(layer.try_forward(x.clone().repeat_dim(1, 2)), "TooLarge");
     refused(layer.try_forward(x.clone().narrow(2, 0, 24)), "Shape");

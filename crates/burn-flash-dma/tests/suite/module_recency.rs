@@ -1,15 +1,15 @@
 //! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
 
 use crate::case::{refused, values, within};
-use crate::layer::{self, gradients_with_scores, like, tokens_for};
+use crate::layer::{self, Groups, gradients_with_scores, like, tokens_for};
 use burn::tensor::Device;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
-use burn_flash_dma::{Documents, ScoreRole};
+use burn_flash_dma::Documents;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, Scores};
 
 const LEN: usize = 33;
 
 fn config(slope: f64) -> DynamicMaskAttentionConfig {
-    layer::config().with_recency_slope(Some(slope))
+    layer::config().selection(|s| s.with_recency_slope(slope))
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn a_score_gains_the_slope_per_position() {
 #[test]
 fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
     let plain = config(0.0).init(&Device::flex());
-    let sliding = like(&plain, &config(0.0).with_recent(Some(5)));
+    let sliding = like(&plain, &config(0.0).selection(|s| s.with_recent(Some(5))));
     let steep = like(&plain, &config(100.0));
     let x = tokens_for(&plain, 2, LEN);
     let [plain, steep, sliding] = [plain, steep, sliding].map(|layer| {
@@ -52,15 +52,15 @@ fn what_it_does_not_fit_is_refused() {
         config(f64::NAN),
         config(f64::INFINITY),
         config(1e300),
-        config(1.0).with_causal(false),
-        config(1.0).with_score_role(Some(ScoreRole::RankAndBias)),
+        config(1.0).logits(|l| l.with_causal(false)),
+        config(1.0).with_scores(Scores::Added),
     ] {
         refused(config.try_init(&device), "RecencySlope");
     }
     for config in [
-        config(0.0).with_causal(false),
-        config(0.0).with_score_role(Some(ScoreRole::RankAndBias)),
-        config(1.0).with_keep_window(None),
+        config(0.0).logits(|l| l.with_causal(false)),
+        config(0.0).with_scores(Scores::Added),
+        config(1.0).selection(|s| s.with_window(None)),
     ] {
         assert!(config.try_init(&device).is_ok());
     }

@@ -3,13 +3,14 @@
 
 use crate::case::{close, grad, normal, refused_as, size, tensor, values};
 use crate::layer::{
-    self, WIDTH, broken, cast, like, of_scores, reread, score_projection, tokens_for,
+    self, Groups, WIDTH, broken, cast, like, of_scores, reread, score_projection, tokens_for,
 };
-use burn::module::{Initializer, Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Logits, QkNorm, Scorer,
+    Scores, Selection,
 };
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, Problem, ScoreRole,
@@ -18,17 +19,16 @@ use burn_flash_dma::{
 use burn_store::ModuleSnapshot;
 use flash_dma_reference::{Inputs, Rng};
 
-const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
+/// Of both forms, added to the logits.
+const ADDED: [Scores; 2] = [Scores::Dma, Scores::Added];
 const BATCH: usize = 2;
 const LEN: usize = 19;
 const Q_HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
 
-fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
-    layer::config()
-        .with_score_form(form)
-        .with_score_role(Some(ScoreRole::RankAndBias))
+fn config(scores: Scores) -> DynamicMaskAttentionConfig {
+    layer::config().with_scores(scores)
 }
 
 fn input(layer: &DynamicMaskAttention) -> Tensor<3> {
@@ -79,14 +79,13 @@ fn formula(layer: &DynamicMaskAttention, x: &[f64], v: &[f64]) -> Vec<f64> {
 #[test]
 fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
     let device = Device::flex();
-    for form in FORMS {
-        let layer = config(form).with_qk_norm(false).init(&device);
+    for scores in ADDED {
+        let layer = config(scores).with_qk_norm(QkNorm::None).init(&device);
         let tokens = input(&layer);
         let x = values(tokens.clone());
         let rows = |linear: &Linear, width| product(&x, &values(linear.weight.val()), WIDTH, width);
         let v = rows(&layer.v_proj, KV_HEADS * DIM);
         let scores = formula(&layer, &x, &v);
-        assert_eq!(layer.scorer().form(), form);
         assert_eq!(layer.scores(tokens.clone()).dims(), [BATCH, KV_HEADS, LEN]);
         // The selection is by the layer's own: rounding may decide between two that are nearly equal.
         let own = values(layer.scores(tokens.clone()));
@@ -148,15 +147,17 @@ impl ModuleMapper for Fill {
 #[test]
 fn gradients_of_the_scores_parameters_match_differences() {
     let device = Device::flex().autodiff();
-    for (form, window) in [
-        (ScoreForm::Zoh, None),
-        (ScoreForm::Zoh, Some(14)),
-        (ScoreForm::Linear, None),
-        (ScoreForm::Linear, Some(9)),
+    for (scores, window) in [
+        (Scores::Dma, None),
+        (Scores::Dma, Some(14)),
+        (Scores::Added, None),
+        (Scores::Added, Some(9)),
     ] {
         let mut rng = Rng::new(3);
         let [x, weight] = [(); 2].map(|()| normal(&mut rng, [BATCH, LEN, WIDTH], &device));
-        let config = config(form).with_qk_norm(false).with_keep_window(window);
+        let config = config(scores)
+            .with_qk_norm(QkNorm::None)
+            .selection(|s| s.with_window(window));
         let layer = config.init(&device).map(&mut Fill(rng));
         let loss = |layer: &DynamicMaskAttention| -> f64 {
             let out = values(layer.valid().forward(x.clone().inner()));
@@ -184,7 +185,7 @@ fn gradients_of_the_scores_parameters_match_differences() {
                     let slope = (loss(&up) - loss(&down)) / (2.0 * f64::from(by));
                     assert!(
                         (slope - gradient).abs() < 5e-3 * scale,
-                        "{form:?} {window:?} [{at}]: {gradient} instead of {slope} (greatest {scale})"
+                        "{scores:?} {window:?} [{at}]: {gradient} instead of {slope} (greatest {scale})"
                     );
                     compared += 1;
                 }
@@ -195,10 +196,10 @@ fn gradients_of_the_scores_parameters_match_differences() {
 }
 
 /// A layer whose scores only rank, and the same one that adds them, too.
-fn of_both_roles(form: ScoreForm, device: &Device) -> [DynamicMaskAttention; 2] {
-    let config = config(form).with_recent(Some(1));
-    let adding = config.init(device);
-    let ranking = like(&adding, &config.with_score_role(Some(ScoreRole::Rank)));
+fn of_both_roles(device: &Device) -> [DynamicMaskAttention; 2] {
+    let recent = |scores| config(scores).selection(|s| s.with_recent(Some(1)));
+    let adding = recent(Scores::Added).init(device);
+    let ranking = like(&adding, &recent(Scores::Ranking));
     [ranking, adding]
 }
 
@@ -210,53 +211,49 @@ fn masked(x: Tensor<3>) -> DynamicMaskInput {
 
 #[test]
 fn scores_that_only_rank_are_not_added() {
-    for form in FORMS {
-        let [ranking, adding] = of_both_roles(form, &Device::flex());
-        let roles = [&ranking, &adding].map(|layer| layer.score_role());
-        assert_eq!(roles, [ScoreRole::Rank, ScoreRole::RankAndBias]);
-        let x = input(&ranking);
-        let scores = ranking.scores(x.clone());
-        let out = values(ranking.forward(x.clone()));
-        // However great they are, and in the same order.
-        let greater = ranking.forward_with_scores(x.clone(), scores.clone() * 8.0);
-        assert!(values(greater) == out, "{form:?}");
-        // Too small to add anything, they rank as before.
-        let small = scores.clone() * (-40f32).exp2();
-        let by_small = adding.forward_with_scores(x.clone(), small.clone());
-        close(&values(by_small), &out, 1e-6);
-        let by_small = adding.forward_with_scores(masked(x.clone()), small);
-        let out = values(ranking.forward(masked(x)));
-        close(&out, &values(by_small), 1e-6);
-    }
+    let [ranking, adding] = of_both_roles(&Device::flex());
+    let roles = [&ranking, &adding].map(|layer| layer.score_role());
+    assert_eq!(roles, [ScoreRole::Rank, ScoreRole::RankAndBias]);
+    let x = input(&ranking);
+    let scores = ranking.scores(x.clone());
+    let out = values(ranking.forward(x.clone()));
+    // However great they are, and in the same order.
+    let greater = ranking.forward_with_scores(x.clone(), scores.clone() * 8.0);
+    assert!(values(greater) == out);
+    // Too small to add anything, they rank as before.
+    let small = scores.clone() * (-40f32).exp2();
+    let by_small = adding.forward_with_scores(x.clone(), small.clone());
+    close(&values(by_small), &out, 1e-6);
+    let by_small = adding.forward_with_scores(masked(x.clone()), small);
+    let out = values(ranking.forward(masked(x)));
+    close(&out, &values(by_small), 1e-6);
 }
 
 /// Neither they nor NaN among them, with all keys and in a window that evicts none; −∞ hides its key as ever.
 #[test]
 fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
     let device = Device::flex().autodiff();
-    for form in FORMS {
-        for window in [None, Some(LEN)] {
-            let config = config(form).with_keep_window(window);
-            let adding = config.init(&device);
-            let ranking = like(&adding, &config.with_score_role(Some(ScoreRole::Rank)));
-            let x = input(&adding);
-            let zeros = Tensor::<3>::zeros([BATCH, KV_HEADS, LEN], &device);
-            let plain = values(adding.forward_with_scores(x.clone(), zeros.clone()));
-            let scores = ranking.scores(x.clone()) * 50.0;
-            let scores = scores.slice_fill([0..1, 0..2, 4..5], f32::NAN);
-            let out = ranking.forward_with_scores(x.clone(), scores.clone());
-            close(&values(out), &plain, 1e-6);
+    for window in [None, Some(LEN)] {
+        let of = |scores| config(scores).selection(|s| s.with_window(window));
+        let adding = of(Scores::Added).init(&device);
+        let ranking = like(&adding, &of(Scores::Ranking));
+        let x = input(&adding);
+        let zeros = Tensor::<3>::zeros([BATCH, KV_HEADS, LEN], &device);
+        let plain = values(adding.forward_with_scores(x.clone(), zeros.clone()));
+        let scores = ranking.scores(x.clone()) * 50.0;
+        let scores = scores.slice_fill([0..1, 0..2, 4..5], f32::NAN);
+        let out = ranking.forward_with_scores(x.clone(), scores.clone());
+        close(&values(out), &plain, 1e-6);
 
-            let hide = |scores: Tensor<3>| scores.slice_fill([0..2, 0..2, 3..4], f32::NEG_INFINITY);
-            let hidden = values(ranking.forward_with_scores(x.clone(), hide(scores)));
-            let expected = values(adding.forward_with_scores(x.clone(), hide(zeros)));
-            assert!(hidden != plain, "{form:?} {window:?}");
-            close(&hidden, &expected, 1e-6);
+        let hide = |scores: Tensor<3>| scores.slice_fill([0..2, 0..2, 3..4], f32::NEG_INFINITY);
+        let hidden = values(ranking.forward_with_scores(x.clone(), hide(scores)));
+        let expected = values(adding.forward_with_scores(x.clone(), hide(zeros)));
+        assert!(hidden != plain, "{window:?}");
+        close(&hidden, &expected, 1e-6);
 
-            let grads = ranking.forward(x).square().sum().backward();
-            let gradient = score_projection(ranking.scorer()).val().grad(&grads);
-            assert!(gradient.is_none_or(|g| values(g).iter().all(|&g| g == 0.0)));
-        }
+        let grads = ranking.forward(x).square().sum().backward();
+        let gradient = score_projection(ranking.scorer()).val().grad(&grads);
+        assert!(gradient.is_none_or(|g| values(g).iter().all(|&g| g == 0.0)));
     }
 }
 
@@ -264,7 +261,7 @@ fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
 /// which nothing bounds in training.
 #[test]
 fn linear_scores_that_only_rank_are_of_their_projections_direction() {
-    let [layer, _] = of_both_roles(ScoreForm::Linear, &Device::flex().autodiff());
+    let [layer, _] = of_both_roles(&Device::flex().autodiff());
     let x = input(&layer).require_grad();
     let rows = values(score_projection(layer.scorer()).val());
     let products = product(&values(x.clone()), &rows, WIDTH, KV_HEADS);
@@ -307,30 +304,29 @@ impl ModuleMapper for LongerProjection {
 #[test]
 fn scores_that_only_rank_learn_by_their_runners_up() {
     let device = Device::flex().autodiff();
-    for form in FORMS {
-        let [layer, _] = of_both_roles(form, &device);
-        let gradient = |layer: &DynamicMaskAttention| {
-            let grads = layer.forward(input(layer)).square().sum().backward();
-            let gradient = score_projection(layer.scorer()).val().grad(&grads);
-            gradient.map_or(0.0, |gradient| values(gradient.square().sum())[0])
-        };
-        assert!(gradient(&layer) > 0.0, "{form:?}");
-        let alone = config(form).with_score_role(Some(ScoreRole::Rank));
-        let alone = alone.with_runners_up(Some(0)).init(&device);
-        assert_eq!(gradient(&alone), 0.0, "{form:?}");
+    let [layer, _] = of_both_roles(&device);
+    let gradient = |layer: &DynamicMaskAttention| {
+        let grads = layer.forward(input(layer)).square().sum().backward();
+        let gradient = score_projection(layer.scorer()).val().grad(&grads);
+        gradient.map_or(0.0, |gradient| values(gradient.square().sum())[0])
+    };
+    assert!(gradient(&layer) > 0.0);
+    let alone = config(Scores::Ranking)
+        .learning(|l| l.with_runners_up(Some(0)))
+        .init(&device);
+    assert_eq!(gradient(&alone), 0.0);
 
-        let error = layer.try_forward(masked(input(&layer))).unwrap_err();
-        let what = "training scores that only rank";
-        assert_eq!(error, AttentionError::MaskedSelection { what });
-    }
+    let error = layer.try_forward(masked(input(&layer))).unwrap_err();
+    let what = "training scores that only rank";
+    assert_eq!(error, AttentionError::MaskedSelection { what });
 }
 
 /// In 16 bits many of the scores would be equal; the products of 16-bit numbers are not.
 #[test]
 fn a_16_bit_layer_has_scores_in_f32() {
     for (dtype, device) in [DType::F16, DType::BF16].map(|d| (d, Device::flex().autodiff())) {
-        for form in FORMS {
-            let original = config(form).init(&device);
+        for scores in ADDED {
+            let original = config(scores).init(&device);
             let layer = cast(original.clone(), dtype);
             let x = tokens_for(&layer, 1, 500).cast(dtype);
             let scores = layer.scores(x.clone());
@@ -369,13 +365,13 @@ struct Block<M: Module> {
 #[test]
 fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
     let device = Device::flex();
-    for (form, expected) in [
-        (ScoreForm::Zoh, &["dt_proj", "a"][..]),
-        (ScoreForm::Linear, &["score_proj"]),
+    for (scores, expected) in [
+        (Scores::Dma, &["dt_proj", "a"][..]),
+        (Scores::Added, &["score_proj"]),
     ] {
         let linear = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
         let block = || Block {
-            attention: config(form).init(&device),
+            attention: config(scores).init(&device),
             after: linear.init(&device),
         };
         let (block, restored) = (block(), block());
@@ -399,30 +395,10 @@ fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
         assert!(format!("{}", block.attention).contains(&format!("params: {count}")));
     }
     // A record of one form has no place in a layer of the other, which says so.
-    let record = config(ScoreForm::Zoh).init(&device).into_record();
-    let linear = config(ScoreForm::Linear).init(&device);
+    let record = config(Scores::Dma).init(&device).into_record();
+    let linear = config(Scores::Added).init(&device);
     let error = linear.try_load_record(record).unwrap_err();
     assert!(error.to_string().contains("score_proj"), "{error}");
-}
-
-#[test]
-fn the_projection_of_the_scores_starts_as_the_configuration_says() {
-    let device = Device::flex();
-    for form in FORMS {
-        let start = |initializer: Option<Initializer>| {
-            let layer = config(form).with_score_initializer(initializer);
-            let q = values(layer.init(&device).q_proj.weight.val());
-            let others = q.iter().any(|&x| x != q[0]);
-            assert!(others, "the other projections keep theirs");
-            values(score_projection(layer.init(&device).scorer()).val())
-        };
-        let given = start(Some(Initializer::Constant { value: 0.25 }));
-        assert!(given.iter().all(|&x| x == 0.25));
-        let usual = start(None);
-        let square: f64 = usual.iter().map(|x| x * x).sum();
-        let deviation = (square / usual.len() as f64).sqrt();
-        assert!((0.01..0.04).contains(&deviation), "{deviation}");
-    }
 }
 
 #[test]
@@ -442,42 +418,31 @@ fn empty_sequences_have_empty_scores() {
 }
 
 #[test]
-fn a_saved_configuration_keeps_the_form_and_the_role_of_its_scores() {
-    for form in FORMS {
-        for role in [None, Some(ScoreRole::Rank), Some(ScoreRole::RankAndBias)] {
-            let initializer = Initializer::Constant { value: 0.5 };
-            let saved = config(form)
-                .with_score_role(role)
-                .with_scale(Some(0.5))
-                .with_score_initializer(Some(initializer));
-            let loaded = reread(&saved);
-            assert_eq!(loaded.to_string(), saved.to_string());
-            assert_eq!(loaded.resolved_score_role(), saved.resolved_score_role());
-        }
+fn a_saved_configuration_keeps_its_scores() {
+    for scores in [Scores::Ranking, Scores::Dma, Scores::Added] {
+        let saved = config(scores).with_logits(Logits::new().with_scale(Some(0.5)));
+        let loaded = reread(&saved);
+        assert_eq!(loaded.to_string(), saved.to_string());
+        assert_eq!(loaded.scores, scores);
     }
-    let linear = config(ScoreForm::Linear);
-    assert!(broken(&linear, "\"Linear\"", "\"Cubic\""));
+    assert!(broken(&config(Scores::Added), "\"Added\"", "\"Cubic\""));
 }
 
-/// Whoever says a form and no role gets the role of the form; whoever says both gets both.
+/// The paper's have no runners-up of their own.
 #[test]
-fn a_new_layer_ranks_by_linear_scores_and_adds_the_papers() {
-    let new = || DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS).with_keep_window(Some(8));
+fn a_new_layer_ranks_by_linear_scores() {
+    let new = || DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS).with_selection(Selection::keep(8));
     let of = |config: DynamicMaskAttentionConfig| {
         let layer = config.init(&Device::flex().autodiff());
-        assert_eq!(layer.score_role(), config.resolved_score_role());
+        let linear = matches!(layer.scorer(), Scorer::Linear(_));
         let selection = layer.selection(input(&layer));
         let runners_up = selection.far().is_some();
-        (layer.scorer().form(), layer.score_role(), runners_up)
+        (linear, layer.score_role(), runners_up)
     };
-    let (zoh, linear) = (ScoreForm::Zoh, ScoreForm::Linear);
     let (rank, add) = (ScoreRole::Rank, ScoreRole::RankAndBias);
-    assert_eq!(of(new()), (linear, rank, true));
-    assert_eq!(of(new().with_score_form(linear)), (linear, rank, true));
-    assert_eq!(of(new().with_score_form(zoh)), (zoh, add, false));
-    let ranking = new().with_score_role(Some(rank));
-    assert_eq!(of(ranking.with_score_form(zoh)), (zoh, rank, true));
-    assert_eq!(of(new().with_score_role(Some(add))), (linear, add, true));
+    assert_eq!(of(new()), (true, rank, true));
+    assert_eq!(of(new().with_scores(Scores::Dma)), (false, add, false));
+    assert_eq!(of(new().with_scores(Scores::Added)), (true, add, true));
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
 
 use crate::case::{values, within};
-use crate::layer::{self, gradients_with_scores, tokens_for};
+use crate::layer::{self, Groups, gradients_with_scores, tokens_for};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, QkNorm};
 use burn_flash_dma::{AttentionOptions, Selector, learnable_sink};
 
 fn config() -> DynamicMaskAttentionConfig {
     layer::config()
-        .with_qk_norm(false)
-        .with_learnable_sink(true)
+        .with_qk_norm(QkNorm::None)
+        .logits(|l| l.with_sink(true))
 }
 
 fn with_logits(mut layer: DynamicMaskAttention, logits: [f32; 4]) -> DynamicMaskAttention {

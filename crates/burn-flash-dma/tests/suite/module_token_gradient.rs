@@ -1,17 +1,9 @@
-//! What tokens learn through their scores: that a factor changes nothing else, and what is refused.
+//! What tokens learn through their scores, and that a layer without it learns all else.
 
-use crate::case::{grad, near, refused, values};
+use crate::case::{grad, near, values};
 use crate::layer::{self, like, of_scores, tokens_for};
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::ScoreRole;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
-
-fn config(form: ScoreForm, role: ScoreRole) -> DynamicMaskAttentionConfig {
-    layer::config()
-        .with_runners_up(Some(3))
-        .with_score_form(form)
-        .with_score_role(Some(role))
-}
+use burn_flash_dma::nn::{DynamicMaskAttention, ScoreLearning, Scores};
 
 /// The output and the gradients of the tokens and of the projection that makes the scores.
 fn pass(layer: &DynamicMaskAttention, x: &Tensor<3>) -> [Vec<f64>; 3] {
@@ -22,45 +14,24 @@ fn pass(layer: &DynamicMaskAttention, x: &Tensor<3>) -> [Vec<f64>; 3] {
 }
 
 #[test]
-fn it_is_a_factor_on_what_tokens_learn_through_scores_and_on_nothing_else() {
-    for (form, role) in [
-        (ScoreForm::Linear, ScoreRole::Rank),
-        (ScoreForm::Linear, ScoreRole::RankAndBias),
-        (ScoreForm::Zoh, ScoreRole::RankAndBias),
-    ] {
-        let config = config(form, role);
-        let layer = config.init(&Device::flex().autodiff());
+fn tokens_learn_through_scores_or_by_attention_alone_and_nothing_else_changes() {
+    for scores in [Scores::Ranking, Scores::Dma, Scores::Added] {
+        let config = layer::config().with_scores(scores);
+        let learning = ScoreLearning::new().with_runners_up(Some(3));
+        let layer =
+            (config.clone().with_learning(learning.clone())).init(&Device::flex().autodiff());
+        let without = like(&layer, &config.with_learning(learning.with_tokens(false)));
         let x = tokens_for(&layer, 2, 33);
-        let scaled = |scale| {
-            let config = config.clone().with_token_gradient_scale(Some(scale));
-            pass(&like(&layer, &config), &x)
-        };
         let [out, whole, projection] = pass(&layer, &x);
         let detached = layer.scores(x.clone()).detach();
         let leaf = x.clone().require_grad();
         let attending = layer.forward_with_scores(leaf.clone(), detached);
         let attended = grad(&leaf, &attending.powi_scalar(2).sum().backward());
-        assert_ne!(whole, attended, "{form:?}: tokens learn through scores");
+        assert_ne!(whole, attended, "{scores:?}: tokens learn through scores");
 
-        for scale in [0.0, 1.0, 3.0] {
-            let [scaled_out, tokens, scaled_projection] = scaled(scale);
-            assert_eq!(scaled_out, out, "{form:?} {scale}");
-            if scale > 0.0 {
-                near(&scaled_projection, &projection, 1e-4, "the projection");
-            }
-            let expected: Vec<f64> = (whole.iter().zip(&attended))
-                .map(|(whole, attended)| attended + scale * (whole - attended))
-                .collect();
-            near(&tokens, &expected, 1e-4, "the tokens");
-        }
-    }
-}
-
-#[test]
-fn what_is_no_factor_is_refused() {
-    let config = config(ScoreForm::Linear, ScoreRole::Rank);
-    for scale in [-1.0, f64::NAN, f64::INFINITY, 1e39] {
-        let config = config.clone().with_token_gradient_scale(Some(scale));
-        refused(config.try_init(&Device::flex()), "GradientScale");
+        let [same_out, tokens, same_projection] = pass(&without, &x);
+        assert_eq!(same_out, out, "{scores:?}");
+        near(&same_projection, &projection, 1e-4, "the projection");
+        near(&tokens, &attended, 1e-4, "the tokens");
     }
 }

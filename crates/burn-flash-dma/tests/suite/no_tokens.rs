@@ -8,7 +8,7 @@ use burn_flash_dma::cache::PagedCacheConfig;
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
-    MaskedAttentionLayerConfig, RoundRobin, ScoreForm,
+    MaskedAttentionLayerConfig, Scores, Selection,
 };
 use burn_flash_dma::train::{cross_entropy, token_losses};
 use burn_flash_dma::{
@@ -29,10 +29,9 @@ fn tokens(batch: usize, len: usize, device: &Device) -> Tensor<3> {
 
 #[test]
 fn layers_whose_scores_depend_on_positions_take_no_tokens() {
-    let config = DynamicMaskAttentionConfig::new(WIDTH, 2).with_keep_window(Some(4));
-    let dealt = Some(RoundRobin::new(2, 1.0));
-    let turns = config.clone().with_round_robin(dealt);
-    let slope = config.with_recency_slope(Some(0.5));
+    let of = |selection| DynamicMaskAttentionConfig::new(WIDTH, 2).with_selection(selection);
+    let turns = of(Selection::keep(4).with_turns(Some(2)));
+    let slope = of(Selection::keep(4).with_recency_slope(0.5));
     for device in devices() {
         for config in [&turns, &slope] {
             let layer = config.init(&device);
@@ -150,10 +149,10 @@ fn the_output_of_no_tokens_has_gradients() {
             let grad = input.grad(&grads).expect("the input has a gradient");
             assert_eq!(grad.dims(), [batch, len, WIDTH], "{what}");
         };
-        for form in [ScoreForm::Zoh, ScoreForm::Linear] {
-            let config = DynamicMaskAttentionConfig::new(WIDTH, 2).with_score_form(form);
-            for window in [None, Some(2)] {
-                let layer = config.clone().with_keep_window(window).init(&device);
+        for scores in [Scores::Ranking, Scores::Dma, Scores::Added] {
+            let config = DynamicMaskAttentionConfig::new(WIDTH, 2).with_scores(scores);
+            for selection in [Selection::new(), Selection::keep(2)] {
+                let layer = config.clone().with_selection(selection).init(&device);
                 check(&|x| layer.forward(x), "dynamic mask");
             }
         }

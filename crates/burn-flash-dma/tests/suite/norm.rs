@@ -9,7 +9,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::nn::{RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::fallback::norm as fallback;
-use burn_flash_dma::nn::{DynamicMaskAttention, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttention, QkNorm, Rope, Scores, Selection};
 use burn_flash_dma::ops::{NormGrads, Normed, OptionalFloat};
 use burn_flash_dma::{
     Attention, ElementType, HeadEncoding, NormProblem, Rotary, Selector, rms_norm,
@@ -222,16 +222,16 @@ fn composed(
 fn the_layer_is_the_composition_of_burns_operations() {
     let device = Device::flex().autodiff();
     for (norm, positions) in [
-        (true, Some(40)),
-        (true, None),
-        (false, Some(33)),
-        (false, None),
+        (QkNorm::default(), Some(40)),
+        (QkNorm::default(), None),
+        (QkNorm::None, Some(33)),
+        (QkNorm::None, None),
     ] {
         let layer = layer::config()
-            .with_keep_window(Some(6))
-            .with_score_form(ScoreForm::Zoh)
+            .with_selection(Selection::keep(6))
+            .with_scores(Scores::Dma)
             .with_qk_norm(norm)
-            .with_max_seq_len(positions)
+            .with_rope(positions.map(Rope::new))
             .init(&device);
         let x = random([2, 33, 32], &device);
         let weights = random([2, 33, 32], &device);
@@ -252,7 +252,7 @@ fn the_layer_is_the_composition_of_burns_operations() {
             all
         });
         for (n, (ours, theirs)) in results[1].iter().zip(&results[0]).enumerate() {
-            let what = format!("norm {norm}, {positions:?}, tensor {n}");
+            let what = format!("norm {norm:?}, {positions:?}, tensor {n}");
             within(ours, theirs, 3e-6 * size(theirs), what);
         }
     }

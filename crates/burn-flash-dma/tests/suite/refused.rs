@@ -11,9 +11,10 @@ use burn_flash_dma::cache::{
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, MaskedAttentionLayerConfig,
+    QkNorm, Rope, ScoreLearning, Selection,
 };
 use burn_flash_dma::{
-    Attention, AttentionError, AttentionOptions, RankSoftmax, select, try_linear, try_split_heads,
+    Attention, AttentionError, AttentionOptions, select, try_linear, try_split_heads,
 };
 
 const WIDTH: usize = 16;
@@ -25,8 +26,11 @@ fn x(width: usize) -> Tensor<3> {
 #[test]
 fn a_step_of_another_width_is_refused_and_leaves_the_cache() {
     let layer = DynamicMaskAttentionConfig::new(WIDTH, 2);
-    for window in [None, Some(4)] {
-        let layer = layer.clone().with_keep_window(window).init(&Device::flex());
+    for selection in [Selection::new(), Selection::keep(4)] {
+        let layer = layer
+            .clone()
+            .with_selection(selection)
+            .init(&Device::flex());
         let mut cache = layer.init_cache(2);
         let step = layer.try_forward_cached(x(8), &mut cache);
         refused_as(step, "x must have size 16 on axis 2, but has 8");
@@ -38,9 +42,9 @@ fn a_step_of_another_width_is_refused_and_leaves_the_cache() {
 fn tokens_in_f64_are_refused_by_name() {
     let device = Device::flex();
     let wide = x(WIDTH).cast(DType::F64);
-    for norm in [false, true] {
+    for norm in [QkNorm::None, QkNorm::default()] {
         let layer = DynamicMaskAttentionConfig::new(WIDTH, 2)
-            .with_keep_window(Some(2))
+            .with_selection(Selection::keep(2))
             .with_qk_norm(norm)
             .init(&device);
         let scores = Tensor::zeros([2, 2, 3], &device);
@@ -104,7 +108,7 @@ fn tokens_of_another_type_than_the_norms_are_to_blame() {
     }
     // Without a norm there is nothing that they differ from: parameters are rounded for the product.
     let layer = MaskedAttentionLayerConfig::new(WIDTH, 2)
-        .with_qk_norm(false)
+        .with_qk_norm(QkNorm::None)
         .init(&device);
     assert_eq!(layer.forward(half).dtype(), DType::F16);
 }
@@ -124,17 +128,13 @@ fn a_rotary_encoding_of_no_positions_or_without_a_base_is_refused() {
         (8, f32::NAN),
         (8, f32::INFINITY),
     ] {
-        let own = DynamicMaskAttentionConfig::new(WIDTH, 2).with_max_seq_len(Some(len));
-        let own = own.with_rope_theta(theta).try_init(&device);
-        refused_as(own, &text(len, theta));
-        let masked = MaskedAttentionLayerConfig::new(WIDTH, 2).with_max_seq_len(Some(len));
-        let masked = masked.with_rope_theta(theta).try_init(&device);
-        refused_as(masked, &text(len, theta));
+        let rotary = Some(Rope::new(len).with_base(theta));
+        let own = DynamicMaskAttentionConfig::new(WIDTH, 2).with_rope(rotary.clone());
+        refused_as(own.try_init(&device), &text(len, theta));
+        let masked = MaskedAttentionLayerConfig::new(WIDTH, 2).with_rope(rotary);
+        refused_as(masked.try_init(&device), &text(len, theta));
     }
-    // The base of no encoding is not read.
-    let none = MaskedAttentionLayerConfig::new(WIDTH, 2).with_rope_theta(0.0);
-    assert!(none.try_init(&device).is_ok());
-    let endless = DynamicMaskAttentionConfig::new(WIDTH, 2).with_max_seq_len(Some(usize::MAX));
+    let endless = DynamicMaskAttentionConfig::new(WIDTH, 2).with_rope(Some(Rope::new(usize::MAX)));
     refused(endless.try_init(&device), "TooLarge");
 }
 
@@ -155,14 +155,14 @@ fn recent_keys_and_sinks_without_a_window_are_refused() {
         )
     };
     for (recent, sinks) in [(2, 0), (0, 1), (2, 1)] {
-        let config = config.clone().with_recent(Some(recent));
-        let config = config.with_sinks(Some(sinks));
+        let parts = Selection::new().with_recent(Some(recent)).with_sinks(sinks);
+        let config = config.clone().with_selection(parts.clone());
         refused_as(config.try_init(&Device::flex()), &text(recent, sinks));
         // A window that is widened to all keys in training keeps them for when it shrinks again.
-        let mut layer = config.with_keep_window(Some(4)).init(&Device::flex());
+        let mut layer = (config.with_selection(parts.with_window(Some(4)))).init(&Device::flex());
         assert!(layer.try_set_keep_window(None).is_ok());
     }
-    let none = config.with_recent(Some(0)).with_sinks(Some(0));
+    let none = config.with_selection(Selection::new().with_recent(Some(0)));
     assert!(none.try_init(&Device::flex()).is_ok());
 }
 
@@ -268,9 +268,12 @@ fn tokens_on_a_device_with_autodiff_are_overwritten() {
 fn a_selection_with_a_softmax_of_ranks_serves_a_pass_behind_a_backward_pass() {
     let device = Device::flex().autodiff();
     let layer = DynamicMaskAttentionConfig::new(WIDTH, 2)
-        .with_keep_window(Some(4))
-        .with_runners_up(Some(2))
-        .with_rank_softmax(RankSoftmax::new(1.0).ok())
+        .with_selection(Selection::keep(4))
+        .with_learning(
+            ScoreLearning::new()
+                .with_runners_up(Some(2))
+                .with_compete(true),
+        )
         .init(&device);
     let x = uniform([1, 12, WIDTH], &device);
     let learned = |out: Tensor<3>| of_scores(&layer, &out.powi_scalar(2).sum().backward());

@@ -1,8 +1,11 @@
-//! The spans of calls and operations: their names, their engines, and what is inside what.
+//! What is told to `tracing`: the spans of calls and operations, their engines and what is inside what; warnings of layers.
 
 use crate::case::uniform;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::cache::DynamicMaskCacheConfig;
+use burn_flash_dma::nn::{
+    DynamicMaskAttentionConfig, DynamicMaskCrossAttentionConfig, ScoreLearning, Scores, Selection,
+};
 use burn_flash_dma::{AttentionOptions, dynamic_mask_attention, rms_norm};
 use std::cell::RefCell;
 use std::sync::Once;
@@ -12,7 +15,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// The subscriber of the process: a subscriber per test would race with the registration of spans by other tests. It
 /// notes `name(engine)` of every span of ours that a thread enters while it records, behind two spaces for each that is
-/// open.
+/// open, and the text of every event.
 struct Log;
 
 /// What a thread has recorded.
@@ -25,6 +28,15 @@ struct Recording {
 
 thread_local! {
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+/// The text of an event.
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, _field: &Field, value: &dyn std::fmt::Debug) {
+        self.0 = format!("{value:?}");
+    }
 }
 
 struct EngineField(Option<String>);
@@ -63,7 +75,12 @@ impl Subscriber for Log {
 
     fn record(&self, _span: &Id, _values: &Record<'_>) {}
     fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-    fn event(&self, _event: &Event<'_>) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        note(|recording| recording.lines.push(text.0));
+    }
 
     fn enter(&self, span: &Id) {
         note(|recording| {
@@ -79,7 +96,7 @@ impl Subscriber for Log {
     }
 }
 
-/// The spans that `run` opens on this thread.
+/// The spans that `run` opens on this thread, and the events.
 pub(crate) fn spans_of(run: impl FnOnce()) -> Vec<String> {
     static SUBSCRIBED: Once = Once::new();
     SUBSCRIBED.call_once(|| {
@@ -129,4 +146,43 @@ fn norms_and_steps_over_a_cache_are_named() {
         let _ = rms_norm(x, Tensor::ones([8], &device), 1e-5);
     });
     assert_eq!(lines, ["append(cpu)", "decode(cpu)", "norm_forward(cpu)"]);
+}
+
+#[test]
+fn a_layer_warns_of_scores_that_do_nothing_or_learn_nothing() {
+    let warned = |selection: Selection, learning: ScoreLearning, scores: Scores| {
+        let config = DynamicMaskAttentionConfig::new(32, 4)
+            .with_scores(scores)
+            .with_selection(selection)
+            .with_learning(learning);
+        let lines = spans_of(|| drop(config.init(&Device::flex())));
+        assert!(lines.len() < 2, "{lines:?}");
+        lines.into_iter().next().unwrap_or_default()
+    };
+    let (new, keep) = (ScoreLearning::new, || Selection::keep(8));
+    let nothing = || new().with_runners_up(Some(0));
+    let text = warned(Selection::new(), new(), Scores::Ranking);
+    assert!(
+        text.contains("without a window nothing is ranked"),
+        "{text}"
+    );
+    let text = warned(keep(), nothing(), Scores::Ranking);
+    assert!(text.contains("6 of 8 keys"), "{text}");
+    for (selection, learning, scores) in [
+        (keep(), new(), Scores::Ranking),
+        (keep(), nothing().with_kept(true), Scores::Ranking),
+        (Selection::last(8), ScoreLearning::none(), Scores::Ranking),
+        (Selection::new(), ScoreLearning::none(), Scores::Ranking),
+        (Selection::new(), new(), Scores::Added),
+        (keep(), nothing(), Scores::Dma),
+    ] {
+        let text = warned(selection, learning, scores);
+        assert_eq!(text, "");
+    }
+    let lines =
+        spans_of(|| drop(DynamicMaskCrossAttentionConfig::new(32, 4).init(&Device::flex())));
+    assert!(
+        lines.concat().contains("DynamicMaskCrossAttention"),
+        "{lines:?}"
+    );
 }

@@ -6,8 +6,7 @@ use crate::nn::{DecoderBlockConfig, ExpertsConfig, FeedForwardConfig, Residual, 
 use burn::config::Config;
 use burn::module::Initializer;
 use burn::tensor::Device;
-use burn_flash_dma::ScoreRole;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, QkNorm, Rope, Scores, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -162,14 +161,16 @@ impl DogeConfig {
         let attention = DynamicMaskAttentionConfig::new(self.hidden_size, self.heads)
             .with_n_kv_heads(self.kv_heads)
             .with_head_dim(self.head_dim)
-            .with_keep_window(Some(self.keep_window_size))
-            .with_max_seq_len(Some(self.max_position_embeddings))
-            .with_rope_theta(self.rope_theta)
-            .with_qk_norm(self.qk_norm)
-            .with_norm_epsilon(Some(self.rms_norm_eps))
+            .with_scores(Scores::Dma)
+            .with_selection(Selection::keep(self.keep_window_size))
+            .with_rope(Some(
+                Rope::new(self.max_position_embeddings).with_base(self.rope_theta),
+            ))
+            .with_qk_norm(match self.qk_norm {
+                true => QkNorm::Rms(self.rms_norm_eps),
+                false => QkNorm::None,
+            })
             .with_bias(self.attention_bias)
-            .with_score_form(ScoreForm::Zoh)
-            .with_score_role(Some(ScoreRole::RankAndBias))
             .with_initializer(self.initializer());
         let feed_forward = FeedForwardConfig::new(self.resolved_intermediate_size())
             .with_bias(self.mlp_bias)

@@ -10,8 +10,8 @@ use burn::module::{Initializer, Module};
 use burn::nn::{Embedding, EmbeddingConfig, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
-use burn_flash_dma::{AttentionError, Intervals, ScoreRole};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreLearning, Scores, Selection};
+use burn_flash_dma::{AttentionError, Intervals};
 use serde::{Deserialize, Serialize};
 
 /// What every norm adds to the mean square.
@@ -69,13 +69,13 @@ pub struct DecoderConfig {
 /// ```
 /// # #[cfg(feature = "flex")] {
 /// use burn::tensor::{Device, Int, Tensor};
-/// use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+/// use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 /// use flash_dma_models::nn::DecoderConfig;
 ///
 /// let device = Device::flex();
 /// let attention = DynamicMaskAttentionConfig::new(32, 4)
-///     .with_keep_window(Some(8))
-///     .with_max_seq_len(Some(64));
+///     .with_selection(Selection::keep(8))
+///     .with_rope(Some(Rope::new(64)));
 /// // The first layer sees the last 4 keys, the second one keeps any 8.
 /// let model = DecoderConfig::new(attention, 2).with_local_window(Some(4)).init(&device);
 /// let bytes = Tensor::<1, Int>::arange(0..20, &device).reshape([1, 20]);
@@ -146,21 +146,17 @@ impl DecoderConfig {
 
     /// The attention of the block of a number.
     fn layer(&self, number: usize) -> DynamicMaskAttentionConfig {
-        let (layer, index) = match self.local_window {
+        let (mut layer, index) = match self.local_window {
             Some(window) if number % 2 == 1 => return last_keys(&self.attention, Some(window)),
-            Some(_) => (
-                self.attention.clone().with_max_seq_len(None),
-                number / 2 - 1,
-            ),
+            Some(_) => (self.attention.clone().with_rope(None), number / 2 - 1),
             None => (self.attention.clone(), number - 1),
         };
         if self.dense_layers.contains(&number) {
             return last_keys(&layer, None);
         }
         // Tokens that one layer deals to one head are dealt to several by the next.
-        let dealt = (layer.round_robin)
-            .map(|dealt| RoundRobin::new(dealt.run << index.min(14), dealt.penalty));
-        layer.with_round_robin(dealt)
+        layer.selection.turns = layer.selection.turns.map(|run| run << index.min(14));
+        layer
     }
 }
 
@@ -172,17 +168,9 @@ pub fn last_keys(
     window: Option<usize>,
 ) -> DynamicMaskAttentionConfig {
     (layer.clone())
-        .with_score_form(ScoreForm::Linear)
-        .with_score_role(Some(ScoreRole::Rank))
-        .with_keep_window(window)
-        .with_recent(window)
-        .with_sinks(None)
-        .with_recency_slope(None)
-        .with_round_robin(None)
-        .with_token_gradient_scale(None)
-        .with_runners_up(Some(0))
-        .with_leave_one_out(None)
-        .with_rank_softmax(None)
+        .with_scores(Scores::Ranking)
+        .with_selection(window.map_or_else(Selection::new, Selection::last))
+        .with_learning(ScoreLearning::none())
 }
 
 impl Decoder {
@@ -243,6 +231,6 @@ whole_model!(Decoder {
 
     /// Up to the end of the rotary tables.
     fn replays_up_to(&self) -> usize {
-        self.config.attention.max_seq_len.unwrap_or(0)
+        (self.config.attention.rope.as_ref()).map_or(0, |rope| rope.positions)
     }
 });

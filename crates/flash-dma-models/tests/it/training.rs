@@ -4,7 +4,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::AdamWConfig;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 use burn_flash_dma::train::clip_gradients;
 use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
 
@@ -17,8 +17,8 @@ fn batch() -> [Tensor<2, Int>; 2] {
 fn config() -> DecoderConfig {
     let attention = DynamicMaskAttentionConfig::new(32, 2)
         .with_n_kv_heads(Some(1))
-        .with_max_seq_len(Some(24))
-        .with_keep_window(Some(6));
+        .with_rope(Some(Rope::new(24)))
+        .with_selection(Selection::keep(6));
     DecoderConfig::new(attention, 2)
 }
 
@@ -77,11 +77,11 @@ fn sixteen_bit_activations_train_f32_parameters() {
 fn the_metrics_say_what_the_layers_select_and_whether_the_scores_learn() {
     use burn::data::dataloader::Progress;
     use burn::train::metric::{Metric, MetricMetadata, Numeric};
-    use burn_flash_dma::nn::ScoreForm;
+    use burn_flash_dma::nn::Scores;
     use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
 
     let mut config = config();
-    config.attention = config.attention.with_score_form(ScoreForm::Zoh);
+    config.attention = config.attention.with_scores(Scores::Dma);
     let model = config.init(&Device::flex().autodiff());
     let [inputs, targets] = batch();
     let loss = model.try_loss_and_backward(inputs.clone(), targets.clone(), None);

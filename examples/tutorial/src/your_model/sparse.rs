@@ -1,13 +1,14 @@
 //! The same transformer with dynamic-mask attention, made of the one with dense attention.
 
 use super::dropped_in::model::{Block, LENGTH, Model};
-use burn::module::{Initializer, Module};
+use burn::module::Module;
 use burn::nn::{Embedding, LayerNorm, Linear};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor};
-use burn_flash_dma::ScoreRole;
 use burn_flash_dma::nn::mha::MultiHeadAttention;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, QkNorm, ScoreLearning, Selection,
+};
 
 #[derive(Module, Debug)]
 pub struct SparseBlock {
@@ -28,17 +29,14 @@ pub struct SparseModel {
 }
 
 // ANCHOR: convert
-/// Dynamic-mask attention with the projections of multi-head attention. Its scores are 0 and its window holds a whole text,
-/// so it computes what the dense layer computes under causal masking.
+/// Dynamic-mask attention with the projections of multi-head attention. Its scores only rank, and its window holds a whole
+/// text, so it computes what the dense layer computes under causal masking.
 fn sparse(dense: MultiHeadAttention, device: &Device) -> DynamicMaskAttention {
     let mut layer = DynamicMaskAttentionConfig::new(dense.d_model, dense.n_heads)
         .with_bias(true)
-        .with_qk_norm(false)
-        .with_keep_window(Some(LENGTH))
-        .with_recent(Some(4))
-        .with_score_form(ScoreForm::Linear)
-        .with_score_role(Some(ScoreRole::RankAndBias))
-        .with_score_initializer(Some(Initializer::Zeros))
+        .with_qk_norm(QkNorm::None)
+        .with_selection(Selection::keep(LENGTH))
+        .with_learning(ScoreLearning::new().with_kept(true))
         .init(device);
     layer.q_proj = dense.query;
     layer.k_proj = dense.key;

@@ -11,7 +11,7 @@ use burn_flash_dma::cache::{BlockTable, DynamicMaskCache, PagedCache, PagedCache
 use burn_flash_dma::engines::{Engine, EngineChoice};
 use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
-use burn_flash_dma::nn::{DynamicMaskInput, RoundRobin};
+use burn_flash_dma::nn::{DynamicMaskInput, Rope, Selection};
 use burn_flash_dma::{
     AlibiSlopes, AttentionError, Documents, Dropout, ElementType, Intervals, KeyRanges,
     LeaveOneOut, Problem, RankSoftmax, Selector, try_merge_attention, try_rms_norm, try_select,
@@ -74,7 +74,7 @@ table! {
     IntervalsWindow: by_selector(Selector::top(3), |c| c.options.keep_window = Some(4)),
     WindowParts: select_by(&Selector::top(4).recent(3).sinks(2)),
     WindowParts: select_by(&Selector::top(vec![9, 4]).recent(5)),
-    PartsWithoutWindow: layer().with_sinks(Some(1)).try_init(&here()),
+    PartsWithoutWindow: layer().with_selection(Selection::new().with_sinks(1)).try_init(&here()),
     ZeroWindow: select_by(&Selector::top(vec![3, 0])),
     ZeroWindow: try_sliding_window([2, 2, 7], 0, &here()),
     HeadWindows: select_by(&Selector::top(vec![3, 4, 5])),
@@ -95,11 +95,10 @@ table! {
     Scale: dynamic(|c| c.options.scale = Some(f32::NAN)),
     Softcap: dynamic(|c| c.options.softcap = Some(-1.0)),
     TooLarge: dynamic(Call::past_every_address),
-    RecencySlope: layer().with_recency_slope(Some(-1.0)).try_init(&here()),
-    RoundRobin: layer().with_round_robin(Some(RoundRobin::new(0, 9.0))).try_init(&here()),
+    RecencySlope: layer().with_selection(Selection::keep(4).with_recency_slope(-1.0)).try_init(&here()),
+    Turns: layer().with_selection(Selection::keep(4).with_turns(Some(0))).try_init(&here()),
     LeaveOneOut: LeaveOneOut::new(0.0),
     RankSoftmax: RankSoftmax::new(-1.0),
-    GradientScale: layer().with_token_gradient_scale(Some(-1.0)).try_init(&here()),
     SecondOrder: second_order(Some(zeros([1, 1, 4]))),
     // Under masks and biases.
     Shape: masked(|c| c.v = zeros([2, 2, 6, 8])),
@@ -190,7 +189,7 @@ table! {
     TooLarge: try_rms_norm(zeros([2, 8193]), zeros([8193]), 1e-5),
     Epsilon: try_rms_norm(zeros([2, 24]), zeros([24]), 0.0),
     Epsilon: heads(8).norm(zeros([8]), f32::NAN).try_forward(),
-    Rotary: layer().with_max_seq_len(Some(0)).try_init(&here()),
+    Rotary: layer().with_rope(Some(Rope::new(0))).try_init(&here()),
     HeadDim: heads(12).try_forward(),
     Shape: heads(8).rotary(zeros([9, 16, 2]), 0).try_forward(),
     TooLarge: heads(8).rotary(zeros([9, 8, 2]), 7).try_forward(),

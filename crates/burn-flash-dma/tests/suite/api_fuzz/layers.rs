@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use burn_flash_dma::nn::mha::*;
 use burn_flash_dma::nn::*;
 use burn_flash_dma::train::Selections;
-use burn_flash_dma::{AlibiSlopes, KeyRanges, LeaveOneOut, RankSoftmax, ScoreRole, TilePlan};
+use burn_flash_dma::{AlibiSlopes, KeyRanges, TilePlan};
 
 /// A width of tokens, mostly that of the heads.
 #[derive(Debug)]
@@ -38,9 +38,31 @@ fn widths(draw: &mut Draw) -> Widths {
     widths
 }
 
-/// Sequences of rotary positions: few of them, a size at an end that is refused, or none.
-fn positions(draw: &mut Draw) -> Option<usize> {
-    draw.maybe(|draw| draw.choose("max_seq_len", &[40, 40, 40, 4, 1, 0, usize::MAX]))
+/// Rotary encodings: of few positions, of a size or a base at an end that is refused, or none.
+fn rotary(draw: &mut Draw) -> Option<Rope> {
+    draw.maybe(|draw| {
+        let positions = draw.choose("positions", &[40, 40, 40, 4, 1, 0, usize::MAX]);
+        let base = draw.rarely(4, |draw| draw.number("base", &[1e4, 10.0]) as f32);
+        Rope::new(positions).with_base(base.unwrap_or(1e4))
+    })
+}
+
+fn qk_norm(draw: &mut Draw) -> QkNorm {
+    match draw.one_in(3) {
+        true => QkNorm::None,
+        false => {
+            let epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
+            epsilon.map_or(QkNorm::default(), QkNorm::Rms)
+        }
+    }
+}
+
+fn learning(draw: &mut Draw) -> ScoreLearning {
+    ScoreLearning::new()
+        .with_runners_up(draw.rarely(4, |draw| draw.count("runners-up")))
+        .with_kept(draw.one_in(4))
+        .with_compete(draw.one_in(4))
+        .with_tokens(!draw.one_in(4))
 }
 
 /// A layer in the type of the case, or in f32.
@@ -57,39 +79,33 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
     let mut config = DynamicMaskAttentionConfig::new(widths.d_model, widths.n_heads)
         .with_n_kv_heads(widths.kv_heads)
         .with_head_dim(widths.head_dim)
-        .with_max_seq_len(positions(draw));
-    config.keep_window = draw.maybe(|draw| draw.count("window"));
-    if config.keep_window.is_some() || draw.one_in(20) {
-        config.recent = draw.maybe(|draw| draw.pick(&[0, 1, 1, 2]));
-        config.sinks = draw.maybe(|draw| draw.pick(&[0, 1, 1, 2]));
+        .with_rope(rotary(draw))
+        .with_learning(learning(draw))
+        .with_qk_norm(qk_norm(draw));
+    let selection = &mut config.selection;
+    selection.window = draw.maybe(|draw| draw.count("window"));
+    if selection.window.is_some() || draw.one_in(20) {
+        selection.recent = draw.maybe(|draw| draw.pick(&[0, 1, 1, 2]));
+        selection.sinks = draw.pick(&[0, 0, 0, 0, 1, 1, 2]);
     }
-    config.causal = !draw.one_in(5);
-    config.score_form = draw.pick(&[ScoreForm::Zoh, ScoreForm::Linear]);
-    config.score_role = draw.pick(&[None, Some(ScoreRole::Rank), Some(ScoreRole::RankAndBias)]);
-    let ranks = config.resolved_score_role() == ScoreRole::Rank || draw.one_in(10);
+    config.scores = draw.pick(&[Scores::Ranking, Scores::Dma, Scores::Added]);
+    let ranks = config.scores == Scores::Ranking || draw.one_in(10);
     if ranks && draw.one_in(4) {
-        config.recency_slope = Some(draw.number("slope", &[0.5, 0.0]));
+        selection.recency_slope = draw.number("slope", &[0.5, 0.0]);
     }
     if ranks && draw.one_in(4) {
-        let run = draw.count("run");
-        let penalty = draw.number("penalty", &[1.0]);
-        config.round_robin = Some(RoundRobin::new(run, penalty));
+        selection.turns = Some(draw.count("run"));
     }
-    config.token_gradient_scale = draw.rarely(4, |draw| draw.number("token gradient", &[0.0, 0.5]));
-    config.runners_up = draw.rarely(4, |draw| draw.count("runners-up"));
-    config.leave_one_out = draw.rarely(4, |_| LeaveOneOut::new(0.05).expect("it is enough"));
-    config.rank_softmax = draw.rarely(4, |_| RankSoftmax::new(1.0).expect("a factor"));
-    if draw.one_in(4) {
-        config.rope_theta = draw.number("theta", &[1e4, 10.0]) as f32;
-    }
-    config.qk_norm = !draw.one_in(3);
-    config.norm_epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
     config.bias = draw.one_in(2);
-    config.scale = draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32);
-    config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
-    config.alibi = draw.rarely(6, |_| AlibiSlopes::standard(config.n_heads.min(9)));
-    config.learnable_sink = draw.one_in(2);
-    config.dropout = draw.rarely(6, |draw| draw.number("rate", &[0.1, 0.0]));
+    config.logits = Logits::new()
+        .with_causal(!draw.one_in(5))
+        .with_scale(draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32))
+        .with_softcap(draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32))
+        .with_alibi(draw.rarely(6, |_| AlibiSlopes::standard(config.n_heads.min(9))))
+        .with_sink(draw.one_in(2));
+    if draw.one_in(6) {
+        config.logits.dropout = draw.number("rate", &[0.1, 0.0]);
+    }
     draw.note(&config);
     config
 }
@@ -191,14 +207,10 @@ pub fn masked(draw: &mut Draw) {
     let mut config = MaskedAttentionLayerConfig::new(widths.d_model, widths.n_heads)
         .with_n_kv_heads(widths.kv_heads)
         .with_head_dim(widths.head_dim)
-        .with_max_seq_len(positions(draw));
+        .with_rope(rotary(draw))
+        .with_qk_norm(qk_norm(draw));
     config.causal = !draw.one_in(3);
-    config.qk_norm = !draw.one_in(3);
     config.bias = draw.one_in(3);
-    if draw.one_in(4) {
-        config.rope_theta = draw.number("theta", &[1e4, 10.0]) as f32;
-    }
-    config.norm_epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
     config.scale = draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32);
     config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
     config.alibi = draw.rarely(6, |_| AlibiSlopes::standard(widths.n_heads.min(9)));
@@ -239,12 +251,11 @@ fn cross_layer(draw: &mut Draw) -> Option<(DynamicMaskCrossAttention, [usize; 3]
         .with_n_kv_heads(widths.kv_heads)
         .with_head_dim(widths.head_dim)
         .with_d_context(draw.pick(&[None, None, Some(5), Some(0)]));
-    config.keep_window = draw.maybe(|draw| draw.count("window"));
-    config.runners_up = draw.maybe(|draw| draw.count("runners-up"));
-    config.qk_norm = !draw.one_in(3);
+    config.window = draw.maybe(|draw| draw.count("window"));
+    config.learning = learning(draw);
+    config.qk_norm = qk_norm(draw);
     config.bias = draw.one_in(3);
-    config.score_form = draw.pick(&[ScoreForm::Zoh, ScoreForm::Linear]);
-    config.norm_epsilon = draw.rarely(6, |draw| draw.number("epsilon", &[1e-5]));
+    config.scores = draw.pick(&[Scores::Ranking, Scores::Dma, Scores::Added]);
     config.scale = draw.rarely(6, |draw| draw.number("scale", &[0.5]) as f32);
     config.softcap = draw.rarely(6, |draw| draw.number("softcap", &[5.0]) as f32);
     draw.note(&config);

@@ -11,7 +11,9 @@ use burn::train::metric::{Adaptor, LossInput, LossMetric, NumericEntry};
 use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Selection,
+};
 use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric, embed, token_losses};
 use flash_dma_models::data::{
     Batch, DeviceMemory, Loader, RowBatcher, TokenCount, TokensPerSecond,
@@ -33,7 +35,7 @@ struct Output {
 
 impl Model {
     fn new(device: &Device) -> Self {
-        let attention = DynamicMaskAttentionConfig::new(16, 2).with_keep_window(Some(4));
+        let attention = DynamicMaskAttentionConfig::new(16, 2).with_selection(Selection::keep(4));
         Self {
             embedding: EmbeddingConfig::new(50, 16).init(device),
             attention: attention.init(device),

@@ -1,6 +1,7 @@
 //! The configuration.
 
 use burn::tensor::FloatDType;
+use burn_flash_dma::nn::QkNorm;
 use flash_dma_models::doge::{DogeConfig, ModelError, RopeScaling};
 use flash_dma_models::nn::{ExpertsConfig, Residual};
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ fn what_a_configuration_does_not_say_is_the_default_of_transformers() {
     assert!(!config.tie_word_embeddings && !config.attention_bias && !config.mlp_bias);
     assert!(config.experts.is_none() && config.end_tokens().is_empty());
     let block = config.block();
-    assert_eq!(block.attention.norm_epsilon, Some(1e-6));
+    assert_eq!(block.attention.qk_norm, QkNorm::Rms(1e-6));
     assert_eq!(block.residual, Residual::Learned);
 }
 

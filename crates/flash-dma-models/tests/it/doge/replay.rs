@@ -5,7 +5,7 @@ use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, Selection};
 use flash_dma_models::LanguageModel;
 use flash_dma_models::generate::{Generator, Sampler};
 use std::ops::ControlFlow;
@@ -25,8 +25,7 @@ fn replayed_steps_write_what_launched_steps_write() {
 fn replayed_steps_of_a_layer_that_ranks_by_position() {
     for device in devices() {
         device.seed(7);
-        let turns = RoundRobin::new(3, 100.0);
-        for (slope, turns) in [(0.0, None), (0.05, None), (0.05, Some(turns))] {
+        for (slope, turns) in [(0.0, None), (0.05, None), (0.05, Some(3))] {
             let tokens = [0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 2, 7];
             let model = Ranking::new(slope, turns, &device);
             check(&model, &tokens, &format!("slope {slope}, {turns:?}"));
@@ -73,16 +72,18 @@ struct Ranking {
 impl Ranking {
     const VOCABULARY: usize = 48;
 
-    fn new(slope: f64, turns: Option<RoundRobin>, device: &Device) -> Self {
+    fn new(slope: f64, turns: Option<usize>, device: &Device) -> Self {
         Self {
             embedding: EmbeddingConfig::new(Self::VOCABULARY, 32).init(device),
             layer: DynamicMaskAttentionConfig::new(32, 4)
                 .with_n_kv_heads(Some(2))
-                .with_keep_window(Some(6))
-                .with_recent(Some(2))
-                .with_max_seq_len(Some(64))
-                .with_recency_slope(Some(slope))
-                .with_round_robin(turns)
+                .with_selection(
+                    Selection::keep(6)
+                        .with_recent(Some(2))
+                        .with_recency_slope(slope)
+                        .with_turns(turns),
+                )
+                .with_rope(Some(Rope::new(64)))
                 .init(device),
         }
     }

@@ -2,7 +2,9 @@
 
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::ScoreRole;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, Scorer, Scores, Selection,
+};
 use flash_dma_models::generate::Generator;
 use flash_dma_models::nn::{DecoderConfig, last_keys};
 use flash_dma_models::{Curriculum, LanguageModel};
@@ -10,9 +12,8 @@ use flash_dma_models::{Curriculum, LanguageModel};
 fn attention() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(32, 2)
         .with_n_kv_heads(Some(1))
-        .with_keep_window(Some(16))
-        .with_recent(Some(4))
-        .with_max_seq_len(Some(64))
+        .with_selection(Selection::keep(16))
+        .with_rope(Some(Rope::new(64)))
 }
 
 fn layers(config: &DecoderConfig) -> Vec<DynamicMaskAttention> {
@@ -26,11 +27,11 @@ fn text(len: i64) -> Tensor<2, Int> {
 
 #[test]
 fn layers_that_keep_the_last_keys_differ_in_what_is_recent_and_not_in_their_parameters() {
-    let zoh = attention().with_score_form(ScoreForm::Zoh);
-    for (attention, recent) in [(attention(), 4.0), (last_keys(&zoh, Some(16)), 16.0)] {
+    let dma = attention().with_scores(Scores::Dma);
+    for (attention, recent) in [(attention(), 4.0), (last_keys(&dma, Some(16)), 16.0)] {
         let config = DecoderConfig::new(attention, 2);
         for layer in layers(&config) {
-            assert_eq!(layer.scorer().form(), ScoreForm::Linear);
+            assert!(matches!(layer.scorer(), Scorer::Linear(_)));
             assert_eq!(layer.score_role(), ScoreRole::Rank);
         }
         let model = config.init(&Device::flex());
@@ -45,11 +46,10 @@ fn layers_that_keep_the_last_keys_differ_in_what_is_recent_and_not_in_their_para
 
 #[test]
 fn odd_layers_may_be_local_and_the_others_without_positions() {
-    let dealt = Some(RoundRobin::new(3, 1.0));
-    let config = DecoderConfig::new(attention().with_round_robin(dealt), 4);
-    let runs = |config: &DecoderConfig| -> Vec<Option<usize>> {
-        let dealt = (1..=4).map(|number| config.block(number).attention.round_robin);
-        dealt.map(|dealt| Some(dealt?.run)).collect()
+    let dealt = attention().with_selection(Selection::keep(16).with_turns(Some(3)));
+    let config = DecoderConfig::new(dealt, 4);
+    let runs = |config: &DecoderConfig| {
+        [1, 2, 3, 4].map(|number| config.block(number).attention.selection.turns)
     };
     assert_eq!(runs(&config), [3, 6, 12, 24].map(Some));
     let local = config.with_local_window(Some(8));
@@ -102,6 +102,20 @@ fn texts_lengthen_by_doubling_and_then_stay() {
     assert_eq!(divisors("0.5", 300), [4, 4, 2, 2, 1, 1]);
     assert_eq!(divisors("0.5", 64), [1; 6]);
     assert_eq!(divisors("0", 256), [1; 6]);
+}
+
+#[test]
+fn windows_narrow_by_halves_and_then_stay() {
+    let windows = |share: &str, window| {
+        let share: Curriculum = share.parse().unwrap();
+        [0, 24, 25, 49, 50, 99].map(|step| share.window(window, 256, step, 100))
+    };
+    assert_eq!(windows("0.5", 32), [128, 128, 64, 64, 32, 32]);
+    assert_eq!(windows("0.5", 40), [128, 128, 128, 128, 40, 40]);
+    assert_eq!(windows("0", 32), [32; 6]);
+    for window in [100, 128, 256, 300] {
+        assert_eq!(windows("0.5", window), [window; 6]);
+    }
 }
 
 #[test]

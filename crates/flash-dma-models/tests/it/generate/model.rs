@@ -6,9 +6,11 @@ use burn::nn::{
 };
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
-use burn_flash_dma::{AttentionError, ScoreRole};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, Scores, Selection,
+};
 use flash_dma_models::LanguageModel;
 use flash_dma_models::generate::Event;
 use std::cell::RefCell;
@@ -73,13 +75,12 @@ impl Model {
         let _guard = GENERATOR.lock();
         let device = Device::flex();
         device.seed(seed);
-        let attention = |window| {
+        let attention = |selection| {
             DynamicMaskAttentionConfig::new(WIDTH, 4)
                 .with_n_kv_heads(Some(2))
-                .with_keep_window(window)
-                .with_max_seq_len(Some(256))
-                .with_score_form(ScoreForm::Linear)
-                .with_score_role(Some(ScoreRole::RankAndBias))
+                .with_scores(Scores::Added)
+                .with_selection(selection)
+                .with_rope(Some(Rope::new(256)))
                 // Wide, so that the text depends on what the layers remember.
                 .with_initializer(Initializer::Normal {
                     mean: 0.0,
@@ -87,9 +88,9 @@ impl Model {
                 })
         };
         let layers = vec![
-            (attention(Some(12)).with_recent(Some(3)).with_sinks(Some(1))).init(&device),
-            attention(None).init(&device),
-            attention(Some(8)).init(&device),
+            attention(Selection::keep(12).with_sinks(1)).init(&device),
+            attention(Selection::new()).init(&device),
+            attention(Selection::keep(8).with_recent(Some(0))).init(&device),
         ];
         let model = Self {
             embedding: EmbeddingConfig::new(VOCABULARY, WIDTH).init(&device),

@@ -2,18 +2,15 @@
 //! is refused.
 
 use crate::case::{refused, values, within};
-use crate::layer::{self, gradients_with_scores, like, tokens_for};
+use crate::layer::{self, Groups, gradients_with_scores, like, tokens_for};
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::ScoreRole;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, RoundRobin, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scores};
 
 const LEN: usize = 33;
 const WINDOW: usize = 5;
-const STRICT: f64 = 100.0;
 
-fn config(dealt: impl Into<Option<RoundRobin>>) -> DynamicMaskAttentionConfig {
-    let window = Some(WINDOW);
-    (layer::config().with_keep_window(window)).with_round_robin(dealt.into())
+fn config(turns: Option<usize>) -> DynamicMaskAttentionConfig {
+    layer::config().selection(|s| s.with_window(Some(WINDOW)).with_turns(turns))
 }
 
 /// The positions that every query of a head attends to, `[batch][kv_head][query]`.
@@ -32,26 +29,26 @@ fn kept(layer: &DynamicMaskAttention, x: Tensor<3>) -> Vec<Vec<Vec<Vec<usize>>>>
 }
 
 #[test]
-fn a_score_loses_the_penalty_in_the_heads_that_are_not_dealt_its_token() {
+fn a_score_is_lower_in_the_heads_that_are_not_dealt_its_token() {
     let plain = config(None).init(&Device::flex());
-    let dealt = like(&plain, &config(RoundRobin::new(3, 0.25)));
+    let dealt = like(&plain, &config(Some(3)));
     let x = tokens_for(&plain, 2, LEN);
     let scores = values(plain.scores(x.clone()));
     let expected = scores.into_iter().enumerate().map(|(place, score)| {
         let (head, position) = (place / LEN % 2, place % LEN);
         match position / 3 % 2 == head {
             true => score,
-            false => score - 0.25,
+            false => score - 1000.0,
         }
     });
     let expected: Vec<f64> = expected.collect();
-    within(&values(dealt.scores(x)), &expected, 1e-5, "scores");
+    within(&values(dealt.scores(x)), &expected, 1e-4, "scores");
 }
 
 /// By the definition: the window of a head is the best of its own tokens, filled up with others while it has too few.
 #[test]
-fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
-    let layer = config(RoundRobin::new(2, STRICT)).init(&Device::flex());
+fn heads_keep_their_own_tokens() {
+    let layer = config(Some(2)).init(&Device::flex());
     for heads in kept(&layer, tokens_for(&layer, 2, LEN)) {
         for (head, queries) in heads.iter().enumerate() {
             for (query, keys) in queries.iter().enumerate() {
@@ -66,21 +63,8 @@ fn with_a_penalty_above_all_scores_heads_keep_their_own_tokens() {
 }
 
 #[test]
-fn without_a_penalty_nothing_changes() {
-    let plain = config(None).init(&Device::flex());
-    let x = tokens_for(&plain, 2, LEN);
-    let of = |penalty| {
-        let dealt = like(&plain, &config(RoundRobin::new(2, penalty)));
-        values(dealt.forward(x.clone()))
-    };
-    let expected = values(plain.forward(x.clone()));
-    assert_eq!(of(0.0), expected);
-    assert_ne!(of(STRICT), expected);
-}
-
-#[test]
 fn a_cache_deals_by_the_position_in_the_sequence() {
-    let layer = config(RoundRobin::new(3, STRICT)).init(&Device::flex());
+    let layer = config(Some(3)).init(&Device::flex());
     let x = tokens_for(&layer, 2, LEN);
     let whole = values(layer.forward(x.clone()));
     let mut cache = layer.init_cache(2);
@@ -94,29 +78,25 @@ fn a_cache_deals_by_the_position_in_the_sequence() {
 
 #[test]
 fn scores_learn_beside_it() {
-    let layer = config(RoundRobin::new(2, STRICT)).init(&Device::flex().autodiff());
+    let layer = config(Some(2)).init(&Device::flex().autodiff());
     gradients_with_scores(&layer, LEN);
 }
 
 #[test]
 fn what_it_does_not_fit_is_refused() {
     let device = Device::flex();
-    let good = RoundRobin::new(2, 1.0);
     for config in [
-        config(RoundRobin::new(0, 1.0)),
-        config(RoundRobin::new(1 << 31, 1.0)),
-        config(RoundRobin::new(2, -1.0)),
-        config(RoundRobin::new(2, f64::NAN)),
-        config(RoundRobin::new(2, 1e300)),
-        config(good).with_score_role(Some(ScoreRole::RankAndBias)),
-        config(good).with_score_form(ScoreForm::Zoh),
+        config(Some(0)),
+        config(Some(1 << 31)),
+        config(Some(2)).with_scores(Scores::Added),
+        config(Some(2)).with_scores(Scores::Dma),
     ] {
-        refused(config.try_init(&device), "RoundRobin");
+        refused(config.try_init(&device), "Turns");
     }
     for config in [
-        config(good).with_causal(false),
-        config(good).with_keep_window(None),
-        config(good).with_recency_slope(Some(0.5)),
+        config(Some(2)).logits(|l| l.with_causal(false)),
+        config(Some(2)).selection(|s| s.with_window(None)),
+        config(Some(2)).selection(|s| s.with_recency_slope(0.5)),
     ] {
         assert!(config.try_init(&device).is_ok());
     }
