@@ -2,7 +2,7 @@
 
 use crate::{Call, Grads, Layout, Raw};
 use flash_dma_problem::{
-    AttentionError, ElementType, Interval, KeptKeys, LeaveOneOut, RankSoftmax, SelectionRule,
+    AttentionError, ElementType, Interval, KeptKeys, LeaveOneOut, SelectionRule,
 };
 use flash_dma_reference::Inputs;
 use std::any::{Any, TypeId};
@@ -100,8 +100,6 @@ pub struct Competing {
     pub runners_up: usize,
     /// What kept keys learn.
     pub left_out: Option<LeaveOneOut>,
-    /// What the ranks compete for.
-    pub softmax: RankSoftmax,
 }
 
 /// An implementation under test. The error of a call is the engine's refusal.

@@ -344,9 +344,8 @@ pub struct Learning {
     pub runners_up: Option<Broadcast<bool>>,
     /// Those of kept keys, all of which are attended, and what these learn.
     pub kept: Option<(Broadcast<bool>, LeaveOneOut)>,
-    /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`, and how many
-    /// epsilons of itself f32 gets it wrong by.
-    pub shares: Option<Vec<(f64, f64)>>,
+    /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`.
+    pub shares: Option<Vec<f64>>,
 }
 
 impl Learning {
@@ -377,19 +376,19 @@ impl Learning {
 }
 
 /// A rank's gradient less the shares of its sum over a head.
-fn charged((mut exact, mut naive): Both, shares: &[(f64, f64)], k_len: usize) -> Both {
+fn charged((mut exact, mut naive): Both, shares: &[f64], k_len: usize) -> Both {
     let charge = |gradient: &mut [f64]| {
         for (head, shares) in gradient.chunks_mut(k_len).zip(shares.chunks(k_len)) {
             let sum: f64 = head.iter().sum();
-            (head.iter_mut().zip(shares)).for_each(|(g, (share, _))| *g -= share * sum);
+            (head.iter_mut().zip(shares)).for_each(|(g, share)| *g -= share * sum);
         }
     };
     charge(&mut exact.values);
     charge(&mut naive);
     for (head, shares) in (exact.magnitude.chunks_mut(k_len)).zip(shares.chunks(k_len)) {
         let sum: f64 = head.iter().sum();
-        for (size, (share, wrong)) in head.iter_mut().zip(shares) {
-            *size += share * (1.0 + wrong) * sum;
+        for (size, share) in head.iter_mut().zip(shares) {
+            *size += share * sum;
         }
     }
     (exact, naive)

@@ -108,7 +108,7 @@ mod validate;
 
 pub use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Interval, KeptKeys,
-    LeaveOneOut, MaskedProblem, NormProblem, PlanGeometry, Problem, RankSoftmax, Rotary, ScoreRole,
+    LeaveOneOut, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole,
     SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;

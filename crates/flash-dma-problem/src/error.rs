@@ -284,11 +284,6 @@ pub enum AttentionError {
         "what a query attends to besides a key that is left out must be finite and at least 1e-4, but is {besides}"
     )]
     LeaveOneOut { besides: f64 },
-    /// The factor by which ranks are the logits of a softmax is negative, NaN or infinite.
-    #[error(
-        "the inverse temperature of a softmax of ranks must be finite and at least 0, but is {inverse_temperature}"
-    )]
-    RankSoftmax { inverse_temperature: f64 },
     /// Slopes of ALiBi for another number of heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
     AlibiHeads { slopes: usize, q_heads: usize },
@@ -471,7 +466,7 @@ kinds! {
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts PartsWithoutWindow HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope Turns LeaveOneOut
-    RankSoftmax AlibiSlope AlibiHeads
+    AlibiSlope AlibiHeads
     Epsilon Rotary NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted WholeSequence NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine NoEngine Unsupported DeviceFailed SecondOrder

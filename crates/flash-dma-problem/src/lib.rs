@@ -57,7 +57,6 @@ pub mod memory;
 mod norm;
 mod options;
 mod problem;
-mod rank_softmax;
 mod rule;
 
 pub use alibi::AlibiSlopes;
@@ -72,5 +71,4 @@ pub use masked::{MaskedProblem, PlanGeometry};
 pub use norm::{MAX_NORM_WIDTH, NormProblem, Rotary};
 pub use options::AttentionOptions;
 pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};
-pub use rank_softmax::RankSoftmax;
 pub use rule::{KeptKeys, ScoreRole, SelectionRule};

@@ -157,7 +157,7 @@ impl Tensors {
         let intervals = selector
             .runners_up(rule.runners_up)
             .leave_one_out(rule.left_out)
-            .rank_softmax(rule.softmax)
+            .compete(true)
             .try_select(scores.clone())?;
         let options = AttentionOptions {
             keep_window: None,

@@ -277,7 +277,7 @@ fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -
     let mut spec = spec.with_lengths();
     fit(rng, &mut spec, budget);
     if profile.competes && rng.below(2) == 0 {
-        make_compete(rng, &mut spec);
+        make_compete(&mut spec);
     }
     if profile.sinks && rng.below(3) == 0 {
         spec.sink = may_have_sink(&spec);
@@ -288,7 +288,7 @@ fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -
 /// Of 16 bits the product with a sink's share is rounded again, and the sums of its gradient are of 16 bits, too: a tolerance
 /// would have to know them. A great LSE has lost what a sink's share is computed from.
 fn may_have_sink(spec: &Spec) -> bool {
-    let competes = |by: &Selecting| by.softmax.is_some();
+    let competes = |by: &Selecting| by.competes;
     matches!(spec.what, What::Plain | What::Scored { .. })
         && spec.element == F32
         && spec.large.is_none()
@@ -297,7 +297,7 @@ fn may_have_sink(spec: &Spec) -> bool {
 }
 
 /// Lets ranks compete that learn and are finite numbers or hidden, of a rule that a tensor of positions follows.
-fn make_compete(rng: &mut Rng, spec: &mut Spec) {
+fn make_compete(spec: &mut Spec) {
     let same = spec.q_len == spec.k_len;
     if spec.large.is_some() || spec.batch * spec.q_len * spec.k_len == 0 {
         return;
@@ -311,7 +311,7 @@ fn make_compete(rng: &mut Rng, spec: &mut Spec) {
         && *scores != Scores::Nan
         && (same || parts.documents.is_none())
     {
-        selecting.softmax = Some(one(rng, &[0.0, 1.0, 3.0]));
+        selecting.competes = true;
     }
 }
 
@@ -437,7 +437,7 @@ fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
         by,
         runners_up,
         left_out,
-        softmax: None,
+        competes: false,
         apart: chance(rng, 3),
     }
 }

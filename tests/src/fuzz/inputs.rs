@@ -132,8 +132,8 @@ pub(super) struct Drawn {
     pub(super) selected: Option<Selected>,
     /// What kept keys learn.
     pub(super) left_out: Option<LeaveOneOut>,
-    /// The factor of ranks that compete.
-    softmax: Option<f64>,
+    /// Whether ranks compete.
+    competes: bool,
     /// Whether logits are great numbers.
     is_large: bool,
     grads: Grads,
@@ -204,7 +204,7 @@ impl Drawn {
             selected,
             left_out: (selecting.and_then(|selecting| selecting.left_out))
                 .map(|besides| LeaveOneOut::new(besides).expect("a weight of the fuzzer's")),
-            softmax: selecting.and_then(|selecting| selecting.softmax),
+            competes: selecting.is_some_and(|selecting| selecting.competes),
             is_large: spec.large.is_some(),
             grads,
         }
@@ -265,10 +265,7 @@ impl Drawn {
                 });
                 (kept, how)
             }),
-            shares: self.softmax.map(|factor| {
-                let rank = self.ranks().expect("scores");
-                selected.shares(rank, p.k_len, factor)
-            }),
+            shares: self.competes.then(|| selected.shares(p.k_len)),
         };
         let scores = self.inputs.scores.as_ref();
         let inputs = masked(&self.inputs, Some(attended(p, intervals)), scores);

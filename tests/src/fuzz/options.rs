@@ -77,7 +77,7 @@ pub const CHOICES: &[Choice] = &[
     of("learned sinks", |s| s.sink, |profile| profile.sinks),
     of(
         "ranks that compete",
-        |s| is_by(s, |by| by.softmax.is_some()),
+        |s| is_by(s, |by| by.competes),
         |profile| profile.competes,
     ),
     always("given ends", |s| {

@@ -8,7 +8,7 @@ use crate::engines::{Pass, take_notes};
 use crate::expected::Expected;
 use crate::masked::MaskedEngine;
 use crate::{Competing, Engine, Raw, Refused};
-use flash_dma_problem::{Interval, Problem, RankSoftmax, SelectionRule};
+use flash_dma_problem::{Interval, Problem, SelectionRule};
 use flash_dma_reference::masked::MaskedInputs;
 use flash_dma_reference::{Inputs, select};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,7 +61,7 @@ pub fn run<E: Fuzzed>(engine: &E, spec: &Spec) -> Outcome {
     if matches!(spec.what, What::Decoded(_)) && !engine.decodes() {
         return Outcome::Skipped("the engine does not decode");
     }
-    if !E::COMPETES && spec.selecting().is_some_and(|by| by.softmax.is_some()) {
+    if !E::COMPETES && spec.selecting().is_some_and(|by| by.competes) {
         return Outcome::Skipped("the engine has no ranks that compete");
     }
     if !E::SINKS && spec.sink {
@@ -166,12 +166,11 @@ fn competing(spec: &Spec, selecting: &Selecting, drawn: &Drawn) -> Option<Compet
     let By::Rank(parts) = &selecting.by else {
         return None;
     };
-    Some(Competing {
+    selecting.competes.then(|| Competing {
         rules: spec.rules(parts),
         documents: parts.documents.map(|_| spec.documents(parts)),
         runners_up: selecting.runners_up.unwrap_or(0),
         left_out: drawn.left_out,
-        softmax: RankSoftmax::new(selecting.softmax?).expect("a factor of the fuzzer's"),
     })
 }
 

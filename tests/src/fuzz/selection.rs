@@ -16,29 +16,18 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    /// The shares of keys whose ranks compete, as [`Learning`](crate::expected::Learning) has them.
-    pub(super) fn shares(&self, rank: &[f64], k_len: usize, factor: f64) -> Vec<(f64, f64)> {
+    /// The shares of keys whose ranks compete: of the positions of all of a head, those at which a rank counts.
+    pub(super) fn shares(&self, k_len: usize) -> Vec<f64> {
         let both = self.far.as_ref().zip(self.from.as_ref());
         let (far, from) = both.expect("ranks learn");
         let positions = (far.iter().zip(from)).map(|(far, from)| far.saturating_sub(*from));
         let positions: Vec<f64> = positions.map(f64::from).collect();
-        let heads = rank.chunks(k_len).zip(positions.chunks(k_len));
-        let of_head = |(rank, positions): (&[f64], &[f64])| {
-            let finite = rank.iter().filter(|z| z.is_finite());
-            let most = finite.fold(f64::NEG_INFINITY, |most, &z| most.max(z));
-            let weight = |(&z, positions): (&f64, &f64)| match z.is_finite() {
-                true => positions * (-(factor * (most - z))).exp(),
-                false => 0.0,
-            };
-            let weights: Vec<f64> = rank.iter().zip(positions).map(weight).collect();
-            let all: f64 = weights.iter().sum();
-            let share = |(weight, &z): (f64, &f64)| match weight > 0.0 {
-                true => (weight / all, factor * (most.abs() + z.abs())),
-                false => (0.0, 0.0),
-            };
-            weights.into_iter().zip(rank).map(share).collect::<Vec<_>>()
+        let of_head = |positions: &[f64]| {
+            let all: f64 = positions.iter().sum();
+            let share = |&of_key: &f64| if of_key > 0.0 { of_key / all } else { 0.0 };
+            positions.iter().map(share).collect::<Vec<_>>()
         };
-        heads.flat_map(of_head).collect()
+        positions.chunks(k_len).flat_map(of_head).collect()
     }
 }
 
@@ -84,7 +73,7 @@ impl Spec {
         };
         let none = selecting.left_out.map(|_| 0);
         let runners_up = selecting.runners_up.or(none);
-        let reads_from = selecting.left_out.is_some() || selecting.softmax.is_some();
+        let reads_from = selecting.left_out.is_some() || selecting.competes;
         let from = reads_from.then(|| self.kept_by_rank_from());
         let heads = || rank.chunks_exact(self.k_len.max(1)).enumerate();
         match &selecting.by {

@@ -165,7 +165,7 @@ fn simpler_selecting(selecting: &Selecting) -> Vec<Selecting> {
     for n in less(selecting.runners_up.unwrap_or(0)) {
         with(&|s| s.runners_up = Some(n));
     }
-    with(&|s| s.softmax = None);
+    with(&|s| s.competes = false);
     with(&|s| s.left_out = None);
     with(&|s| s.left_out = s.left_out.map(|_| 0.05));
     with(&|s| s.apart = false);

@@ -87,8 +87,8 @@ pub struct Selecting {
     pub runners_up: Option<usize>,
     /// If kept keys learn what they are worth, the weight of [`LeaveOneOut`](flash_dma_problem::LeaveOneOut).
     pub left_out: Option<f64>,
-    /// If ranks compete, the factor of [`RankSoftmax`](flash_dma_problem::RankSoftmax).
-    pub softmax: Option<f64>,
+    /// Whether ranks compete.
+    pub competes: bool,
     /// Whether another tensor than the one that ranks the keys is added to the logits: a normal one.
     pub apart: bool,
 }

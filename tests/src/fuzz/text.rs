@@ -110,7 +110,7 @@ impl fmt::Display for Selecting {
         }
         word(f, "runners", self.runners_up)?;
         word(f, "leave", self.left_out)?;
-        word(f, "compete", self.softmax)?;
+        flag(f, "compete", self.competes)?;
         flag(f, "apart", self.apart)
     }
 }
@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
             },
             runners_up: self.maybe("runners")?,
             left_out: self.maybe("leave")?,
-            softmax: self.maybe("compete")?,
+            competes: self.flag("compete"),
             apart: self.flag("apart"),
         })
     }

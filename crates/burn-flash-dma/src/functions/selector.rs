@@ -6,7 +6,7 @@ use super::selection::{Intervals, Origin, RankedNext};
 use crate::engines::check_backend;
 use crate::validate::{at_most, is_tracked, scores_as_f32};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
-use flash_dma_problem::{AttentionError, LeaveOneOut, RankSoftmax, SelectionRule};
+use flash_dma_problem::{AttentionError, LeaveOneOut, SelectionRule};
 
 /// How many keys a query keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct Selector {
     documents: Option<Documents>,
     runners_up: usize,
     leave_one_out: Option<LeaveOneOut>,
-    rank_softmax: Option<RankSoftmax>,
+    compete: bool,
 }
 
 impl Selector {
@@ -71,7 +71,7 @@ impl Selector {
             documents: None,
             runners_up: 0,
             leave_one_out: None,
-            rank_softmax: None,
+            compete: false,
         }
     }
 
@@ -109,10 +109,22 @@ impl Selector {
         self
     }
 
-    /// Charges what some keys gain by their ranks to all of their head, see [`RankSoftmax`]; the documents of a sequence are
-    /// charged together. Nothing without [`runners_up`](Self::runners_up) or [`leave_one_out`](Self::leave_one_out).
-    pub fn rank_softmax(mut self, softmax: impl Into<Option<RankSoftmax>>) -> Self {
-        self.rank_softmax = softmax.into();
+    /// Lets the ranks of a head compete: what some of its keys gain is charged to all.
+    ///
+    /// A rank has no scale and no zero: only differences between the ranks of a head decide. Unless they compete each key
+    /// gets what it would gain, `g`, and a scorer whose tokens are alike in something learns that first, as all keys gain by
+    /// it. If they do a key gets
+    ///
+    /// ```text
+    /// g - share * sum of g,    share = t / sum of t
+    /// ```
+    ///
+    /// where `t` is the number of positions at which its rank keeps it or it is a runner-up, and both sums are over the keys
+    /// of a head. So the ranks of a head learn nothing as a whole, and a key that is kept and useless falls. The documents of
+    /// a sequence are charged together. Nothing without [`runners_up`](Self::runners_up) or
+    /// [`leave_one_out`](Self::leave_one_out).
+    pub fn compete(mut self, compete: bool) -> Self {
+        self.compete = compete;
         self
     }
 
@@ -159,11 +171,11 @@ impl Selector {
                 }),
             };
             let parts = [self.recent, self.sinks];
-            let reads_from = self.leave_one_out.is_some() || self.rank_softmax.is_some();
+            let reads_from = self.leave_one_out.is_some() || self.compete;
             let from = reads_from.then(|| kept_by_rank_from(&scores, parts, documents));
             let far = both.narrow(3, 1, 1).reshape(scores.dims());
-            let shares = (self.rank_softmax.zip(from.clone()))
-                .map(|(softmax, from)| shares(&scores, far.clone() - from, softmax));
+            let shares =
+                (from.clone().filter(|_| self.compete)).map(|from| shares(far.clone() - from));
             RankedNext {
                 far,
                 max_live: max_live.saturating_add(self.runners_up),
@@ -253,21 +265,17 @@ fn each_head(
     made.select(1, of(&places))
 }
 
-/// The share of each key in what is charged to its head, `[batch, kv_heads, k_len]`, f32 like `scores`, whose values
-/// these are: of the keys that have a finite score and are for `positions` (none below 1) kept by rank or runners-up.
-fn shares(scores: &Tensor<3>, positions: Tensor<3, Int>, softmax: RankSoftmax) -> Tensor<3> {
-    if scores.dims().contains(&0) {
-        return scores.clone();
+/// The share of each key in what is charged to its head, `[batch, kv_heads, k_len]`, f32: of the positions of all keys, those
+/// at which it is kept by its rank or is a runner-up (none below 1).
+fn shares(positions: Tensor<3, Int>) -> Tensor<3> {
+    if positions.dims().contains(&0) {
+        return positions.cast(FloatDType::F32);
     }
-    let logits = scores.clone() * softmax.inverse_temperature();
-    let without = logits.clone().is_finite().bool_not();
-    let logits = logits.mask_fill(without, f32::MIN);
-    let above = logits.clone().max_dim(2);
-    let weights = positions.clamp_min(0).cast(FloatDType::F32) * (logits - above).exp();
-    let all = weights.clone().sum_dim(2);
+    let positions = positions.clamp_min(0).cast(FloatDType::F32);
+    let all = positions.clone().sum_dim(2);
     // Of a head none of whose keys is a candidate there is nothing to charge.
     let none = all.clone().equal_elem(0);
-    weights / all.mask_fill(none, 1)
+    positions / all.mask_fill(none, 1)
 }
 
 /// A rank whose gradient is that of `rank` less its share of the sum. Only the gradient of the result is of use.

@@ -2,9 +2,7 @@
 
 use crate::functions::selector::Selector;
 use burn::config::Config;
-use flash_dma_problem::{
-    AlibiSlopes, AttentionError, LeaveOneOut, RankSoftmax, ScoreRole, SelectionRule,
-};
+use flash_dma_problem::{AlibiSlopes, AttentionError, LeaveOneOut, ScoreRole, SelectionRule};
 use serde::{Deserialize, Serialize};
 
 /// The fewest runners-up of a window by default: of small windows a quarter teaches too little.
@@ -95,7 +93,7 @@ pub struct ScoreLearning {
     #[config(default = false)]
     pub kept: bool,
     /// Whether what some scores of a head gain is charged to all, see
-    /// [`Selector::rank_softmax`](crate::Selector::rank_softmax).
+    /// [`Selector::compete`](crate::Selector::compete).
     #[config(default = false)]
     pub compete: bool,
     /// Whether tokens (with [`Scores::Dma`] their values) learn through their scores, beside what they learn through
@@ -116,7 +114,7 @@ impl ScoreLearning {
         selector
             .runners_up(self.runners_up(scores, window))
             .leave_one_out(self.kept.then(LeaveOneOut::default))
-            .rank_softmax(self.compete.then(RankSoftmax::default))
+            .compete(self.compete)
     }
 
     /// The runners-up of a window.

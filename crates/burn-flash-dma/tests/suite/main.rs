@@ -10,6 +10,7 @@ mod case;
 #[cfg(feature = "testing")]
 mod causal;
 mod checkpointing;
+mod compete;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod debug_page;
@@ -45,7 +46,6 @@ mod norm;
 mod operations;
 mod product;
 mod ranges;
-mod rank_softmax;
 mod recomputed;
 mod refused;
 mod second_order;

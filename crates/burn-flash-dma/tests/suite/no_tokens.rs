@@ -12,7 +12,7 @@ use burn_flash_dma::nn::{
 };
 use burn_flash_dma::train::{cross_entropy, token_losses};
 use burn_flash_dma::{
-    AttentionMask, AttentionOptions, BlockRule, KeyRanges, RankSoftmax, Selector, TilePlan,
+    AttentionMask, AttentionOptions, BlockRule, KeyRanges, Selector, TilePlan,
     dynamic_mask_attention, linear, product, sliding_window, zoh_scores,
 };
 
@@ -47,9 +47,7 @@ fn layers_whose_scores_depend_on_positions_take_no_tokens() {
 
 #[test]
 fn ranks_of_no_keys_compete_for_nothing() {
-    let selector = Selector::top(2)
-        .runners_up(1)
-        .rank_softmax(RankSoftmax::new(1.0).ok());
+    let selector = Selector::top(2).runners_up(1).compete(true);
     for shape in [[1, 2, 0], [0, 2, 3], [1, 0, 3]] {
         let scores = Tensor::<3>::zeros(shape, &Device::flex().autodiff()).require_grad();
         let intervals = selector.select(scores);

@@ -14,7 +14,7 @@ use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{DynamicMaskInput, Rope, Selection};
 use burn_flash_dma::{
     AlibiSlopes, AttentionError, Documents, Dropout, ElementType, Intervals, KeyRanges,
-    LeaveOneOut, Problem, RankSoftmax, Selector, try_merge_attention, try_rms_norm, try_select,
+    LeaveOneOut, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
     try_sliding_window,
 };
 use calls::{
@@ -98,7 +98,6 @@ table! {
     RecencySlope: layer().with_selection(Selection::keep(4).with_recency_slope(-1.0)).try_init(&here()),
     Turns: layer().with_selection(Selection::keep(4).with_turns(Some(0))).try_init(&here()),
     LeaveOneOut: LeaveOneOut::new(0.0),
-    RankSoftmax: RankSoftmax::new(-1.0),
     SecondOrder: second_order(Some(zeros([1, 1, 4]))),
     // Under masks and biases.
     Shape: masked(|c| c.v = zeros([2, 2, 6, 8])),

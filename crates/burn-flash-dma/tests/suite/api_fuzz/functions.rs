@@ -144,8 +144,7 @@ fn selector(draw: &mut Draw, sizes: &Sizes) -> Selector {
         selector = selector.leave_one_out(LeaveOneOut::new(besides).ok());
     }
     if draw.one_in(3) {
-        let factor = draw.number("softmax", &[0.0, 1.0]);
-        selector = selector.rank_softmax(RankSoftmax::new(factor).ok());
+        selector = selector.compete(true);
     }
     draw.note(&selector);
     selector

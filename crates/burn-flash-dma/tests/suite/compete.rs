@@ -4,16 +4,12 @@ use crate::case::{grad, ints, random, size, values, within};
 use crate::layer::{self, like, of_scores, tokens_for};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreLearning};
-use burn_flash_dma::{Attention, Documents, LeaveOneOut, RankSoftmax, Selector};
+use burn_flash_dma::{Attention, Documents, LeaveOneOut, Selector};
 
 const LEN: usize = 13;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
-
-fn softmax(inverse_temperature: f64) -> RankSoftmax {
-    RankSoftmax::new(inverse_temperature).expect("a factor")
-}
 
 /// Random q, k and v, and scores of which the fourth of each head is hidden.
 fn inputs(device: &Device) -> ([Tensor<4>; 3], Tensor<3>) {
@@ -44,17 +40,13 @@ fn learned(
 }
 
 /// By the definition, in f64, from the gradient of ranks that do not compete.
-fn charged(gradient: &[f64], scores: &[f64], positions: &[f64], factor: f64) -> Vec<f64> {
-    let heads = gradient.chunks(LEN).zip(scores.chunks(LEN));
-    let heads = heads.zip(positions.chunks(LEN));
-    let of_head = |((gradient, scores), positions): ((&[f64], &[f64]), &[f64])| {
-        let weight = |key: usize| match scores[key].is_finite() {
-            true => positions[key] * (factor * scores[key]).exp(),
-            false => 0.0,
-        };
-        let all: f64 = (0..LEN).map(weight).sum();
+fn charged(gradient: &[f64], positions: &[f64]) -> Vec<f64> {
+    let heads = gradient.chunks(LEN).zip(positions.chunks(LEN));
+    let of_head = |(gradient, positions): (&[f64], &[f64])| {
+        let all: f64 = positions.iter().sum();
         let sum: f64 = gradient.iter().sum();
-        let charged = (0..LEN).map(|key| gradient[key] - weight(key) / all * sum);
+        let charged = gradient.iter().zip(positions);
+        let charged = charged.map(|(gradient, of_key)| gradient - of_key / all * sum);
         charged.collect::<Vec<f64>>()
     };
     heads.flat_map(of_head).collect()
@@ -73,17 +65,14 @@ fn what_the_keys_of_a_head_gain_is_charged_to_all_of_them() {
     };
     for (recent, selector) in [0, 2].into_iter().flat_map(|r| parts(r).map(|s| (r, s))) {
         let (gradient, positions) = learned(&selector, &rows, &scores, recent);
-        for factor in [0.0, 1.0, 3.0] {
-            let selector = selector.clone().rank_softmax(softmax(factor));
-            let (ours, _) = learned(&selector, &rows, &scores, recent);
-            let expected = charged(&gradient, &values(scores.clone()), &positions, factor);
-            let largest = size(&expected);
-            assert!(largest > 1e-2, "{largest}");
-            within(&ours, &expected, 1e-5 * (1.0 + largest), "charged");
-            for (head, gradient) in ours.chunks(LEN).zip(gradient.chunks(LEN)) {
-                let [ours, others] = [head, gradient].map(|of| of.iter().sum::<f64>());
-                assert!(ours.abs() < 1e-4 * (1.0 + others.abs()), "{ours} {others}");
-            }
+        let (ours, _) = learned(&selector.compete(true), &rows, &scores, recent);
+        let expected = charged(&gradient, &positions);
+        let largest = size(&expected);
+        assert!(largest > 1e-2, "{largest}");
+        within(&ours, &expected, 1e-5 * (1.0 + largest), "charged");
+        for (head, gradient) in ours.chunks(LEN).zip(gradient.chunks(LEN)) {
+            let [ours, others] = [head, gradient].map(|of| of.iter().sum::<f64>());
+            assert!(ours.abs() < 1e-4 * (1.0 + others.abs()), "{ours} {others}");
         }
     }
 }
@@ -95,7 +84,7 @@ fn sinks_and_documents_have_the_positions_at_which_their_rank_counts() {
     let selector = Selector::top(4).sinks(1).documents(documents);
     let selector = selector.leave_one_out(LeaveOneOut::default());
     let (gradient, _) = learned(&selector, &rows, &scores, 0);
-    let (ours, _) = learned(&selector.rank_softmax(softmax(1.0)), &rows, &scores, 0);
+    let (ours, _) = learned(&selector.compete(true), &rows, &scores, 0);
     // A sink is kept whatever its rank: it neither gains nor pays.
     for sink in [0, 8, LEN, 2 * LEN, 3 * LEN] {
         let head = sink / LEN;
@@ -114,7 +103,7 @@ fn sinks_and_documents_have_the_positions_at_which_their_rank_counts() {
 fn a_head_without_a_visible_key_learns_nothing() {
     let (rows, scores) = inputs(&Device::flex().autodiff());
     let scores = scores.zeros_like().add_scalar(f32::NEG_INFINITY);
-    let selector = Selector::top(4).runners_up(2).rank_softmax(softmax(3.0));
+    let selector = Selector::top(4).runners_up(2).compete(true);
     let (ours, _) = learned(&selector, &rows, &scores, 0);
     assert_eq!(ours, vec![0.0; ours.len()]);
 }
@@ -140,13 +129,4 @@ fn a_layers_scores_compete_and_its_output_stays() {
     assert_eq!(ours, theirs);
     assert!(learned.iter().all(|x| x.is_finite()));
     assert_ne!(learned, other);
-}
-
-#[test]
-fn a_factor_that_is_none_is_refused() {
-    for factor in [-1.0, f64::NAN, f64::INFINITY, 1e39] {
-        let error = RankSoftmax::new(factor).unwrap_err();
-        assert_eq!(error.kind(), "RankSoftmax", "{factor}");
-        assert!(error.to_string().contains("at least 0"), "{error}");
-    }
 }
