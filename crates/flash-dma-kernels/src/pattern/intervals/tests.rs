@@ -257,6 +257,14 @@ fn boundary_keys_spill_where_many_die_at_once() {
     }
 }
 
+/// All keys die inside a tile, and those that spill fill more than half of the places that are left.
+#[test]
+fn spilled_keys_that_stand_on_each_others_places_are_in_order() {
+    let n = 200;
+    let rows = [given(n, |_| 150)];
+    check(&problem(1, n, n, 150, true), &rows, 16, 1);
+}
+
 #[test]
 fn more_deaths_than_the_capacity_do_not_write_past_it() {
     // Far more keys than the window of 2 allows die inside tile 12: boundary keys fill its list.
