@@ -200,7 +200,7 @@ impl Options {
         drop_unless(arm.deals(), &mut choice.turns);
         drop_unless(arm.has_runners_up(), &mut choice.without_tokens);
         drop_unless(arm.has_runners_up(), &mut choice.runners_up);
-        drop_unless(by_rank, &mut choice.kept);
+        drop_unless(by_rank, &mut choice.kept_learn);
         drop_unless(by_rank, &mut choice.compete);
         drop_unless(pruned, &mut choice.narrowing);
         drop_unless(pruned, &mut choice.dense_layers);
@@ -291,14 +291,14 @@ mod tests {
 
     #[test]
     fn options_are_told_to_the_arms_that_have_a_use_for_them() {
-        let options = "--kept --compete --turns 4 --runners-up 9 --without-tokens";
+        let options = "--kept-learn --compete --turns 4 --runners-up 9 --without-tokens";
         let all = runs(&format!("recall --arms ours,added,frozen,dense {options}")).unwrap();
         let told = |of: fn(&Choice) -> bool| -> Vec<bool> {
             all.iter().map(|run| of(&run.choice)).collect()
         };
         let none = [false; 3];
         assert_eq!(
-            told(|of| of.kept && of.compete),
+            told(|of| of.kept_learn && of.compete),
             [&[true][..], &none].concat()
         );
         assert_eq!(told(|of| of.turns == Some(4)), [true, false, true, false]);

@@ -90,7 +90,7 @@ pub struct Choice {
     pub without_tokens: bool,
     /// Lets the scores of kept keys learn what the outputs would lose without them, in arms whose scores learn by rank alone.
     #[arg(long)]
-    pub kept: bool,
+    pub kept_learn: bool,
     /// Charges what scores of a head gain to all of them, each by its time, in arms whose scores learn by rank alone.
     #[arg(long)]
     pub compete: bool,
@@ -284,7 +284,7 @@ impl Settings {
             .with_learning(
                 ScoreLearning::new()
                     .with_runners_up(choice.runners_up.or(runners_up))
-                    .with_kept(choice.kept)
+                    .with_kept(choice.kept_learn)
                     .with_compete(choice.compete)
                     .with_tokens(!choice.without_tokens),
             )
