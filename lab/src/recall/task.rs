@@ -1,7 +1,8 @@
 //! The task: pairs of a key and a value among fillers, and later questions that name a key and ask for its value.
 //!
 //! All pairs are asked, each once. A token is a number: keys come first, then values, then fillers, so a model can tell
-//! by its kind whether a token matters; which of the pairs a question asks for nobody can know before it comes.
+//! by its kind whether a token matters, unless the pairs are [marked](Layout::Marked); which of the pairs a question asks for
+//! nobody can know before it comes.
 
 use crate::rng::Rng;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -22,6 +23,10 @@ pub enum Layout {
     /// so this layout does not show that anything has been learned. (The places of the questions are uniform here;
     /// Zoology draws them from a power law.)
     PairsFirst,
+    /// Sentences of a mark, a key and a value in the first two thirds of a text, about two in seven of which have the mark of a
+    /// pair; questions among keys and values in the last third. The same tokens are a pair in one sentence and filler in
+    /// another, even in one text, so no kind of token is worth keeping by itself.
+    Marked,
 }
 
 /// The sizes of the task.
@@ -97,24 +102,47 @@ impl Pairs {
         4 * self.kinds
     }
 
+    /// The first tokens of [marked](Layout::Marked) sentences: of one with a pair, and of one without.
+    fn marks(&self) -> [usize; 2] {
+        [2 * self.kinds, 2 * self.kinds + 1]
+    }
+
     /// Draws a text.
     pub fn draw(&self, random: &mut Rng) -> Text {
         let (tokens, pairs, kinds) = (self.tokens, self.pairs, self.kinds);
-        let mut filler = |_| 2 * kinds + random.below(2 * kinds);
-        let mut text: Vec<usize> = (0..tokens).map(&mut filler).collect();
-        let (places, begin) = match self.layout {
+        let filler = match self.layout {
+            Layout::Marked => 0,
+            Layout::Scattered | Layout::PairsFirst => 2 * kinds,
+        };
+        let mut text: Vec<usize> = (0..tokens)
+            .map(|_| filler + random.below(2 * kinds))
+            .collect();
+        let told = 2 * tokens / 3;
+        // Where the values of the pairs stand, and where questions begin.
+        let (facts, begin): (Vec<usize>, usize) = match self.layout {
             Layout::Scattered => {
-                let told = 2 * tokens / 3;
-                (distinct(pairs, told / 2, random), told)
+                let places = distinct(pairs, told / 2, random).into_iter();
+                (places.map(|place| 2 * place + 1).collect(), told)
             }
-            Layout::PairsFirst => ((0..pairs).collect(), 2 * pairs),
+            Layout::PairsFirst => ((0..pairs).map(|place| 2 * place + 1).collect(), 2 * pairs),
+            Layout::Marked => {
+                let [pair, no_pair] = self.marks();
+                for sentence in text[..told].chunks_exact_mut(3) {
+                    let (key, value) = (random.below(kinds), kinds + random.below(kinds));
+                    sentence.copy_from_slice(&[no_pair, key, value]);
+                }
+                let places = distinct(pairs, told / 3, random);
+                places.iter().for_each(|place| text[3 * place] = pair);
+                let values = places.into_iter().map(|place| 3 * place + 2);
+                (values.collect(), told)
+            }
         };
         let asked = distinct(pairs, tokens - begin, random);
         let mut questions = Vec::with_capacity(pairs);
         let keys = distinct(pairs, kinds, random);
-        for ((place, asked), key) in places.into_iter().zip(asked).zip(keys) {
+        for ((fact, asked), key) in facts.into_iter().zip(asked).zip(keys) {
             let answer = random.below(kinds);
-            let (fact, at) = (2 * place + 1, begin + asked);
+            let at = begin + asked;
             text[fact - 1] = key;
             text[fact] = kinds + answer;
             text[at] = key;
@@ -194,6 +222,34 @@ mod tests {
             }
             assert!(text.tokens.iter().all(|&token| token < task.vocabulary()));
         }
+    }
+
+    /// A pair's sentence is known by its mark alone: elsewhere the same keys and values are filler.
+    #[test]
+    fn marked_sentences_are_the_pairs() {
+        let task = Pairs::new(512, Layout::Marked);
+        let [pair, no_pair] = task.marks();
+        let told = 2 * task.tokens / 3;
+        let mut kinds_of_both = 0;
+        for index in 0..10 {
+            let text = task.draw(&mut Rng::new(3, index));
+            let sentences = || text.tokens[..told].chunks_exact(3);
+            let marked = sentences().enumerate().filter(|(_, of)| of[0] == pair);
+            let mut facts: Vec<usize> = text.questions.iter().map(|of| of.fact).collect();
+            facts.sort_unstable();
+            assert!(marked.map(|(place, _)| 3 * place + 2).eq(facts));
+            for question in &text.questions {
+                assert!(question.fact < told && question.at >= told);
+                assert_eq!(text.tokens[question.fact - 1], text.tokens[question.at]);
+                assert_eq!(text.tokens[question.fact], task.kinds + question.answer);
+                let key = text.tokens[question.at];
+                let filler = sentences().filter(|of| of[0] == no_pair && of[1] == key);
+                kinds_of_both += usize::from(filler.count() > 0);
+            }
+            assert!(text.tokens[told..].iter().all(|&token| token < pair));
+        }
+        // Of 320 keys of pairs.
+        assert!(kinds_of_both > 100, "{kinds_of_both}");
     }
 
     #[test]
