@@ -11,7 +11,7 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{Scorer, learning};
+use super::scorer::{Scorer, score_source};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::product::try_product;
@@ -435,8 +435,8 @@ impl DynamicMaskAttention {
         values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
         let learns = self.learning.tokens;
-        let tokens = || learning(learns, x.clone());
-        let values = || Ok(learning(learns, values()?));
+        let tokens = || score_source(learns, x.clone());
+        let values = || Ok(score_source(learns, values()?));
         let scores = self.scorer.0.scores(self.score_role(), tokens, values)?;
         Ok(match self.by_position {
             Some(by_position) => by_position.added(scores, first),

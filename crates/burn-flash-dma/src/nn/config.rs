@@ -19,8 +19,7 @@ pub enum Scores {
     /// Those of Dynamic Mask Attention, which are added to the logits as well: `exp(a * softplus(v_cat . dt_projᵀ +
     /// dt_bias))` of the values of all key/value heads of a token. See [`zoh_scores`](crate::zoh_scores()).
     Dma,
-    /// `10 * (x . score_proj)`, added to the logits as well: for layers that were dense, which start as they were from a
-    /// projection of zeros. See [`linear_scores`](crate::linear_scores()).
+    /// `10 * (x . score_proj)`, added to the logits as well. See [`linear_scores`](crate::linear_scores()).
     Added,
 }
 
@@ -208,10 +207,9 @@ impl Rule {
         let sinks = selection.sinks;
         let without = !causal || scores == Scores::Dma;
         let recent = selection.recent.or(without.then_some(0));
-        if let (None, parts @ [recent, sinks]) =
-            (selection.window, [recent.unwrap_or_default(), sinks])
-            && parts != [0, 0]
-        {
+        let parts = [recent.unwrap_or_default(), sinks];
+        if selection.window.is_none() && parts != [0, 0] {
+            let [recent, sinks] = parts;
             return Err(AttentionError::PartsWithoutWindow { recent, sinks });
         }
         if !causal && (recent != Some(0) || sinks > 0) {

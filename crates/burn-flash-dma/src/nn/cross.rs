@@ -5,7 +5,7 @@ use super::heads::{
     check_heads, check_type, check_weights, encode, linears, merge, norms, project,
 };
 use super::input::DynamicMaskInput;
-use super::scorer::{Scorer, learning};
+use super::scorer::{Scorer, score_source};
 use crate::functions::attention::Attention;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
@@ -260,8 +260,8 @@ impl DynamicMaskCrossAttention {
         let learns = self.learning.tokens;
         let scores = (self.scorer).scores(
             self.kind.role(),
-            || learning(learns, tokens.x.clone()),
-            || Ok(learning(learns, v.clone())),
+            || score_source(learns, tokens.x.clone()),
+            || Ok(score_source(learns, v.clone())),
         )?;
         let scores = tokens.hidden(scores);
         let intervals = self.selector().try_select(scores.clone())?;

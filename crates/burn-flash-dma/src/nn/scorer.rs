@@ -108,7 +108,7 @@ fn directions(projection: Tensor<2>) -> Tensor<2> {
 }
 
 /// What scores are made of: itself, or a constant if it is not to learn through them.
-pub(super) fn learning<const D: usize>(learns: bool, x: Tensor<D>) -> Tensor<D> {
+pub(super) fn score_source<const D: usize>(learns: bool, x: Tensor<D>) -> Tensor<D> {
     match learns {
         true => x,
         false => x.detach(),
