@@ -13,9 +13,9 @@ use flash_dma_problem::{AttentionError, TensorName};
 /// ```
 /// # #[cfg(feature = "flex")] {
 /// # use burn::tensor::{Device, Distribution, Tensor};
-/// # use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
+/// # use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, Selection};
 /// let device = Device::flex();
-/// let layer = DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device);
+/// let layer = DynamicMaskAttentionConfig::new(32, 4).with_selection(Selection::keep(8)).init(&device);
 /// let x = Tensor::<3>::random([2, 20, 32], Distribution::Normal(0.0, 1.0), &device);
 /// // The second sequence has 13 tokens and seven of padding.
 /// let out = layer.forward(DynamicMaskInput::new(x).lengths([20, 13]));

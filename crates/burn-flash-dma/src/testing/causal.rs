@@ -211,12 +211,12 @@ fn join_at<const D: usize, K: Basic>(
 /// ```
 /// # #[cfg(feature = "flex")] {
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+/// use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Selection};
 /// use burn_flash_dma::testing::assert_causal;
 ///
 /// let device = Device::flex();
 /// let layer = DynamicMaskAttentionConfig::new(32, 4)
-///     .with_keep_window(Some(8))
+///     .with_selection(Selection::keep(8))
 ///     .init(&device);
 /// let x = Tensor::<3>::random([2, 40, 32], Distribution::Normal(0.0, 1.0), &device);
 /// assert_causal(|x| layer.forward(x), x, 1e-5);

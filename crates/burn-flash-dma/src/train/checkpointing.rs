@@ -87,7 +87,7 @@ impl Selections {
 /// use burn::module::Module;
 /// use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+/// use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
 /// use burn_flash_dma::train::{Checkpointed, Selections};
 ///
 /// #[derive(Module, Debug)]
@@ -112,7 +112,7 @@ impl Selections {
 /// let device = Device::flex().autodiff();
 /// let block = || Block {
 ///     norm: RmsNormConfig::new(32).init(&device),
-///     attention: DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device),
+///     attention: DynamicMaskAttentionConfig::new(32, 4).with_selection(Selection::keep(8)).init(&device),
 /// };
 /// let model = Model {
 ///     blocks: vec![block(), block()],

@@ -7,7 +7,7 @@
 //! # #[cfg(feature = "flex")] {
 //! use burn::tensor::{Device, Distribution, Tensor};
 //! use burn::train::metric::Adaptor;
-//! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+//! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
 //! use burn_flash_dma::train::SelectionInput;
 //!
 //! /// The output of a step: the loss, and what the metrics are told.
@@ -31,7 +31,7 @@
 //! }
 //!
 //! let device = Device::flex().autodiff();
-//! let layer = DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device);
+//! let layer = DynamicMaskAttentionConfig::new(32, 4).with_selection(Selection::keep(8)).init(&device);
 //! let output = step(&layer, Tensor::random([2, 20, 32], Distribution::Default, &device));
 //! assert!(output.loss.into_scalar::<f32>() > 0.0);
 //! # }
