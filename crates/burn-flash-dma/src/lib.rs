@@ -1,6 +1,7 @@
 //! Trainable dynamic-mask sparse attention for [Burn](burn): every query attends only to the `w` keys
 //! that learned importance scores rank highest among those it may see, in `O(N * w)` time and
-//! `O(N)` memory, forward and backward.
+//! `O(N)` memory, forward and backward. The operation adds the scores that it is given to the logits, as in Dynamic Mask
+//! Attention; the layers of [`nn`] only rank by theirs unless they are told otherwise ([`nn::Scores`]).
 //!
 //! ```
 //! # #[cfg(all(feature = "flex", feature = "autodiff"))] {
