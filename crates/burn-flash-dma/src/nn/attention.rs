@@ -47,14 +47,14 @@ pub struct DynamicMaskAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// What the scores are made of, and what they are for. Default: [`Scores::Ranking`], which is refused in training under
+    /// Kind of the scores. Default: [`Scores::Ranking`], which is refused in training under
     /// a mask that differs between queries.
     #[config(default = "Scores::Ranking")]
     pub scores: Scores,
     /// Which keys a query keeps. Default: all.
     #[config(default = "Selection::new()")]
     pub selection: Selection,
-    /// What the scores learn in training.
+    /// Training of the scores by their ranks.
     #[config(default = "ScoreLearning::new()")]
     pub learning: ScoreLearning,
     /// How the logits are made and weighed.

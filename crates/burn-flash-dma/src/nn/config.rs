@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The fewest runners-up of a window by default: of small windows a quarter teaches too little.
 const LEAST_RUNNERS_UP: usize = 8;
 
-/// What the scores of a layer are made of, and what they are for.
+/// Kind of a layer's scores: how they are made, and whether they do more than rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scores {
     /// They rank the keys and do nothing else: `x . score_proj / |score_proj|` per key/value head, of the tensor that the
@@ -16,7 +16,7 @@ pub enum Scores {
     /// kept.
     #[default]
     Ranking,
-    /// Those of Dynamic Mask Attention, which are added to the logits as well: `exp(a * softplus(v_cat . dt_projᵀ +
+    /// Dynamic Mask Attention's own, added to the logits as well: `exp(a * softplus(v_cat . dt_projᵀ +
     /// dt_bias))` of the values of all key/value heads of a token. See [`zoh_scores`](crate::zoh_scores()).
     Dma,
     /// `10 * (x . score_proj)`, added to the logits as well. See [`linear_scores`](crate::linear_scores()).
@@ -24,7 +24,7 @@ pub enum Scores {
 }
 
 impl Scores {
-    /// What attention does with them.
+    /// Their role in attention.
     #[must_use]
     pub fn role(self) -> ScoreRole {
         match self {
@@ -79,7 +79,7 @@ impl Selection {
     }
 }
 
-/// What scores learn in training. Nothing here changes an output.
+/// Training of scores by their ranks. Nothing here changes an output.
 #[derive(Config, Debug, PartialEq)]
 pub struct ScoreLearning {
     /// The keys ranked next after the window whose scores learn what they would be worth, see
@@ -194,7 +194,7 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// That of a layer with the window of its configuration.
+    /// The rule of a layer, checked with the window of its configuration.
     ///
     /// # Errors
     ///
@@ -275,7 +275,7 @@ pub(super) fn warn_of_idle_scores(
 mod tests {
     use super::*;
 
-    /// Whatever the window is on the way: a quarter of it is recent, runners-up are a quarter of it or eight, and sinks come
+    /// In a schedule of windows a quarter of each is recent, runners-up are a quarter of it or eight, and sinks come
     /// first.
     #[test]
     fn shares_are_those_of_the_window_in_force() {

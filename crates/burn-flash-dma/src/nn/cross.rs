@@ -38,12 +38,12 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// What the scores of the context's tokens are made of, and what they are for. Default: [`Scores::Ranking`].
+    /// Kind of the scores of the context's tokens. Default: [`Scores::Ranking`].
     #[config(default = "Scores::Ranking")]
     pub scores: Scores,
     /// Number of tokens of the context that every query attends to, by head. Default: all.
     pub window: Option<usize>,
-    /// What the scores learn in training.
+    /// Training of the scores by their ranks.
     #[config(default = "ScoreLearning::new()")]
     pub learning: ScoreLearning,
     /// Norm of each head of q and k. Default: an RMS norm with the epsilon 1e-5.

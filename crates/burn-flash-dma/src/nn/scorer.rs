@@ -19,9 +19,9 @@ const LEAST_SQUARE: f32 = 1e-12;
 /// The parameters of a layer's scores.
 #[derive(Module, Debug)]
 pub enum Scorer {
-    /// Those of [`Scores::Dma`].
+    /// Parameters of [`Scores::Dma`].
     Zoh(ZohScorer),
-    /// Those of [`Scores::Ranking`] and [`Scores::Added`].
+    /// Parameters of [`Scores::Ranking`] and [`Scores::Added`].
     Linear(LinearScorer),
 }
 
@@ -107,7 +107,7 @@ fn directions(projection: Tensor<2>) -> Tensor<2> {
     projection / lengths
 }
 
-/// What scores are made of: itself, or a constant if it is not to learn through them.
+/// The tensor that scores are made of, or a constant of it if it is not to learn through them.
 pub(super) fn score_source<const D: usize>(learns: bool, x: Tensor<D>) -> Tensor<D> {
     match learns {
         true => x,

@@ -28,12 +28,8 @@ fn steps_equal_the_forward_pass_with_every_option() {
     let capped = config()
         .with_head_dim(Some(16))
         .logits(|l| l.with_softcap(Some(5.0)));
-    let both = config()
-        .selection(|s| s.with_recent(Some(3)))
-        .selection(|s| s.with_sinks(2));
-    let ranked_both = ranked()
-        .selection(|s| s.with_recent(Some(2)))
-        .selection(|s| s.with_sinks(1));
+    let both = config().selection(|s| s.with_recent(Some(3)).with_sinks(2));
+    let ranked_both = ranked().selection(|s| s.with_recent(Some(2)).with_sinks(1));
     for (name, config) in [
         ("window", config()),
         ("the default", new().selection(|s| s.with_window(Some(5)))),
@@ -111,8 +107,7 @@ fn a_sequence_that_begins_anew_begins_at_position_zero() {
 #[test]
 fn documents_restart_the_cache() {
     let layer = config()
-        .selection(|s| s.with_recent(Some(2)))
-        .selection(|s| s.with_sinks(1))
+        .selection(|s| s.with_recent(Some(2)).with_sinks(1))
         .with_rope(None)
         .init(&Device::flex());
     let lengths = [vec![17, 1, 22, 10], vec![20, 8, 2, 20]];

@@ -247,9 +247,7 @@ fn packed_documents_equal_the_documents_alone() {
         for config in [
             config(),
             config().selection(|s| s.with_window(None)),
-            config()
-                .selection(|s| s.with_recent(Some(2)))
-                .selection(|s| s.with_sinks(1)),
+            config().selection(|s| s.with_recent(Some(2)).with_sinks(1)),
         ] {
             let config = config.with_scores(scores);
             let layer = config.init(&Device::flex());
@@ -286,9 +284,7 @@ fn runners_up_change_no_output() {
 fn parts_of_a_window_that_do_not_fit_are_refused() {
     let device = Device::flex();
     let (recent, sinks, window) = (4, 2, 5);
-    let parts = config()
-        .selection(|s| s.with_recent(Some(recent)))
-        .selection(|s| s.with_sinks(sinks));
+    let parts = config().selection(|s| s.with_recent(Some(recent)).with_sinks(sinks));
     let expected = AttentionError::WindowParts {
         recent,
         sinks,

@@ -24,9 +24,7 @@ fn layers(device: &Device) -> Vec<DynamicMaskAttention> {
         config(),
         config().selection(|s| s.with_window(None)),
         config().selection(|s| s.with_window(Some(100))),
-        config()
-            .selection(|s| s.with_recent(Some(2)))
-            .selection(|s| s.with_sinks(1)),
+        config().selection(|s| s.with_recent(Some(2)).with_sinks(1)),
         config().selection(|s| s.with_recent(Some(5))),
         config().logits(|l| l.with_causal(false)),
         config().with_scores(Scores::Dma),

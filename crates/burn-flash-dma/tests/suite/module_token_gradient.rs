@@ -1,4 +1,4 @@
-//! What tokens learn through their scores, and that a layer without it learns all else.
+//! Gradients of tokens through their scores, and that a layer without it learns all else.
 
 use crate::case::{grad, near, values};
 use crate::layer::{self, like, of_scores, tokens_for};

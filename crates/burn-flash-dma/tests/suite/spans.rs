@@ -1,4 +1,4 @@
-//! What is told to `tracing`: the spans of calls and operations, their engines and what is inside what; warnings of layers.
+//! Output to `tracing`: the spans of calls and operations, their engines and what is inside what; warnings of layers.
 
 use crate::case::uniform;
 use burn::tensor::{Device, Tensor};
