@@ -265,23 +265,60 @@ fn each_head(
     made.select(1, of(&places))
 }
 
+/// Keys of a part of a row that is summed by itself.
+const PART: usize = 256;
+
+/// The rows of `[batch, kv_heads, k_len]` in parts, `[batch, kv_heads, parts, keys]`, zeros behind the last key. A reduction
+/// gives a row to few units: of the few and long rows of a long sequence most of a GPU would wait.
+fn in_parts(rows: Tensor<3>) -> Tensor<4> {
+    let [batch, heads, k_len] = rows.dims();
+    let keys = k_len.min(PART);
+    let parts = k_len.div_ceil(keys);
+    let rows = match parts * keys - k_len {
+        0 => rows,
+        behind => {
+            let zeros = Tensor::zeros([batch, heads, behind], (&rows.device(), rows.dtype()));
+            Tensor::cat(vec![rows, zeros], 2)
+        }
+    };
+    rows.reshape([batch, heads, parts, keys])
+}
+
+/// The sums of rows in parts, `[batch, kv_heads, 1, 1]`.
+fn sums(parts: Tensor<4>) -> Tensor<4> {
+    parts.sum_dim(2).sum_dim(3)
+}
+
+/// The rows of `k_len` keys that [`in_parts`] took apart.
+fn whole(parts: Tensor<4>, k_len: usize) -> Tensor<3> {
+    let [batch, heads, count, keys] = parts.dims();
+    let rows = parts.reshape([batch, heads, count * keys]);
+    rows.narrow(2, 0, k_len)
+}
+
 /// The share of each key in what is charged to its head, `[batch, kv_heads, k_len]`, f32: of the positions of all keys, those
 /// at which it is kept by its rank or is a runner-up (none below 1).
 fn shares(positions: Tensor<3, Int>) -> Tensor<3> {
     if positions.dims().contains(&0) {
         return positions.cast(FloatDType::F32);
     }
-    let positions = positions.clamp_min(0).cast(FloatDType::F32);
-    let all = positions.clone().sum_dim(2);
+    let k_len = positions.dims()[2];
+    let positions = in_parts(positions.clamp_min(0).cast(FloatDType::F32));
+    let all = sums(positions.clone());
     // Of a head none of whose keys is a candidate there is nothing to charge.
     let none = all.clone().equal_elem(0);
-    positions / all.mask_fill(none, 1)
+    whole(positions / all.mask_fill(none, 1), k_len)
 }
 
 /// A rank whose gradient is that of `rank` less its share of the sum. Only the gradient of the result is of use.
 pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<3>>) -> Tensor<3> {
     match shares {
-        None => rank,
-        Some(shares) => rank.clone() - (rank * shares).sum_dim(2),
+        Some(shares) if !rank.dims().contains(&0) => {
+            let k_len = rank.dims()[2];
+            let rank = in_parts(rank);
+            let charge = sums(rank.clone() * in_parts(shares));
+            whole(rank - charge, k_len)
+        }
+        _ => rank,
     }
 }
