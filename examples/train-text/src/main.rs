@@ -196,7 +196,7 @@ fn rows(cli: &Cli) -> Result<(PackedRows, PackedRows), Error> {
     Ok((train, PackedRows::of(file, blocks..2 * blocks, cli.seq)?))
 }
 
-/// The model: every layer keeps keys by scores of the paper's form, which are added to the logits.
+/// The model: the default layer, which keeps the keys that its scores rank highest and adds nothing to the logits.
 fn config(cli: &Cli, dtype: FloatDType) -> Result<DecoderConfig, Error> {
     let window = cli.window.unwrap_or(cli.seq.div_ceil(4));
     let sizes = [cli.seq, window, cli.batch, cli.layers, cli.evaluations];
