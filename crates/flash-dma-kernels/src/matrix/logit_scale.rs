@@ -73,11 +73,6 @@ impl Reference {
         }
     }
 
-    /// `exp` of a logit minus the reference.
-    pub(crate) fn exp(&self, x: f32) -> f32 {
-        exp_of(x - self.base, self.scaled)
-    }
-
     /// The reference minus the greatest logit that it was made of.
     pub(crate) fn above(&self, greatest: f32) -> f32 {
         let log2 = fma(greatest - self.base, comptime!(LOG2_E), self.scaled);

@@ -5,7 +5,7 @@ use crate::math::{log_sum_rest, rounding_loss};
 use crate::matrix::dropout::{LaneMask, kept, kept_by_product, pair_mask};
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum, set};
 use crate::matrix::logit_scale::{Reference, exp_of, is_far, rescale_reference};
-use crate::matrix::ptx::any_lane;
+use crate::matrix::ptx::{any_lane, ex2};
 use crate::matrix::query_tile::OutputRows;
 use crate::matrix::wgmma::rows::RowToWrite;
 use cubecl::prelude::*;
@@ -75,10 +75,15 @@ pub(crate) struct OnlineSoftmax {
     /// The logits whose [`Reference`]s the probabilities are measured from; -inf before the first key.
     max0: f32,
     max1: f32,
+    /// What every tile needs of them: what [`slack_above`] says, and what [`exp_of`] subtracts.
+    limit0: f32,
+    limit1: f32,
+    scaled0: f32,
+    scaled1: f32,
     /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
-    /// The greatest logits, and those of whose references their probabilities were measured; if `exact`.
+    /// The greatest logits, and what [`exp_of`] subtracted from them; if `exact`.
     top0: f32,
     top1: f32,
     from0: f32,
@@ -95,12 +100,16 @@ impl OnlineSoftmax {
         OnlineSoftmax {
             max0: f32::new(f32::NEG_INFINITY),
             max1: f32::new(f32::NEG_INFINITY),
+            limit0: f32::new(f32::NEG_INFINITY),
+            limit1: f32::new(f32::NEG_INFINITY),
+            scaled0: 0.0f32,
+            scaled1: 0.0f32,
             sum0: 0.0f32,
             sum1: 0.0f32,
             top0: f32::new(f32::NEG_INFINITY),
             top1: f32::new(f32::NEG_INFINITY),
-            from0: f32::new(f32::NEG_INFINITY),
-            from1: f32::new(f32::NEG_INFINITY),
+            from0: 0.0f32,
+            from1: 0.0f32,
             exact,
         }
     }
@@ -124,14 +133,14 @@ impl OnlineSoftmax {
     pub(crate) fn outgrown(&self, maxima: &mut PerRow) -> bool {
         maxima.upper = quad_max(maxima.upper);
         maxima.lower = quad_max(maxima.lower);
-        any_lane(maxima.upper > slack_above(self.max0) || maxima.lower > slack_above(self.max1))
+        any_lane(maxima.upper > self.limit0 || maxima.lower > self.limit1)
     }
 
     /// Notes the maxima of a tile and what their probabilities are measured from, if `exact`.
     pub(crate) fn note_tops(&mut self, maxima: &PerRow) {
         if comptime!(self.exact) {
-            self.from0 = select(maxima.upper > self.top0, self.max0, self.from0);
-            self.from1 = select(maxima.lower > self.top1, self.max1, self.from1);
+            self.from0 = select(maxima.upper > self.top0, self.scaled0, self.from0);
+            self.from1 = select(maxima.lower > self.top1, self.scaled1, self.from1);
             self.top0 = maxima.upper;
             self.top1 = maxima.lower;
         }
@@ -144,6 +153,10 @@ impl OnlineSoftmax {
         let lower = rescale_reference(self.max1, maxima.lower);
         self.max0 = maxima.upper;
         self.max1 = maxima.lower;
+        self.limit0 = slack_above(maxima.upper);
+        self.limit1 = slack_above(maxima.lower);
+        self.scaled0 = Reference::of(maxima.upper).scaled;
+        self.scaled1 = Reference::of(maxima.lower).scaled;
         self.sum0 *= upper;
         self.sum1 *= lower;
         PerRow { upper, lower }
@@ -153,8 +166,8 @@ impl OnlineSoftmax {
     /// its probabilities are 0.
     pub(crate) fn references(&self) -> PerRow {
         PerRow {
-            upper: Reference::of(self.max0).scaled,
-            lower: Reference::of(self.max1).scaled,
+            upper: self.scaled0,
+            lower: self.scaled1,
         }
     }
 
@@ -279,8 +292,11 @@ impl OnlineSoftmax {
         self.sum1 = quad_sum(self.sum1);
         let (mut rounded0, mut rounded1) = (self.sum0, self.sum1);
         if comptime!(self.exact) {
-            rounded0 -= lost_by_rounding::<E>(self.top0, self.from0, self.max0);
-            rounded1 -= lost_by_rounding::<E>(self.top1, self.from1, self.max1);
+            let lost0 = lost_by_rounding::<E>(self.top0, self.from0, self.scaled0);
+            let lost1 = lost_by_rounding::<E>(self.top1, self.from1, self.scaled1);
+            // A greatest logit with a base is its own: its probability is 1, which loses nothing.
+            rounded0 -= select(is_far(self.max0), 0.0f32, lost0);
+            rounded1 -= select(is_far(self.max1), 0.0f32, lost1);
         }
         SoftmaxSums {
             upper: RowSum {
@@ -307,11 +323,11 @@ fn slack_above(greatest: f32) -> f32 {
     select(is_far(greatest), none, greatest + SLACK)
 }
 
-/// The loss of a probability by rounding to `E`: that of logit `x` measured from the reference of `from`, the loss from that
-/// of `now`.
+/// What the probability of logit `x` lost by rounding to `E` when it was computed against `scaled`, in terms of the
+/// reference of `now`.
 #[cube]
-fn lost_by_rounding<E: Float>(x: f32, from: f32, now: f32) -> f32 {
-    rounding_loss::<E>(Reference::of(from).exp(x)) * rescale_reference(from, now)
+fn lost_by_rounding<E: Float>(x: f32, scaled: f32, now: f32) -> f32 {
+    rounding_loss::<E>(exp_of(x, scaled)) * ex2(now - scaled)
 }
 
 /// The sum of the probabilities of a row over all its keys.
