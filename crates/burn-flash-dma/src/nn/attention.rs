@@ -11,7 +11,7 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{Scorer, score_source};
+use super::scorer::{Learns, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::product::try_product;
@@ -114,7 +114,7 @@ pub struct DynamicMaskAttention {
     #[module(skip)]
     pub(super) by_position: Option<ByPosition>,
     #[module(skip)]
-    learning: ScoreLearning,
+    pub(super) learning: ScoreLearning,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -221,7 +221,8 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = self.scores_from(&tokens.x, First::At(0), || Ok(v.clone()))?;
+        let learns = self.learns(&tokens);
+        let scores = self.scores_from(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
     }
@@ -432,12 +433,11 @@ impl DynamicMaskAttention {
         &self,
         x: &Tensor<3>,
         first: First<'_>,
+        learns: Learns,
         values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let learns = self.learning.tokens;
-        let tokens = || score_source(learns, x.clone());
-        let values = || Ok(score_source(learns, values()?));
-        let scores = self.scorer.0.scores(self.score_role(), tokens, values)?;
+        let (scorer, role) = (&self.scorer.0, self.score_role());
+        let scores = scorer.scores(role, learns, || x.clone(), values)?;
         Ok(match self.by_position {
             Some(by_position) => by_position.added(scores, first),
             None => scores,
@@ -449,7 +449,21 @@ impl DynamicMaskAttention {
             let v = project(&self.v_proj, &tokens.x, self.n_kv_heads)?;
             Ok(v.swap_dims(1, 2))
         };
-        Ok(tokens.hidden(self.scores_from(&tokens.x, First::At(0), values)?))
+        let learns = self.learning.by_themselves();
+        Ok(tokens.hidden(self.scores_from(&tokens.x, First::At(0), learns, values)?))
+    }
+
+    /// What learns through the scores of tokens in a pass of the whole layer.
+    fn learns(&self, tokens: &Tokens) -> Learns {
+        if tokens.pairs.is_some() {
+            // Training by ranks is refused there.
+            return self.learning.by_themselves();
+        }
+        let ranks = self.score_role() == ScoreRole::Rank;
+        match ranks && self.keeps_all(tokens) && !self.learning.kept {
+            true => Learns::Nothing,
+            false => (self.learning).in_training(self.kind, self.options.keep_window),
+        }
     }
 
     /// The layer from placed q and k, and v, on.
@@ -482,10 +496,15 @@ impl DynamicMaskAttention {
 
     /// Whether every query keeps all keys that it sees, and none is to learn by that.
     fn evicts_nothing(&self, scores: &Tensor<3>, tokens: &Tokens) -> bool {
-        let [_, _, len] = scores.dims();
-        let window = self.options.keep_window.unwrap_or(usize::MAX);
         let learns = self.options.keep_window.is_some() && self.learning.kept;
-        tokens.documents.is_none() && window >= len && !(learns && is_tracked(scores))
+        self.keeps_all(tokens) && !(learns && is_tracked(scores))
+    }
+
+    /// Whether every query keeps all keys that it sees.
+    fn keeps_all(&self, tokens: &Tokens) -> bool {
+        let [_, len, _] = tokens.x.dims();
+        let window = self.options.keep_window.unwrap_or(usize::MAX);
+        tokens.documents.is_none() && window >= len
     }
 
     /// The output and its selection, which is the given one if there is one.
@@ -501,7 +520,9 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let scores = tokens.hidden(self.scores_from(&tokens.x, First::At(0), || Ok(v.clone()))?);
+        let learns = self.learns(&tokens);
+        let scores = self.scores_from(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
+        let scores = tokens.hidden(scores);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
             None => {

@@ -98,7 +98,8 @@ impl DynamicMaskAttention {
             Some(positions) => First::OnDevice(positions),
             None => First::At(cache.lengths().first().copied().unwrap_or(0)),
         };
-        self.scores_from(x, first, || Ok(v.clone()))
+        let learns = self.learning.by_themselves();
+        self.scores_from(x, first, learns, || Ok(v.clone()))
     }
 
     /// The angles of one new token per sequence, gathered on the device, where the cache

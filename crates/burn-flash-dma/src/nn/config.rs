@@ -1,5 +1,6 @@
 //! The groups of a layer's configuration.
 
+use super::scorer::Learns;
 use crate::functions::selector::Selector;
 use burn::config::Config;
 use flash_dma_problem::{AlibiSlopes, AttentionError, LeaveOneOut, ScoreRole, SelectionRule};
@@ -129,6 +130,23 @@ impl ScoreLearning {
         let runners_up = self.runners_up.filter(|&runners_up| runners_up > 0);
         let kept = || self.kept.then_some("kept keys that learn");
         runners_up.map(|_| "runners-up").or_else(kept)
+    }
+
+    /// What learns through scores in a loss of theirs.
+    pub(super) fn by_themselves(&self) -> Learns {
+        match self.tokens {
+            true => Learns::Tokens,
+            false => Learns::Projection,
+        }
+    }
+
+    /// What learns through the scores of a layer of such a window in a loss of its output.
+    pub(super) fn in_training(&self, scores: Scores, window: Option<usize>) -> Learns {
+        let by_rank = window.is_some_and(|w| self.kept || self.runners_up(scores, w) > 0);
+        match scores.role() == ScoreRole::Rank && !by_rank {
+            true => Learns::Nothing,
+            false => self.by_themselves(),
+        }
     }
 
     /// Whether scores that only rank would learn.

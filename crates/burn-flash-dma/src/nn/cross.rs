@@ -5,7 +5,7 @@ use super::heads::{
     check_heads, check_type, check_weights, encode, linears, merge, norms, project,
 };
 use super::input::DynamicMaskInput;
-use super::scorer::{Scorer, score_source};
+use super::scorer::Scorer;
 use crate::functions::attention::Attention;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
@@ -257,12 +257,13 @@ impl DynamicMaskCrossAttention {
         let heads = |layer| project(layer, &tokens.x, self.n_kv_heads);
         let k = encode(heads(&self.k_proj)?, &self.k_norm, &None, 0)?;
         let v = heads(&self.v_proj)?.swap_dims(1, 2);
-        let learns = self.learning.tokens;
-        let scores = (self.scorer).scores(
+        let (role, learns) = (
             self.kind.role(),
-            || score_source(learns, tokens.x.clone()),
-            || Ok(score_source(learns, v.clone())),
-        )?;
+            self.learning
+                .in_training(self.kind, self.options.keep_window),
+        );
+        let (x, values) = (|| tokens.x.clone(), || Ok(v.clone()));
+        let scores = self.scorer.scores(role, learns, x, values)?;
         let scores = tokens.hidden(scores);
         let intervals = self.selector().try_select(scores.clone())?;
         Ok(CrossKeys {

@@ -16,6 +16,40 @@ const INITIAL: Initializer = Initializer::Normal {
 /// Added to the square of a projection's length, so that the gradient of one of zeros is finite.
 const LEAST_SQUARE: f32 = 1e-12;
 
+/// What learns through the scores of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Learns {
+    /// Nothing: the scores are constants. A graph of them that no loss reaches and that nothing but parameters is part of
+    /// would stay in memory: Burn frees a graph behind the backward pass of one of its nodes.
+    Nothing,
+    /// The parameters of the scores.
+    Projection,
+    /// These, and the tokens, or their values.
+    Tokens,
+}
+
+impl Learns {
+    fn of_tokens<const D: usize>(self, tokens: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Tokens => tokens,
+            Self::Projection => tokens.detach(),
+            Self::Nothing => constant(tokens),
+        }
+    }
+
+    fn of_projection<const D: usize>(self, projection: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Tokens | Self::Projection => projection,
+            Self::Nothing => constant(projection),
+        }
+    }
+}
+
+/// A tensor off the graph. (A detached leaf is a leaf, which autodiff would track again.)
+fn constant<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    tensor.detach().set_require_grad(false)
+}
+
 /// The parameters of a layer's scores.
 #[derive(Module, Debug)]
 pub enum Scorer {
@@ -80,19 +114,22 @@ impl Scorer {
     pub(super) fn scores(
         &self,
         role: ScoreRole,
+        learns: Learns,
         tokens: impl FnOnce() -> Tensor<3>,
         values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
         match self {
             Self::Zoh(zoh) => {
                 let bias = zoh.dt_bias.as_ref().map(Param::val);
-                try_biased_zoh_scores(values()?, zoh.dt_proj.val(), bias, zoh.a.val())
+                let values = learns.of_tokens(values()?);
+                try_biased_zoh_scores(values, zoh.dt_proj.val(), bias, zoh.a.val())
             }
             Self::Linear(linear) => {
-                let projection = linear.score_proj.val();
+                let tokens = learns.of_tokens(tokens());
+                let projection = learns.of_projection(linear.score_proj.val());
                 match role {
-                    ScoreRole::RankAndBias => try_linear_scores(tokens(), projection),
-                    ScoreRole::Rank => try_products(tokens(), directions(projection)),
+                    ScoreRole::RankAndBias => try_linear_scores(tokens, projection),
+                    ScoreRole::Rank => try_products(tokens, directions(projection)),
                 }
             }
         }
@@ -105,12 +142,4 @@ fn directions(projection: Tensor<2>) -> Tensor<2> {
     let projection = at_least_f32(projection);
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();
     projection / lengths
-}
-
-/// The tensor that scores are made of, or a constant of it if it is not to learn through them.
-pub(super) fn score_source<const D: usize>(learns: bool, x: Tensor<D>) -> Tensor<D> {
-    match learns {
-        true => x,
-        false => x.detach(),
-    }
 }

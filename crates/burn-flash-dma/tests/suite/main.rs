@@ -20,6 +20,8 @@ mod errors;
 mod finite;
 mod gradients;
 mod heads;
+#[cfg(feature = "cpu")]
+mod held;
 mod inspection;
 mod kept;
 mod layer;

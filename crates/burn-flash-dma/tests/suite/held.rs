@@ -1,0 +1,56 @@
+//! The memory that a training step leaves behind.
+
+use crate::case::{alone, random};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, ScoreLearning, Scores, Selection,
+};
+
+const LEN: usize = 24;
+const WIDTH: usize = 32;
+
+/// Bytes in use on the device behind each of some steps.
+fn steps(config: &DynamicMaskAttentionConfig) -> Vec<u64> {
+    let device = Device::cpu();
+    let layer: DynamicMaskAttention = config.init(&device.clone().autodiff());
+    let first: Tensor<3> = random([1, LEN, WIDTH], &device);
+    let step = |_| {
+        // Tokens with a graph, as those behind the first layer.
+        let x = first.clone().autodiff().require_grad() * 2.0;
+        let loss = layer.forward(x).square().mean();
+        drop(loss.backward());
+        drop(loss);
+        device.sync().expect("no kernel fails");
+        let usage = device.memory_pool_usage();
+        usage.expect("the runtime tells").bytes_in_use
+    };
+    (0..4).map(step).collect()
+}
+
+/// Also of scores that nothing trains, whose graph no backward pass comes by.
+#[test]
+fn a_training_step_holds_no_memory_when_it_is_done() {
+    let _alone = alone();
+    let none = ScoreLearning::none();
+    let frozen = || ScoreLearning::new().with_tokens(false);
+    let all = frozen().with_kept(true).with_compete(true);
+    for (selection, learning, scores) in [
+        (Selection::keep(8), ScoreLearning::new(), Scores::Ranking),
+        (Selection::last(8), none.clone(), Scores::Ranking),
+        (Selection::keep(8), frozen(), Scores::Ranking),
+        (Selection::keep(LEN), frozen(), Scores::Ranking),
+        (Selection::new(), none, Scores::Ranking),
+        (Selection::keep(8), all, Scores::Ranking),
+        (Selection::keep(8), frozen(), Scores::Dma),
+    ] {
+        let config = DynamicMaskAttentionConfig::new(WIDTH, 2)
+            .with_rope(Some(Rope::new(LEN)))
+            .with_scores(scores)
+            .with_selection(selection)
+            .with_learning(learning);
+        let [.., before, last] = steps(&config)[..] else {
+            unreachable!("there are four steps");
+        };
+        assert_eq!(before, last, "{config:?}");
+    }
+}
