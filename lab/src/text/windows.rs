@@ -1,25 +1,34 @@
 //! Windows of a corpus to train on and to validate with.
 //!
-//! Validation text is a number of long windows, of the longest length evaluated. The windows of the training length are
-//! the pieces of the same windows, so both evaluations predict the same bytes.
+//! A corpus is cut into blocks, of each of which the end is validation text: it is then of the kinds that the training text
+//! is of. Validation text is a number of long windows, of the longest length evaluated. The windows of the training length
+//! are the pieces of the same windows, so both evaluations predict the same bytes.
 
 use super::Batch;
 use super::corpus::Corpus;
 use crate::Result;
 use crate::rng::Rng;
 use burn::tensor::Device;
+use std::ops::Range;
 
 /// The most validation windows during training.
 const WATCHED: usize = 32;
 
-/// One part in so many of a corpus, its end, is validation text.
+/// One part in so many of a block, its end, is validation text.
 const VALID_SHARE: usize = 10;
+
+/// The most blocks.
+const MOST_BLOCKS: usize = 16;
+
+/// The validation text of a block is at least so many of the longest windows, if the corpus is long enough.
+const WINDOWS_A_BLOCK: usize = 4;
 
 /// A corpus cut into training and validation text.
 #[derive(Debug)]
 pub struct Windows<'a> {
-    train: &'a [u8],
-    valid: &'a [u8],
+    bytes: &'a [u8],
+    /// The training text of each block.
+    train: Vec<Range<usize>>,
     tokens: usize,
     factor: usize,
     /// Where the long validation windows start.
@@ -39,34 +48,48 @@ impl<'a> Windows<'a> {
             )
             .into());
         }
-        let (train, valid) = corpus.bytes.split_at(len - len / VALID_SHARE);
-        let all = (valid.len() - 1) / longest;
-        let kept = most.div_ceil(factor).min(all);
+        let blocks = (len / (needed * WINDOWS_A_BLOCK)).clamp(1, MOST_BLOCKS);
+        let (mut train, mut all) = (Vec::new(), Vec::new());
+        for block in 0..blocks {
+            let (start, end) = (block * len / blocks, (block + 1) * len / blocks);
+            let cut = end - (end - start) / VALID_SHARE;
+            train.push(start..cut);
+            all.extend((0..(end - cut - 1) / longest).map(|window| cut + window * longest));
+        }
+        let kept = most.div_ceil(factor).min(all.len());
         Ok(Self {
+            bytes: &corpus.bytes,
             train,
-            valid,
             tokens,
             factor,
-            starts: (0..kept).map(|n| n * all / kept * longest).collect(),
+            starts: (0..kept).map(|n| all[n * all.len() / kept]).collect(),
         })
     }
 
     /// A random training window of `len` bytes, whatever `len` up to the longest and the byte behind it is.
     pub fn training(&self, len: usize, random: &mut Rng) -> &'a [u8] {
-        let start = random.below(self.train.len() - self.factor * self.tokens);
-        &self.train[start..start + len]
+        let starts = |range: &Range<usize>| range.len() - self.factor * self.tokens;
+        let mut at = random.below(self.train.iter().map(starts).sum());
+        for range in &self.train {
+            if at < starts(range) {
+                let start = range.start + at;
+                return &self.bytes[start..start + len];
+            }
+            at -= starts(range);
+        }
+        unreachable!("`at` is below the sum of all starts");
     }
 
     /// A random stretch of `len` bytes of the validation text.
     pub fn validating(&self, len: usize, random: &mut Rng) -> &'a [u8] {
         let start = self.starts[random.below(self.starts.len())];
-        &self.valid[start..start + len]
+        &self.bytes[start..start + len]
     }
 
     /// The validation windows of the longest length, each with the byte behind it.
     pub fn long(&self) -> Vec<&'a [u8]> {
         let longest = self.factor * self.tokens;
-        let window = |&start: &usize| &self.valid[start..=start + longest];
+        let window = |&start: &usize| &self.bytes[start..=start + longest];
         self.starts.iter().map(window).collect()
     }
 

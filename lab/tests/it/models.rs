@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use flash_dma_models::nn::Decoder;
 use lab::arm::Arm;
 use lab::recall::model::Model;
+use lab::rng::Rng;
 use lab::settings::{Settings, Size, Task};
 use lab::text::answers::write;
 use lab::text::corpus::Corpus;
@@ -13,6 +14,7 @@ use lab::text::losses::{Bin, evaluate};
 use lab::text::windows::Windows;
 use lab::text::{bytes, with_window};
 use lab::train::drawn;
+use std::collections::BTreeSet;
 
 const LOCAL: Option<usize> = Some(8);
 
@@ -83,6 +85,32 @@ fn arms_begin_with_equal_parameters_and_read_the_same_texts() {
             assert!(parameters(&model(arm, local_window)) == ours, "{arm:?}");
         }
     }
+}
+
+/// A corpus whose bytes say which sixteenth of it they stand in.
+#[test]
+fn every_part_of_a_corpus_is_trained_on_and_validated_with() {
+    let block = |part| vec![part; 40_000];
+    let bytes: Vec<u8> = (0..16).flat_map(block).collect();
+    let source = "parts".into();
+    let corpus = Corpus { source, bytes };
+    let windows = Windows::new(&corpus, 64, 4, 1024).unwrap();
+    let parts = |windows: &[&[u8]]| -> BTreeSet<u8> { windows.iter().map(|w| w[0]).collect() };
+    let all: BTreeSet<u8> = (0..16).collect();
+    assert_eq!(parts(&windows.long()), all);
+    let drawn: Vec<&[u8]> = (0..400)
+        .map(|n| windows.training(65, &mut Rng::new(1, n)))
+        .collect();
+    assert_eq!(parts(&drawn), all);
+    // No byte of a training window is one of a validation window.
+    let validating = windows.long();
+    let inside =
+        |byte: &u8| (validating.iter()).any(|of| of.as_ptr_range().contains(&(byte as *const u8)));
+    assert!(
+        !drawn
+            .iter()
+            .any(|text| inside(&text[0]) || inside(&text[64]))
+    );
 }
 
 #[test]

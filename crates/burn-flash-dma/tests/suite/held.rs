@@ -3,7 +3,7 @@
 use crate::case::{alone, random};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, ScoreLearning, Scores, Selection,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, ScoreLearning, Selection,
 };
 
 const LEN: usize = 24;
@@ -34,18 +34,14 @@ fn a_training_step_holds_no_memory_when_it_is_done() {
     let none = ScoreLearning::none();
     let frozen = || ScoreLearning::new().with_tokens(false);
     let all = frozen().with_kept(true).with_compete(true);
-    for (selection, learning, scores) in [
-        (Selection::keep(8), ScoreLearning::new(), Scores::Ranking),
-        (Selection::last(8), none.clone(), Scores::Ranking),
-        (Selection::keep(8), frozen(), Scores::Ranking),
-        (Selection::keep(LEN), frozen(), Scores::Ranking),
-        (Selection::new(), none, Scores::Ranking),
-        (Selection::keep(8), all, Scores::Ranking),
-        (Selection::keep(8), frozen(), Scores::Dma),
+    for (selection, learning) in [
+        (Selection::keep(8), ScoreLearning::new()),
+        (Selection::last(8), none),
+        (Selection::keep(LEN), frozen()),
+        (Selection::keep(8), all),
     ] {
         let config = DynamicMaskAttentionConfig::new(WIDTH, 2)
             .with_rope(Some(Rope::new(LEN)))
-            .with_scores(scores)
             .with_selection(selection)
             .with_learning(learning);
         let [.., before, last] = steps(&config)[..] else {
