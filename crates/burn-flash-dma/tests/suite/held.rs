@@ -1,6 +1,7 @@
 //! The memory that a training step leaves behind.
 
-use crate::case::{alone, random};
+use crate::alone::alone;
+use crate::case::{self, random};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, Rope, ScoreLearning, Selection,
@@ -30,7 +31,9 @@ fn steps(config: &DynamicMaskAttentionConfig) -> Vec<u64> {
 /// Also of scores that nothing trains, whose graph no backward pass comes by.
 #[test]
 fn a_training_step_holds_no_memory_when_it_is_done() {
-    let _alone = alone();
+    let _alone = case::alone();
+    // What other tests have left on the device goes while they run.
+    alone!();
     let none = ScoreLearning::none();
     let frozen = || ScoreLearning::new().with_tokens(false);
     let all = frozen().with_kept(true).with_compete(true);
