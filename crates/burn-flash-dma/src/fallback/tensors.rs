@@ -17,6 +17,11 @@ pub(crate) fn at_least_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     }
 }
 
+/// The tensor off the graph. (A detached leaf is a leaf, which autodiff would track again.)
+pub(crate) fn constant<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    tensor.detach().set_require_grad(false)
+}
+
 /// The tensor in another shape. Burn's `reshape` reads a 0 as "keep the axis".
 pub(crate) fn reshaped<const D: usize, const E: usize, K: Basic>(
     tensor: Tensor<D, K>,

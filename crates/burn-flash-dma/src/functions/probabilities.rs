@@ -5,7 +5,7 @@ use super::composition::ints;
 use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention};
 use super::selection::try_select;
-use crate::fallback::tensors::unless_empty;
+use crate::fallback::tensors::{constant, unless_empty};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem};
 
@@ -237,11 +237,6 @@ impl ChosenRows {
         };
         Tensor::cat((0..rows).map(row).collect(), 3)
     }
-}
-
-/// Off the graph. (A detached leaf is a leaf, which autodiff would track again.)
-fn constant<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    tensor.detach().set_require_grad(false)
 }
 
 /// The probabilities of a call without pairs of such rows.

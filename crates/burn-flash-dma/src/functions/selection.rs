@@ -33,8 +33,8 @@ pub(crate) struct RankedNext {
     pub(crate) max_live: usize,
     /// The tensor that ranks the keys, which gets their gradient: f32, and tracked by autodiff.
     pub(crate) rank: Tensor<3>,
-    /// `[batch, kv_heads, k_len]`, f32: the share of each key in what is charged to all of a head, if it is.
-    pub(crate) shares: Option<Tensor<3>>,
+    /// The share of each key in what is charged to all of a head, f32, if it is: the keys in parts, `[batch, kv_heads, parts, keys]`.
+    pub(crate) shares: Option<Tensor<4>>,
     /// With kept keys: the first position at which its rank keeps each of them, `[batch, kv_heads, k_len]` i32.
     pub(crate) left_out: Option<(Tensor<3, Int>, LeaveOneOut)>,
 }

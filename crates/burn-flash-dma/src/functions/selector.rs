@@ -4,6 +4,7 @@ use super::composition::{compose, ints, kept_by_rank_from};
 use super::documents::Documents;
 use super::selection::{Intervals, Origin, RankedNext};
 use crate::engines::check_backend;
+use crate::fallback::tensors::constant;
 use crate::validate::{at_most, is_tracked, scores_as_f32};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, LeaveOneOut, SelectionRule};
@@ -158,8 +159,7 @@ impl Selector {
         }
         let learns = self.runners_up > 0 || self.leave_one_out.is_some();
         let ranked = (learns && is_tracked(&scores)).then(|| scores.clone());
-        // A detached leaf is a leaf, which autodiff would track again.
-        let scores = scores.detach().set_require_grad(false);
+        let scores = constant(scores);
         let documents = self.documents.as_ref();
         let max_live = (heads.iter().map(|(rule, _)| rule.window).max()).unwrap_or(1);
         let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
@@ -174,8 +174,8 @@ impl Selector {
             let reads_from = self.leave_one_out.is_some() || self.compete;
             let from = reads_from.then(|| kept_by_rank_from(&scores, parts, documents));
             let far = both.narrow(3, 1, 1).reshape(scores.dims());
-            let shares =
-                (from.clone().filter(|_| self.compete)).map(|from| shares(far.clone() - from));
+            let charges = self.compete && !scores.dims().contains(&0);
+            let shares = (from.clone().filter(|_| charges)).map(|from| shares(far.clone() - from));
             RankedNext {
                 far,
                 max_live: max_live.saturating_add(self.runners_up),
@@ -289,36 +289,23 @@ fn sums(parts: Tensor<4>) -> Tensor<4> {
     parts.sum_dim(2).sum_dim(3)
 }
 
-/// The rows of `k_len` keys that [`in_parts`] took apart.
-fn whole(parts: Tensor<4>, k_len: usize) -> Tensor<3> {
-    let [batch, heads, count, keys] = parts.dims();
-    let rows = parts.reshape([batch, heads, count * keys]);
-    rows.narrow(2, 0, k_len)
-}
-
-/// The share of each key in what is charged to its head, `[batch, kv_heads, k_len]`, f32: of the positions of all keys, those
-/// at which it is kept by its rank or is a runner-up (none below 1).
-fn shares(positions: Tensor<3, Int>) -> Tensor<3> {
-    if positions.dims().contains(&0) {
-        return positions.cast(FloatDType::F32);
-    }
-    let k_len = positions.dims()[2];
+/// The share of each key in what is charged to its head, [in parts](in_parts), f32: of the positions of all keys, those at
+/// which it is kept by its rank or is a runner-up (none below 1).
+fn shares(positions: Tensor<3, Int>) -> Tensor<4> {
     let positions = in_parts(positions.clamp_min(0).cast(FloatDType::F32));
     let all = sums(positions.clone());
     // Of a head none of whose keys is a candidate there is nothing to charge.
     let none = all.clone().equal_elem(0);
-    whole(positions / all.mask_fill(none, 1), k_len)
+    positions / all.mask_fill(none, 1)
 }
 
 /// A rank whose gradient is that of `rank` less its share of the sum. Only the gradient of the result is of use.
-pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<3>>) -> Tensor<3> {
-    match shares {
-        Some(shares) if !rank.dims().contains(&0) => {
-            let k_len = rank.dims()[2];
-            let rank = in_parts(rank);
-            let charge = sums(rank.clone() * in_parts(shares));
-            whole(rank - charge, k_len)
-        }
-        _ => rank,
-    }
+pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<4>>) -> Tensor<3> {
+    let Some(shares) = shares else { return rank };
+    let [batch, heads, k_len] = rank.dims();
+    let rank = in_parts(rank);
+    let charge = sums(rank.clone() * shares);
+    let [_, _, parts, keys] = rank.dims();
+    let charged = (rank - charge).reshape([batch, heads, parts * keys]);
+    charged.narrow(2, 0, k_len)
 }

@@ -453,17 +453,16 @@ impl DynamicMaskAttention {
         Ok(tokens.hidden(self.scores_from(&tokens.x, First::At(0), learns, values)?))
     }
 
-    /// What learns through the scores of tokens in a pass of the whole layer.
+    /// The parts that learn through the scores of tokens in a pass of the whole layer.
     fn learns(&self, tokens: &Tokens) -> Learns {
         if tokens.pairs.is_some() {
             // Training by ranks is refused there.
             return self.learning.by_themselves();
         }
-        let ranks = self.score_role() == ScoreRole::Rank;
-        match ranks && self.keeps_all(tokens) && !self.learning.kept {
-            true => Learns::Nothing,
-            false => (self.learning).in_training(self.kind, self.options.keep_window),
-        }
+        // Where nothing is evicted only kept keys learn by their ranks.
+        let learns = self.learning.kept || !self.keeps_all(tokens);
+        let window = self.options.keep_window.filter(|_| learns);
+        self.learning.in_training(self.kind, window)
     }
 
     /// The layer from placed q and k, and v, on.

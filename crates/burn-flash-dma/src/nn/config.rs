@@ -132,7 +132,7 @@ impl ScoreLearning {
         runners_up.map(|_| "runners-up").or_else(kept)
     }
 
-    /// What learns through scores in a loss of theirs.
+    /// The parts that learn through scores in a loss of these.
     pub(super) fn by_themselves(&self) -> Learns {
         match self.tokens {
             true => Learns::Tokens,
@@ -140,10 +140,10 @@ impl ScoreLearning {
         }
     }
 
-    /// What learns through the scores of a layer of such a window in a loss of its output.
+    /// The parts that learn through scores in a loss of a layer's output: `window` is what it evicts by, if it does.
     pub(super) fn in_training(&self, scores: Scores, window: Option<usize>) -> Learns {
-        let by_rank = window.is_some_and(|w| self.kept || self.runners_up(scores, w) > 0);
-        match scores.role() == ScoreRole::Rank && !by_rank {
+        let idle = window.is_none() || !self.by_rank();
+        match scores.role() == ScoreRole::Rank && idle {
             true => Learns::Nothing,
             false => self.by_themselves(),
         }

@@ -1,7 +1,7 @@
 //! What makes the scores of a layer.
 
 use super::config::Scores;
-use crate::fallback::tensors::at_least_f32;
+use crate::fallback::tensors::{at_least_f32, constant};
 use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -16,7 +16,7 @@ const INITIAL: Initializer = Initializer::Normal {
 /// Added to the square of a projection's length, so that the gradient of one of zeros is finite.
 const LEAST_SQUARE: f32 = 1e-12;
 
-/// What learns through the scores of a layer.
+/// The parts of a layer that learn through its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learns {
     /// Nothing: the scores are constants. A graph of them that no loss reaches and that nothing but parameters is part of
@@ -43,11 +43,6 @@ impl Learns {
             Self::Nothing => constant(projection),
         }
     }
-}
-
-/// A tensor off the graph. (A detached leaf is a leaf, which autodiff would track again.)
-fn constant<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    tensor.detach().set_require_grad(false)
 }
 
 /// The parameters of a layer's scores.

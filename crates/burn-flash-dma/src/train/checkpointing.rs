@@ -1,6 +1,7 @@
 //! Blocks that are computed twice, so that their inputs are all that is kept of them.
 
 use crate::Intervals;
+use crate::fallback::tensors::constant;
 use crate::nn::{DynamicMaskAttention, DynamicMaskInput};
 use crate::ops::TrainingOps;
 use crate::validate::expect;
@@ -144,7 +145,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
     /// have a graph, as that of an embedding, and must be associated with autodiff.
     #[must_use]
     pub fn forward(blocks: &'a [M], input: Tensor<3>, run: F) -> Self {
-        let mut x = input.clone().detach().set_require_grad(false);
+        let mut x = constant(input.clone());
         let mut kept = Vec::with_capacity(blocks.len());
         for block in blocks {
             let mut selections = Selections::new();

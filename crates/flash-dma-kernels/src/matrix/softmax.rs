@@ -75,7 +75,7 @@ pub(crate) struct OnlineSoftmax {
     /// The logits whose [`Reference`]s the probabilities are measured from; -inf before the first key.
     max0: f32,
     max1: f32,
-    /// What every tile needs of them: what [`slack_above`] says, and what [`exp_of`] subtracts.
+    /// Made of them, for every tile: the limits of [`slack_above`], and the numbers that [`exp_of`] subtracts.
     limit0: f32,
     limit1: f32,
     scaled0: f32,
@@ -323,8 +323,8 @@ fn slack_above(greatest: f32) -> f32 {
     select(is_far(greatest), none, greatest + SLACK)
 }
 
-/// What the probability of logit `x` lost by rounding to `E` when it was computed against `scaled`, in terms of the
-/// reference of `now`.
+/// The loss of a probability by rounding to `E`: that of logit `x`, from which [`exp_of`] subtracted `scaled`, the loss in terms
+/// of `now` in its place.
 #[cube]
 fn lost_by_rounding<E: Float>(x: f32, scaled: f32, now: f32) -> f32 {
     rounding_loss::<E>(exp_of(x, scaled)) * ex2(now - scaled)
