@@ -1,6 +1,6 @@
 //! One call of an engine, as plain data that a test may modify.
 
-use flash_dma_problem::{ElementType, Interval, LeaveOneOut, Problem};
+use flash_dma_problem::{ElementType, Interval, Problem};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::compose::max_live;
 use flash_dma_reference::generate::gradients;
@@ -178,8 +178,8 @@ pub struct Call {
     pub intervals: Option<Vec<Interval>>,
     /// One past the last position at which each key is a runner-up; `None` without runners-up.
     pub far: Option<Vec<u32>>,
-    /// Beside them: the first position at which its rank keeps each key, and what kept keys learn.
-    pub left_out: Option<(Vec<u32>, LeaveOneOut)>,
+    /// Beside them, if kept keys learn: the first position at which its rank keeps each key.
+    pub left_out: Option<Vec<u32>>,
     /// Whether the intervals are not the engine's own: an engine that selects by itself must take them then.
     pub given: bool,
     /// The gradient of `out`.

@@ -1,9 +1,7 @@
 //! Implementations of dynamic-mask attention, as seen from the host.
 
 use crate::{Call, Grads, Layout, Raw};
-use flash_dma_problem::{
-    AttentionError, ElementType, Interval, KeptKeys, LeaveOneOut, SelectionRule,
-};
+use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, SelectionRule};
 use flash_dma_reference::Inputs;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -98,8 +96,8 @@ pub struct Competing {
     pub documents: Option<Vec<usize>>,
     /// Keys of each query that just miss the window.
     pub runners_up: usize,
-    /// What kept keys learn.
-    pub left_out: Option<LeaveOneOut>,
+    /// Whether kept keys learn.
+    pub left_out: bool,
 }
 
 /// An implementation under test. The error of a call is the engine's refusal.

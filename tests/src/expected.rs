@@ -3,7 +3,7 @@
 
 use crate::{Grads, Outputs, problem};
 use core::fmt;
-use flash_dma_problem::{ElementType, Interval, LeaveOneOut, Problem};
+use flash_dma_problem::{ElementType, Interval, Problem};
 use flash_dma_reference::compare::{
     ARITHMETIC, Failure, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error, sum,
 };
@@ -342,8 +342,8 @@ impl Expected {
 pub struct Learning {
     /// Those of runners-up, none of which is attended.
     pub runners_up: Option<Broadcast<bool>>,
-    /// Those of kept keys, all of which are attended, and what these learn.
-    pub kept: Option<(Broadcast<bool>, LeaveOneOut)>,
+    /// Those of kept keys, all of which are attended.
+    pub kept: Option<Broadcast<bool>>,
     /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`.
     pub shares: Option<Vec<f64>>,
 }
@@ -358,10 +358,10 @@ impl Learning {
                 inputs.naive_rank_gradient(pairs, grad_out, grad_lse),
             )
         });
-        let lost = self.kept.as_ref().map(|(pairs, how)| {
+        let lost = self.kept.as_ref().map(|pairs| {
             (
-                inputs.left_out_gradient((pairs, *how), grad_out, grad_lse),
-                inputs.naive_left_out_gradient((pairs, *how), grad_out, grad_lse),
+                inputs.left_out_gradient(pairs, grad_out, grad_lse),
+                inputs.naive_left_out_gradient(pairs, grad_out, grad_lse),
             )
         });
         let both = match (gained, lost) {

@@ -14,8 +14,8 @@ pub use crate::{
 };
 pub use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 pub use flash_dma_problem::{
-    AlibiSlopes, AttentionError, AttentionOptions, Dropout, Interval, LeaveOneOut, Problem,
-    ScoreRole, SelectionRule,
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, Interval, Problem, ScoreRole,
+    SelectionRule,
 };
 pub use flash_dma_reference::generate::{self, Scores};
 pub use flash_dma_reference::masked::{Broadcast, MaskedInputs};

@@ -5,9 +5,9 @@ use crate::tensor::{Tensor, normal};
 use cubecl::client::Client;
 use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
-    Engine, Far, Gradients, Inputs, LeftOut, Outputs, Saved, Selection, backward, forward, select,
+    Engine, Far, Gradients, Inputs, Outputs, Saved, Selection, backward, forward, select,
 };
-use flash_dma_problem::{Interval, LeaveOneOut, Problem};
+use flash_dma_problem::{Interval, Problem};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use std::sync::OnceLock;
@@ -222,10 +222,7 @@ impl Buffers {
             selection.far = runners_up.map(|runners_up| Far {
                 ends: runners_up.far.binding(),
                 max_live: runners_up.window,
-                left_out: (phase == Phase::BackwardLeaveOneOut).then(|| LeftOut {
-                    from: runners_up.keys.binding(),
-                    how: LeaveOneOut::default(),
-                }),
+                left_out: (phase == Phase::BackwardLeaveOneOut).then(|| runners_up.keys.binding()),
             });
         }
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);

@@ -109,7 +109,7 @@ mod validate;
 
 pub use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Interval, KeptKeys,
-    LeaveOneOut, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole,
+    MaskedProblem, NormProblem, OWN_OUTPUT_WEIGHT, PlanGeometry, Problem, Rotary, ScoreRole,
     SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;

@@ -1,7 +1,7 @@
 //! The tensors of the passes.
 
 use crate::view::{BroadcastView, View};
-use flash_dma_problem::{Interval, LeaveOneOut};
+use flash_dma_problem::Interval;
 
 /// The scores and the keys they select.
 #[derive(Clone, Copy, Debug)]
@@ -21,18 +21,9 @@ pub struct Far<'a> {
     /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`: it is one
     /// from the end of its interval on.
     pub ends: &'a [u32],
-    /// `None` if kept keys do not learn what they are worth.
-    pub left_out: Option<LeftOut<'a>>,
-}
-
-/// The kept keys that learn what they are worth.
-#[derive(Clone, Copy, Debug)]
-pub struct LeftOut<'a> {
-    /// The first position at which its rank keeps a key, contiguous `[batch, kv_heads, k_len]`; one from the end of its
-    /// interval on is none.
-    pub from: &'a [u32],
-    /// What they learn.
-    pub how: LeaveOneOut,
+    /// If kept keys learn what they are worth: the first position at which its rank keeps each key, contiguous
+    /// `[batch, kv_heads, k_len]`; one from the end of its interval on is none.
+    pub left_out: Option<&'a [u32]>,
 }
 
 /// The inputs of attention, shaped as the problem says.

@@ -124,8 +124,7 @@ pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> C
         let far = selection.far;
         optional(TensorName::Far, far.map(|far| far.ends), &shape)?;
         let left_out = far.and_then(|far| far.left_out);
-        let from = left_out.map(|left_out| left_out.from);
-        optional(TensorName::LeftOut, from, &shape)
+        optional(TensorName::LeftOut, left_out, &shape)
     })
 }
 

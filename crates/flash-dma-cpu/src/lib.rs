@@ -61,9 +61,7 @@ mod tests;
 mod tile_plan;
 mod view;
 
-pub use args::{
-    Far, Gradients, Inputs, LeftOut, MaskedGradients, MaskedInputs, Outputs, Saved, Selection,
-};
+pub use args::{Far, Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
     AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,

@@ -34,8 +34,8 @@ pub fn forward<E: Element>(
 
 /// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With a
 /// [`Far`](crate::Far), also the gradient of the tensor that ranks the keys: for each query and each of its runners-up,
-/// the change of the loss if the key were attended, and with a [`LeftOut`](crate::LeftOut) for each key that its rank
-/// keeps what [`LeaveOneOut`](flash_dma_problem::LeaveOneOut) says.
+/// the change of the loss if the key were attended, and for each kept key that learns what it is
+/// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
 /// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
 /// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
@@ -68,10 +68,9 @@ pub fn backward<E: Element>(
         let ranked = |positions| Operands::ranked(problem, &inputs, positions);
         let runners_up = ranked(RankedPositions::RunnersUp(far.ends));
         add_to_rank(&runners_up, &saved, Added, rank);
-        if let Some(left_out) = far.left_out {
-            let besides = left_out.how.besides();
-            let kept = ranked(RankedPositions::Kept(left_out.from));
-            add_to_rank(&kept, &saved, LeftOut { besides }, rank);
+        if let Some(from) = far.left_out {
+            let kept = ranked(RankedPositions::Kept(from));
+            add_to_rank(&kept, &saved, LeftOut, rank);
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use crate::dropout::{DropoutArg, dropout};
 use cubecl::prelude::*;
-use flash_dma_problem::{LeaveOneOut, Problem};
+use flash_dma_problem::Problem;
 
 /// The scores that select and bias the keys.
 #[derive(Clone, Debug)]
@@ -27,18 +27,9 @@ pub struct Far {
     /// The most keys of a head that one position would attend to if the intervals ended there: the window and its
     /// runners-up. The lists have room for no more, so a number that is too small loses gradients.
     pub max_live: usize,
-    /// `None` if kept keys do not learn what they are worth.
-    pub left_out: Option<LeftOut>,
-}
-
-/// The kept keys that learn what they are worth.
-#[derive(Clone, Debug)]
-pub struct LeftOut {
-    /// The first position at which its rank keeps a key, not before the key itself, contiguous
-    /// `[batch, kv_heads, k_len]`, 32-bit integers; one from the end of its interval on is none.
-    pub from: TensorBinding,
-    /// What they learn.
-    pub how: LeaveOneOut,
+    /// If kept keys learn what they are worth: the first position at which its rank keeps each key, not before the key
+    /// itself, contiguous `[batch, kv_heads, k_len]`, 32-bit integers; one from the end of its interval on is none.
+    pub left_out: Option<TensorBinding>,
 }
 
 /// The inputs of attention, shaped as the problem says.

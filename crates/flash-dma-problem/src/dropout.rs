@@ -27,11 +27,23 @@ pub struct Dropout {
     seed: u64,
 }
 
+/// A dropout in a file, whose rate nobody has checked.
 #[cfg(feature = "serde")]
-deserialize_by_new!(Dropout {
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unchecked {
     rate: f32,
-    seed: u64
-});
+    seed: u64,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Unchecked> for Dropout {
+    type Error = AttentionError;
+
+    fn try_from(Unchecked { rate, seed }: Unchecked) -> Result<Self, Self::Error> {
+        Self::new(rate, seed)
+    }
+}
 
 impl Dropout {
     /// Drops each pair with probability `rate`, from 0 and less than 1, by the mask of `seed`. A rate of 0 is no dropout.

@@ -279,11 +279,6 @@ pub enum AttentionError {
         "heads must be dealt at least 1 token in turn, by scores that only rank, but it is {run}"
     )]
     Turns { run: usize },
-    /// What a query attends to besides a key that is left out is less than 1e-4, NaN or infinite.
-    #[error(
-        "what a query attends to besides a key that is left out must be finite and at least 1e-4, but is {besides}"
-    )]
-    LeaveOneOut { besides: f64 },
     /// Slopes of ALiBi for another number of heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
     AlibiHeads { slopes: usize, q_heads: usize },
@@ -465,7 +460,7 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts PartsWithoutWindow HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope Turns LeaveOneOut
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope Turns
     AlibiSlope AlibiHeads
     Epsilon Rotary NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted WholeSequence NoParts NoCaches

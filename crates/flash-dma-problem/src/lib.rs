@@ -23,26 +23,6 @@
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]
 
-/// Reads a type from a file through its constructor, which checks the fields.
-#[cfg(feature = "serde")]
-macro_rules! deserialize_by_new {
-    ($type:ident { $($field:ident: $value:ty),* }) => {
-        #[derive(serde::Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Unchecked {
-            $($field: $value,)*
-        }
-
-        impl TryFrom<Unchecked> for $type {
-            type Error = $crate::AttentionError;
-
-            fn try_from(Unchecked { $($field),* }: Unchecked) -> Result<Self, Self::Error> {
-                Self::new($($field),*)
-            }
-        }
-    };
-}
-
 mod alibi;
 mod cache;
 pub mod cost;
@@ -66,7 +46,7 @@ pub use engine::{Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedO
 pub use error::{AttentionError, TensorName};
 pub use grid::check_grid;
 pub use interval::Interval;
-pub use leave_one_out::LeaveOneOut;
+pub use leave_one_out::OWN_OUTPUT_WEIGHT;
 pub use masked::{MaskedProblem, PlanGeometry};
 pub use norm::{MAX_NORM_WIDTH, NormProblem, Rotary};
 pub use options::AttentionOptions;

@@ -4,7 +4,7 @@ use crate::compare::Exact;
 use crate::naive;
 use crate::rows::{self, At, Change, Grads, Keys, Pairs, Tensors, kv_head, kv_keys};
 use crate::{compose, select};
-use flash_dma_problem::{LeaveOneOut, Problem, ScoreRole, SelectionRule};
+use flash_dma_problem::{Problem, ScoreRole, SelectionRule};
 
 /// The inputs of one problem: contiguous, in the shapes of the problem. Every method panics if a tensor has another
 /// shape.
@@ -201,8 +201,8 @@ impl Inputs {
         naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 
-    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they
-    /// are worth: as [`LeaveOneOut`] says, for each query and each key that it keeps and whose `from`,
+    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they are
+    /// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT): for each query and each key that it keeps and whose `from`,
     /// `[batch, kv_heads, k_len]`, is not after the query's position.
     ///
     /// # Panics
@@ -211,21 +211,21 @@ impl Inputs {
     #[must_use]
     pub fn left_out_gradient(
         &self,
-        (from, how): (&[u32], LeaveOneOut),
+        from: &[u32],
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        self.left_out_gradient_of(&self.tensors(), (from, how), (grad_out, grad_lse))
+        self.left_out_gradient_of(&self.tensors(), from, (grad_out, grad_lse))
     }
 
     pub(crate) fn left_out_gradient_of(
         &self,
         tensors: &Tensors<'_>,
-        (from, how): (&[u32], LeaveOneOut),
+        from: &[u32],
         grads: Grads<'_>,
     ) -> Exact {
         let selected = self.selected();
-        let asked = (&selected.kept_by_rank(from), Change::LeftOut(how));
+        let asked = (&selected.kept_by_rank(from), Change::LeftOut);
         rows::rank(tensors, &selected, asked, grads)
     }
 
@@ -233,12 +233,12 @@ impl Inputs {
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,
-        (from, how): (&[u32], LeaveOneOut),
+        from: &[u32],
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
         let selected = self.selected();
-        let asked = (&selected.kept_by_rank(from), Change::LeftOut(how));
+        let asked = (&selected.kept_by_rank(from), Change::LeftOut);
         naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 

@@ -4,7 +4,7 @@ use crate::compare::Exact;
 use crate::naive::Mean;
 use crate::rows::{self, At, Change, Grads, Keys, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
-use flash_dma_problem::{LeaveOneOut, Problem};
+use flash_dma_problem::Problem;
 
 /// A tensor that broadcasts to `[batch, q_heads, q_len, k_len]`. Its shape is
 /// `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`; with `kv_heads` on the second axis a query head reads
@@ -172,11 +172,11 @@ impl MaskedInputs {
     #[must_use]
     pub fn left_out_gradient(
         &self,
-        (kept, how): (&Broadcast<bool>, LeaveOneOut),
+        kept: &Broadcast<bool>,
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
-        let asked = (&self.shown(kept), Change::LeftOut(how));
+        let asked = (&self.shown(kept), Change::LeftOut);
         rows::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
@@ -184,11 +184,11 @@ impl MaskedInputs {
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,
-        (kept, how): (&Broadcast<bool>, LeaveOneOut),
+        kept: &Broadcast<bool>,
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Vec<f64> {
-        let asked = (&self.shown(kept), Change::LeftOut(how));
+        let asked = (&self.shown(kept), Change::LeftOut);
         naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 

@@ -10,7 +10,7 @@ use crate::attention::Inputs;
 use crate::round::round_f32;
 use crate::rows::{At, Change, Grads, Pairs, Tensors};
 use core::array;
-use flash_dma_problem::{ScoreRole, SelectionRule};
+use flash_dma_problem::{OWN_OUTPUT_WEIGHT, ScoreRole, SelectionRule};
 
 /// `out` and `lse` of the naive implementation.
 #[derive(Clone, Debug)]
@@ -258,8 +258,8 @@ pub(crate) fn rank(
                         positive + (-x.abs()).exp().ln_1p(),
                     )
                 }
-                Change::LeftOut(how) => {
-                    let (p, all) = (x.exp(), 1.0 + how.besides());
+                Change::LeftOut => {
+                    let (p, all) = (x.exp(), 1.0 + OWN_OUTPUT_WEIGHT);
                     (p / (all - p), -(-p / all).ln_1p())
                 }
             };

@@ -7,7 +7,6 @@
 use crate::masked::{MaskedBackward, MaskedInputs};
 use crate::rows::{self, Logits, Tensors};
 use crate::{Backward, Exact, Forward, Inputs};
-use flash_dma_problem::LeaveOneOut;
 
 /// Inputs whose logits are `f32(f32(softcap(scale · q·k)) + bias)`, and everything behind them f64.
 #[derive(Clone, Copy, Debug)]
@@ -66,12 +65,12 @@ impl Rounded<'_, Inputs> {
     #[must_use]
     pub fn left_out_gradient(
         &self,
-        kept: (&[u32], LeaveOneOut),
+        from: &[u32],
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Exact {
         let (tensors, grads) = (rounded(self.0.tensors()), (grad_out, grad_lse));
-        self.0.left_out_gradient_of(&tensors, kept, grads)
+        self.0.left_out_gradient_of(&tensors, from, grads)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Forward;
 use crate::compare::{CUT_OFF, Exact};
-use flash_dma_problem::{ElementType, LeaveOneOut, Problem};
+use flash_dma_problem::{ElementType, OWN_OUTPUT_WEIGHT, Problem};
 use std::ops::Range;
 
 /// A query: its sequence, its query head and its index.
@@ -325,7 +325,7 @@ pub(crate) enum Change {
     /// A runner-up is attended as well.
     Added,
     /// A kept key is not.
-    LeftOut(LeaveOneOut),
+    LeftOut,
 }
 
 /// What a key has of a row whose logit is `x` above the LSE.
@@ -352,8 +352,8 @@ impl Change {
                     slope: weight,
                 }
             }
-            Self::LeftOut(how) => {
-                let (p, all) = (x.exp(), 1.0 + f64::from(how.besides()));
+            Self::LeftOut => {
+                let (p, all) = (x.exp(), 1.0 + f64::from(OWN_OUTPUT_WEIGHT));
                 let weight = p / (all - p);
                 Part {
                     weight,

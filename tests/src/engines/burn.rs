@@ -188,9 +188,8 @@ impl Tensors {
                 rank: scores.clone().into_dispatch(),
                 left_out: match &call.left_out {
                     None => LeftOut::None,
-                    Some((from, how)) => LeftOut::Some {
+                    Some(from) => LeftOut::Some {
                         from: of_keys(from),
-                        how: *how,
                     },
                 },
             },

@@ -52,8 +52,7 @@ impl<E: Host> Buffers<E> {
                 intervals: call.intervals.as_deref().unwrap_or_default(),
                 far: (call.far.as_deref()).map(|ends| engine::Far {
                     ends,
-                    left_out: (call.left_out.as_ref())
-                        .map(|(from, how)| engine::LeftOut { from, how: *how }),
+                    left_out: call.left_out.as_deref(),
                 }),
             }),
         }

@@ -255,10 +255,7 @@ impl<T: Target> Kernels<T> {
                     far: (call.far.as_ref()).map(|far| engine::Far {
                         ends: of_keys(far),
                         max_live: call.most_until_far(),
-                        left_out: (call.left_out.as_ref()).map(|(from, how)| engine::LeftOut {
-                            from: of_keys(from),
-                            how: *how,
-                        }),
+                        left_out: call.left_out.as_deref().map(of_keys),
                     }),
                 }
             }),

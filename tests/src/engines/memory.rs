@@ -4,7 +4,7 @@ use super::kernels::{Kernels, Ran, Target, planned};
 use flash_dma_kernels::internals::{Peak, peak_of};
 use flash_dma_kernels::{self as engine, Engine as Kind};
 use flash_dma_problem::ElementType::F32;
-use flash_dma_problem::{LeaveOneOut, Problem};
+use flash_dma_problem::Problem;
 
 /// A call of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +92,7 @@ impl<T: Target> Kernels<T> {
                 far: Some(engine::Far {
                     ends: far,
                     max_live: p.window.saturating_add(p.window / 4),
-                    left_out: Some(engine::LeftOut {
-                        from,
-                        how: LeaveOneOut::default(),
-                    }),
+                    left_out: Some(from),
                 }),
                 ..selection.clone()
             };

@@ -306,7 +306,7 @@ fn make_compete(spec: &mut Spec) {
         scores, selecting, ..
     } = &mut spec.what
         && let By::Rank(parts) = selecting.by
-        && (selecting.runners_up.unwrap_or(0) > 0 || selecting.left_out.is_some())
+        && (selecting.runners_up.unwrap_or(0) > 0 || selecting.left_out)
         && !selecting.apart
         && *scores != Scores::Nan
         && (same || parts.documents.is_none())
@@ -432,11 +432,10 @@ fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
             narrower: one(rng, &[0, 1, 40]),
         }),
     };
-    let left_out = chance(rng, 3).then(|| one(rng, &[0.05, 0.01, 1.0, 10.0]));
     Selecting {
         by,
         runners_up,
-        left_out,
+        left_out: chance(rng, 3),
         competes: false,
         apart: chance(rng, 3),
     }

@@ -11,7 +11,7 @@ use crate::case::expected;
 use crate::expected::{Expected, Learning, attended, expected_of_rank, masked, pairs, runners_up};
 use crate::masked::{MaskedCall, MaskedCase};
 use crate::{Call, Grads, Layout, Raw, problem};
-use flash_dma_problem::{ElementType, LeaveOneOut};
+use flash_dma_problem::ElementType;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::round;
@@ -130,8 +130,8 @@ pub(super) struct Drawn {
     rank: Option<Vec<f64>>,
     /// The intervals, unless they are those of a window alone.
     pub(super) selected: Option<Selected>,
-    /// What kept keys learn.
-    pub(super) left_out: Option<LeaveOneOut>,
+    /// Whether kept keys learn.
+    left_out: bool,
     /// Whether ranks compete.
     competes: bool,
     /// Whether logits are great numbers.
@@ -202,8 +202,7 @@ impl Drawn {
             inputs,
             rank,
             selected,
-            left_out: (selecting.and_then(|selecting| selecting.left_out))
-                .map(|besides| LeaveOneOut::new(besides).expect("a weight of the fuzzer's")),
+            left_out: selecting.is_some_and(|selecting| selecting.left_out),
             competes: selecting.is_some_and(|selecting| selecting.competes),
             is_large: spec.large.is_some(),
             grads,
@@ -256,14 +255,13 @@ impl Drawn {
         };
         let (p, intervals) = (&self.inputs.problem, &selected.intervals);
         let far = selected.far.as_ref();
-        let kept = self.left_out.zip(selected.from.as_ref());
+        let kept = selected.from.as_ref().filter(|_| self.left_out);
         let learning = Learning {
             runners_up: far.map(|far| runners_up(p, intervals, far)),
-            kept: kept.map(|(how, from)| {
-                let kept = pairs(p, |key, position| {
+            kept: kept.map(|from| {
+                pairs(p, |key, position| {
                     intervals[key].contains(position) && i64::from(from[key]) <= position
-                });
-                (kept, how)
+                })
             }),
             shares: self.competes.then(|| selected.shares(p.k_len)),
         };
@@ -308,7 +306,7 @@ impl Drawn {
         if let Some(selected) = &self.selected {
             call.intervals = Some(selected.intervals.clone());
             call.far.clone_from(&selected.far);
-            call.left_out = selected.from.clone().zip(self.left_out);
+            call.left_out = selected.from.clone().filter(|_| self.left_out);
             call.given = true;
         }
         call

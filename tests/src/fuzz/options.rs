@@ -68,9 +68,7 @@ pub const CHOICES: &[Choice] = &[
         once.iter().any(|place| s.places.contains(place))
     }),
     always("runners-up", |s| is_by(s, |by| by.runners_up.is_some())),
-    always("kept keys that learn", |s| {
-        is_by(s, |by| by.left_out.is_some())
-    }),
+    always("kept keys that learn", |s| is_by(s, |by| by.left_out)),
     always("turns", |s| s.scores() == Some(Scores::Turns)),
     always("slopes", |s| s.scores() == Some(Scores::Recency)),
     always("ranks apart", |s| is_by(s, |by| by.apart)),

@@ -139,7 +139,7 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
         }
         live = most_live(&p, call.intervals.as_ref().expect("a selection"));
     }
-    let competing = spec.selecting().and_then(|by| competing(spec, by, &drawn));
+    let competing = spec.selecting().and_then(|by| competing(spec, by));
     let passes = match &competing {
         None => engine.backward(&call),
         Some(rule) => engine.compete(&call, rule).expect("ranks compete"),
@@ -162,7 +162,7 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
 }
 
 /// The rule of a problem whose ranks compete.
-fn competing(spec: &Spec, selecting: &Selecting, drawn: &Drawn) -> Option<Competing> {
+fn competing(spec: &Spec, selecting: &Selecting) -> Option<Competing> {
     let By::Rank(parts) = &selecting.by else {
         return None;
     };
@@ -170,7 +170,7 @@ fn competing(spec: &Spec, selecting: &Selecting, drawn: &Drawn) -> Option<Compet
         rules: spec.rules(parts),
         documents: parts.documents.map(|_| spec.documents(parts)),
         runners_up: selecting.runners_up.unwrap_or(0),
-        left_out: drawn.left_out,
+        left_out: selecting.left_out,
     })
 }
 

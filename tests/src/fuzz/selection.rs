@@ -71,9 +71,9 @@ impl Spec {
         let What::Scored { selecting, .. } = &self.what else {
             panic!("{self} has no scores");
         };
-        let none = selecting.left_out.map(|_| 0);
+        let none = selecting.left_out.then_some(0);
         let runners_up = selecting.runners_up.or(none);
-        let reads_from = selecting.left_out.is_some() || selecting.competes;
+        let reads_from = selecting.left_out || selecting.competes;
         let from = reads_from.then(|| self.kept_by_rank_from());
         let heads = || rank.chunks_exact(self.k_len.max(1)).enumerate();
         match &selecting.by {

@@ -166,8 +166,7 @@ fn simpler_selecting(selecting: &Selecting) -> Vec<Selecting> {
         with(&|s| s.runners_up = Some(n));
     }
     with(&|s| s.competes = false);
-    with(&|s| s.left_out = None);
-    with(&|s| s.left_out = s.left_out.map(|_| 0.05));
+    with(&|s| s.left_out = false);
     with(&|s| s.apart = false);
     match selecting.by {
         By::Ends(_) => with(&|s| s.by = By::default()),

@@ -85,8 +85,8 @@ pub struct Selecting {
     pub by: By,
     /// Keys of each query that just miss the window.
     pub runners_up: Option<usize>,
-    /// If kept keys learn what they are worth, the weight of [`LeaveOneOut`](flash_dma_problem::LeaveOneOut).
-    pub left_out: Option<f64>,
+    /// Whether kept keys learn what they are worth.
+    pub left_out: bool,
     /// Whether ranks compete.
     pub competes: bool,
     /// Whether another tensor than the one that ranks the keys is added to the logits: a normal one.

@@ -355,7 +355,7 @@ fn a_wrong_gradient_of_runners_up_is_found_and_shrunk() {
 fn kept_keys_that_do_not_learn_are_found_and_shrunk() {
     let (record, least) = found(Defect::LeftOut);
     assert!(record.counted() < 50, "{record}");
-    assert!(least.to_string().contains(" leave=0.05"), "{least}");
+    assert!(least.to_string().contains(" leave "), "{least}");
 }
 
 /// All keys of a head read one row of v, so that the gradients are what δ is wrong by.

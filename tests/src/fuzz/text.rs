@@ -109,7 +109,7 @@ impl fmt::Display for Selecting {
             By::Ends(ends) => write!(f, " ends={ends:?}")?,
         }
         word(f, "runners", self.runners_up)?;
-        word(f, "leave", self.left_out)?;
+        flag(f, "leave", self.left_out)?;
         flag(f, "compete", self.competes)?;
         flag(f, "apart", self.apart)
     }
@@ -206,7 +206,7 @@ impl<'a> Reader<'a> {
                 }),
             },
             runners_up: self.maybe("runners")?,
-            left_out: self.maybe("leave")?,
+            left_out: self.flag("leave"),
             competes: self.flag("compete"),
             apart: self.flag("apart"),
         })

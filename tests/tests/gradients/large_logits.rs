@@ -353,18 +353,16 @@ fn ranks_learn_under_an_offset<E: Engine>(engine: &E) {
         let wider = engine.select(scores, p.window + more).expect("select");
         call.far = Some(wider.iter().map(|interval| interval.end).collect());
         let from: Vec<u32> = (0..40).collect();
-        let how = LeaveOneOut::default();
-        call.left_out = Some((from.clone(), how));
+        call.left_out = Some(from.clone());
         let what = format!("{}: ranks at {offset:e}", E::NAME);
         let (_, actual) =
             (engine.backward(&call)).unwrap_or_else(|refused| panic!("{what}: {}", refused.error));
 
-        let kept = (&from[..], how);
         let rounded = inputs.rounded();
         let gained = rounded.rank_gradient(more, grad_out, grad_lse);
         let naive_gained = inputs.naive_rank_gradient(more, grad_out, grad_lse);
-        let lost = rounded.left_out_gradient(kept, grad_out, grad_lse);
-        let naive_lost = inputs.naive_left_out_gradient(kept, grad_out, grad_lse);
+        let lost = rounded.left_out_gradient(&from, grad_out, grad_lse);
+        let naive_lost = inputs.naive_left_out_gradient(&from, grad_out, grad_lse);
         let mut rank = sum((gained, naive_gained), &(lost, naive_lost));
         let mut expected = Expected::new(&p, rounded.forward(), &inputs.naive_forward());
         let actual = match actual.rank {

@@ -26,13 +26,13 @@ pub(super) fn call<E: Engine>(
     engine: &E,
     (case, more): &Runners,
     inputs: &Inputs,
-    left_out: Option<LeaveOneOut>,
+    left_out: bool,
 ) -> Call {
     let mut call = engine.call(inputs, case.layout, &case.gradients(inputs));
     let scores = call.scores.as_ref().expect("runners-up have scores");
     let wider = engine.select(scores, inputs.problem.window.saturating_add(*more));
     call.far = Some(wider.expect("select").iter().map(|i| i.end).collect());
-    call.left_out = left_out.map(|how| (from(inputs), how));
+    call.left_out = left_out.then(|| from(inputs));
     call
 }
 
@@ -43,12 +43,12 @@ pub(super) fn run<E: Engine>(engine: &E, call: &Call) -> (Outputs, Gradients) {
 
 /// Compares the gradient of the rank with the oracle's sum over queries and runners-up, and kept keys if they learn; if
 /// the scores rank and bias the keys in one, the sum of both gradients with the sum of both.
-pub(super) fn check<E: Engine>(engine: &E, runners: &Runners, left_out: Option<LeaveOneOut>) {
+fn check<E: Engine>(engine: &E, runners: &Runners, left_out: bool) {
     let (case, more) = runners;
     if engine.lacks(case.element) {
         return;
     }
-    let what = format!("{} at {case:?}, {more} runners-up, {left_out:?}", E::NAME);
+    let what = format!("{} at {case:?}, {more} runners-up, {left_out}", E::NAME);
     let inputs = case.inputs();
     let (_, grads) = run(engine, &call(engine, runners, &inputs, left_out));
     let incoming = case.gradients(&inputs);
@@ -60,11 +60,11 @@ pub(super) fn check<E: Engine>(engine: &E, runners: &Runners, left_out: Option<L
         inputs.rank_gradient(*more, grad_out, grad_lse),
         inputs.naive_rank_gradient(*more, grad_out, grad_lse),
     );
-    if let Some(how) = left_out {
+    if left_out {
         let from = from(&inputs);
         let of_kept = (
-            inputs.left_out_gradient((&from, how), grad_out, grad_lse),
-            inputs.naive_left_out_gradient((&from, how), grad_out, grad_lse),
+            inputs.left_out_gradient(&from, grad_out, grad_lse),
+            inputs.naive_left_out_gradient(&from, grad_out, grad_lse),
         );
         rank = sum(rank, &of_kept);
     }
@@ -93,7 +93,7 @@ pub(super) fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
 /// Checks the cases of a host up to its size, or those of a device.
 pub(super) fn check_all<E: Engine>(
     engine: &E,
-    left_out: Option<LeaveOneOut>,
+    left_out: bool,
     small: impl IntoIterator<Item = Runners>,
     medium: impl IntoIterator<Item = Runners>,
     device: impl IntoIterator<Item = Runners>,
@@ -116,7 +116,7 @@ fn of_every_length<E: Engine>(engine: &E) {
         (wide(900, 700, 100), 30),
         (wide(1, 2000, 300), 75),
     ];
-    check_all(engine, None, small, medium, device);
+    check_all(engine, false, small, medium, device);
 }
 
 /// Windows of one key and of all keys, fewer runners-up than positions and more than keys.
@@ -132,11 +132,11 @@ fn of_every_window<E: Engine>(engine: &E) {
         ]
     };
     let small = [(case(24, 24, 1), 30)];
-    check_all(engine, None, small, windows(case), windows(wide));
+    check_all(engine, false, small, windows(case), windows(wide));
 }
 
 /// Ties, −∞ (of all keys: rows whose LSE is −∞), NaN, with each number of runners-up.
-pub(super) fn kinds<E: Engine>(engine: &E, runners_up: &[usize], left_out: Option<LeaveOneOut>) {
+pub(super) fn kinds<E: Engine>(engine: &E, runners_up: &[usize], left_out: bool) {
     let kinds = |of: fn(usize, usize, usize) -> Case| {
         let case = move |kind| of(150, 150, 20).scores(kind);
         let each = move |kind| runners_up.iter().map(move |&more| (case(kind), more));
@@ -151,7 +151,7 @@ pub(super) fn groups<E: Engine>(
     engine: &E,
     heads: &[(usize, usize)],
     ([q_len, k_len, window], more): ([usize; 3], usize),
-    left_out: Option<LeaveOneOut>,
+    left_out: bool,
 ) {
     let groups = |of: fn(usize, usize, usize) -> Case| {
         let each = move |&(q, kv): &_| (of(q_len, k_len, window).heads(q, kv), more);
@@ -164,7 +164,7 @@ fn head_dims<E: Engine>(engine: &E, dims: [usize; 2], element: ElementType) {
     let of = |len, window, dim| case(len, len, window).dim(dim).element(element);
     let medium = dims.map(|dim| (of(150, 32, dim), 8));
     let device = dims.map(|dim| (of(700, 90, dim).heads(4, 2), 25));
-    check_all(engine, None, [(of(40, 6, 32), 3)], medium, device);
+    check_all(engine, false, [(of(40, 6, 32), 3)], medium, device);
 }
 
 fn alibi(case: Case) -> Case {
@@ -183,11 +183,11 @@ fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
     let small = [(alibi(case(23, 40, 6).options(|o| o.with_softcap(1.5))), 3)];
     let medium = of_each_option(case(257, 257, 64));
     let device = of_each_option(wide(700, 700, 100).dim(128));
-    check_all(engine, None, small, medium, device);
+    check_all(engine, false, small, medium, device);
 }
 
 /// Without causal masking.
-pub(super) fn one_position<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
+pub(super) fn one_position<E: Engine>(engine: &E, left_out: bool) {
     let medium = [
         (case(1, 257, 64).full(), 16),
         (case(150, 257, 64).full(), 500),
@@ -201,7 +201,7 @@ pub(super) fn one_position<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>)
 }
 
 /// Keys that are attended, and miss the window, over several chunks of queries.
-pub(super) fn long_rows<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
+pub(super) fn long_rows<E: Engine>(engine: &E, left_out: bool) {
     let long = |q_len, k_len, window| Case {
         batch: 1,
         ..wide(q_len, k_len, window)
@@ -218,7 +218,7 @@ pub(super) fn long_rows<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
     check_all(engine, left_out, [], [], device);
 }
 
-pub(super) fn out_alone<E: Engine>(engine: &E, left_out: Option<LeaveOneOut>) {
+pub(super) fn out_alone<E: Engine>(engine: &E, left_out: bool) {
     let out_alone = |case: Case, more| {
         let grad_lse = false;
         [(Case { grad_lse, ..case }, more)]
@@ -239,7 +239,7 @@ fn without_a_gradient_of_the_lse<E: Engine>(engine: &E) {
     z[..10].fill(f64::INFINITY);
     let exact = inputs.rank_gradient(3, &small.gradients(&inputs).out, None);
     let runners = (small, 3);
-    let (_, grads) = run(engine, &call(engine, &runners, &inputs, None));
+    let (_, grads) = run(engine, &call(engine, &runners, &inputs, false));
     let Some(rank) = grads.rank else { return };
     for (n, (rank, exact)) in rank.iter().zip(&exact.values).enumerate() {
         assert_eq!(
@@ -291,7 +291,7 @@ pub(super) fn in_fixed_order<E: Engine>(engine: &E) -> Vec<Runners> {
 fn nothing_else_changes<E: Engine>(engine: &E) {
     for runners in in_fixed_order(engine) {
         let case = &runners.0;
-        let call = call(engine, &runners, &case.inputs(), None);
+        let call = call(engine, &runners, &case.inputs(), false);
         let [with, repeated] = [(); 2].map(|()| run(engine, &call));
         let without = run(engine, &Call { far: None, ..call });
         let what = format!("{} at {case:?}", E::NAME);
@@ -323,7 +323,7 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
         let case = case.options(|o| o.with_deterministic(true));
         let runners = (case.clone(), 3);
         let clean = case.inputs();
-        let (outputs, without) = run(engine, &call(engine, &runners, &clean, None));
+        let (outputs, without) = run(engine, &call(engine, &runners, &clean, false));
         let key = clean.problem.window + 1;
         let scores = clean.scores.as_ref().expect("there are scores");
         let (head, last) = (&scores[..case.k_len], case.k_len as i64 - 1);
@@ -333,7 +333,7 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
             let mut inputs = clean.clone();
             let row = if of_k { &mut inputs.k } else { &mut inputs.v };
             row[key * case.head_dim] = f64::NAN;
-            let (dirty, with) = run(engine, &call(engine, &runners, &inputs, None));
+            let (dirty, with) = run(engine, &call(engine, &runners, &inputs, false));
             assert_eq!(outputs.out, dirty.out);
             assert_eq!(outputs.lse, dirty.lse);
             assert_eq!(
@@ -356,23 +356,23 @@ fn strided<E: Engine>(engine: &E, layout: Layout) {
     let strided = |case: Case, more| [(case.layout(layout), more)];
     let medium = strided(case(130, 150, 20).heads(4, 2), 5);
     let device = strided(wide(600, 600, 100).heads(4, 2), 30);
-    check_all(engine, None, strided(case(40, 40, 6), 3), medium, device);
+    check_all(engine, false, strided(case(40, 40, 6), 3), medium, device);
 }
 
 every_engine!(
     of_every_length,
     of_every_window,
-    of_every_kind_of_scores: kinds(&[1, 9, 500], None),
-    of_groups: groups(&[(4, 4), (4, 1)], ([257, 300, 64], 16), None),
-    of_groups_of_many: groups(&[(8, 1), (6, 2)], ([113, 239, 40], 10), None),
+    of_every_kind_of_scores: kinds(&[1, 9, 500], false),
+    of_groups: groups(&[(4, 4), (4, 1)], ([257, 300, 64], 16), false),
+    of_groups_of_many: groups(&[(8, 1), (6, 2)], ([113, 239, 40], 10), false),
     of_head_dims_in_f32: head_dims([24, 256], F32),
     of_head_dims_in_f16: head_dims([64, 128], F16),
     of_head_dims_in_bf16: head_dims([128, 256], Bf16),
     of_narrow_heads_in_bf16: head_dims([32, 96], Bf16),
     of_softcaps_scales_and_alibi,
-    of_one_position: one_position(None),
-    of_long_rows: long_rows(None),
-    of_out_alone: out_alone(None),
+    of_one_position: one_position(false),
+    of_long_rows: long_rows(false),
+    of_out_alone: out_alone(false),
     // Memory in which only the first row of a tensor is aligned: not for tensor cores.
     of_padded_rows: strided(Padded),
     // Heads that lie side by side.

@@ -277,7 +277,7 @@ impl<S> Attention<S> {
                             max_live: next.max_live,
                             rank: charged(next.rank, next.shares).into_dispatch(),
                             left_out: LeftOut::from_option(
-                                (next.left_out).map(|(from, how)| (from.into_dispatch(), how)),
+                                next.left_out.map(Tensor::into_dispatch),
                             ),
                         },
                     },

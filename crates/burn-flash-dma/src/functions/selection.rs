@@ -5,7 +5,7 @@ use super::documents::Documents;
 use super::selector::{Selector, check_len};
 use crate::validate::{check_shape, same_device};
 use burn::tensor::{DType, Device, Int, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, LeaveOneOut, Problem, TensorName};
+use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 
 /// The positions of the queries that attend to each key: a selection, as a value.
 ///
@@ -35,8 +35,8 @@ pub(crate) struct RankedNext {
     pub(crate) rank: Tensor<3>,
     /// The share of each key in what is charged to all of a head, f32, if it is: the keys in parts, `[batch, kv_heads, parts, keys]`.
     pub(crate) shares: Option<Tensor<4>>,
-    /// With kept keys: the first position at which its rank keeps each of them, `[batch, kv_heads, k_len]` i32.
-    pub(crate) left_out: Option<(Tensor<3, Int>, LeaveOneOut)>,
+    /// If kept keys learn: the first position at which its rank keeps each of them, `[batch, kv_heads, k_len]` i32.
+    pub(crate) left_out: Option<Tensor<3, Int>>,
 }
 
 /// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.

@@ -7,7 +7,7 @@ use crate::engines::check_backend;
 use crate::fallback::tensors::constant;
 use crate::validate::{at_most, is_tracked, scores_as_f32};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
-use flash_dma_problem::{AttentionError, LeaveOneOut, SelectionRule};
+use flash_dma_problem::{AttentionError, SelectionRule};
 
 /// How many keys a query keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct Selector {
     sinks: usize,
     documents: Option<Documents>,
     runners_up: usize,
-    leave_one_out: Option<LeaveOneOut>,
+    leave_one_out: bool,
     compete: bool,
 }
 
@@ -71,7 +71,7 @@ impl Selector {
             sinks: 0,
             documents: None,
             runners_up: 0,
-            leave_one_out: None,
+            leave_one_out: false,
             compete: false,
         }
     }
@@ -102,11 +102,12 @@ impl Selector {
         self
     }
 
-    /// Gives the scores of the keys that their rank keeps the gradient of what they are worth, see [`LeaveOneOut`],
-    /// whether or not there are runners-up. Recent keys and sinks learn nothing. The backward pass then multiplies each
-    /// kept pair seven times in place of five. As with runners-up, autodiff must track the scores.
-    pub fn leave_one_out(mut self, how: impl Into<Option<LeaveOneOut>>) -> Self {
-        self.leave_one_out = how.into();
+    /// Lets kept keys learn: the scores of the keys that their rank keeps get the gradient of what they are worth, see
+    /// [`OWN_OUTPUT_WEIGHT`](crate::OWN_OUTPUT_WEIGHT), whether or not there are runners-up. Recent keys and sinks learn
+    /// nothing. The backward pass then multiplies each kept pair seven times in place of five. As with runners-up, autodiff
+    /// must track the scores.
+    pub fn leave_one_out(mut self, leave_one_out: bool) -> Self {
+        self.leave_one_out = leave_one_out;
         self
     }
 
@@ -157,7 +158,7 @@ impl Selector {
             // Sums of positions, and the tokens of all sequences, are 32-bit numbers.
             check_len(2 * batch.max(1) * k_len)?;
         }
-        let learns = self.runners_up > 0 || self.leave_one_out.is_some();
+        let learns = self.runners_up > 0 || self.leave_one_out;
         let ranked = (learns && is_tracked(&scores)).then(|| scores.clone());
         let scores = constant(scores);
         let documents = self.documents.as_ref();
@@ -171,7 +172,7 @@ impl Selector {
                 }),
             };
             let parts = [self.recent, self.sinks];
-            let reads_from = self.leave_one_out.is_some() || self.compete;
+            let reads_from = self.leave_one_out || self.compete;
             let from = reads_from.then(|| kept_by_rank_from(&scores, parts, documents));
             let far = both.narrow(3, 1, 1).reshape(scores.dims());
             let charges = self.compete && !scores.dims().contains(&0);
@@ -181,7 +182,7 @@ impl Selector {
                 max_live: max_live.saturating_add(self.runners_up),
                 rank,
                 shares,
-                left_out: from.zip(self.leave_one_out),
+                left_out: from.filter(|_| self.leave_one_out),
             }
         });
         let origin = Origin {

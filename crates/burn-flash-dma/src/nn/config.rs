@@ -3,7 +3,7 @@
 use super::scorer::Learns;
 use crate::functions::selector::Selector;
 use burn::config::Config;
-use flash_dma_problem::{AlibiSlopes, AttentionError, LeaveOneOut, ScoreRole, SelectionRule};
+use flash_dma_problem::{AlibiSlopes, AttentionError, ScoreRole, SelectionRule};
 use serde::{Deserialize, Serialize};
 
 /// The fewest runners-up of a window by default: of small windows a quarter teaches too little.
@@ -113,7 +113,7 @@ impl ScoreLearning {
     pub(super) fn taught(&self, selector: Selector, window: usize, scores: Scores) -> Selector {
         selector
             .runners_up(self.runners_up(scores, window))
-            .leave_one_out(self.kept.then(LeaveOneOut::default))
+            .leave_one_out(self.kept)
             .compete(self.compete)
     }
 

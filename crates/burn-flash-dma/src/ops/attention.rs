@@ -90,8 +90,8 @@ pub trait DynamicMaskOps: Backend {
     }
 
     /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would
-    /// change by if they were attended, and for kept keys that learn what [`LeaveOneOut`](crate::LeaveOneOut) says. Under
-    /// autodiff tracked q, k, v, scores or gradients panic with the text of
+    /// change by if they were attended, and for kept keys that learn what those are [worth](crate::OWN_OUTPUT_WEIGHT).
+    /// Under autodiff tracked q, k, v, scores or gradients panic with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
     #[fusion(meta = |q, k, v, selection, _saved, _problem| gradients([q, k, v], selection))]
     fn dynamic_mask_backward(

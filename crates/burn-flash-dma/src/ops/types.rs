@@ -4,7 +4,6 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
-use flash_dma_problem::LeaveOneOut;
 use std::sync::Arc;
 
 /// The keys that are attended, and the scores that weight them.
@@ -136,24 +135,22 @@ pub enum LeftOut<B: Backend> {
         /// `[batch, kv_heads, k_len]`, i32: the first position at which its rank keeps a key, not before the key itself;
         /// one from the end of its interval on is none.
         from: IntTensor<B>,
-        /// What they learn.
-        how: LeaveOneOut,
     },
 }
 
 impl<B: Backend> LeftOut<B> {
-    pub(crate) fn from_option(kept: Option<(IntTensor<B>, LeaveOneOut)>) -> Self {
-        match kept {
+    pub(crate) fn from_option(from: Option<IntTensor<B>>) -> Self {
+        match from {
             None => Self::None,
-            Some((from, how)) => Self::Some { from, how },
+            Some(from) => Self::Some { from },
         }
     }
 
     #[cfg(any(feature = "cube", feature = "flex"))]
-    pub(crate) fn into_option(self) -> Option<(IntTensor<B>, LeaveOneOut)> {
+    pub(crate) fn into_option(self) -> Option<IntTensor<B>> {
         match self {
             Self::None => None,
-            Self::Some { from, how } => Some((from, how)),
+            Self::Some { from } => Some(from),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::case::{grad, ints, random, size, values, within};
 use crate::layer::{self, like, of_scores, tokens_for};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreLearning};
-use burn_flash_dma::{Attention, Documents, LeaveOneOut, Selector};
+use burn_flash_dma::{Attention, Documents, Selector};
 
 const LEN: usize = 13;
 const HEADS: usize = 4;
@@ -60,8 +60,8 @@ fn what_the_keys_of_a_head_gain_is_charged_to_all(len: usize) {
         let selector = Selector::top(5).recent(recent);
         [
             selector.clone().runners_up(3),
-            selector.clone().leave_one_out(LeaveOneOut::default()),
-            selector.runners_up(3).leave_one_out(LeaveOneOut::default()),
+            selector.clone().leave_one_out(true),
+            selector.runners_up(3).leave_one_out(true),
         ]
     };
     for (recent, selector) in [0, 2].into_iter().flat_map(|r| parts(r).map(|s| (r, s))) {
@@ -94,7 +94,7 @@ fn sinks_and_documents_have_the_positions_at_which_their_rank_counts() {
     let (rows, scores) = inputs(LEN);
     let documents = Documents::from_lengths([vec![8, 5], vec![LEN]]);
     let selector = Selector::top(4).sinks(1).documents(documents);
-    let selector = selector.leave_one_out(LeaveOneOut::default());
+    let selector = selector.leave_one_out(true);
     let (gradient, _) = learned(&selector, &rows, &scores, 0);
     let (ours, _) = learned(&selector.compete(true), &rows, &scores, 0);
     // A sink is kept whatever its rank: it neither gains nor pays.

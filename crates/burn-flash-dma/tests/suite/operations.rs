@@ -5,7 +5,7 @@ use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, OptionalFloat, RunnersUp, Saved, Selection};
-use burn_flash_dma::{AttentionOptions, ElementType, LeaveOneOut, SelectionRule};
+use burn_flash_dma::{AttentionOptions, ElementType, SelectionRule};
 use flash_dma_reference::compare::{Exact, GRADIENT, compare, sum};
 use flash_dma_reference::{Rng, compose, generate::Scores};
 
@@ -86,7 +86,7 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
                 let what = format!("{} with {more} runners-up, {with_lse}", case.name);
                 let grad_lse = with_lse.then_some(&case.grad_lse[..]);
                 let (inputs, grad_out) = (&case.inputs, &case.grad_out);
-                let check = |left_out, (exact, naive): &(Exact, Vec<f64>)| {
+                let check = |left_out: Option<&[u32]>, (exact, naive): &(Exact, Vec<f64>)| {
                     let runners_up = runners_up(&case, more, left_out);
                     let rank = run(&case, with_lse, runners_up).rank;
                     let rank = rank.expect("there are runners-up");
@@ -102,23 +102,19 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
                 // Some keys from their own position on, some later, some never.
                 let keys = 0..of_next.1.len();
                 let from = keys.map(|key| (key % 24 + [0, 0, 2, 24][key % 4]) as u32);
-                let (from, how) = (from.collect::<Vec<u32>>(), LeaveOneOut::default());
+                let from: Vec<u32> = from.collect();
                 let of_kept = (
-                    inputs.left_out_gradient((&from, how), grad_out, grad_lse),
-                    inputs.naive_left_out_gradient((&from, how), grad_out, grad_lse),
+                    inputs.left_out_gradient(&from, grad_out, grad_lse),
+                    inputs.naive_left_out_gradient(&from, grad_out, grad_lse),
                 );
-                check(Some((&from, how)), &sum(of_next, &of_kept));
+                check(Some(&from), &sum(of_next, &of_kept));
             }
         }
     }
 }
 
 /// What the rank learns from: the next `more` keys, and those that are left out.
-fn runners_up(
-    case: &Case,
-    more: usize,
-    left_out: Option<(&[u32], LeaveOneOut)>,
-) -> RunnersUp<Flex> {
+fn runners_up(case: &Case, more: usize, left_out: Option<&[u32]>) -> RunnersUp<Flex> {
     let device = Device::flex();
     let p = *case.problem();
     let scores = primitive(case.tensors(&device).scores.unwrap());
@@ -131,12 +127,11 @@ fn runners_up(
         rank: scores,
         left_out: match left_out {
             None => LeftOut::None,
-            Some((from, how)) => {
+            Some(from) => {
                 let from = data(from.iter().map(|&from| from as i32), p.scores_shape());
                 let from = Tensor::<3, Int>::from_data(from, (&device, DType::I32));
                 LeftOut::Some {
                     from: from.try_into_primitive::<Flex>().unwrap(),
-                    how,
                 }
             }
         },

@@ -16,6 +16,7 @@ use crate::operands::{KeyRows, Operands};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::{LANES, Loop, exp, run, sigmoid_softplus, tanh};
+use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 use rayon::prelude::*;
 
 /// The change of a query's keys by which a rank learns.
@@ -36,17 +37,15 @@ impl Change for Added {
     }
 }
 
-/// A kept key is not, and the output itself has the weight `besides`.
+/// A kept key is not, and the output itself has the [`OWN_OUTPUT_WEIGHT`].
 #[derive(Clone, Copy)]
-pub(crate) struct LeftOut {
-    pub(crate) besides: f32,
-}
+pub(crate) struct LeftOut;
 
 impl Change for LeftOut {
     #[inline(always)]
     fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32) {
         let p = exp::<FUSED>(at_most_0(above));
-        let weight = p / (1.0 + self.besides - p);
+        let weight = p / (1.0 + OWN_OUTPUT_WEIGHT - p);
         // A call per pair.
         let lse = if LSE { weight.ln_1p() } else { 0.0 };
         (weight, lse)

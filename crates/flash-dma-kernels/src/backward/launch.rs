@@ -312,9 +312,9 @@ impl<'a> PortablePass<'a> {
         };
         let far = selection.far.as_ref().expect("a rank comes with it");
         let kernel = self.kernel(PortableKeys::All, self.blueprints.dkdv);
-        for (source, left_out) in far.sources() {
+        for source in far.sources() {
             let ranked = ranked_keys(self.keys.client, self.keys.problem, selection, source);
-            let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
+            let terms = rank_terms(self.saved.grad_lse.as_ref(), source);
             kernel.rank(self.saved(), terms, &selection.scores, ranked, rank);
         }
     }

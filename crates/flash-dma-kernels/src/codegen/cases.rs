@@ -6,7 +6,7 @@ mod norm;
 mod products;
 mod zoh;
 
-use crate::args::{Far, LeftOut, Selection};
+use crate::args::{Far, Selection};
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{self, tensor};
 use crate::host::engine::Engine;
@@ -14,7 +14,7 @@ use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{live_keys, tile_key_lists};
 use crate::{AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, select};
 use cubecl::client::Client;
-use flash_dma_problem::{AttentionError, LeaveOneOut};
+use flash_dma_problem::AttentionError;
 
 /// A call of the library.
 pub(crate) struct Case {
@@ -256,10 +256,7 @@ impl Attention {
             selection.far = self.runners_up.then(|| Far {
                 ends: words(),
                 max_live: 2 * problem.window,
-                left_out: self.left_out.then(|| LeftOut {
-                    from: words(),
-                    how: LeaveOneOut::default(),
-                }),
+                left_out: self.left_out.then(words),
             });
         }
         tensors.grads.rank = self.runners_up.then(words);

@@ -122,8 +122,7 @@ impl Selection {
         let far = self.far.as_ref();
         check_words(TensorName::Far, far.map(|far| &far.ends), &shape)?;
         let left_out = far.and_then(|far| far.left_out.as_ref());
-        let from = left_out.map(|left_out| &left_out.from);
-        check_words(TensorName::LeftOut, from, &shape)
+        check_words(TensorName::LeftOut, left_out, &shape)
     }
 }
 

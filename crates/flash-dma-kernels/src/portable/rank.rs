@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 /// every query head of the group, the queries by which the rank of one of its keys learns, and writes the gradients of
 /// its keys' ranks, for kept keys behind a launch for runners-up adds them: with `x` a pair's logit minus the LSE, the
 /// sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, and of kept keys what
-/// [`LeaveOneOut`](flash_dma_problem::LeaveOneOut) says.
+/// those are [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
 /// | buffer | layout |
 /// |---|---|

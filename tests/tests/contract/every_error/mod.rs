@@ -13,9 +13,8 @@ use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttentionConfig};
 use burn_flash_dma::nn::{DynamicMaskInput, Rope, Selection};
 use burn_flash_dma::{
-    AlibiSlopes, AttentionError, Documents, Dropout, ElementType, Intervals, KeyRanges,
-    LeaveOneOut, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
-    try_sliding_window,
+    AlibiSlopes, AttentionError, Documents, Dropout, ElementType, Intervals, KeyRanges, Problem,
+    Selector, try_merge_attention, try_rms_norm, try_select, try_sliding_window,
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
@@ -97,7 +96,6 @@ table! {
     TooLarge: dynamic(Call::past_every_address),
     RecencySlope: layer().with_selection(Selection::keep(4).with_recency_slope(-1.0)).try_init(&here()),
     Turns: layer().with_selection(Selection::keep(4).with_turns(Some(0))).try_init(&here()),
-    LeaveOneOut: LeaveOneOut::new(0.0),
     SecondOrder: second_order(Some(zeros([1, 1, 4]))),
     // Under masks and biases.
     Shape: masked(|c| c.v = zeros([2, 2, 6, 8])),

@@ -10,7 +10,7 @@ use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use flash_dma_problem::{KeptKeys, LeaveOneOut, Problem, TensorName};
+use flash_dma_problem::{KeptKeys, Problem, TensorName};
 
 impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
@@ -198,7 +198,7 @@ struct Selected<B: DynamicMaskOps> {
 struct Ranked<B: DynamicMaskOps> {
     far: IntTensor<B>,
     max_live: usize,
-    left_out: Option<(IntTensor<B>, LeaveOneOut)>,
+    left_out: Option<IntTensor<B>>,
 }
 
 /// The inputs of a pass by what they are: q, k and v, the logits of a sink, and the selection.

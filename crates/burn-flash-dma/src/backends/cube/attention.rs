@@ -218,12 +218,8 @@ fn inputs(
                     } => Some(flash_dma_kernels::Far {
                         ends: into_contiguous(far).binding(),
                         max_live,
-                        left_out: left_out.into_option().map(|(from, how)| {
-                            flash_dma_kernels::LeftOut {
-                                from: into_contiguous(from).binding(),
-                                how,
-                            }
-                        }),
+                        left_out: (left_out.into_option())
+                            .map(|from| into_contiguous(from).binding()),
                     }),
                 },
             }),

@@ -10,7 +10,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{Element, Gradients, Inputs, Outputs};
-use flash_dma_problem::{AttentionError, Interval, KeptKeys, LeaveOneOut, Problem};
+use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
 
 impl DynamicMaskOps for Flex {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
@@ -136,18 +136,17 @@ struct Selected {
     intervals: Vec<Interval>,
     /// The ends of the runners-up.
     far: Option<Vec<u32>>,
-    left_out: Option<(Vec<u32>, LeaveOneOut)>,
+    left_out: Option<Vec<u32>>,
 }
 
 impl Selected {
     fn view(&self) -> flash_dma_cpu::Selection<'_> {
-        let left_out = self.left_out.as_ref();
         flash_dma_cpu::Selection {
             scores: view(&self.scores),
             intervals: &self.intervals,
             far: self.far.as_ref().map(|ends| flash_dma_cpu::Far {
                 ends,
-                left_out: left_out.map(|(from, how)| flash_dma_cpu::LeftOut { from, how: *how }),
+                left_out: self.left_out.as_deref(),
             }),
         }
     }
@@ -192,7 +191,7 @@ impl Call {
                     scores: addressable(scores),
                     intervals: intervals.collect(),
                     far,
-                    left_out: left_out.map(|(from, how)| (positions(&from), how)),
+                    left_out: left_out.map(|from| positions(&from)),
                 })
             }
         };

@@ -140,8 +140,7 @@ fn selector(draw: &mut Draw, sizes: &Sizes) -> Selector {
         selector = selector.runners_up(draw.count("runners-up"));
     }
     if draw.one_in(3) {
-        let besides = draw.number("besides", &[0.05, 1.0]);
-        selector = selector.leave_one_out(LeaveOneOut::new(besides).ok());
+        selector = selector.leave_one_out(true);
     }
     if draw.one_in(3) {
         selector = selector.compete(true);

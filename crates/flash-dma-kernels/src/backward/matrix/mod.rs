@@ -187,7 +187,7 @@ impl MmaPass<'_> {
         let blueprint = self.blueprints.rank.expect("a rank comes with scores");
         let chunks = blueprint.chunks(problem);
         fill(client, rank, 0.0, f32::elem_type_native());
-        for (source, left_out) in far.sources() {
+        for source in far.sources() {
             let ranked = ranked_keys(client, problem, selection, source);
             let (keys, counts, capacity) = if chunks > 1 {
                 let max_live = match source {
@@ -210,7 +210,7 @@ impl MmaPass<'_> {
                 chunks,
                 tiles: capacity.div_ceil(blueprint.tiles.keys()),
             };
-            self.launch_rank(lists, left_out, rank, blueprint);
+            self.launch_rank(lists, source, rank, blueprint);
         }
     }
 }

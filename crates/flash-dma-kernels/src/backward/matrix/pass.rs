@@ -24,11 +24,12 @@ use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
+use crate::pattern::intervals::ranked::RankedSource;
 use crate::pattern::tensors::{SourceTensors, TileLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
-use flash_dma_problem::{LeaveOneOut, Problem};
+use flash_dma_problem::Problem;
 
 /// The inputs of a backward pass's kernels.
 pub(crate) struct MmaPass<'a> {
@@ -280,17 +281,16 @@ impl<'a> MmaPass<'a> {
         QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
 
-    /// The launch of the rank kernel for `keys`, which are runners-up on their intervals, or kept ones that learn `left_out`;
-    /// these add to the rank.
+    /// The launch of the rank kernel for `keys`, which are those of `source` on their intervals; kept ones add to the rank.
     pub(crate) fn launch_rank(
         &self,
         keys: KeyLists,
-        left_out: Option<LeaveOneOut>,
+        source: RankedSource,
         rank: &TensorBinding,
         ChunkedBlueprint { tiles, chunk }: ChunkedBlueprint,
     ) {
         let problem = self.problem;
-        let terms = rank_terms(self.saved.grad_lse.as_ref(), left_out);
+        let terms = rank_terms(self.saved.grad_lse.as_ref(), source);
         let (cubes, grid) = (keys.cubes(problem), keys.grid(chunk));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {

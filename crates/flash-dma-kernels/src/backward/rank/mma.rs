@@ -29,7 +29,7 @@ use cubecl::prelude::*;
 /// streams the queries of the chunk by which the rank of one of its keys learns, of every head of the group, and writes
 /// the gradients of its keys' ranks, or with `bp.shared_keys`, and for kept keys behind a launch for runners-up, adds to
 /// them: with `x` a pair's logit minus the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`,
-/// and of kept keys what [`LeaveOneOut`](flash_dma_problem::LeaveOneOut) says.
+/// and of kept keys what those are [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
 /// | buffer | layout |
 /// |---|---|

@@ -5,8 +5,9 @@ use crate::backward::dkdv::shared::sums::write_score;
 use crate::math::ln_one_plus;
 use crate::matrix::logit_scale::{sigmoid_of_power, softplus};
 use crate::matrix::ptx::{at_most_zero, ex2, reciprocal};
+use crate::pattern::intervals::ranked::RankedSource;
 use cubecl::prelude::*;
-use flash_dma_problem::LeaveOneOut;
+use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 
 /// What a rank kernel knows beside the products of its pairs.
 #[derive(CubeType, CubeLaunch)]
@@ -16,15 +17,15 @@ pub(crate) struct RankTerms {
     pub change: Change,
 }
 
-/// The launch argument of the gradients of the LSEs and of what kept keys learn; without that, of runners-up.
+/// The launch argument of the gradients of the LSEs and of what the keys of `source` learn.
 pub(crate) fn rank_terms(
     grad_lse: Option<&TensorBinding>,
-    left_out: Option<LeaveOneOut>,
+    source: RankedSource,
 ) -> RankTermsLaunch {
     let grad_lse = grad_lse.map(|grad| grad.clone().into_buffer_arg());
-    let change = match left_out {
-        None => ChangeLaunch::new(1.0, ChangeKind::Added),
-        Some(how) => ChangeLaunch::new(1.0 + how.besides(), ChangeKind::LeftOut),
+    let change = match source {
+        RankedSource::RunnersUp(_) => ChangeLaunch::new(1.0, ChangeKind::Added),
+        RankedSource::Kept(_) => ChangeLaunch::new(1.0 + OWN_OUTPUT_WEIGHT, ChangeKind::LeftOut),
     };
     RankTermsLaunch::new(grad_lse.into(), change)
 }
@@ -42,7 +43,7 @@ pub(crate) enum ChangeKind {
 /// stable hash, and so CubeCL's cache on disk, would not tell from its absence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Change {
-    /// The weights of a query's keys and, besides, of its output, see [`LeaveOneOut`]; read if a key is left out.
+    /// The weights of a query's keys and its [`OWN_OUTPUT_WEIGHT`]; read if a key is left out.
     pub all: f32,
     #[cube(comptime)]
     pub kind: ChangeKind,

@@ -3,7 +3,7 @@
 
 mod masked;
 
-use crate::args::{Far, LeftOut};
+use crate::args::Far;
 use crate::backward::Backward;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{Attention, tensor};
@@ -19,7 +19,6 @@ use crate::{
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl_runtime::id::KernelId;
-use flash_dma_problem::LeaveOneOut;
 use flash_dma_problem::memory::tensor_bytes;
 use std::collections::{BTreeMap, HashSet};
 
@@ -60,10 +59,7 @@ impl Tensors {
         selection.far = Some(Far {
             ends: words(),
             max_live: p.window.saturating_add(p.window / 4),
-            left_out: Some(LeftOut {
-                from: words(),
-                how: LeaveOneOut::default(),
-            }),
+            left_out: Some(words()),
         });
         self.grads.rank = Some(words());
         self

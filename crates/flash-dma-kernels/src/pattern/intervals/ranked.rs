@@ -13,7 +13,7 @@ use crate::host::scratch::{address_type, bytes, cubes, scratch};
 use cubecl::client::Client;
 use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
-use flash_dma_problem::{LeaveOneOut, Problem};
+use flash_dma_problem::Problem;
 use std::iter;
 
 /// Classes of first positions.
@@ -28,16 +28,15 @@ const PARTS: usize = CLASSES / OWN_CLASSES;
 pub(crate) enum RankedSource<'a> {
     /// Runners-up: [`Far::ends`](crate::args::Far::ends).
     RunnersUp(&'a TensorBinding),
-    /// Kept keys: [`LeftOut::from`](crate::args::LeftOut::from).
+    /// Kept keys: [`Far::left_out`](crate::args::Far::left_out).
     Kept(&'a TensorBinding),
 }
 
 impl Far {
-    /// The keys whose ranks learn, launch by launch, and what kept ones learn.
-    pub(crate) fn sources(&self) -> impl Iterator<Item = (RankedSource<'_>, Option<LeaveOneOut>)> {
-        let kept = self.left_out.as_ref();
-        let kept = kept.map(|keys| (RankedSource::Kept(&keys.from), Some(keys.how)));
-        iter::once((RankedSource::RunnersUp(&self.ends), None)).chain(kept)
+    /// The keys whose ranks learn, launch by launch.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = RankedSource<'_>> {
+        let kept = self.left_out.as_ref().map(RankedSource::Kept);
+        iter::once(RankedSource::RunnersUp(&self.ends)).chain(kept)
     }
 }
 
