@@ -95,7 +95,9 @@ impl Options {
         let context = self.context.unwrap_or_else(|| self.positions());
         let window = model.window.unwrap_or_else(|| self.positions());
         let attention = model.attention(window, context);
-        DecoderConfig::new(attention, model.layers).with_dtype(model.place.dtype.burn())
+        DecoderConfig::new(attention, model.layers)
+            .with_local_window(None)
+            .with_dtype(model.place.dtype.burn())
     }
 
     fn busy(&self) -> usize {

@@ -40,6 +40,7 @@ impl ModelTask {
         };
         Self {
             config: DecoderConfig::new(attention, model.layers)
+                .with_local_window(None)
                 .with_dtype(model.place.dtype.burn())
                 .with_activations(activations),
             rng: Rng::new(7),

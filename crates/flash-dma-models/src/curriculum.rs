@@ -31,12 +31,15 @@ impl Curriculum {
         self.0 == 0.0
     }
 
-    /// How many times shorter the texts of a step are, counted from 0, of all the steps: 64 tokens at first (or up to
-    /// twice as many, of which the length is a multiple by a power of two), then twice as many, and so on. A power of
-    /// two.
+    /// How many times shorter the texts of a step are, counted from 0, of all the steps: 64 tokens at first (or the next
+    /// more of which the length is a multiple by a power of two), then twice as many, and so on. A power of two.
+    ///
+    /// A batch of any loader holds such texts already: `[batch, tokens]` is cut by a reshape, and
+    /// `data::Batch::cut` cuts its documents, too.
     #[must_use]
     pub fn divisor(self, tokens: usize, step: usize, steps: usize) -> usize {
         let stages = (tokens / SHORTEST).max(1).ilog2();
+        let stages = stages.min(tokens.max(1).trailing_zeros());
         let stage = self.stage(stages, step, steps);
         stage.map_or(1, |stage| 1 << (stages - stage))
     }

@@ -1,6 +1,7 @@
 //! Language models with dynamic-mask attention for Burn.
 //!
 //! - [`nn`]: a decoder-only model, its blocks and what they are made of;
+//! - `TextTraining` (features `autodiff` and `data`): one call from text to a trained model;
 //! - [`Curriculum`]: texts that are short when a training begins;
 //! - [`doge`]: the Doge family, read from and written to Hugging Face's files;
 //! - [`generate`]: samplers, batches of prompts, beams, speculative decoding, for any [`LanguageModel`];
@@ -14,6 +15,10 @@ pub mod doge;
 pub mod generate;
 mod language_model;
 pub mod nn;
+#[cfg(all(feature = "autodiff", feature = "data"))]
+mod training;
 
 pub use curriculum::Curriculum;
 pub use language_model::LanguageModel;
+#[cfg(all(feature = "autodiff", feature = "data"))]
+pub use training::{Evaluated, TextTraining, TrainingError};

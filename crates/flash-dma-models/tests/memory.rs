@@ -41,6 +41,7 @@ fn step(layers: usize, activations: Activations) -> (usize, f64) {
         .with_rope(Some(Rope::new(512)))
         .with_selection(Selection::keep(64));
     let model = DecoderConfig::new(attention, layers)
+        .with_local_window(None)
         .with_activations(activations)
         .init(&device);
     let bytes: Vec<i32> = (0..513).map(|n| n * n % 251).collect();

@@ -19,7 +19,7 @@ fn checkpoint(dir: &Scratch) {
         .with_n_kv_heads(Some(1))
         .with_rope(Some(Rope::new(16)))
         .with_selection(Selection::keep(5));
-    let config = DecoderConfig::new(attention, 2);
+    let config = DecoderConfig::new(attention, 2).with_local_window(None);
     config.save(dir.path("config.json")).expect("it is written");
     let record = config.init(&Device::flex()).into_record();
     record.save(dir.path("model.bpk")).expect("it is written");

@@ -3,26 +3,16 @@
 use std::error;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
 
 use burn::config::Config;
-use burn::data::dataloader::DataLoader;
-use burn::data::dataset::Dataset;
 use burn::module::Module;
-use burn::optim::{AdamWConfig, ModuleOptimizer, OptimizerRecord};
-use burn::store::ModuleRecord;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
-use burn_flash_dma::train::clip_gradients;
 use clap::Parser;
-use flash_dma_models::LanguageModel;
-use flash_dma_models::data::{
-    Batch, Loader, LoaderState, PackedRows, Row, TokenFileWriter, Vocabulary,
-};
+use flash_dma_models::data::Vocabulary;
 use flash_dma_models::generate::{Generator, Sampler};
-use flash_dma_models::nn::{Activations, Decoder, DecoderConfig, TokenInput};
-use serde_json::json;
+use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
+use flash_dma_models::{Evaluated, LanguageModel, TextTraining};
 
 /// What went wrong, as one line for a person to act on.
 type Error = Box<dyn error::Error + Send + Sync>;
@@ -100,7 +90,7 @@ struct Cli {
     /// Sample from the fewest most likely bytes whose probabilities reach this sum.
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
-    /// Text the sample continues [default: the beginning of the validation text].
+    /// Text the sample continues [default: a piece of its last tenth].
     #[arg(long)]
     prompt: Option<String>,
 }
@@ -114,20 +104,33 @@ fn main() {
 
 fn run(cli: &Cli) -> Result<(), Error> {
     let (device, dtype) = place(cli)?;
-    let config = config(cli, dtype)?;
     sampler(cli, 0).try_check()?;
-    let (train, valid) = rows(cli)?;
-    let (rows, kept, seq) = (train.len(), valid.len(), cli.seq);
-    println!("{rows} rows of {seq} bytes to train on, {kept} to validate");
-    let model = fit(cli, &config, train, &valid, &device)?;
-    config.save(cli.out.join("config.json"))?;
+    let texts = cli.data.iter().map(|path| fs::read(path).map_err(at(path)));
+    let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
+    let training = TextTraining::new(config(cli, dtype), cli.seq)
+        .with_batch(cli.batch)
+        .with_steps(cli.steps)
+        .with_rate(cli.lr)
+        .with_seed(cli.seed)
+        .with_evaluations(cli.evaluations);
+    let see = |at: &Evaluated| {
+        let [training, validation] = [f64::from(at.training_loss), at.validation_loss];
+        let (step, time) = (at.step, at.time.as_secs());
+        println!("step {step}: training {training:.4}, validation {validation:.4}, {time} s");
+    };
+    let model = match cli.resume {
+        true => training.try_resume(&text, &cli.out, &device, see)?,
+        false => training.try_run(&text, &cli.out, &device, see)?,
+    };
+    training.model.save(cli.out.join("config.json"))?;
     let record = model.clone().into_record();
     record.save(cli.out.join("model.bpk"))?;
 
     let prompt = match &cli.prompt {
-        Some(prompt) => Vocabulary::bytes().encode(prompt)?,
-        None => valid.row(0)?.inputs()[..cli.seq.min(64)].to_vec(),
+        Some(prompt) => prompt.as_bytes(),
+        None => &text[text.len() - text.len() / 10..][..cli.seq.min(64)],
     };
+    let prompt: Vec<u32> = prompt.iter().map(|&byte| byte.into()).collect();
     let written = write(cli, &model, &prompt)?;
     let [prompt, written] = [&prompt, &written].map(|ids| Vocabulary::bytes().decode(ids));
     let (prompt, written) = (prompt?, written?);
@@ -166,45 +169,9 @@ fn place(cli: &Cli) -> Result<(Device, FloatDType), Error> {
     }
 }
 
-/// Cuts the text into up to sixteen blocks of equal length, of each of which the last tenth is for validation, and these
-/// into rows. So validation text comes from all over, and no row to train on reaches into it.
-fn rows(cli: &Cli) -> Result<(PackedRows, PackedRows), Error> {
-    let texts = cli.data.iter().map(|path| fs::read(path).map_err(at(path)));
-    let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
-    let (len, needed) = (text.len(), 10 * (cli.seq + 1));
-    if len < needed {
-        let seq = cli.seq;
-        return Err(format!("{len} bytes are too few for --seq {seq}: it takes {needed}").into());
-    }
-    // The validation text of a block has four rows, if the text is as long.
-    let blocks = (len / (4 * needed)).clamp(1, 16);
-    let (mut train, mut valid) = (Vec::new(), Vec::new());
-    for block in 0..blocks {
-        let (start, end) = (block * len / blocks, (block + 1) * len / blocks);
-        let cut = end - (end - start) / 10;
-        train.push(&text[start..cut]);
-        valid.push(&text[cut..end]);
-    }
-    fs::create_dir_all(&cli.out).map_err(at(&cli.out))?;
-    let mut writer = TokenFileWriter::create(cli.out.join("tokens"), 256)?;
-    for part in train.into_iter().chain(valid) {
-        let ids: Vec<u32> = part.iter().map(|&byte| byte.into()).collect();
-        writer.push(&ids)?;
-    }
-    let file = Arc::new(writer.finish()?);
-    let train = PackedRows::of(file.clone(), 0..blocks, cli.seq)?;
-    Ok((train, PackedRows::of(file, blocks..2 * blocks, cli.seq)?))
-}
-
 /// The model: the default layer, which keeps the keys that its scores rank highest and adds nothing to the logits.
-fn config(cli: &Cli, dtype: FloatDType) -> Result<DecoderConfig, Error> {
+fn config(cli: &Cli, dtype: FloatDType) -> DecoderConfig {
     let window = cli.window.unwrap_or(cli.seq.div_ceil(4));
-    let sizes = [cli.seq, window, cli.batch, cli.layers, cli.evaluations];
-    let rate = cli.lr > 0.0 && cli.lr <= 1.0;
-    if sizes.contains(&0) || !rate || cli.steps < cli.evaluations {
-        let rate = "--lr above 0 and at most 1, --steps at least --evaluations";
-        return Err(format!("sizes and counts must be at least 1, {rate}").into());
-    }
     let activations = match cli.checkpoint {
         true => Activations::Recomputed,
         false => Activations::Kept,
@@ -213,155 +180,9 @@ fn config(cli: &Cli, dtype: FloatDType) -> Result<DecoderConfig, Error> {
         .with_n_kv_heads(Some(cli.kv_heads))
         .with_rope(Some(Rope::new(cli.seq)))
         .with_selection(Selection::keep(window));
-    Ok(DecoderConfig::new(attention, cli.layers)
+    DecoderConfig::new(attention, cli.layers)
         .with_dtype(dtype)
-        .with_activations(activations))
-}
-
-/// Trains, or goes on from the last checkpoint.
-fn fit(
-    cli: &Cli,
-    config: &DecoderConfig,
-    train: PackedRows,
-    valid: &PackedRows,
-    device: &Device,
-) -> Result<Decoder, Error> {
-    device.seed(cli.seed);
-    let mut model = config.try_init(&device.clone().autodiff())?;
-    let mut optimiser = AdamWConfig::new()
-        .with_beta_2(0.95)
-        .with_epsilon(1e-8)
-        .with_weight_decay(0.01)
-        .init();
-    let loader = Loader::new(train, cli.batch, cli.seed, device)?;
-    let (steps, lr, evaluations) = (cli.steps, cli.lr, cli.evaluations);
-    let settings = json!({"model": config, "steps": steps, "lr": lr, "evaluations": evaluations});
-    let settings = settings.to_string();
-    (model, optimiser) = begin(cli, &settings, model, optimiser, &loader)?;
-    let (done, start) = (loader.state().step, Instant::now());
-    let mut epoch = loader.iter();
-    let (mut losses, mut evaluations) = (Vec::new(), done * cli.evaluations / cli.steps);
-    for step in done..cli.steps {
-        let batch = match epoch.next() {
-            Some(batch) => batch?,
-            None => {
-                epoch = loader.iter();
-                epoch.next().expect("an epoch has a batch")?
-            }
-        };
-        let (input, weights) = (input(&batch), Some(batch.weights));
-        let (loss, backward) = model.try_loss_and_backward(input, batch.targets, weights)?;
-        let mut gradients = backward();
-        clip_gradients(&model, &mut gradients, 1.0);
-        model = optimiser.step(rate(cli, step), model, gradients);
-        losses.push(loss.detach());
-        if (step + 1) * cli.evaluations / cli.steps > evaluations {
-            evaluations += 1;
-            let training = Tensor::cat(std::mem::take(&mut losses), 0).mean();
-            let loss = training.into_scalar::<f32>();
-            let validation = validate(&model.valid(), valid, cli.batch)?;
-            let (step, time) = (step + 1, start.elapsed().as_secs());
-            println!("step {step}: training {loss:.4}, validation {validation:.4}, {time} s");
-            save(cli, &settings, &model, &optimiser, &loader.state())?;
-        }
-    }
-    Ok(model.valid())
-}
-
-/// What the model reads: no byte sees another block of the text.
-fn input(batch: &Batch) -> TokenInput {
-    TokenInput::new(batch.inputs.clone()).documents(batch.documents.clone())
-}
-
-/// A linear warm-up in a twentieth of the steps, then a cosine down to a tenth of the peak.
-fn rate(cli: &Cli, step: usize) -> f64 {
-    let warm_up = cli.steps.div_ceil(20);
-    if step < warm_up {
-        return cli.lr * (step + 1) as f64 / warm_up as f64;
-    }
-    let done = (step - warm_up) as f64 / (cli.steps - warm_up) as f64;
-    cli.lr * (0.55 + 0.45 * (std::f64::consts::PI * done).cos())
-}
-
-/// The mean loss of at most 64 rows, evenly spread.
-fn validate(model: &Decoder, rows: &PackedRows, size: usize) -> Result<f64, Error> {
-    let kept = rows.len().min(64);
-    let spread = |at: usize| rows.row(at * rows.len() / kept);
-    let rows: Result<Vec<Row>, _> = (0..kept).map(spread).collect();
-    let (mut sum, mut count) = (0.0, 0);
-    for rows in rows?.chunks(size) {
-        let batch = Batch::new(rows, &model.device());
-        let losses = model.try_token_losses(input(&batch), batch.targets.clone())?;
-        let mean = batch.mean(losses.flatten(0, 1)).into_scalar::<f32>();
-        sum += f64::from(mean) * batch.predicted() as f64;
-        count += batch.predicted();
-    }
-    Ok(sum / count.max(1) as f64)
-}
-
-/// Where the checkpoints of a run are, by their steps.
-fn checkpoints(out: &Path) -> Vec<(usize, PathBuf)> {
-    let step = |entry: fs::DirEntry| {
-        let name = entry.file_name().into_string().ok()?;
-        let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
-        Some((step, entry.path()))
-    };
-    let entries = fs::read_dir(out).into_iter().flatten().flatten();
-    let mut found: Vec<_> = entries.filter_map(step).collect();
-    found.sort();
-    found
-}
-
-/// A new run, without what an earlier one has left, or with --resume one at its last checkpoint.
-fn begin(
-    cli: &Cli,
-    settings: &str,
-    model: Decoder,
-    optimiser: ModuleOptimizer,
-    loader: &Loader,
-) -> Result<(Decoder, ModuleOptimizer), Error> {
-    if !cli.resume {
-        for (_, dir) in checkpoints(&cli.out) {
-            fs::remove_dir_all(&dir).map_err(at(&dir))?;
-        }
-        return Ok((model, optimiser));
-    }
-    let last = checkpoints(&cli.out).pop();
-    let (_, dir) = last.ok_or("--resume: no checkpoint in --out")?;
-    let path = dir.join("state.json");
-    let saved = fs::read_to_string(&path).map_err(at(&path))?;
-    let (then, state): (String, LoaderState) = serde_json::from_str(&saved).map_err(at(&path))?;
-    if then != settings {
-        return Err(format!("--resume: the run was of {then}").into());
-    }
-    loader.resume(&state)?;
-    let record = ModuleRecord::load(dir.join("model.bpk"))?;
-    let optimiser = optimiser.load_record(OptimizerRecord::load(dir.join("optimiser.bpk"))?);
-    Ok((model.try_load_record(record)?, optimiser))
-}
-
-/// Writes a checkpoint, which has its name once it is whole, and removes those before the last two.
-fn save(
-    cli: &Cli,
-    settings: &str,
-    model: &Decoder,
-    optimiser: &ModuleOptimizer,
-    state: &LoaderState,
-) -> Result<(), Error> {
-    let dir = cli.out.join("partial");
-    fs::create_dir_all(&dir).map_err(at(&dir))?;
-    model.clone().into_record().save(dir.join("model.bpk"))?;
-    optimiser.to_record().save(dir.join("optimiser.bpk"))?;
-    let path = dir.join("state.json");
-    fs::write(&path, serde_json::to_string(&(settings, state))?).map_err(at(&path))?;
-    let whole = cli.out.join(format!("checkpoint-{}", state.step));
-    fs::rename(&dir, whole).map_err(at(&dir))?;
-    let mut found = checkpoints(&cli.out);
-    found.truncate(found.len().saturating_sub(2));
-    for (_, dir) in found {
-        fs::remove_dir_all(&dir).map_err(at(&dir))?;
-    }
-    Ok(())
+        .with_activations(activations)
 }
 
 fn sampler(cli: &Cli, written: usize) -> Sampler {

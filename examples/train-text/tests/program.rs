@@ -55,7 +55,7 @@ fn a_run_leaves_checkpoints_writes_texts_and_goes_on_with_the_same_bits() {
         assert!(read("model.bpk") == model);
 
         let other = refusal(&format!("{place} --resume --lr 0.1"));
-        assert!(other.starts_with("--resume: the run was of {"), "{other}");
+        assert!(other.starts_with("the run was of {"), "{other}");
         let longer = scratch.file("longer.txt", "it was the age of wisdom. ".repeat(60));
         let changed = refusal(&format!("{} --resume", place.replace(&text, &longer)));
         let other = changed.starts_with("the state is that of another loader");
@@ -83,13 +83,16 @@ fn bad_input_is_refused_in_one_line() {
     assert!(refusal(&format!("--data {missing}")).starts_with(&missing));
     let tiny = scratch.file("tiny.txt", "too little");
     let error = refusal(&format!("--data {tiny}"));
-    assert_eq!(error, "10 bytes are too few for --seq 256: it takes 2570");
-    for options in ["--window 0", "--lr 0", "--lr NaN", "--steps 4"] {
+    assert_eq!(
+        error,
+        "10 bytes are too few for texts of 256: it takes 2570"
+    );
+    for options in ["--seq 0 --window 6", "--lr 0", "--lr NaN", "--steps 4"] {
         let error = refusal(&format!("--data {tiny} {options}"));
-        let rest = error.strip_prefix("sizes and counts must be at least 1, ");
-        let rates = "--lr above 0 and at most 1, --steps at least --evaluations";
-        assert_eq!(rest, Some(rates), "{error}");
+        let rule = "sizes and counts must be at least 1, the rate above 0 and at most 1";
+        assert!(error.starts_with(rule), "{error}");
     }
+    assert!(refusal(&format!("--data {tiny} --window 0")).contains("window"));
     if cfg!(not(feature = "cuda")) {
         let error = refusal(&format!("--data {tiny} --device cuda"));
         let expected = "--device cuda is not compiled in: build with --features cuda";
@@ -98,7 +101,7 @@ fn bad_input_is_refused_in_one_line() {
     let text = scratch.file("text.txt", "it was the best of times. ".repeat(50));
     let place = format!("--data {text} --out {}", scratch.text("out"));
     let error = refusal(&format!("{place} {TINY} --resume"));
-    assert_eq!(error, "--resume: no checkpoint in --out");
+    assert!(error.ends_with(": no checkpoint"), "{error}");
     // Heads that do not divide are the layer's to refuse.
     let wrong = TINY.replace("--heads 2", "--heads 3");
     refusal(&format!("{place} {wrong}"));

@@ -49,6 +49,30 @@ impl Batch {
         }
     }
 
+    /// The same tokens as shorter texts, `[batch * pieces, len / pieces]`: each row is cut, and with it a document that
+    /// reaches over an end, of which the rest is a document of its own.
+    ///
+    /// # Panics
+    ///
+    /// If the length is not a multiple of `pieces`.
+    #[must_use]
+    pub fn cut(self, pieces: usize) -> Self {
+        let [rows, len] = self.inputs.dims();
+        assert!(
+            pieces > 0 && len % pieces == 0,
+            "{len} tokens in {pieces} pieces"
+        );
+        let (shape, documents) = ([rows * pieces, len / pieces], self.documents.lengths());
+        let lengths = documents.iter().flat_map(|row| cut(row, len / pieces));
+        Self {
+            documents: Documents::from_lengths(lengths),
+            inputs: self.inputs.reshape(shape),
+            targets: self.targets.reshape(shape),
+            weights: self.weights.reshape(shape),
+            ..self
+        }
+    }
+
     /// The tokens that are read, without padding.
     #[must_use]
     pub fn tokens(&self) -> usize {
@@ -77,6 +101,24 @@ impl Batch {
         let counted = losses.cast(DType::F32).mask_fill(left_out, 0);
         counted.sum() / self.predicted.max(1) as f64
     }
+}
+
+/// The lengths of the documents of each piece of a row, of which the documents add up to whole pieces.
+fn cut(documents: &[usize], piece: usize) -> Vec<Vec<usize>> {
+    let (mut pieces, mut room) = (Vec::new(), 0);
+    for &document in documents {
+        let mut left = document;
+        while left > 0 {
+            if room == 0 {
+                pieces.push(Vec::new());
+                room = piece;
+            }
+            let part = left.min(room);
+            pieces.last_mut().expect("one was begun").push(part);
+            (left, room) = (left - part, room - part);
+        }
+    }
+    pieces
 }
 
 /// Makes batches of rows in Burn's data loaders: `DataLoaderBuilder::new(RowBatcher).batch_size(5).build(rows)` serves

@@ -95,7 +95,7 @@ pub enum LineFault {
 
 impl DataError {
     /// The error of an operation on `path`.
-    pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }
     }

@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 /// What every norm adds to the mean square.
 const EPSILON: f64 = 1e-5;
 
+/// The fewest keys of a layer that chooses them, in short texts.
+const LEAST_WINDOW: usize = 8;
+
 /// What is kept of the blocks for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -39,9 +42,10 @@ pub struct DecoderConfig {
     /// Number of tokens in the vocabulary. Default: 256, those of a byte.
     #[config(default = 256)]
     pub vocabulary: usize,
-    /// Makes odd layers local: they keep so many last keys, and they alone have the rotary encoding of
-    /// [`attention`](Self::attention), so nothing in the other layers depends on the length. Default: none is local, and
-    /// all have it.
+    /// Last keys of a query in odd layers, which are local and alone have the rotary encoding of
+    /// [`attention`](Self::attention), so nothing in the other layers depends on the length. With `None` no layer is local,
+    /// and all have it. Default: 256.
+    #[config(default = "Some(256)")]
     pub local_window: Option<usize>,
     /// Numbers of layers that attend to all keys; local ones stay local. Default: none.
     #[config(default = "Vec::new()")]
@@ -144,10 +148,17 @@ impl DecoderConfig {
         DecoderBlockConfig::new(self.layer(number), feed_forward).with_norm_epsilon(EPSILON)
     }
 
+    /// Whether the layer of a number is local.
+    fn is_local(&self, number: usize) -> bool {
+        self.local_window.is_some() && number % 2 == 1
+    }
+
     /// The attention of the block of a number.
     fn layer(&self, number: usize) -> DynamicMaskAttentionConfig {
         let (mut layer, index) = match self.local_window {
-            Some(window) if number % 2 == 1 => return last_keys(&self.attention, Some(window)),
+            Some(_) if self.is_local(number) => {
+                return last_keys(&self.attention, self.local_window);
+            }
             Some(_) => (self.attention.clone().with_rope(None), number / 2 - 1),
             None => (self.attention.clone(), number - 1),
         };
@@ -188,6 +199,28 @@ impl Decoder {
     #[must_use]
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// Sets the windows of the layers that choose their keys for texts so many times shorter than those that the model is
+    /// configured for: the same share of their keys, at least 8, and at least twice what is kept whatever its score.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
+    pub fn try_set_share(&mut self, divisor: usize) -> Result<(), AttentionError> {
+        let selection = &self.config.attention.selection;
+        let Some(window) = selection.window else {
+            return Ok(());
+        };
+        let whatever = selection.recent.unwrap_or_default() + selection.sinks;
+        let least = LEAST_WINDOW.max(2 * whatever);
+        let window = (window / divisor).max(least).min(window);
+        for (number, block) in (1..).zip(&mut self.blocks) {
+            if !self.config.is_local(number) && !self.config.dense_layers.contains(&number) {
+                block.attention.try_set_keep_window(window)?;
+            }
+        }
+        Ok(())
     }
 
     /// What each layer selects, and the scores `[batch, kv_heads, len]` that it ranks the keys by; `None` of a layer

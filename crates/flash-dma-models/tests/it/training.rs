@@ -19,7 +19,7 @@ fn config() -> DecoderConfig {
         .with_n_kv_heads(Some(1))
         .with_rope(Some(Rope::new(24)))
         .with_selection(Selection::keep(6));
-    DecoderConfig::new(attention, 2)
+    DecoderConfig::new(attention, 2).with_local_window(None)
 }
 
 /// A model by the configuration, with the parameters of another.
@@ -70,6 +70,108 @@ fn sixteen_bit_activations_train_f32_parameters() {
     let mut types = Types(Vec::new());
     model.visit(&mut types);
     assert!(types.0.len() > 10 && types.0.iter().all(|&dtype| dtype == DType::F32));
+}
+
+#[test]
+fn short_texts_have_as_large_a_share_of_the_keys_in_the_layers_that_choose() {
+    let mut config = config()
+        .with_local_window(Some(5))
+        .with_dense_layers(vec![4]);
+    config.attention = config.attention.with_selection(Selection::keep(40));
+    config.layers = 4;
+    let mut model = config.init(&Device::flex());
+    let windows = |model: &Decoder| -> Vec<Option<usize>> {
+        let layers = model.blocks.iter().map(|block| &block.attention);
+        layers.map(|layer| layer.options().keep_window).collect()
+    };
+    for (divisor, window) in [(4, 10), (8, 8), (1, 40)] {
+        model.try_set_share(divisor).expect("it fits");
+        assert_eq!(windows(&model), [Some(5), Some(window), Some(5), None]);
+    }
+}
+
+#[cfg(feature = "data")]
+mod of_text {
+    use super::*;
+    use crate::dir::Dir;
+    use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+    use flash_dma_models::{TextTraining, TrainingError};
+    use std::path::Path;
+
+    fn training() -> TextTraining {
+        let attention = DynamicMaskAttentionConfig::new(16, 2)
+            .with_rope(Some(Rope::new(128)))
+            .with_selection(Selection::keep(16));
+        TextTraining::new(DecoderConfig::new(attention, 1), 128)
+            .with_batch(2)
+            .with_steps(8)
+            .with_evaluations(4)
+            .with_curriculum("0.5".parse().expect("a share"))
+    }
+
+    fn text() -> Vec<u8> {
+        b"it was the best of times. ".repeat(60)
+    }
+
+    fn parameters(model: &Decoder, dir: &Dir, name: &str) -> Vec<u8> {
+        let record = model.clone().into_record();
+        record.save(dir.path(name)).expect("it can be written");
+        dir.bytes(name)
+    }
+
+    #[test]
+    fn a_run_that_goes_on_while_texts_are_short_ends_as_one_that_was_never_ended() {
+        let (dir, training, device) = (Dir::new(), training(), Device::flex());
+        let folder = dir.path("run");
+        let mut steps = Vec::new();
+        let mut see = |at: &flash_dma_models::Evaluated| {
+            assert!(at.training_loss > 0.0 && at.validation_loss > 0.0);
+            steps.push(at.step);
+        };
+        let whole = training.try_run(&text(), &folder, &device, &mut see);
+        let whole = parameters(&whole.expect("it trains"), &dir, "whole");
+        // As if the run had been ended: only the checkpoint behind the third step in four is left.
+        std::fs::remove_dir_all(folder.join("checkpoint-8")).expect("the last checkpoint");
+        let rest = training.try_resume(&text(), &folder, &device, &mut see);
+        assert!(parameters(&rest.expect("it goes on"), &dir, "rest") == whole);
+        assert_eq!(steps, [2, 4, 6, 8, 8]);
+
+        let other = training
+            .clone()
+            .with_curriculum("0.25".parse().expect("a share"));
+        let other = other.try_resume(&text(), &folder, &device, |_| {});
+        assert_error!(
+            other.expect_err("of another run"),
+            TrainingError::OtherRun { .. }
+        );
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_leaves_nothing() {
+        let (training, device) = (training(), Device::flex());
+        let nowhere = Path::new("/nowhere/at/all");
+        let error = |training: TextTraining, text: &[u8]| {
+            let run = training.try_run(text, nowhere, &device, |_| {});
+            run.expect_err("nothing to train")
+        };
+        assert_error!(
+            error(training.clone().with_batch(0), &text()),
+            TrainingError::Settings { .. }
+        );
+        assert_error!(
+            error(training.clone().with_rate(f64::NAN), &text()),
+            TrainingError::Settings { .. }
+        );
+        assert_error!(
+            error(training.clone(), b"too little"),
+            TrainingError::TooShort { needed: 1290, .. }
+        );
+        let resumed = training.try_resume(&text(), Dir::new().path("new"), &device, |_| {});
+        assert_error!(
+            resumed.expect_err("no run"),
+            TrainingError::NoCheckpoint { .. }
+        );
+    }
 }
 
 #[cfg(feature = "train")]

@@ -171,3 +171,33 @@ fn a_batch_that_predicts_nothing_has_the_mean_0() {
     let losses = Tensor::from_floats([1.0, 2.0], &Device::flex());
     assert_eq!(batch.mean(losses).into_scalar::<f32>(), 0.0);
 }
+
+/// A document that reaches over the end of a piece is two, and what counts stays where it was.
+#[test]
+fn a_batch_is_cut_into_shorter_texts_and_its_documents_with_it() {
+    let dir = Dir::new();
+    let file = write(
+        &dir.path("tokens"),
+        &[(0..3).collect(), (3..8).collect(), (8..15).collect()],
+        16,
+    );
+    let rows = PackedRows::new(file, 8).unwrap();
+    let rows = [rows.row(0).unwrap(), rows.row(1).unwrap()];
+    let device = Device::flex();
+    let whole = Batch::new(&rows, &device);
+    let values = |batch: &Batch| {
+        let ints = [&batch.inputs, &batch.targets].map(|ids| ids.to_data().iter::<u32>().collect());
+        let [inputs, targets]: [Vec<u32>; 2] = ints;
+        let weights: Vec<f32> = batch.weights.to_data().iter().collect();
+        (inputs, targets, weights)
+    };
+    let cut = whole.clone().cut(2);
+    assert_eq!(cut.inputs.dims(), [4, 4]);
+    assert_eq!(values(&cut), values(&whole));
+    let lengths = [vec![3, 1], vec![4], vec![4], vec![3, 1]];
+    assert_eq!(cut.documents.lengths(), lengths);
+    let counted = [whole.tokens(), whole.predicted()];
+    assert_eq!([cut.tokens(), cut.predicted()], counted);
+    let uneven = std::panic::catch_unwind(|| whole.cut(3));
+    assert!(uneven.is_err());
+}

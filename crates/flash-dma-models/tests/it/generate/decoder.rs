@@ -29,7 +29,7 @@ fn text(len: i64) -> Tensor<2, Int> {
 fn layers_that_keep_the_last_keys_differ_in_what_is_recent_and_not_in_their_parameters() {
     let dma = attention().with_scores(Scores::Dma);
     for (attention, recent) in [(attention(), 4.0), (last_keys(&dma, Some(16)), 16.0)] {
-        let config = DecoderConfig::new(attention, 2);
+        let config = DecoderConfig::new(attention, 2).with_local_window(None);
         for layer in layers(&config) {
             assert!(matches!(layer.scorer(), Scorer::Linear(_)));
             assert_eq!(layer.score_role(), ScoreRole::Rank);
@@ -47,7 +47,7 @@ fn layers_that_keep_the_last_keys_differ_in_what_is_recent_and_not_in_their_para
 #[test]
 fn odd_layers_may_be_local_and_the_others_without_positions() {
     let dealt = attention().with_selection(Selection::keep(16).with_turns(Some(3)));
-    let config = DecoderConfig::new(dealt, 4);
+    let config = DecoderConfig::new(dealt, 4).with_local_window(None);
     let runs = |config: &DecoderConfig| {
         [1, 2, 3, 4].map(|number| config.block(number).attention.selection.turns)
     };
@@ -65,7 +65,9 @@ fn odd_layers_may_be_local_and_the_others_without_positions() {
 #[test]
 fn named_layers_attend_to_all_keys_where_others_keep_some() {
     for attention in [attention(), last_keys(&attention(), Some(16))] {
-        let config = DecoderConfig::new(attention, 2).with_dense_layers(vec![2]);
+        let config = DecoderConfig::new(attention, 2)
+            .with_local_window(None)
+            .with_dense_layers(vec![2]);
         let layers = layers(&config).into_iter();
         let windows = layers.map(|layer| layer.options().keep_window);
         assert!(windows.eq([Some(16), None]));
@@ -100,8 +102,9 @@ fn texts_lengthen_by_doubling_and_then_stay() {
     };
     assert_eq!(divisors("0.5", 256), [4, 4, 2, 2, 1, 1]);
     assert_eq!(divisors("0.5", 300), [4, 4, 2, 2, 1, 1]);
-    assert_eq!(divisors("0.5", 64), [1; 6]);
-    assert_eq!(divisors("0", 256), [1; 6]);
+    for (share, tokens) in [("0.5", 64), ("0.5", 257), ("0", 256)] {
+        assert_eq!(divisors(share, tokens), [1; 6]);
+    }
 }
 
 #[test]
