@@ -198,10 +198,10 @@ impl Options {
         drop_unless(arm.has_recent(), &mut choice.recent);
         drop_unless(arm.deals(), &mut choice.recency_slope);
         drop_unless(arm.deals(), &mut choice.turns);
-        drop_unless(arm.has_runners_up(), &mut choice.without_tokens);
         drop_unless(arm.has_runners_up(), &mut choice.runners_up);
-        drop_unless(by_rank, &mut choice.kept_learn);
-        drop_unless(by_rank, &mut choice.compete);
+        drop_unless(by_rank, &mut choice.with_tokens);
+        drop_unless(by_rank, &mut choice.without_kept);
+        drop_unless(by_rank, &mut choice.without_compete);
         drop_unless(pruned, &mut choice.narrowing);
         drop_unless(pruned, &mut choice.dense_layers);
         drop_unless(by_rank && of_text, &mut choice.other_windows);
@@ -291,14 +291,14 @@ mod tests {
 
     #[test]
     fn options_are_told_to_the_arms_that_have_a_use_for_them() {
-        let options = "--kept-learn --compete --turns 4 --runners-up 9 --without-tokens";
+        let options = "--without-kept --without-compete --turns 4 --runners-up 9 --with-tokens";
         let all = runs(&format!("recall --arms ours,added,frozen,dense {options}")).unwrap();
         let told = |of: fn(&Choice) -> bool| -> Vec<bool> {
             all.iter().map(|run| of(&run.choice)).collect()
         };
         let none = [false; 3];
         assert_eq!(
-            told(|of| of.kept_learn && of.compete),
+            told(|of| of.without_kept && of.without_compete && of.with_tokens),
             [&[true][..], &none].concat()
         );
         assert_eq!(told(|of| of.turns == Some(4)), [true, false, true, false]);
@@ -306,7 +306,6 @@ mod tests {
             told(|of| of.runners_up == Some(9)),
             [true, true, false, false]
         );
-        assert_eq!(told(|of| of.without_tokens), [true, true, false, false]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What decides the outcome of a run.
 
 use crate::Result;
-use crate::arm::Arm;
+use crate::arm::{Arm, Scores};
 use crate::device::{DeviceName, DtypeName, name};
 use crate::options::is_factor;
 use crate::recall::task::{Layout, Pairs};
@@ -85,15 +85,15 @@ pub struct Choice {
     /// in each behind it; a head ranks all others below its own. In arms whose scores only rank.
     #[arg(long, value_name = "RUN")]
     pub turns: Option<usize>,
-    /// Lets tokens learn nothing through their scores, in arms that have runners-up.
+    /// Lets tokens learn through scores that only rank, in arms whose scores learn by rank alone.
     #[arg(long)]
-    pub without_tokens: bool,
-    /// Lets the scores of kept keys learn what the outputs would lose without them, in arms whose scores learn by rank alone.
+    pub with_tokens: bool,
+    /// Lets the scores of kept keys learn nothing by their ranks, in arms whose scores learn by rank alone.
     #[arg(long)]
-    pub kept_learn: bool,
-    /// Charges what scores of a head gain to all of them, each by its time, in arms whose scores learn by rank alone.
+    pub without_kept: bool,
+    /// Does not charge what scores of a head gain to all of them, in arms whose scores learn by rank alone.
     #[arg(long)]
-    pub compete: bool,
+    pub without_compete: bool,
     /// The keys ranked next whose scores learn, in arms that have some [default: a quarter of the window,
     /// at least 8].
     #[arg(long)]
@@ -270,6 +270,16 @@ impl Settings {
     pub fn decoder(&self) -> DecoderConfig {
         let (arm, window, choice) = (self.arm, self.window, &self.choice);
         let runners_up = arm.runners_up(window.unwrap_or(0));
+        let learning = match arm.scores() {
+            Scores::FrozenRank | Scores::None => ScoreLearning::none(),
+            _ => ScoreLearning::of(arm.layer_scores()),
+        };
+        let learning = ScoreLearning {
+            runners_up: choice.runners_up.or(runners_up),
+            kept: learning.kept && !choice.without_kept,
+            compete: learning.compete && !choice.without_compete,
+            tokens: learning.tokens || choice.with_tokens,
+        };
         let layer = DynamicMaskAttentionConfig::new(self.sizes.width, self.sizes.heads)
             .with_n_kv_heads(Some(self.sizes.kv_heads))
             .with_rope(Some(Rope::new(self.task.longest() * self.tokens)))
@@ -281,13 +291,7 @@ impl Settings {
                     .with_recency_slope(choice.recency_slope.unwrap_or_default())
                     .with_turns(choice.turns),
             )
-            .with_learning(
-                ScoreLearning::new()
-                    .with_runners_up(choice.runners_up.or(runners_up))
-                    .with_kept(choice.kept_learn)
-                    .with_compete(choice.compete)
-                    .with_tokens(!choice.without_tokens),
-            )
+            .with_learning(Some(learning))
             .with_logits(Logits::new().with_sink(choice.sink));
         let layer = match (arm, self.task) {
             (Arm::Sliding, Task::Text | Task::Needles) => last_keys(&layer, window),

@@ -272,7 +272,7 @@ mod tests {
         for kept in [false, true] {
             let mut settings = settings(Arm::NoRecent);
             settings.choice.runners_up = Some(0);
-            settings.choice.kept_learn = kept;
+            settings.choice.without_kept = !kept;
             let (model, batch) = model(settings);
             let loss = model.forward(&batch).expect("it fits").square().sum();
             let gradients = loss.backward();

@@ -54,9 +54,8 @@ pub struct DynamicMaskAttentionConfig {
     /// Which keys a query keeps. Default: all.
     #[config(default = "Selection::new()")]
     pub selection: Selection,
-    /// Training of the scores by their ranks.
-    #[config(default = "ScoreLearning::new()")]
-    pub learning: ScoreLearning,
+    /// Training of the scores by their ranks. Default: [`ScoreLearning::of`] the scores.
+    pub learning: Option<ScoreLearning>,
     /// How the logits are made and weighed.
     #[config(default = "Logits::new()")]
     pub logits: Logits,
@@ -164,11 +163,13 @@ impl DynamicMaskAttentionConfig {
         let dropout = (logits.dropout != 0.0)
             .then(|| CallDropout::try_new(logits.dropout, device))
             .transpose()?;
+        let learning = self.learning.clone();
+        let learning = learning.unwrap_or_else(|| ScoreLearning::of(self.scores));
         warn_of_idle_scores(
             "DynamicMaskAttention",
             self.scores,
             self.selection.window.map(|window| rule.of(Some(window))),
-            &self.learning,
+            &learning,
         );
         let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
@@ -195,7 +196,7 @@ impl DynamicMaskAttentionConfig {
             kind: self.scores,
             rule,
             by_position,
-            learning: self.learning.clone(),
+            learning,
             options,
         })
     }
@@ -572,7 +573,7 @@ impl DynamicMaskAttention {
             Some(window) => {
                 let rule = self.rule(window);
                 let selector = Selector::top(window).recent(rule.recent).sinks(rule.sinks);
-                self.learning.taught(selector, window, self.kind)
+                self.learning.taught(selector, window)
             }
             None => Selector::top(usize::MAX),
         };

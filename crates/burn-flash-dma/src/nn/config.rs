@@ -80,25 +80,26 @@ impl Selection {
     }
 }
 
-/// Training of scores by their ranks. Nothing here changes an output.
+/// Training of scores by their ranks. Nothing here changes an output. A layer that is told nothing of it has
+/// [`of`](Self::of) its scores.
 #[derive(Config, Debug, PartialEq)]
 pub struct ScoreLearning {
     /// The keys ranked next after the window whose scores learn what they would be worth, see
     /// [`Selector::runners_up`](crate::Selector::runners_up). Default: a quarter of the window in force, at least 8; none
-    /// with [`Scores::Dma`], and under a mask that differs between queries.
+    /// under a mask that differs between queries.
     pub runners_up: Option<usize>,
     /// Whether the scores of kept keys learn what those are worth, see
     /// [`Selector::leave_one_out`](crate::Selector::leave_one_out): also where nothing is evicted. Refused under a mask that
     /// differs between queries.
-    #[config(default = false)]
+    #[config(default = true)]
     pub kept: bool,
     /// Whether what some scores of a head gain is charged to all, see
     /// [`Selector::compete`](crate::Selector::compete).
-    #[config(default = false)]
+    #[config(default = true)]
     pub compete: bool,
     /// Whether tokens (with [`Scores::Dma`] their values) learn through their scores, beside what they learn through
     /// attention. What the projection of the scores learns is the same.
-    #[config(default = true)]
+    #[config(default = false)]
     pub tokens: bool,
 }
 
@@ -106,23 +107,38 @@ impl ScoreLearning {
     /// Nothing: scores that only rank stay the projection that they are.
     #[must_use]
     pub fn none() -> Self {
-        Self::new().with_runners_up(Some(0)).with_tokens(false)
+        Self {
+            runners_up: Some(0),
+            kept: false,
+            compete: false,
+            tokens: false,
+        }
+    }
+
+    /// What suits the scores: of those that only rank all ranks learn, and tokens do not; those that are added to the
+    /// logits learn by that as well, tokens included, and beside it linear ones by their runners-up, DMA's by nothing.
+    #[must_use]
+    pub fn of(scores: Scores) -> Self {
+        let by_logits = Self::none().with_tokens(true);
+        match scores {
+            Scores::Ranking => Self::new(),
+            Scores::Added => by_logits.with_runners_up(None),
+            Scores::Dma => by_logits,
+        }
     }
 
     /// A selector of so many keys whose scores learn as this says.
-    pub(super) fn taught(&self, selector: Selector, window: usize, scores: Scores) -> Selector {
+    pub(super) fn taught(&self, selector: Selector, window: usize) -> Selector {
         selector
-            .runners_up(self.runners_up(scores, window))
+            .runners_up(self.runners_up(window))
             .leave_one_out(self.kept)
             .compete(self.compete)
     }
 
     /// The runners-up of a window.
-    fn runners_up(&self, scores: Scores, window: usize) -> usize {
-        self.runners_up.unwrap_or(match scores {
-            Scores::Dma => 0,
-            Scores::Ranking | Scores::Added => (window / 4).max(LEAST_RUNNERS_UP),
-        })
+    fn runners_up(&self, window: usize) -> usize {
+        self.runners_up
+            .unwrap_or((window / 4).max(LEAST_RUNNERS_UP))
     }
 
     /// The keys that are asked for to learn by their ranks, in words; those of the default are not asked for.
@@ -306,9 +322,8 @@ mod tests {
             let [plain, sinks] = [plain, sinks].map(|rule| rule.of(Some(window)));
             assert_eq!((plain.recent, plain.sinks), (window / 4, 0));
             assert_eq!(sinks.recent, (window / 4).min(window - 7));
-            let runners_up = learning.runners_up(Scores::Ranking, window);
-            assert_eq!(runners_up, (window / 4).max(8));
-            assert_eq!(learning.runners_up(Scores::Dma, window), 0);
+            assert_eq!(learning.runners_up(window), (window / 4).max(8));
+            assert_eq!(ScoreLearning::of(Scores::Dma).runners_up(window), 0);
         }
         assert!(sinks.check(Some(6)).is_err());
         // Of a number of recent keys no share is taken.

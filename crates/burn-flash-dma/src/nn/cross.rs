@@ -43,9 +43,9 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub scores: Scores,
     /// Number of tokens of the context that every query attends to, by head. Default: all.
     pub window: Option<usize>,
-    /// Training of the scores by their ranks.
-    #[config(default = "ScoreLearning::new()")]
-    pub learning: ScoreLearning,
+    /// Training of the scores by their ranks. Default: [`ScoreLearning::of`] added scores, also for those that only rank,
+    /// and of DMA's.
+    pub learning: Option<ScoreLearning>,
     /// Norm of each head of q and k. Default: an RMS norm with the epsilon 1e-5.
     #[config(default = "QkNorm::default()")]
     pub qk_norm: QkNorm,
@@ -145,11 +145,17 @@ impl DynamicMaskCrossAttentionConfig {
         check_weights([widest, self.n_heads * head_dim])?;
         let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
 
+        let learning = self.learning.clone();
+        // That kept keys learn and ranks compete was measured under causal masking alone.
+        let learning = learning.unwrap_or_else(|| match self.scores {
+            Scores::Dma => ScoreLearning::of(Scores::Dma),
+            Scores::Ranking | Scores::Added => ScoreLearning::of(Scores::Added),
+        });
         warn_of_idle_scores(
             "DynamicMaskCrossAttention",
             self.scores,
             self.window.map(SelectionRule::from),
-            &self.learning,
+            &learning,
         );
         let linear = linears(self.bias, &self.initializer, device);
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
@@ -171,7 +177,7 @@ impl DynamicMaskCrossAttentionConfig {
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
             kind: self.scores,
-            learning: self.learning.clone(),
+            learning,
             options,
         })
     }
@@ -328,7 +334,7 @@ impl DynamicMaskCrossAttention {
 
     fn selector(&self) -> Selector {
         match self.options.keep_window {
-            Some(window) => (self.learning).taught(Selector::top(window), window, self.kind),
+            Some(window) => (self.learning).taught(Selector::top(window), window),
             None => Selector::top(usize::MAX),
         }
     }

@@ -121,11 +121,8 @@ fn a_head_without_a_visible_key_learns_nothing() {
 }
 
 fn config(compete: bool) -> DynamicMaskAttentionConfig {
-    layer::config().with_learning(
-        ScoreLearning::new()
-            .with_runners_up(Some(4))
-            .with_compete(compete),
-    )
+    let learning = ScoreLearning::new().with_runners_up(Some(4));
+    layer::config().with_learning(Some(learning.with_compete(compete)))
 }
 
 #[test]

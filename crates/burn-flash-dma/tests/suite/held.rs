@@ -34,19 +34,17 @@ fn a_training_step_holds_no_memory_when_it_is_done() {
     let _alone = case::alone();
     // What other tests have left on the device goes while they run.
     alone!();
-    let none = ScoreLearning::none();
-    let frozen = || ScoreLearning::new().with_tokens(false);
-    let all = frozen().with_kept(true).with_compete(true);
+    let (none, new) = (ScoreLearning::none, ScoreLearning::new);
     for (selection, learning) in [
-        (Selection::keep(8), ScoreLearning::new()),
-        (Selection::last(8), none),
-        (Selection::keep(LEN), frozen()),
-        (Selection::keep(8), all),
+        (Selection::keep(8), new()),
+        (Selection::last(8), none()),
+        (Selection::keep(LEN), none().with_runners_up(None)),
+        (Selection::keep(8), new().with_tokens(true)),
     ] {
         let config = DynamicMaskAttentionConfig::new(WIDTH, 2)
             .with_rope(Some(Rope::new(LEN)))
             .with_selection(selection)
-            .with_learning(learning);
+            .with_learning(Some(learning));
         let [.., before, last] = steps(&config)[..] else {
             unreachable!("there are four steps");
         };

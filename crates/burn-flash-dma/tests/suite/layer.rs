@@ -39,7 +39,10 @@ impl Groups for DynamicMaskAttentionConfig {
     }
 
     fn learning(mut self, change: impl FnOnce(ScoreLearning) -> ScoreLearning) -> Self {
-        self.learning = change(self.learning);
+        let learning = self
+            .learning
+            .unwrap_or_else(|| ScoreLearning::of(self.scores));
+        self.learning = Some(change(learning));
         self
     }
 

@@ -144,11 +144,8 @@ fn what_kept_keys_and_what_runners_up_learn_add_up() {
 }
 
 fn config(kept: bool) -> DynamicMaskAttentionConfig {
-    layer::config().with_learning(
-        ScoreLearning::new()
-            .with_runners_up(Some(0))
-            .with_kept(kept),
-    )
+    let learning = ScoreLearning::none().with_tokens(true);
+    layer::config().with_learning(Some(learning.with_kept(kept)))
 }
 
 #[test]

@@ -34,13 +34,19 @@ fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
     let scaled = added().with_scale(Some(0.7));
     vec![
         ("the default", config()),
-        ("runners-up", config().with_learning(runners_up(9))),
-        ("no runners-up", config().with_learning(runners_up(0))),
+        ("runners-up", config().with_learning(Some(runners_up(9)))),
+        ("no runners-up", config().with_learning(Some(runners_up(0)))),
         ("every token", config().with_window(None)),
         ("dma", dma()),
-        ("dma with runners-up", dma().with_learning(runners_up(4))),
+        (
+            "dma with runners-up",
+            dma().with_learning(Some(runners_up(4))),
+        ),
         ("added", added()),
-        ("added, runners-up", added().with_learning(runners_up(9))),
+        (
+            "added, runners-up",
+            added().with_learning(Some(runners_up(9))),
+        ),
         ("added, every token", added().with_window(None)),
         ("a wide window", added().with_window(Some(100))),
         ("one token", config().with_window(Some(1))),
@@ -51,7 +57,9 @@ fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
 }
 
 fn runners_up(count: usize) -> ScoreLearning {
-    ScoreLearning::new().with_runners_up(Some(count))
+    ScoreLearning::none()
+        .with_tokens(true)
+        .with_runners_up(Some(count))
 }
 
 fn random(len: usize, width: usize, device: &Device) -> Tensor<3> {
@@ -92,7 +100,11 @@ fn defined(
         Scores::Dma => 0,
         _ => (window / 4).max(8),
     };
-    let runners_up = config.learning.runners_up.unwrap_or(default);
+    let runners_up = config
+        .learning
+        .as_ref()
+        .and_then(|learning| learning.runners_up);
+    let runners_up = runners_up.unwrap_or(default);
     let runners_up = config.window.map_or(0, |_| runners_up);
     let heads = |rows: Tensor<3>, norm: &Option<RmsNorm>| {
         let [batch, len, width] = rows.dims();
@@ -219,7 +231,7 @@ fn outputs_and_gradients_are_those_of_the_definition() {
 #[test]
 fn runners_up_change_the_gradient_of_the_scores_alone() {
     let device = Device::flex().autodiff();
-    let [with, without] = [9, 0].map(|count| config().with_learning(runners_up(count)));
+    let [with, without] = [9, 0].map(|count| config().with_learning(Some(runners_up(count))));
     let with = with.init(&device);
     let without = (without.init(&device)).load_record(with.clone().into_record());
     let (x, context) = (random(12, WIDTH, &device), random(LEN, CONTEXT, &device));

@@ -178,7 +178,8 @@ fn parts(intervals: &Intervals) -> (Vec<i64>, Option<Vec<i64>>) {
 #[test]
 fn the_selection_is_that_of_the_selector() {
     let documents = Documents::from_lengths([vec![19], vec![8, 11], vec![1, 18], vec![6, 7, 6]]);
-    let new = config;
+    // Positions alone are compared: runners-up, and not what else learns by ranks.
+    let new = || config().learning(|l| l.with_kept(false).with_compete(false));
     let top = || Selector::top(5).runners_up(8);
     let (recent, three) = (
         new().selection(|s| s.with_recent(Some(2))),
@@ -208,7 +209,7 @@ fn the_selection_is_that_of_the_selector() {
             new().learning(|l| l.with_runners_up(Some(0))),
             Selector::top(5),
         ),
-        (new().with_scores(Scores::Dma), Selector::top(5)),
+        (config().with_scores(Scores::Dma), Selector::top(5)),
         (recent, top().recent(2)),
         (
             three.selection(|s| s.with_sinks(2)),
@@ -224,8 +225,9 @@ fn the_selection_is_that_of_the_selector() {
         let expected = parts(&selector.select(scores.clone()));
         assert_eq!(parts(&layer.selection(x.clone())), expected, "{config:?}");
         let default = config.scores != Scores::Dma;
-        let learns = (config.learning.runners_up).map_or(default, |n| n > 0);
-        let learns = learns && config.selection.window.is_some();
+        let learning = config.learning.as_ref();
+        let given = learning.and_then(|learning| learning.runners_up);
+        let learns = given.map_or(default, |n| n > 0) && config.selection.window.is_some();
         assert_eq!(expected.1.is_some(), learns);
 
         let selector = selector.documents(documents.clone());

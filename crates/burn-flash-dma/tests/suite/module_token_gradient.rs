@@ -17,10 +17,15 @@ fn pass(layer: &DynamicMaskAttention, x: &Tensor<3>) -> [Vec<f64>; 3] {
 fn tokens_learn_through_scores_or_by_attention_alone_and_nothing_else_changes() {
     for scores in [Scores::Ranking, Scores::Dma, Scores::Added] {
         let config = layer::config().with_scores(scores);
-        let learning = ScoreLearning::new().with_runners_up(Some(3));
+        let learning = ScoreLearning::new()
+            .with_runners_up(Some(3))
+            .with_tokens(true);
         let layer =
-            (config.clone().with_learning(learning.clone())).init(&Device::flex().autodiff());
-        let without = like(&layer, &config.with_learning(learning.with_tokens(false)));
+            (config.clone().with_learning(Some(learning.clone()))).init(&Device::flex().autodiff());
+        let without = like(
+            &layer,
+            &config.with_learning(Some(learning.with_tokens(false))),
+        );
         let x = tokens_for(&layer, 2, 33);
         let [out, whole, projection] = pass(&layer, &x);
         let detached = layer.scores(x.clone()).detach();

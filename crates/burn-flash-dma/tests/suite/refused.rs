@@ -269,11 +269,7 @@ fn a_selection_with_a_softmax_of_ranks_serves_a_pass_behind_a_backward_pass() {
     let device = Device::flex().autodiff();
     let layer = DynamicMaskAttentionConfig::new(WIDTH, 2)
         .with_selection(Selection::keep(4))
-        .with_learning(
-            ScoreLearning::new()
-                .with_runners_up(Some(2))
-                .with_compete(true),
-        )
+        .with_learning(Some(ScoreLearning::new().with_runners_up(Some(2))))
         .init(&device);
     let x = uniform([1, 12, WIDTH], &device);
     let learned = |out: Tensor<3>| of_scores(&layer, &out.powi_scalar(2).sum().backward());

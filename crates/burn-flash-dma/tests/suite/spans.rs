@@ -154,13 +154,13 @@ fn a_layer_warns_of_scores_that_do_nothing_or_learn_nothing() {
         let config = DynamicMaskAttentionConfig::new(32, 4)
             .with_scores(scores)
             .with_selection(selection)
-            .with_learning(learning);
+            .with_learning(Some(learning));
         let lines = spans_of(|| drop(config.init(&Device::flex())));
         assert!(lines.len() < 2, "{lines:?}");
         lines.into_iter().next().unwrap_or_default()
     };
     let (new, keep) = (ScoreLearning::new, || Selection::keep(8));
-    let nothing = || new().with_runners_up(Some(0));
+    let nothing = || ScoreLearning::none().with_tokens(true);
     let text = warned(Selection::new(), new(), Scores::Ranking);
     assert!(
         text.contains("without a window nothing is ranked"),

@@ -181,7 +181,7 @@ pub fn last_keys(
     (layer.clone())
         .with_scores(Scores::Ranking)
         .with_selection(window.map_or_else(Selection::new, Selection::last))
-        .with_learning(ScoreLearning::none())
+        .with_learning(Some(ScoreLearning::none()))
 }
 
 impl Decoder {

@@ -6,9 +6,7 @@ use burn::nn::{Embedding, LayerNorm, Linear};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::nn::mha::MultiHeadAttention;
-use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, QkNorm, ScoreLearning, Selection,
-};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, QkNorm, Selection};
 
 #[derive(Module, Debug)]
 pub struct SparseBlock {
@@ -36,7 +34,6 @@ fn sparse(dense: MultiHeadAttention, device: &Device) -> DynamicMaskAttention {
         .with_bias(true)
         .with_qk_norm(QkNorm::None)
         .with_selection(Selection::keep(LENGTH))
-        .with_learning(ScoreLearning::new().with_kept(true))
         .init(device);
     layer.q_proj = dense.query;
     layer.k_proj = dense.key;

@@ -57,12 +57,13 @@ fn qk_norm(draw: &mut Draw) -> QkNorm {
     }
 }
 
-fn learning(draw: &mut Draw) -> ScoreLearning {
-    ScoreLearning::new()
+fn learning(draw: &mut Draw) -> Option<ScoreLearning> {
+    let learning = ScoreLearning::new()
         .with_runners_up(draw.rarely(4, |draw| draw.count("runners-up")))
-        .with_kept(draw.one_in(4))
-        .with_compete(draw.one_in(4))
-        .with_tokens(!draw.one_in(4))
+        .with_kept(draw.one_in(2))
+        .with_compete(draw.one_in(2))
+        .with_tokens(draw.one_in(2));
+    draw.maybe(|_| learning)
 }
 
 /// A layer in the type of the case, or in f32.
