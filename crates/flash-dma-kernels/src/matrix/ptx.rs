@@ -199,7 +199,8 @@ pub(crate) fn any_unit(x: bool) -> bool {
         out(_) out,
         options(nomem)
     );
-    out != 0u32
+    // ptxas cannot tell that all units have the same: it would keep loops behind a branch on it from uniform registers.
+    uniform(out as usize) != 0
 }
 
 /// The address in shared memory of the first of `elements`, in bytes.

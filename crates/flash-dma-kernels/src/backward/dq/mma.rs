@@ -62,7 +62,8 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     load_rows::<E>(operands, grad_out, &mut q_tile, &mut o_tile, own);
     sync_cube();
     let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
-    let plain_tiles = rows.plain_tiles(keys.full_tiles(tile_bp));
+    // Boundary tiles alone compute probabilities by exact LSEs.
+    let plain_tiles = select(rows.any_large(), 0usize, keys.full_tiles(tile_bp));
 
     // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
     let size!(N) = 16usize;

@@ -86,11 +86,10 @@ impl LaneRows {
 
 #[cube]
 impl LaneRows {
-    /// How many tiles of a cube are computed as full ones, of `full` that are: none if an LSE of the cube's rows is large,
-    /// as boundary tiles alone compute probabilities by [`exact`](Self::exact) LSEs. To be called by all units, once: a
-    /// vote in each tile would take time from all.
-    pub(crate) fn plain_tiles(&self, full: usize) -> usize {
-        select(any_unit(self.own_large()), 0usize, full)
+    /// Whether an LSE of the cube's rows is large, whose probabilities are computed by [`exact`](Self::exact) LSEs. To be
+    /// called by all units, once: a vote in each tile would take time from all.
+    pub(crate) fn any_large(&self) -> bool {
+        any_unit(self.own_large())
     }
 
     /// Whether the LSE of a row of the warp is large. To be called by all lanes.

@@ -1,10 +1,11 @@
 //! dS of a key tile of the dq kernel.
 
 use crate::backward::dq::rows::{ExactRows, LaneRows};
-use crate::matrix::args::{KeySource, SavedRows};
+use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{pair_mask, without_delta};
 use crate::matrix::fragment::pack;
+use crate::matrix::logit_scale::PairKind;
 use crate::matrix::logits::{scores, sees, with_alibi};
 use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::query_tile::RowPair;
@@ -47,34 +48,26 @@ impl<N: Size> TilePairs<N> {
     }
 }
 
-/// dS of key tile `tile`, rounded, as an A operand, from S and from dP, which is in flight while P is computed. On a
-/// `boundary` tile, dS is zero where a row does not see a key, and LSEs may be large.
+/// dS of key tile `tile`, rounded, as an A operand, from S and from dP, which is in flight while P is computed: zero
+/// where a row does not see a key. The LSEs `lses` are read if some are large.
 #[cube]
 pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
     dp: Vector<f32, NS>,
     rows: &LaneRows,
-    saved: &SavedRows,
+    lses: &ExactRows,
     pairs: &TilePairs<NS>,
     stages: &Stages<E>,
     attended: &AttendedKeys,
     tile: usize,
-    #[comptime] boundary: bool,
+    #[comptime] kind: PairKind,
 ) -> Vector<u32, NP> {
     let bp = comptime!(attended.own.bp);
     let k_len = attended.own.k_len;
     let quad = UNIT_POS_X as usize % 4;
-    let none = ExactRows::none();
-    let p = if comptime!(boundary) {
-        if rows.large() {
-            let lses = rows.exact(saved);
-            probabilities::<E, NS>(s, rows, &lses, pairs, stages, attended, tile, true)
-        } else {
-            probabilities::<E, NS>(s, rows, &none, pairs, stages, attended, tile, false)
-        }
-    } else {
-        probabilities::<E, NS>(s, rows, &none, pairs, stages, attended, tile, false)
-    };
+    let boundary = comptime!(kind != PairKind::Full);
+    let exact = comptime!(kind == PairKind::Large);
+    let p = probabilities::<E, NS>(s, rows, lses, pairs, stages, attended, tile, exact);
     let dp = finish::<NS>(dp, comptime!(bp.key_tile / 2));
     let mut packed = Vector::<u32, NP>::new(0u32);
     #[unroll]

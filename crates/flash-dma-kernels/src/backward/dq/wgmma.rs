@@ -9,6 +9,7 @@ use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
+use crate::matrix::logit_scale::PairKind;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::query_tile::{CubeTile, copy_queries};
 use crate::matrix::repair::zero_not_finite;
@@ -69,7 +70,8 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
     let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
 
-    let plain_tiles = rows.plain_tiles(keys.full_tiles(bp));
+    let large = rows.any_large();
+    let plain_tiles = select(large, 0usize, keys.full_tiles(bp));
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
     let boxes = KeyBoxes::new::<E>(maps, &stages, &attended);
@@ -93,59 +95,85 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         wait_copies(0u32);
         sync_cube();
     }
-    for tile in 0..tiles {
-        let stage = tile % comptime!(bp.stages);
-        let boundary = tile >= plain_tiles;
-        let begin = stage * comptime!(bp.key_tile * bp.segments());
-        let k_tile = k_panels.behind(begin);
-        let v_tile = v_panels.behind(begin);
-        ring.wait_full(stage, tile / comptime!(bp.stages));
-        publish();
-        let may_hide = attended.may_hide_not_finite(boundary);
-        if may_hide {
-            if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
-                not_finite[stage] = 1u32;
+    // A loop of its own for cubes with a large LSE: what it needs would take time from every tile of the others.
+    #[unroll]
+    for pass in 0..2usize {
+        let exact = comptime!(pass == 1);
+        let runs = if comptime!(exact) { large } else { !large };
+        if runs {
+            let lses = rows.exact(saved);
+            for tile in 0..tiles {
+                let stage = tile % comptime!(bp.stages);
+                let boundary = tile >= plain_tiles;
+                let begin = stage * comptime!(bp.key_tile * bp.segments());
+                let k_tile = k_panels.behind(begin);
+                let v_tile = v_panels.behind(begin);
+                ring.wait_full(stage, tile / comptime!(bp.stages));
+                publish();
+                let may_hide = attended.may_hide_not_finite(boundary);
+                if may_hide {
+                    if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
+                        not_finite[stage] = 1u32;
+                    }
+                    // Makes the other units' findings visible.
+                    sync_cube();
+                }
+                acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+                if tile > 0 {
+                    // The stage of the previous tile, which the copies below refill.
+                    ring.arrive_empty((tile + ahead) % comptime!(bp.stages));
+                }
+                // S = Q K^T, followed by dP = dO V^T.
+                turns.wait(tile, comptime!(bp.warps / 4));
+                let s = start_nt::<NS>(&q_panels, &k_tile, element, key_tile, head_dim);
+                let dp = start_nt::<NS>(&o_panels, &v_tile, element, key_tile, head_dim);
+                turns.pass(tile, tiles, comptime!(bp.warps / 4));
+                if tile + ahead < tiles {
+                    let next = tile + ahead;
+                    boxes.fill_or_gather::<E>(
+                        &mut copies,
+                        &ring,
+                        source,
+                        &attended,
+                        next,
+                        &mut stages,
+                    );
+                }
+                // The bits of a full tile were not copied, whatever it is computed as.
+                let hides = tile >= keys.full_tiles(bp);
+                let pairs =
+                    TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
+                let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
+                // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+                let ds = if comptime!(exact) {
+                    let kind = comptime!(PairKind::Large);
+                    gradients::<E, NS, NP>(
+                        &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, kind,
+                    )
+                } else if boundary {
+                    let kind = comptime!(PairKind::Boundary);
+                    gradients::<E, NS, NP>(
+                        &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, kind,
+                    )
+                } else {
+                    let kind = comptime!(PairKind::Full);
+                    gradients::<E, NS, NP>(
+                        &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, kind,
+                    )
+                };
+                if may_hide && not_finite[stage] == 1u32 {
+                    // All warps have their logits: only the product with dS remains for this tile.
+                    sync_cube();
+                    let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
+                    publish();
+                    sync_cube();
+                }
+                // dQ += dS K.
+                acc = start_pv::<NO, NP>(acc, ds, &k_tile, element, head_dim, key_tile);
             }
-            // Makes the other units' findings visible.
-            sync_cube();
+            acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
         }
-        acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
-        if tile > 0 {
-            // The stage of the previous tile, which the copies below refill.
-            ring.arrive_empty((tile + ahead) % comptime!(bp.stages));
-        }
-        // S = Q K^T, followed by dP = dO V^T.
-        turns.wait(tile, comptime!(bp.warps / 4));
-        let s = start_nt::<NS>(&q_panels, &k_tile, element, key_tile, head_dim);
-        let dp = start_nt::<NS>(&o_panels, &v_tile, element, key_tile, head_dim);
-        turns.pass(tile, tiles, comptime!(bp.warps / 4));
-        if tile + ahead < tiles {
-            let next = tile + ahead;
-            boxes.fill_or_gather::<E>(&mut copies, &ring, source, &attended, next, &mut stages);
-        }
-        // The bits of a full tile were not copied, whatever it is computed as.
-        let hides = tile >= keys.full_tiles(bp);
-        let pairs = TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
-        let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
-        // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
-        let ds = if boundary {
-            gradients::<E, NS, NP>(&s, dp, &rows, saved, &pairs, &stages, &attended, tile, true)
-        } else {
-            gradients::<E, NS, NP>(
-                &s, dp, &rows, saved, &pairs, &stages, &attended, tile, false,
-            )
-        };
-        if may_hide && not_finite[stage] == 1u32 {
-            // All warps have their logits: only the product with dS remains for this tile.
-            sync_cube();
-            let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
-            publish();
-            sync_cube();
-        }
-        // dQ += dS K.
-        acc = start_pv::<NO, NP>(acc, ds, &k_tile, element, head_dim, key_tile);
     }
-    acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
 
     // A row without any logit above -inf has no gradient: its LSE is -inf, which shows in the value that the loop
     // keeps.
