@@ -67,6 +67,12 @@ pub(crate) fn uniform(x: usize) -> usize {
     shuffle(x as u32, 0u32) as usize
 }
 
+/// [`uniform`] for what is true or false: code behind a branch on anything else gets no uniform registers.
+#[cube]
+pub(crate) fn uniform_bool(x: bool) -> bool {
+    shuffle(u32::cast_from(x), 0u32) != 0u32
+}
+
 /// [`uniform`] for 64 bits, such as an address.
 #[cube]
 pub(crate) fn uniform_address(x: u64) -> u64 {
@@ -199,8 +205,7 @@ pub(crate) fn any_unit(x: bool) -> bool {
         out(_) out,
         options(nomem)
     );
-    // ptxas cannot tell that all units have the same: it would keep loops behind a branch on it from uniform registers.
-    uniform(out as usize) != 0
+    uniform_bool(out != 0u32)
 }
 
 /// The address in shared memory of the first of `elements`, in bytes.

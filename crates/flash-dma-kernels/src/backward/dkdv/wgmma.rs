@@ -15,7 +15,7 @@ use crate::backward::dkdv::shared::args::{
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::Pairs;
+use crate::backward::dkdv::shared::queries::{Pairs, StepLses};
 use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::output::{
@@ -23,8 +23,9 @@ use crate::backward::dkdv::wgmma::output::{
 };
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, clean_stage};
 use crate::backward::dkdv::wgmma::steps::{Steps, staged_step};
-use crate::backward::dkdv::wgmma::weights::{StepProducts, StepWeights, step_weights};
-use crate::matrix::ptx::{commit_copies, wait_copies};
+use crate::backward::dkdv::wgmma::weights::{StepProducts, StepWeights, set_weights, step_weights};
+use crate::matrix::logit_scale::PairKind;
+use crate::matrix::ptx::{commit_copies, uniform_bool, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
@@ -54,6 +55,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let place = ChunkTile::of_cube::<E>(inputs, source, grid, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
+    tiles.forget();
     enter_slopes(&mut tiles.slopes, &inputs.slopes, &place, bp);
     let mut keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
@@ -74,7 +76,6 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         dz0: 0.0f32,
         dz1: 0.0f32,
     };
-    let mut not_finite = false;
 
     if steps.count > 0 {
         copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
@@ -111,7 +112,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let dp = start_products::<NS>(&v_panels, &o_tile, bp);
             turns.pass(turn, steps.count, comptime!(bp.fragments));
             steps.refill(turn, &ring, &copies, bp);
-            let step = staged_step::<E>(turn, &steps, &words, &tiles, &place, &pairs.mask, bp);
+            let step = staged_step::<E>(turn, &steps, &words, &mut tiles, &place, &pairs.mask, bp);
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
@@ -127,21 +128,79 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 inputs,
                 &keys,
                 &tiles,
-                &steps,
                 &step,
                 &pairs,
             );
             if step.at.not_finite {
                 // All warps have their logits: only the products with P and dS remain for this tile.
-                not_finite = true;
                 clean_stage::<E>(&mut tiles, stage, bp);
             }
             dv = start_sums::<NO, NP>(dv, weights.p, &o_tile, bp);
             dk = start_sums::<NO, NP>(dk, weights.ds, &q_tile, bp);
         }
+        dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
+        dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
+        if tiles.found_large() {
+            // The rows with a large LSE, by the same steps once more: in the steps above they would take time from all.
+            // The ring's barrier makes all stages free.
+            let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
+            steps.restart(bp);
+            steps.fill(&ring, &copies, bp);
+            for turn in 0..steps.count {
+                let stage = turn % stages;
+                if comptime!(bp.pattern.has_head_bias()) {
+                    let next = steps.present(bp).head;
+                    if next != head {
+                        add_bias_gradients::<O, NP>(
+                            &mut weights,
+                            &keys,
+                            &place,
+                            &pairs,
+                            grads,
+                            head,
+                        );
+                        head = next;
+                        keys.load_biases(&pairs.mask, head);
+                    }
+                }
+                let words = steps.seen(turn, &pairs.mask, place.sizes.q_len, bp);
+                ring.wait_full(stage, turn / stages);
+                steps.refill(turn, &ring, &copies, bp);
+                let step =
+                    staged_step::<E>(turn, &steps, &words, &mut tiles, &place, &pairs.mask, bp);
+                let lses = StepLses::of_head(steps.present(bp).head, &step.at, &pairs.rows);
+                steps.advance_present(turn, bp);
+                if uniform_bool(step.at.large) {
+                    let (q_tile, o_tile) = (copies.queries(stage, bp), copies.grad_out(stage, bp));
+                    let s = start_products::<NS>(&k_panels, &q_tile, bp);
+                    let dp = start_products::<NS>(&v_panels, &o_tile, bp);
+                    // A product under way beside the exact probabilities would take registers from the steps above.
+                    let s = finish::<NS>(s, comptime!(bp.rows / 2));
+                    let products = StepProducts::<NS> { s, dp };
+                    let kind = comptime!(PairKind::Large);
+                    set_weights::<E, NS, NP>(
+                        &mut weights,
+                        &products,
+                        inputs,
+                        &lses,
+                        &keys,
+                        &tiles,
+                        &step,
+                        &pairs,
+                        kind,
+                    );
+                    if step.at.not_finite {
+                        clean_stage::<E>(&mut tiles, stage, bp);
+                    }
+                    dv = start_sums::<NO, NP>(dv, weights.p, &o_tile, bp);
+                    dk = start_sums::<NO, NP>(dk, weights.ds, &q_tile, bp);
+                    dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
+                    dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
+                }
+                ring.arrive_empty(stage);
+            }
+        }
     }
-    dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
-    dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
     let chunks = place.chunks(grid);
     write_rows::<O, NO>(&dv, &dk, source, &chunks, &keys, quad, grads, scaling.scale);
     if comptime!(bp.pattern.has_head_bias()) {
@@ -149,7 +208,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     } else if comptime!(bp.pattern.has_shared_score()) {
         write_scores(&weights, &keys, &mut grads.scores);
     }
-    if not_finite {
+    if tiles.found_not_finite() {
         repair_keys::<E, O>(inputs, source, &chunks, &keys, &place, &pairs, grads);
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
                 // Copied, because the cursor moves on.
                 head = steps.present(bp).head;
             }
-            let at = step_at::<E>(stage, query, head, span.fills(query, bp), &tiles, bp);
+            let at = step_at::<E>(stage, query, head, span.fills(query, bp), &mut tiles, bp);
             let step = StagedStep {
                 at,
                 turn,
@@ -239,8 +239,8 @@ impl KeySums {
                     change1 += changes.extract(at1);
                 }
                 if comptime!(boundary) {
-                    let reference = pair.extract(comptime!(2 * e));
-                    let runs = selected(keys, reference, row, &step.at, 0u32, e);
+                    let any = pair.extract(comptime!(2 * e)) != f32::new(f32::INFINITY);
+                    let runs = selected(keys, any, row, &step.at, 0u32, e);
                     change0 = select(runs.first, change0, 0.0f32);
                     change1 = select(runs.second, change1, 0.0f32);
                 }

@@ -99,6 +99,15 @@ impl StepLses {
         }
     }
 
+    /// The places of step `step` of head `head` of the group and those behind it.
+    pub(crate) fn of_head(head: usize, step: &Step, rows: &QueryRows) -> StepLses {
+        StepLses {
+            row: rows.row + head * rows.len,
+            query: step.query,
+            len: rows.len,
+        }
+    }
+
     /// A placeholder that is never read.
     pub(crate) fn none() -> StepLses {
         StepLses {

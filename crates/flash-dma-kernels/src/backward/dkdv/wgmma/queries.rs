@@ -7,7 +7,7 @@ use crate::backward::dkdv::shared::room_if;
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
 use crate::matrix::logit_scale::is_large_scaled;
-use crate::matrix::ptx::{any_lane, shared_address, uniform};
+use crate::matrix::ptx::{any_lane, shared_address, uniform, uniform_bool};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::ring::Ring;
@@ -33,6 +33,8 @@ pub(crate) struct Tiles<E: Float> {
     /// `[group]`: the slopes of ALiBi, if there is any.
     pub slopes: ComptimeOption<Shared<[f32]>>,
     pub bounds: KeyBounds,
+    /// `[2]`: see [`found_large`](Self::found_large) and [`found_not_finite`](Self::found_not_finite).
+    found: Shared<[u32]>,
 }
 
 #[cube]
@@ -52,7 +54,27 @@ impl<E: Float> Tiles<E> {
             words: room_if::<u32>(bp.dropout, comptime!(bp.stages * bp.rows)),
             slopes: room_if::<f32>(comptime!(bp.slopes > 0), comptime!(bp.slopes)),
             bounds: KeyBounds::new(bp),
+            found: Shared::<[u32]>::new_slice(2usize),
         }
+    }
+
+    /// Notes that no step has been seen; the caller synchronises.
+    pub(crate) fn forget(&mut self) {
+        if UNIT_POS == 0 {
+            self.found[0usize] = 0u32;
+            self.found[1usize] = 0u32;
+        }
+    }
+
+    /// Whether a step that this unit has seen had a row with a large LSE. Every unit sees all steps, so that they agree
+    /// behind the last one, without a barrier. A variable would take a register from all steps.
+    pub(crate) fn found_large(&self) -> bool {
+        uniform_bool(self.found[0usize] == 1u32)
+    }
+
+    /// Whether a step had rows that may not be finite, which [`clean_stage`] has zeroed.
+    pub(crate) fn found_not_finite(&self) -> bool {
+        self.found[1usize] == 1u32
     }
 }
 
@@ -172,7 +194,7 @@ pub(crate) fn step_at<E: Float>(
     query: usize,
     head: usize,
     full: bool,
-    tiles: &Tiles<E>,
+    tiles: &mut Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
 ) -> Step {
     // This lane's two of 64 rows.
@@ -195,6 +217,9 @@ pub(crate) fn step_at<E: Float>(
         large = any_lane(
             is_large_scaled(rows.extract(0usize)) || is_large_scaled(rows.extract(2usize)),
         );
+        if large {
+            tiles.found[0usize] = 1u32;
+        }
         let none = f32::new(f32::INFINITY);
         let empty = any_lane(rows.extract(0usize) == none || rows.extract(2usize) == none);
         boundary = boundary || empty || large;
@@ -230,6 +255,7 @@ pub(crate) fn clean_stage<E: Float>(
     stage: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
+    tiles.found[1usize] = 1u32;
     sync_cube();
     zero_not_finite::<E>(&mut tiles.q, stage, bp);
     zero_not_finite::<E>(&mut tiles.grad_out, stage, bp);
@@ -259,14 +285,14 @@ fn zero_not_finite<E: Float>(
     }
 }
 
-/// The query of row `row` of a step's tile, given the row's reference; -1 if it attends to nothing.
+/// The query of row `row` of a step's tile, if it `counts`, otherwise -1.
 #[cube]
 pub(crate) fn query_of(
-    reference: f32,
+    counts: bool,
     row: usize,
     step: &Step,
     #[comptime] bp: DkdvBlueprint,
 ) -> i32 {
     let query = (step.query + row % comptime!(bp.queries())) as i32;
-    select(reference != f32::new(f32::INFINITY), query, i32::new(-1))
+    select(counts, query, i32::new(-1))
 }

@@ -50,6 +50,19 @@ impl Steps {
         }
     }
 
+    /// Goes back to the first step, of one or more.
+    pub(crate) fn restart(&mut self, #[comptime] bp: DkdvBlueprint) {
+        if comptime!(bp.pattern.is_planned()) {
+            self.entry = self.order.list.entry(0usize);
+            self.next = self.order.list.entry(1usize);
+        } else {
+            self.coming.tile = self.order.range.first;
+            self.coming.head = 0usize;
+            self.present.tile = self.order.range.first;
+            self.present.head = 0usize;
+        }
+    }
+
     /// The step whose copies start next, at turn `turn`.
     pub(crate) fn coming(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
@@ -165,7 +178,7 @@ pub(crate) fn staged_step<E: Float>(
     turn: usize,
     steps: &Steps,
     words: &SeenWords,
-    tiles: &Tiles<E>,
+    tiles: &mut Tiles<E>,
     place: &ChunkTile,
     mask: &KeyMask,
     #[comptime] bp: DkdvBlueprint,

@@ -9,10 +9,9 @@ use crate::backward::dkdv::shared::mask::seen_pair;
 use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
-use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
-use crate::matrix::logit_scale::PairKind;
+use crate::matrix::logit_scale::{PairKind, is_large_scaled};
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
@@ -45,7 +44,7 @@ pub(crate) struct StagedStep {
     pub seen: u32,
 }
 
-/// Sets the weights to those of a step; dP is in flight while P is computed.
+/// Sets the weights to those of a step; dP is in flight while P is computed. Rows with a large LSE are left out.
 #[cube]
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -53,19 +52,12 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     inputs: &BackwardInputs<E>,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
-    steps: &Steps,
     step: &StagedStep,
     pairs: &Pairs,
 ) {
     // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
     let none = StepLses::none();
-    if step.at.large {
-        let lses = steps.lses(step, &pairs.rows, pairs.bp);
-        let kind = comptime!(PairKind::Large);
-        set_weights::<E, NS, NP>(
-            weights, products, inputs, &lses, keys, tiles, step, pairs, kind,
-        );
-    } else if step.at.boundary {
+    if step.at.boundary {
         let kind = comptime!(PairKind::Boundary);
         set_weights::<E, NS, NP>(
             weights, products, inputs, &none, keys, tiles, step, pairs, kind,
@@ -78,9 +70,10 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     }
 }
 
-/// See [`step_weights`]. The weights of pairs that are not selected are zero.
+/// See [`step_weights`]. The weights of pairs that are not selected are zero, and if the kind is `Large` those of rows
+/// without a large LSE.
 #[cube]
-fn set_weights<E: Float, NS: Size, NP: Size>(
+pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
     products: &StepProducts<NS>,
     inputs: &BackwardInputs<E>,
@@ -121,8 +114,8 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
             let mut ds1 = unrounded.extract(at1) * of_pair1;
             if comptime!(boundary) {
                 // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
-                let reference = pair.extract(comptime!(2 * e));
-                let keep = selected(keys, reference, row, &step.at, seen_here, e);
+                let counts = takes_part(pair.extract(comptime!(2 * e)), kind);
+                let keep = selected(keys, counts, row, &step.at, seen_here, e);
                 ds0 = select(keep.first, ds0, 0.0f32);
                 ds1 = select(keep.second, ds1, 0.0f32);
             }
@@ -211,13 +204,25 @@ fn probabilities<E: Float, NS: Size>(
                 unrounded.insert(at1, p1);
             }
             if comptime!(boundary) {
-                let keep = selected(keys, reference, row, &step.at, seen_here, e);
+                let counts = takes_part(reference, kind);
+                let keep = selected(keys, counts, row, &step.at, seen_here, e);
                 unrounded.insert(at0, select(keep.first, unrounded.extract(at0), 0.0f32));
                 unrounded.insert(at1, select(keep.second, unrounded.extract(at1), 0.0f32));
             }
         }
     }
     unrounded
+}
+
+/// Whether a row with this reference takes part: it sees a key, and its LSE is large if the kind is `Large`, and not
+/// otherwise.
+#[cube]
+fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
+    if comptime!(kind == PairKind::Large) {
+        is_large_scaled(reference)
+    } else {
+        reference.abs() != f32::new(f32::INFINITY)
+    }
 }
 
 /// Whether this lane's two keys are selected by a query.
@@ -227,12 +232,12 @@ pub(crate) struct Selected {
     pub second: bool,
 }
 
-/// Whether row `row` of a step's tile, with this reference, selects the two keys; `seen` is the result of
-/// [`seen_pair`], in which the row has bit `16 e`.
+/// Whether row `row` of a step's tile selects the two keys, if it `counts`; `seen` is the result of [`seen_pair`], in
+/// which the row has bit `16 e`.
 #[cube]
 pub(crate) fn selected(
     keys: &LaneKeys,
-    reference: f32,
+    counts: bool,
     row: usize,
     step: &Step,
     seen: u32,
@@ -240,13 +245,12 @@ pub(crate) fn selected(
 ) -> Selected {
     let bp = comptime!(keys.bp);
     if comptime!(bp.pattern.is_planned()) {
-        let any = reference != f32::new(f32::INFINITY);
         Selected {
-            first: any && seen & comptime!(1u32 << (16 * e)) != 0u32,
-            second: any && seen & comptime!(256u32 << (16 * e)) != 0u32,
+            first: counts && seen & comptime!(1u32 << (16 * e)) != 0u32,
+            second: counts && seen & comptime!(256u32 << (16 * e)) != 0u32,
         }
     } else {
-        let query = query_of(reference, row, step, bp);
+        let query = query_of(counts, row, step, bp);
         Selected {
             first: keys.upper.first <= query && query < keys.upper.end,
             second: keys.lower.first <= query && query < keys.lower.end,
