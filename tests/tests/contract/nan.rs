@@ -7,6 +7,7 @@ every_engine!(
     nan_in_keys_and_values,
     nan_in_queries,
     nan_in_gradients,
+    nan_beside_large_logits,
     infinite_scores
 );
 
@@ -47,6 +48,25 @@ fn nan_in_gradients<E: Engine>(engine: &E) {
         grads.out[30 * case.head_dim + 1] = f64::NAN;
         let of_lse = grads.lse.as_mut().expect("random ones");
         (of_lse[3], of_lse[41]) = (f64::NAN, f64::NAN);
+        case.check_gradients(engine, &inputs, &grads);
+    }
+}
+
+/// NaN in rows whose logits are large, and in others of the same tiles.
+fn nan_beside_large_logits<E: Engine>(engine: &E) {
+    for element in TYPES {
+        let case = Case::new(150, 150).dim(64).window(4).element(element);
+        let mut inputs = case.inputs();
+        // Causal: the first rows have no other keys to select.
+        for scores in inputs.scores.iter_mut().flat_map(|all| all.chunks_mut(150)) {
+            scores[..40].fill(-200.0);
+        }
+        let dim = case.head_dim;
+        inputs.q[17 * dim + 2] = f64::NAN;
+        inputs.q[(150 + 90) * dim] = f64::NAN;
+        let mut grads = Grads::random(&inputs.problem, 1);
+        grads.out[30 * dim + 1] = f64::NAN;
+        grads.out[60 * dim] = f64::NAN;
         case.check_gradients(engine, &inputs, &grads);
     }
 }

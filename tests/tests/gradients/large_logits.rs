@@ -240,6 +240,21 @@ fn a_bias_of_pairs_may_have_any_offset<E: MaskedEngine>(engine: &E) {
     }
 }
 
+/// More queries than an engine has tiles of at once: some tiles have rows of large logits, some such rows alone, some
+/// none, and each head has padding of its own.
+fn large_logits_among_many_queries<E: MaskedEngine>(engine: &E) {
+    for keys in E::cases([70], [], [700]) {
+        let options = AttentionOptions::new();
+        let p = problem_of([1, 2, 1, keys, keys, 64], false, F16, options);
+        let inputs = |rng: &mut Rng| {
+            let first = around(-1e4, keys, rng, |key| key < keys / 3);
+            let second = around(-1e9, keys, rng, |key| key < keys / 2);
+            biased(p, [1, 2, 1, keys], [first, second].concat(), rng)
+        };
+        check_masked(engine, inputs, "padding of its own for each head");
+    }
+}
+
 fn a_softcap_bounds_what_the_offset_leaves<E: MaskedEngine>(engine: &E) {
     let [sizes @ [_, _, _, _, keys, _], _] = sizes::<E>();
     let options = AttentionOptions::new().with_softcap(5.0);
@@ -385,6 +400,7 @@ every_engine!(
     offsets_that_leave_logits_on_the_grid_of_f32_change_nothing,
     a_bias_of_keys_may_have_any_offset,
     a_bias_of_pairs_may_have_any_offset,
+    large_logits_among_many_queries,
     a_softcap_bounds_what_the_offset_leaves,
     scores_may_have_any_offset,
     scores_times_a_thousand_have_the_gradients_of_a_naive_pass,
