@@ -131,7 +131,7 @@ fn problems_are_of_every_kind() {
         "documents=",
         "narrower=",
         "ends=",
-        "leave=",
+        "leave",
         "apart",
     ] {
         share(word, 0.02, &|s| s.to_string().contains(word));

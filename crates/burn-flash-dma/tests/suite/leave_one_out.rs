@@ -29,7 +29,7 @@ fn check(rule: &Rule) {
     let mut rng = Rng::new(31);
     let mut random = |heads: usize| normal(&mut rng, [1, heads, LEN, DIM], &device);
     // Logits great enough that some keys have nearly all of a query's weight.
-    let (q, k, v) = (random(HEADS) * 2, random(KV_HEADS), random(KV_HEADS));
+    let (q, k, v) = (random(HEADS) * 2.0, random(KV_HEADS), random(KV_HEADS));
     let loss_of = random(HEADS);
     let sink = normal(&mut rng, [HEADS], &device);
     let attend = |keys: &Intervals| {
@@ -55,7 +55,7 @@ fn check(rule: &Rule) {
         let (others, of_others) = attend(&keys);
         let rest = (of_others - lse.clone()).exp();
         let share = rest.clone() / (rest + OWN_OUTPUT_WEIGHT);
-        let lost = (out.clone() - others) * loss_of.clone() * share.unsqueeze_dim(3);
+        let lost = (out.clone() - others) * loss_of.clone() * share.unsqueeze_dim::<4>(3);
         lost.sum().into_scalar::<f32>()
     };
     let mut learned = 0;
