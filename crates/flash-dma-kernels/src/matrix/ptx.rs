@@ -205,7 +205,7 @@ pub(crate) fn any_unit(x: bool) -> bool {
         out(_) out,
         options(nomem)
     );
-    uniform_bool(out != 0u32)
+    out != 0u32
 }
 
 /// The address in shared memory of the first of `elements`, in bytes.

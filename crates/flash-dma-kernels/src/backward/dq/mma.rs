@@ -63,7 +63,8 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     sync_cube();
     let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
     // Boundary tiles alone compute probabilities by exact LSEs.
-    let plain_tiles = select(rows.any_large(), 0usize, keys.full_tiles(tile_bp));
+    let full_tiles = keys.full_tiles(tile_bp);
+    let plain_tiles = select(rows.any_large(), 0usize, full_tiles);
 
     // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
     let size!(N) = 16usize;

@@ -10,7 +10,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logit_scale::PairKind;
-use crate::matrix::ptx::{commit_copies, wait_copies};
+use crate::matrix::ptx::{commit_copies, uniform_bool, wait_copies};
 use crate::matrix::query_tile::{CubeTile, copy_queries};
 use crate::matrix::repair::zero_not_finite;
 use crate::matrix::stages::Stages;
@@ -70,7 +70,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
     let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
 
-    let large = rows.any_large();
+    let large = uniform_bool(rows.any_large());
     let plain_tiles = select(large, 0usize, keys.full_tiles(bp));
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
