@@ -115,7 +115,7 @@ pub(crate) fn as_f32<const D: usize>(
     Ok(match element_type(name, &tensor)? {
         ElementType::F32 => tensor,
         ElementType::F16 | ElementType::Bf16 => {
-            Tensor::from_dispatch(Dispatch::training_widen(tensor.into_dispatch()))
+            Tensor::from_dispatch(Dispatch::training_widen(tensor.into_dispatch(), true))
         }
     })
 }

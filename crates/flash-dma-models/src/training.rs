@@ -1,13 +1,13 @@
 //! From text to a trained [`Decoder`].
 
-use crate::Curriculum;
 use crate::data::{
     Batch, DataError, Loader, LoaderState, PackedRows, Row, TokenFile, TokenFileWriter,
 };
 use crate::nn::{Decoder, DecoderConfig, TokenInput};
+use crate::{Curriculum, LanguageModel};
 use burn::config::Config;
 use burn::data::dataloader::DataLoader;
-use burn::data::dataset::Dataset;
+use burn::data::dataset::{Dataset, DatasetError};
 use burn::module::Module;
 use burn::optim::{AdamWConfig, ModuleOptimizer, OptimizerRecord};
 use burn::store::{ModuleRecord, RecordError};
@@ -93,9 +93,12 @@ pub enum TrainingError {
     /// The model, or a step of it.
     #[error(transparent)]
     Attention(#[from] AttentionError),
-    /// The text, a batch of it, or a file of the run.
+    /// The text, or a file of the run.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A batch that cannot be read.
+    #[error(transparent)]
+    Batch(#[from] DatasetError),
     /// A file of parameters or of the optimiser's state.
     #[error(transparent)]
     Record(#[from] RecordError),

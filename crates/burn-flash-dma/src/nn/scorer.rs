@@ -3,8 +3,10 @@
 use super::config::Scores;
 use crate::fallback::tensors::{at_least_f32, constant};
 use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
+use crate::ops::TrainingOps;
+use burn::backend::Dispatch;
 use burn::module::{Initializer, Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 
 /// Where the projections that scores are made with start.
@@ -34,6 +36,16 @@ impl Learns {
             Self::Tokens => tokens,
             Self::Projection => tokens.detach(),
             Self::Nothing => constant(tokens),
+        }
+    }
+
+    /// Those of linear scores, in f32 where the projection alone learns, without a copy in f32 until the backward pass.
+    fn of_wide_tokens(self, tokens: Tensor<3>) -> Tensor<3> {
+        match (self, tokens.dtype()) {
+            (Self::Projection, DType::F16 | DType::BF16) => {
+                Tensor::from_dispatch(Dispatch::training_widen(tokens.into_dispatch(), false))
+            }
+            _ => self.of_tokens(tokens),
         }
     }
 
@@ -120,7 +132,7 @@ impl Scorer {
                 try_biased_zoh_scores(values, zoh.dt_proj.val(), bias, zoh.a.val())
             }
             Self::Linear(linear) => {
-                let tokens = learns.of_tokens(tokens());
+                let tokens = learns.of_wide_tokens(tokens());
                 let projection = learns.of_projection(linear.score_proj.val());
                 match role {
                     ScoreRole::RankAndBias => try_linear_scores(tokens, projection),

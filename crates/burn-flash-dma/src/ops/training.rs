@@ -63,9 +63,11 @@ pub trait TrainingOps: Backend {
         fallback::split::<Self>(x, dim, &sizes)
     }
 
-    /// `x` in f32. Under autodiff the result is not kept, but cast again where the backward pass reads it.
+    /// `x` in f32. Under autodiff the result is not kept, but cast again where the backward pass reads it, also if `x` does
+    /// not learn by it: its gradient is zero then. Without `x` in the graph the result would be kept.
     #[fusion(default)]
-    fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn training_widen(x: FloatTensor<Self>, learns: bool) -> FloatTensor<Self> {
+        let _ = learns;
         to_f32::<Self>(x)
     }
 }

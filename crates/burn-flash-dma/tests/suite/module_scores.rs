@@ -234,7 +234,11 @@ fn scores_that_only_rank_are_not_added() {
 fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
     let device = Device::flex().autodiff();
     for window in [None, Some(LEN)] {
-        let of = |scores| config(scores).selection(|s| s.with_window(window));
+        let of = |scores| {
+            let config = config(scores).selection(|s| s.with_window(window));
+            // Kept keys that learn do so in every window.
+            config.learning(|l| l.with_kept(false))
+        };
         let adding = of(Scores::Added).init(&device);
         let ranking = like(&adding, &of(Scores::Ranking));
         let x = input(&adding);
@@ -312,7 +316,7 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
     };
     assert!(gradient(&layer) > 0.0);
     let alone = config(Scores::Ranking)
-        .learning(|l| l.with_runners_up(Some(0)))
+        .learning(|l| l.with_runners_up(Some(0)).with_kept(false))
         .init(&device);
     assert_eq!(gradient(&alone), 0.0);
 

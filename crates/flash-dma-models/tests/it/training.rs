@@ -115,8 +115,9 @@ mod of_text {
 
     fn parameters(model: &Decoder, dir: &Dir, name: &str) -> Vec<u8> {
         let record = model.clone().into_record();
-        record.save(dir.path(name)).expect("it can be written");
-        dir.bytes(name)
+        let name = format!("{name}.bpk");
+        record.save(dir.path(&name)).expect("it can be written");
+        dir.bytes(&name)
     }
 
     #[test]

@@ -70,10 +70,10 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         record_parts::<B, C>(x, parts, B::float_cat, dim)
     }
 
-    fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn training_widen(x: FloatTensor<Self>, learns: bool) -> FloatTensor<Self> {
         let dtype = x.dtype().into();
-        let forward = |[x]: [_; 1]| B::training_widen(x);
-        recomputed::record(Widen, [x], forward, |_| dtype)
+        let forward = move |[x]: [_; 1]| B::training_widen(x, learns);
+        recomputed::record(Widen, [x], forward, |_| (dtype, learns))
     }
 }
 
@@ -143,12 +143,15 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
 struct Widen;
 
 impl<B: Backend> Backward<B, 1> for Widen {
-    /// The type of what is cast.
-    type State = FloatDType;
+    /// The type of what is cast, and whether it learns.
+    type State = (FloatDType, bool);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let cast = |gradient| B::float_cast(gradient, ops.state);
-        unary::<B, _>(ops.parents, ops.node, grads, cast);
+        let (dtype, learns) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |gradient| match learns {
+            true => B::float_cast(gradient, dtype),
+            false => B::float_zeros(gradient.shape(), &gradient.device(), dtype),
+        });
     }
 }
 
