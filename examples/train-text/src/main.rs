@@ -12,7 +12,7 @@ use clap::Parser;
 use flash_dma_models::data::Vocabulary;
 use flash_dma_models::generate::{Generator, Sampler};
 use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
-use flash_dma_models::{Evaluated, LanguageModel, TextTraining};
+use flash_dma_models::{Evaluated, TextTraining};
 
 /// What went wrong, as one line for a person to act on.
 type Error = Box<dyn error::Error + Send + Sync>;
