@@ -48,10 +48,37 @@ impl<N: Size> TilePairs<N> {
     }
 }
 
+/// See [`gradients`]: those of a tile that may be a `boundary` tile, or all by `exact` LSEs.
+#[cube]
+pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
+    s: &Vector<f32, NS>,
+    dp: Vector<f32, NS>,
+    rows: &LaneRows,
+    lses: &ExactRows,
+    pairs: &TilePairs<NS>,
+    stages: &Stages<E>,
+    attended: &AttendedKeys,
+    tile: usize,
+    boundary: bool,
+    #[comptime] exact: bool,
+) -> Vector<u32, NP> {
+    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    if comptime!(exact) {
+        let kind = comptime!(PairKind::Large);
+        gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)
+    } else if boundary {
+        let kind = comptime!(PairKind::Boundary);
+        gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)
+    } else {
+        let kind = comptime!(PairKind::Full);
+        gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)
+    }
+}
+
 /// dS of key tile `tile`, rounded, as an A operand, from S and from dP, which is in flight while P is computed: zero
 /// where a row does not see a key. The LSEs `lses` are read if some are large.
 #[cube]
-pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
+fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
     dp: Vector<f32, NS>,
     rows: &LaneRows,

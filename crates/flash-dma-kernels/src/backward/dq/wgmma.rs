@@ -4,12 +4,11 @@ use crate::args::Scaling;
 use crate::backward::dq::key_boxes::{KeyBoxes, KeyMaps};
 use crate::backward::dq::repair::mark_row;
 use crate::backward::dq::rows::LaneRows;
-use crate::backward::dq::weights::{TilePairs, gradients};
+use crate::backward::dq::weights::{TilePairs, tile_gradients};
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
-use crate::matrix::logit_scale::PairKind;
 use crate::matrix::ptx::{commit_copies, uniform_bool, wait_copies};
 use crate::matrix::query_tile::{CubeTile, copy_queries};
 use crate::matrix::repair::zero_not_finite;
@@ -115,16 +114,14 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                     if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
                         not_finite[stage] = 1u32;
                     }
-                    // Makes the other units' findings visible.
-                    sync_cube();
+                    sync_cube(); // Makes the other units' findings visible.
                 }
                 acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
                 if tile > 0 {
                     // The stage of the previous tile, which the copies below refill.
                     ring.arrive_empty((tile + ahead) % comptime!(bp.stages));
                 }
-                // S = Q K^T, followed by dP = dO V^T.
-                turns.wait(tile, comptime!(bp.warps / 4));
+                turns.wait(tile, comptime!(bp.warps / 4)); // S = Q K^T, followed by dP = dO V^T.
                 let s = start_nt::<NS>(&q_panels, &k_tile, element, key_tile, head_dim);
                 let dp = start_nt::<NS>(&o_panels, &v_tile, element, key_tile, head_dim);
                 turns.pass(tile, tiles, comptime!(bp.warps / 4));
@@ -144,26 +141,11 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                 let pairs =
                     TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
                 let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
-                // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
-                let ds = if comptime!(exact) {
-                    let kind = comptime!(PairKind::Large);
-                    gradients::<E, NS, NP>(
-                        &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, kind,
-                    )
-                } else if boundary {
-                    let kind = comptime!(PairKind::Boundary);
-                    gradients::<E, NS, NP>(
-                        &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, kind,
-                    )
-                } else {
-                    let kind = comptime!(PairKind::Full);
-                    gradients::<E, NS, NP>(
-                        &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, kind,
-                    )
-                };
+                let ds = tile_gradients::<E, NS, NP>(
+                    &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, boundary, exact,
+                );
                 if may_hide && not_finite[stage] == 1u32 {
-                    // All warps have their logits: only the product with dS remains for this tile.
-                    sync_cube();
+                    sync_cube(); // All warps have their logits: only the product with dS remains.
                     let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
                     publish();
                     sync_cube();
