@@ -342,7 +342,7 @@ impl Expected {
 pub struct Learning {
     /// Those of runners-up, none of which is attended.
     pub runners_up: Option<Broadcast<bool>>,
-    /// Those of kept keys, all of which are attended.
+    /// Pairs of kept keys, all of which are attended.
     pub kept: Option<Broadcast<bool>>,
     /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`.
     pub shares: Option<Vec<f64>>,

@@ -61,7 +61,8 @@ pub struct TextTraining {
     /// Highest learning rate.
     #[config(default = 3e-3)]
     pub rate: f64,
-    /// The share of the steps with shorter texts, of which the layers that choose their keys keep as large a part.
+    /// The share of the steps with shorter texts, of which the layers that choose their keys keep as large a part. Default:
+    /// none.
     #[config(default = "Curriculum::default()")]
     pub curriculum: Curriculum,
     /// Seed of the parameters and of the order of the texts.
@@ -369,7 +370,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What the model reads: no byte sees another block of the text.
+/// Input of the model: no byte sees another block of the text.
 fn input(batch: &Batch) -> TokenInput {
     TokenInput::new(batch.inputs.clone()).documents(batch.documents.clone())
 }

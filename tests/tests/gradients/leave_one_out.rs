@@ -41,7 +41,7 @@ fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
     check_all(engine, true, [], medium, device);
 }
 
-/// What an LSE has from a key of little weight is much smaller than 1, to which its logarithm must not round it. The values
+/// An LSE has from a key of little weight much less than 1, to which its logarithm must not round it. The values
 /// are small, too: beside the rounding of a greater output nobody would see that of the LSE.
 fn of_little_weight_beside_much<E: Engine>(engine: &E) {
     let long = |case: Case, more| (case.full().deviation(0.001), more);

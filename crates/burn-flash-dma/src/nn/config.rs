@@ -115,8 +115,8 @@ impl ScoreLearning {
         }
     }
 
-    /// What suits the scores: of those that only rank all ranks learn, and tokens do not; those that are added to the
-    /// logits learn by that as well, tokens included, and beside it linear ones by their runners-up, DMA's by nothing.
+    /// Default learning of scores: all ranks of those that only rank, and no tokens; those that are added to the logits
+    /// learn by that, tokens included, and linear ones by their runners-up as well.
     #[must_use]
     pub fn of(scores: Scores) -> Self {
         let by_logits = Self::none().with_tokens(true);

@@ -39,7 +39,7 @@ impl Learns {
         }
     }
 
-    /// Those of linear scores, in f32 where the projection alone learns, without a copy in f32 until the backward pass.
+    /// Tokens of linear scores: in f32 where the projection alone learns, of which no copy is kept for the backward pass.
     fn of_wide_tokens(self, tokens: Tensor<3>) -> Tensor<3> {
         match (self, tokens.dtype()) {
             (Self::Projection, DType::F16 | DType::BF16) => {

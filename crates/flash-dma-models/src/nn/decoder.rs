@@ -206,7 +206,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Those of [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
+    /// As [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
     pub fn try_set_share(&mut self, divisor: usize) -> Result<(), AttentionError> {
         let selection = &self.config.attention.selection;
         let Some(window) = selection.window else {
