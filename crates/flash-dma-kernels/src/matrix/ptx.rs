@@ -208,6 +208,17 @@ pub(crate) fn any_unit(x: bool) -> bool {
     out != 0u32
 }
 
+/// The position of this unit in a cube whose rows are warps, read where it is called: for seldom run code, for which a
+/// variable would take a register from everything before it.
+#[cube]
+pub(crate) fn unit_position() -> usize {
+    let lane: u32;
+    let warp: u32;
+    gpu_asm!("mov.u32 {}, %%tid.x;", out(_) lane, options(nomem));
+    gpu_asm!("mov.u32 {}, %%tid.y;", out(_) warp, options(nomem));
+    (warp * 32 + lane) as usize
+}
+
 /// The address in shared memory of the first of `elements`, in bytes.
 #[cube]
 pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {

@@ -69,8 +69,6 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
     let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
 
-    let large = uniform_bool(rows.any_large());
-    let plain_tiles = select(large, 0usize, keys.full_tiles(bp));
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
     let boxes = KeyBoxes::new::<E>(maps, &stages, &attended);
@@ -94,6 +92,9 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         wait_copies(0u32);
         sync_cube();
     }
+    // Behind the first copies, which need not wait for the LSEs.
+    let large = uniform_bool(rows.any_large());
+    let plain_tiles = select(large, 0usize, keys.full_tiles(bp));
     // A loop of its own for cubes with a large LSE: what it needs would take time from every tile of the others.
     #[unroll]
     for pass in 0..2usize {

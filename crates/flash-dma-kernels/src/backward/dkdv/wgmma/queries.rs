@@ -7,7 +7,7 @@ use crate::backward::dkdv::shared::room_if;
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
 use crate::matrix::logit_scale::is_large_scaled;
-use crate::matrix::ptx::{any_lane, shared_address, uniform, uniform_bool};
+use crate::matrix::ptx::{any_lane, shared_address, uniform, uniform_bool, unit_position};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::ring::Ring;
@@ -270,7 +270,7 @@ fn zero_not_finite<E: Float>(
     stage: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let mut at = UNIT_POS as usize;
+    let mut at = unit_position();
     while at < comptime!(bp.rows * bp.segments()) {
         let place = stage * comptime!(bp.rows * bp.segments()) + at;
         let mut values = rows[place];
