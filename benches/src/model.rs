@@ -5,8 +5,9 @@ use crate::options::Common;
 use crate::place::Place;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Device;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Scores, Selection};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, ScoreLearning, Scores, Selection};
 use clap::{Args, ValueEnum};
+use flash_dma_models::nn::{DecoderConfig, last_keys};
 use serde::Serialize;
 use std::io::Write;
 use std::time::Instant;
@@ -29,9 +30,18 @@ pub struct Model {
     /// Keys that a query attends to; all of them if left out.
     #[arg(long)]
     pub window: Option<usize>,
+    /// Keys of a query in every other layer, which is local; 0 if none is.
+    #[arg(long, default_value_t = 256)]
+    pub local_window: usize,
     /// The layers' scores.
     #[arg(long, value_enum, default_value_t = ScoresName::Ranking)]
     pub scores: ScoresName,
+    /// Keeps the last keys of the window in place of the best ones: a sliding window.
+    #[arg(long, requires = "window")]
+    pub last: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub learning: Learning,
     /// Sequences.
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
@@ -49,6 +59,36 @@ pub struct Model {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
+}
+
+/// The parts of a layer's learning that are left out, to time them.
+#[derive(Args, Clone, Copy, Debug, Serialize)]
+pub struct Learning {
+    /// Has no runners-up.
+    #[arg(long)]
+    pub without_runners_up: bool,
+    /// Lets kept keys learn nothing by their ranks.
+    #[arg(long)]
+    pub without_kept: bool,
+    /// Does not charge what scores of a head gain to all of them.
+    #[arg(long)]
+    pub without_compete: bool,
+}
+
+impl Learning {
+    /// The rest of what these scores learn by default.
+    fn of(self, scores: Scores) -> ScoreLearning {
+        let all = ScoreLearning::of(scores);
+        ScoreLearning {
+            runners_up: match self.without_runners_up {
+                true => Some(0),
+                false => all.runners_up,
+            },
+            kept: all.kept && !self.without_kept,
+            compete: all.compete && !self.without_compete,
+            ..all
+        }
+    }
 }
 
 /// Scores by their names.
@@ -75,12 +115,25 @@ impl ScoresName {
 
 impl Model {
     /// Its attention: the layer as it is by default, but for what the options say.
-    pub fn attention(&self, window: usize, positions: usize) -> DynamicMaskAttentionConfig {
-        DynamicMaskAttentionConfig::new(self.d_model, self.heads)
+    pub fn attention(&self, positions: usize) -> DynamicMaskAttentionConfig {
+        let scores = self.scores.of_layer();
+        let layer = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
             .with_n_kv_heads(Some(self.kv_heads))
-            .with_scores(self.scores.of_layer())
-            .with_selection(Selection::keep(window))
-            .with_rope(Some(Rope::new(positions)))
+            .with_scores(scores)
+            .with_rope(Some(Rope::new(positions)));
+        match self.window {
+            Some(window) if !self.last => layer
+                .with_selection(Selection::keep(window))
+                .with_learning(Some(self.learning.of(scores))),
+            window => last_keys(&layer, window),
+        }
+    }
+
+    /// The decoder of that attention.
+    pub fn decoder(&self, positions: usize) -> DecoderConfig {
+        DecoderConfig::new(self.attention(positions), self.layers)
+            .with_local_window((self.local_window > 0).then_some(self.local_window))
+            .with_dtype(self.place.dtype.burn())
     }
 }
 

@@ -91,13 +91,14 @@ impl Options {
     }
 
     fn config(&self) -> DecoderConfig {
-        let model = &self.model;
         let context = self.context.unwrap_or_else(|| self.positions());
-        let window = model.window.unwrap_or_else(|| self.positions());
-        let attention = model.attention(window, context);
-        DecoderConfig::new(attention, model.layers)
-            .with_local_window(None)
-            .with_dtype(model.place.dtype.burn())
+        // Of all keys a cache of constant size has room for all positions.
+        let window = self.model.window.or(Some(self.positions()));
+        let model = Model {
+            window,
+            ..self.model.clone()
+        };
+        model.decoder(context)
     }
 
     fn busy(&self) -> usize {

@@ -32,17 +32,12 @@ impl ModelTask {
     /// The model of the options.
     pub fn new(options: &Options, device: &Device) -> Self {
         let model = &options.model;
-        let window = model.window.unwrap_or(options.seq);
-        let attention = model.attention(window, options.seq);
         let activations = match options.checkpoint {
             true => Activations::Recomputed,
             false => Activations::Kept,
         };
         Self {
-            config: DecoderConfig::new(attention, model.layers)
-                .with_local_window(None)
-                .with_dtype(model.place.dtype.burn())
-                .with_activations(activations),
+            config: model.decoder(options.seq).with_activations(activations),
             rng: Rng::new(7),
             shape: [model.batch, options.seq],
             device: device.clone(),
@@ -89,7 +84,7 @@ impl LayerTask {
             Tensor::<3>::random(shape, normal, device).cast(dtype)
         };
         Self {
-            config: model.attention(model.window.unwrap_or(options.seq), options.seq),
+            config: model.attention(options.seq),
             dtype,
             input: normal(),
             slope: normal(),
