@@ -196,7 +196,7 @@ impl Options {
         let of_text = settings.task == Task::Text;
         let mut choice = self.choice.clone();
         drop_unless(arm.has_recent(), &mut choice.recent);
-        drop_unless(arm.deals(), &mut choice.recency_slope);
+        drop_unless(arm.deals(), &mut choice.without_recency);
         drop_unless(arm.deals(), &mut choice.turns);
         drop_unless(arm.has_runners_up(), &mut choice.runners_up);
         drop_unless(by_rank, &mut choice.with_tokens);
@@ -362,8 +362,6 @@ mod tests {
             ("text --shares 64", "a window of 2"),
             ("text --steps 0", "--steps"),
             ("text --recent 17", "--recent 17"),
-            ("text --arms ours --recency-slope=-1", "--recency-slope -1"),
-            ("text --arms ours --recency-slope 1e39", "finite in f32"),
             ("recall --arms ours --turns 0", "--turns 0"),
             ("text --arms ours --dense-layers 2,3", "--dense-layers 3"),
             ("text --arms ours --dense-layers 0", "--dense-layers 0"),

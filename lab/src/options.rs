@@ -29,11 +29,6 @@ impl FromStr for Seeds {
     }
 }
 
-/// Whether a number is at least 0 and, as f32, finite: the layers compute with it in f32.
-pub fn is_factor(number: f64) -> bool {
-    (0.0..f32::INFINITY).contains(&(number as f32))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,6 @@
 use crate::Result;
 use crate::arm::{Arm, Scores};
 use crate::device::{DeviceName, DtypeName, name};
-use crate::options::is_factor;
 use crate::recall::task::{Layout, Pairs};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Logits, Rope, ScoreLearning, Selection};
 use clap::{Args, ValueEnum};
@@ -77,10 +76,9 @@ pub struct Choice {
     /// [default: a quarter of it].
     #[arg(long)]
     pub recent: Option<usize>,
-    /// What the position of a token adds to its score, per token, in arms whose scores only rank: a key whose score is
-    /// higher by 1 is kept as long as if it came so many tokens later as 1 divided by this.
+    /// Ranks tokens alike wherever they stand, in all heads of arms whose scores only rank.
     #[arg(long)]
-    pub recency_slope: Option<f64>,
+    pub without_recency: bool,
     /// Deals the tokens of a text to the key/value heads in turn, so many at a time in the first layer and twice as many
     /// in each behind it; a head ranks all others below its own. In arms whose scores only rank.
     #[arg(long, value_name = "RUN")]
@@ -288,7 +286,7 @@ impl Settings {
                 Selection::new()
                     .with_window(window)
                     .with_recent(self.recent())
-                    .with_recency_slope(choice.recency_slope.unwrap_or_default())
+                    .with_recency(!choice.without_recency)
                     .with_turns(choice.turns),
             )
             .with_learning(Some(learning))
@@ -340,10 +338,6 @@ impl Settings {
         let least = choice.recent.unwrap_or_default().max(LEAST_WINDOW);
         if let Some(window) = choice.other_windows.iter().find(|&&n| n < least) {
             let line = format!("--other-windows {window}: at least {least} are needed");
-            return refuse(line);
-        }
-        if let Some(slope) = choice.recency_slope.filter(|&slope| !is_factor(slope)) {
-            let line = format!("--recency-slope {slope}: at least 0, and finite in f32");
             return refuse(line);
         }
         if choice.turns == Some(0) {

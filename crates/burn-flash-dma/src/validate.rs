@@ -52,11 +52,6 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     Ok(element)
 }
 
-/// A number in f32 if it is at least 0, and finite there.
-pub(crate) fn at_least_zero(number: f64) -> Option<f32> {
-    (number >= 0.0 && (number as f32).is_finite()).then_some(number as f32)
-}
-
 /// Refuses a size past its limit.
 pub(crate) fn at_most(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
     match size <= limit {

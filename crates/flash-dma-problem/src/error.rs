@@ -269,11 +269,6 @@ pub enum AttentionError {
     /// A slope of ALiBi is NaN or infinite.
     #[error("the ALiBi slope of head {head} must be finite, but is {slope}")]
     AlibiSlope { head: usize, slope: f32 },
-    /// A recency slope is negative, NaN or infinite, or the layer is not causal, or its scores do more than rank.
-    #[error(
-        "a recency slope must be finite and at least 0, of a causal layer whose scores only rank, but is {slope}"
-    )]
-    RecencySlope { slope: f64 },
     /// Heads take no tokens in their turn, or more than an i32 counts, or the layer's scores do more than rank.
     #[error(
         "heads must be dealt at least 1 token in turn, by scores that only rank, but it is {run}"
@@ -460,7 +455,7 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts PartsWithoutWindow HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate RecencySlope Turns
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate Turns
     AlibiSlope AlibiHeads
     Epsilon Rotary NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted WholeSequence NoParts NoCaches

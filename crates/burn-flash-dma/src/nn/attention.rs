@@ -440,7 +440,7 @@ impl DynamicMaskAttention {
         let (scorer, role) = (&self.scorer.0, self.score_role());
         let scores = scorer.scores(role, learns, || x.clone(), values)?;
         Ok(match self.by_position {
-            Some(by_position) => by_position.added(scores, first),
+            Some(by_position) => by_position.added(scores, first, self.ranking_window()),
             None => scores,
         })
     }
@@ -648,6 +648,12 @@ impl DynamicMaskAttention {
     #[must_use]
     pub fn score_role(&self) -> ScoreRole {
         self.kind.role()
+    }
+
+    /// The window in force, if scores decide on a part of it.
+    fn ranking_window(&self) -> Option<usize> {
+        let window = self.options.keep_window;
+        window.filter(|&window| self.rule(window).ranked() > 0)
     }
 
     /// The rule of a window of this layer.

@@ -1,7 +1,6 @@
 //! What the position of a token adds to its rank.
 
 use super::config::{Scores, Selection};
-use crate::validate::at_least_zero;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::AttentionError;
 
@@ -20,8 +19,8 @@ const PENALTY: f32 = 1000.0;
 /// What a position adds to the scores of its token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByPosition {
-    /// Per position.
-    slope: f32,
+    /// Whether every other head ranks a token higher than one before it.
+    recency: bool,
     /// Tokens in a row that a head is dealt at once.
     turns: Option<usize>,
 }
@@ -31,39 +30,36 @@ impl ByPosition {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::RecencySlope`] if the slope is negative or not finite in f32, or if the scores do more than rank
-    /// or the layer is not causal; [`AttentionError::Turns`] if tokens are dealt 0 at a time or more than an i32 counts,
-    /// or the scores do more than rank.
+    /// [`AttentionError::Turns`] if tokens are dealt 0 at a time or more than an i32 counts, or the scores do more than
+    /// rank.
     pub(super) fn try_new(
         selection: &Selection,
         scores: Scores,
         causal: bool,
     ) -> Result<Option<Self>, AttentionError> {
-        let Selection {
-            recency_slope: slope,
-            turns,
-            ..
-        } = *selection;
+        let turns = selection.turns;
         let ranks = scores == Scores::Ranking;
-        if slope != 0.0 && !(at_least_zero(slope).is_some() && ranks && causal) {
-            return Err(AttentionError::RecencySlope { slope });
-        }
         if let Some(run) = turns
             && !(run > 0 && i32::try_from(run).is_ok() && ranks)
         {
             return Err(AttentionError::Turns { run });
         }
-        let by_position = Self {
-            slope: slope as f32,
-            turns,
-        };
-        Ok((slope != 0.0 || turns.is_some()).then_some(by_position))
+        let recency = selection.recency && ranks && causal;
+        Ok((recency || turns.is_some()).then_some(Self { recency, turns }))
     }
 
-    /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add.
-    pub(super) fn added(self, scores: Tensor<3>, first: First<'_>) -> Tensor<3> {
+    /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add. The window is the one by which the
+    /// scores rank, `None` if they rank nothing.
+    pub(super) fn added(
+        self,
+        scores: Tensor<3>,
+        first: First<'_>,
+        window: Option<usize>,
+    ) -> Tensor<3> {
         let [batch, heads, len] = scores.dims();
-        if batch * heads * len == 0 {
+        let slope = window.filter(|_| self.recency && heads > 1);
+        let slope = slope.map(|window| 1.0 / window as f32);
+        if batch * heads * len == 0 || (slope.is_none() && self.turns.is_none()) {
             return scores;
         }
         let device = scores.device();
@@ -84,10 +80,13 @@ impl ByPosition {
             }
             None => scores,
         };
-        match self.slope {
-            0.0 => scores,
-            slope => scores + positions.cast(FloatDType::F32) * slope,
-        }
+        let Some(slope) = slope else {
+            return scores;
+        };
+        // 1, 0, 1, ..
+        let prefers = Tensor::<1, Int>::arange(1..heads as i64 + 1, (&device, DType::I32)) % 2;
+        let recent = positions * prefers.reshape([1, heads, 1]);
+        scores + recent.cast(FloatDType::F32) * slope
     }
 }
 

@@ -55,10 +55,11 @@ pub struct Selection {
     /// and causal only.
     #[config(default = 0)]
     pub sinks: usize,
-    /// How much higher a token ranks than the same token one position before it: `recency_slope * position` is added to
-    /// each score. For a causal layer whose scores only rank.
-    #[config(default = 0.0)]
-    pub recency_slope: f64,
+    /// Whether key/value heads differ in how far back they keep keys: in the first one, and every other one from there, a
+    /// token ranks higher than the same token one position before it, by 1 / window; in the others it ranks alike
+    /// wherever it stands. Of a single head, without causal masking and with scores that do more than rank nothing changes.
+    #[config(default = true)]
+    pub recency: bool,
     /// Deals tokens to the key/value heads in turn, so many in a row, so that heads of small windows do not all learn to
     /// keep the same ones: a token at position `p` is the own one of head `p / turns % n_kv_heads`, and ranks below all
     /// own tokens in every other. Positions are those of a sequence, of packed documents those of their row. Default: no.

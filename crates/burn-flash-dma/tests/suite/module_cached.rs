@@ -51,8 +51,8 @@ fn steps_equal_the_forward_pass_with_every_option() {
         ("ranked", ranked()),
         ("ranked, recent and sinks", ranked_both),
         (
-            "ranked, slope",
-            ranked().selection(|s| s.with_recency_slope(0.2)),
+            "ranked, no head by position",
+            ranked().selection(|s| s.with_recency(false)),
         ),
         (
             "ranked, every key",
@@ -83,7 +83,7 @@ fn steps_equal_the_forward_pass_with_every_option() {
 #[test]
 fn a_sequence_that_begins_anew_begins_at_position_zero() {
     let ranked = config().with_scores(Scores::Ranking);
-    for config in [config(), ranked.selection(|s| s.with_recency_slope(0.2))] {
+    for config in [config(), ranked] {
         let layer = config.init(&Device::flex());
         let (old, new) = (input(&layer, 2, 20), input(&layer, 2, 9));
         let mut cache = layer.init_cache(2);

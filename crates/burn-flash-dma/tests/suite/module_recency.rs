@@ -1,67 +1,78 @@
-//! Ranks that rise with the position: which keys they keep, that scores learn beside them, and what is refused.
+//! Ranks that rise with the position in every other head: which keys they keep, that the window in force decides by how
+//! much, that scores learn beside it, and where nothing rises.
 
-use crate::case::{refused, values, within};
+use crate::case::{values, within};
 use crate::layer::{self, Groups, gradients_with_scores, like, tokens_for};
-use burn::tensor::Device;
-use burn_flash_dma::Documents;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, Scores};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scores};
 
 const LEN: usize = 33;
+const WINDOW: usize = 8;
 
-fn config(slope: f64) -> DynamicMaskAttentionConfig {
-    layer::config().selection(|s| s.with_recency_slope(slope))
+fn config(recency: bool) -> DynamicMaskAttentionConfig {
+    layer::config()
+        .with_n_kv_heads(Some(4))
+        .selection(|s| s.with_window(Some(WINDOW)).with_recency(recency))
+}
+
+/// What the scores of a layer gain over those of the same layer without it, `[batch, heads, len]` in a row.
+fn gained(
+    config: DynamicMaskAttentionConfig,
+    x: impl Fn(&DynamicMaskAttention) -> Tensor<3>,
+) -> Vec<f64> {
+    let with = config.init(&Device::flex());
+    let without = like(&with, &config.selection(|s| s.with_recency(false)));
+    let x = x(&with);
+    values(with.scores(x.clone()) - without.scores(x))
 }
 
 #[test]
-fn a_score_gains_the_slope_per_position() {
-    let plain = config(0.0).init(&Device::flex());
-    let x = tokens_for(&plain, 2, LEN);
-    let scores = values(plain.scores(x.clone()));
-    let sloped = values(like(&plain, &config(0.25)).scores(x));
-    let with_slope = |(place, score): (usize, f64)| score + 0.25 * (place % LEN) as f64;
-    let expected: Vec<f64> = scores.into_iter().enumerate().map(with_slope).collect();
-    within(&sloped, &expected, 1e-5, "scores");
-}
-
-#[test]
-fn a_steep_slope_keeps_the_last_keys_and_documents_begin_where_they_began() {
-    let plain = config(0.0).init(&Device::flex());
-    let sliding = like(&plain, &config(0.0).selection(|s| s.with_recent(Some(5))));
-    let steep = like(&plain, &config(100.0));
-    let x = tokens_for(&plain, 2, LEN);
-    let [plain, steep, sliding] = [plain, steep, sliding].map(|layer| {
-        let documents = Documents::from_lengths([vec![7, 13, LEN - 20], vec![LEN]]);
-        let packed = DynamicMaskInput::new(x.clone()).documents(documents);
-        [layer.forward(x.clone()), layer.forward(packed)].map(values)
+fn every_other_head_gains_one_per_window_of_positions() {
+    let gained = gained(config(true), |layer| tokens_for(layer, 2, LEN));
+    let expected = (0..2 * 4 * LEN).map(|place| {
+        let (head, position) = (place / LEN % 4, place % LEN);
+        if head % 2 == 0 {
+            position as f64 / WINDOW as f64
+        } else {
+            0.0
+        }
     });
-    assert_eq!(steep, sliding);
-    assert_ne!(steep, plain);
+    within(&gained, &expected.collect::<Vec<_>>(), 1e-5, "scores");
+}
+
+#[test]
+fn the_window_in_force_decides() {
+    let mut layer = config(true).init(&Device::flex());
+    let x = tokens_for(&layer, 1, LEN);
+    let last = |layer: &DynamicMaskAttention| values(layer.scores(x.clone()))[LEN - 1];
+    let before = last(&layer);
+    layer
+        .try_set_keep_window(Some(2 * WINDOW))
+        .expect("it fits");
+    let position = (LEN - 1) as f64;
+    let lost = position / WINDOW as f64 - position / (2 * WINDOW) as f64;
+    within(&[last(&layer)], &[before - lost], 1e-5, "a wider window");
 }
 
 #[test]
 fn scores_learn_beside_it() {
-    let layer = config(0.1).init(&Device::flex().autodiff());
+    let layer = config(true).init(&Device::flex().autodiff());
     gradients_with_scores(&layer, LEN);
 }
 
 #[test]
-fn what_it_does_not_fit_is_refused() {
-    let device = Device::flex();
+fn nothing_rises_where_nothing_is_ranked_by_it() {
+    let all = |config: DynamicMaskAttentionConfig| config.selection(|s| s.with_window(None));
+    let sliding = |s: burn_flash_dma::nn::Selection| s.with_recent(Some(WINDOW));
     for config in [
-        config(-1.0),
-        config(f64::NAN),
-        config(f64::INFINITY),
-        config(1e300),
-        config(1.0).logits(|l| l.with_causal(false)),
-        config(1.0).with_scores(Scores::Added),
+        config(true).with_n_kv_heads(Some(1)),
+        config(true).logits(|l| l.with_causal(false)),
+        config(true).with_scores(Scores::Added),
+        config(true).with_scores(Scores::Dma),
+        config(true).selection(sliding),
+        all(config(true)),
     ] {
-        refused(config.try_init(&device), "RecencySlope");
-    }
-    for config in [
-        config(0.0).logits(|l| l.with_causal(false)),
-        config(0.0).with_scores(Scores::Added),
-        config(1.0).selection(|s| s.with_window(None)),
-    ] {
-        assert!(config.try_init(&device).is_ok());
+        let gained = gained(config, |layer| tokens_for(layer, 2, LEN));
+        assert!(gained.iter().all(|&gained| gained == 0.0));
     }
 }

@@ -197,7 +197,8 @@ fn gradients_of_the_scores_parameters_match_differences() {
 
 /// A layer whose scores only rank, and the same one that adds them, too.
 fn of_both_roles(device: &Device) -> [DynamicMaskAttention; 2] {
-    let recent = |scores| config(scores).selection(|s| s.with_recent(Some(1)));
+    let of = |s: Selection| s.with_recent(Some(1)).with_recency(false);
+    let recent = |scores| config(scores).selection(of);
     let adding = recent(Scores::Added).init(device);
     let ranking = like(&adding, &recent(Scores::Ranking));
     [ranking, adding]

@@ -10,7 +10,11 @@ const LEN: usize = 33;
 const WINDOW: usize = 5;
 
 fn config(turns: Option<usize>) -> DynamicMaskAttentionConfig {
-    layer::config().selection(|s| s.with_window(Some(WINDOW)).with_turns(turns))
+    layer::config().selection(|s| {
+        s.with_window(Some(WINDOW))
+            .with_recency(false)
+            .with_turns(turns)
+    })
 }
 
 /// The positions that every query of a head attends to, `[batch][kv_head][query]`.
@@ -96,7 +100,6 @@ fn what_it_does_not_fit_is_refused() {
     for config in [
         config(Some(2)).logits(|l| l.with_causal(false)),
         config(Some(2)).selection(|s| s.with_window(None)),
-        config(Some(2)).selection(|s| s.with_recency_slope(0.5)),
     ] {
         assert!(config.try_init(&device).is_ok());
     }

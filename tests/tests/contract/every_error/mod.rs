@@ -94,7 +94,6 @@ table! {
     Scale: dynamic(|c| c.options.scale = Some(f32::NAN)),
     Softcap: dynamic(|c| c.options.softcap = Some(-1.0)),
     TooLarge: dynamic(Call::past_every_address),
-    RecencySlope: layer().with_selection(Selection::keep(4).with_recency_slope(-1.0)).try_init(&here()),
     Turns: layer().with_selection(Selection::keep(4).with_turns(Some(0))).try_init(&here()),
     SecondOrder: second_order(Some(zeros([1, 1, 4]))),
     // Under masks and biases.

@@ -91,9 +91,7 @@ fn sparse_config(draw: &mut Draw) -> DynamicMaskAttentionConfig {
     }
     config.scores = draw.pick(&[Scores::Ranking, Scores::Dma, Scores::Added]);
     let ranks = config.scores == Scores::Ranking || draw.one_in(10);
-    if ranks && draw.one_in(4) {
-        selection.recency_slope = draw.number("slope", &[0.5, 0.0]);
-    }
+    selection.recency = draw.one_in(2);
     if ranks && draw.one_in(4) {
         selection.turns = Some(draw.count("run"));
     }

@@ -25,10 +25,10 @@ fn replayed_steps_write_what_launched_steps_write() {
 fn replayed_steps_of_a_layer_that_ranks_by_position() {
     for device in devices() {
         device.seed(7);
-        for (slope, turns) in [(0.0, None), (0.05, None), (0.05, Some(3))] {
+        for (recency, turns) in [(false, None), (true, None), (true, Some(3))] {
             let tokens = [0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 2, 7];
-            let model = Ranking::new(slope, turns, &device);
-            check(&model, &tokens, &format!("slope {slope}, {turns:?}"));
+            let model = Ranking::new(recency, turns, &device);
+            check(&model, &tokens, &format!("recency {recency}, {turns:?}"));
         }
     }
 }
@@ -72,7 +72,7 @@ struct Ranking {
 impl Ranking {
     const VOCABULARY: usize = 48;
 
-    fn new(slope: f64, turns: Option<usize>, device: &Device) -> Self {
+    fn new(recency: bool, turns: Option<usize>, device: &Device) -> Self {
         Self {
             embedding: EmbeddingConfig::new(Self::VOCABULARY, 32).init(device),
             layer: DynamicMaskAttentionConfig::new(32, 4)
@@ -80,7 +80,7 @@ impl Ranking {
                 .with_selection(
                     Selection::keep(6)
                         .with_recent(Some(2))
-                        .with_recency_slope(slope)
+                        .with_recency(recency)
                         .with_turns(turns),
                 )
                 .with_rope(Some(Rope::new(64)))
