@@ -22,7 +22,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -385,10 +385,10 @@ def products():
     return table(["TFLOP/s", "forward", "gradient of the input", "gradient of the weight"], lines)
 
 
-# The tutorial and recall.
-def pivot(name, line, column, columns, cell, first=()):
-    """A line for each value of a key, those of `first` first, with a cell for each value of another."""
-    names = distinct([*first, *(row[line] for row in rows(name))])
+# The tutorial.
+def pivot(name, line, column, columns, cell):
+    """A line for each value of a key, with a cell for each value of another."""
+    names = distinct(row[line] for row in rows(name))
     found = {key: [rows(name, **{line: key, column: c}) for c in columns] for key in names}
     return [[key, *(cell(*of) if of else None for of in cells)] for key, cells in found.items()]
 
@@ -411,15 +411,78 @@ def small():
     return table([load(file)["model"], "seed 3", "4", "5"], pivot(file, "setting", "seed", (3, 4, 5), right))
 
 
-SWEEP, SWEPT = "learning/recall-sweep-h200.json", (0.001, 0.002, 0.004)
-ARMS = ("dense", "ours", "added", "bounded", "added-zoh", "frozen", "added-no-runners-up")
+# What the default layer learns, beside dense attention and the last keys. A seed does not make two runs alike on a GPU,
+# so runs of two arms are not paired by it.
+LEARNED = "learning/default-h200.json", "learning/grid-h200.json"
+LOCAL = "learning/language-text-local.json"
+
+# Of Student's distribution: 95 % of it, by degrees of freedom.
+STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365}
 
 
-def rates():
-    def cell(row):
-        return f"{100 * row['accuracy']:.1f} %, {row['steps_done']} steps, {row['stopped']}".removesuffix(", steps")
+def runs(task, arm):
+    """Those of the default layer, or of an arm without its choices, by their seeds."""
+    found = [row for name in LEARNED[: 1 if arm == "ours" else 2] for row in rows(name, task=task, arm=arm)]
+    return sorted(found, key=lambda row: row["seed"])
 
-    return table(["arm", *(f"rate {rate}" for rate in SWEPT)], pivot(SWEEP, "arm", "rate", SWEPT, cell, ARMS))
+
+def sliding():
+    """The last keys in place of the best ones, and dense attention in the same call."""
+    place = {"kv_heads": 8, "steps": 3000, "positions": {"rope-in-local-layers": {"window": 256}}}
+    last, dense = (rows(LOCAL, arm=arm, **place) for arm in ("sliding", "dense"))
+    return last, dense
+
+
+def loss(row, length=8192, start=None):
+    of_length = next(losses for losses in row["losses"] if losses["length"] == length)
+    return next(b["loss"] for b in of_length["bins"] if b["from"] == start) if start else of_length["loss"]
+
+
+def gain(row):
+    """What a longer context is worth."""
+    return loss(row, start=512) - loss(row, start=4096)
+
+
+def beside(ours, theirs, value):
+    """The mean of one group of runs over that of another, and its 95 % interval."""
+    (a, b), n = ([value(row) for row in group] for group in (ours, theirs)), min(len(ours), len(theirs))
+    error = math.sqrt(variance(a) / len(a) + variance(b) / len(b)) / fmean(b)
+    return f"{100 * fmean(a) / fmean(b) - 100:+.1f} ± {100 * STUDENT[n - 1] * error:.1f} %".replace("-", "−")
+
+
+def answered(group, kind):
+    right = lambda row: [a["right"] for a in row["answers"]["answered"] if (a["length"], a["kind"]) == (8192, kind)]
+    return ", ".join(f"{100 * fmean(right(row)):.0f}" for row in group) + " %"
+
+
+def learned():
+    (ours, dense), (last, dense_then) = (runs("text", arm) for arm in ("ours", "dense")), sliding()
+    facts, dense_facts = (runs("needles", arm) for arm in ("ours", "dense"))
+    valid = lambda row: row["curve"][-1]["validation_loss"]
+    kept = lambda group, whole: f"{100 * fmean(map(gain, group)) / fmean(map(gain, whole)):.0f} %"
+    cache = lambda group: f"{next(c['bytes'] for c in group[0]['answers']['caches'] if c['length'] == 16384) / 1e6:.1f} MB"
+    text = lambda what, value: [
+        what,
+        beside(ours, dense, value),
+        f"{fmean(map(value, dense)):.3f}",
+        beside(last, dense_then, value),
+    ]
+    recall = ", ".join(f"{100 * row['accuracy']:.1f}" for row in runs("recall", "ours")) + " %"
+    return table(
+        ["", "ours", "dense", "the last `w` keys"],
+        [
+            text("text of 8192 bytes, `w` 1024: the loss", loss),
+            text("… bytes 512 to 1024, where nothing is dropped", lambda row: loss(row, start=512)),
+            text("… bytes 4096 to 8192", lambda row: loss(row, start=4096)),
+            text("… read to 32 768 bytes", lambda row: loss(row, 32768)),
+            ["… of what context gains dense, kept", kept(ours, dense), "", kept(last, dense_then)],
+            ["facts at four times the training length: pass keys", answered(facts, "passkey"), answered(dense_facts, "passkey"), None],
+            ["… needles", answered(facts, "needle"), answered(dense_facts, "needle"), None],
+            ["… the text of these models", beside(facts, dense_facts, valid), f"{fmean(map(valid, dense_facts)):.3f}", None],
+            ["recall of 512 tokens, `w` 32", recall, None, None],
+            ["caches behind 16 384 bytes", cache(facts), cache(dense_facts), None],
+        ],
+    )
 
 
 # Plots.
@@ -431,21 +494,13 @@ def by_length(name, title, phase):
     return log_chart(name, f"{title}, H 32/8, D 128, bf16, causal", "queries and keys", "ms", lines)
 
 
-def sweep():
-    def curve(row):
-        return [(p["step"], 100 * p["accuracy"]) for p in row["curve"] if p["step"] and p["accuracy"]]
-
-    lines = {arm: line for arm, line in pivot(SWEEP, "arm", "rate", SWEPT[:1], curve) if arm in ARMS}
-    return log_chart("recall-sweep", "256 tokens, 16 pairs, rate 0.001, seed 0", "steps", "questions answered, %", lines)
-
-
 # Pages.
 PAGES = {
-    "README.md": [step, attention],
+    "README.md": [step, attention, learned],
     "book/src/performance.md": [peers, parts, engines, decode, masks, cpu],
     "book/src/training-step.md": [times, memory, kinds, products],
     "book/src/tutorial.md": [arms, small],
-    "book/src/learning.md": [rates],
+    "book/src/learning.md": [learned],
 }
 
 
@@ -463,7 +518,7 @@ def outputs():
             text = old.sub(lambda match: match[1] + new + match[3], text)
         yield ROOT / name, text, stale
     length = ("forward-by-length", "Forward, selection included", "end-to-end"), ("backward-by-length", "Backward", "backward")
-    for svg in (*(by_length(*which) for which in length), sweep()):
+    for svg in (by_length(*which) for which in length):
         path, text = ROOT / f"book/src/img/{svg.name}.svg", svg.source()
         stale = not path.exists() or path.read_text() != text
         yield path, text, [f"the plot {path.relative_to(ROOT)}"] if stale else []

@@ -15,29 +15,31 @@ import sys
 import time
 
 import torch
+from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
 import train_peer
 
 
 class Attention(train_peer.Attention):
-    """One token of each sequence over a cache."""
+    """One token of each sequence over a cache, which wraps around where the layer has a window."""
 
-    def __init__(self, args):
-        super().__init__(args)
-        shape = (args.batch, self.kv_heads, args.seq, self.features)
+    def __init__(self, args, window):
+        super().__init__(args, window)
+        self.room = window or args.seq
+        shape = (args.batch, self.kv_heads, self.room, self.features)
         for name in ("keys", "values"):
             self.register_buffer(name, torch.randn(shape), persistent=False)
         self.whole = args.mode != "eager"
 
     def forward(self, x, position, held):
         q, k, v = self.qkv(x, position)
-        self.keys.index_copy_(2, position, k)
-        self.values.index_copy_(2, position, v)
+        self.keys.index_copy_(2, position % self.room, k)
+        self.values.index_copy_(2, position % self.room, v)
         keys, values = self.keys, self.values
         if not self.whole:
             keys, values = keys[:, :, :held], values[:, :, :held]
-        return self.attend(q, keys, values)
+        return self.attend(F.scaled_dot_product_attention, q, keys, values)
 
 
 class Model(train_peer.Model):
@@ -45,8 +47,8 @@ class Model(train_peer.Model):
 
     def __init__(self, args):
         super().__init__(args)
-        for block in self.blocks:
-            block.attention = Attention(args)
+        for block, window in zip(self.blocks, train_peer.windows(args)):
+            block.attention = Attention(args, window)
 
     def forward(self, tokens, position, held):
         x = self.embedding(tokens)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """The model of examples/train-text in PyTorch: what a PyTorch user would train in its place.
 
-bf16 autocast over f32 parameters, dense causal attention (cuDNN's kernel unless another is asked for), global clipping,
-fused AdamW. It prints the row that `bench step` prints, as one line of JSON.
+bf16 autocast over f32 parameters, dense causal attention (cuDNN's kernel unless another is asked for) or a sliding window,
+every other layer local, global clipping, fused AdamW. Windows are FlexAttention's. It prints the row that `bench step`
+prints, as one line of JSON.
 """
 
 import argparse
 import collections
+import functools
 import json
 import math
 import statistics
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = 256
@@ -93,11 +96,34 @@ class Rotary(nn.Module):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-class Attention(nn.Module):
-    """Causal attention with shared key and value heads, normalised and rotated per head."""
+def windows(args):
+    """The last keys that a query of each layer attends to, None for all: odd layers, counted from 1, are local."""
+    is_local = [bool(args.local_window) and number % 2 == 1 for number in range(1, args.layers + 1)]
+    return [args.local_window if local else args.window for local in is_local]
 
-    def __init__(self, args):
+
+@functools.cache
+def band(window, tokens, device):
+    """The blocks of a sliding window."""
+
+    def sees(_batch, _head, query, key):
+        return (query >= key) & (query - key < window)
+
+    return create_block_mask(sees, None, None, tokens, tokens, device=device)
+
+
+# Uncompiled it would make a matrix of all pairs.
+flex = torch.compile(flex_attention)
+
+
+class Attention(nn.Module):
+    """Causal attention with shared key and value heads, normalised and, where the window is the local one or no layer is
+    local, rotated per head."""
+
+    def __init__(self, args, window):
         super().__init__()
+        self.window = window
+        self.rotates = window == args.local_window or not args.local_window
         self.heads, self.kv_heads = args.heads, args.kv_heads
         self.features = args.d_model // args.heads
         self.q, self.k, self.v = (
@@ -112,28 +138,32 @@ class Attention(nn.Module):
         return x.unflatten(-1, (heads, self.features))
 
     def qkv(self, x, at=slice(None)):
-        q = self.rotary(self.q_norm(self.rows(self.q(x), self.heads)).transpose(1, 2), at)
-        k = self.rotary(self.k_norm(self.rows(self.k(x), self.kv_heads)).transpose(1, 2), at)
+        q = self.q_norm(self.rows(self.q(x), self.heads)).transpose(1, 2)
+        k = self.k_norm(self.rows(self.k(x), self.kv_heads)).transpose(1, 2)
+        if self.rotates:
+            q, k = self.rotary(q, at), self.rotary(k, at)
         return q, k, self.rows(self.v(x), self.kv_heads).transpose(1, 2)
 
-    def attend(self, q, k, v, **options):
+    def attend(self, kernel, q, k, v, **options):
         grouped = self.heads != self.kv_heads
-        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **options)
+        out = kernel(q.to(v.dtype), k.to(v.dtype), v, enable_gqa=grouped, **options)
         return self.out(out.transpose(1, 2).flatten(2))
 
     def forward(self, x):
-        q, k, v = self.qkv(x)
-        return self.attend(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
+        qkv = self.qkv(x)
+        if self.window:
+            return self.attend(flex, *qkv, block_mask=band(self.window, x.shape[1], x.device))
+        return self.attend(F.scaled_dot_product_attention, *qkv, is_causal=True)
 
 
 class Block(nn.Module):
     """Attention, then SwiGLU, each behind a norm and added to the residual stream."""
 
-    def __init__(self, args):
+    def __init__(self, args, window):
         super().__init__()
         hidden = (args.d_model * 8 // 3 + 31) // 32 * 32
         self.attention_norm, self.mlp_norm = RmsNorm(args.d_model), RmsNorm(args.d_model)
-        self.attention = Attention(args)
+        self.attention = Attention(args, window)
         self.gate, self.up = (nn.Linear(args.d_model, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, args.d_model, bias=False)
 
@@ -150,7 +180,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, args.d_model)
         nn.init.normal_(self.embedding.weight, std=0.5 / math.sqrt(args.d_model))
-        self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
+        self.blocks = nn.ModuleList(Block(args, window) for window in windows(args))
         self.norm = RmsNorm(args.d_model)
         self.checkpoint = args.checkpoint
 
@@ -167,7 +197,7 @@ class Layer(nn.Module):
 
     def __init__(self, args):
         super().__init__()
-        self.attention = Attention(args)
+        self.attention = Attention(args, args.window)
 
     def forward(self, x, slope):
         return (self.attention(x) * slope).mean()
@@ -275,6 +305,8 @@ def parser_of(description, **numbers):
     shared = {"layers": 8, "d_model": 1024, "heads": 8, "kv_heads": 2, "batch": 1, "runs": 9}
     for name, default in {**shared, **numbers}.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--window", type=int, help="a sliding window; all keys if left out")
+    parser.add_argument("--local-window", type=int, default=256, help="that of every other layer; 0 if none is local")
     parser.add_argument("--attention", choices=sorted(BACKENDS), default="cudnn")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--no-profile", action="store_true")
@@ -300,7 +332,8 @@ def origin(args, mode, module, names):
         "implementation": f"torch {torch.__version__} {mode}",
         "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         **{name: getattr(args, name) for name in names.split()},
-        "window": None,
+        "window": args.window,
+        "local_window": args.local_window,
         "dtype": "bf16",
         "parameters": sum(p.numel() for p in module.parameters()),
     }

@@ -17,8 +17,16 @@ use flash_dma_models::{Evaluated, TextTraining};
 /// What went wrong, as one line for a person to act on.
 type Error = Box<dyn error::Error + Send + Sync>;
 
-/// What is trained on unless --data is given.
-const CHAPTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../book/src/learning.md");
+/// Texts to train on unless --data is given: chapters of the book.
+const CHAPTERS: [&str; 4] = [
+    concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../book/src/troubleshooting.md"
+    ),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../book/src/decoding.md"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../book/src/operation.md"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../book/src/intervals.md"),
+];
 
 /// Trains a byte-level transformer with dynamic-mask attention on text, and samples from it.
 ///
@@ -27,8 +35,8 @@ const CHAPTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../book/src/learn
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
-    /// Text to train on: files, one behind the other [default: a chapter of this repository's book].
-    #[arg(long, value_name = "FILE", num_args = 1.., default_value = CHAPTER, hide_default_value = true)]
+    /// Text to train on: files, one behind the other [default: chapters of this repository's book].
+    #[arg(long, value_name = "FILE", num_args = 1.., default_values = CHAPTERS, hide_default_value = true)]
     data: Vec<PathBuf>,
     /// Device to train on.
     #[arg(long, value_parser = ["flex", "cuda", "cpu", "wgpu"], default_value = "flex")]

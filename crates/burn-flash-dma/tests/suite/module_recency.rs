@@ -3,7 +3,7 @@
 
 use crate::case::{values, within};
 use crate::layer::{self, Groups, gradients_with_scores, like, tokens_for};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Scores};
 
 const LEN: usize = 33;
@@ -16,19 +16,16 @@ fn config(recency: bool) -> DynamicMaskAttentionConfig {
 }
 
 /// What the scores of a layer gain over those of the same layer without it, `[batch, heads, len]` in a row.
-fn gained(
-    config: DynamicMaskAttentionConfig,
-    x: impl Fn(&DynamicMaskAttention) -> Tensor<3>,
-) -> Vec<f64> {
+fn gained(config: DynamicMaskAttentionConfig) -> Vec<f64> {
     let with = config.init(&Device::flex());
     let without = like(&with, &config.selection(|s| s.with_recency(false)));
-    let x = x(&with);
+    let x = tokens_for(&with, 2, LEN);
     values(with.scores(x.clone()) - without.scores(x))
 }
 
 #[test]
 fn every_other_head_gains_one_per_window_of_positions() {
-    let gained = gained(config(true), |layer| tokens_for(layer, 2, LEN));
+    let gained = gained(config(true));
     let expected = (0..2 * 4 * LEN).map(|place| {
         let (head, position) = (place / LEN % 4, place % LEN);
         if head % 2 == 0 {
@@ -72,7 +69,7 @@ fn nothing_rises_where_nothing_is_ranked_by_it() {
         config(true).selection(sliding),
         all(config(true)),
     ] {
-        let gained = gained(config, |layer| tokens_for(layer, 2, LEN));
+        let gained = gained(config);
         assert!(gained.iter().all(|&gained| gained == 0.0));
     }
 }

@@ -64,8 +64,8 @@ step() {
     try bin/bench step "${sizes[@]}" --window "$window"
     try bin/bench step "${sizes[@]}"
     [ -n "$python" ] || return 0
-    try "$python" train_peer.py "${sizes[@]}"
     try "$python" train_peer.py "${sizes[@]}" --compile
+    try "$python" train_peer.py "${sizes[@]}" --compile --window "$window"
 }
 
 generation() {
