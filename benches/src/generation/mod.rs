@@ -180,7 +180,7 @@ mod tests {
 
     fn row(arguments: &[&str]) -> Value {
         let tiny = "bench generation --device flex --dtype f32 --d-model 32 --heads 2 --kv-heads 1 --layers 2 --prompt 40 \
-                    --chunk 24 --tokens 5 --runs 2 --warm-up 1";
+                    --local-window 4 --chunk 24 --tokens 5 --runs 2 --warm-up 1";
         let line = tiny.split_whitespace().chain(arguments.iter().copied());
         let crate::Command::Generation(options) = Cli::parse_from(line).command else {
             unreachable!("it is the command's name")
@@ -206,9 +206,8 @@ mod tests {
         let median = times["queued"]["median"].as_f64().expect("a number");
         let tokens = row["tokens_per_second"].as_f64().expect("a number");
         assert!((tokens * median / 1e3 - 3.0).abs() < 1e-6);
-        // The caches of two layers: 3 sequences, one head of 16 features, 8 slots, f32, scores and positions.
-        let bytes = 2 * (3 * 8 * (2 * 16 * 4 + 8) + 3 * 4);
-        assert_eq!(row["cache_bytes"], bytes);
+        // Three sequences.
+        assert_eq!(row["cache_bytes"], 3 * cache_bytes(8));
         // Flex launches nothing and has no graphs.
         assert_eq!(row["profile"], Value::Null);
         assert!(times["replayed"]["missing"].is_string(), "{times}");
@@ -221,6 +220,13 @@ mod tests {
         assert_eq!(row["same_tokens"], true);
         // 40 of the prompt, one of the warm-up, two runs of five tokens, and five of a capture.
         let keys = 40 + 1 + 2 * 5 + 5;
-        assert_eq!(row["cache_bytes"], 2 * (keys * (2 * 16 * 4 + 8) + 4));
+        assert_eq!(row["cache_bytes"], cache_bytes(keys));
+    }
+
+    /// The caches of a sequence: a local layer of 4 slots and one of so many, one head of 16 features, f32, scores and
+    /// positions.
+    fn cache_bytes(slots: usize) -> usize {
+        let layer = |slots: usize| slots * (2 * 16 * 4 + 8) + 4;
+        layer(4) + layer(slots)
     }
 }
