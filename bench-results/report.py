@@ -475,7 +475,7 @@ def learned():
             text("… bytes 512 to 1024, where nothing is dropped", lambda row: loss(row, start=512)),
             text("… bytes 4096 to 8192", lambda row: loss(row, start=4096)),
             text("… read to 32 768 bytes", lambda row: loss(row, 32768)),
-            ["… of what context gains dense, kept", kept(ours, dense), "", kept(last, dense_then)],
+            ["… kept of what context gains dense attention", kept(ours, dense), "", kept(last, dense_then)],
             ["facts at four times the training length: pass keys", answered(facts, "passkey"), answered(dense_facts, "passkey"), None],
             ["… needles", answered(facts, "needle"), answered(dense_facts, "needle"), None],
             ["… the text of these models", beside(facts, dense_facts, valid), f"{fmean(map(valid, dense_facts)):.3f}", None],
