@@ -22,7 +22,7 @@ use crate::validate::{check_shape, element_type, is_tracked, same_device, scores
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{Linear, RmsNorm, RotaryEncoding};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{
     AttentionError, AttentionOptions, Dropout, ScoreRole, SelectionRule, TensorName,
 };
@@ -223,7 +223,7 @@ impl DynamicMaskAttention {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
         let learns = self.learns(&tokens);
-        let scores = self.scores_from(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
+        let scores = self.deciding_scores(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
     }
@@ -428,9 +428,30 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
+    /// [`scores_from`](Self::scores_from), but zeros where they only rank and there is nothing to rank or to learn by that.
+    pub(super) fn deciding_scores(
+        &self,
+        x: &Tensor<3>,
+        first: First<'_>,
+        learns: Learns,
+        values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let device = x.device();
+        let ranks = self.score_role() == ScoreRole::Rank;
+        let learns_nothing = learns == Learns::Nothing || !device.is_autodiff();
+        if ranks && learns_nothing && self.ranking_window().is_none() {
+            let [batch, len, _] = x.dims();
+            return Ok(Tensor::zeros(
+                [batch, self.n_kv_heads, len],
+                (&device, DType::F32),
+            ));
+        }
+        self.scores_from(x, first, learns, values)
+    }
+
     /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
     /// only for the form that reads them.
-    pub(super) fn scores_from(
+    fn scores_from(
         &self,
         x: &Tensor<3>,
         first: First<'_>,
@@ -521,7 +542,7 @@ impl DynamicMaskAttention {
         }
         let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
         let learns = self.learns(&tokens);
-        let scores = self.scores_from(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
+        let scores = self.deciding_scores(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
         let scores = tokens.hidden(scores);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
@@ -651,7 +672,7 @@ impl DynamicMaskAttention {
     }
 
     /// The window in force, if scores decide on a part of it.
-    fn ranking_window(&self) -> Option<usize> {
+    pub(super) fn ranking_window(&self) -> Option<usize> {
         let window = self.options.keep_window;
         window.filter(|&window| self.rule(window).ranked() > 0)
     }

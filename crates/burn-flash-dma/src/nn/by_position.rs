@@ -66,7 +66,11 @@ impl ByPosition {
         let positions = match first {
             First::At(first) => in_a_row(first, len, &device),
             First::OnDevice(firsts) if firsts.dims() == [batch] => {
-                firsts.clone().reshape([batch, 1, 1]) + in_a_row(0, len, &device)
+                let firsts = firsts.clone().reshape([batch, 1, 1]);
+                match len {
+                    1 => firsts,
+                    _ => firsts + in_a_row(0, len, &device),
+                }
             }
             // A cache of other sequences refuses the step.
             First::OnDevice(_) => return scores,

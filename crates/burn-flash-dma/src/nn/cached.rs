@@ -93,13 +93,14 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts them up
         // where they are, which a recorded one must, only if nothing else holds them by then.
-        let positions = self.by_position.and_then(|_| cache.device_positions());
+        let by_position = self.ranking_window().and(self.by_position);
+        let positions = by_position.and_then(|_| cache.device_positions());
         let first = match &positions {
             Some(positions) => First::OnDevice(positions),
             None => First::At(cache.lengths().first().copied().unwrap_or(0)),
         };
         let learns = self.learning.by_themselves();
-        self.scores_from(x, first, learns, || Ok(v.clone()))
+        self.deciding_scores(x, first, learns, || Ok(v.clone()))
     }
 
     /// The angles of one new token per sequence, gathered on the device, where the cache
