@@ -110,7 +110,6 @@ pub struct DynamicMaskAttention {
     kind: Scores,
     #[module(skip)]
     rule: Rule,
-    #[module(skip)]
     pub(super) by_position: Option<ByPosition>,
     #[module(skip)]
     pub(super) learning: ScoreLearning,
@@ -156,7 +155,8 @@ impl DynamicMaskAttentionConfig {
         check_heads([self.n_heads, kv_heads], head_dim, true, &options)?;
         check_weights([self.d_model.max(kv_heads), self.n_heads * head_dim])?;
         let rule = Rule::try_new(&self.selection, self.scores, logits.causal)?;
-        let by_position = ByPosition::try_new(&self.selection, self.scores, logits.causal)?;
+        let heads = (kv_heads, device);
+        let by_position = ByPosition::try_new(&self.selection, self.scores, logits.causal, heads)?;
 
         let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
         let rope = rotary(&self.rope, head_dim, device)?;
@@ -460,7 +460,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let (scorer, role) = (&self.scorer.0, self.score_role());
         let scores = scorer.scores(role, learns, || x.clone(), values)?;
-        Ok(match self.by_position {
+        Ok(match &self.by_position {
             Some(by_position) => by_position.added(scores, first, self.ranking_window()),
             None => scores,
         })

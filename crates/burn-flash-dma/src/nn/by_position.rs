@@ -1,6 +1,7 @@
 //! What the position of a token adds to its rank.
 
 use super::config::{Scores, Selection};
+use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::AttentionError;
 
@@ -17,11 +18,12 @@ pub(super) enum First<'a> {
 const PENALTY: f32 = 1000.0;
 
 /// What a position adds to the scores of its token.
-#[derive(Clone, Copy, Debug)]
+#[derive(Module, Debug)]
 pub(super) struct ByPosition {
-    /// Whether every other head ranks a token higher than one before it.
-    recency: bool,
+    /// 1 for a head that ranks a token higher than one before it, 0 for any other: `[1, kv_heads, 1]`.
+    prefers: Option<Tensor<3>>,
     /// Tokens in a row that a head is dealt at once.
+    #[module(skip)]
     turns: Option<usize>,
 }
 
@@ -36,6 +38,7 @@ impl ByPosition {
         selection: &Selection,
         scores: Scores,
         causal: bool,
+        (kv_heads, device): (usize, &Device),
     ) -> Result<Option<Self>, AttentionError> {
         let turns = selection.turns;
         let ranks = scores == Scores::Ranking;
@@ -44,22 +47,24 @@ impl ByPosition {
         {
             return Err(AttentionError::Turns { run });
         }
-        let recency = selection.recency && ranks && causal;
-        Ok((recency || turns.is_some()).then_some(Self { recency, turns }))
+        let prefers = (selection.recency && ranks && causal && kv_heads > 1).then(|| {
+            let of_heads: Vec<f32> = (0..kv_heads).map(|head| (1 - head % 2) as f32).collect();
+            Tensor::<1>::from_floats(of_heads.as_slice(), device).reshape([1, kv_heads, 1])
+        });
+        Ok((prefers.is_some() || turns.is_some()).then_some(Self { prefers, turns }))
     }
 
     /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add. The window is the one by which the
     /// scores rank, `None` if they rank nothing.
     pub(super) fn added(
-        self,
+        &self,
         scores: Tensor<3>,
         first: First<'_>,
         window: Option<usize>,
     ) -> Tensor<3> {
         let [batch, heads, len] = scores.dims();
-        let slope = window.filter(|_| self.recency && heads > 1);
-        let slope = slope.map(|window| 1.0 / window as f32);
-        if batch * heads * len == 0 || (slope.is_none() && self.turns.is_none()) {
+        let prefers = self.prefers.as_ref().zip(window);
+        if batch * heads * len == 0 || (prefers.is_none() && self.turns.is_none()) {
             return scores;
         }
         let device = scores.device();
@@ -84,13 +89,13 @@ impl ByPosition {
             }
             None => scores,
         };
-        let Some(slope) = slope else {
-            return scores;
-        };
-        // 1, 0, 1, ..
-        let prefers = Tensor::<1, Int>::arange(1..heads as i64 + 1, (&device, DType::I32)) % 2;
-        let recent = positions * prefers.reshape([1, heads, 1]);
-        scores + recent.cast(FloatDType::F32) * slope
+        match prefers {
+            Some((prefers, window)) => {
+                let windows = positions.cast(FloatDType::F32) * (1.0 / window as f32);
+                scores + windows * prefers.clone()
+            }
+            None => scores,
+        }
     }
 }
 

@@ -93,7 +93,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts them up
         // where they are, which a recorded one must, only if nothing else holds them by then.
-        let by_position = self.ranking_window().and(self.by_position);
+        let by_position = self.ranking_window().and(self.by_position.as_ref());
         let positions = by_position.and_then(|_| cache.device_positions());
         let first = match &positions {
             Some(positions) => First::OnDevice(positions),
