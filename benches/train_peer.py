@@ -109,10 +109,10 @@ def band(window, tokens, device):
     def sees(_batch, _head, query, key):
         return (query >= key) & (query - key < window)
 
-    return create_block_mask(sees, None, None, tokens, tokens, device=device)
+    # Uncompiled it makes a matrix of all pairs, as FlexAttention itself.
+    return torch.compile(create_block_mask)(sees, None, None, tokens, tokens, device=device)
 
 
-# Uncompiled it would make a matrix of all pairs.
 flex = torch.compile(flex_attention)
 
 
@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
     def __init__(self, args, window):
         super().__init__()
-        self.window = window
+        self.window, self.band = window, None
         self.rotates = window == args.local_window or not args.local_window
         self.heads, self.kv_heads = args.heads, args.kv_heads
         self.features = args.d_model // args.heads
@@ -152,7 +152,7 @@ class Attention(nn.Module):
     def forward(self, x):
         qkv = self.qkv(x)
         if self.window:
-            return self.attend(flex, *qkv, block_mask=band(self.window, x.shape[1], x.device))
+            return self.attend(flex, *qkv, block_mask=self.band)
         return self.attend(F.scaled_dot_product_attention, *qkv, is_causal=True)
 
 
@@ -210,6 +210,10 @@ class Training:
         self.args = args
         module = Model(args) if args.what == "model" else Layer(args)
         self.module = module.to(args.device)
+        # Here, as a compiled step would make them anew each time.
+        for layer in module.modules():
+            if isinstance(layer, Attention) and layer.window:
+                layer.band = band(layer.window, args.seq, args.device)
         self.compiled = torch.compile(self.module) if args.compile else self.module
         self.optimiser = torch.optim.AdamW(
             self.module.parameters(),
