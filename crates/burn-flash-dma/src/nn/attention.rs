@@ -155,8 +155,8 @@ impl DynamicMaskAttentionConfig {
         check_heads([self.n_heads, kv_heads], head_dim, true, &options)?;
         check_weights([self.d_model.max(kv_heads), self.n_heads * head_dim])?;
         let rule = Rule::try_new(&self.selection, self.scores, logits.causal)?;
-        let heads = (kv_heads, device);
-        let by_position = ByPosition::try_new(&self.selection, self.scores, logits.causal, heads)?;
+        let (selection, causal) = (&self.selection, logits.causal);
+        let by_position = ByPosition::try_new(selection, self.scores, causal, kv_heads, device)?;
 
         let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
         let rope = rotary(&self.rope, head_dim, device)?;
@@ -222,8 +222,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let learns = self.learns(&tokens);
-        let scores = self.deciding_scores(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
+        let scores = self.scores_beside(&tokens, &v)?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
     }
@@ -428,30 +427,35 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
-    /// [`scores_from`](Self::scores_from), but zeros where they only rank and there is nothing to rank or to learn by that.
-    pub(super) fn deciding_scores(
+    /// The scores of a pass of the whole layer over tokens with these values.
+    fn scores_beside(&self, tokens: &Tokens, v: &Tensor<4>) -> Result<Tensor<3>, AttentionError> {
+        let (x, learns) = (&tokens.x, self.learns(tokens));
+        let make = || self.scores_from(x, First::At(0), learns, || Ok(v.clone()));
+        self.unless_idle(x, learns, make)
+    }
+
+    /// The scores of tokens that `make` makes, or zeros where they only rank and there is nothing to rank or to learn by
+    /// that.
+    pub(super) fn unless_idle(
         &self,
         x: &Tensor<3>,
-        first: First<'_>,
         learns: Learns,
-        values: impl FnOnce() -> Result<Tensor<4>, AttentionError>,
+        make: impl FnOnce() -> Result<Tensor<3>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
         let device = x.device();
         let ranks = self.score_role() == ScoreRole::Rank;
         let learns_nothing = learns == Learns::Nothing || !device.is_autodiff();
         if ranks && learns_nothing && self.ranking_window().is_none() {
             let [batch, len, _] = x.dims();
-            return Ok(Tensor::zeros(
-                [batch, self.n_kv_heads, len],
-                (&device, DType::F32),
-            ));
+            let shape = [batch, self.n_kv_heads, len];
+            return Ok(Tensor::zeros(shape, (&device, DType::F32)));
         }
-        self.scores_from(x, first, learns, values)
+        make()
     }
 
     /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
     /// only for the form that reads them.
-    fn scores_from(
+    pub(super) fn scores_from(
         &self,
         x: &Tensor<3>,
         first: First<'_>,
@@ -541,9 +545,7 @@ impl DynamicMaskAttention {
             return Err(AttentionError::MaskedSelection { what });
         }
         let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
-        let learns = self.learns(&tokens);
-        let scores = self.deciding_scores(&tokens.x, First::At(0), learns, || Ok(v.clone()))?;
-        let scores = tokens.hidden(scores);
+        let scores = tokens.hidden(self.scores_beside(&tokens, v)?);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
             None => {
@@ -672,7 +674,7 @@ impl DynamicMaskAttention {
     }
 
     /// The window in force, if scores decide on a part of it.
-    pub(super) fn ranking_window(&self) -> Option<usize> {
+    fn ranking_window(&self) -> Option<usize> {
         let window = self.options.keep_window;
         window.filter(|&window| self.rule(window).ranked() > 0)
     }

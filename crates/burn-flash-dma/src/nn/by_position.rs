@@ -38,7 +38,8 @@ impl ByPosition {
         selection: &Selection,
         scores: Scores,
         causal: bool,
-        (kv_heads, device): (usize, &Device),
+        kv_heads: usize,
+        device: &Device,
     ) -> Result<Option<Self>, AttentionError> {
         let turns = selection.turns;
         let ranks = scores == Scores::Ranking;

@@ -91,16 +91,17 @@ impl DynamicMaskAttention {
         cache: &AttentionCache,
         v: &Tensor<4>,
     ) -> Result<Tensor<3>, AttentionError> {
-        // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts them up
-        // where they are, which a recorded one must, only if nothing else holds them by then.
-        let by_position = self.ranking_window().and(self.by_position.as_ref());
-        let positions = by_position.and_then(|_| cache.device_positions());
-        let first = match &positions {
-            Some(positions) => First::OnDevice(positions),
-            None => First::At(cache.lengths().first().copied().unwrap_or(0)),
-        };
         let learns = self.learning.by_themselves();
-        self.deciding_scores(x, first, learns, || Ok(v.clone()))
+        self.unless_idle(x, learns, || {
+            // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts
+            // them up where they are, which a recorded one must, only if nothing else holds them by then.
+            let positions = (self.by_position.as_ref()).and_then(|_| cache.device_positions());
+            let first = match &positions {
+                Some(positions) => First::OnDevice(positions),
+                None => First::At(cache.lengths().first().copied().unwrap_or(0)),
+            };
+            self.scores_from(x, first, learns, || Ok(v.clone()))
+        })
     }
 
     /// The angles of one new token per sequence, gathered on the device, where the cache

@@ -15,7 +15,7 @@ fn config(recency: bool) -> DynamicMaskAttentionConfig {
         .selection(|s| s.with_window(Some(WINDOW)).with_recency(recency))
 }
 
-/// What the scores of a layer gain over those of the same layer without it, `[batch, heads, len]` in a row.
+/// Gain of a layer's scores over those of the same layer without it, `[batch, heads, len]` in a row.
 fn gained(config: DynamicMaskAttentionConfig) -> Vec<f64> {
     let with = config.init(&Device::flex());
     let without = like(&with, &config.selection(|s| s.with_recency(false)));
