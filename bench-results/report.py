@@ -416,21 +416,20 @@ def small():
 LEARNED = "learning/default-h200.json", "learning/grid-h200.json"
 LOCAL = "learning/language-text-local.json"
 
-# Of Student's distribution: 95 % of it, by degrees of freedom.
-STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365}
+# Quantiles of Student's distribution for 95 %, by degrees of freedom.
+STUDENT = {2: 4.303, 4: 2.776}
 
 
 def runs(task, arm):
-    """Those of the default layer, or of an arm without its choices, by their seeds."""
+    """Runs of the default layer, or of an arm that has no use for its choices, by their seeds."""
     found = [row for name in LEARNED[: 1 if arm == "ours" else 2] for row in rows(name, task=task, arm=arm)]
     return sorted(found, key=lambda row: row["seed"])
 
 
 def sliding():
-    """The last keys in place of the best ones, and dense attention in the same call."""
+    """Runs of the last keys in place of the best ones, and of dense attention beside them, of the same model."""
     place = {"kv_heads": 8, "steps": 3000, "positions": {"rope-in-local-layers": {"window": 256}}}
-    last, dense = (rows(LOCAL, arm=arm, **place) for arm in ("sliding", "dense"))
-    return last, dense
+    return [rows(LOCAL, arm=arm, **place) for arm in ("sliding", "dense")]
 
 
 def loss(row, length=8192, start=None):
@@ -439,7 +438,7 @@ def loss(row, length=8192, start=None):
 
 
 def gain(row):
-    """What a longer context is worth."""
+    """The loss that a longer context saves."""
     return loss(row, start=512) - loss(row, start=4096)
 
 
