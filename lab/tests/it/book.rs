@@ -39,13 +39,20 @@ fn calls_on_a_gpu_are_runs() {
     let calls = text.lines().filter_map(|line| line.strip_prefix("lab "));
     let calls: Vec<(Cli, Vec<Settings>)> = calls.map(|call| runs(call, call)).collect();
     let counts = calls.iter().map(|(_, runs)| (runs[0].task, runs.len()));
-    let expected = [(Task::Text, 2 * 5), (Task::Needles, 2 * 3), (Task::Recall, 3)];
+    let expected = [
+        (Task::Text, 2 * 5),
+        (Task::Needles, 2 * 3),
+        (Task::Recall, 3),
+    ];
     assert_eq!(counts.collect::<Vec<_>>(), expected);
     // The table is of the layer as it is by default.
     for (_, runs) in &calls {
         for run in runs.iter().filter(|run| run.arm == Arm::Ours) {
             let layer = run.decoder().attention;
-            assert_eq!(layer.selection, Selection::keep(run.window.unwrap_or_default()));
+            assert_eq!(
+                layer.selection,
+                Selection::keep(run.window.unwrap_or_default())
+            );
             assert_eq!(layer.learning, Some(ScoreLearning::new()));
             assert_eq!(layer.scores, Scores::Ranking);
         }
