@@ -90,6 +90,7 @@ mod twin;
 
 mod backends;
 pub mod cache;
+mod documents;
 pub mod engines;
 pub mod fallback;
 pub mod finite;
@@ -105,15 +106,16 @@ mod spans;
 pub mod testing;
 #[cfg(feature = "autodiff")]
 pub mod train;
+mod types;
 mod validate;
 
+pub use documents::Documents;
 pub use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Interval, KeptKeys,
     MaskedProblem, NormProblem, OWN_OUTPUT_WEIGHT, PlanGeometry, Problem, Rotary, ScoreRole,
     SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;
-pub use functions::documents::Documents;
 pub use functions::gating::{swiglu, try_swiglu};
 pub use functions::inspection::IntervalStats;
 pub use functions::masked::MaskedAttention;
@@ -125,8 +127,8 @@ pub use functions::qkv::{
     split_heads, split_kv, split_qkv, try_split_heads, try_split_kv, try_split_qkv,
 };
 pub use functions::scores::{linear_scores, try_linear_scores, try_zoh_scores, zoh_scores};
-pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
-pub use functions::selector::{Selector, Window};
+pub use functions::selection::{Intervals, sliding_window, try_sliding_window};
+pub use functions::selector::{Selector, Window, select, try_select};
 pub use functions::shorthand::{
     attention, dynamic_mask_attention, flash_dma_attention, masked_attention, try_attention,
     try_dynamic_mask_attention, try_flash_dma_attention, try_masked_attention,

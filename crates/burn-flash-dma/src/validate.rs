@@ -60,6 +60,11 @@ pub(crate) fn at_most(what: &'static str, size: usize, limit: usize) -> Result<(
     }
 }
 
+/// Refuses more keys than positions can count.
+pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
+    at_most("the number of keys", len, i32::MAX as usize)
+}
+
 /// Whether autodiff tracks a tensor.
 pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[cfg(feature = "autodiff")]

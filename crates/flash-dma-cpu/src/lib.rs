@@ -49,7 +49,6 @@ mod gemm;
 mod keys;
 mod masked;
 mod norm;
-mod operands;
 mod position;
 mod queries;
 mod scored;

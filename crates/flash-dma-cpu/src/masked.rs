@@ -7,7 +7,7 @@ use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
 use crate::check;
 use crate::element::Element;
-use crate::operands::Operands;
+use crate::keys::operands::Operands;
 use crate::tile_plan::{count, pack, pack_ranges};
 use crate::view::BroadcastView;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};

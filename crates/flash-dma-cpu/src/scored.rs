@@ -8,7 +8,7 @@ use crate::attention::rank::{Added, LeftOut, rank as add_to_rank};
 use crate::check;
 use crate::element::Element;
 use crate::keys::intervals::RankedPositions;
-use crate::operands::Operands;
+use crate::keys::operands::Operands;
 use flash_dma_problem::{AttentionError, Problem};
 
 /// Attention: writes the [`Outputs`].

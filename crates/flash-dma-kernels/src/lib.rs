@@ -23,7 +23,9 @@ mod pattern;
 mod planning;
 mod portable;
 pub mod product;
+mod rank_terms;
 mod report;
+mod row_sums;
 mod select;
 mod team;
 #[cfg(test)]

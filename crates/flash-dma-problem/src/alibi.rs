@@ -1,6 +1,6 @@
 //! ALiBi: a bias of logits that grows with the distance between a query and a key, by a slope per query head.
 
-use crate::{AttentionError, Problem};
+use crate::AttentionError;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -89,24 +89,10 @@ impl From<AlibiSlopes> for Vec<f32> {
     }
 }
 
-impl Problem {
-    /// The distance of a query and a key, `|query + k_len - q_len - key|`, that [`AlibiSlopes`] multiply.
-    #[must_use]
-    pub fn distance(&self, query: usize, key: usize) -> usize {
-        (query + self.k_len).abs_diff(self.q_len + key)
-    }
-
-    /// The slope of ALiBi of a query head; `None` without ALiBi.
-    #[must_use]
-    pub fn slope(&self, q_head: usize) -> Option<f32> {
-        self.alibi.map(|slopes| slopes.values()[q_head])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttentionOptions, ElementType, MaskedProblem};
+    use crate::{AttentionOptions, ElementType, MaskedProblem, Problem};
 
     fn problem(q_heads: usize, slopes: AlibiSlopes) -> Result<Problem, AttentionError> {
         let (q, k) = ([2, q_heads, 3, 8], [2, 2, 5, 8]);

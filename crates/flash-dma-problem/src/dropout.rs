@@ -1,6 +1,6 @@
 //! Attention dropout: which pairs of a query and a key are dropped, from a seed and the pair's place alone.
 
-use crate::{AttentionError, Problem};
+use crate::AttentionError;
 
 /// Dropout of the attention probabilities.
 ///
@@ -131,31 +131,8 @@ impl PairMask {
     }
 }
 
-impl Problem {
-    /// The place of query `i` in a dropout mask: the last query stands at the last key, with causal masking or without.
-    /// Negative places wrap.
-    #[must_use]
-    pub fn dropout_position(&self, query: usize) -> u32 {
-        (query as u32)
-            .wrapping_add(self.k_len as u32)
-            .wrapping_sub(self.q_len as u32)
-    }
-
-    /// The factors of the probabilities of one query of one head; 1 without dropout. `head` is as for
-    /// [`PairMask::head_word`].
-    pub fn dropout_weights(&self, head: usize, query: usize) -> impl Fn(usize) -> f32 + use<> {
-        let mask = self.dropout.map(Dropout::mask);
-        let position = self.dropout_position(query);
-        let row = mask.map(|mask| row_word(mask.head_word(head), position));
-        move |key| match (mask, row) {
-            (Some(mask), Some(row)) => mask.weight(row, column_word(mask.columns, key as u32)),
-            _ => 1.0,
-        }
-    }
-}
-
 /// The word of a query's row, from that of its [head](PairMask::head_word) and its
-/// [position](Problem::dropout_position): an odd number.
+/// [position](crate::Problem::dropout_position): an odd number.
 #[must_use]
 #[inline(always)]
 pub fn row_word(head: u32, position: u32) -> u32 {

@@ -1,9 +1,8 @@
 //! RMS norm of rows, and rotary encoding of heads.
 
+use crate::element::ElementType;
 use crate::error::{AttentionError, TensorName};
-use crate::problem::{
-    ElementType, MAX_BYTES, check_head_dim, check_limit, check_shape, rank, size_in_bytes,
-};
+use crate::problem::{MAX_BYTES, check_head_dim, check_limit, check_shape, rank, size_in_bytes};
 
 /// The most features of a row of [`NormProblem::rows`].
 pub const MAX_NORM_WIDTH: usize = 8192;

@@ -1,7 +1,7 @@
 //! One attention problem: its sizes and the resolved options, checked.
 
-use crate::{AlibiSlopes, AttentionError, AttentionOptions, Dropout, EngineChoice, TensorName};
-use core::fmt;
+use crate::dropout::{self, Dropout};
+use crate::{AlibiSlopes, AttentionError, AttentionOptions, ElementType, EngineChoice, TensorName};
 
 /// The greatest head dimension an engine must support.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -11,38 +11,6 @@ pub(crate) const MAX_LEN: usize = i32::MAX as usize;
 
 /// The most bytes of a tensor.
 pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
-
-/// Element types of `q`, `k`, `v` and their gradients. Scores, LSE and arithmetic are always f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ElementType {
-    /// 32-bit IEEE.
-    F32,
-    /// 16-bit IEEE.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
-}
-
-impl ElementType {
-    /// Bytes per element.
-    #[must_use]
-    pub fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        })
-    }
-}
 
 /// Shape and strides of one tensor, in elements, and its name for errors.
 #[derive(Clone, Copy, Debug)]
@@ -277,6 +245,43 @@ impl Problem {
     #[must_use]
     pub fn lse_shape(&self) -> [usize; 3] {
         [self.batch, self.q_heads, self.q_len]
+    }
+}
+
+impl Problem {
+    /// The distance of a query and a key, `|query + k_len - q_len - key|`, that [`AlibiSlopes`] multiply.
+    #[must_use]
+    pub fn distance(&self, query: usize, key: usize) -> usize {
+        (query + self.k_len).abs_diff(self.q_len + key)
+    }
+
+    /// The slope of ALiBi of a query head; `None` without ALiBi.
+    #[must_use]
+    pub fn slope(&self, q_head: usize) -> Option<f32> {
+        self.alibi.map(|slopes| slopes.values()[q_head])
+    }
+
+    /// The place of query `i` in a dropout mask: the last query stands at the last key, with causal masking or without.
+    /// Negative places wrap.
+    #[must_use]
+    pub fn dropout_position(&self, query: usize) -> u32 {
+        (query as u32)
+            .wrapping_add(self.k_len as u32)
+            .wrapping_sub(self.q_len as u32)
+    }
+
+    /// The factors of the probabilities of one query of one head; 1 without dropout. `head` is as for
+    /// [`PairMask::head_word`](crate::dropout::PairMask::head_word).
+    pub fn dropout_weights(&self, head: usize, query: usize) -> impl Fn(usize) -> f32 + use<> {
+        let mask = self.dropout.map(Dropout::mask);
+        let position = self.dropout_position(query);
+        let row = mask.map(|mask| dropout::row_word(mask.head_word(head), position));
+        move |key| match (mask, row) {
+            (Some(mask), Some(row)) => {
+                mask.weight(row, dropout::column_word(mask.columns, key as u32))
+            }
+            _ => 1.0,
+        }
     }
 }
 

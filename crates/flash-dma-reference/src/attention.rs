@@ -1,8 +1,7 @@
 //! Dynamic-mask attention and its gradients, over the selected pairs.
 
 use crate::compare::Exact;
-use crate::naive;
-use crate::rows::{self, At, Change, Grads, Keys, Pairs, Tensors, kv_head, kv_keys};
+use crate::rows::{self, At, Change, Forward, Grads, Keys, Pairs, Tensors, kv_head, kv_keys};
 use crate::{compose, select};
 use flash_dma_problem::{Problem, ScoreRole, SelectionRule};
 
@@ -20,15 +19,6 @@ pub struct Inputs {
     pub v: Vec<f64>,
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<Vec<f64>>,
-}
-
-/// The results of the forward pass.
-#[derive(Clone, Debug)]
-pub struct Forward {
-    /// `[batch, q_heads, q_len, head_dim]`.
-    pub out: Exact,
-    /// `[batch, q_heads, q_len]`, natural logarithm.
-    pub lse: Exact,
 }
 
 /// The results of the backward pass.
@@ -75,7 +65,7 @@ impl Selected<'_> {
     }
 
     /// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
-    fn runners_up(&self, more: usize) -> impl Pairs {
+    pub(crate) fn runners_up(&self, more: usize) -> impl Pairs {
         let window = self.problem.window;
         move |at: At| {
             let selected = self.take(at, window);
@@ -87,7 +77,7 @@ impl Selected<'_> {
     }
 
     /// Kept keys from the position on from which their rank keeps them: `from` is `[batch, kv_heads, k_len]`.
-    fn kept_by_rank(&self, from: &[u32]) -> impl Pairs {
+    pub(crate) fn kept_by_rank(&self, from: &[u32]) -> impl Pairs {
         let p = self.problem;
         move |[b, h, i]: At| {
             let from = &from[kv_keys(p, b, h)];
@@ -188,19 +178,6 @@ impl Inputs {
         rows::rank(tensors, &selected, asked, grads)
     }
 
-    /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
-    #[must_use]
-    pub fn naive_rank_gradient(
-        &self,
-        runners_up: usize,
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Vec<f64> {
-        let selected = self.selected();
-        let asked = (&selected.runners_up(runners_up), Change::Added);
-        naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
-    }
-
     /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they are
     /// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT): for each query and each key that it keeps and whose `from`,
     /// `[batch, kv_heads, k_len]`, is not after the query's position.
@@ -227,19 +204,6 @@ impl Inputs {
         let selected = self.selected();
         let asked = (&selected.kept_by_rank(from), Change::LeftOut);
         rows::rank(tensors, &selected, asked, grads)
-    }
-
-    /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
-    #[must_use]
-    pub fn naive_left_out_gradient(
-        &self,
-        from: &[u32],
-        grad_out: &[f64],
-        grad_lse: Option<&[f64]>,
-    ) -> Vec<f64> {
-        let selected = self.selected();
-        let asked = (&selected.kept_by_rank(from), Change::LeftOut);
-        naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 
     pub(crate) fn tensors(&self) -> Tensors<'_> {

@@ -1,7 +1,8 @@
 //! Attention to the last keys: position by position, by definition.
 
-use crate::attention::{Forward, Inputs};
+use crate::attention::Inputs;
 use crate::naive::{self, NaiveForward};
+use crate::rows::Forward;
 use crate::rows::{self, At, Keys, Pairs, kv_keys};
 
 impl Inputs {

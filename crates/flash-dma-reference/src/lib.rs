@@ -39,8 +39,9 @@ pub mod select;
 pub mod slots;
 pub mod zoh;
 
-pub use attention::{Backward, Forward, Inputs};
+pub use attention::{Backward, Inputs};
 pub use compare::{Exact, Failure, Report};
 pub use naive::{NaiveBackward, NaiveForward};
 pub use rng::Rng;
 pub use rounded::Rounded;
+pub use rows::Forward;

@@ -68,6 +68,32 @@ impl Inputs {
         self.naive_gradients((grad_out, grad_lse), Mean::OfPairs)
     }
 
+    /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_rank_gradient(
+        &self,
+        runners_up: usize,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let selected = self.selected();
+        let asked = (&selected.runners_up(runners_up), Change::Added);
+        rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
+    }
+
+    /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_left_out_gradient(
+        &self,
+        from: &[u32],
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let selected = self.selected();
+        let asked = (&selected.kept_by_rank(from), Change::LeftOut);
+        rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
+    }
+
     fn naive_gradients(&self, grads: Grads<'_>, mean: Mean) -> NaiveBackward {
         let t = self.tensors();
         let mut scores = self.scores.as_ref().map(|s| vec![0.0f32; s.len()]);

@@ -1,9 +1,17 @@
 //! Attention over explicit pairs: the only implementation of a row's softmax and its gradients.
 
-use crate::Forward;
 use crate::compare::{CUT_OFF, Exact};
 use flash_dma_problem::{ElementType, OWN_OUTPUT_WEIGHT, Problem};
 use std::ops::Range;
+
+/// The results of the forward pass.
+#[derive(Clone, Debug)]
+pub struct Forward {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub out: Exact,
+    /// `[batch, q_heads, q_len]`, natural logarithm.
+    pub lse: Exact,
+}
 
 /// A query: its sequence, its query head and its index.
 pub(crate) type At = [usize; 3];

@@ -1,7 +1,7 @@
 //! Attention of more tokens than a step has, as a forward pass over keys that a cache holds.
 
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{OptionalFloat, PageMap, PageTensors, RunnersUp, Selection};
+use crate::types::{OptionalFloat, PageMap, PageTensors, RunnersUp, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, Slice, TensorData};

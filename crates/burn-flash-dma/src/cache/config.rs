@@ -1,9 +1,8 @@
 //! The configurations of the caches.
 
-use super::paged::PagedCache;
 use super::tokens::cache_element;
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ScoreRole, SelectionRule};
 
 /// Sizes and options of a [`DynamicMaskCache`](super::DynamicMaskCache).
@@ -120,20 +119,6 @@ pub struct PagedCacheConfig {
 }
 
 impl PagedCacheConfig {
-    twin! {
-        /// The empty cache.
-        pub fn init(&self, device: &Device) -> PagedCache = Self::try_init;
-    }
-
-    /// Like [`init`](Self::init), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sizes, the element type or the options are refused.
-    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
-        PagedCache::try_new(self, device)
-    }
-
     /// The greatest number of pages per sequence.
     pub(crate) fn max_pages(&self) -> usize {
         self.max_len.div_ceil(self.page_len.max(1))

@@ -190,3 +190,40 @@ impl AttentionCache {
         of_either!(self, device())
     }
 }
+
+impl AttentionCache {
+    twin! {
+        /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`].
+        pub fn hold(&mut self) = Self::try_hold;
+    }
+
+    /// Like [`hold`](Self::hold), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait already.
+    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
+        of_either!(self, try_hold())
+    }
+
+    twin! {
+        /// Appends the first `count` of the tokens that wait, drops the others and ends holding: see
+        /// [`DynamicMaskCache::accept`].
+        pub fn accept(&mut self, count: usize) = Self::try_accept;
+    }
+
+    /// Like [`accept`](Self::accept), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskCache::try_accept`].
+    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
+        of_either!(self, try_accept(count))
+    }
+
+    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        of_either!(self, waiting())
+    }
+}

@@ -1,8 +1,5 @@
 //! Tokens that wait beside a cache until it is known how many of them stay.
 
-use super::either::{AttentionCache, of_either};
-use super::paged::PagedCache;
-use super::slots::DynamicMaskCache;
 use super::tokens::Rows;
 use flash_dma_problem::{Appending, AttentionError};
 
@@ -38,7 +35,7 @@ impl Hold {
     }
 
     /// Lets the tokens of the next step wait.
-    fn begin(&mut self) -> Result<(), AttentionError> {
+    pub(super) fn begin(&mut self) -> Result<(), AttentionError> {
         self.check()?;
         *self = Self::Next;
         Ok(())
@@ -46,7 +43,7 @@ impl Hold {
 
     /// Ends holding: the first `count` of the tokens that wait, which are to be appended; nothing if that is none. What
     /// is refused changes nothing.
-    fn end(&mut self, count: usize) -> Result<Option<Rows>, AttentionError> {
+    pub(super) fn end(&mut self, count: usize) -> Result<Option<Rows>, AttentionError> {
         let waiting = self.waiting();
         let first = match self {
             Self::Off => return Err(AttentionError::NotHolding),
@@ -122,55 +119,4 @@ macro_rules! holds {
         }
     };
 }
-holds!(DynamicMaskCache);
-holds!(PagedCache);
-
-impl DynamicMaskCache {
-    /// Tokens that wait have no slots.
-    fn release_waiting(&mut self) {}
-}
-
-impl PagedCache {
-    /// Takes back the pages of tokens that waited.
-    fn release_waiting(&mut self) {
-        // The device's table may name pages behind the end of a sequence, where nothing reads it.
-        self.pool.trim(&self.held());
-    }
-}
-
-impl AttentionCache {
-    twin! {
-        /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`].
-        pub fn hold(&mut self) = Self::try_hold;
-    }
-
-    /// Like [`hold`](Self::hold), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::TokensWait`] if tokens wait already.
-    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
-        of_either!(self, try_hold())
-    }
-
-    twin! {
-        /// Appends the first `count` of the tokens that wait, drops the others and ends holding: see
-        /// [`DynamicMaskCache::accept`].
-        pub fn accept(&mut self, count: usize) = Self::try_accept;
-    }
-
-    /// Like [`accept`](Self::accept), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`DynamicMaskCache::try_accept`].
-    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
-        of_either!(self, try_accept(count))
-    }
-
-    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        of_either!(self, waiting())
-    }
-}
+pub(super) use holds;

@@ -1,10 +1,10 @@
 //! The memory of a cache of pages: its sequences take pages, copy shared ones before they write, and give them back.
 
 use super::paged::{PagedCache, State};
-use super::pool::PagePool;
+use super::pool::{lengths_tensor, table_tensor};
 use super::tokens::Rows;
-use crate::functions::composition::ints;
-use burn::tensor::{DType, Device, Int, Tensor, s};
+use crate::fallback::tensors::ints;
+use burn::tensor::{DType, Int, Tensor, s};
 use flash_dma_problem::{AttentionError, CacheShape};
 
 impl PagedCache {
@@ -108,20 +108,4 @@ fn copied<const D: usize>(rows: Tensor<D>, from: &Tensor<1, Int>, to: &[usize]) 
     to.iter().enumerate().fold(rows, |rows, (i, &to)| {
         rows.slice_assign(s![to..to + 1], pages.clone().slice(s![i..i + 1]))
     })
-}
-
-/// The page table, `[batch, max_pages]`; unused entries are 0.
-pub(super) fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
-    let row = |pages: &Vec<i32>| {
-        let mut row = pages.clone();
-        row.resize(max_pages, 0);
-        row
-    };
-    let table = pool.table.iter().flat_map(row).collect();
-    ints(table, [pool.table.len(), max_pages], device)
-}
-
-pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
-    let values = lengths.iter().map(|&n| n as i32).collect();
-    ints(values, [lengths.len()], device)
 }

@@ -2,12 +2,11 @@
 
 use super::chunk::attend_pages;
 use super::config::PagedCacheConfig;
-use super::hold::Hold;
-use super::memory::{lengths_tensor, table_tensor};
-use super::pool::PagePool;
+use super::hold::{Hold, holds};
+use super::pool::{PagePool, lengths_tensor, table_tensor};
 use super::tokens::{Rows, check_support, plain};
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{PageMap, PageTensors, TokenTensors};
+use crate::types::{PageMap, PageTensors, TokenTensors};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
@@ -45,6 +44,22 @@ pub(crate) struct State {
     pub(crate) rows: Rows,
     pub(super) table: Tensor<2, Int>,
     pub(super) lengths: Tensor<1, Int>,
+}
+
+impl PagedCacheConfig {
+    twin! {
+        /// The empty cache.
+        pub fn init(&self, device: &Device) -> PagedCache = Self::try_init;
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused.
+    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
+        PagedCache::try_new(self, device)
+    }
 }
 
 impl PagedCache {
@@ -332,4 +347,14 @@ impl PagedCache {
 fn held(lengths: &[usize], dropped: &[usize]) -> Vec<usize> {
     let pairs = lengths.iter().zip(dropped);
     pairs.map(|(given, dropped)| given - dropped).collect()
+}
+
+holds!(PagedCache);
+
+impl PagedCache {
+    /// Takes back the pages of tokens that waited.
+    fn release_waiting(&mut self) {
+        // The device's table may name pages behind the end of a sequence, where nothing reads it.
+        self.pool.trim(&self.held());
+    }
 }

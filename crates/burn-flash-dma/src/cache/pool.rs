@@ -1,8 +1,26 @@
 //! The pages that each sequence has, kept on the host so that no step waits for the device.
 
+use crate::fallback::tensors::ints;
+use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::AttentionError;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// The page table, `[batch, max_pages]`; unused entries are 0.
+pub(super) fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
+    let row = |pages: &Vec<i32>| {
+        let mut row = pages.clone();
+        row.resize(max_pages, 0);
+        row
+    };
+    let table = pool.table.iter().flat_map(row).collect();
+    ints(table, [pool.table.len(), max_pages], device)
+}
+
+pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
+    let values = lengths.iter().map(|&n| n as i32).collect();
+    ints(values, [lengths.len()], device)
+}
 
 #[cfg(test)]
 mod tests;

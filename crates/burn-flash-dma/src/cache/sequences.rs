@@ -5,7 +5,7 @@ use super::paged::PagedCache;
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
 use super::tokens::{Rows, check_sequences};
-use crate::functions::composition::ints;
+use crate::fallback::tensors::ints;
 use burn::tensor::{DType, Tensor, s};
 use flash_dma_problem::AttentionError;
 

@@ -2,12 +2,12 @@
 
 use super::chunk::forward_problem;
 use super::config::DynamicMaskCacheConfig;
-use super::hold::Hold;
+use super::hold::{Hold, holds};
 use super::tokens::{Rows, check_support, plain};
 use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{ChunkKeys, OptionalFloat, RunnersUp, Selection, SlotTensors};
+use crate::types::{ChunkKeys, OptionalFloat, RunnersUp, Selection, SlotTensors};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -382,4 +382,11 @@ impl State {
             seen: self.seen.into_dispatch(),
         }
     }
+}
+
+holds!(DynamicMaskCache);
+
+impl DynamicMaskCache {
+    /// Tokens that wait have no slots.
+    fn release_waiting(&mut self) {}
 }

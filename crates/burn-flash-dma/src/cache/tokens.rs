@@ -1,6 +1,6 @@
 //! Keys and values, and the checks of a call on a cache that need Burn's types.
 
-use crate::ops::types::{OptionalFloat, TokenTensors};
+use crate::types::{OptionalFloat, TokenTensors};
 use crate::validate::{
     check_element, computes_in, element_type, same_device, scores_as_f32, supported_element,
 };

@@ -2,8 +2,8 @@
 //! memory.
 
 use super::tensors::to_f32;
-use crate::ops::types::{NormGrads, Normed, OptionalFloat};
 use crate::spans::span;
+use crate::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice};

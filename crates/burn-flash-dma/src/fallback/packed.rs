@@ -1,6 +1,6 @@
 //! q, k and v in one tensor: [`PackedOps`](crate::ops::PackedOps).
 
-use crate::ops::types::PackedRows;
+use crate::types::PackedRows;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice};

@@ -1,7 +1,7 @@
 //! Scores of keys.
 
 use super::tensors::to_f32;
-use crate::ops::types::OptionalFloat;
+use crate::types::OptionalFloat;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;

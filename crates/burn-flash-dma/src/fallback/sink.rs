@@ -2,8 +2,8 @@
 
 use super::tensors::{bool_dtype, to_f32};
 #[cfg(feature = "autodiff")]
-use crate::ops::types::Saved;
-use crate::ops::types::{Forwarded, OptionalFloat};
+use crate::types::Saved;
+use crate::types::{Forwarded, OptionalFloat};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};

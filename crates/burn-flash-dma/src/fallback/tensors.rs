@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, get_or_init_device_settings};
 use burn::tensor::kind::Basic;
-use burn::tensor::{BoolDType, DType, FloatDType, Tensor};
+use burn::tensor::{BoolDType, DType, Device, FloatDType, Int, Tensor, TensorData};
 
 pub(crate) fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(tensor, FloatDType::F32)
@@ -52,4 +52,13 @@ pub(crate) fn greatest_divisor(count: usize, most: usize) -> usize {
         .rev()
         .find(|&n| count.is_multiple_of(n))
         .unwrap_or(1)
+}
+
+/// An i32 tensor of these values.
+pub(crate) fn ints<const D: usize>(
+    values: Vec<i32>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }

@@ -1,13 +1,13 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
-use super::selection::{Intervals, try_select};
-use super::selector::charged;
+use super::selection::Intervals;
+use super::selector::{charged, try_select};
 use super::sink::{checked_logits, try_learnable_sink};
 use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::engines;
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{LeftOut, RunnersUp, Selection};
 use crate::spans::span;
+use crate::types::{LeftOut, RunnersUp, Selection};
 use crate::validate::{is_tracked, rows_element, same_device, scores_as_f32, supported, tracked};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;

@@ -2,7 +2,6 @@
 
 pub(crate) mod attention;
 pub(crate) mod composition;
-pub(crate) mod documents;
 pub(crate) mod gating;
 pub(crate) mod inspection;
 pub(crate) mod masked;

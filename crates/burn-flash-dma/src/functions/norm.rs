@@ -1,7 +1,7 @@
 //! RMS norm, and the encoding of the heads of q and k: validation, then one dispatch.
 
 use crate::ops::norm::NormOps;
-use crate::ops::types::OptionalFloat;
+use crate::types::OptionalFloat;
 use crate::validate::{as_f32, check_element, check_shape, computes_in, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

@@ -1,11 +1,11 @@
 //! Attention over documents that are packed one behind the other, without a batch.
 
 use super::attention::Attention;
-use super::documents::Documents;
 use super::masked::MaskedAttention;
 use super::selection::Intervals;
 use super::selector::Selector;
 use super::state::{AllKeys, Masked, ScoredKeys, Unscored};
+use crate::documents::Documents;
 use crate::fallback::tensors::unless_empty;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;

@@ -1,11 +1,10 @@
 //! The probabilities with which chosen queries attend to their keys.
 
 use super::attention::Attention;
-use super::composition::ints;
 use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention};
-use super::selection::try_select;
-use crate::fallback::tensors::{constant, unless_empty};
+use super::selector::try_select;
+use crate::fallback::tensors::{constant, ints, unless_empty};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem};
 

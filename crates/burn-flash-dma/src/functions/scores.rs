@@ -5,7 +5,7 @@ use crate::fallback::tensors::{greatest_divisor, reshaped};
 use crate::functions::product::try_product;
 use crate::ops::ScoreOps;
 use crate::ops::scores::FEW_TOKENS;
-use crate::ops::types::OptionalFloat;
+use crate::types::OptionalFloat;
 use crate::validate::{as_f32, check_shape, element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor, activation::softplus};

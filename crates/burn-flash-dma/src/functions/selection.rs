@@ -1,15 +1,14 @@
-//! The selection: from scores to the interval of queries that attends to each key.
+//! Selections: the interval of queries that attends to each key.
 
-use super::composition::ints;
-use super::documents::Documents;
-use super::selector::{Selector, check_len};
-use crate::validate::{check_shape, same_device};
+use crate::documents::Documents;
+use crate::fallback::tensors::ints;
+use crate::validate::{check_len, check_shape, same_device};
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 
 /// The positions of the queries that attend to each key: a selection, as a value.
 ///
-/// [`select`] and [`Selector`](crate::Selector) make one of scores, [`sliding_window`] of nothing, and
+/// [`select`](crate::select) and [`Selector`](crate::Selector) make one of scores, [`sliding_window`] of nothing, and
 /// [`try_from_tensor`](Self::try_from_tensor) of anything that can be written as one interval per key.
 ///
 /// A query's position is the index of the last key it may see, so one selection serves causal and
@@ -293,27 +292,53 @@ pub fn try_sliding_window(
     Ok(Intervals::new(tensor, None, window, origin))
 }
 
-twin! {
-    /// Selects the `window` highest scored visible keys of each query, exactly, as one interval per key: the short form of
-    /// [`Selector::top`](crate::Selector::top). `scores` are those of [`Selector::select`](crate::Selector::select);
-    /// `window >= k_len` keeps every key.
-    pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
-}
+impl Documents {
+    twin! {
+        /// The selection that keeps every key of a document up to its end, for keys of `shape`
+        /// `[batch, kv_heads, k_len]`: dense causal attention inside documents, in the work of the documents' own squares.
+        /// See [`Attention::intervals`](crate::Attention::intervals).
+        pub fn intervals(&self, shape: [usize; 3], device: &Device) -> Intervals
+            = Self::try_intervals;
+    }
 
-/// Like [`select`], but returns the error.
-///
-/// # Errors
-///
-/// [`AttentionError::ZeroWindow`], [`AttentionError::ElementType`], [`AttentionError::TooLarge`] or
-/// [`AttentionError::NoEngine`].
-pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, AttentionError> {
-    Selector::top(window).try_select(scores)
+    /// Like [`intervals`](Self::intervals), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::DocumentBatch`], [`AttentionError::DocumentTokens`] or [`AttentionError::TooLarge`].
+    pub fn try_intervals(
+        &self,
+        shape: [usize; 3],
+        device: &Device,
+    ) -> Result<Intervals, AttentionError> {
+        let [batch, heads, k_len] = shape;
+        self.check(shape)?;
+        check_len(k_len)?;
+        let tensor = if shape.contains(&0) {
+            Tensor::zeros([batch, heads, k_len, 2], (device, DType::I32))
+        } else {
+            let whole = self.whole.on(device, || {
+                let pairs = self.all().flat_map(|document| {
+                    let end = document.start + document.len;
+                    let end_of = move |key| if document.is_padding { key } else { end };
+                    (document.start..end).flat_map(move |key| [key as i32, end_of(key) as i32])
+                });
+                ints(pairs.collect(), [batch, 1, k_len, 2], device)
+            });
+            whole.repeat_dim(1, heads)
+        };
+        let origin = Origin {
+            documents: Some(self.clone()),
+            ..Origin::default()
+        };
+        Ok(Intervals::new(tensor, None, self.longest(), origin))
+    }
 }
 
 #[cfg(all(test, feature = "flex", feature = "autodiff"))]
 mod tests {
     use super::*;
-    use crate::Attention;
+    use crate::{Attention, select};
 
     /// Attention to two keys per query, with two runners-up if asked for: the gradient of the scores.
     fn run(runners_up: bool, far_keys: usize) -> Result<Vec<f32>, AttentionError> {

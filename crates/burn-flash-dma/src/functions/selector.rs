@@ -1,11 +1,11 @@
 //! Rules that make intervals of scores.
 
-use super::composition::{compose, ints, kept_by_rank_from};
-use super::documents::Documents;
+use super::composition::{compose, kept_by_rank_from};
 use super::selection::{Intervals, Origin, RankedNext};
+use crate::documents::Documents;
 use crate::engines::check_backend;
-use crate::fallback::tensors::constant;
-use crate::validate::{at_most, is_tracked, scores_as_f32};
+use crate::fallback::tensors::{constant, ints};
+use crate::validate::{check_len, is_tracked, scores_as_f32};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use flash_dma_problem::{AttentionError, SelectionRule};
 
@@ -227,11 +227,6 @@ impl Selector {
     }
 }
 
-/// Refuses more keys than positions can count.
-pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
-    at_most("the number of keys", len, i32::MAX as usize)
-}
-
 /// The intervals of all heads, from those of the heads of each rule.
 fn each_head(
     rules: &[(SelectionRule, Vec<usize>)],
@@ -309,4 +304,21 @@ pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<4>>) -> Tensor<3> {
     let [_, _, parts, keys] = rank.dims();
     let charged = (rank - charge).reshape([batch, heads, parts * keys]);
     charged.narrow(2, 0, k_len)
+}
+
+twin! {
+    /// Selects the `window` highest scored visible keys of each query, exactly, as one interval per key: the short form of
+    /// [`Selector::top`](crate::Selector::top). `scores` are those of [`Selector::select`](crate::Selector::select);
+    /// `window >= k_len` keeps every key.
+    pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
+}
+
+/// Like [`select`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError::ZeroWindow`], [`AttentionError::ElementType`], [`AttentionError::TooLarge`] or
+/// [`AttentionError::NoEngine`].
+pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, AttentionError> {
+    Selector::top(window).try_select(scores)
 }

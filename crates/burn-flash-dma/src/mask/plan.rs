@@ -5,7 +5,7 @@ use super::ranges::KeyRanges;
 use crate::engines::check_backend;
 use crate::fallback::tensors::bool_dtype;
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{OptionalPlan, PlanTensors};
+use crate::types::{OptionalPlan, PlanTensors};
 use burn::backend::tensor::{BoolTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata};
 use burn::tensor::{Bool, Int, IntDType, Shape, Slice, Tensor};

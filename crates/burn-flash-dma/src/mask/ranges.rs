@@ -1,10 +1,9 @@
 //! One range of keys per query: windows, documents and padding without a mask.
 
 use super::polarity::{AttentionMask, broadcast_shape, expand};
-use crate::fallback::tensors::reshaped;
-use crate::functions::composition::ints;
-use crate::functions::documents::Documents;
-use crate::functions::selector::check_len;
+use crate::documents::Documents;
+use crate::fallback::tensors::{ints, reshaped};
+use crate::validate::check_len;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry};
 

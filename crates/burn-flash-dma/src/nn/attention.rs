@@ -1,9 +1,7 @@
 //! The attention layer of Dynamic Mask Attention.
 
 use super::by_position::{ByPosition, First};
-use super::config::{
-    Logits, QkNorm, Rope, Rule, ScoreLearning, Scores, Selection, warn_of_idle_scores,
-};
+use super::config::{Logits, QkNorm, Rope, Rule, ScoreLearning, Selection, warn_of_idle_scores};
 use super::dropout::CallDropout;
 use super::heads::{
     Starts, check_heads, check_positions, check_type, check_weights, encode, encode_by, linears,
@@ -11,9 +9,9 @@ use super::heads::{
 };
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::scorer::{Learns, Scorer};
+use super::scorer::{Learns, Scorer, Scores};
+use crate::documents::Documents;
 use crate::functions::attention::Attention;
-use crate::functions::documents::Documents;
 use crate::functions::product::try_product;
 use crate::functions::qkv::try_split_heads;
 use crate::functions::selection::Intervals;

@@ -1,6 +1,7 @@
 //! What the position of a token adds to its rank.
 
-use super::config::{Scores, Selection};
+use super::config::Selection;
+use super::scorer::Scores;
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::AttentionError;

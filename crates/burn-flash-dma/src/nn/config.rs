@@ -1,6 +1,6 @@
 //! The groups of a layer's configuration.
 
-use super::scorer::Learns;
+use super::scorer::{Learns, Scores};
 use crate::functions::selector::Selector;
 use burn::config::Config;
 use flash_dma_problem::{AlibiSlopes, AttentionError, ScoreRole, SelectionRule};
@@ -8,32 +8,6 @@ use serde::{Deserialize, Serialize};
 
 /// The fewest runners-up of a window by default: of small windows a quarter teaches too little.
 const LEAST_RUNNERS_UP: usize = 8;
-
-/// Kind of a layer's scores: how they are made, and whether they do more than rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Scores {
-    /// They rank the keys and do nothing else: `x . score_proj / |score_proj|` per key/value head, of the tensor that the
-    /// layer gets, which its block has normalised. They learn as [`ScoreLearning`] says, and nothing where every key is
-    /// kept.
-    #[default]
-    Ranking,
-    /// Dynamic Mask Attention's own, added to the logits as well: `exp(a * softplus(v_cat . dt_projᵀ +
-    /// dt_bias))` of the values of all key/value heads of a token. See [`zoh_scores`](crate::zoh_scores()).
-    Dma,
-    /// `10 * (x . score_proj)`, added to the logits as well. See [`linear_scores`](crate::linear_scores()).
-    Added,
-}
-
-impl Scores {
-    /// Their role in attention.
-    #[must_use]
-    pub fn role(self) -> ScoreRole {
-        match self {
-            Self::Ranking => ScoreRole::Rank,
-            Self::Dma | Self::Added => ScoreRole::RankAndBias,
-        }
-    }
-}
 
 /// Which keys a query keeps: what decoding needs as well as training.
 ///

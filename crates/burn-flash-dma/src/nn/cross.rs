@@ -1,11 +1,11 @@
 //! Cross-attention that keeps the best tokens of its context.
 
-use super::config::{QkNorm, ScoreLearning, Scores, warn_of_idle_scores};
+use super::config::{QkNorm, ScoreLearning, warn_of_idle_scores};
 use super::heads::{
     check_heads, check_type, check_weights, encode, linears, merge, norms, project,
 };
 use super::input::DynamicMaskInput;
-use super::scorer::Scorer;
+use super::scorer::{Scorer, Scores};
 use crate::functions::attention::Attention;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;

@@ -1,7 +1,7 @@
 //! What a layer attends over: tokens, which of them are padding, and where documents end.
 
-use crate::functions::composition::ints;
-use crate::functions::documents::Documents;
+use crate::documents::Documents;
+use crate::fallback::tensors::ints;
 use crate::mask::polarity::AttentionMask;
 use crate::validate::{at_most, check_shape, same_device};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};

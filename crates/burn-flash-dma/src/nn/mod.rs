@@ -15,8 +15,8 @@ mod pairs;
 mod scorer;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-pub use config::{Logits, QkNorm, Rope, ScoreLearning, Scores, Selection};
+pub use config::{Logits, QkNorm, Rope, ScoreLearning, Selection};
 pub use cross::{CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig};
 pub use input::DynamicMaskInput;
 pub use masked::{MaskedAttentionLayer, MaskedAttentionLayerConfig, MaskedInput};
-pub use scorer::{LinearScorer, Scorer, ZohScorer};
+pub use scorer::{LinearScorer, Scorer, Scores, ZohScorer};

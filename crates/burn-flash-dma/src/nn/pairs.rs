@@ -2,7 +2,7 @@
 
 use super::attention::DynamicMaskAttention;
 use super::input::Tokens;
-use crate::functions::documents::Documents;
+use crate::documents::Documents;
 use crate::functions::masked::MaskedAttention;
 use crate::functions::selection::Origin;
 use crate::functions::sink::try_learnable_sink;

@@ -1,6 +1,5 @@
 //! What makes the scores of a layer.
 
-use super::config::Scores;
 use crate::fallback::tensors::{at_least_f32, constant};
 use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
 use crate::ops::TrainingOps;
@@ -8,6 +7,7 @@ use burn::backend::Dispatch;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
+use serde::{Deserialize, Serialize};
 
 /// Where the projections that scores are made with start.
 const INITIAL: Initializer = Initializer::Normal {
@@ -17,6 +17,32 @@ const INITIAL: Initializer = Initializer::Normal {
 
 /// Added to the square of a projection's length, so that the gradient of one of zeros is finite.
 const LEAST_SQUARE: f32 = 1e-12;
+
+/// Kind of a layer's scores: how they are made, and whether they do more than rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scores {
+    /// They rank the keys and do nothing else: `x . score_proj / |score_proj|` per key/value head, of the tensor that the
+    /// layer gets, which its block has normalised. They learn as [`ScoreLearning`](super::ScoreLearning) says, and nothing where every key is
+    /// kept.
+    #[default]
+    Ranking,
+    /// Dynamic Mask Attention's own, added to the logits as well: `exp(a * softplus(v_cat . dt_projᵀ +
+    /// dt_bias))` of the values of all key/value heads of a token. See [`zoh_scores`](crate::zoh_scores()).
+    Dma,
+    /// `10 * (x . score_proj)`, added to the logits as well. See [`linear_scores`](crate::linear_scores()).
+    Added,
+}
+
+impl Scores {
+    /// Their role in attention.
+    #[must_use]
+    pub fn role(self) -> ScoreRole {
+        match self {
+            Self::Ranking => ScoreRole::Rank,
+            Self::Dma | Self::Added => ScoreRole::RankAndBias,
+        }
+    }
+}
 
 /// The parts of a layer that learn through its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! Dynamic-mask attention.
 
-use super::types::{AttentionGrads, Forwarded, Saved, Selection};
+use crate::fallback::sink;
+use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
 #[cfg(feature = "fusion")]
-use super::types::{
+use crate::types::{
     AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RunnersUpMetadata,
     SelectionMetadata,
 };
-use crate::fallback::sink;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]

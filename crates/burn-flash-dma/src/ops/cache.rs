@@ -1,11 +1,11 @@
 //! Appending to a cache, and attention over it.
 
 use super::attention::DynamicMaskOps;
-use super::types::{
+use crate::types::{
     ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
 };
 #[cfg(feature = "fusion")]
-use super::types::{
+use crate::types::{
     ChunkKeysMetadata, DecodedPagesMetadata, DecodedSlotsMetadata, OptionalFloatMetadata,
     SlotTensorsMetadata,
 };

@@ -1,11 +1,10 @@
 //! Attention under a mask and a bias.
 
-use super::types::{Forwarded, MaskedGrads, Masking, PlanTensors, Saved};
 #[cfg(feature = "fusion")]
-use super::{
-    attention::forwarded,
-    types::{MaskedGradsMetadata, OptionalFloatMetadata, PlanTensorsMetadata},
-};
+use super::attention::forwarded;
+use crate::types::{Forwarded, MaskedGrads, Masking, PlanTensors, Saved};
+#[cfg(feature = "fusion")]
+use crate::types::{MaskedGradsMetadata, OptionalFloatMetadata, PlanTensorsMetadata};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]

@@ -21,8 +21,8 @@ pub(crate) mod packed;
 pub(crate) mod product;
 pub(crate) mod scores;
 pub(crate) mod training;
-pub(crate) mod types;
 
+pub use crate::types::*;
 pub use attention::DynamicMaskOps;
 pub use cache::CacheOps;
 pub use masked::MaskedAttentionOps;
@@ -31,4 +31,3 @@ pub use packed::PackedOps;
 pub use product::ProductOps;
 pub use scores::ScoreOps;
 pub use training::TrainingOps;
-pub use types::*;

@@ -1,9 +1,9 @@
 //! RMS norm of rows, and of the heads of q and k together with their rotary encoding.
 
-use super::types::{NormGrads, Normed, OptionalFloat};
-#[cfg(feature = "fusion")]
-use super::types::{NormGradsMetadata, NormedMetadata, OptionalFloatMetadata};
 use crate::fallback::norm as fallback;
+use crate::types::{NormGrads, Normed, OptionalFloat};
+#[cfg(feature = "fusion")]
+use crate::types::{NormGradsMetadata, NormedMetadata, OptionalFloatMetadata};
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;

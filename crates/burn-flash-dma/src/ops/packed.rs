@@ -1,9 +1,9 @@
 //! q, k and v in one tensor.
 
-use super::types::PackedRows;
-#[cfg(feature = "fusion")]
-use super::types::{OptionalFloatMetadata, PackedRowsMetadata};
 use crate::fallback::packed as fallback;
+use crate::types::PackedRows;
+#[cfg(feature = "fusion")]
+use crate::types::{OptionalFloatMetadata, PackedRowsMetadata};
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;

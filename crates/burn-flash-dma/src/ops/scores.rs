@@ -1,7 +1,7 @@
 //! Scores of keys.
 
-use super::types::OptionalFloat;
 use crate::fallback::scores as fallback;
+use crate::types::OptionalFloat;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 

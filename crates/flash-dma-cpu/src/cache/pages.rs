@@ -6,7 +6,7 @@ use crate::args::Outputs;
 use crate::attention::forward::forward;
 use crate::element::Element;
 use crate::keys::bias::Bias;
-use crate::operands::{KeyRows, KeySource, Operands};
+use crate::keys::operands::{KeyRows, KeySource, Operands};
 use crate::queries::KvHead;
 use crate::select::interval_of;
 use crate::view::View;

@@ -3,7 +3,7 @@
 use super::tile::TileKeys;
 use super::visibility::{QueryRanges, RowQuery, Visibility};
 use crate::element::Element;
-use crate::operands::{KeyRows, Operands};
+use crate::keys::operands::{KeyRows, Operands};
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::LANES;

@@ -3,6 +3,7 @@
 pub(crate) mod bias;
 pub(crate) mod block;
 pub(crate) mod intervals;
+pub(crate) mod operands;
 pub(crate) mod planned;
 pub(crate) mod tile;
 pub(crate) mod visibility;

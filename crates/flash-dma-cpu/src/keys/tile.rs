@@ -3,7 +3,7 @@
 use super::KeyList;
 use super::intervals::IntervalLists;
 use super::planned::PlannedLists;
-use crate::operands::KeySource;
+use crate::keys::operands::KeySource;
 use crate::position::Positions;
 use crate::queries::QueryRows;
 use flash_dma_problem::{PlanGeometry, Problem};

@@ -1,9 +1,9 @@
 //! The row sums (`delta`) that the softmax gradient subtracts.
 
-use crate::args::Saved;
 use crate::dropout::{DropoutSeed, head_word, row_word};
 use crate::matrix::logit_scale::scaled_lse;
 use crate::matrix::ptx::shuffle_xor;
+use crate::row_sums::SumTerms;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
@@ -11,28 +11,6 @@ use cubecl::prelude::*;
 pub(crate) const ROW_LANES: usize = 8;
 /// Rows of a cube of 256 units.
 pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
-
-/// Which optional terms the row sums have. The options of the kernels say it, too, but not to CubeCL's disk cache, see
-/// `docs/upstream.md`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SumTerms {
-    residual: bool,
-    grad_lse: bool,
-    boxed: bool,
-    dropout: bool,
-}
-
-impl SumTerms {
-    /// With the words of the rows if there is `dropout`.
-    pub(crate) fn new(saved: &Saved, boxed: bool, dropout: bool) -> Self {
-        Self {
-            residual: saved.residual.is_some(),
-            grad_lse: saved.grad_lse.is_some(),
-            boxed,
-            dropout,
-        }
-    }
-}
 
 /// The rows that `wgmma` kernels copy as boxes.
 #[derive(CubeType, CubeLaunch)]

@@ -2,14 +2,12 @@
 
 use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
-use crate::backward::delta::SumTerms;
-use crate::backward::rank::terms::rank_terms;
 use crate::backward::{Backward, matrix};
-use crate::host::check::{address_type, check_segments, elem_type, vector_size};
+use crate::host::check::{check_segments, elem_type};
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
-use crate::host::scratch::{bytes, one_unit_each, scratch};
+use crate::host::scratch::bytes;
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
@@ -17,8 +15,9 @@ use crate::pattern::intervals::ranked::{RankedKeys, ranked_keys};
 use crate::pattern::intervals::slices::{SelectedKeys, slice_bytes};
 use crate::pattern::kind::{Bias, Pattern};
 use crate::portable::blueprint::{Blueprint, Kernel};
-use crate::portable::delta::delta_kernel;
 use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors};
+use crate::rank_terms::rank_terms;
+use crate::row_sums::RowSums;
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -163,7 +162,7 @@ impl Pass for ScoredBackward<'_> {
                     // Keys that no query attends to are never visited.
                     zero(client, problem, &grads);
                 }
-                let sums = RowSums::new(client, problem, saved);
+                let sums = RowSums::portable(client, problem, saved);
                 let pass = PortablePass {
                     keys: SelectedKeys::new(client, problem, inputs),
                     inputs,
@@ -208,62 +207,6 @@ impl Saved {
             true => Ok(()),
             false => Err(Obstacle::RepeatedRows),
         }
-    }
-
-    /// What the rounding of the LSEs lost; zeros in a new buffer if it was not kept.
-    pub(crate) fn rest_or_zeros(&self, client: &Client, problem: &Problem) -> TensorBinding {
-        self.lse_rest.clone().unwrap_or_else(|| {
-            let zeros = scratch(client, problem.lse_shape());
-            fill(client, &zeros, 0.0, f32::elem_type_native());
-            zeros
-        })
-    }
-
-    /// The bytes of the buffer that [`rest_or_zeros`](Self::rest_or_zeros) makes.
-    pub(crate) fn rest_bytes(&self, problem: &Problem) -> usize {
-        match self.lse_rest {
-            Some(_) => 0,
-            None => bytes(problem.lse_shape()),
-        }
-    }
-}
-
-/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
-pub(crate) struct RowSums {
-    pub delta: TensorBinding,
-    pub lse_rest: TensorBinding,
-}
-
-impl RowSums {
-    /// Launches the portable kernel of the row sums.
-    pub(crate) fn new(client: &Client, problem: &Problem, saved: &Saved) -> Self {
-        let delta = scratch(client, problem.lse_shape());
-        let rows = problem.lse_shape().iter().product();
-        let (cube_count, cube_dim) = one_unit_each(client, rows);
-        let size = problem.element.size();
-        let typed = saved.typed();
-        let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
-        let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
-        // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
-        unsafe {
-            delta_kernel::launch_unchecked(
-                client,
-                cube_count,
-                cube_dim,
-                address_type(&typed, size).max(address_type(&[&delta], 4)),
-                vector_size(&typed, size),
-                saved.out.clone().into_tensor_arg(),
-                residual.into(),
-                saved.grad_out.clone().into_tensor_arg(),
-                grad_lse.into(),
-                delta.clone().into_tensor_arg(),
-                problem.head_dim,
-                SumTerms::new(saved, false, false),
-                elem_type(problem.element),
-            );
-        }
-        let lse_rest = saved.rest_or_zeros(client, problem);
-        Self { delta, lse_rest }
     }
 }
 

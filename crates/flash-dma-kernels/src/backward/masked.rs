@@ -6,7 +6,7 @@ use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::rows::{row_bias_bytes, row_bias_gradient};
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
 use crate::backward::dkdv::shared::args::GradientTensors;
-use crate::backward::launch::{BINDINGS, Blueprints, RowSums};
+use crate::backward::launch::{BINDINGS, Blueprints};
 use crate::backward::matrix::pass::{KeyLists, MmaPass, row_sums_bytes};
 use crate::host::check::elem_type;
 use crate::host::engine::{Engine, Instruction, Refusal};
@@ -19,6 +19,7 @@ use crate::pattern::mask::listed::listed_bytes;
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
 use crate::pattern::tensors::{KeyTensors, SourceTensors, TileLaunch};
 use crate::portable::launch::{PortableLaunch, SavedTensors, bias_cubes};
+use crate::row_sums::RowSums;
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -184,7 +185,7 @@ impl MaskedBackward<'_> {
     ) -> TensorBinding {
         let (problem, saved, p) = (self.problem, self.saved, &self.problem.attention);
         let sums = match &config {
-            Config::Portable(_) => RowSums::new(client, p, saved),
+            Config::Portable(_) => RowSums::portable(client, p, saved),
             Config::Matrix((blueprints, bias)) => {
                 self.launch_matrix(client, *blueprints, bias.as_ref(), grads)
             }

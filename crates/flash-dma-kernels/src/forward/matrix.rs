@@ -10,7 +10,7 @@ use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch};
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::query_tile::RowOrder;
+use crate::matrix::rows::RowOrder;
 use crate::pattern::intervals::slices::slice_bytes;
 use crate::pattern::tensors::TileLaunch;
 use cubecl::client::Client;

@@ -4,7 +4,7 @@ use crate::args::Outputs;
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::one_unit_each;
 use crate::math::{log_sum_rest, rounding_loss};
-use crate::matrix::query_tile::RowOrder;
+use crate::matrix::rows::RowOrder;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;

@@ -12,8 +12,9 @@ use crate::matrix::fragment::{
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::{scores, sees, visible_logits};
 use crate::matrix::ptx::{commit_copies, wait_copies};
-use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair, first_output_head};
+use crate::matrix::query_tile::first_output_head;
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
+use crate::matrix::rows::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::{OnlineSoftmax, PerRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;

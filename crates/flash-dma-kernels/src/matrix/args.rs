@@ -1,7 +1,7 @@
 //! What the query-outer kernels of tensor cores are launched with.
 
 use crate::alibi::AlibiArg;
-use crate::matrix::query_tile::{OutputRows, RowOrder};
+use crate::matrix::rows::{OutputRows, RowOrder};
 use crate::matrix::softmax::SoftmaxSums;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;

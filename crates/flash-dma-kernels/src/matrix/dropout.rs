@@ -7,7 +7,7 @@ use crate::dropout::{DropoutArg, DropoutSeed, head_word, row_word};
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::ptx::{read_pair, shared_address, value};
-use crate::matrix::query_tile::{CubeTile, RowPair, TileRow};
+use crate::matrix::rows::{CubeTile, RowPair, TileRow};
 use cubecl::prelude::*;
 
 /// The mask of the two queries of which a lane holds elements in an accumulator, see [`RowPair`].

@@ -6,7 +6,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mask::{SeenPair, hide_masked};
-use crate::matrix::query_tile::{RowPair, TileRow};
+use crate::matrix::rows::{RowPair, TileRow};
 use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use cubecl::prelude::*;

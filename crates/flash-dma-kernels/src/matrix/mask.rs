@@ -16,7 +16,8 @@
 
 use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast_row};
+use crate::matrix::query_tile::broadcast_row;
+use crate::matrix::rows::{CubeTile, RowPair, TileRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::pattern::layout::{KEY_BLOCK, first_bits};

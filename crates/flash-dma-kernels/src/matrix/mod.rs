@@ -16,6 +16,7 @@ pub(crate) mod pair_bias;
 pub(crate) mod ptx;
 pub(crate) mod query_tile;
 pub(crate) mod repair;
+pub(crate) mod rows;
 pub(crate) mod softmax;
 pub(crate) mod stages;
 pub(crate) mod tile_keys;

@@ -1,7 +1,8 @@
 //! Biases that differ from query to query, or are the same for all keys: read from global memory when they are added.
 
 use crate::matrix::args::KeySource;
-use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast};
+use crate::matrix::query_tile::broadcast;
+use crate::matrix::rows::{CubeTile, RowPair, TileRow};
 use cubecl::prelude::*;
 
 /// Location of the biases of a cube's pairs: the bias of a query and a key is at

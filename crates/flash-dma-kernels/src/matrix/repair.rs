@@ -13,7 +13,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::dropout::word_of;
 use crate::matrix::logit_scale::ExactLse;
-use crate::matrix::query_tile::{TileRow, row_alibi};
+use crate::matrix::rows::{TileRow, row_alibi};
 use crate::matrix::stages::{RowAddress, copied_segment, place_of};
 use crate::matrix::tile_keys::listed_key;
 use crate::vectors::Segment;

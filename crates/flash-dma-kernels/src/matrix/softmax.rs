@@ -6,7 +6,7 @@ use crate::matrix::dropout::{LaneMask, kept, kept_by_product, pair_mask};
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum, set};
 use crate::matrix::logit_scale::{Reference, exp_of, is_far, rescale_reference};
 use crate::matrix::ptx::{any_lane, ex2};
-use crate::matrix::query_tile::OutputRows;
+use crate::matrix::rows::OutputRows;
 use crate::matrix::wgmma::rows::RowToWrite;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;

@@ -2,7 +2,8 @@
 
 use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
+use crate::matrix::query_tile::{broadcast_row, tile_counts};
+use crate::matrix::rows::CubeTile;
 use crate::pattern::layout::KEY_BLOCK;
 use crate::pattern::position::end_key;
 use cubecl::prelude::*;

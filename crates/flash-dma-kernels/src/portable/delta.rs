@@ -1,7 +1,12 @@
 //! The row sums (`delta`) that the softmax gradient subtracts.
 
-use crate::backward::delta::SumTerms;
+use crate::args::Saved;
+use crate::host::check::{address_type, elem_type, vector_size};
+use crate::host::scratch::{one_unit_each, scratch};
+use crate::row_sums::{RowSums, SumTerms};
+use cubecl::client::Client;
 use cubecl::prelude::*;
+use flash_dma_problem::Problem;
 
 /// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: one unit per query row.
 ///
@@ -59,4 +64,37 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
         ComptimeOption::None => {}
     }
     delta[row] = sum;
+}
+
+impl RowSums {
+    /// Launches the portable kernel.
+    pub(crate) fn portable(client: &Client, problem: &Problem, saved: &Saved) -> Self {
+        let delta = scratch(client, problem.lse_shape());
+        let rows = problem.lse_shape().iter().product();
+        let (cube_count, cube_dim) = one_unit_each(client, rows);
+        let size = problem.element.size();
+        let typed = saved.typed();
+        let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
+        let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
+        // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
+        unsafe {
+            delta_kernel::launch_unchecked(
+                client,
+                cube_count,
+                cube_dim,
+                address_type(&typed, size).max(address_type(&[&delta], 4)),
+                vector_size(&typed, size),
+                saved.out.clone().into_tensor_arg(),
+                residual.into(),
+                saved.grad_out.clone().into_tensor_arg(),
+                grad_lse.into(),
+                delta.clone().into_tensor_arg(),
+                problem.head_dim,
+                SumTerms::new(saved, false, false),
+                elem_type(problem.element),
+            );
+        }
+        let lse_rest = saved.rest_or_zeros(client, problem);
+        Self { delta, lse_rest }
+    }
 }

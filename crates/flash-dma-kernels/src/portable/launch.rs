@@ -2,8 +2,6 @@
 
 use crate::alibi::slopes;
 use crate::args::{Inputs, Outputs, Saved, scaling};
-use crate::backward::launch::RowSums;
-use crate::backward::rank::terms::RankTermsLaunch;
 use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::ranked::RankedKeys;
@@ -19,6 +17,8 @@ use crate::portable::dkdv::dkdv_kernel;
 use crate::portable::dq::dq_kernel;
 use crate::portable::forward::forward_kernel;
 use crate::portable::rank::rank_kernel;
+use crate::rank_terms::RankTermsLaunch;
+use crate::row_sums::RowSums;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;

@@ -3,7 +3,6 @@
 
 use crate::alibi::AlibiArg;
 use crate::args::Scaling;
-use crate::backward::rank::terms::{Change, ChangeKind, RankTerms, adds};
 use crate::math::{ln_one_plus, sigmoid, softplus};
 use crate::portable::alibi::{TileAlibi, with_alibi};
 use crate::portable::args::{Operands, RankedList, SavedRows, Sizes};
@@ -12,6 +11,7 @@ use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};
 use crate::portable::product::products;
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
+use crate::rank_terms::{Change, ChangeKind, RankTerms, adds};
 use cubecl::prelude::*;
 
 /// One cube owns the tile `CUBE_POS_X` of the keys of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams, for

@@ -1,6 +1,6 @@
 //! The reasons for refusing data.
 
-use super::loader::LoaderState;
+use super::state::LoaderState;
 use std::io;
 use std::path::{Path, PathBuf};
 

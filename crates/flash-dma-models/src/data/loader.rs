@@ -3,6 +3,7 @@
 use super::batch::{Batch, RowBatcher};
 use super::error::DataError;
 use super::rows::{PackedRows, Row};
+use super::state::LoaderState;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::transform::ShuffledDataset;
@@ -10,28 +11,9 @@ use burn::data::dataset::{Dataset, DatasetError};
 use burn::tensor::Device;
 use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Where a [`Loader`] stands, and what its batches depend on. A checkpoint keeps it beside the model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LoaderState {
-    /// The batches that have been served, over all epochs.
-    pub step: usize,
-    /// The rows of a batch.
-    pub batch: usize,
-    /// The seed of the order.
-    pub seed: u64,
-    /// The tokens of a row.
-    pub row_len: usize,
-    /// The tokens of the file that rows are made of.
-    pub tokens: Range<usize>,
-    /// That of the file.
-    pub fingerprint: u64,
-}
 
 /// Shuffled batches of packed rows for a training loop, Burn's or one of your own: each iterator serves one epoch, or
 /// what is left of the one in which the loader stands. All batches have one shape: the rows that do not fill one are

@@ -44,6 +44,7 @@ mod loader;
 #[cfg(feature = "train")]
 mod metric;
 mod rows;
+mod state;
 mod vocabulary;
 
 pub use batch::{Batch, RowBatcher};
@@ -51,8 +52,9 @@ pub use corpus::{Written, write_tokens};
 pub use error::{DataError, LineFault};
 pub use file::{TokenFile, TokenFileWriter};
 pub use input::TextFormat;
-pub use loader::{Loader, LoaderState};
+pub use loader::Loader;
 #[cfg(feature = "train")]
 pub use metric::{DeviceMemory, TokenCount, TokensPerSecond};
 pub use rows::{PackedRows, Row};
+pub use state::LoaderState;
 pub use vocabulary::{TextStream, Vocabulary};

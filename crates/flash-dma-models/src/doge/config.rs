@@ -1,11 +1,9 @@
 //! The configuration of a Doge.
 
 use super::error::ModelError;
-use super::model::Doge;
-use crate::nn::{DecoderBlockConfig, ExpertsConfig, FeedForwardConfig, Residual, expect};
+use crate::nn::{DecoderBlockConfig, ExpertsConfig, FeedForwardConfig, Residual};
 use burn::config::Config;
 use burn::module::Initializer;
-use burn::tensor::Device;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, QkNorm, Rope, Scores, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -21,7 +19,7 @@ pub enum RopeScaling {
     Dynamic(f64),
 }
 
-/// Configuration of a [`Doge`]. The defaults are those of `transformers`.
+/// Configuration of a [`Doge`](super::Doge). The defaults are those of `transformers`.
 ///
 /// ```
 /// use flash_dma_models::doge::DogeConfig;
@@ -132,27 +130,6 @@ impl DogeConfig {
             Some(token) => number(token).into_iter().collect(),
             None => Vec::new(),
         }
-    }
-
-    /// Makes the model with new parameters on a device.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> Doge {
-        expect(self.try_init(device))
-    }
-
-    /// Like [`init`](Self::init), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`ModelError::Config`] if a size is 0 or a token is to be sent to more experts than there are, or
-    /// [`ModelError::Attention`] if the attention layer refuses the heads, the window or the epsilon.
-    pub fn try_init(&self, device: &Device) -> Result<Doge, ModelError> {
-        self.check()?;
-        Doge::new(self, device)
     }
 
     /// The configuration of every block.

@@ -2,7 +2,7 @@
 
 use super::config::{DogeConfig, RopeScaling};
 use super::error::ModelError;
-use crate::nn::{DecoderBlock, Routing, Stack, cast, whole_model};
+use crate::nn::{DecoderBlock, Routing, Stack, cast, expect, whole_model};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
@@ -46,6 +46,29 @@ pub struct Doge {
     config: DogeConfig,
     #[module(skip)]
     dtype: FloatDType,
+}
+
+impl DogeConfig {
+    /// Makes the model with new parameters on a device.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> Doge {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Config`] if a size is 0 or a token is to be sent to more experts than there are, or
+    /// [`ModelError::Attention`] if the attention layer refuses the heads, the window or the epsilon.
+    pub fn try_init(&self, device: &Device) -> Result<Doge, ModelError> {
+        self.check()?;
+        Doge::new(self, device)
+    }
 }
 
 impl Doge {

@@ -1,9 +1,9 @@
 //! What proposes tokens for a model to verify.
 
 use super::batch::Batch;
+use super::check::check_lengths;
 use super::distribution::Distribution;
 use super::error::GenerateError;
-use super::generator::check_lengths;
 use super::laws::Laws;
 use super::sampler::{Draw, Purpose, Sampler};
 use crate::language_model::LanguageModel;

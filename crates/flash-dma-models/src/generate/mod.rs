@@ -14,6 +14,7 @@
 
 mod batch;
 mod beams;
+mod check;
 mod distribution;
 mod draft;
 mod error;

@@ -1,10 +1,11 @@
 //! Speculative decoding: a draft proposes tokens, and the model verifies several in one step.
 
 use super::batch::Batch;
+use super::check::check_tokens;
 use super::distribution::Distribution;
 use super::draft::{Draft, DraftLimits, DraftRow, Proposal};
 use super::error::{GenerateError, TokenPlace};
-use super::generator::{Generator, Texts, check_tokens};
+use super::generator::{Generator, Texts};
 use super::laws::Laws;
 use super::sampler::Purpose;
 use super::text::{Event, Generated, Writing};

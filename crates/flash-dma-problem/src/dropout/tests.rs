@@ -1,5 +1,5 @@
 use super::*;
-use crate::{AttentionOptions, ElementType};
+use crate::{AttentionOptions, ElementType, Problem};
 
 /// Rows and columns of a mask that is looked at.
 const SIDE: usize = 1024;

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the house rules that no other tool checks.
 
+mod circles;
 mod links;
 mod targets;
 
@@ -30,6 +31,7 @@ pub fn run() -> Result {
             _ => {}
         }
     }
+    circles::faults(&root, &sources, &mut faults);
     faults.extend(targets::faults(&targets::metadata()?, &sources));
     if faults.is_empty() {
         println!("tidy: {} files follow the house rules", files.len());

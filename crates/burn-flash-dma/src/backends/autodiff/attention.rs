@@ -3,7 +3,7 @@
 use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{
+use crate::types::{
     AttentionGrads, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
 };
 use burn::backend::AutodiffBackend;

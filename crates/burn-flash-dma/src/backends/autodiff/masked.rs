@@ -2,7 +2,7 @@
 
 use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{
+use crate::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
 };
 use burn::backend::autodiff::Autodiff;

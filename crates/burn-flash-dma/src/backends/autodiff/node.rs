@@ -1,7 +1,7 @@
 //! The node of an attention pass in the autodiff graph.
 
 use super::handed::HandedGradient;
-use crate::ops::types::{Forwarded, OptionalFloat, Saved};
+use crate::types::{Forwarded, OptionalFloat, Saved};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};

@@ -4,7 +4,7 @@
 use super::node::first_order;
 use super::recomputed;
 use crate::ops::norm::NormOps;
-use crate::ops::types::{NormGrads, Normed, OptionalFloat};
+use crate::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;

@@ -3,7 +3,7 @@
 use super::handed::record_parts;
 use super::node::first_order;
 use crate::ops::packed::PackedOps;
-use crate::ops::types::PackedRows;
+use crate::types::PackedRows;
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;

@@ -3,7 +3,7 @@
 use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, rows, run_checked};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
+use crate::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;

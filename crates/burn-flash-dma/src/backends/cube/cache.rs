@@ -2,7 +2,7 @@
 
 use super::tensors::{addressable, empty, run};
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{
+use crate::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };

@@ -5,7 +5,7 @@ use super::packed::empty_gradients;
 use super::tensors::{empty, rows, run_checked};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{
+use crate::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
 };
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};

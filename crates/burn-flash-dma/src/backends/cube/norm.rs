@@ -3,7 +3,7 @@
 use super::tensors::{addressable, empty, run, run_checked};
 use crate::ops::norm::NormOps;
 use crate::ops::scores::FEW_TOKENS;
-use crate::ops::types::{NormGrads, Normed, OptionalFloat};
+use crate::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;

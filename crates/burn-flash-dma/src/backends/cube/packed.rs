@@ -2,7 +2,7 @@
 
 use super::tensors::empty;
 use crate::ops::packed::PackedOps;
-use crate::ops::types::PackedRows;
+use crate::types::PackedRows;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::kernel::{slice, untile};

@@ -3,7 +3,7 @@
 use super::product::rounded;
 use super::tensors::{addressable, empty, run};
 use crate::ops::scores::ScoreOps;
-use crate::ops::types::OptionalFloat;
+use crate::types::OptionalFloat;
 use crate::validate::checked_element;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;

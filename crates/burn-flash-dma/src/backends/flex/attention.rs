@@ -4,8 +4,8 @@
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use crate::spans::span;
+use crate::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;

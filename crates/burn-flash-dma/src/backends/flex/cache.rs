@@ -2,11 +2,11 @@
 
 use super::tensors::{Stored, addressable, buffer, by_element, run, tensor, view};
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{
+use crate::spans::span;
+use crate::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
-use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn_flex::FlexTensor;

@@ -5,10 +5,10 @@ use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{
+use crate::spans::span;
+use crate::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
 };
-use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_flex::FlexTensor;

@@ -2,8 +2,8 @@
 
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::ops::norm::NormOps;
-use crate::ops::types::{NormGrads, Normed, OptionalFloat};
 use crate::spans::span;
+use crate::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::Shape;

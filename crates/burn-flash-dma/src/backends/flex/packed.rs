@@ -3,7 +3,7 @@
 use super::tensors::{Stored, buffer, tensor};
 use crate::fallback::packed as fallback;
 use crate::ops::packed::PackedOps;
-use crate::ops::types::PackedRows;
+use crate::types::PackedRows;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::Shape;
@@ -137,7 +137,7 @@ mod tests {
     use super::super::tensors::contiguous;
     use super::*;
     use crate::ops::attention::DynamicMaskOps;
-    use crate::ops::types::{OptionalFloat, Saved, Selection};
+    use crate::types::{OptionalFloat, Saved, Selection};
     use burn::tensor::TensorData;
     use flash_dma_problem::{AttentionOptions, ElementType};
 

@@ -9,7 +9,7 @@ use crate::matrix::logit_scale::{ExactLse, LogitScale, is_large_scaled};
 use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::any_lane;
-use crate::matrix::query_tile::TileRow;
+use crate::matrix::rows::TileRow;
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt};
 use crate::matrix::wgmma::ring::Turns;

@@ -4,7 +4,7 @@
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::mask::until;
 use crate::matrix::ptx::any_lane;
-use crate::matrix::query_tile::TileRow;
+use crate::matrix::rows::TileRow;
 use crate::pattern::position::end_key;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;

@@ -4,6 +4,7 @@ pub(crate) mod keys;
 pub(crate) mod output;
 pub(crate) mod queries;
 pub(crate) mod roles;
+pub(crate) mod warp;
 pub(crate) mod weights;
 
 use crate::args::Scaling;
@@ -11,7 +12,8 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
 use crate::backward::dkdv::mma::output::{repair_keys, write_rows, write_scores};
 use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi};
-use crate::backward::dkdv::mma::roles::{WarpSums, stream_queries};
+use crate::backward::dkdv::mma::roles::stream_queries;
+use crate::backward::dkdv::mma::warp::WarpSums;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::dropout::enter_columns;

@@ -11,7 +11,7 @@ use crate::matrix::fragment::swizzle;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::mma::{LanePlace, load_a};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
-use crate::matrix::query_tile::{CubeTile, TileRow};
+use crate::matrix::rows::{CubeTile, TileRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::vectors::Segment;

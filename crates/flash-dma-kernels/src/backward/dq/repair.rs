@@ -8,8 +8,8 @@ use crate::backward::dq::rows::LaneRows;
 use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
-use crate::matrix::query_tile::TileRow;
 use crate::matrix::repair::ColumnKey;
+use crate::matrix::rows::TileRow;
 use crate::vectors::pick;
 use cubecl::prelude::*;
 

@@ -5,7 +5,7 @@ use crate::matrix::args::{KeySource, SavedRows};
 use crate::matrix::dropout::{LaneMask, lane_mask};
 use crate::matrix::logit_scale::{ExactLse, is_large_scaled, scaled_lse};
 use crate::matrix::ptx::{any_lane, any_unit};
-use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair};
+use crate::matrix::rows::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use cubecl::prelude::*;

@@ -8,7 +8,7 @@ use crate::matrix::fragment::pack;
 use crate::matrix::logit_scale::PairKind;
 use crate::matrix::logits::{scores, sees, with_alibi};
 use crate::matrix::mask::{SeenPair, is_set};
-use crate::matrix::query_tile::RowPair;
+use crate::matrix::rows::RowPair;
 use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use crate::matrix::wgmma::product::finish;

@@ -3,9 +3,7 @@
 use crate::alibi::slopes;
 use crate::args::{Saved, scaling, scaling_and_dropout};
 use crate::backward::blueprint::{ChunkedBlueprint, DkdvBlueprint, MmaBlueprints};
-use crate::backward::delta::{
-    BoxedRowsLaunch, CUBE_ROWS, RowWordsLaunch, SumTerms, delta_mma_kernel,
-};
+use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, RowWordsLaunch, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, GradientTensors, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
@@ -14,9 +12,7 @@ use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
-use crate::backward::launch::RowSums;
 use crate::backward::rank::mma::rank_mma_kernel;
-use crate::backward::rank::terms::rank_terms;
 use crate::backward::rank::wgmma::rank_wgmma_kernel;
 use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type};
@@ -26,6 +22,8 @@ use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
 use crate::pattern::intervals::ranked::RankedSource;
 use crate::pattern::tensors::{SourceTensors, TileLaunch};
+use crate::rank_terms::rank_terms;
+use crate::row_sums::{RowSums, SumTerms};
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;

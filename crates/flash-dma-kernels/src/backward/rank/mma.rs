@@ -18,11 +18,12 @@ use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
-use crate::backward::rank::terms::{RankTerms, adds, write_or_add};
+use crate::backward::rank::terms::write_or_add;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::is_unusual;
 use crate::matrix::mma::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
+use crate::rank_terms::{RankTerms, adds};
 use cubecl::prelude::*;
 
 /// One cube owns one tile of the keys of a kv head and of a chunk of queries, see [`of_ranked`](ChunkTile::of_ranked). It

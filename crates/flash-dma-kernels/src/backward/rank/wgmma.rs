@@ -18,13 +18,14 @@ use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StagedStep, StepProducts, selected};
-use crate::backward::rank::terms::{Change, RankTerms, adds, write_or_add};
+use crate::backward::rank::terms::write_or_add;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::PairKind;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but};
 use crate::matrix::wgmma::ring::Ring;
+use crate::rank_terms::{Change, RankTerms, adds};
 use cubecl::prelude::*;
 
 /// [`rank_mma_kernel`](crate::backward::rank::mma::rank_mma_kernel) with `wgmma`: the same cubes, buffers and sums. A

@@ -9,7 +9,7 @@ use crate::decode::tensors::StepTensors;
 use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mma::{LanePlace, multiply};
 use crate::matrix::ptx::{commit_copies, wait_copies};
-use crate::matrix::query_tile::OutputRows;
+use crate::matrix::rows::OutputRows;
 use crate::matrix::softmax::{Columns, OnlineSoftmax};
 use cubecl::prelude::*;
 

@@ -6,7 +6,7 @@ use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::cubes;
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
-use crate::pattern::mask::listed::{ListSizes, PLANES, Sizes, TileLists};
+use crate::pattern::mask::sizes::{ListSizes, PLANES, Sizes, TileLists};
 use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of};
 use crate::vectors::Segment;

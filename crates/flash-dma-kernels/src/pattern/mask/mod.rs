@@ -12,6 +12,7 @@ pub(crate) mod pack_rows;
 pub(crate) mod plan;
 pub(crate) mod query_lists;
 pub(crate) mod ranges;
+pub(crate) mod sizes;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tile_lists;

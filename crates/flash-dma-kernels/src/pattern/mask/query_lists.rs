@@ -3,7 +3,7 @@
 use crate::host::scratch::{address_type, bytes, cubes, one_unit_each, scratch};
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use crate::pattern::mask::args::MaskBits;
-use crate::pattern::mask::listed::PLANES;
+use crate::pattern::mask::sizes::PLANES;
 use crate::team::{Member, Team, ballot};
 use cubecl::client::Client;
 use cubecl::prelude::*;

@@ -4,7 +4,7 @@ use crate::host::scratch::{address_type, cubes, scratch};
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS, first_bits};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::gather::finish_lists;
-use crate::pattern::mask::listed::{ListSizes, PLANES, Sizes, TileLists};
+use crate::pattern::mask::sizes::{ListSizes, PLANES, Sizes, TileLists};
 use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;

@@ -1,90 +1,15 @@
-//! The compile-time configuration of the kernel, and its launch.
+//! The products that the kernel serves, and its launch.
 
-use super::kernel::{ExtentLaunch, product_wgmma_kernel};
 use crate::host::check::{address_type, elem_type};
 use crate::matrix::blueprint::has_wgmma;
 use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed};
 use crate::product::parts::Division;
+use crate::product::wgmma::blueprint::{Blueprint, CONSUMERS, DEPTH, Tile};
+use crate::product::wgmma::kernel::{ExtentLaunch, product_wgmma_kernel};
 use cubecl::client::Client;
 use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
-
-/// Terms of a sum per stage: a row of 128 bytes.
-pub(crate) const DEPTH: usize = 64;
-
-/// Warpgroups that multiply.
-pub(crate) const CONSUMERS: usize = 2;
-
-/// The part of the result that a cube owns: 128 rows of this many columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tile {
-    /// 128 columns; two cubes share a multiprocessor.
-    Columns128,
-    /// 256 columns: the fewest bytes read per product.
-    Columns256,
-}
-
-impl Tile {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Columns128, Self::Columns256];
-
-    /// Rows of either.
-    pub const ROWS: usize = 64 * CONSUMERS;
-
-    /// Columns.
-    #[must_use]
-    pub const fn columns(self) -> usize {
-        match self {
-            Self::Columns128 => 128,
-            Self::Columns256 => 256,
-        }
-    }
-
-    /// The tile for a result of `n` columns.
-    pub(crate) fn for_columns(n: usize) -> Self {
-        if n > 128 {
-            Self::Columns256
-        } else {
-            Self::Columns128
-        }
-    }
-}
-
-/// What the kernel is compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Blueprint {
-    pub element: ElementType,
-    pub tile: Tile,
-    /// How A `[m, k]` lies in memory.
-    pub a: Major,
-    /// How B `[k, n]` lies in memory.
-    pub b: Major,
-}
-
-impl Blueprint {
-    /// Tiles of A and B that are copied ahead, and the one in use.
-    pub(crate) fn stages(self) -> usize {
-        match self.tile {
-            Tile::Columns128 => 3,
-            Tile::Columns256 => 4,
-        }
-    }
-
-    /// 16-byte segments of a tile of A.
-    pub(crate) fn a_segments(self) -> usize {
-        Tile::ROWS * DEPTH / 8
-    }
-
-    /// 16-byte segments of a tile of B.
-    pub(crate) fn b_segments(self) -> usize {
-        self.tile.columns() * DEPTH / 8
-    }
-
-    pub(crate) fn stage_bytes(self) -> usize {
-        16 * (self.a_segments() + self.b_segments())
-    }
-}
 
 /// Why the kernel does not multiply these operands on this device; none if it does.
 pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'static str> {

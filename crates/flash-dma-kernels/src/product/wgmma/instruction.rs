@@ -3,7 +3,7 @@
 use crate::matrix::ptx::{ptx_type, value};
 use crate::matrix::wgmma::panel::Panels;
 use crate::product::operands::Major;
-use crate::product::wgmma::host::{Blueprint, DEPTH};
+use crate::product::wgmma::blueprint::{Blueprint, DEPTH};
 use cubecl::prelude::*;
 use std::fmt::Write as _;
 

@@ -4,7 +4,7 @@ use crate::matrix::ptx::{uniform, value};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
 use crate::product::operands::Major;
-use crate::product::wgmma::host::{Blueprint, CONSUMERS, DEPTH, Tile};
+use crate::product::wgmma::blueprint::{Blueprint, CONSUMERS, DEPTH, Tile};
 use crate::product::wgmma::instruction::multiply_add;
 use crate::vectors::Segment;
 use cubecl::prelude::*;

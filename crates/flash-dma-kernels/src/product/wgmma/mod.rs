@@ -3,9 +3,10 @@
 //! CubeK has no kernel on `wgmma`, the only instruction that reaches the rate of these tensor cores; its routines are on
 //! WMMA and `mma.sync`.
 
+mod blueprint;
 mod host;
 mod instruction;
 mod kernel;
 
-pub use host::Tile;
+pub use blueprint::Tile;
 pub(crate) use host::{Plan, refusal};

@@ -4,7 +4,7 @@ use crate::alibi::biased;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{CappedLogit, LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{Tiles, lse_of, query_of};
-use crate::backward::dkdv::mma::roles::{WarpStep, WarpSums};
+use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::dropout::words_of_rows;

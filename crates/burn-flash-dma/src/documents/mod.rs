@@ -1,10 +1,10 @@
 //! Documents packed into sequences.
 
-use super::composition::{Layout, ints};
-use super::selection::{Intervals, Origin};
-use super::selector::check_len;
+pub(crate) mod layout;
+
+use self::layout::{Document, Layout};
 use crate::validate::at_most;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use std::sync::{Arc, OnceLock};
 
@@ -37,14 +37,14 @@ pub struct Documents {
     padding: Arc<[usize]>,
     layout: Kept<Layout>,
     /// First and end of the intervals of all keys of a document, `[batch, 1, k_len, 2]`.
-    whole: Kept<Tensor<4, Int>>,
+    pub(crate) whole: Kept<Tensor<4, Int>>,
     /// Which tokens are padding, `[batch, 1, k_len]`.
     is_padding: Kept<Tensor<3, Bool>>,
 }
 
 /// What has been made for the first device that asked for it.
 #[derive(Clone, Debug)]
-struct Kept<T>(Arc<OnceLock<(Device, T)>>);
+pub(crate) struct Kept<T>(Arc<OnceLock<(Device, T)>>);
 
 impl<T> Default for Kept<T> {
     fn default() -> Self {
@@ -53,7 +53,7 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T: Clone> Kept<T> {
-    fn on(&self, device: &Device, make: impl Fn() -> T) -> T {
+    pub(crate) fn on(&self, device: &Device, make: impl Fn() -> T) -> T {
         let (kept, made) = self.0.get_or_init(|| (device.clone(), make()));
         if kept == device { made.clone() } else { make() }
     }
@@ -66,16 +66,6 @@ impl PartialEq for Documents {
 }
 
 impl Eq for Documents {}
-
-/// Where a document lies in its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Document {
-    pub(crate) sequence: usize,
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-    /// No document, but the padding behind them.
-    pub(crate) is_padding: bool,
-}
 
 impl Documents {
     /// The lengths of each sequence's documents, in order. That they add up to the length of the sequence is checked
@@ -156,47 +146,6 @@ impl Documents {
         &self.lengths
     }
 
-    twin! {
-        /// The selection that keeps every key of a document up to its end, for keys of `shape`
-        /// `[batch, kv_heads, k_len]`: dense causal attention inside documents, in the work of the documents' own squares.
-        /// See [`Attention::intervals`](crate::Attention::intervals).
-        pub fn intervals(&self, shape: [usize; 3], device: &Device) -> Intervals
-            = Self::try_intervals;
-    }
-
-    /// Like [`intervals`](Self::intervals), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::DocumentBatch`], [`AttentionError::DocumentTokens`] or [`AttentionError::TooLarge`].
-    pub fn try_intervals(
-        &self,
-        shape: [usize; 3],
-        device: &Device,
-    ) -> Result<Intervals, AttentionError> {
-        let [batch, heads, k_len] = shape;
-        self.check(shape)?;
-        check_len(k_len)?;
-        let tensor = if shape.contains(&0) {
-            Tensor::zeros([batch, heads, k_len, 2], (device, DType::I32))
-        } else {
-            let whole = self.whole.on(device, || {
-                let pairs = self.all().flat_map(|document| {
-                    let end = document.start + document.len;
-                    let end_of = move |key| if document.is_padding { key } else { end };
-                    (document.start..end).flat_map(move |key| [key as i32, end_of(key) as i32])
-                });
-                ints(pairs.collect(), [batch, 1, k_len, 2], device)
-            });
-            whole.repeat_dim(1, heads)
-        };
-        let origin = Origin {
-            documents: Some(self.clone()),
-            ..Origin::default()
-        };
-        Ok(Intervals::new(tensor, None, self.longest(), origin))
-    }
-
     /// The length of the longest document, at least 1.
     pub(crate) fn longest(&self) -> usize {
         let lengths = self.lengths.iter().flatten().copied();
@@ -252,7 +201,10 @@ impl Documents {
 
     /// The documents of checked sequences on a device.
     pub(crate) fn layout(&self, device: &Device) -> Layout {
-        self.layout.on(device, || Layout::new(self, device))
+        self.layout.on(device, || {
+            let documents: Vec<_> = self.all().collect();
+            Layout::new(self.lengths.len(), &documents, device)
+        })
     }
 
     /// Checks the sequences against the scores, `[batch, kv_heads, k_len]`, or queries instead of keys.

@@ -1,0 +1,50 @@
+//! What the ranks of keys learn by: runners-up that are added to a query's keys, or kept keys that are left out.
+
+use crate::pattern::intervals::ranked::RankedSource;
+use cubecl::prelude::*;
+use flash_dma_problem::OWN_OUTPUT_WEIGHT;
+
+/// What a rank kernel knows beside the products of its pairs.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RankTerms {
+    /// Contiguous `[batch, q_heads, q_len]`: what the deltas have been reduced by; zero if there are none.
+    pub grad_lse: ComptimeOption<Box<[f32]>>,
+    pub change: Change,
+}
+
+/// The launch argument of the gradients of the LSEs and of what the keys of `source` learn.
+pub(crate) fn rank_terms(
+    grad_lse: Option<&TensorBinding>,
+    source: RankedSource,
+) -> RankTermsLaunch {
+    let grad_lse = grad_lse.map(|grad| grad.clone().into_buffer_arg());
+    let change = match source {
+        RankedSource::RunnersUp(_) => ChangeLaunch::new(1.0, ChangeKind::Added),
+        RankedSource::Kept(_) => ChangeLaunch::new(1.0 + OWN_OUTPUT_WEIGHT, ChangeKind::LeftOut),
+    };
+    RankTermsLaunch::new(grad_lse.into(), change)
+}
+
+/// Which keys of a query change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ChangeKind {
+    /// A runner-up is added.
+    Added,
+    /// A kept key is left out.
+    LeftOut,
+}
+
+/// The change of a query's keys by which a rank learns. The kind is no `ComptimeOption` of the number, which a kernel's
+/// stable hash, and so CubeCL's cache on disk, would not tell from its absence.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Change {
+    /// The weights of a query's keys and its [`OWN_OUTPUT_WEIGHT`]; read if a key is left out.
+    pub all: f32,
+    #[cube(comptime)]
+    pub kind: ChangeKind,
+}
+
+/// Whether a launch adds to what another one has written.
+pub(crate) fn adds(kind: ChangeKind) -> bool {
+    kind == ChangeKind::LeftOut
+}

@@ -1,0 +1,55 @@
+//! The row sums of a backward pass, which either kernel of them makes.
+
+use crate::args::Saved;
+use crate::host::fill::fill;
+use crate::host::scratch::{bytes, scratch};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
+pub(crate) struct RowSums {
+    pub delta: TensorBinding,
+    pub lse_rest: TensorBinding,
+}
+
+impl Saved {
+    /// What the rounding of the LSEs lost; zeros in a new buffer if it was not kept.
+    pub(crate) fn rest_or_zeros(&self, client: &Client, problem: &Problem) -> TensorBinding {
+        self.lse_rest.clone().unwrap_or_else(|| {
+            let zeros = scratch(client, problem.lse_shape());
+            fill(client, &zeros, 0.0, f32::elem_type_native());
+            zeros
+        })
+    }
+
+    /// The bytes of the buffer that [`rest_or_zeros`](Self::rest_or_zeros) makes.
+    pub(crate) fn rest_bytes(&self, problem: &Problem) -> usize {
+        match self.lse_rest {
+            Some(_) => 0,
+            None => bytes(problem.lse_shape()),
+        }
+    }
+}
+
+/// Which optional terms the row sums have. The options of the kernels say it, too, but not to CubeCL's disk cache, see
+/// `docs/upstream.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SumTerms {
+    residual: bool,
+    grad_lse: bool,
+    boxed: bool,
+    dropout: bool,
+}
+
+impl SumTerms {
+    /// With the words of the rows if there is `dropout`.
+    pub(crate) fn new(saved: &Saved, boxed: bool, dropout: bool) -> Self {
+        Self {
+            residual: saved.residual.is_some(),
+            grad_lse: saved.grad_lse.is_some(),
+            boxed,
+            dropout,
+        }
+    }
+}
