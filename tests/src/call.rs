@@ -177,9 +177,9 @@ pub struct Call {
     /// The result of the engine's selection on the scores.
     pub intervals: Option<Vec<Interval>>,
     /// One past the last position at which each key is a runner-up; `None` without runners-up.
-    pub far: Option<Vec<u32>>,
+    pub runner_up_ends: Option<Vec<u32>>,
     /// Beside them, if kept keys learn: the first position at which its rank keeps each key.
-    pub left_out: Option<Vec<u32>>,
+    pub kept_from: Option<Vec<u32>>,
     /// Whether the intervals are not the engine's own: an engine that selects by itself must take them then.
     pub given: bool,
     /// The gradient of `out`.
@@ -209,8 +209,8 @@ impl Call {
                 .as_ref()
                 .map(|z| Raw::new(z, &p.scores_shape(), ElementType::F32, layout)),
             intervals: None,
-            far: None,
-            left_out: None,
+            runner_up_ends: None,
+            kept_from: None,
             given: false,
             grad_out: place(&grads.out, p.q_shape()),
             grad_lse: grads.lse.clone(),
@@ -227,9 +227,9 @@ impl Call {
     ///
     /// Without intervals and runners-up.
     pub fn most_until_far(&self) -> usize {
-        let far = self.far.as_ref().expect("runners-up");
+        let ends = self.runner_up_ends.as_ref().expect("runners-up");
         let intervals = self.intervals.as_ref().expect("intervals");
-        let all: Vec<Interval> = (intervals.iter().zip(far))
+        let all: Vec<Interval> = (intervals.iter().zip(ends))
             .map(|(&interval, &end)| Interval { end, ..interval })
             .collect();
         let heads = all.chunks_exact(self.problem.k_len.max(1)).map(max_live);

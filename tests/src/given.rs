@@ -45,7 +45,7 @@ impl GivenCase {
         let grads = Grads::random(&p, 31);
         let mut call = Call::new(&inputs, Layout::Contiguous, &grads);
         call.intervals = Some(self.intervals.concat());
-        call.far = self.far.as_ref().map(|far| far.concat());
+        call.runner_up_ends = self.far.as_ref().map(|far| far.concat());
         call.given = true;
         let (outputs, actual) = engine.backward(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {}: {}", E::NAME, self.what, refused.error)

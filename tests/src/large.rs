@@ -177,7 +177,7 @@ impl<T: Target> Kernels<T> {
             engine::Selection {
                 scores,
                 intervals,
-                far: None,
+                learning: None,
             }
         });
         let inputs = engine::Inputs { q, k, v, selection };

@@ -5,7 +5,7 @@ use crate::tensor::{Tensor, normal};
 use cubecl::client::Client;
 use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
-    Engine, Far, Gradients, Inputs, Outputs, Saved, Selection, backward, forward, select,
+    Engine, Gradients, Inputs, Outputs, RankLearning, Saved, Selection, backward, forward, select,
 };
 use flash_dma_problem::{Interval, Problem};
 use flash_dma_reference::Rng;
@@ -219,10 +219,10 @@ impl Buffers {
             _ => None,
         };
         if let Some(selection) = &mut inputs.selection {
-            selection.far = runners_up.map(|runners_up| Far {
+            selection.learning = runners_up.map(|runners_up| RankLearning {
                 ends: runners_up.far.binding(),
                 max_live: runners_up.window,
-                left_out: (phase == Phase::BackwardLeaveOneOut).then(|| runners_up.keys.binding()),
+                kept_from: (phase == Phase::BackwardLeaveOneOut).then(|| runners_up.keys.binding()),
             });
         }
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
@@ -254,7 +254,7 @@ impl Buffers {
             selection: self.scores.as_ref().map(|(scores, intervals)| Selection {
                 scores: scores.binding(),
                 intervals: intervals.binding(),
-                far: None,
+                learning: None,
             }),
         }
     }

@@ -111,7 +111,7 @@ impl Case {
             selection: Some(Selection {
                 scores,
                 intervals: &b.intervals,
-                far: None,
+                learning: None,
             }),
         };
         let outputs = Outputs::new(&mut b.out, &mut b.lse);

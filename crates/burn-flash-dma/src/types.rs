@@ -4,6 +4,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
+use flash_dma_problem::tensors;
 use std::sync::Arc;
 
 /// The keys that are attended, and the scores that weight them.
@@ -19,9 +20,9 @@ pub enum Selection<B: Backend> {
         /// `[batch, kv_heads, k_len, 2]`, i32: what
         /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
         intervals: IntTensor<B>,
-        /// Present if a tensor that ranks the keys has a gradient; only the backward pass reads them.
+        /// Present if a tensor that ranks the keys has a gradient; only the backward pass reads it.
         #[extension_type]
-        runners_up: RunnersUp<B>,
+        learning: RankLearning<B>,
     },
 }
 
@@ -100,59 +101,98 @@ impl<B: Backend> PackedRows<B> {
     }
 }
 
-/// The keys that just miss the window, and what the tensor that ranks the keys learns by.
+impl<B: Backend> Selection<B> {
+    /// The tensors that an engine reads: those of the keys, if they have scores.
+    #[cfg(any(feature = "cube", feature = "flex"))]
+    pub(crate) fn into_tensors(self) -> Option<tensors::Selection<FloatTensor<B>, IntTensor<B>>> {
+        match self {
+            Self::All => None,
+            Self::Scored {
+                scores,
+                intervals,
+                learning,
+            } => Some(tensors::Selection {
+                scores,
+                intervals,
+                learning: learning.into_parts().map(|(learning, _)| learning),
+            }),
+        }
+    }
+}
+
+/// The pairs by which a tensor that ranks the keys learns; see [`tensors::RankLearning`], whose tensors are i32 here.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum RunnersUp<B: Backend> {
+pub enum RankLearning<B: Backend> {
     /// None: only the scores of attended keys have a gradient.
     None,
-    /// Some, whose gradient is that of the tensor that ranks the keys. A `far` that nowhere is after the end of its
-    /// interval says that there are none.
+    /// Some, whose gradient is that of the tensor that ranks the keys.
     Some {
-        /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
-        /// from the end of its interval on.
-        far: IntTensor<B>,
-        /// The most keys of a head that one position would attend to if the intervals ended there: the window and its
-        /// runners-up. What the kernels have room for follows from it.
+        /// See [`tensors::RankLearning::ends`].
+        ends: IntTensor<B>,
+        /// See [`tensors::RankLearning::max_live`].
         max_live: usize,
+        /// See [`tensors::RankLearning::kept_from`].
+        #[extension_type]
+        kept_from: OptionalInt<B>,
         /// `[batch, kv_heads, k_len]`, f32: the tensor that ranks the keys, the scores or another one. Nothing reads
         /// its values; autodiff gives it the gradient.
         rank: FloatTensor<B>,
-        /// Present if kept keys learn what they are worth, too.
-        #[extension_type]
-        left_out: LeftOut<B>,
     },
 }
 
-/// The kept keys that learn what they are worth.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum LeftOut<B: Backend> {
-    /// None.
-    None,
-    /// Those that their rank keeps.
-    Some {
-        /// `[batch, kv_heads, k_len]`, i32: the first position at which its rank keeps a key, not before the key itself;
-        /// one from the end of its interval on is none.
-        from: IntTensor<B>,
-    },
-}
-
-impl<B: Backend> LeftOut<B> {
-    pub(crate) fn from_option(from: Option<IntTensor<B>>) -> Self {
-        match from {
-            None => Self::None,
-            Some(from) => Self::Some { from },
-        }
+impl<B: Backend> RankLearning<B> {
+    /// Of the pairs and the tensor that ranks the keys.
+    pub(crate) fn from_parts(
+        parts: Option<(tensors::RankLearning<IntTensor<B>>, FloatTensor<B>)>,
+    ) -> Self {
+        parts.map_or(Self::None, |(learning, rank)| Self::Some {
+            ends: learning.ends,
+            max_live: learning.max_live,
+            kept_from: match learning.kept_from {
+                None => OptionalInt::None,
+                Some(from) => OptionalInt::Some(from),
+            },
+            rank,
+        })
     }
 
-    #[cfg(any(feature = "cube", feature = "flex"))]
-    pub(crate) fn into_option(self) -> Option<IntTensor<B>> {
+    /// The pairs and the tensor that ranks the keys.
+    #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+    pub(crate) fn into_parts(
+        self,
+    ) -> Option<(tensors::RankLearning<IntTensor<B>>, FloatTensor<B>)> {
         match self {
             Self::None => None,
-            Self::Some { from } => Some(from),
+            Self::Some {
+                ends,
+                max_live,
+                kept_from,
+                rank,
+            } => {
+                let kept_from = match kept_from {
+                    OptionalInt::None => None,
+                    OptionalInt::Some(from) => Some(from),
+                };
+                let learning = tensors::RankLearning {
+                    ends,
+                    max_live,
+                    kept_from,
+                };
+                Some((learning, rank))
+            }
         }
     }
+}
+
+/// A tensor of integers that may be absent, see [`OptionalFloat`].
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalInt<B: Backend> {
+    /// Absent.
+    None,
+    /// Present.
+    Some(IntTensor<B>),
 }
 
 /// The results of the forward pass that the backward pass needs.
@@ -161,13 +201,35 @@ impl<B: Backend> LeftOut<B> {
 pub struct Forwarded<B: Backend> {
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
     pub out: FloatTensor<B>,
-    /// As `out`: what its rounding to 16 bits lost, itself rounded to 16 bits. Present exactly if `out` has 16 bits.
+    /// See [`tensors::Outputs::residual`]; present exactly if `out` has 16 bits.
     #[extension_type]
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
-    /// As `lse`: what its rounding lost; 0 where it is not finite.
+    /// See [`tensors::Outputs::lse_rest`].
     pub lse_rest: FloatTensor<B>,
+}
+
+#[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+impl<B: Backend> Forwarded<B> {
+    /// Of the outputs of a pass that a backward pass follows.
+    pub(crate) fn from_tensors(outputs: tensors::Outputs<FloatTensor<B>>) -> Self {
+        Self {
+            out: outputs.out,
+            residual: OptionalFloat::from_option(outputs.residual),
+            lse: outputs.lse,
+            lse_rest: outputs.lse_rest.expect("it is written for a backward pass"),
+        }
+    }
+
+    pub(crate) fn into_tensors(self) -> tensors::Outputs<FloatTensor<B>> {
+        tensors::Outputs {
+            out: self.out,
+            residual: self.residual.into_option(),
+            lse: self.lse,
+            lse_rest: Some(self.lse_rest),
+        }
+    }
 }
 
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
@@ -176,14 +238,12 @@ pub struct Forwarded<B: Backend> {
 pub struct Saved<B: Backend> {
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
     pub out: FloatTensor<B>,
-    /// As [`Forwarded::residual`]; absent means zero. Then the gradients of logits, and with them those of scores and
-    /// biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    /// See [`tensors::Saved::residual`].
     #[extension_type]
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
-    /// As [`Forwarded::lse_rest`]; absent means zero. Then every probability has the rounding of `lse` in it, a factor
-    /// of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
+    /// See [`tensors::Saved::lse_rest`].
     #[extension_type]
     pub lse_rest: OptionalFloat<B>,
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
@@ -191,6 +251,31 @@ pub struct Saved<B: Backend> {
     /// `[batch, q_heads, q_len]`, f32; absent means zero.
     #[extension_type]
     pub grad_lse: OptionalFloat<B>,
+}
+
+#[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+impl<B: Backend> Saved<B> {
+    pub(crate) fn from_tensors(saved: tensors::Saved<FloatTensor<B>>) -> Self {
+        Self {
+            out: saved.out,
+            residual: OptionalFloat::from_option(saved.residual),
+            lse: saved.lse,
+            lse_rest: OptionalFloat::from_option(saved.lse_rest),
+            grad_out: saved.grad_out,
+            grad_lse: OptionalFloat::from_option(saved.grad_lse),
+        }
+    }
+
+    pub(crate) fn into_tensors(self) -> tensors::Saved<FloatTensor<B>> {
+        tensors::Saved {
+            out: self.out,
+            residual: self.residual.into_option(),
+            lse: self.lse,
+            lse_rest: self.lse_rest.into_option(),
+            grad_out: self.grad_out,
+            grad_lse: self.grad_lse.into_option(),
+        }
+    }
 }
 
 /// The gradients of the inputs of dynamic-mask attention.
@@ -210,6 +295,30 @@ pub struct AttentionGrads<B: Backend> {
     /// selection has a tensor that does.
     #[extension_type]
     pub rank: OptionalFloat<B>,
+}
+
+#[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+impl<B: Backend> AttentionGrads<B> {
+    pub(crate) fn from_tensors(grads: tensors::Gradients<FloatTensor<B>>) -> Self {
+        Self {
+            q: grads.q,
+            k: grads.k,
+            v: grads.v,
+            scores: OptionalFloat::from_option(grads.scores),
+            rank: OptionalFloat::from_option(grads.rank),
+        }
+    }
+
+    #[cfg(feature = "autodiff")]
+    pub(crate) fn into_tensors(self) -> tensors::Gradients<FloatTensor<B>> {
+        tensors::Gradients {
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            scores: self.scores.into_option(),
+            rank: self.rank.into_option(),
+        }
+    }
 }
 
 /// A mask, cut into tiles: see [`PlanGeometry`](crate::PlanGeometry) for both layouts.

@@ -121,10 +121,13 @@ pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> C
         let shape = problem.scores_shape();
         view(TensorName::Scores, &selection.scores, &shape)?;
         buffer(TensorName::Intervals, selection.intervals, &shape)?;
-        let far = selection.far;
-        optional(TensorName::Far, far.map(|far| far.ends), &shape)?;
-        let left_out = far.and_then(|far| far.left_out);
-        optional(TensorName::LeftOut, left_out, &shape)
+        let learning = selection.learning;
+        optional(TensorName::RunnerUpEnds, learning.map(|l| l.ends), &shape)?;
+        optional(
+            TensorName::KeptFrom,
+            learning.and_then(|l| l.kept_from),
+            &shape,
+        )
     })
 }
 
@@ -208,9 +211,9 @@ pub(crate) fn gradients<E: Element>(
     given(grads.scores.as_deref(), problem.has_scores, error, |grad| {
         buffer(TensorName::GradScores, grad, &shape)
     })?;
-    let far = inputs.selection.and_then(|selection| selection.far);
+    let learning = inputs.selection.and_then(|selection| selection.learning);
     let error = AttentionError::RankGradient;
-    given(grads.rank.as_deref(), far.is_some(), error, |grad| {
+    given(grads.rank.as_deref(), learning.is_some(), error, |grad| {
         buffer(TensorName::GradRank, grad, &shape)
     })
 }

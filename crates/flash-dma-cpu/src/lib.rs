@@ -32,7 +32,7 @@
 //!     q: View::contiguous(&q, q_shape),
 //!     k: View::contiguous(&kv, kv_shape),
 //!     v: View::contiguous(&kv, kv_shape),
-//!     selection: Some(Selection { scores, intervals: &intervals, far: None }),
+//!     selection: Some(Selection { scores, intervals: &intervals, learning: None }),
 //! };
 //! let (mut out, mut lse) = (vec![0.0; 64], vec![0.0; 8]);
 //! flash_dma_cpu::forward(&problem, inputs, Outputs::new(&mut out, &mut lse))?;
@@ -60,7 +60,9 @@ mod tests;
 mod tile_plan;
 mod view;
 
-pub use args::{Far, Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
+pub use args::{
+    Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, RankLearning, Saved, Selection,
+};
 pub use element::Element;
 pub use flash_dma_problem::{
     AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,

@@ -33,7 +33,7 @@ pub fn forward<E: Element>(
 }
 
 /// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With a
-/// [`Far`](crate::Far), also the gradient of the tensor that ranks the keys: for each query and each of its runners-up,
+/// [`RankLearning`](crate::RankLearning), also the gradient of the tensor that ranks the keys: for each query and each of its runners-up,
 /// the change of the loss if the key were attended, and for each kept key that learns what it is
 /// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
@@ -64,11 +64,11 @@ pub fn backward<E: Element>(
     differentiate(&Operands::scored(problem, &inputs), &saved, targets);
     if let (Some(selection), Some(rank)) = (inputs.selection, grads.rank) {
         rank.fill(0.0);
-        let far = selection.far.expect("a rank comes with it");
+        let learning = selection.learning.expect("a rank comes with it");
         let ranked = |positions| Operands::ranked(problem, &inputs, positions);
-        let runners_up = ranked(RankedPositions::RunnersUp(far.ends));
+        let runners_up = ranked(RankedPositions::RunnersUp(learning.ends));
         add_to_rank(&runners_up, &saved, Added, rank);
-        if let Some(from) = far.left_out {
+        if let Some(from) = learning.kept_from {
             let kept = ranked(RankedPositions::Kept(from));
             add_to_rank(&kept, &saved, LeftOut, rank);
         }

@@ -33,7 +33,7 @@ mod testing;
 mod vectors;
 mod zoh;
 
-pub use args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
+pub use args::{Gradients, Inputs, Outputs, RankLearning, Saved, Selection};
 pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;

@@ -1,6 +1,6 @@
 //! The device memory that a problem takes, and the largest problem that fits, known before anything is allocated.
 
-use crate::args::{Far, Inputs, Saved, Selection};
+use crate::args::{Inputs, RankLearning, Saved, Selection};
 use crate::select::select_workspace;
 use crate::{backward, contiguous_strides, forward};
 use cubecl::client::Client;
@@ -92,11 +92,11 @@ impl Rows {
     }
 
     pub(crate) fn inputs(&self, problem: &Problem, passes: Passes) -> Inputs {
-        let far = (passes == Passes::WithRunnersUp).then(|| Far {
+        let learning = (passes == Passes::WithRunnersUp).then(|| RankLearning {
             ends: self.tensor(&problem.scores_shape()),
             // What a layer has by default.
             max_live: problem.window.saturating_add(problem.window / 4),
-            left_out: None,
+            kept_from: None,
         });
         Inputs {
             q: self.tensor(&problem.q_shape()),
@@ -105,7 +105,7 @@ impl Rows {
             selection: problem.has_scores.then(|| Selection {
                 scores: self.tensor(&problem.scores_shape()),
                 intervals: self.tensor(&problem.intervals_shape()),
-                far,
+                learning,
             }),
         }
     }

@@ -13,22 +13,20 @@ pub(crate) struct RowSums {
     pub lse_rest: TensorBinding,
 }
 
-impl Saved {
-    /// What the rounding of the LSEs lost; zeros in a new buffer if it was not kept.
-    pub(crate) fn rest_or_zeros(&self, client: &Client, problem: &Problem) -> TensorBinding {
-        self.lse_rest.clone().unwrap_or_else(|| {
-            let zeros = scratch(client, problem.lse_shape());
-            fill(client, &zeros, 0.0, f32::elem_type_native());
-            zeros
-        })
-    }
+/// The part that rounding the LSEs lost; zeros in a new buffer if it was not kept.
+pub(crate) fn rest_or_zeros(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
+    saved.lse_rest.clone().unwrap_or_else(|| {
+        let zeros = scratch(client, problem.lse_shape());
+        fill(client, &zeros, 0.0, f32::elem_type_native());
+        zeros
+    })
+}
 
-    /// The bytes of the buffer that [`rest_or_zeros`](Self::rest_or_zeros) makes.
-    pub(crate) fn rest_bytes(&self, problem: &Problem) -> usize {
-        match self.lse_rest {
-            Some(_) => 0,
-            None => bytes(problem.lse_shape()),
-        }
+/// The bytes of the buffer that [`rest_or_zeros`] makes.
+pub(crate) fn rest_bytes(problem: &Problem, saved: &Saved) -> usize {
+    match saved.lse_rest {
+        Some(_) => 0,
+        None => bytes(problem.lse_shape()),
     }
 }
 

@@ -89,7 +89,7 @@ pub(crate) fn selection(client: &Client, heads: &[Vec<Interval>]) -> Selection {
     Selection {
         scores: zeros(client, &shape[..3]),
         intervals: contiguous(client, &words.collect::<Vec<u32>>(), &shape),
-        far: None,
+        learning: None,
     }
 }
 
@@ -253,7 +253,7 @@ pub(crate) fn upload_inputs(
         Selection {
             scores: upload(client, scores, &shape, ElementType::F32, contiguous_rows),
             intervals: contiguous(client, &words, &p.intervals_shape()),
-            far: None,
+            learning: None,
         }
     };
     Inputs {

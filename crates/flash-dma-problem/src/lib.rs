@@ -39,6 +39,7 @@ mod norm;
 mod options;
 mod problem;
 mod rule;
+pub mod tensors;
 
 pub use alibi::AlibiSlopes;
 pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};

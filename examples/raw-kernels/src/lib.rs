@@ -97,7 +97,7 @@ pub fn inputs(client: &Client, host: &flash_dma_reference::Inputs) -> Inputs {
         selection: Some(Selection {
             scores: upload(client, scores, &p.scores_shape(), Kind::F32),
             intervals: empty(client, &p.intervals_shape(), Kind::U32),
-            far: None,
+            learning: None,
         }),
     }
 }

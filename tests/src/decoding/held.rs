@@ -243,7 +243,7 @@ impl<'a, T: Target> Held<'a, T> {
             selection: Some(flash_dma_kernels::Selection {
                 scores: added,
                 intervals,
-                far: None,
+                learning: None,
             }),
         };
         let out = kernels.output(&q, s.element, 0);

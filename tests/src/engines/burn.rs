@@ -5,7 +5,7 @@ use crate::{Call, Competing, Engine, Gradients, Outputs, Passes, Raw, Refused, S
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, RunnersUp, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalInt, RankLearning, Selection};
 use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_learnable_sink, try_select};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule};
 use std::marker::PhantomData;
@@ -133,8 +133,8 @@ impl Tensors {
     }
 
     fn forward_of_keys(&self, call: &Call) -> Result<(Tensor<4>, Tensor<3>), Refused> {
-        if let Some(far) = &call.far {
-            return Ok(self.forward_with_runners_up(call, far));
+        if let Some(ends) = &call.runner_up_ends {
+            return Ok(self.forward_with_runners_up(call, ends));
         }
         let [q, k, v] = self.rows.clone();
         let attention = Attention::new(q, k, v).options(options(call));
@@ -169,8 +169,8 @@ impl Tensors {
         Ok(attention.try_forward_with_lse()?)
     }
 
-    /// By the operation below the `Tensor` API, which takes any `far`.
-    fn forward_with_runners_up(&self, call: &Call, far: &[u32]) -> (Tensor<4>, Tensor<3>) {
+    /// By the operation below the `Tensor` API, which takes any ends.
+    fn forward_with_runners_up(&self, call: &Call, ends: &[u32]) -> (Tensor<4>, Tensor<3>) {
         let p = &call.problem;
         let device = self.rows[0].device();
         let of_keys = |positions: &[u32]| {
@@ -181,16 +181,14 @@ impl Tensors {
         let scores = self.scores.clone().expect("runners-up have scores");
         let selection = Selection::Scored {
             intervals: pairs(call, &device).into_dispatch(),
-            runners_up: RunnersUp::Some {
-                far: of_keys(far),
+            learning: RankLearning::Some {
+                ends: of_keys(ends),
                 max_live: call.most_until_far(),
                 // One tensor for both gets both gradients.
                 rank: scores.clone().into_dispatch(),
-                left_out: match &call.left_out {
-                    None => LeftOut::None,
-                    Some(from) => LeftOut::Some {
-                        from: of_keys(from),
-                    },
+                kept_from: match &call.kept_from {
+                    None => OptionalInt::None,
+                    Some(from) => OptionalInt::Some(of_keys(from)),
                 },
             },
             scores: scores.into_dispatch(),

@@ -50,9 +50,10 @@ impl<E: Host> Buffers<E> {
             selection: scored.map(|(raw, data)| engine::Selection {
                 scores: view(raw, data),
                 intervals: call.intervals.as_deref().unwrap_or_default(),
-                far: (call.far.as_deref()).map(|ends| engine::Far {
+                learning: (call.runner_up_ends.as_deref()).map(|ends| engine::RankLearning {
                     ends,
-                    left_out: call.left_out.as_deref(),
+                    max_live: call.most_until_far(),
+                    kept_from: call.kept_from.as_deref(),
                 }),
             }),
         }
@@ -148,7 +149,7 @@ fn backward<E: Host + Element>(call: &Call) -> Passes {
     let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| unwritten(&p.kv_shape(), missing));
     let of_keys = |has: bool| has.then(|| unwritten(&p.scores_shape(), missing));
     let mut scores: Option<Vec<f32>> = of_keys(p.has_scores);
-    let mut rank: Option<Vec<f32>> = of_keys(call.far.is_some());
+    let mut rank: Option<Vec<f32>> = of_keys(call.runner_up_ends.is_some());
     let buffers = Buffers::new(call);
     let saved = forwarded.saved(p, view(&call.grad_out, &grad_out), grad_lse.as_deref());
     let result = engine::backward(

@@ -252,10 +252,10 @@ impl<T: Target> Kernels<T> {
                 engine::Selection {
                     scores: self.upload(scores),
                     intervals: words(&pairs, &p.intervals_shape()),
-                    far: (call.far.as_ref()).map(|far| engine::Far {
-                        ends: of_keys(far),
+                    learning: (call.runner_up_ends.as_ref()).map(|ends| engine::RankLearning {
+                        ends: of_keys(ends),
                         max_live: call.most_until_far(),
-                        left_out: call.left_out.as_deref().map(of_keys),
+                        kept_from: call.kept_from.as_deref().map(of_keys),
                     }),
                 }
             }),
@@ -411,7 +411,10 @@ impl<T: Target> Engine for Kernels<T> {
         let [k, v] = [(); 2].map(|()| self.result(call, &p.kv_shape(), p.element));
         let of_keys =
             |has: bool| has.then(|| self.result(call, &p.scores_shape(), ElementType::F32));
-        let (scores, rank) = (of_keys(p.has_scores), of_keys(call.far.is_some()));
+        let (scores, rank) = (
+            of_keys(p.has_scores),
+            of_keys(call.runner_up_ends.is_some()),
+        );
         let grad_lse = call.grad_lse.as_ref();
         let grad_lse = grad_lse.map(|g| self.tensor(g, &p.lse_shape(), ElementType::F32));
         let saved = engine::Saved {

@@ -56,7 +56,7 @@ impl<T: Target> Kernels<T> {
         let selection = p.has_scores.then(|| engine::Selection {
             scores: scores.clone(),
             intervals: intervals.clone(),
-            far: None,
+            learning: None,
         });
         if p.has_scores {
             let said = engine::select_workspace(client, p.scores_shape(), p.window);
@@ -87,12 +87,12 @@ impl<T: Target> Kernels<T> {
             plan().run(grads.clone()).expect("a backward pass");
         });
         if let Some(selection) = &inputs.selection {
-            let [far, from, rank] = [(); 3].map(|()| output(&p.scores_shape(), F32));
+            let [ends, from, rank] = [(); 3].map(|()| output(&p.scores_shape(), F32));
             let selection = engine::Selection {
-                far: Some(engine::Far {
-                    ends: far,
+                learning: Some(engine::RankLearning {
+                    ends,
                     max_live: p.window.saturating_add(p.window / 4),
-                    left_out: Some(from),
+                    kept_from: Some(from),
                 }),
                 ..selection.clone()
             };

@@ -305,8 +305,8 @@ impl Drawn {
         call.sink.clone_from(&self.sink);
         if let Some(selected) = &self.selected {
             call.intervals = Some(selected.intervals.clone());
-            call.far.clone_from(&selected.far);
-            call.left_out = selected.from.clone().filter(|_| self.left_out);
+            call.runner_up_ends.clone_from(&selected.far);
+            call.kept_from = selected.from.clone().filter(|_| self.left_out);
             call.given = true;
         }
         call

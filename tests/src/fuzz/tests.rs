@@ -242,7 +242,7 @@ impl Engine for Defective {
         let mut call = call.clone();
         match self.0 {
             Defect::Causal => call.problem.causal = false,
-            Defect::LeftOut => call.left_out = None,
+            Defect::LeftOut => call.kept_from = None,
             Defect::Delta(times) => spoil_delta(&mut call, times),
             Defect::Panics => assert!(call.problem.k_len < 100, "a panic of the engine"),
             Defect::Refuses if call.problem.q_len >= 20 => {

@@ -366,9 +366,9 @@ fn ranks_learn_under_an_offset<E: Engine>(engine: &E) {
         let mut call = engine.call(&inputs, Contiguous, &grads);
         let scores = call.scores.as_ref().expect("there are scores");
         let wider = engine.select(scores, p.window + more).expect("select");
-        call.far = Some(wider.iter().map(|interval| interval.end).collect());
+        call.runner_up_ends = Some(wider.iter().map(|interval| interval.end).collect());
         let from: Vec<u32> = (0..40).collect();
-        call.left_out = Some(from.clone());
+        call.kept_from = Some(from.clone());
         let what = format!("{}: ranks at {offset:e}", E::NAME);
         let (_, actual) =
             (engine.backward(&call)).unwrap_or_else(|refused| panic!("{what}: {}", refused.error));

@@ -68,7 +68,7 @@ fn nothing_else_changes<E: Engine>(engine: &E) {
         let call = call(engine, &runners, &case.inputs(), true);
         let [with, again] = [(); 2].map(|()| run(engine, &call));
         let plain = Call {
-            left_out: None,
+            kept_from: None,
             ..call
         };
         let without = run(engine, &plain);

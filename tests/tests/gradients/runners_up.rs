@@ -31,8 +31,8 @@ pub(super) fn call<E: Engine>(
     let mut call = engine.call(inputs, case.layout, &case.gradients(inputs));
     let scores = call.scores.as_ref().expect("runners-up have scores");
     let wider = engine.select(scores, inputs.problem.window.saturating_add(*more));
-    call.far = Some(wider.expect("select").iter().map(|i| i.end).collect());
-    call.left_out = left_out.then(|| from(inputs));
+    call.runner_up_ends = Some(wider.expect("select").iter().map(|i| i.end).collect());
+    call.kept_from = left_out.then(|| from(inputs));
     call
 }
 
@@ -293,7 +293,13 @@ fn nothing_else_changes<E: Engine>(engine: &E) {
         let case = &runners.0;
         let call = call(engine, &runners, &case.inputs(), false);
         let [with, repeated] = [(); 2].map(|()| run(engine, &call));
-        let without = run(engine, &Call { far: None, ..call });
+        let without = run(
+            engine,
+            &Call {
+                runner_up_ends: None,
+                ..call
+            },
+        );
         let what = format!("{} at {case:?}", E::NAME);
         for other in [&repeated, &without] {
             assert_all_but_scores_same(&with, other, &what);

@@ -190,12 +190,17 @@ fn runners_up_of_tracked_scores<B: Backend>(burn: &Burn<B>) {
         let selector = selector.recent(rule.recent).sinks(rule.sinks).runners_up(5);
         let selector = drawn.with_documents(selector);
         let untracked = drawn.tensor(burn.device());
-        assert!(selector.select(untracked).far().is_none());
+        assert!(selector.select(untracked).runner_up_ends().is_none());
         let device = burn.device().clone().autodiff();
-        assert!(selector.select(drawn.tensor(&device)).far().is_none());
+        assert!(
+            selector
+                .select(drawn.tensor(&device))
+                .runner_up_ends()
+                .is_none()
+        );
         let intervals = selector.select(drawn.tensor(&device).require_grad());
         drawn.check(&intervals);
-        let far = intervals.far().expect("tracked scores").clone();
+        let far = intervals.runner_up_ends().expect("tracked scores").clone();
         assert_eq!(far.dims(), shape);
         let far: Vec<i32> = far.into_data_as::<i32>().iter::<i32>().collect();
         let exact: Vec<i32> = drawn.exact(5).iter().map(|i| i.end as i32).collect();

@@ -1,7 +1,7 @@
 //! Attention of more tokens than a step has, as a forward pass over keys that a cache holds.
 
 use crate::ops::attention::DynamicMaskOps;
-use crate::types::{OptionalFloat, PageMap, PageTensors, RunnersUp, Selection};
+use crate::types::{OptionalFloat, PageMap, PageTensors, RankLearning, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, Slice, TensorData};
@@ -54,7 +54,7 @@ pub(super) fn attend_pages<B: DynamicMaskOps>(
                 let selection = Selection::Scored {
                     scores,
                     intervals,
-                    runners_up: RunnersUp::None,
+                    learning: RankLearning::None,
                 };
                 let window = window.unwrap_or(usize::MAX);
                 (selection, options.with_keep_window(window))

@@ -7,7 +7,7 @@ use super::tokens::{Rows, check_support, plain};
 use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
-use crate::types::{ChunkKeys, OptionalFloat, RunnersUp, Selection, SlotTensors};
+use crate::types::{ChunkKeys, OptionalFloat, RankLearning, Selection, SlotTensors};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -215,7 +215,7 @@ impl DynamicMaskCache {
         let selection = Selection::Scored {
             scores,
             intervals,
-            runners_up: RunnersUp::None,
+            learning: RankLearning::None,
         };
         Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole)
     }

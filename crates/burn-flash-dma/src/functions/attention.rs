@@ -1,13 +1,13 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
-use super::selection::Intervals;
+use super::selection::{Intervals, LearningRank};
 use super::selector::{charged, try_select};
 use super::sink::{checked_logits, try_learnable_sink};
 use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::engines;
 use crate::ops::attention::DynamicMaskOps;
 use crate::spans::span;
-use crate::types::{LeftOut, RunnersUp, Selection};
+use crate::types::{RankLearning, Selection};
 use crate::validate::{is_tracked, rows_element, same_device, scores_as_f32, supported, tracked};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -262,25 +262,25 @@ impl<S> Attention<S> {
                     Some(intervals) => intervals,
                     None => try_select(scores.clone(), problem.window)?,
                 };
-                let (intervals, runners_up) = intervals.into_parts();
+                let (intervals, learning) = intervals.into_parts();
                 // To a call without autodiff they are nothing, though they may have been selected with it.
                 let devices = call.rows.each_ref().map(Tensor::device);
                 let autodiff = devices.iter().any(Device::is_autodiff);
-                let runners_up = runners_up.filter(|_| autodiff || scores.device().is_autodiff());
+                let learning = learning.filter(|_| autodiff || scores.device().is_autodiff());
+                let learning = learning.map(
+                    |LearningRank {
+                         rank,
+                         pairs,
+                         shares,
+                     }| {
+                        let pairs = pairs.map(Tensor::into_dispatch);
+                        (pairs, charged(rank, shares).into_dispatch())
+                    },
+                );
                 Selection::Scored {
                     scores: scores.into_dispatch(),
                     intervals: intervals.into_dispatch(),
-                    runners_up: match runners_up {
-                        None => RunnersUp::None,
-                        Some(next) => RunnersUp::Some {
-                            far: next.far.into_dispatch(),
-                            max_live: next.max_live,
-                            rank: charged(next.rank, next.shares).into_dispatch(),
-                            left_out: LeftOut::from_option(
-                                next.left_out.map(Tensor::into_dispatch),
-                            ),
-                        },
-                    },
+                    learning: RankLearning::from_parts(learning),
                 }
             }
         };

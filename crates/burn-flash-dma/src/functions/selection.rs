@@ -4,6 +4,7 @@ use crate::documents::Documents;
 use crate::fallback::tensors::ints;
 use crate::validate::{check_len, check_shape, same_device};
 use burn::tensor::{DType, Device, Int, Tensor};
+use flash_dma_problem::tensors::RankLearning;
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 
 /// The positions of the queries that attend to each key: a selection, as a value.
@@ -18,24 +19,21 @@ use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
-    runners_up: Option<RankedNext>,
+    learning: Option<LearningRank>,
     max_live: usize,
     origin: Origin,
 }
 
-/// What a tensor that ranks the keys learns by: the keys that are ranked next after the window, and kept keys.
+/// A tensor that ranks the keys and learns.
 #[derive(Clone, Debug)]
-pub(crate) struct RankedNext {
-    /// One past the last position at which each key is one of those, `[batch, kv_heads, k_len]` i32.
-    pub(crate) far: Tensor<3, Int>,
-    /// The most keys of a head that one position would attend to if the intervals ended there.
-    pub(crate) max_live: usize,
-    /// The tensor that ranks the keys, which gets their gradient: f32, and tracked by autodiff.
+pub(crate) struct LearningRank {
+    /// f32, and tracked by autodiff, which gives it the gradient.
     pub(crate) rank: Tensor<3>,
-    /// The share of each key in what is charged to all of a head, f32, if it is: the keys in parts, `[batch, kv_heads, parts, keys]`.
+    /// The pairs by which it learns.
+    pub(crate) pairs: RankLearning<Tensor<3, Int>>,
+    /// Present if the ranks of a head compete: the share of each key in the gradient that is charged to all of them, f32,
+    /// the keys in parts, `[batch, kv_heads, parts, keys]`.
     pub(crate) shares: Option<Tensor<4>>,
-    /// If kept keys learn: the first position at which its rank keeps each of them, `[batch, kv_heads, k_len]` i32.
-    pub(crate) left_out: Option<Tensor<3, Int>>,
 }
 
 /// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.
@@ -50,13 +48,13 @@ impl Intervals {
     /// Intervals of an engine, `[batch, kv_heads, k_len, 2]` i32, of which at most `max_live` hold any one position.
     pub(crate) fn new(
         tensor: Tensor<4, Int>,
-        runners_up: Option<RankedNext>,
+        learning: Option<LearningRank>,
         max_live: usize,
         origin: Origin,
     ) -> Self {
         Self {
             tensor,
-            runners_up,
+            learning,
             max_live,
             origin,
         }
@@ -126,31 +124,31 @@ impl Intervals {
     pub(crate) fn without_autodiff(self) -> Self {
         Self {
             tensor: self.tensor.without_autodiff(),
-            runners_up: None,
+            learning: None,
             ..self
         }
     }
 
     /// The same with another tensor that ranks the runners-up, if there are any.
     pub(crate) fn ranked_by(self, rank: &Tensor<3>) -> Self {
-        let runners_up = self.runners_up.map(|next| RankedNext {
+        let learning = self.learning.map(|learning| LearningRank {
             rank: rank.clone(),
-            ..next
+            ..learning
         });
-        Self { runners_up, ..self }
+        Self { learning, ..self }
     }
 
-    /// Intervals and runners-up.
-    pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<RankedNext>) {
-        (self.tensor, self.runners_up)
+    /// The intervals, and the tensor that ranks the keys if it learns.
+    pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<LearningRank>) {
+        (self.tensor, self.learning)
     }
 
     /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32,
     /// never before the end of its interval: present if autodiff tracks the scores and the selector has
     /// [runners-up](crate::Selector::runners_up) or [leaves keys out](crate::Selector::leave_one_out).
     #[must_use]
-    pub fn far(&self) -> Option<&Tensor<3, Int>> {
-        self.runners_up.as_ref().map(|next| &next.far)
+    pub fn runner_up_ends(&self) -> Option<&Tensor<3, Int>> {
+        (self.learning.as_ref()).map(|learning| &learning.pairs.ends)
     }
 
     /// The most keys of a head that one position attends to: the window that a selector keeps (the greatest, if every
@@ -182,9 +180,10 @@ impl Intervals {
         let name = TensorName::Intervals;
         check_shape(name, &self.tensor.dims(), &problem.intervals_shape())?;
         same_device(device, name, self.tensor.device())?;
-        if let Some(far) = self.far() {
-            check_shape(TensorName::Far, &far.dims(), &problem.scores_shape())?;
-            same_device(device, TensorName::Far, far.device())?;
+        if let Some(ends) = self.runner_up_ends() {
+            let name = TensorName::RunnerUpEnds;
+            check_shape(name, &ends.dims(), &problem.scores_shape())?;
+            same_device(device, name, ends.device())?;
         }
         self.origin.check(problem)
     }
@@ -353,16 +352,18 @@ mod tests {
         let scores = Tensor::<1>::from_floats(&scores[..], &device).reshape([1, 1, 9]);
         let scores = scores.require_grad();
         let mut intervals = select(scores.clone(), 2);
-        assert!(intervals.far().is_none());
+        assert!(intervals.runner_up_ends().is_none());
         if runners_up {
-            let far = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
-            let far = far.reshape([1, 1, 9]).narrow(2, 0, far_keys);
-            intervals.runners_up = Some(RankedNext {
-                far,
-                max_live: 4,
+            let ends = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
+            let ends = ends.reshape([1, 1, 9]).narrow(2, 0, far_keys);
+            intervals.learning = Some(LearningRank {
                 rank: scores.clone(),
+                pairs: RankLearning {
+                    ends,
+                    max_live: 4,
+                    kept_from: None,
+                },
                 shares: None,
-                left_out: None,
             });
         }
         let attention = Attention::new(q, k, v).scores(scores.clone());

@@ -1,12 +1,13 @@
 //! Rules that make intervals of scores.
 
 use super::composition::{compose, kept_by_rank_from};
-use super::selection::{Intervals, Origin, RankedNext};
+use super::selection::{Intervals, LearningRank, Origin};
 use crate::documents::Documents;
 use crate::engines::check_backend;
 use crate::fallback::tensors::{constant, ints};
 use crate::validate::{check_len, is_tracked, scores_as_f32};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
+use flash_dma_problem::tensors::RankLearning;
 use flash_dma_problem::{AttentionError, SelectionRule};
 
 /// How many keys a query keeps.
@@ -94,7 +95,7 @@ impl Selector {
         self
     }
 
-    /// Gives the scores of the `runners_up` best keys outside the window a gradient ([`far`](Intervals::far)). Costs a
+    /// Gives the scores of the `runners_up` best keys outside the window a gradient ([`runner_up_ends`](Intervals::runner_up_ends)). Costs a
     /// second selection, made only if autodiff tracks the scores. The gradient is that of the tensor that
     /// [`select`](Self::select) gets, whatever tensor attention adds to the logits.
     pub fn runners_up(mut self, runners_up: usize) -> Self {
@@ -164,7 +165,7 @@ impl Selector {
         let documents = self.documents.as_ref();
         let max_live = (heads.iter().map(|(rule, _)| rule.window).max()).unwrap_or(1);
         let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
-        let runners_up = ranked.map(|rank| {
+        let learning = ranked.map(|rank| {
             let both = match self.runners_up {
                 0 => tensor.clone(),
                 more => each_head(&heads, &scores, |rule, z| {
@@ -174,15 +175,18 @@ impl Selector {
             let parts = [self.recent, self.sinks];
             let reads_from = self.leave_one_out || self.compete;
             let from = reads_from.then(|| kept_by_rank_from(&scores, parts, documents));
-            let far = both.narrow(3, 1, 1).reshape(scores.dims());
+            let ends = both.narrow(3, 1, 1).reshape(scores.dims());
             let charges = self.compete && !scores.dims().contains(&0);
-            let shares = (from.clone().filter(|_| charges)).map(|from| shares(far.clone() - from));
-            RankedNext {
-                far,
+            let shares = (from.clone().filter(|_| charges)).map(|from| shares(ends.clone() - from));
+            let pairs = RankLearning {
+                ends,
                 max_live: max_live.saturating_add(self.runners_up),
+                kept_from: from.filter(|_| self.leave_one_out),
+            };
+            LearningRank {
                 rank,
+                pairs,
                 shares,
-                left_out: from.filter(|_| self.leave_one_out),
             }
         });
         let origin = Origin {
@@ -190,7 +194,7 @@ impl Selector {
             sinks: self.sinks,
             documents: self.documents.clone(),
         };
-        Ok(Intervals::new(tensor, runners_up, max_live, origin))
+        Ok(Intervals::new(tensor, learning, max_live, origin))
     }
 
     /// The distinct rules and the heads of each.

@@ -4,7 +4,7 @@ use crate::fallback::sink;
 use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
 #[cfg(feature = "fusion")]
 use crate::types::{
-    AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RunnersUpMetadata,
+    AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RankLearningMetadata,
     SelectionMetadata,
 };
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -135,7 +135,7 @@ fn gradients([q, k, v]: [&TensorSpec; 3], selection: &SelectionMetadata) -> Atte
         rank: match selection {
             SelectionMetadata::Scored {
                 scores,
-                runners_up: RunnersUpMetadata::Some { .. },
+                learning: RankLearningMetadata::Some { .. },
                 ..
             } => OptionalFloatMetadata::Some(scores.clone()),
             _ => OptionalFloatMetadata::None,

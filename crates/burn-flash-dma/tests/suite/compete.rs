@@ -32,7 +32,7 @@ fn learned(
     let keys = selector.select(scores.clone());
     let attention = Attention::new(q.clone(), k.clone(), v.clone()).intervals(&keys);
     let gradients = attention.forward().square().sum().backward();
-    let far = ints(keys.far().expect("scores learn").clone());
+    let far = ints(keys.runner_up_ends().expect("scores learn").clone());
     let len = scores.dims()[2];
     let positions = far.into_iter().enumerate().map(|(at, far)| {
         let from = at % len + recent;

@@ -166,5 +166,5 @@ fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
 fn an_inner_device_has_nothing_to_learn() {
     let layer = config(true).init(&Device::flex());
     let keys = layer.selection(tokens_for(&layer, 1, 20));
-    assert!(keys.far().is_none());
+    assert!(keys.runner_up_ends().is_none());
 }

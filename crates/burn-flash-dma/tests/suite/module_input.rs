@@ -170,7 +170,7 @@ fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
 }
 
 fn parts(intervals: &Intervals) -> (Vec<i64>, Option<Vec<i64>>) {
-    let far = intervals.far().map(|far| ints(far.clone()));
+    let far = intervals.runner_up_ends().map(|far| ints(far.clone()));
     (ints(intervals.tensor().clone()), far)
 }
 

@@ -441,7 +441,7 @@ fn a_new_layer_ranks_by_linear_scores() {
         let layer = config.init(&Device::flex().autodiff());
         let linear = matches!(layer.scorer(), Scorer::Linear(_));
         let selection = layer.selection(input(&layer));
-        let runners_up = selection.far().is_some();
+        let runners_up = selection.runner_up_ends().is_some();
         (linear, layer.score_role(), runners_up)
     };
     let (rank, add) = (ScoreRole::Rank, ScoreRole::RankAndBias);

@@ -51,7 +51,7 @@ fn ranks_of_no_keys_compete_for_nothing() {
         let scores = Tensor::<3>::zeros(shape, &Device::flex().autodiff()).require_grad();
         let intervals = selector.select(scores);
         assert_eq!(intervals.tensor().dims()[..3], shape);
-        assert!(intervals.far().is_some());
+        assert!(intervals.runner_up_ends().is_some());
     }
 }
 

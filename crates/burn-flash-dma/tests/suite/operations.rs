@@ -4,7 +4,9 @@ use crate::case::{Case, Gradients, Tensors, data, ints, values};
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_flash_dma::ops::{DynamicMaskOps, LeftOut, OptionalFloat, RunnersUp, Saved, Selection};
+use burn_flash_dma::ops::{
+    DynamicMaskOps, OptionalFloat, OptionalInt, RankLearning, Saved, Selection,
+};
 use burn_flash_dma::{AttentionOptions, ElementType, SelectionRule};
 use flash_dma_reference::compare::{Exact, GRADIENT, compare, sum};
 use flash_dma_reference::{Rng, compose, generate::Scores};
@@ -26,23 +28,23 @@ fn read<const D: usize>(tensor: FloatTensor<Flex>) -> Vec<f64> {
 }
 
 /// The results and the gradients of a case, with a gradient of the LSE or without.
-fn run(case: &Case, with_lse: bool, runners_up: RunnersUp<Flex>) -> Results {
+fn run(case: &Case, with_lse: bool, runners_up: RankLearning<Flex>) -> Results {
     let device = Device::flex();
     let p = *case.problem();
     let Tensors { q, k, v, scores } = case.tensors(&device);
     let [q, k, v] = [q, k, v].map(primitive);
     let scores = scores.map(primitive);
-    let selection = |runners_up| match &scores {
+    let selection = |learning| match &scores {
         None => Selection::<Flex>::All,
         Some(scores) => Selection::Scored {
             scores: scores.clone(),
             intervals: Flex::dynamic_mask_select(scores.clone(), p.window.into()),
-            runners_up,
+            learning,
         },
     };
     let [a, b, c] = [&q, &k, &v].map(Clone::clone);
     let forwarded =
-        Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RunnersUp::None), p);
+        Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RankLearning::None), p);
     let saved = Saved {
         out: forwarded.out.clone(),
         residual: forwarded.residual,
@@ -114,25 +116,23 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
 }
 
 /// What the rank learns from: the next `more` keys, and those that are left out.
-fn runners_up(case: &Case, more: usize, left_out: Option<&[u32]>) -> RunnersUp<Flex> {
+fn runners_up(case: &Case, more: usize, left_out: Option<&[u32]>) -> RankLearning<Flex> {
     let device = Device::flex();
     let p = *case.problem();
     let scores = primitive(case.tensors(&device).scores.unwrap());
-    let far = Flex::dynamic_mask_select(scores.clone(), (p.window + more).into());
-    let far = Tensor::<4, Int>::from_primitive::<Flex>(far);
-    let far = far.narrow(3, 1, 1).squeeze_dim::<3>(3);
-    RunnersUp::Some {
-        far: far.try_into_primitive::<Flex>().unwrap(),
+    let ends = Flex::dynamic_mask_select(scores.clone(), (p.window + more).into());
+    let ends = Tensor::<4, Int>::from_primitive::<Flex>(ends);
+    let ends = ends.narrow(3, 1, 1).squeeze_dim::<3>(3);
+    RankLearning::Some {
+        ends: ends.try_into_primitive::<Flex>().unwrap(),
         max_live: p.k_len,
         rank: scores,
-        left_out: match left_out {
-            None => LeftOut::None,
+        kept_from: match left_out {
+            None => OptionalInt::None,
             Some(from) => {
                 let from = data(from.iter().map(|&from| from as i32), p.scores_shape());
                 let from = Tensor::<3, Int>::from_data(from, (&device, DType::I32));
-                LeftOut::Some {
-                    from: from.try_into_primitive::<Flex>().unwrap(),
-                }
+                OptionalInt::Some(from.try_into_primitive::<Flex>().unwrap())
             }
         },
     }
@@ -180,7 +180,7 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
                     _ => case.grad_out[at] = value,
                 }
                 case.name = format!("{value} in tensor {role}, window {window}");
-                check(&case, run(&case, false, RunnersUp::None), role == 3);
+                check(&case, run(&case, false, RankLearning::None), role == 3);
             }
         }
     }
@@ -221,7 +221,7 @@ fn empty_tensors_have_defined_results() {
             let zeros = |shape: &[usize]| vec![0.0; shape.iter().product()];
             let Results {
                 out, lse, grads, ..
-            } = run(&case, false, RunnersUp::None);
+            } = run(&case, false, RankLearning::None);
             case.check_forward(out.clone(), lse.clone());
             assert_eq!(values(out), zeros(&p.q_shape()));
             assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));

@@ -164,7 +164,7 @@ fn step(
                 selection: Some(crate::Selection {
                     scores,
                     intervals: &intervals,
-                    far: None,
+                    learning: None,
                 }),
             };
             let outputs = Outputs::new(&mut out, &mut lse);

@@ -16,7 +16,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
         selection: Some(Selection {
             scores: View::contiguous(&z, p.scores_shape()),
             intervals: &intervals,
-            far: None,
+            learning: None,
         }),
     };
     let forward_error = |inputs: Inputs<'_, f32>, out_len: usize, lse_len: usize| {

@@ -94,7 +94,7 @@ fn engine<E: Tested>(
         Selection {
             scores,
             intervals: &intervals,
-            far: None,
+            learning: None,
         }
     });
     let inputs = Inputs {

@@ -3,7 +3,7 @@
 use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::{Backward, matrix};
-use crate::host::check::{check_segments, elem_type};
+use crate::host::check::{check_gradients, check_inputs, check_saved, check_segments, elem_type};
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
@@ -11,13 +11,13 @@ use crate::host::scratch::bytes;
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
-use crate::pattern::intervals::ranked::{RankedKeys, ranked_keys};
+use crate::pattern::intervals::ranked::{RankedKeys, ranked_keys, sources};
 use crate::pattern::intervals::slices::{SelectedKeys, slice_bytes};
 use crate::pattern::kind::{Bias, Pattern};
 use crate::portable::blueprint::{Blueprint, Kernel};
 use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors};
 use crate::rank_terms::rank_terms;
-use crate::row_sums::RowSums;
+use crate::row_sums::{RowSums, rest_bytes};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -122,8 +122,8 @@ impl Pass for ScoredBackward<'_> {
     ) -> Result<MmaBlueprints, Refusal> {
         let (p, size) = (self.problem, self.problem.element.size());
         let blueprints = MmaBlueprints::choose(instruction, p, properties)?;
-        check_segments(self.inputs.typed(), size)?;
-        self.saved.check_rows(instruction, &self.inputs.q, size)?;
+        check_segments(self.inputs.rows(), size)?;
+        check_rows(self.saved, instruction, &self.inputs.q, size)?;
         Ok(blueprints)
     }
 
@@ -140,13 +140,13 @@ impl Pass for ScoredBackward<'_> {
             Config::Portable(blueprints) => blueprints.workspace(self.problem, selection),
             Config::Matrix(blueprints) => blueprints.workspace(self.problem, selection),
         };
-        of_engine + self.saved.rest_bytes(self.problem)
+        of_engine + rest_bytes(self.problem, self.saved)
     }
 
     fn check(&self, grads: &Gradients) -> Result<(), AttentionError> {
-        self.inputs.check(self.problem)?;
-        self.saved.check(self.problem)?;
-        grads.check(self.problem, self.inputs)
+        check_inputs(self.problem, self.inputs)?;
+        check_saved(self.problem, self.saved)?;
+        check_gradients(self.problem, self.inputs, grads)
     }
 
     fn launch_empty(&self, client: &Client, grads: Gradients) {
@@ -192,21 +192,19 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
     }
 }
 
-impl Saved {
-    /// Refuses rows without the alignment that the tensor-core engines need, and, for `wgmma`, rows of dO and of `q`
-    /// that cannot be copied as boxes.
-    pub(crate) fn check_rows(
-        &self,
-        instruction: Instruction,
-        q: &TensorBinding,
-        size: usize,
-    ) -> Result<(), Obstacle> {
-        check_segments(self.typed(), size)?;
-        let boxed = takes_boxes(q, size) && takes_boxes(&self.grad_out, size);
-        match instruction == Instruction::Mma || boxed {
-            true => Ok(()),
-            false => Err(Obstacle::RepeatedRows),
-        }
+/// Refuses rows without the alignment that the tensor-core engines need, and, for `wgmma`, rows of dO and of `q` that
+/// cannot be copied as boxes.
+pub(crate) fn check_rows(
+    saved: &Saved,
+    instruction: Instruction,
+    q: &TensorBinding,
+    size: usize,
+) -> Result<(), Obstacle> {
+    check_segments(saved.rows(), size)?;
+    let boxed = takes_boxes(q, size) && takes_boxes(&saved.grad_out, size);
+    match instruction == Instruction::Mma || boxed {
+        true => Ok(()),
+        false => Err(Obstacle::RepeatedRows),
     }
 }
 
@@ -253,9 +251,9 @@ impl<'a> PortablePass<'a> {
         let (Some((selection, _)), Some(rank)) = (&self.keys.selection, &self.grads.rank) else {
             return;
         };
-        let far = selection.far.as_ref().expect("a rank comes with it");
+        let learning = selection.learning.as_ref().expect("a rank comes with it");
         let kernel = self.kernel(PortableKeys::All, self.blueprints.dkdv);
-        for source in far.sources() {
+        for source in sources(learning) {
             let ranked = ranked_keys(self.keys.client, self.keys.problem, selection, source);
             let terms = rank_terms(self.saved.grad_lse.as_ref(), source);
             kernel.rank(self.saved(), terms, &selection.scores, ranked, rank);

@@ -6,9 +6,9 @@ use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::rows::{row_bias_bytes, row_bias_gradient};
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
 use crate::backward::dkdv::shared::args::GradientTensors;
-use crate::backward::launch::{BINDINGS, Blueprints};
+use crate::backward::launch::{BINDINGS, Blueprints, check_rows};
 use crate::backward::matrix::pass::{KeyLists, MmaPass, row_sums_bytes};
-use crate::host::check::elem_type;
+use crate::host::check::{check_saved, elem_type};
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
@@ -19,7 +19,7 @@ use crate::pattern::mask::listed::listed_bytes;
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
 use crate::pattern::tensors::{KeyTensors, SourceTensors, TileLaunch};
 use crate::portable::launch::{PortableLaunch, SavedTensors, bias_cubes};
-use crate::row_sums::RowSums;
+use crate::row_sums::{RowSums, rest_bytes};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -106,7 +106,12 @@ impl Pass for MaskedBackward<'_> {
         let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
         let blueprints = MmaBlueprints::choose_masked(instruction, problem, properties)?;
         inputs.check_segments(problem)?;
-        saved.check_rows(instruction, &inputs.q, problem.attention.element.size())?;
+        check_rows(
+            saved,
+            instruction,
+            &inputs.q,
+            problem.attention.element.size(),
+        )?;
         if !lists_fit(problem, blueprints.dkdv.tiles.step_shape()) {
             return Err(Obstacle::Lists.into());
         }
@@ -134,7 +139,7 @@ impl Pass for MaskedBackward<'_> {
 
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
         let (problem, p) = (self.problem, &self.problem.attention);
-        let rest = self.saved.rest_bytes(p);
+        let rest = rest_bytes(p, self.saved);
         let rows = (problem.bias).filter(|_| problem.has_row_bias());
         let with_rows = bytes(p.lse_shape()) + rows.map_or(0, |shape| row_bias_bytes(p, shape));
         let Config::Matrix((blueprints, _)) = config else {
@@ -152,7 +157,7 @@ impl Pass for MaskedBackward<'_> {
 
     fn check(&self, grads: &MaskedGradients) -> Result<(), AttentionError> {
         self.inputs.check(self.problem)?;
-        self.saved.check(&self.problem.attention)?;
+        check_saved(&self.problem.attention, self.saved)?;
         grads.check(self.problem)
     }
 
@@ -246,7 +251,7 @@ impl MaskedBackward<'_> {
         if let Some(parts) = (parts.as_ref()).filter(|_| dkdv.pattern.has_head_bias()) {
             fill(client, parts, 0.0, f32::elem_type_native());
         }
-        let pass = MmaPass::new(client, p, inputs.typed(), self.saved, blueprints);
+        let pass = MmaPass::new(client, p, inputs.rows(), self.saved, blueprints);
         pass.launch_dq(tiles, &grads.q);
         let to = [&grads.k, &grads.v].map(GradientTensors::of);
         pass.launch_dkdv(key_lists, to, parts.clone(), elem_type(p.element));

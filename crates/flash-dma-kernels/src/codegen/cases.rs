@@ -6,7 +6,7 @@ mod norm;
 mod products;
 mod zoh;
 
-use crate::args::{Far, Selection};
+use crate::args::{RankLearning, Selection};
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{self, tensor};
 use crate::host::engine::Engine;
@@ -253,10 +253,10 @@ impl Attention {
         let words = || tensor(client, problem.scores_shape(), 4);
         if let Some(selection) = &mut tensors.inputs.selection {
             *selection = selected(client, self.k_len, problem.window);
-            selection.far = self.runners_up.then(|| Far {
+            selection.learning = self.runners_up.then(|| RankLearning {
                 ends: words(),
                 max_live: 2 * problem.window,
-                left_out: self.left_out.then(words),
+                kept_from: self.left_out.then(words),
             });
         }
         tensors.grads.rank = self.runners_up.then(words);
@@ -298,6 +298,6 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
     Selection {
         scores,
         intervals,
-        far: None,
+        learning: None,
     }
 }

@@ -56,7 +56,7 @@ impl Attention<Problem> {
         let selection = p.has_scores.then(|| Selection {
             scores: words(),
             intervals: tensor(client, p.intervals_shape(), 4),
-            far: None,
+            learning: None,
         });
         Self {
             inputs: Inputs { q, k, v, selection },

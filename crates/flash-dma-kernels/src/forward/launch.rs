@@ -3,7 +3,7 @@
 use crate::args::{Inputs, Outputs};
 use crate::forward::Forward;
 use crate::forward::matrix::{MatrixForward, workspace};
-use crate::host::check::{check_segments, elem_type};
+use crate::host::check::{check_inputs, check_outputs, check_segments, elem_type};
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, Pass, Plan, Rows};
@@ -138,7 +138,7 @@ impl Pass for ScoredForward<'_> {
         properties: &DeviceProperties,
     ) -> Result<Self::Matrix, Refusal> {
         let blueprint = MmaBlueprint::choose(instruction, self.problem, properties)?;
-        check_segments(self.inputs.typed(), self.problem.element.size())?;
+        check_segments(self.inputs.rows(), self.problem.element.size())?;
         let max_shared = properties.hardware.max_shared_memory_size;
         let chosen = blueprint.split(self.problem, processors(properties), max_shared);
         Ok(self.tuning.apply(chosen)?)
@@ -157,8 +157,8 @@ impl Pass for ScoredForward<'_> {
     }
 
     fn check(&self, outputs: &Outputs) -> Result<(), AttentionError> {
-        self.inputs.check(self.problem)?;
-        outputs.check(self.problem)
+        check_inputs(self.problem, self.inputs)?;
+        check_outputs(self.problem, outputs)
     }
 
     fn launch_empty(&self, client: &Client, outputs: Outputs) {
@@ -171,16 +171,16 @@ impl Pass for ScoredForward<'_> {
         let keys = SelectedKeys::new(client, problem, inputs);
         match config {
             Config::Portable(blueprint) => {
-                keys.for_each_slice(queries, &outputs.all(), |tiles| {
+                keys.for_each_slice(queries, &outputs.all().collect::<Vec<_>>(), |tiles| {
                     let keys = PortableKeys::of_tiles(tiles.source);
                     let kernel = PortableLaunch::scored(client, problem, inputs, keys, blueprint);
                     kernel.forward(tiles.first, tiles.count, &outputs);
                 });
             }
             Config::Matrix(chosen) => {
-                let pass = MatrixForward::new(client, problem, inputs.typed(), &outputs, chosen);
+                let pass = MatrixForward::new(client, problem, inputs.rows(), &outputs, chosen);
                 pass.in_parts(&outputs, |outputs| {
-                    keys.for_each_slice(queries, &outputs.all(), |tiles| {
+                    keys.for_each_slice(queries, &outputs.all().collect::<Vec<_>>(), |tiles| {
                         pass.launch(tiles, outputs);
                     });
                 });

@@ -4,6 +4,7 @@ use crate::args::Outputs;
 use crate::forward::Forward;
 use crate::forward::launch::{BINDINGS, ForwardConfig, select_nothing};
 use crate::forward::matrix::MatrixForward;
+use crate::host::check::check_outputs;
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::pass::{Config, Pass, Plan, Rows};
 use crate::matrix::blueprint::MmaBlueprint;
@@ -81,7 +82,7 @@ impl Pass for MaskedForward<'_> {
 
     fn check(&self, outputs: &Outputs) -> Result<(), AttentionError> {
         self.inputs.check(self.problem)?;
-        outputs.check(&self.problem.attention)
+        check_outputs(&self.problem.attention, outputs)
     }
 
     fn launch_empty(&self, client: &Client, outputs: Outputs) {
@@ -98,7 +99,7 @@ impl Pass for MaskedForward<'_> {
                 kernel.forward(0, count, &outputs);
             }
             Config::Matrix(chosen) => {
-                let pass = MatrixForward::new(client, p, inputs.typed(), &outputs, chosen);
+                let pass = MatrixForward::new(client, p, inputs.rows(), &outputs, chosen);
                 let tiles = TileLaunch {
                     source: inputs.listed(client, problem, queries, &inputs.v),
                     first: 0,

@@ -93,37 +93,29 @@ pub fn check_tensor(
     Ok(())
 }
 
-impl Inputs {
-    /// Checks every input against the problem.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (q, kv) = (problem.q_shape(), problem.kv_shape());
-        let (size, strided) = (problem.element.size(), Layout::Strided);
-        check_tensor(TensorName::Query, &self.q, &q, size, strided)?;
-        check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
-        check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
-        match &self.selection {
-            Some(selection) if problem.has_scores => selection.check(problem),
-            None if !problem.has_scores => Ok(()),
-            _ => Err(AttentionError::ScoresWithoutIntervals),
-        }
-    }
-
-    /// The tensors of the problem's element type.
-    pub(crate) fn typed(&self) -> [&TensorBinding; 3] {
-        [&self.q, &self.k, &self.v]
+/// Checks every input against the problem.
+pub(crate) fn check_inputs(problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
+    let (q, kv) = (problem.q_shape(), problem.kv_shape());
+    let (size, strided) = (problem.element.size(), Layout::Strided);
+    check_tensor(TensorName::Query, &inputs.q, &q, size, strided)?;
+    check_tensor(TensorName::Key, &inputs.k, &kv, size, strided)?;
+    check_tensor(TensorName::Value, &inputs.v, &kv, size, strided)?;
+    match &inputs.selection {
+        Some(selection) if problem.has_scores => check_selection(problem, selection),
+        None if !problem.has_scores => Ok(()),
+        _ => Err(AttentionError::ScoresWithoutIntervals),
     }
 }
 
-impl Selection {
-    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (shape, pairs) = (problem.scores_shape(), problem.intervals_shape());
-        check_tensor(TensorName::Scores, &self.scores, &shape, 4, Layout::Strided)?;
-        check_words(TensorName::Intervals, Some(&self.intervals), &pairs)?;
-        let far = self.far.as_ref();
-        check_words(TensorName::Far, far.map(|far| &far.ends), &shape)?;
-        let left_out = far.and_then(|far| far.left_out.as_ref());
-        check_words(TensorName::LeftOut, left_out, &shape)
-    }
+fn check_selection(problem: &Problem, selection: &Selection) -> Result<(), AttentionError> {
+    let (shape, pairs) = (problem.scores_shape(), problem.intervals_shape());
+    let (name, scores) = (TensorName::Scores, &selection.scores);
+    check_tensor(name, scores, &shape, 4, Layout::Strided)?;
+    check_words(TensorName::Intervals, Some(&selection.intervals), &pairs)?;
+    let learning = selection.learning.as_ref();
+    check_words(TensorName::RunnerUpEnds, learning.map(|l| &l.ends), &shape)?;
+    let kept_from = learning.and_then(|l| l.kept_from.as_ref());
+    check_words(TensorName::KeptFrom, kept_from, &shape)
 }
 
 /// As [`check_tensor`], of a contiguous tensor of words that may be missing.
@@ -151,60 +143,58 @@ fn check_residual(
     check_tensor(TensorName::Residual, residual, &shape, size, layout)
 }
 
-impl Outputs {
-    /// Checks every output against the problem.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (rows, lse) = (problem.q_shape(), problem.lse_shape());
-        let size = problem.element.size();
-        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Rows)?;
-        check_residual(problem, self.residual.as_ref(), Layout::Rows)?;
-        let order = queries_before_heads(&self.out);
-        if let Some(residual) = &self.residual
-            && queries_before_heads(residual) != order
-        {
-            return Err(AttentionError::Strides {
-                tensor: TensorName::Residual,
-                strides: residual.strides.to_vec(),
-            });
-        }
-        check_words(TensorName::Lse, Some(&self.lse), &lse)?;
-        check_words(TensorName::LseRest, self.lse_rest.as_ref(), &lse)
+/// Checks every output against the problem.
+pub(crate) fn check_outputs(problem: &Problem, outputs: &Outputs) -> Result<(), AttentionError> {
+    let (rows, lse) = (problem.q_shape(), problem.lse_shape());
+    let size = problem.element.size();
+    check_tensor(TensorName::Out, &outputs.out, &rows, size, Layout::Rows)?;
+    check_residual(problem, outputs.residual.as_ref(), Layout::Rows)?;
+    let order = queries_before_heads(&outputs.out);
+    if let Some(residual) = &outputs.residual
+        && queries_before_heads(residual) != order
+    {
+        return Err(AttentionError::Strides {
+            tensor: TensorName::Residual,
+            strides: residual.strides.to_vec(),
+        });
     }
+    check_words(TensorName::Lse, Some(&outputs.lse), &lse)?;
+    check_words(TensorName::LseRest, outputs.lse_rest.as_ref(), &lse)
 }
 
-impl Saved {
-    /// Checks every tensor against the problem.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (rows, lse) = (problem.q_shape(), problem.lse_shape());
-        let (size, strided) = (problem.element.size(), Layout::Strided);
-        check_tensor(TensorName::Out, &self.out, &rows, size, strided)?;
-        check_residual(problem, self.residual.as_ref(), strided)?;
-        check_words(TensorName::Lse, Some(&self.lse), &lse)?;
-        check_words(TensorName::LseRest, self.lse_rest.as_ref(), &lse)?;
-        check_tensor(TensorName::GradOut, &self.grad_out, &rows, size, strided)?;
-        check_words(TensorName::GradLse, self.grad_lse.as_ref(), &lse)
-    }
+/// Checks every tensor against the problem.
+pub(crate) fn check_saved(problem: &Problem, saved: &Saved) -> Result<(), AttentionError> {
+    let (rows, lse) = (problem.q_shape(), problem.lse_shape());
+    let (size, strided) = (problem.element.size(), Layout::Strided);
+    check_tensor(TensorName::Out, &saved.out, &rows, size, strided)?;
+    check_residual(problem, saved.residual.as_ref(), strided)?;
+    check_words(TensorName::Lse, Some(&saved.lse), &lse)?;
+    check_words(TensorName::LseRest, saved.lse_rest.as_ref(), &lse)?;
+    check_tensor(TensorName::GradOut, &saved.grad_out, &rows, size, strided)?;
+    check_words(TensorName::GradLse, saved.grad_lse.as_ref(), &lse)
 }
 
-impl Gradients {
-    /// Checks every output against the problem.
-    pub(crate) fn check(&self, problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
-        let (q, kv) = (problem.q_shape(), problem.kv_shape());
-        let scores = problem.scores_shape();
-        let (size, contiguous) = (problem.element.size(), Layout::Contiguous);
-        check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
-        check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
-        check_tensor(TensorName::GradValue, &self.v, &kv, size, contiguous)?;
-        if self.scores.is_some() != problem.has_scores {
-            return Err(AttentionError::ScoresGradient);
-        }
-        check_words(TensorName::GradScores, self.scores.as_ref(), &scores)?;
-        let far = inputs.selection.as_ref().and_then(|s| s.far.as_ref());
-        if self.rank.is_some() != far.is_some() {
-            return Err(AttentionError::RankGradient);
-        }
-        check_words(TensorName::GradRank, self.rank.as_ref(), &scores)
+/// Checks every output against the problem.
+pub(crate) fn check_gradients(
+    problem: &Problem,
+    inputs: &Inputs,
+    grads: &Gradients,
+) -> Result<(), AttentionError> {
+    let (q, kv) = (problem.q_shape(), problem.kv_shape());
+    let scores = problem.scores_shape();
+    let (size, contiguous) = (problem.element.size(), Layout::Contiguous);
+    check_tensor(TensorName::GradQuery, &grads.q, &q, size, contiguous)?;
+    check_tensor(TensorName::GradKey, &grads.k, &kv, size, contiguous)?;
+    check_tensor(TensorName::GradValue, &grads.v, &kv, size, contiguous)?;
+    if grads.scores.is_some() != problem.has_scores {
+        return Err(AttentionError::ScoresGradient);
     }
+    check_words(TensorName::GradScores, grads.scores.as_ref(), &scores)?;
+    let learning = inputs.selection.as_ref().and_then(|s| s.learning.as_ref());
+    if grads.rank.is_some() != learning.is_some() {
+        return Err(AttentionError::RankGradient);
+    }
+    check_words(TensorName::GradRank, grads.rank.as_ref(), &scores)
 }
 
 /// Checks that the device stores and converts the element type.

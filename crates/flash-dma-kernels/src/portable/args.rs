@@ -1,5 +1,8 @@
 //! What the portable kernels are launched with.
 
+use crate::alibi::AlibiArg;
+use crate::args::Scaling;
+use crate::dropout::DropoutArg;
 use cubecl::prelude::*;
 
 /// Q, K and V, each `[batch, heads, len, head_dim]`, any strides with a contiguous last axis.
@@ -91,6 +94,31 @@ pub(crate) struct TilePlan {
 
 /// A bias that broadcasts to the logits, any strides; given exactly if the blueprint's pattern has a bias of pairs.
 pub(crate) type PairBiasArg = ComptimeOption<OwnedTensor<f32>>;
+
+/// All that stands between the product of a query and a key and its weight.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LogitTerms {
+    pub bias: PairBiasArg,
+    /// The slopes, `[q_heads]`, if there is ALiBi.
+    pub alibi: AlibiArg,
+    /// Seed and rate of the mask, if there is dropout.
+    pub dropout: DropoutArg,
+    /// Scale and softcap.
+    pub scaling: Scaling,
+}
+
+/// The outputs of the forward kernel, overwritten.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Outputs<F: Float, N: Size> {
+    /// `[batch, q_heads, q_len, head_dim]` without gaps, in either order of heads and queries.
+    pub out: OwnedTensor<Vector<F, N>>,
+    /// As `out`: the part of it that rounding loses.
+    pub residual: ComptimeOption<OwnedTensor<Vector<F, N>>>,
+    /// Contiguous `[batch, q_heads, q_len]`.
+    pub lse: OwnedTensor<f32>,
+    /// As `lse`: the part of it that rounding loses.
+    pub lse_rest: ComptimeOption<OwnedTensor<f32>>,
+}
 
 /// The lengths and heads of a problem.
 #[derive(CubeType, Clone, Copy)]

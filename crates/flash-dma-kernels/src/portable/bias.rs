@@ -1,9 +1,7 @@
 //! The portable kernel of the gradient of a bias, in its own shape.
 
-use crate::alibi::AlibiArg;
 use crate::args::Scaling;
-use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes};
+use crate::portable::args::{Keys, LogitTerms, Operands, OrderedIntervals, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, TileRows};
 use crate::portable::product::products;
@@ -24,11 +22,8 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
     saved: &SavedRows<F, N>,
     keys: &Keys<OrderedIntervals>,
-    bias: &PairBiasArg,
-    alibi: &AlibiArg,
-    dropout: &DropoutArg,
+    terms: &LogitTerms,
     grad_bias: &mut Tensor<f32>,
-    scaling: &Scaling,
     #[comptime] shared: bool,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
@@ -41,8 +36,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     let heads_each = sizes.q_heads / bias_heads;
     let batches_each = operands.q.shape(0) / bias_batches;
 
-    let mut visibility =
-        TileVisibility::new::<OrderedIntervals>(keys, bias, alibi, dropout, true, bp);
+    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, terms, true, bp);
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
@@ -70,7 +64,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
                 visibility.meet_queries(&queries, &tile, &query_rows.lse, &sizes, bp);
                 query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
                 sync_cube();
-                sums.add::<TileVisibility>(&key_rows, &query_rows, &visibility, scaling, bp);
+                sums.add::<TileVisibility>(&key_rows, &query_rows, &visibility, &terms.scaling, bp);
             }
         }
     }

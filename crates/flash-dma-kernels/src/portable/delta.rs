@@ -3,7 +3,7 @@
 use crate::args::Saved;
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::host::scratch::{one_unit_each, scratch};
-use crate::row_sums::{RowSums, SumTerms};
+use crate::row_sums::{RowSums, SumTerms, rest_or_zeros};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -73,7 +73,7 @@ impl RowSums {
         let rows = problem.lse_shape().iter().product();
         let (cube_count, cube_dim) = one_unit_each(client, rows);
         let size = problem.element.size();
-        let typed = saved.typed();
+        let typed: Vec<_> = saved.rows().collect();
         let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
         let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
         // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
@@ -94,7 +94,7 @@ impl RowSums {
                 elem_type(problem.element),
             );
         }
-        let lse_rest = saved.rest_or_zeros(client, problem);
+        let lse_rest = rest_or_zeros(client, problem, saved);
         Self { delta, lse_rest }
     }
 }

@@ -1,10 +1,8 @@
 //! The gradients of k, v and the scores: key tiles stream the queries that attend to them.
 
-use crate::alibi::AlibiArg;
 use crate::args::Scaling;
-use crate::dropout::DropoutArg;
 use crate::portable::args::{
-    KeyGradients, Keys, KeysExpand, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes,
+    KeyGradients, Keys, KeysExpand, LogitTerms, Operands, OrderedIntervals, SavedRows, Sizes,
 };
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{
@@ -30,11 +28,8 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
     saved: &SavedRows<F, N>,
     keys: &Keys<OrderedIntervals>,
-    bias: &PairBiasArg,
-    alibi: &AlibiArg,
-    dropout: &DropoutArg,
+    terms: &LogitTerms,
     grads: &mut KeyGradients<F, N>,
-    scaling: &Scaling,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -46,8 +41,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    let mut visibility =
-        TileVisibility::new::<OrderedIntervals>(keys, bias, alibi, dropout, true, bp);
+    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, terms, true, bp);
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
@@ -75,7 +69,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                 &query_rows,
                 &visibility,
                 &not_finite,
-                scaling,
+                &terms.scaling,
                 bp,
             );
             not_finite.next_tile();

@@ -1,9 +1,7 @@
 //! The gradient of q: query tiles stream the keys they attend to.
 
-use crate::alibi::AlibiArg;
 use crate::args::Scaling;
-use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, SavedRows, Sizes};
+use crate::portable::args::{Keys, ListedIntervals, LogitTerms, Operands, SavedRows, Sizes};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{
@@ -21,18 +19,15 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `lse_rest`, `delta` | contiguous `[batch, q_heads, q_len]` |
-/// | `keys`, `bias`, `alibi`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
+/// | `keys`, `terms` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
     saved: &SavedRows<F, N>,
     keys: &Keys<ListedIntervals>,
-    bias: &PairBiasArg,
-    alibi: &AlibiArg,
-    dropout: &DropoutArg,
+    terms: &LogitTerms,
     grad_q: &mut Tensor<Vector<F, N>>,
-    scaling: &Scaling,
     first_tile: usize,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
@@ -43,8 +38,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let queries = TileRows::new(batch, head, first_query, sizes.q_len);
     let tiles = KeyTiles::of_queries(keys, &queries, sizes.kv_head(head), &sizes, bp);
 
-    let mut visibility =
-        TileVisibility::new::<ListedIntervals>(keys, bias, alibi, dropout, false, bp);
+    let mut visibility = TileVisibility::new::<ListedIntervals>(keys, terms, false, bp);
     let mut not_finite = NotFinite::new();
     let mut query_rows = QueryRows::new(true, bp);
     let mut key_rows = KeyRows::new(false, bp);
@@ -69,7 +63,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                 &key_rows,
                 &visibility,
                 &not_finite,
-                scaling,
+                &terms.scaling,
                 bp,
             );
             not_finite.next_tile();

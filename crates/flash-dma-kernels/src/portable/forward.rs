@@ -1,9 +1,6 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
-use crate::alibi::AlibiArg;
-use crate::args::Scaling;
-use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, Sizes};
+use crate::portable::args::{Keys, ListedIntervals, LogitTerms, Operands, Outputs, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{KeyRows, NotFinite, TileRows, load_tile, shared_rows};
@@ -18,24 +15,14 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `q`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `keys` | nothing, [`ListedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
-/// | `bias` | f32, broadcasts to the logits, any strides; none with intervals, whose scores are biases |
-/// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
-/// | `dropout` | the seed and the rate of the mask, if there is dropout |
-/// | `out` | `[batch, q_heads, q_len, head_dim]` without gaps, in either order of heads and queries; overwritten |
-/// | `residual` | as `out`: what its rounding loses |
-/// | `lse`, `lse_rest` | contiguous `[batch, q_heads, q_len]`, overwritten |
+/// | `terms` | [`LogitTerms`]; no bias with intervals, whose scores are biases |
+/// | `outputs` | [`Outputs`] |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
     keys: &Keys<ListedIntervals>,
-    bias: &PairBiasArg,
-    alibi: &AlibiArg,
-    dropout: &DropoutArg,
-    out: &mut Tensor<Vector<F, N>>,
-    residual: &mut ComptimeOption<OwnedTensor<Vector<F, N>>>,
-    lse: &mut Tensor<f32>,
-    lse_rest: &mut ComptimeOption<OwnedTensor<f32>>,
-    scaling: &Scaling,
+    terms: &LogitTerms,
+    outputs: &mut Outputs<F, N>,
     first_tile: usize,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
@@ -47,8 +34,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let tiles = KeyTiles::of_queries(keys, &queries, sizes.kv_head(head), &sizes, bp);
     let no_lse = ComptimeOption::new_None();
 
-    let mut visibility =
-        TileVisibility::new::<ListedIntervals>(keys, bias, alibi, dropout, false, bp);
+    let mut visibility = TileVisibility::new::<ListedIntervals>(keys, terms, false, bp);
     let mut not_finite = NotFinite::new();
     let mut q_rows = shared_rows(bp.outer_rows(), bp);
     let mut key_rows = KeyRows::new(false, bp);
@@ -72,21 +58,21 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
                 &key_rows.v,
                 &visibility,
                 &not_finite,
-                scaling,
+                &terms.scaling,
                 bp,
             );
             not_finite.next_tile();
         }
     }
     softmax.finish(bp);
-    softmax.store::<F, N>(out, lse, &queries, bp);
+    softmax.store::<F, N>(&mut outputs.out, &mut outputs.lse, &queries, bp);
     #[comptime]
-    match lse_rest {
+    match &mut outputs.lse_rest {
         ComptimeOption::Some(rest) => softmax.store_lse_rest(rest, &queries, sizes.q_heads, bp),
         ComptimeOption::None => {}
     }
     #[comptime]
-    match residual {
+    match &mut outputs.residual {
         ComptimeOption::Some(residual) => {
             softmax.store_residual::<F, N>(residual, &queries, bp);
         }

@@ -2,14 +2,15 @@
 
 use crate::alibi::slopes;
 use crate::args::{Inputs, Outputs, Saved, scaling};
-use crate::dropout::dropout;
+use crate::dropout::{DropoutSeedLaunch, dropout};
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::ranked::RankedKeys;
 use crate::pattern::mask::args::{MaskBits, MaskedInputs};
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::portable::args::{
-    KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, OperandsLaunch,
-    OrderedIntervals, OrderedIntervalsLaunch, RankedListLaunch, SavedRowsLaunch, TilePlanLaunch,
+    KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, LogitTermsLaunch,
+    OperandsLaunch, OrderedIntervals, OrderedIntervalsLaunch, OutputsLaunch, RankedListLaunch,
+    SavedRowsLaunch, TilePlanLaunch,
 };
 use crate::portable::bias::bias_kernel;
 use crate::portable::blueprint::Blueprint;
@@ -114,7 +115,7 @@ impl<'a> PortableLaunch<'a> {
         Self {
             client,
             problem: &problem.attention,
-            rows: inputs.typed(),
+            rows: inputs.rows(),
             keys: plan.map_or(PortableKeys::All, PortableKeys::Planned),
             bias: inputs.bias.as_ref(),
             blueprint,
@@ -132,7 +133,7 @@ impl<'a> PortableLaunch<'a> {
         Self {
             client,
             problem,
-            rows: inputs.typed(),
+            rows: inputs.rows(),
             keys,
             bias: None,
             blueprint,
@@ -163,14 +164,13 @@ impl<'a> PortableLaunch<'a> {
                 self.vector_size(&typed),
                 self.operands(),
                 self.keys.listed(),
-                self.bias().into(),
-                self.slopes().into(),
-                dropout(p).into(),
-                out.into_tensor_arg(),
-                residual.map(TensorBinding::into_tensor_arg).into(),
-                lse.into_tensor_arg(),
-                lse_rest.map(TensorBinding::into_tensor_arg).into(),
-                scaling(p.scale, p.softcap),
+                self.terms(dropout(p)),
+                OutputsLaunch::new(
+                    out.into_tensor_arg(),
+                    residual.map(TensorBinding::into_tensor_arg).into(),
+                    lse.into_tensor_arg(),
+                    lse_rest.map(TensorBinding::into_tensor_arg).into(),
+                ),
                 first,
                 blueprint,
                 elem_type(p.element),
@@ -199,11 +199,8 @@ impl<'a> PortableLaunch<'a> {
                 self.operands(),
                 rows.arg(),
                 self.keys.listed(),
-                self.bias().into(),
-                self.slopes().into(),
-                dropout(p).into(),
+                self.terms(dropout(p)),
                 grad_q.clone().into_tensor_arg(),
-                scaling(p.scale, p.softcap),
                 first,
                 self.blueprint,
                 elem_type(p.element),
@@ -234,15 +231,12 @@ impl<'a> PortableLaunch<'a> {
                 self.operands(),
                 rows.arg(),
                 self.keys.ordered(),
-                self.bias().into(),
-                self.slopes().into(),
-                dropout(p).into(),
+                self.terms(dropout(p)),
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
                     grad_v.clone().into_tensor_arg(),
                     scores.into(),
                 ),
-                scaling(p.scale, p.softcap),
                 self.blueprint,
                 elem_type(p.element),
             );
@@ -280,9 +274,8 @@ impl<'a> PortableLaunch<'a> {
                     ranked.spans.into_tensor_arg(),
                     ranked.counts.into_tensor_arg(),
                 ),
-                self.slopes().into(),
+                self.terms(None),
                 rank.clone().into_tensor_arg(),
-                scaling(p.scale, p.softcap),
                 self.blueprint,
                 elem_type(p.element),
             );
@@ -309,11 +302,8 @@ impl<'a> PortableLaunch<'a> {
                 self.operands(),
                 rows.arg(),
                 self.keys.ordered(),
-                self.bias().into(),
-                self.slopes().into(),
-                dropout(p).into(),
+                self.terms(dropout(p)),
                 grad_bias.clone().into_tensor_arg(),
-                scaling(p.scale, p.softcap),
                 shape[2] == 1,
                 self.blueprint,
                 elem_type(p.element),
@@ -326,12 +316,12 @@ impl<'a> PortableLaunch<'a> {
         OperandsLaunch::new(q, k, v)
     }
 
-    fn bias(&self) -> Option<TensorArg> {
-        self.bias.map(|bias| bias.clone().into_tensor_arg())
-    }
-
-    fn slopes(&self) -> Option<TensorArg> {
-        slopes(self.client, self.problem).map(TensorBinding::into_tensor_arg)
+    fn terms(&self, dropout: Option<DropoutSeedLaunch>) -> LogitTermsLaunch {
+        let p = self.problem;
+        let bias = self.bias.map(|bias| bias.clone().into_tensor_arg());
+        let slopes = slopes(self.client, p).map(TensorBinding::into_tensor_arg);
+        let scaling = scaling(p.scale, p.softcap);
+        LogitTermsLaunch::new(bias.into(), slopes.into(), dropout.into(), scaling)
     }
 
     /// The address type that reaches every element of q, k, v and `typed`, and of the keys, the bias and `words`.

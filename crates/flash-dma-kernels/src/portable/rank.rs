@@ -5,7 +5,7 @@ use crate::alibi::AlibiArg;
 use crate::args::Scaling;
 use crate::math::{ln_one_plus, sigmoid, softplus};
 use crate::portable::alibi::{TileAlibi, with_alibi};
-use crate::portable::args::{Operands, RankedList, SavedRows, Sizes};
+use crate::portable::args::{LogitTerms, Operands, RankedList, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};
@@ -26,7 +26,7 @@ use cubecl::prelude::*;
 /// | `lse`, `lse_rest`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `terms` | see [`RankTerms`] |
 /// | `ranked` | [`RankedList`] |
-/// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
+/// | `logits` | [`LogitTerms`] without a bias and dropout |
 /// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten or added to |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rank_kernel<F: Float, N: Size>(
@@ -34,9 +34,8 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     terms: &RankTerms,
     ranked: &RankedList,
-    alibi: &AlibiArg,
+    logits: &LogitTerms,
     rank: &mut Tensor<f32>,
-    scaling: &Scaling,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -48,7 +47,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    let mut spans = RankedSpans::new(alibi, bp);
+    let mut spans = RankedSpans::new(&logits.alibi, bp);
     // Nothing multiplies a row by weights of zero, so nobody asks whether it is finite.
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
@@ -72,7 +71,15 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
         load_lse_gradients(terms, &mut of_lse, &queries, &sizes, bp);
         query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
         sync_cube();
-        sums.add(&key_rows, &query_rows, &of_lse, &spans, scaling, terms, bp);
+        sums.add(
+            &key_rows,
+            &query_rows,
+            &of_lse,
+            &spans,
+            &logits.scaling,
+            terms,
+            bp,
+        );
     }
     let adds = comptime!(adds(terms.change.kind));
     sums.store(rank, &tile, adds, bp);

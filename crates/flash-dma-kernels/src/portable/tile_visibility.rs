@@ -1,9 +1,7 @@
 //! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
 
-use crate::alibi::AlibiArg;
-use crate::dropout::DropoutArg;
 use crate::portable::alibi::{TileAlibi, with_alibi};
-use crate::portable::args::{Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
+use crate::portable::args::{Keys, KeysExpand, LogitTerms, OrderedIntervals, PairBiasArg, Sizes};
 use crate::portable::bits::QueryBits;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dropout::TileMask;
@@ -37,17 +35,15 @@ impl<'a> TileVisibility<'a> {
     /// Allocates room for a tile of queries and a tile of keys; the keys are the outer rows if `keys_outer`.
     pub(crate) fn new<I: LaunchArg>(
         keys: &'a Keys<I>,
-        bias: &'a PairBiasArg,
-        alibi: &'a AlibiArg,
-        dropout: &DropoutArg,
+        terms: &'a LogitTerms,
         #[comptime] keys_outer: bool,
         #[comptime] bp: Blueprint,
     ) -> TileVisibility<'a> {
-        let pairs = TilePairs::new::<I>(keys, bias, keys_outer, bp);
+        let pairs = TilePairs::new::<I>(keys, &terms.bias, keys_outer, bp);
         TileVisibility::<'a> {
             pairs,
-            alibi: TileAlibi::of(alibi, keys_outer, bp),
-            dropout: TileMask::of(dropout, keys_outer, bp),
+            alibi: TileAlibi::of(&terms.alibi, keys_outer, bp),
+            dropout: TileMask::of(&terms.dropout, keys_outer, bp),
         }
     }
 

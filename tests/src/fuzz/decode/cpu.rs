@@ -278,7 +278,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
             selection: Some(engine::Selection {
                 scores,
                 intervals: &intervals,
-                far: None,
+                learning: None,
             }),
         };
         let outputs = outputs(problem.q_shape(), |out, lse| {

@@ -48,7 +48,7 @@ pub fn backward(scores: bool, gradient: bool, rank: bool) -> Result<(), Attentio
         selection: scores.then_some(cpu::Selection {
             scores: View::contiguous(&one, [1, 1, 1]),
             intervals: &intervals,
-            far: None,
+            learning: None,
         }),
     };
     let (mut q, mut k, mut v, mut z, mut of_rank) = (row, row, row, one, one);

@@ -6,7 +6,7 @@ use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
 use burn_flash_dma::nn::DynamicMaskAttentionConfig;
-use burn_flash_dma::ops::{DynamicMaskOps, NormOps, OptionalFloat, RunnersUp, Saved, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, NormOps, OptionalFloat, RankLearning, Saved, Selection};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, Documents, ElementType,
     HeadEncoding, Intervals, KeyRanges, MaskedAttention, NormProblem, Problem, Selector, TilePlan,
@@ -166,7 +166,7 @@ pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
         Some(scores) => Selection::Scored {
             intervals: select(scores.clone(), 4).into_tensor().into_dispatch(),
             scores: Tensor::from_inner(scores).into_dispatch(),
-            runners_up: RunnersUp::None,
+            learning: RankLearning::None,
         },
     };
     let saved = Saved {

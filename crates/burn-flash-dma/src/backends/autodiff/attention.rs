@@ -3,14 +3,12 @@
 use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
-use crate::types::{
-    AttentionGrads, Forwarded, LeftOut, OptionalFloat, RunnersUp, Saved, Selection,
-};
+use crate::types::{AttentionGrads, Forwarded, OptionalFloat, RankLearning, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use flash_dma_problem::{KeptKeys, Problem, TensorName};
+use flash_dma_problem::{KeptKeys, Problem, TensorName, tensors};
 
 impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
@@ -85,13 +83,8 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
         let (selection, saved) = (inner(selection), node::inner(saved));
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, problem);
-        AttentionGrads {
-            q: Self::from_inner(grads.q),
-            k: Self::from_inner(grads.k),
-            v: Self::from_inner(grads.v),
-            scores: grads.scores.map(Self::from_inner),
-            rank: grads.rank.map(Self::from_inner),
-        }
+        let grads = (grads.into_tensors()).map(Self::from_inner, Self::from_inner);
+        AttentionGrads::from_tensors(grads)
     }
 }
 
@@ -104,25 +97,16 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
         Selection::Scored {
             scores,
             intervals,
-            runners_up,
-        } => Selection::Scored {
-            scores: scores.into_primitive(),
-            intervals,
-            runners_up: match runners_up {
-                RunnersUp::None => RunnersUp::None,
-                RunnersUp::Some {
-                    far,
-                    max_live,
-                    rank,
-                    left_out,
-                } => RunnersUp::Some {
-                    far,
-                    max_live,
-                    rank: rank.into_primitive(),
-                    left_out: LeftOut::from_option(left_out.into_option()),
-                },
-            },
-        },
+            learning,
+        } => {
+            let learning = learning.into_parts();
+            let learning = learning.map(|(learning, rank)| (learning, rank.into_primitive()));
+            Selection::Scored {
+                scores: scores.into_primitive(),
+                intervals,
+                learning: RankLearning::from_parts(learning),
+            }
+        }
     }
 }
 
@@ -137,7 +121,7 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
     let mut pass = Selected {
         has_sink: logits.is_some(),
         intervals: None,
-        ranked: None,
+        learning: None,
         problem,
     };
     let mut inputs = vec![q, k, v];
@@ -145,23 +129,13 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
     if let Selection::Scored {
         scores,
         intervals,
-        runners_up,
+        learning,
     } = selection
     {
         pass.intervals = Some(intervals);
         inputs.push(scores);
-        if let RunnersUp::Some {
-            far,
-            max_live,
-            rank,
-            left_out,
-        } = runners_up
-        {
-            pass.ranked = Some(Ranked {
-                far,
-                max_live,
-                left_out: left_out.into_option(),
-            });
+        if let Some((learning, rank)) = learning.into_parts() {
+            pass.learning = Some(learning);
             inputs.push(rank);
         }
     }
@@ -188,17 +162,10 @@ struct Selected<B: DynamicMaskOps> {
     /// Whether the fourth input are logits of a sink.
     has_sink: bool,
     intervals: Option<IntTensor<B>>,
-    /// What the rank learns by; it may be the tensor of the scores, which then gets both gradients.
-    ranked: Option<Ranked<B>>,
+    /// Present if a rank learns, which is the last input. It may be the tensor of the scores, which then gets both
+    /// gradients.
+    learning: Option<tensors::RankLearning<IntTensor<B>>>,
     problem: Problem,
-}
-
-/// [`RunnersUp::Some`] without the rank, which is an input.
-#[derive(Clone, Debug)]
-struct Ranked<B: DynamicMaskOps> {
-    far: IntTensor<B>,
-    max_live: usize,
-    left_out: Option<IntTensor<B>>,
 }
 
 /// The inputs of a pass by what they are: q, k and v, the logits of a sink, and the selection.
@@ -231,8 +198,8 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
         // Of a constant rank, the last input, nothing is added up.
-        let ranked = self.ranked.take().filter(|_| tracked[N - 1]);
-        let ([q, k, v], logits, selection) = self.unpack(inputs, ranked);
+        let learning = self.learning.take().filter(|_| tracked[N - 1]);
+        let ([q, k, v], logits, selection) = self.unpack(inputs, learning);
         let of_logits =
             logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
         // With the output and the LSE of all logits the weights of the keys, what runners-up would gain, and what kept
@@ -253,7 +220,7 @@ impl<B: DynamicMaskOps> Selected<B> {
     fn unpack<const N: usize>(
         &self,
         inputs: [FloatTensor<B>; N],
-        ranked: Option<Ranked<B>>,
+        learning: Option<tensors::RankLearning<IntTensor<B>>>,
     ) -> Unpacked<B> {
         let mut inputs = inputs.into_iter();
         let mut next = || (inputs.next()).expect("as many as the pass was recorded with");
@@ -264,19 +231,7 @@ impl<B: DynamicMaskOps> Selected<B> {
             Some(intervals) => Selection::Scored {
                 scores: next(),
                 intervals,
-                runners_up: match ranked {
-                    None => RunnersUp::None,
-                    Some(Ranked {
-                        far,
-                        max_live,
-                        left_out,
-                    }) => RunnersUp::Some {
-                        far,
-                        max_live,
-                        rank: next(),
-                        left_out: LeftOut::from_option(left_out),
-                    },
-                },
+                learning: RankLearning::from_parts(learning.map(|learning| (learning, next()))),
             },
         };
         (rows, logits, selection)

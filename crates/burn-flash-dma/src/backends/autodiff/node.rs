@@ -1,13 +1,14 @@
 //! The node of an attention pass in the autodiff graph.
 
 use super::handed::HandedGradient;
-use crate::types::{Forwarded, OptionalFloat, Saved};
+use crate::types::{Forwarded, Saved};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use flash_dma_problem::tensors::{self, Outputs};
 use flash_dma_problem::{AttentionError, TensorName};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -52,20 +53,14 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
         }
         OpsKind::Tracked(mut prep) => {
             let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
-            let Forwarded {
-                out,
-                residual,
-                lse,
-                lse_rest,
-            } = pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
+            let results = pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
+            let results = results.into_tensors();
+            let (out, lse) = (results.out.clone(), results.lse.clone());
             let shared = differentiable_lse.then(HandedGradient::<B>::new);
             let state = State {
                 inputs: checkpoints,
                 pass,
-                out: out.clone(),
-                residual: residual.into_option(),
-                lse: lse.clone(),
-                lse_rest,
+                results,
                 grad_out: shared.clone(),
             };
             let Some(shared) = shared else {
@@ -88,10 +83,7 @@ struct State<B: Backend, P, const N: usize> {
     /// The checkpointed parents.
     inputs: [NodeId; N],
     pass: P,
-    out: FloatTensor<B>,
-    residual: Option<FloatTensor<B>>,
-    lse: FloatTensor<B>,
-    lse_rest: FloatTensor<B>,
+    results: Outputs<FloatTensor<B>>,
     /// Present if the node's own gradient is that of `lse`, and not that of `out`.
     grad_out: Option<HandedGradient<B>>,
 }
@@ -112,25 +104,19 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
         let grad = grads.consume::<B>(&ops.node);
         let state = ops.state;
         let (grad_out, grad_lse) = match state.grad_out {
-            None => (grad, OptionalFloat::None),
+            None => (grad, None),
             Some(shared) => {
                 // The loss may depend on `lse` alone: then the node of `out` never ran.
                 let grad_out = shared.take();
-                let grad_out = grad_out.unwrap_or_else(|| zeros_like::<B>(&state.out));
-                (grad_out, OptionalFloat::Some(grad))
+                let grad_out = grad_out.unwrap_or_else(|| zeros_like::<B>(&state.results.out));
+                (grad_out, Some(grad))
             }
         };
         let inputs = state
             .inputs
             .map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let saved = Saved {
-            out: state.out,
-            residual: OptionalFloat::from_option(state.residual),
-            lse: state.lse,
-            lse_rest: OptionalFloat::Some(state.lse_rest),
-            grad_out,
-            grad_lse,
-        };
+        let saved = tensors::Saved::new(state.results, grad_out, grad_lse);
+        let saved = Saved::from_tensors(saved);
         let tracked = ops.parents.each_ref().map(Option::is_some);
         let results = state.pass.backward(inputs, saved, tracked);
         for (parent, grad) in ops.parents.into_iter().zip(results) {
@@ -171,14 +157,8 @@ fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
 
 /// Saved tensors of a pass, off the graph.
 pub(crate) fn inner<B: Backend, C: CheckpointStrategy>(saved: Saved<Autodiff<B, C>>) -> Saved<B> {
-    Saved {
-        out: saved.out.into_primitive(),
-        residual: saved.residual.map(|t| t.into_primitive()),
-        lse: saved.lse.into_primitive(),
-        lse_rest: saved.lse_rest.map(|t| t.into_primitive()),
-        grad_out: saved.grad_out.into_primitive(),
-        grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
-    }
+    let inner = saved.into_tensors();
+    Saved::from_tensors(inner.map(|t| t.into_primitive(), |t| t.into_primitive()))
 }
 
 /// The results of a pass as constants of the graph.
@@ -186,12 +166,7 @@ pub(crate) fn constants<B: Backend, C: CheckpointStrategy>(
     results: Forwarded<B>,
 ) -> Forwarded<Autodiff<B, C>> {
     let constant = Autodiff::<B, C>::from_inner;
-    Forwarded {
-        out: constant(results.out),
-        residual: results.residual.map(constant),
-        lse: constant(results.lse),
-        lse_rest: constant(results.lse_rest),
-    }
+    Forwarded::from_tensors(results.into_tensors().map(constant, constant))
 }
 
 /// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently

@@ -3,13 +3,15 @@
 use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, rows, run_checked};
 use crate::ops::attention::DynamicMaskOps;
-use crate::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
+use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{Gradients, Inputs, Outputs, backward, forward};
+use cubecl::prelude::TensorBinding;
+use flash_dma_kernels::{Inputs, backward, forward};
+use flash_dma_problem::tensors::{self, Gradients, Outputs};
 use flash_dma_problem::{EngineChoice, KeptKeys, Problem};
 
 impl DynamicMaskOps for CubeBackend {
@@ -31,7 +33,7 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let results = Results::alone(&q, &problem);
+        let results = empty_outputs(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
         (results.out, results.lse)
     }
@@ -43,9 +45,9 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> Forwarded<Self> {
-        let results = Results::for_backward(&q, &problem);
+        let results = empty_outputs_for_backward(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
-        results.into_forwarded()
+        Forwarded::from_tensors(results)
     }
 
     fn dynamic_mask_backward(
@@ -59,36 +61,22 @@ impl DynamicMaskOps for CubeBackend {
         let client = q.client.clone();
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &problem);
         let words = || empty(&q, problem.scores_shape(), DType::F32);
-        let grad_scores = problem.has_scores.then(words);
-        let has_far = matches!(
-            &selection,
-            Selection::Scored {
-                runners_up: RunnersUp::Some { .. },
-                ..
-            }
-        );
-        let grad_rank = has_far.then(words);
+        let selection = selection.into_tensors();
+        let learns = (selection.as_ref()).is_some_and(|selection| selection.learning.is_some());
         let grads = Gradients {
-            q: grad_q.clone().binding(),
-            k: grad_k.clone().binding(),
-            v: grad_v.clone().binding(),
-            scores: grad_scores.clone().map(CubeTensor::binding),
-            rank: grad_rank.clone().map(CubeTensor::binding),
+            q: grad_q,
+            k: grad_k,
+            v: grad_v,
+            scores: problem.has_scores.then(words),
+            rank: learns.then(words),
         };
         let inputs = inputs(problem.engine, [q, k, v], selection);
         let saved = saved_bindings(problem.engine, saved);
         let plan = backward::plan(&client, &problem, &inputs, &saved);
-        let result = plan.and_then(|plan| plan.run(grads));
-        let results = [&grad_q, &grad_k, &grad_v].into_iter();
-        let results = results.chain(&grad_scores).chain(&grad_rank);
-        run_checked("attention's backward pass", results, result);
-        AttentionGrads {
-            q: grad_q,
-            k: grad_k,
-            v: grad_v,
-            scores: OptionalFloat::from_option(grad_scores),
-            rank: OptionalFloat::from_option(grad_rank),
-        }
+        let bindings = grads.as_ref().map(binding, binding);
+        let result = plan.and_then(|plan| plan.run(bindings));
+        run_checked("attention's backward pass", grads.all(), result);
+        AttentionGrads::from_tensors(grads)
     }
 }
 
@@ -97,75 +85,33 @@ fn run_forward(
     rows: [CubeTensor; 3],
     selection: Selection<CubeBackend>,
     problem: Problem,
-    results: &Results,
+    results: &Outputs<CubeTensor>,
 ) {
     let client = rows[0].client.clone();
-    let inputs = inputs(problem.engine, rows, selection);
+    let inputs = inputs(problem.engine, rows, selection.into_tensors());
     let plan = forward::plan(&client, &problem, &inputs);
-    let result = plan.and_then(|plan| plan.run(results.bindings()));
+    let result = plan.and_then(|plan| plan.run(results.as_ref().map(binding, binding)));
     run_checked("attention's forward pass", results.all(), result);
 }
 
-/// The results of a forward pass.
-pub(super) struct Results {
-    pub(super) out: CubeTensor,
-    pub(super) lse: CubeTensor,
-    /// For the backward pass: what rounding `out`, if it is of 16 bits, and `lse` loses.
-    residual: Option<CubeTensor>,
-    lse_rest: Option<CubeTensor>,
+/// A tensor's binding, through which the kernels write it.
+pub(super) fn binding(tensor: &CubeTensor) -> TensorBinding {
+    tensor.clone().binding()
 }
 
-impl Results {
-    /// Before a forward pass that no backward pass follows, on the device of `q`: each token's heads together, as the
-    /// product behind attention reads them.
-    pub(super) fn alone(q: &CubeTensor, problem: &Problem) -> Self {
-        Self {
-            out: empty_rows(q, problem.q_shape()),
-            lse: empty(q, problem.lse_shape(), DType::F32),
-            residual: None,
-            lse_rest: None,
-        }
-    }
+/// Room for the outputs of a forward pass that no backward pass follows, on the device of `q`: each token's heads together,
+/// as the product that follows attention reads them.
+pub(super) fn empty_outputs(q: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
+    let out = empty_rows(q, problem.q_shape());
+    Outputs::new(out, empty(q, problem.lse_shape(), DType::F32))
+}
 
-    /// As [`alone`](Self::alone), with what the backward pass needs.
-    pub(super) fn for_backward(q: &CubeTensor, problem: &Problem) -> Self {
-        Self {
-            residual: (problem.residual_shape()).map(|shape| empty_rows(q, shape)),
-            lse_rest: Some(empty(q, problem.lse_shape(), DType::F32)),
-            ..Self::alone(q, problem)
-        }
-    }
-
-    /// The bindings through which the kernels write them.
-    pub(super) fn bindings(&self) -> Outputs {
-        let optional = |tensor: &Option<CubeTensor>| tensor.clone().map(CubeTensor::binding);
-        Outputs {
-            out: self.out.clone().binding(),
-            residual: optional(&self.residual),
-            lse: self.lse.clone().binding(),
-            lse_rest: optional(&self.lse_rest),
-        }
-    }
-
-    /// All tensors.
-    pub(super) fn all(&self) -> impl Iterator<Item = &CubeTensor> {
-        let always = [&self.out, &self.lse].into_iter();
-        always.chain(&self.residual).chain(&self.lse_rest)
-    }
-
-    /// As the backward pass takes them.
-    ///
-    /// # Panics
-    ///
-    /// Unless they are [`for_backward`](Self::for_backward).
-    pub(super) fn into_forwarded(self) -> Forwarded<CubeBackend> {
-        let lse_rest = self.lse_rest;
-        Forwarded {
-            out: self.out,
-            residual: OptionalFloat::from_option(self.residual),
-            lse: self.lse,
-            lse_rest: lse_rest.expect("it is written for a backward pass"),
-        }
+/// The same with the tensors that the backward pass needs.
+pub(super) fn empty_outputs_for_backward(q: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
+    Outputs {
+        residual: (problem.residual_shape()).map(|shape| empty_rows(q, shape)),
+        lse_rest: Some(empty(q, problem.lse_shape(), DType::F32)),
+        ..empty_outputs(q, problem)
     }
 }
 
@@ -180,49 +126,22 @@ pub(super) fn saved_bindings(
     choice: EngineChoice,
     saved: Saved<CubeBackend>,
 ) -> flash_dma_kernels::Saved {
-    flash_dma_kernels::Saved {
-        out: rows(choice, saved.out),
-        residual: (saved.residual.into_option()).map(|residual| rows(choice, residual)),
-        lse: into_contiguous(saved.lse).binding(),
-        lse_rest: (saved.lse_rest.into_option()).map(|t| into_contiguous(t).binding()),
-        grad_out: rows(choice, saved.grad_out),
-        grad_lse: (saved.grad_lse.into_option()).map(|t| into_contiguous(t).binding()),
-    }
+    let words = |tensor| into_contiguous(tensor).binding();
+    saved
+        .into_tensors()
+        .map(|tensor| rows(choice, tensor), words)
 }
 
 fn inputs(
     choice: EngineChoice,
     [q, k, v]: [CubeTensor; 3],
-    selection: Selection<CubeBackend>,
+    selection: Option<tensors::Selection<CubeTensor>>,
 ) -> Inputs {
+    let words = |tensor| into_contiguous(tensor).binding();
     Inputs {
         q: rows(choice, q),
         k: rows(choice, k),
         v: rows(choice, v),
-        selection: match selection {
-            Selection::All => None,
-            Selection::Scored {
-                scores,
-                intervals,
-                runners_up,
-            } => Some(flash_dma_kernels::Selection {
-                scores: addressable(scores),
-                intervals: into_contiguous(intervals).binding(),
-                far: match runners_up {
-                    RunnersUp::None => None,
-                    RunnersUp::Some {
-                        far,
-                        max_live,
-                        left_out,
-                        ..
-                    } => Some(flash_dma_kernels::Far {
-                        ends: into_contiguous(far).binding(),
-                        max_live,
-                        left_out: (left_out.into_option())
-                            .map(|from| into_contiguous(from).binding()),
-                    }),
-                },
-            }),
-        },
+        selection: selection.map(|selection| selection.map(addressable, words, words)),
     }
 }

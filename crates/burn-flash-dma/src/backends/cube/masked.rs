@@ -1,6 +1,6 @@
 //! Masks and biases on every CubeCL runtime.
 
-use super::attention::{Results, saved_bindings};
+use super::attention::{binding, empty_outputs, empty_outputs_for_backward, saved_bindings};
 use super::packed::empty_gradients;
 use super::tensors::{empty, rows, run_checked};
 use crate::backends::bias::as_f32;
@@ -13,6 +13,7 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs, backward, forward};
+use flash_dma_problem::tensors::Outputs;
 use flash_dma_problem::{EngineChoice, MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for CubeBackend {
@@ -50,7 +51,7 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let results = Results::alone(&q, &problem.attention);
+        let results = empty_outputs(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
         (results.out, results.lse)
     }
@@ -62,9 +63,9 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> Forwarded<Self> {
-        let results = Results::for_backward(&q, &problem.attention);
+        let results = empty_outputs_for_backward(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
-        results.into_forwarded()
+        Forwarded::from_tensors(results)
     }
 
     fn masked_attention_backward(
@@ -106,12 +107,12 @@ fn run_forward(
     rows: [CubeTensor; 3],
     masking: Masking<CubeBackend>,
     problem: MaskedProblem,
-    results: &Results,
+    results: &Outputs<CubeTensor>,
 ) {
     let client = rows[0].client.clone();
     let inputs = inputs(problem.attention.engine, rows, masking);
     let plan = forward::plan(&client, &problem, &inputs);
-    let result = plan.and_then(|plan| plan.run(results.bindings()));
+    let result = plan.and_then(|plan| plan.run(results.as_ref().map(binding, binding)));
     run_checked("masked attention's forward pass", results.all(), result);
 }
 

@@ -5,11 +5,12 @@ use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
 use crate::spans::span;
-use crate::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
+use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
-use flash_dma_cpu::{Element, Gradients, Inputs, Outputs};
+use flash_dma_cpu::{Element, Inputs};
+use flash_dma_problem::tensors::{self, Gradients, Outputs};
 use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
 
 impl DynamicMaskOps for Flex {
@@ -65,91 +66,35 @@ impl DynamicMaskOps for Flex {
     }
 }
 
-/// The buffers of the results of a forward pass.
-pub(super) struct Results<E> {
-    out: Vec<E>,
-    residual: Option<Vec<E>>,
-    lse: Vec<f32>,
-    lse_rest: Vec<f32>,
-}
-
-impl<E: Element + Stored> Results<E> {
-    /// With the residual if it is wanted and there is one.
-    pub(super) fn new(problem: &Problem, residual: bool) -> Self {
-        let shape = problem.residual_shape().filter(|_| residual);
-        Self {
-            out: buffer(problem.q_shape()),
-            residual: shape.map(buffer),
-            lse: buffer(problem.lse_shape()),
-            lse_rest: buffer(problem.lse_shape()),
-        }
-    }
-
-    /// What `forward` makes of them.
-    pub(super) fn forwarded(
-        mut self,
-        problem: &Problem,
-        forward: impl FnOnce(Outputs<'_, E>) -> Result<(), AttentionError>,
-    ) -> Forwarded<Flex> {
-        run(forward(Outputs {
-            out: &mut self.out,
-            residual: self.residual.as_deref_mut(),
-            lse: &mut self.lse,
-            lse_rest: Some(&mut self.lse_rest),
-        }));
-        let residual = self.residual.map(|t| tensor(t, problem.q_shape()));
-        Forwarded {
-            out: tensor(self.out, problem.q_shape()),
-            residual: OptionalFloat::from_option(residual),
-            lse: tensor(self.lse, problem.lse_shape()),
-            lse_rest: tensor(self.lse_rest, problem.lse_shape()),
-        }
-    }
+/// The results of `forward`, with the residual if it is wanted and there is one.
+pub(super) fn forwarded<E: Element + Stored>(
+    problem: &Problem,
+    residual: bool,
+    forward: impl FnOnce(flash_dma_cpu::Outputs<'_, E>) -> Result<(), AttentionError>,
+) -> Forwarded<Flex> {
+    let shape = problem.residual_shape().filter(|_| residual);
+    let mut results: Outputs<Vec<E>, Vec<f32>> = Outputs {
+        out: buffer(problem.q_shape()),
+        residual: shape.map(buffer),
+        lse: buffer(problem.lse_shape()),
+        lse_rest: Some(buffer(problem.lse_shape())),
+    };
+    run(forward(
+        results.as_mut().map(Vec::as_mut_slice, Vec::as_mut_slice),
+    ));
+    let rows = |rows| tensor(rows, problem.q_shape());
+    Forwarded::from_tensors(results.map(rows, |words| tensor(words, problem.lse_shape())))
 }
 
 /// Tensors that a forward pass saved, in a form the engine can address.
-pub(super) fn addressable_saved(saved: Saved<Flex>) -> Saved<Flex> {
-    Saved {
-        out: addressable(saved.out),
-        residual: saved.residual.map(addressable),
-        lse: saved.lse.to_contiguous(),
-        lse_rest: saved.lse_rest.map(|t| t.to_contiguous()),
-        grad_out: addressable(saved.grad_out),
-        grad_lse: saved.grad_lse.map(|t| t.to_contiguous()),
-    }
+pub(super) fn addressable_saved(saved: Saved<Flex>) -> tensors::Saved<FlexTensor> {
+    (saved.into_tensors()).map(addressable, |words| words.to_contiguous())
 }
 
-pub(super) fn view_saved<E: Element + Stored>(saved: &Saved<Flex>) -> flash_dma_cpu::Saved<'_, E> {
-    flash_dma_cpu::Saved {
-        out: view(&saved.out),
-        residual: saved.residual.as_option().map(view),
-        lse: contiguous(&saved.lse),
-        lse_rest: saved.lse_rest.as_option().map(contiguous),
-        grad_out: view(&saved.grad_out),
-        grad_lse: saved.grad_lse.as_option().map(contiguous),
-    }
-}
-
-/// The keys that a call attends to.
-struct Selected {
-    scores: FlexTensor,
-    intervals: Vec<Interval>,
-    /// The ends of the runners-up.
-    far: Option<Vec<u32>>,
-    left_out: Option<Vec<u32>>,
-}
-
-impl Selected {
-    fn view(&self) -> flash_dma_cpu::Selection<'_> {
-        flash_dma_cpu::Selection {
-            scores: view(&self.scores),
-            intervals: &self.intervals,
-            far: self.far.as_ref().map(|ends| flash_dma_cpu::Far {
-                ends,
-                left_out: self.left_out.as_deref(),
-            }),
-        }
-    }
+pub(super) fn view_saved<E: Element + Stored>(
+    saved: &tensors::Saved<FlexTensor>,
+) -> flash_dma_cpu::Saved<'_, E> {
+    saved.as_ref().map(view, contiguous)
 }
 
 /// The positions of a tensor of the engine's.
@@ -159,45 +104,32 @@ fn positions(tensor: &FlexTensor) -> Vec<u32> {
     values.iter().map(|&position| position as u32).collect()
 }
 
+/// The intervals of a tensor of the engine's.
+fn intervals(tensor: &FlexTensor) -> Vec<Interval> {
+    let tensor = tensor.to_contiguous();
+    let pairs = contiguous::<i32>(&tensor).chunks_exact(2);
+    let interval = |pair: &[i32]| Interval {
+        first: pair[0] as u32,
+        end: pair[1] as u32,
+    };
+    pairs.map(interval).collect()
+}
+
 /// The tensors of a call in a form the engine can address.
 struct Call {
     rows: [FlexTensor; 3],
-    selection: Option<Selected>,
+    selection: Option<tensors::Selection<FlexTensor, Vec<Interval>, Vec<u32>>>,
     problem: Problem,
 }
 
 impl Call {
     fn new(rows: [FlexTensor; 3], selection: Selection<Flex>, problem: Problem) -> Self {
-        let selection = match selection {
-            Selection::All => None,
-            Selection::Scored {
-                scores,
-                intervals,
-                runners_up,
-            } => {
-                let intervals = intervals.to_contiguous();
-                let values: &[i32] = contiguous(&intervals);
-                let intervals = values.chunks_exact(2).map(|pair| Interval {
-                    first: pair[0] as u32,
-                    end: pair[1] as u32,
-                });
-                let (far, left_out) = match runners_up {
-                    RunnersUp::None => (None, None),
-                    RunnersUp::Some { far, left_out, .. } => {
-                        (Some(positions(&far)), left_out.into_option())
-                    }
-                };
-                Some(Selected {
-                    scores: addressable(scores),
-                    intervals: intervals.collect(),
-                    far,
-                    left_out: left_out.map(|from| positions(&from)),
-                })
-            }
+        let engines = |selection: tensors::Selection<FlexTensor>| {
+            selection.map(addressable, |t| intervals(&t), |t| positions(&t))
         };
         Self {
             rows: rows.map(addressable),
-            selection,
+            selection: selection.into_tensors().map(engines),
             problem,
         }
     }
@@ -208,13 +140,13 @@ impl Call {
             q,
             k,
             v,
-            selection: self.selection.as_ref().map(Selected::view),
+            selection: (self.selection.as_ref())
+                .map(|selection| selection.as_ref().map(view, Vec::as_slice, Vec::as_slice)),
         }
     }
 
     fn forward<E: Element + Stored>(self, residual: bool) -> Forwarded<Flex> {
-        let results = Results::<E>::new(&self.problem, residual);
-        results.forwarded(&self.problem, |outputs| {
+        forwarded::<E>(&self.problem, residual, |outputs| {
             flash_dma_cpu::forward(&self.problem, self.inputs(), outputs)
         })
     }
@@ -225,8 +157,8 @@ impl Call {
         let mut rows = RowGradients::<E>::new(&self.rows, problem);
         let [q, k, v] = rows.slices();
         let mut scores = (problem.has_scores).then(|| buffer(problem.scores_shape()));
-        let far = self.selection.as_ref().and_then(|s| s.far.as_ref());
-        let mut rank = far.map(|_| buffer(problem.scores_shape()));
+        let learns = (self.selection.as_ref()).is_some_and(|s| s.learning.is_some());
+        let mut rank = learns.then(|| buffer(problem.scores_shape()));
         run(flash_dma_cpu::backward(
             problem,
             self.inputs(),
@@ -239,15 +171,14 @@ impl Call {
                 rank: rank.as_deref_mut(),
             },
         ));
-        let words =
-            |words: Option<Vec<f32>>| words.map(|words| tensor(words, problem.scores_shape()));
+        let words = |words: Vec<f32>| tensor(words, problem.scores_shape());
         let [q, k, v] = rows.into_tensors(problem);
-        AttentionGrads {
+        AttentionGrads::from_tensors(Gradients {
             q,
             k,
             v,
-            scores: OptionalFloat::from_option(words(scores)),
-            rank: OptionalFloat::from_option(words(rank)),
-        }
+            scores: scores.map(words),
+            rank: rank.map(words),
+        })
     }
 }

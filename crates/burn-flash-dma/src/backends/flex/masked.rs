@@ -1,6 +1,6 @@
 //! Masks and biases on the CPU engine.
 
-use super::attention::{Results, addressable_saved, view_saved};
+use super::attention::{addressable_saved, forwarded, view_saved};
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
@@ -136,8 +136,7 @@ impl Call {
 
     fn forward<E: Element + Stored>(self, residual: bool) -> Forwarded<Flex> {
         let p = &self.problem.attention;
-        let results = Results::<E>::new(p, residual);
-        results.forwarded(p, |outputs| {
+        forwarded::<E>(p, residual, |outputs| {
             flash_dma_cpu::masked_forward(&self.problem, self.inputs(), outputs)
         })
     }

@@ -15,7 +15,7 @@ use crate::backward::dkdv::shared::args::{
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, StepLses, StepProducts};
 use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::output::{
@@ -23,7 +23,7 @@ use crate::backward::dkdv::wgmma::output::{
 };
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, clean_stage};
 use crate::backward::dkdv::wgmma::steps::{Steps, staged_step};
-use crate::backward::dkdv::wgmma::weights::{StepProducts, StepWeights, set_weights, step_weights};
+use crate::backward::dkdv::wgmma::weights::{StepWeights, set_weights, step_weights};
 use crate::matrix::logit_scale::PairKind;
 use crate::matrix::ptx::{commit_copies, uniform_bool, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
@@ -168,7 +168,8 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 steps.refill(turn, &ring, &copies, bp);
                 let step =
                     staged_step::<E>(turn, &steps, &words, &mut tiles, &place, &pairs.mask, bp);
-                let lses = StepLses::of_head(steps.present(bp).head, &step.at, &pairs.rows);
+                let lses =
+                    StepLses::of_head::<E>(inputs, steps.present(bp).head, &step.at, &pairs.rows);
                 steps.advance_present(turn, bp);
                 if uniform_bool(step.at.large) {
                     let (q_tile, o_tile) = (copies.queries(stage, bp), copies.grad_out(stage, bp));
@@ -181,7 +182,6 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     set_weights::<E, NS, NP>(
                         &mut weights,
                         &products,
-                        inputs,
                         &lses,
                         &keys,
                         &tiles,

@@ -13,7 +13,7 @@ use crate::host::fill::fill;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::chunks::{ChunkKeys, Keys, chunk_keys};
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
-use crate::pattern::intervals::ranked::{RankedKeys, RankedSource, ranked_keys};
+use crate::pattern::intervals::ranked::{RankedKeys, RankedSource, ranked_keys, sources};
 use crate::pattern::intervals::slices::{SelectedKeys, slice_bytes};
 use crate::pattern::intervals::tiles::most_keys;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
@@ -61,13 +61,13 @@ impl MmaBlueprints {
 
     /// The keys whose ranks learn, and with several chunks those of each. Kept ones take no more than runners-up.
     fn rank_bytes(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
-        let far = selection.and_then(|selection| selection.far.as_ref());
-        let (Some(far), Some(rank)) = (far, self.rank) else {
+        let learning = selection.and_then(|selection| selection.learning.as_ref());
+        let (Some(learning), Some(rank)) = (learning, self.rank) else {
             return 0;
         };
         let chunked = match rank.chunks(problem) {
             1 => 0,
-            _ => ChunkKeys::bytes(problem, far.max_live, rank.chunk),
+            _ => ChunkKeys::bytes(problem, learning.max_live, rank.chunk),
         };
         RankedKeys::bytes(problem, selection) + chunked
     }
@@ -100,7 +100,7 @@ pub(crate) fn launch(
     blueprints: MmaBlueprints,
 ) {
     let keys = SelectedKeys::new(client, problem, inputs);
-    let pass = MmaPass::new(client, problem, inputs.typed(), saved, blueprints);
+    let pass = MmaPass::new(client, problem, inputs.rows(), saved, blueprints);
     keys.for_each_slice(blueprints.dq.tile.queries(), &[&grads.q], |tiles| {
         pass.launch_dq(tiles, &grads.q);
     });
@@ -183,15 +183,15 @@ impl MmaPass<'_> {
             return;
         };
         let (client, problem) = (self.client, self.problem);
-        let far = selection.far.as_ref().expect("a rank comes with it");
+        let learning = selection.learning.as_ref().expect("a rank comes with it");
         let blueprint = self.blueprints.rank.expect("a rank comes with scores");
         let chunks = blueprint.chunks(problem);
         fill(client, rank, 0.0, f32::elem_type_native());
-        for source in far.sources() {
+        for source in sources(learning) {
             let ranked = ranked_keys(client, problem, selection, source);
             let (keys, counts, capacity) = if chunks > 1 {
                 let max_live = match source {
-                    RankedSource::RunnersUp(_) => far.max_live,
+                    RankedSource::RunnersUp(_) => learning.max_live,
                     RankedSource::Kept(_) => problem.window,
                 };
                 let keys = Keys::Ranked(&ranked, max_live);

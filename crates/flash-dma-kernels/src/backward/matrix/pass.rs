@@ -23,7 +23,7 @@ use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
 use crate::pattern::intervals::ranked::RankedSource;
 use crate::pattern::tensors::{SourceTensors, TileLaunch};
 use crate::rank_terms::rank_terms;
-use crate::row_sums::{RowSums, SumTerms};
+use crate::row_sums::{RowSums, SumTerms, rest_or_zeros};
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
@@ -104,11 +104,11 @@ pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> us
 
 /// The data of the query rows in new buffers.
 fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bool) -> QueryData {
-    let lse_rest = saved.rest_or_zeros(client, problem);
+    let lse_rest = rest_or_zeros(client, problem, saved);
     let delta = scratch(client, problem.lse_shape());
     let all: usize = problem.lse_shape().iter().product();
     let rows = for_boxes.then(|| scratch(client, boxed_shape(problem)));
-    let typed = saved.typed();
+    let typed: Vec<_> = saved.rows().collect();
     let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
     let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_buffer_arg);
     let boxed = (rows.clone()).map(|rows| {

@@ -11,12 +11,13 @@ use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{
     Tiles, UnusualLses, copy_number, copy_step, enter_alibi, lse_of, query_of,
 };
+use crate::backward::dkdv::mma::warp::WarpStep;
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses, StepProducts};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::rank::terms::write_or_add;
 use crate::matrix::fragment::quad_sum;
@@ -170,16 +171,18 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         }
         let at = step_at::<E>(turn, query, head, order, &*tiles, bp);
         let of_lse = &*of_lse;
+        let products = StepProducts::<NS> { s, dp };
+        let step = WarpStep::without_seen(turn, at, bp);
         // Two loop bodies, as in the dk/dv kernel.
-        if at.boundary {
-            let lses = StepLses::of(&at, turn, order, rows, bp);
+        if step.at.boundary {
+            let lses = StepLses::of::<E>(inputs, &step.at, turn, order, rows, bp);
             add_changes::<E, NS>(
-                &s, &dp, inputs, &lses, turn, &at, &*tiles, of_lse, keys, sums, terms, true,
+                &products, &lses, &step, &*tiles, of_lse, keys, sums, terms, true,
             );
         } else {
-            let lses = StepLses::none();
+            let lses = StepLses::none::<E>(inputs);
             add_changes::<E, NS>(
-                &s, &dp, inputs, &lses, turn, &at, &*tiles, of_lse, keys, sums, terms, false,
+                &products, &lses, &step, &*tiles, of_lse, keys, sums, terms, false,
             );
         }
     }
@@ -220,12 +223,9 @@ fn step_at<E: Float>(
 /// Adds the contributions of a step to the sums of this lane's keys, from the products `K Q^T` and `V dO^T`.
 #[cube]
 fn add_changes<E: Float, NS: Size>(
-    s: &Vector<f32, NS>,
-    dp: &Vector<f32, NS>,
-    inputs: &BackwardInputs<E>,
+    products: &StepProducts<NS>,
     lses: &StepLses,
-    turn: usize,
-    at: &Step,
+    step: &WarpStep,
     tiles: &Tiles<E>,
     of_lse: &Shared<[f32]>,
     keys: &LaneKeys,
@@ -235,7 +235,8 @@ fn add_changes<E: Float, NS: Size>(
 ) {
     let bp = comptime!(keys.bp);
     let with_lse = terms.grad_lse.is_some();
-    let stage = turn % comptime!(bp.stages);
+    let at = &step.at;
+    let stage = step.turn % comptime!(bp.stages);
     let half = UNIT_POS_Y as usize / comptime!(bp.role_warps);
     let first_row = half * comptime!(bp.product_rows()) + UNIT_POS_X as usize % 4 * 2;
     // First and end of the queries by which the ranks of this lane's keys learn.
@@ -253,7 +254,7 @@ fn add_changes<E: Float, NS: Size>(
         for e in 0..2usize {
             let row = first_row + comptime!(n * 8 + e);
             let here = stage * comptime!(bp.rows) + row;
-            let lse = lse_of::<E>(inputs, lses, tiles, row, stage, at, boundary, bp);
+            let lse = lse_of::<E>(lses, tiles, row, stage, at, boundary, bp);
             let mut mean = tiles.delta[here];
             let mut grad = 0.0f32;
             if comptime!(with_lse) {
@@ -271,10 +272,10 @@ fn add_changes<E: Float, NS: Size>(
                 let value = comptime!(first + key % 2 * 2 + e);
                 let place = local_place(&tiles.places, local_key(key, bp));
                 let z = biased(&alibi, keys.score(key), place);
-                let power = lse.exponent(keys.logit(s.extract(value), z));
+                let power = lse.exponent(keys.logit(products.s.extract(value), z));
                 let power = terms.change.above(power);
                 let weight = terms.change.weight_of_power(power);
-                let mut change = weight * (dp.extract(value) - mean);
+                let mut change = weight * (products.dp.extract(value) - mean);
                 if comptime!(with_lse) {
                     let above = power * comptime!(core::f32::consts::LN_2);
                     change = fma(grad, terms.change.part_of_lse(above, weight), change);

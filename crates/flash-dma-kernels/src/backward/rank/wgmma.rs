@@ -11,13 +11,13 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, StepLses, StepProducts};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
-use crate::backward::dkdv::wgmma::weights::{StagedStep, StepProducts, selected};
+use crate::backward::dkdv::wgmma::weights::{StagedStep, selected};
 use crate::backward::rank::terms::write_or_add;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::PairKind;
@@ -102,26 +102,20 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
             let products = StepProducts::<NS> { s, dp };
             let tiles = &tiles;
-            let none = StepLses::none();
+            let none = StepLses::none::<E>(inputs);
             // Code of its own for each kind, as in the dk/dv kernel.
             if span.misses(query, bp) {
                 finish::<NS>(products.dp, comptime!(bp.rows / 2));
             } else if step.at.large {
-                let lses = steps.lses(&step, &pairs.rows, bp);
+                let lses = steps.lses::<E>(inputs, &step, &pairs.rows, bp);
                 let kind = comptime!(PairKind::Large);
-                sums.add::<E, NS>(
-                    &products, inputs, &lses, &of_lse, &keys, tiles, &step, &pairs, kind,
-                );
+                sums.add::<E, NS>(&products, &lses, &of_lse, &keys, tiles, &step, &pairs, kind);
             } else if step.at.boundary {
                 let kind = comptime!(PairKind::Boundary);
-                sums.add::<E, NS>(
-                    &products, inputs, &none, &of_lse, &keys, tiles, &step, &pairs, kind,
-                );
+                sums.add::<E, NS>(&products, &none, &of_lse, &keys, tiles, &step, &pairs, kind);
             } else {
                 let kind = comptime!(PairKind::Full);
-                sums.add::<E, NS>(
-                    &products, inputs, &none, &of_lse, &keys, tiles, &step, &pairs, kind,
-                );
+                sums.add::<E, NS>(&products, &none, &of_lse, &keys, tiles, &step, &pairs, kind);
             }
             ring.arrive_empty(stage);
         }
@@ -183,7 +177,6 @@ impl KeySums {
     fn add<E: Float, NS: Size>(
         &mut self,
         products: &StepProducts<NS>,
-        inputs: &BackwardInputs<E>,
         lses: &StepLses,
         of_lse: &LseGradients,
         keys: &LaneKeys,
@@ -199,7 +192,7 @@ impl KeySums {
         let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let s = &products.s;
         let exact = comptime!(kind == PairKind::Large);
-        let exponents = self.exponents::<E, NS>(s, inputs, lses, keys, tiles, step, pairs, exact);
+        let exponents = self.exponents::<E, NS>(s, lses, keys, tiles, step, pairs, exact);
         let mut changes = Vector::<f32, NS>::new(0.0f32);
         let mut weights = Vector::<f32, NS>::new(0.0f32);
         #[unroll]
@@ -255,7 +248,6 @@ impl KeySums {
     fn exponents<E: Float, NS: Size>(
         &self,
         s: &Vector<f32, NS>,
-        inputs: &BackwardInputs<E>,
         lses: &StepLses,
         keys: &LaneKeys,
         tiles: &Tiles<E>,
@@ -287,7 +279,7 @@ impl KeySums {
                     let score = biased(&alibi, score, place);
                     let product = s.extract(value);
                     let exponent = if comptime!(exact) {
-                        let lse = lses.exact::<E>(inputs, row, bp);
+                        let lse = lses.exact(row, bp);
                         let logit = pairs.logit_scale.apply(product, score, bp.softcap);
                         self.change.above(lse.exponent(logit))
                     } else {

@@ -3,7 +3,7 @@
 
 mod masked;
 
-use crate::args::Far;
+use crate::args::RankLearning;
 use crate::backward::Backward;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::tensors::{Attention, tensor};
@@ -56,10 +56,10 @@ impl Tensors {
     fn with_runners_up(mut self, client: &Client, p: &Problem) -> Self {
         let words = || tensor(client, p.scores_shape(), 4);
         let selection = self.inputs.selection.as_mut().expect("there are scores");
-        selection.far = Some(Far {
+        selection.learning = Some(RankLearning {
             ends: words(),
             max_live: p.window.saturating_add(p.window / 4),
-            left_out: Some(words()),
+            kept_from: Some(words()),
         });
         self.grads.rank = Some(words());
         self

@@ -7,7 +7,7 @@
 //! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
 //! are listed. Where tensor cores cut the queries into chunks, [`chunks`](super::chunks) lists them again for each.
 
-use crate::args::{Far, Selection};
+use crate::args::{RankLearning, Selection};
 use crate::finite::negative_infinity;
 use crate::host::scratch::{address_type, bytes, cubes, scratch};
 use cubecl::client::Client;
@@ -26,18 +26,16 @@ const PARTS: usize = CLASSES / OWN_CLASSES;
 /// Which keys' ranks learn, and by what, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RankedSource<'a> {
-    /// Runners-up: [`Far::ends`](crate::args::Far::ends).
+    /// Runners-up: [`RankLearning::ends`](flash_dma_problem::tensors::RankLearning::ends).
     RunnersUp(&'a TensorBinding),
-    /// Kept keys: [`Far::left_out`](crate::args::Far::left_out).
+    /// Kept keys: [`RankLearning::kept_from`](flash_dma_problem::tensors::RankLearning::kept_from).
     Kept(&'a TensorBinding),
 }
 
-impl Far {
-    /// The keys whose ranks learn, launch by launch.
-    pub(crate) fn sources(&self) -> impl Iterator<Item = RankedSource<'_>> {
-        let kept = self.left_out.as_ref().map(RankedSource::Kept);
-        iter::once(RankedSource::RunnersUp(&self.ends)).chain(kept)
-    }
+/// The keys whose ranks learn, launch by launch.
+pub(crate) fn sources(learning: &RankLearning) -> impl Iterator<Item = RankedSource<'_>> {
+    let kept = learning.kept_from.as_ref().map(RankedSource::Kept);
+    iter::once(RankedSource::RunnersUp(&learning.ends)).chain(kept)
 }
 
 /// Those keys of each of the `batch * kv_heads` rows.
@@ -86,7 +84,9 @@ impl RankedKeys {
     pub(crate) fn bytes(problem: &Problem, selection: Option<&Selection>) -> usize {
         let (keys, spans, counts) = Self::shapes(problem);
         match selection {
-            Some(Selection { far: Some(_), .. }) => bytes(keys) + 2 * bytes(spans) + bytes(counts),
+            Some(Selection {
+                learning: Some(_), ..
+            }) => bytes(keys) + 2 * bytes(spans) + bytes(counts),
             _ => 0,
         }
     }
@@ -513,7 +513,7 @@ mod tests {
         let selection = Selection {
             scores: contiguous(&client, &scores, &shape),
             intervals: contiguous(&client, &words, &p.intervals_shape()),
-            far: None,
+            learning: None,
         };
         let width = k_len.div_ceil(CLASSES).max(1) as u32;
         for &units in unit_counts {

@@ -26,13 +26,13 @@ pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2
 
 impl MaskedInputs {
     /// The tensors of the problem's element type.
-    pub(crate) fn typed(&self) -> [&TensorBinding; 3] {
+    pub(crate) fn rows(&self) -> [&TensorBinding; 3] {
         [&self.q, &self.k, &self.v]
     }
 
     /// Refuses rows without the alignment, and a bias without the layout, that the tensor-core engines read.
     pub(crate) fn check_segments(&self, problem: &MaskedProblem) -> Result<(), Obstacle> {
-        check_segments(self.typed(), problem.attention.element.size())?;
+        check_segments(self.rows(), problem.attention.element.size())?;
         match &self.bias {
             Some(bias) if problem.has_key_bias() && bias.strides.last() != Some(&1) => {
                 Err(Obstacle::BiasStride)

@@ -199,7 +199,6 @@ pub(crate) fn query_of<E: Float>(
 /// memory, any other as the rest of an LSE of zero, which [`exp_of`](crate::matrix::logit_scale::exp_of) subtracts.
 #[cube]
 pub(crate) fn lse_of<E: Float>(
-    inputs: &BackwardInputs<E>,
     lses: &StepLses,
     tiles: &Tiles<E>,
     row: usize,
@@ -216,7 +215,7 @@ pub(crate) fn lse_of<E: Float>(
     if comptime!(boundary) {
         // Other LSEs of the step may be -inf, of rows that attend to nothing.
         if step.large && is_large(lse) {
-            let exact = lses.exact::<E>(inputs, row, bp);
+            let exact = lses.exact(row, bp);
             split.lse = exact.lse;
             split.rest = exact.rest;
         }

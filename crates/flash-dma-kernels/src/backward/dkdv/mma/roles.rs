@@ -170,7 +170,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         biased_head = last_head;
                     }
                 }
-                let step = WarpStep::of_second_role(turn - 1, at, bp);
+                let step = WarpStep::without_seen(turn - 1, at, bp);
                 accumulate::<E, NS, NO, NA>(
                     inputs, rows, order, &step, &operands, tiles, keys, sums,
                 );
@@ -273,17 +273,16 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
 ) {
     // Two loop bodies: without a branch inside, the body that nearly all steps take is scheduled as a whole.
     if step.at.boundary {
-        let lses = StepLses::of(&step.at, step.turn, order, rows, comptime!(keys.bp));
-        accumulate_step::<E, NS, NO, NA>(inputs, &lses, step, operands, tiles, keys, sums, true);
+        let lses = StepLses::of::<E>(inputs, &step.at, step.turn, order, rows, comptime!(keys.bp));
+        accumulate_step::<E, NS, NO, NA>(&lses, step, operands, tiles, keys, sums, true);
     } else {
-        let lses = StepLses::none();
-        accumulate_step::<E, NS, NO, NA>(inputs, &lses, step, operands, tiles, keys, sums, false);
+        let lses = StepLses::none::<E>(inputs);
+        accumulate_step::<E, NS, NO, NA>(&lses, step, operands, tiles, keys, sums, false);
     }
 }
 
 #[cube]
 fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
-    inputs: &BackwardInputs<E>,
     lses: &StepLses,
     step: &WarpStep,
     operands: &Operands,
@@ -320,11 +319,11 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
             if comptime!(first_role) {
                 let s = &sums.products;
                 a = probabilities::<E, NS, NA>(
-                    a, inputs, lses, step, &bounds, tiles, s, keys, column, boundary,
+                    a, lses, step, &bounds, tiles, s, keys, column, boundary,
                 );
             } else {
                 a = score_gradients::<E, NS, NO, NA>(
-                    a, inputs, lses, step, &*tiles, sums, keys, column, boundary,
+                    a, lses, step, &*tiles, sums, keys, column, boundary,
                 );
             }
         }

@@ -53,7 +53,7 @@ pub(crate) struct WarpStep {
 #[cube]
 impl WarpStep {
     /// Without `seen`.
-    pub(crate) fn of_second_role(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
+    pub(crate) fn without_seen(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
         let seen = Array::<u32>::new(comptime!(bp.fragments));
         WarpStep { turn, at, seen }
     }

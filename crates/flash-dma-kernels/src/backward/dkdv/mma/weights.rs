@@ -6,7 +6,6 @@ use crate::backward::dkdv::mma::keys::{CappedLogit, LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{Tiles, lse_of, query_of};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
-use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::dropout::words_of_rows;
 use crate::backward::dkdv::shared::mask::seen_pair;
 use crate::backward::dkdv::shared::queries::StepLses;
@@ -154,7 +153,6 @@ fn probability(logit: f32, lse: &ExactLse, #[comptime] boundary: bool) -> f32 {
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
-    inputs: &BackwardInputs<E>,
     lses: &StepLses,
     step: &WarpStep,
     bounds: &Array<i32>,
@@ -169,8 +167,8 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     let stage = step.turn % comptime!(bp.stages);
     let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
     let at = &step.at;
-    let lse0 = lse_of::<E>(inputs, lses, &*tiles, row, stage, at, boundary, bp);
-    let lse1 = lse_of::<E>(inputs, lses, &*tiles, row + 1, stage, at, boundary, bp);
+    let lse0 = lse_of::<E>(lses, &*tiles, row, stage, at, boundary, bp);
+    let lse1 = lse_of::<E>(lses, &*tiles, row + 1, stage, at, boundary, bp);
     let mut query0 = 0i32;
     let mut query1 = 0i32;
     if comptime!(boundary && !bp.pattern.is_planned()) {
@@ -243,7 +241,6 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
 #[cube]
 pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
     a: Vector<u32, NA>,
-    inputs: &BackwardInputs<E>,
     lses: &StepLses,
     step: &WarpStep,
     tiles: &Tiles<E>,
@@ -276,7 +273,7 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
                 if comptime!(bp.softcap) {
                     // Neither the slope nor, if what is added is large, the product can be told from a probability.
                     let at = &step.at;
-                    let lse = lse_of::<E>(inputs, lses, tiles, row + e, stage, at, boundary, bp);
+                    let lse = lse_of::<E>(lses, tiles, row + e, stage, at, boundary, bp);
                     let alibi = row_alibi(&tiles.slopes, &step.at, row + e, bp);
                     let place = local_place(&tiles.places, local_key(key, bp));
                     let x = weight + biased(&alibi, keys.score(key), place);

@@ -69,7 +69,10 @@ pub(crate) struct Step {
 /// Where the LSEs of a step's rows are in memory, of which they are read if some are large: that is rare, and they would
 /// take shared memory from all steps.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct StepLses {
+pub(crate) struct StepLses<'a> {
+    /// All LSEs, and the part that their rounding lost.
+    lse: &'a [f32],
+    rest: &'a [f32],
     /// The first row of `lse` of the step's first head.
     row: usize,
     /// The step's first query.
@@ -79,20 +82,23 @@ pub(crate) struct StepLses {
 }
 
 #[cube]
-impl StepLses {
+impl<'a> StepLses<'a> {
     /// The places of step `step`, at turn `turn` of `order`, if some LSEs are large.
-    pub(crate) fn of(
+    pub(crate) fn of<E: Float>(
+        inputs: &'a BackwardInputs<E>,
         step: &Step,
         turn: usize,
         order: &StepOrder,
         rows: &QueryRows,
         #[comptime] bp: DkdvBlueprint,
-    ) -> StepLses {
+    ) -> StepLses<'a> {
         let mut row = rows.row;
         if step.large {
             row += order.at(turn, bp).head * rows.len;
         }
-        StepLses {
+        StepLses::<'a> {
+            lse: &inputs.lse,
+            rest: &inputs.lse_rest,
             row,
             query: step.query,
             len: rows.len,
@@ -100,8 +106,15 @@ impl StepLses {
     }
 
     /// The places of step `step` of head `head` of the group and those behind it.
-    pub(crate) fn of_head(head: usize, step: &Step, rows: &QueryRows) -> StepLses {
-        StepLses {
+    pub(crate) fn of_head<E: Float>(
+        inputs: &'a BackwardInputs<E>,
+        head: usize,
+        step: &Step,
+        rows: &QueryRows,
+    ) -> StepLses<'a> {
+        StepLses::<'a> {
+            lse: &inputs.lse,
+            rest: &inputs.lse_rest,
             row: rows.row + head * rows.len,
             query: step.query,
             len: rows.len,
@@ -109,8 +122,10 @@ impl StepLses {
     }
 
     /// A placeholder that is never read.
-    pub(crate) fn none() -> StepLses {
-        StepLses {
+    pub(crate) fn none<E: Float>(inputs: &'a BackwardInputs<E>) -> StepLses<'a> {
+        StepLses::<'a> {
+            lse: &inputs.lse,
+            rest: &inputs.lse_rest,
             row: 0usize,
             query: 0usize,
             len: 0usize,
@@ -118,12 +133,7 @@ impl StepLses {
     }
 
     /// The LSE of row `row` of the tile. A row of no query has that of another.
-    pub(crate) fn exact<E: Float>(
-        &self,
-        inputs: &BackwardInputs<E>,
-        row: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> ExactLse {
+    pub(crate) fn exact(&self, row: usize, #[comptime] bp: DkdvBlueprint) -> ExactLse {
         let queries = comptime!(bp.queries());
         let query = min(self.query + row % queries, self.len - 1);
         let behind = select(
@@ -132,8 +142,15 @@ impl StepLses {
             0usize,
         );
         let at = self.row + behind * self.len + query;
-        ExactLse::read(&inputs.lse, &inputs.lse_rest, at)
+        ExactLse::read(self.lse, self.rest, at)
     }
+}
+
+/// The products of a step: `S^T`, and `dP^T`, which on `wgmma` is in flight.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepProducts<NS: Size> {
+    pub s: Vector<f32, NS>,
+    pub dp: Vector<f32, NS>,
 }
 
 /// Whether this lane's share of the rows of `stage` is finite.

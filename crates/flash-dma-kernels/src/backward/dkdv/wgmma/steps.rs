@@ -1,6 +1,7 @@
 //! The steps of a dk/dv cube: the queries that it streams, and which of its keys they see.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::{KeyMask, SeenWords};
 use crate::backward::dkdv::shared::queries::{QueryRows, StepLses};
@@ -139,13 +140,14 @@ impl Steps {
     }
 
     /// Where the LSEs of a step are, see [`StepLses::of`].
-    pub(crate) fn lses(
+    pub(crate) fn lses<'a, E: Float>(
         &self,
+        inputs: &'a BackwardInputs<E>,
         step: &StagedStep,
         rows: &QueryRows,
         #[comptime] bp: DkdvBlueprint,
-    ) -> StepLses {
-        StepLses::of(&step.at, step.turn, &self.order, rows, bp)
+    ) -> StepLses<'a> {
+        StepLses::of::<E>(inputs, &step.at, step.turn, &self.order, rows, bp)
     }
 
     /// Whether all queries of the step at turn `turn` see all keys.

@@ -6,7 +6,7 @@ use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::mask::seen_pair;
-use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses};
+use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses, StepProducts};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
 use crate::matrix::dropout::{weighed, without_delta};
@@ -24,13 +24,6 @@ pub(crate) struct StepWeights<NP: Size> {
     /// This lane's part of the score gradients of its two keys: sums over the steps.
     pub dz0: f32,
     pub dz1: f32,
-}
-
-/// The products of a step: `S^T`, and `dP^T`, which is in flight.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct StepProducts<NS: Size> {
-    pub s: Vector<f32, NS>,
-    pub dp: Vector<f32, NS>,
 }
 
 /// A step, and what is known of its pairs.
@@ -56,17 +49,13 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     pairs: &Pairs,
 ) {
     // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
-    let none = StepLses::none();
+    let none = StepLses::none::<E>(inputs);
     if step.at.boundary {
         let kind = comptime!(PairKind::Boundary);
-        set_weights::<E, NS, NP>(
-            weights, products, inputs, &none, keys, tiles, step, pairs, kind,
-        );
+        set_weights::<E, NS, NP>(weights, products, &none, keys, tiles, step, pairs, kind);
     } else {
         let kind = comptime!(PairKind::Full);
-        set_weights::<E, NS, NP>(
-            weights, products, inputs, &none, keys, tiles, step, pairs, kind,
-        );
+        set_weights::<E, NS, NP>(weights, products, &none, keys, tiles, step, pairs, kind);
     }
 }
 
@@ -76,7 +65,6 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
 pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
     products: &StepProducts<NS>,
-    inputs: &BackwardInputs<E>,
     lses: &StepLses,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
@@ -88,7 +76,7 @@ pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
     let boundary = comptime!(kind != PairKind::Full);
-    let unrounded = probabilities::<E, NS>(s, inputs, lses, keys, tiles, step, pairs, kind);
+    let unrounded = probabilities::<E, NS>(s, lses, keys, tiles, step, pairs, kind);
     let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
     let mut p = Vector::<u32, NP>::new(0u32);
     let mut ds = Vector::<u32, NP>::new(0u32);
@@ -152,7 +140,6 @@ pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
 #[cube]
 fn probabilities<E: Float, NS: Size>(
     s: &Vector<f32, NS>,
-    inputs: &BackwardInputs<E>,
     lses: &StepLses,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
@@ -192,7 +179,7 @@ fn probabilities<E: Float, NS: Size>(
             let z1 = biased(&alibi, z1, keys.lower_place);
             let (s0, s1) = (s.extract(at0), s.extract(at1));
             if comptime!(kind == PairKind::Large) {
-                let lse = lses.exact::<E>(inputs, row, bp);
+                let lse = lses.exact(row, bp);
                 let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
                 let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
                 unrounded.insert(at0, p0);
