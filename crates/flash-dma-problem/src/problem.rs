@@ -47,7 +47,7 @@ impl fmt::Display for ElementType {
 /// Shape and strides of one tensor, in elements, and its name for errors.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorSpec<'a> {
-    /// Which tensor of the problem.
+    /// The tensor's name.
     pub name: TensorName,
     /// Size of each axis.
     pub shape: &'a [usize],
@@ -74,8 +74,8 @@ impl TensorSpec<'_> {
         Ok(())
     }
 
-    /// The elements a buffer must hold for this shape and these strides; 0 for an empty tensor.
-    /// `None` if the number passes `usize`.
+    /// The number of elements a buffer must hold for this shape and these strides; 0 for an empty tensor. `None` if it
+    /// overflows `usize`.
     #[must_use]
     pub fn required_len(&self) -> Option<usize> {
         if self.shape.contains(&0) {
@@ -90,8 +90,8 @@ impl TensorSpec<'_> {
     }
 }
 
-/// The strides of a tensor without gaps, row-major, from the first axis to the last. An empty axis
-/// counts as one of a single element, as its stride is never used.
+/// Row-major strides of a contiguous tensor, from the first axis to the last. An empty axis counts as one of a single
+/// element, as its stride is never used.
 pub fn contiguous_strides(shape: &[usize]) -> impl ExactSizeIterator<Item = usize> {
     (0..shape.len()).map(|axis| {
         let inner = shape[axis + 1..].iter();
@@ -123,8 +123,8 @@ pub(crate) fn check_shape(
     }
 }
 
-/// Sizes and resolved options of one valid problem. The only way to get one is through the checks of
-/// [`Problem::new`], so an engine may rely on them.
+/// Sizes and resolved options of one valid problem. Only the checks of [`Problem::new`] create one, so an engine may
+/// rely on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Problem {
@@ -142,10 +142,10 @@ pub struct Problem {
     pub head_dim: usize,
     /// Element type of `q`, `k`, `v`.
     pub element: ElementType,
-    /// Whether a score is added to every logit and the keys are selected by it.
+    /// True if keys are selected by scores, which are added to the logits.
     pub has_scores: bool,
-    /// The most keys that are alive at one position: how many each query keeps, or the stated number of given
-    /// intervals; `usize::MAX` if none was requested. What the lists of keys have room for follows from it.
+    /// The most keys that are alive at one position: how many each query keeps, or the stated bound for given
+    /// intervals; `usize::MAX` if none was requested. Lists of keys are sized by it.
     pub window: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
@@ -155,9 +155,9 @@ pub struct Problem {
     pub softcap: Option<f32>,
     /// Slopes of ALiBi, one per query head.
     pub alibi: Option<AlibiSlopes>,
-    /// Whether bit-equal results over repeats were requested.
+    /// True if results must be bit-equal over repeats.
     pub deterministic: bool,
-    /// Dropout of the attention probabilities; never one that drops nothing.
+    /// Dropout of the attention probabilities; never with a threshold of 0.
     pub dropout: Option<Dropout>,
     /// The engine of both passes.
     pub engine: EngineChoice,
@@ -266,8 +266,7 @@ impl Problem {
         [self.batch, self.kv_heads, self.k_len, 2]
     }
 
-    /// Shape of the residual of `out`, what its rounding to 16 bits loses: that of `out`. `None` for f32, where nothing
-    /// is lost.
+    /// Shape of the residual of `out`, which is what rounding to 16 bits loses. `None` for f32, where nothing is lost.
     #[must_use]
     pub fn residual_shape(&self) -> Option<[usize; 4]> {
         (self.element != ElementType::F32).then(|| self.q_shape())
@@ -300,7 +299,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), AttentionError> {
     Ok(())
 }
 
-/// Bytes of a tensor, saturated.
+/// Bytes of a tensor, saturating.
 pub(crate) fn size_in_bytes(element: ElementType, shape: [usize; 4]) -> usize {
     (shape.iter()).fold(element.size(), |size, &n| size.saturating_mul(n))
 }
