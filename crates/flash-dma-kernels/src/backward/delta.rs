@@ -12,8 +12,8 @@ pub(crate) const ROW_LANES: usize = 8;
 /// Rows of a cube of 256 units.
 pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
 
-/// Which optional terms the row sums have. The options of the kernels say it, too, but not to CubeCL's disk cache, see
-/// `docs/upstream.md`.
+/// The optional terms of the row sums. They are also among the kernels' options, but CubeCL's disk cache does not see
+/// those, see `docs/upstream.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SumTerms {
     residual: bool,
@@ -23,7 +23,7 @@ pub(crate) struct SumTerms {
 }
 
 impl SumTerms {
-    /// With the words of the rows if there is `dropout`.
+    /// The terms for `saved`; with the words of the rows if there is `dropout`.
     pub(crate) fn new(saved: &Saved, boxed: bool, dropout: bool) -> Self {
         Self {
             residual: saved.residual.is_some(),
@@ -39,11 +39,11 @@ impl SumTerms {
 pub(crate) struct BoxedRows {
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
-    /// `[batch, q_heads, q_len rounded up to an even number]`, `-log2(e) lse` and `delta` side by side; overwritten.
+    /// `[batch, q_heads, q_len rounded up to an even number]`, pairs of `-log2(e) lse` and `delta`; overwritten.
     pub rows: Box<[Vector<f32, Const<2>>]>,
 }
 
-/// What the mask of dropout has of the rows.
+/// The words of the rows in the dropout mask.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RowWords {
     pub seed: DropoutSeed,
@@ -54,12 +54,12 @@ pub(crate) struct RowWords {
     pub k_len: u32,
 }
 
-/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in which
-/// the rows of `out` lie in memory.
+/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in
+/// which the rows of `out` lie in memory.
 ///
 /// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16
-/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. With dropout, the `words` of the
-/// rows are written beside.
+/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. With dropout, the kernel also
+/// writes the `words` of the rows.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Segment<E>>,
@@ -82,7 +82,7 @@ pub(crate) fn delta_mma_kernel<E: Float>(
     let mut head = in_batch / q_len;
     let mut query = in_batch % q_len;
     if out.stride(1) < out.stride(2) {
-        // Neighbours in memory are heads of one query.
+        // Rows that are adjacent in memory are heads of one query.
         head = in_batch % heads;
         query = in_batch / heads;
     }

@@ -45,7 +45,7 @@ impl Blueprints {
         })
     }
 
-    /// As [`choose`](Self::choose) for a mask and a bias.
+    /// [`choose`](Self::choose) for a mask and a bias.
     pub(crate) fn choose_masked(
         problem: &MaskedProblem,
         hardware: &HardwareProperties,
@@ -65,7 +65,7 @@ impl Blueprints {
         [tiles.max(key_tiles), problem.q_heads, problem.batch]
     }
 
-    /// The bytes of the buffers that [`PortablePass`] holds at once at most.
+    /// The most bytes of buffers that [`PortablePass`] holds at once.
     pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let dkdv = OrderedKeys::bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
@@ -210,7 +210,7 @@ impl Saved {
         }
     }
 
-    /// What the rounding of the LSEs lost; zeros in a new buffer if it was not kept.
+    /// The rounding errors of the LSEs; zeros in a new buffer if they were not kept.
     pub(crate) fn rest_or_zeros(&self, client: &Client, problem: &Problem) -> TensorBinding {
         self.lse_rest.clone().unwrap_or_else(|| {
             let zeros = scratch(client, problem.lse_shape());
@@ -219,7 +219,7 @@ impl Saved {
         })
     }
 
-    /// The bytes of the buffer that [`rest_or_zeros`](Self::rest_or_zeros) makes.
+    /// The bytes that [`rest_or_zeros`](Self::rest_or_zeros) allocates.
     pub(crate) fn rest_bytes(&self, problem: &Problem) -> usize {
         match self.lse_rest {
             Some(_) => 0,
@@ -228,7 +228,7 @@ impl Saved {
     }
 }
 
-/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
+/// The row sums of a backward pass, and the rounding errors of the LSEs, each `[batch, q_heads, q_len]` in f32.
 pub(crate) struct RowSums {
     pub delta: TensorBinding,
     pub lse_rest: TensorBinding,
@@ -304,8 +304,8 @@ impl<'a> PortablePass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    /// The gradient of the rank, if one learns; all other keys keep their zero. The blueprint is that of dk and dv, whose
-    /// tiles have room for more than this kernel needs.
+    /// The gradient of the rank, if it is learned; all other keys keep their zero. The blueprint is that of dk and dv,
+    /// whose tiles have room for more than this kernel needs.
     fn launch_rank(&self) {
         let (Some((selection, _)), Some(rank)) = (&self.keys.selection, &self.grads.rank) else {
             return;

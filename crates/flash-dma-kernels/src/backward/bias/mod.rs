@@ -1,5 +1,5 @@
-//! The gradients of biases that need kernels of their own: on `wgmma`, one with a query axis; everywhere, one that all
-//! keys share ([`rows`]).
+//! The gradients of biases that need their own kernels: with a query axis, on `wgmma`; shared by all keys, on every
+//! engine ([`rows`]).
 
 pub(crate) mod blueprint;
 pub(crate) mod kernel;

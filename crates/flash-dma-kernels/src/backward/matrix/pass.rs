@@ -35,12 +35,11 @@ use flash_dma_problem::Problem;
 pub(crate) struct MmaPass<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
-    /// q, k and v.
     pub rows: [&'a TensorBinding; 3],
     pub saved: &'a Saved,
     pub blueprints: MmaBlueprints,
     pub data: QueryData,
-    /// The slopes of ALiBi.
+    /// The ALiBi slopes.
     slopes: Option<TensorBinding>,
 }
 
@@ -73,7 +72,7 @@ pub(crate) struct QueryData {
     /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
     /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
-    /// The words of the rows, see [`words_shape`]; with dropout only.
+    /// The rows' words of the dropout mask, see [`words_shape`]; with dropout only.
     words: Option<TensorBinding>,
 }
 
@@ -281,7 +280,7 @@ impl<'a> MmaPass<'a> {
         QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
 
-    /// The launch of the rank kernel for `keys`, which are those of `source` on their intervals; kept ones add to the rank.
+    /// Launches the rank kernel for `keys`, which are those of `source` on their intervals; kept ones add to the rank.
     pub(crate) fn launch_rank(
         &self,
         keys: KeyLists,
@@ -322,8 +321,8 @@ impl<'a> MmaPass<'a> {
         }
     }
 
-    /// One launch of the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores
-    /// or biases of the kv heads.
+    /// Launches the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores or
+    /// biases of the kv heads.
     pub(crate) fn launch_dkdv(
         &self,
         keys: KeyLists,

@@ -1,4 +1,4 @@
-//! What the rank learns by: runners-up that are added to a query's keys, or kept keys that are left out.
+//! The change that trains the rank: adding a runner-up to a query's keys, or leaving a kept key out.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::sums::write_score;
@@ -9,15 +9,16 @@ use crate::pattern::intervals::ranked::RankedSource;
 use cubecl::prelude::*;
 use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 
-/// What a rank kernel knows beside the products of its pairs.
+/// The inputs of a rank kernel in addition to the products of its pairs.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RankTerms {
-    /// Contiguous `[batch, q_heads, q_len]`: what the deltas have been reduced by; zero if there are none.
+    /// Contiguous `[batch, q_heads, q_len]`: the gradients of the LSE, which the deltas have been reduced by; absent if
+    /// zero.
     pub grad_lse: ComptimeOption<Box<[f32]>>,
     pub change: Change,
 }
 
-/// The launch argument of the gradients of the LSEs and of what the keys of `source` learn.
+/// The launch argument of the gradients of the LSEs and of the change for the keys of `source`.
 pub(crate) fn rank_terms(
     grad_lse: Option<&TensorBinding>,
     source: RankedSource,
@@ -30,7 +31,7 @@ pub(crate) fn rank_terms(
     RankTermsLaunch::new(grad_lse.into(), change)
 }
 
-/// Which keys of a query change.
+/// The kinds of change of a query's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ChangeKind {
     /// A runner-up is added.
@@ -39,11 +40,11 @@ pub(crate) enum ChangeKind {
     LeftOut,
 }
 
-/// The change of a query's keys by which a rank learns. The kind is no `ComptimeOption` of the number, which a kernel's
-/// stable hash, and so CubeCL's cache on disk, would not tell from its absence.
+/// The change of a query's keys that trains a rank. The kind is not a `ComptimeOption` of the number, because a
+/// kernel's stable hash, and so CubeCL's cache on disk, would not tell its presence from its absence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Change {
-    /// The weights of a query's keys and its [`OWN_OUTPUT_WEIGHT`]; read if a key is left out.
+    /// The weights of a query's keys plus its [`OWN_OUTPUT_WEIGHT`]; read if a key is left out.
     pub all: f32,
     #[cube(comptime)]
     pub kind: ChangeKind,
@@ -51,9 +52,9 @@ pub(crate) struct Change {
 
 #[cube]
 impl Change {
-    /// `log2` of what a key's weight is computed from, of [`ExactLse::exponent`](crate::matrix::logit_scale::ExactLse):
-    /// a kept key's is that of a probability, at most 0, though its logit may be recomputed higher than the forward pass
-    /// had it.
+    /// `log2` of the number from which a key's weight is computed, given by
+    /// [`ExactLse::exponent`](crate::matrix::logit_scale::ExactLse). A kept key's is that of a probability, at most 0,
+    /// though its logit may be recomputed higher than in the forward pass.
     pub(crate) fn above(&self, exponent: f32) -> f32 {
         match comptime!(self.kind) {
             ChangeKind::Added => exponent,
@@ -80,7 +81,7 @@ impl Change {
     }
 }
 
-/// Whether a launch adds to what another one has written.
+/// True if a launch adds to what an earlier one has written.
 pub(crate) fn adds(kind: ChangeKind) -> bool {
     kind == ChangeKind::LeftOut
 }

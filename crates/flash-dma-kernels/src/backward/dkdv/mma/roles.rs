@@ -1,10 +1,11 @@
 //! The two roles of the dk/dv kernel's warps.
 //!
-//! A warp of the first role owns keys' dV: it makes `P^T` of `S^T = K Q^T`, passes it on through shared memory and
+//! A warp of the first role owns keys' dV: it computes `P^T` from `S^T = K Q^T`, passes it on through shared memory and
 //! accumulates `P^T dO`. Its partner of the second role owns the same keys' dK and the gradient of their scores: it
-//! makes `dS^T = P^T (dP^T - delta)` of `dP^T = V dO^T` and accumulates `dS^T Q`. The second role lags by one query
-//! tile, so that one role's products overlap the other's exponentials and no warp waits for another inside a tile. A
-//! warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in registers.
+//! computes `dS^T = P^T (dP^T - delta)` from `dP^T = V dO^T` and accumulates `dS^T Q`. The second role lags by one
+//! query tile, so that one role's products overlap the other's exponentials and no warp waits for another inside a
+//! tile. A warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in
+//! registers.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
@@ -18,7 +19,7 @@ use crate::matrix::mma::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use cubecl::prelude::*;
 
-/// What a warp accumulates.
+/// The accumulators of a warp.
 #[derive(CubeType)]
 pub(crate) struct WarpSums<NS: Size, NO: Size> {
     /// The products with the query tile in use, shaped as [`DkdvBlueprint::products`].
@@ -53,20 +54,20 @@ impl<NS: Size, NO: Size> WarpSums<NS, NO> {
     }
 }
 
-/// A step as a warp takes it.
+/// One step of a warp.
 #[derive(CubeType)]
 pub(crate) struct WarpStep {
     /// Its index.
     pub turn: usize,
     pub at: Step,
-    /// Which pairs of a boundary step are seen, for each fragment in the format of [`SeenWords::pack`]; first role
-    /// only, because its weights tell the second, and only if `bp.pattern.is_planned()`.
+    /// The visible pairs of a boundary step, for each fragment in the format of [`SeenWords::pack`]; first role only,
+    /// because its weights tell the second, and only if `bp.pattern.is_planned()`.
     pub seen: Array<u32>,
 }
 
 #[cube]
 impl WarpStep {
-    /// Without `seen`.
+    /// A step of the second role, which has no `seen`.
     fn of_second_role(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
         let seen = Array::<u32>::new(comptime!(bp.fragments));
         WarpStep { turn, at, seen }
@@ -80,7 +81,7 @@ pub(crate) struct Operands {
     pub keys: u32,
     /// The stages of the other operand of these products: Q or dO.
     pub products: u32,
-    /// The stages of the rows that the weights multiply: dO or Q.
+    /// The stages of the rows that are multiplied by the weights: dO or Q.
     pub sums: u32,
     /// This lane's contribution to the addresses of fragments.
     pub rows: LanePlace,
@@ -151,7 +152,7 @@ impl NextStep {
 }
 
 /// Streams the queries of a cube's steps, the first of which is in flight together with the keys. The second role adds
-/// the gradients of biases that differ between heads to `grad_scores`. Returns whether some row of some boundary step
+/// the gradients of biases that differ between heads to `grad_scores`. Returns true if some row of some boundary step
 /// was not finite.
 #[cube]
 pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
@@ -242,8 +243,8 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     not_finite
 }
 
-/// The words of the mask of the queries of step `turn`, which begins at query `query` of head `head` of the group; only
-/// the first role reads them, if `bp.pattern.is_planned()`.
+/// The mask words of the queries of step `turn`, which begins at query `query` of head `head` of the group; only the
+/// first role reads them, if `bp.pattern.is_planned()`.
 #[cube]
 fn step_words(
     turn: usize,
@@ -262,7 +263,7 @@ fn step_words(
     }
 }
 
-/// Which pairs of the step `at` the words of its queries show, see [`WarpStep::seen`].
+/// The pairs of the step `at` that are visible by its queries' words, see [`WarpStep::seen`].
 #[cube]
 fn seen_pairs(
     words: &SeenWords,

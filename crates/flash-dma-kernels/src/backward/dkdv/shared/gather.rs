@@ -19,7 +19,7 @@ const CUBE_KEYS: usize = 8;
 pub(crate) struct KeyParts {
     /// Contiguous `[batch * kv_heads, chunks, capacity, head_dim]`.
     pub k: TensorBinding,
-    /// The same.
+    /// Like `k`.
     pub v: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks, capacity]`.
     pub scores: TensorBinding,

@@ -8,11 +8,10 @@ use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use cubecl::prelude::*;
 
-/// The steps of a cube, in order: a range's tiles for each group of heads in turn, or if `bp.pattern.is_planned()` the
+/// The steps of a cube, in order: a range's tiles for each group of heads in turn or, if `bp.pattern.is_planned()`, the
 /// entries of a list.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepOrder {
-    /// Number of steps.
     pub count: usize,
     pub range: Range,
     pub list: StepList,
@@ -55,7 +54,7 @@ impl StepOrder {
         }
     }
 
-    /// Step `turn`, for those that seldom need it: a [`Cursor`] that moves along takes no division.
+    /// Step `turn`, for infrequent use: a [`Cursor`] that moves along needs no division.
     pub(crate) fn at(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.list.entry(turn), bp)
@@ -67,7 +66,7 @@ impl StepOrder {
         }
     }
 
-    /// Whether all rows of step `turn`, which begins at query `query`, see all keys.
+    /// True if all rows of step `turn`, which begins at query `query`, see all keys.
     pub(crate) fn is_full(&self, turn: usize, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         if comptime!(bp.pattern.is_planned()) {
             turn < self.list.full
@@ -198,12 +197,12 @@ pub(crate) struct QuerySpan {
 
 #[cube]
 impl QuerySpan {
-    /// Whether no query of the tile from `query` on attends to any of the keys.
+    /// True if no query of the tile from `query` on attends to any of the keys.
     pub(crate) fn misses(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         query as i32 >= self.any_to || (query + comptime!(bp.queries())) as i32 <= self.any_from
     }
 
-    /// Whether all rows of the tile from query `query` on attend to all of the keys.
+    /// True if all rows of the tile from query `query` on attend to all of the keys.
     pub(crate) fn fills(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         comptime!(bp.rows == bp.queries() * bp.heads)
             && self.full_from <= query as i32

@@ -1,4 +1,4 @@
-//! The two keys that a lane of a warpgroup holds rows of.
+//! The two keys whose rows a lane of a warpgroup holds.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::key_place;
@@ -16,10 +16,10 @@ use cubecl::prelude::*;
 pub(crate) struct LaneKeys {
     pub upper: OwnKey,
     pub lower: OwnKey,
-    /// Their places for ALiBi.
+    /// The keys' places for ALiBi.
     pub upper_place: f32,
     pub lower_place: f32,
-    /// The keys' words of the mask of dropout.
+    /// The keys' words of the dropout mask.
     mask: ComptimeOption<KeyWords>,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
@@ -74,7 +74,8 @@ impl LaneKeys {
         }
     }
 
-    /// The mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are those of all stages.
+    /// The dropout mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are those of all
+    /// stages.
     pub(crate) fn pair_mask(
         &self,
         words: &ComptimeOption<Shared<[u32]>>,

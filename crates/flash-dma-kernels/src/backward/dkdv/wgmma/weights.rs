@@ -33,13 +33,13 @@ pub(crate) struct StepProducts<NS: Size> {
     pub dp: Vector<f32, NS>,
 }
 
-/// A step, and what is known of its pairs.
+/// A step and the visibility of its pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StagedStep {
     pub at: Step,
     pub turn: usize,
     pub stage: usize,
-    /// Which pairs of a boundary step are selected, in the format of
+    /// The selected pairs of a boundary step, in the format of
     /// [`SeenWords::pack`](crate::backward::dkdv::shared::mask::SeenWords::pack); `bp.pattern.is_planned()` only.
     pub seen: u32,
 }
@@ -55,7 +55,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     step: &StagedStep,
     pairs: &Pairs,
 ) {
-    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     let none = StepLses::none();
     if step.at.boundary {
         let kind = comptime!(PairKind::Boundary);
@@ -70,8 +70,8 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     }
 }
 
-/// See [`step_weights`]. The weights of pairs that are not selected are zero, and if the kind is `Large` those of rows
-/// without a large LSE.
+/// See [`step_weights`]. Sets the weights of pairs that are not selected to zero; if the kind is `Large`, also those of
+/// rows without a large LSE.
 #[cube]
 pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -214,8 +214,8 @@ fn probabilities<E: Float, NS: Size>(
     unrounded
 }
 
-/// Whether a row with this reference takes part: it sees a key, and its LSE is large if the kind is `Large`, and not
-/// otherwise.
+/// True if a row with this reference takes part: it sees a key, and its LSE is large if and only if the kind is
+/// `Large`.
 #[cube]
 fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
     if comptime!(kind == PairKind::Large) {
@@ -225,7 +225,7 @@ fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
     }
 }
 
-/// Whether this lane's two keys are selected by a query.
+/// Whether each of this lane's two keys is selected by a query.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Selected {
     pub first: bool,
@@ -261,11 +261,11 @@ pub(crate) fn selected(
 /// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pattern.has_pair_bias()` only.
 #[derive(CubeType)]
 struct PairBiases {
-    /// The biases of both keys for each query of which the lane has columns, in the order of the columns.
+    /// The biases of both keys for each query whose columns the lane holds, in the order of the columns.
     values: Array<f32>,
 }
 
-/// Groups of eight rows of a step's tile with distinct queries; the heads of the tile repeat them.
+/// Number of groups of eight rows of a step's tile with distinct queries; the heads of the tile repeat them.
 fn eights(bp: DkdvBlueprint) -> usize {
     (bp.queries() / 8).max(1)
 }
@@ -298,8 +298,8 @@ impl PairBiases {
         PairBiases { values }
     }
 
-    /// The bias of one of the two keys, the `lower` one or the other, and element `e` of its columns of the `n`-th
-    /// eight rows; without `bp.pattern.has_pair_bias()` its score.
+    /// The bias of one of the two keys (the second if `lower`) and element `e` of its columns of the `n`-th eight rows;
+    /// without `bp.pattern.has_pair_bias()` its score.
     fn of(
         &self,
         key: &OwnKey,
