@@ -130,7 +130,7 @@ pub(crate) fn read_f64(client: &Client, tensor: TensorBinding, element: ElementT
 pub(crate) enum Placement {
     /// Row-major.
     Contiguous,
-    /// As `[batch, len, heads, head_dim]`, read through a transpose.
+    /// `[batch, len, heads, head_dim]`, read through a transpose.
     TokenMajor,
     /// Rows with a gap that no vector width divides.
     Gaps,
@@ -170,7 +170,7 @@ pub(crate) fn upload(
     upload_strided(client, values, shape, &placement.strides(shape), element)
 }
 
-/// As [`upload`], with strides. The gaps are NaN, as they must never be read.
+/// [`upload`] with strides. The gaps are NaN, as they must never be read.
 pub(crate) fn upload_strided(
     client: &Client,
     values: &[f64],
@@ -264,7 +264,7 @@ pub(crate) fn upload_inputs(
     }
 }
 
-/// Compares a pass on inputs in a placement with the oracle, by cubes of given units if there are some.
+/// A comparison of a pass on inputs in a placement with the oracle, by cubes of the given units if there are some.
 type Check<'a> = &'a dyn Fn(&oracle::Inputs, Placement, Option<Micro>);
 
 /// Passes whose units share register tiles.

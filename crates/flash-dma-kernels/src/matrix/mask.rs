@@ -1,4 +1,4 @@
-//! How the tensor-core kernels read a tile plan.
+//! The tile plan as the tensor-core kernels read it.
 //!
 //! The arguments of a kernel with a plan, [`PlannedKeys`](crate::matrix::args::PlannedKeys):
 //!
@@ -34,7 +34,7 @@ pub(crate) struct MaskRows {
     /// The first key that the first query of the tile does not see by its position.
     pub first_end: u32,
     pub gathered: bool,
-    /// Whether a boundary step may hold values that are not finite.
+    /// True if a boundary step may hold values that are not finite.
     pub not_finite: bool,
 }
 
@@ -123,7 +123,7 @@ impl MaskRows {
         SeenPair { upper, lower }
     }
 
-    /// Whether a row sees a column, read from global memory.
+    /// True if a row sees a column, read from global memory.
     pub(crate) fn sees(
         &self,
         source: &KeySource,
@@ -174,13 +174,13 @@ pub(crate) fn until(
     seen
 }
 
-/// The step that key tile `tile` is a part of.
+/// The step that contains key tile `tile`.
 #[cube]
 pub(crate) fn step_of(tile: usize, #[comptime] bp: MmaBlueprint) -> usize {
     tile / comptime!(KEY_BLOCK / bp.key_tile)
 }
 
-/// Whether this lane sees column `first + 2 * quad` of a key block, of which `seen` are its row's words.
+/// True if this lane sees column `first + 2 * quad` of a key block; `seen` are its row's words.
 #[cube]
 pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> bool {
     // Only the constant part of this lane's columns remains.

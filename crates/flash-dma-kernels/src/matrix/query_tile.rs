@@ -12,12 +12,11 @@ use crate::pattern::position::last_key;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
-/// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
+/// The query tile and the heads that a cube of the query-outer kernels owns: tile
 /// `first_tile + CUBE_COUNT_X - 1 - CUBE_POS_X`, of the heads from `CUBE_POS_Y * bp.heads` on, counted over all
 /// sequences.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct CubeTile {
-    /// The sequence.
     pub batch: usize,
     /// Query heads of a sequence.
     pub q_heads: usize,
@@ -39,7 +38,7 @@ pub(crate) struct CubeTile {
 #[cube]
 impl CubeTile {
     /// The tile of this cube's turn: the last tiles see the most keys, so they start first; if
-    /// `bp.pattern.is_planned()` those with the longest lists.
+    /// `bp.pattern.is_planned()`, those with the longest lists start first.
     pub(crate) fn new<E: Float, NQ: Size>(
         operands: &Operands<E, NQ>,
         source: &KeySource,
@@ -89,7 +88,7 @@ impl CubeTile {
         }
     }
 
-    /// Where a row begins in `rows`, `[batch, q_heads, q_len, head_dim]`, in elements.
+    /// The offset of a row in `rows`, `[batch, q_heads, q_len, head_dim]`, in elements.
     pub(crate) fn offset<E: Float, N: Size>(
         &self,
         rows: &Tensor<Vector<E, N>>,
@@ -102,7 +101,7 @@ impl CubeTile {
 /// One row of a query tile, as its quad of lanes sees it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileRow {
-    /// Whether the row has a query.
+    /// True if the row has a query.
     pub valid: bool,
     /// The query's index in its head.
     pub query: usize,
@@ -127,7 +126,7 @@ impl TileRow {
         }
     }
 
-    /// The same row where keys count from key `begin`.
+    /// The same row, with keys counted from key `begin`.
     pub(crate) fn starting_at(&self, begin: usize) -> TileRow {
         TileRow {
             valid: self.valid,
@@ -138,7 +137,7 @@ impl TileRow {
     }
 }
 
-/// The two rows of a tile of which a lane holds elements in an accumulator: of the sixteen rows of its warp, row
+/// The two rows of a tile whose elements a lane holds in an accumulator: of the sixteen rows of its warp, row
 /// `lane / 4` and the row eight further down.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowPair {
@@ -151,7 +150,8 @@ pub(crate) struct RowPair {
 
 #[cube]
 impl RowPair {
-    /// Row `upper` of the tile that a cube owns and the one eight rows further down, where keys count from key `begin`.
+    /// Row `upper` of the tile that a cube owns and the one eight rows further down, with keys counted from key
+    /// `begin`.
     pub(crate) fn new(upper: usize, own: &CubeTile, begin: usize, slopes: &AlibiArg) -> RowPair {
         let lower = TileRow::new(upper + 8, own).starting_at(begin);
         let upper = TileRow::new(upper, own).starting_at(begin);
@@ -166,7 +166,7 @@ impl RowPair {
     }
 }
 
-/// Where the two rows of a lane lie among the rows of outputs, and which of them exist.
+/// The indices of a lane's two rows among the rows of outputs, and whether each exists.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OutputRows {
     pub upper: usize,
@@ -177,7 +177,7 @@ pub(crate) struct OutputRows {
 
 #[cube]
 impl OutputRows {
-    /// In `[.., heads, q_len]`; `first_head` is the sequence's first head there.
+    /// The indices in `[.., heads, q_len]`; `first_head` is the sequence's first head there.
     pub(crate) fn of_pair(rows: &RowPair, first_head: usize, q_len: usize) -> OutputRows {
         OutputRows {
             upper: (first_head + rows.upper.head) * q_len + rows.upper.query,
@@ -187,7 +187,7 @@ impl OutputRows {
         }
     }
 
-    /// The same among rows of the given order.
+    /// The indices among rows of the given order.
     pub(crate) fn in_order(
         rows: &RowPair,
         first_head: usize,
@@ -206,9 +206,9 @@ impl OutputRows {
 /// The order of the rows of a sequence, `[q_heads, q_len]`, which lie without gaps.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RowOrder {
-    /// By how many rows a head lies behind the one before it.
+    /// Number of rows from one head to the next.
     head: u32,
-    /// By how many rows a query lies behind the one before it.
+    /// Number of rows from one query to the next.
     query: u32,
 }
 
@@ -270,8 +270,7 @@ pub(crate) fn copy_queries<E: Float>(
     }
 }
 
-/// The row of a mask or bias, whose first two axes are those of `tensor`, that the heads of a cube read: its
-/// sequence and its head.
+/// The row (sequence and head) that the heads of a cube read from a mask or bias with the first two axes of `tensor`.
 #[cube]
 pub(crate) fn broadcast_row(tensor: &Tensor<u32>, own: &CubeTile) -> (usize, usize) {
     broadcast(tensor.shape(0), tensor.shape(1), own)
@@ -310,7 +309,7 @@ pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> us
     TILE_LIST_HEADER + tile * TILE_LIST_WORDS
 }
 
-/// ALiBi of a row, whose place is the number of the key that it stands at.
+/// ALiBi of a row, whose place is the index of the key at the same position.
 #[cube]
 pub(crate) fn row_alibi(
     slopes: &AlibiArg,

@@ -1,4 +1,5 @@
-//! The stages of keys and values in shared memory, the sources of their rows, and which segments of a tile a unit copies.
+//! The stages of keys and values in shared memory, the sources of their rows, and the segments of a tile that a unit
+//! copies.
 
 use crate::dropout::{DropoutArg, column_word};
 use crate::host::engine::Instruction;
@@ -59,7 +60,7 @@ impl<E: Float> Stages<E> {
     }
 }
 
-/// Room for what is noted of columns, if it is.
+/// Room for the notes on columns, if there are any.
 #[cube]
 fn column_stages<T: CubePrimitive>(
     #[comptime] noted: bool,

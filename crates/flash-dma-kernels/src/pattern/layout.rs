@@ -1,4 +1,5 @@
-//! What kernels stream: headers of lists, and words of bits, one per key. Writers and readers import it from here.
+//! The layout of the lists and bits that kernels stream: headers of lists, and words of bits, one per key. Writers and
+//! readers import it from here.
 
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
@@ -28,7 +29,7 @@ pub(crate) fn first_bits(count: i32) -> u32 {
     select(count > 0, 0xFFFF_FFFFu32 >> shift as u32, 0u32)
 }
 
-/// Which of the four bytes of a word are nonzero, one bit each.
+/// The nonzero bytes among the four of a word, one bit each.
 #[cube]
 pub(crate) fn nonzero_bytes(word: u32) -> u32 {
     // Bit 7 of each byte: its low bits carry into it unless all are 0.

@@ -90,7 +90,6 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     }
 }
 
-/// The keys that a cube owns.
 #[cube]
 fn key_tile<'a>(
     keys: &'a Keys<OrderedIntervals>,
@@ -162,8 +161,8 @@ impl KeySums {
         }
     }
 
-    /// Adds what a tile of queries, which must have been synchronised, contributes; the caller synchronises before it
-    /// loads another tile.
+    /// Adds the contributions of a tile of queries, which must have been synchronised; the caller synchronises before
+    /// it loads another tile.
     fn add<V: Visibility>(
         &mut self,
         keys: &KeyRows,

@@ -107,7 +107,7 @@ impl QueryGradient {
         }
     }
 
-    /// Adds what a tile of keys, which must have been synchronised, contributes; the caller synchronises before it
+    /// Adds the contributions of a tile of keys, which must have been synchronised; the caller synchronises before it
     /// loads another tile.
     fn add<V: Visibility>(
         &mut self,

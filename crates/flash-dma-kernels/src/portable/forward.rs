@@ -22,7 +22,7 @@ use cubecl::prelude::*;
 /// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
 /// | `dropout` | the seed and the rate of the mask, if there is dropout |
 /// | `out` | `[batch, q_heads, q_len, head_dim]` without gaps, in either order of heads and queries; overwritten |
-/// | `residual` | as `out`: what its rounding loses |
+/// | `residual` | the rounding error of `out`, in the same layout |
 /// | `lse`, `lse_rest` | contiguous `[batch, q_heads, q_len]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_kernel<F: Float, N: Size>(

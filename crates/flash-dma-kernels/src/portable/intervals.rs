@@ -19,7 +19,7 @@ pub struct KeyIntervals {
     end: Shared<[i32]>,
     /// Score of each key.
     score: Shared<[f32]>,
-    /// Whether the keys are the outer rows.
+    /// True if the keys are the outer rows.
     #[cube(comptime)]
     keys_outer: bool,
 }
@@ -162,8 +162,8 @@ impl KeyIntervals {
         }
     }
 
-    /// The first and one past the last query that attends to any key; the same number twice if none does. To be called
-    /// after a synchronisation.
+    /// The first and one past the last query that attends to any key; the same number twice if none does. Call it after
+    /// a synchronisation.
     pub fn queries(&self, sizes: &Sizes, #[comptime] bp: Blueprint) -> (usize, usize) {
         let mut first = sizes.k_len as i32;
         let mut end = 0i32;

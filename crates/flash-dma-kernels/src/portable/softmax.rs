@@ -16,9 +16,9 @@ pub(crate) struct OnlineSoftmax {
     s: Array<f32>,
     /// The output, `unit_vectors` per outer row: relative to the running maximum until [`finish`](Self::finish).
     pub acc: Array<Row4>,
-    /// The running maximum of each outer row; finished, its LSE.
+    /// The running maximum of each outer row; after [`finish`](Self::finish), its LSE.
     pub row_max: Array<f32>,
-    /// Finished, what the rounding of each LSE lost.
+    /// After [`finish`](Self::finish), the rounding error of each LSE.
     pub row_rest: Array<f32>,
     /// This unit's part of each row's sum.
     row_sum: Array<f32>,
@@ -93,8 +93,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Makes the logits [`s`](Self::s), −∞ where a pair is not selected, weights relative to the new maxima, to which
-    /// it rescales sums and output. Dropout is in the weights, not in the sums. Synchronises.
+    /// Turns the logits [`s`](Self::s), −∞ where a pair is not selected, into weights relative to the new maxima, to
+    /// which it rescales sums and output. Dropout is in the weights, not in the sums. Synchronises.
     fn weigh<V: Visibility>(&mut self, visibility: &V, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
@@ -149,7 +149,7 @@ impl OnlineSoftmax {
         sync_cube();
     }
 
-    /// Divides the output by the sums and makes the maxima LSEs: zeros and −∞ where nothing was selected.
+    /// Divides the output by the sums and turns the maxima into LSEs: zeros and −∞ where nothing was selected.
     /// Synchronises.
     pub(crate) fn finish(&mut self, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -212,7 +212,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes what the rounding of the LSEs lost, as [`store`](Self::store) writes these; there are `heads` of them.
+    /// Writes the rounding errors of the LSEs, as [`store`](Self::store) writes the LSEs; there are `heads` heads.
     pub(crate) fn store_lse_rest(
         &self,
         lse_rest: &mut Tensor<f32>,
@@ -231,7 +231,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes what the rounding of the finished rows loses, as [`store`](Self::store) writes these. Ends them.
+    /// Writes the rounding errors of the finished rows, as [`store`](Self::store) writes the rows, and overwrites them.
     pub(crate) fn store_residual<F: Float, N: Size>(
         &mut self,
         residual: &mut Tensor<Vector<F, N>>,

@@ -15,13 +15,13 @@ use flash_dma_problem::Problem;
 /// Classes of deaths.
 const CLASSES: usize = 64;
 
-/// For each of the `batch * kv_heads` rows the keys that some query attends to, those that die together side by side.
+/// The keys that some query attends to, for each of the `batch * kv_heads` rows; keys that die together are adjacent.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedKeys {
     /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then ascending;
     /// undefined past the count.
     pub keys: TensorBinding,
-    /// The same: the end of the interval of each entry of `keys`.
+    /// Shaped as `keys`: the end of the interval of each entry.
     pub ends: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32, at most `capacity`.
     pub counts: TensorBinding,
@@ -126,7 +126,6 @@ fn order_kernel(
 }
 
 impl OrderedKeys {
-    /// The shapes of `keys` and `ends`, and of `counts`.
     fn shapes(problem: &Problem) -> ([usize; 2], [usize; 1]) {
         let rows = problem.batch * problem.kv_heads;
         ([rows, most_keys(problem, problem.q_len)], [rows])

@@ -82,7 +82,7 @@ impl MaskedInputs {
     }
 }
 
-/// The error of a tensor that the problem has or has not, unlike the call.
+/// The error for a tensor that the problem has and the call has not, or vice versa.
 fn mismatch(
     tensor: TensorName,
     needed: Option<usize>,

@@ -10,7 +10,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, Obstacle, PlanGeometry};
 
-/// Whether lists may hold single keys; with a bias of pairs they hold blocks.
+/// True if lists may hold single keys; with a bias per pair they hold blocks.
 fn gathers(problem: &MaskedProblem) -> bool {
     problem.bias.is_none() || problem.has_key_bias()
 }
@@ -30,7 +30,7 @@ impl MaskedInputs {
         [&self.q, &self.k, &self.v]
     }
 
-    /// Refuses rows without the alignment, and a bias without the layout, that the tensor-core engines read.
+    /// Refuses rows whose alignment, or a bias whose layout, the tensor-core engines cannot read.
     pub(crate) fn check_segments(&self, problem: &MaskedProblem) -> Result<(), Obstacle> {
         check_segments(self.typed(), problem.attention.element.size())?;
         match &self.bias {
@@ -92,7 +92,7 @@ pub(crate) struct Sizes {
     pub room: usize,
 }
 
-/// The sizes of the lists of one call, as their kernels have them.
+/// The sizes of the lists of one call as kernel arguments.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct ListSizes {
     pub tiles: usize,
@@ -123,7 +123,6 @@ impl Sizes {
         }
     }
 
-    /// The launch argument.
     pub(crate) fn of_kernels(&self, geometry: &PlanGeometry) -> ListSizesLaunch {
         let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
         ListSizesLaunch::new(
@@ -149,7 +148,7 @@ impl Sizes {
         [TILE_LIST_HEADER + self.items * TILE_LIST_WORDS]
     }
 
-    /// The keys of each block that some, and that all, queries of a tile see: two words each.
+    /// The shape of the keys of each block that some, and that all, queries of a tile see: two words each.
     pub(crate) fn spans(&self) -> [usize; 2] {
         [self.items * self.blocks, 4]
     }

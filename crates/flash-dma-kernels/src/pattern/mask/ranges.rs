@@ -1,4 +1,4 @@
-//! From a range of keys per query to a tile plan.
+//! A range of keys per query to a tile plan.
 
 use crate::pattern::layout::first_bits;
 use cubecl::prelude::*;
@@ -13,7 +13,7 @@ pub(crate) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 pub(crate) struct KeyRanges {
     /// `[batch, heads, queries, 1]` with any strides.
     pub first: OwnedTensor<i32>,
-    /// As `first`.
+    /// Like `first`.
     pub end: OwnedTensor<i32>,
 }
 
