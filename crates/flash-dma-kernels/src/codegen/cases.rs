@@ -18,15 +18,15 @@ use flash_dma_problem::AttentionError;
 
 /// A call of the library.
 pub(crate) struct Case {
-    /// Names the variants it adds.
+    /// The name of the variants it adds.
     pub name: String,
-    /// The devices to make it on.
+    /// The devices on which it is made.
     pub gpus: &'static [Gpu],
     /// Makes the call.
     pub run: Box<dyn Fn(&Client)>,
 }
 
-/// Keys enough for three levels of the selection's tree, and heads enough to fill cubes.
+/// Enough keys for three levels of the selection's tree, and enough heads to fill cubes.
 const HEADS: usize = 8;
 const K_LEN: usize = 128 << 10;
 /// Keys too many for a selection by blocks.
@@ -190,18 +190,18 @@ struct Attention {
     q_len: usize,
     k_len: usize,
     options: AttentionOptions,
-    /// Whether keys have scores.
+    /// True if keys have scores.
     scored: bool,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
-    /// Whether `k` and `v` have one token, which is read for all.
+    /// True if `k` and `v` have one token, which is read for all.
     repeats_keys: bool,
     /// The forward pass writes the residual of `out`, and the backward pass reads it.
     residual: bool,
     backward: bool,
-    /// Whether the LSE has a gradient.
+    /// True if the LSE has a gradient.
     grad_lse: bool,
-    /// Whether the selection has runners-up.
+    /// True if the selection has runners-up.
     runners_up: bool,
     left_out: bool,
     /// Engines to launch, if they support the problem; the portable one supports all.

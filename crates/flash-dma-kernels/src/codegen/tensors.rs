@@ -121,7 +121,7 @@ impl<P: Backward<Gradients: Clone>> Attention<P> {
         plan.run(self.outputs())
     }
 
-    /// As [`forward`](Self::forward), the backward pass.
+    /// Runs the backward pass likewise.
     pub(crate) fn backward(
         &self,
         client: &Client,
@@ -192,7 +192,7 @@ pub(crate) fn step(client: &Client, problem: &DecodeProblem) -> (StepInputs, Ste
     (inputs, outputs)
 }
 
-/// The factors of a product of these sizes, and whether the columns of each are contiguous in place of its rows.
+/// The factors of a product of these sizes; for each, true if its columns are contiguous instead of its rows.
 pub(crate) fn operands(
     client: &Client,
     [m, n, k]: [usize; 3],

@@ -1,4 +1,4 @@
-//! Writing tokens into the slots that were chosen for them.
+//! Writes tokens into the slots that were chosen for them.
 
 use crate::decode::tensors::{NewTokens, PageTensors, SlotTensors, row_at};
 use cubecl::prelude::*;

@@ -12,27 +12,28 @@ use flash_dma_problem::{
 };
 use std::fmt::{self, Debug, Formatter};
 
-/// A pass and its inputs: what [`Plan`] has to know of it.
+/// A pass and its inputs, as [`Plan`] needs them.
 pub(crate) trait Pass {
     /// The tensors that it writes.
     type Outputs;
-    /// What [`Engine::Portable`] is configured by.
+    /// The configuration of [`Engine::Portable`].
     type Portable;
-    /// What the tensor cores are configured by.
+    /// The configuration of the tensor cores.
     type Matrix;
 
     /// The most buffers of any of its kernels.
     const BINDINGS: u32;
-    /// Which pass it is.
+    /// The kind of pass.
     const KIND: PassKind;
 
-    /// The rows that it computes with.
+    /// The properties of its rows that a plan needs.
     fn rows(&self) -> Rows;
 
     /// The configuration for single units.
     fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError>;
 
-    /// The configuration for an instruction, or why there is none. Of the inputs only strides and offsets are read.
+    /// The configuration for an instruction, or the reason why there is none. Only the inputs' strides and offsets are
+    /// read.
     fn matrix(
         &self,
         instruction: Instruction,
@@ -55,14 +56,14 @@ pub(crate) trait Pass {
     fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: Self::Outputs);
 }
 
-/// The rows that a pass computes with.
+/// The properties of a pass's rows that its plan needs.
 pub(crate) struct Rows {
     pub element: ElementType,
     /// The engine that the problem asks for.
     pub choice: EngineChoice,
-    /// Whether there are a query and a key, so that there is something to compute.
+    /// True if there are a query and a key, so that there is something to compute.
     pub paired: bool,
-    /// The bytes of the slopes of ALiBi; 0 without.
+    /// Bytes of the ALiBi slopes; 0 without.
     pub alibi: usize,
 }
 
@@ -120,7 +121,7 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         })
     }
 
-    /// As [`new`](Self::new), with a given configuration.
+    /// [`new`](Self::new) with a given configuration.
     pub(crate) fn with<P: Pass<Outputs = Outputs> + 'a>(
         client: &'a Client,
         engine: Engine,
@@ -155,20 +156,20 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         })
     }
 
-    /// The engine that it runs on.
+    /// The engine that the pass runs on.
     #[must_use]
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// The engines that were considered before it, the fastest first, and why they do not run the pass.
+    /// The engines that were considered before it, the fastest first, and the reasons why they do not run the pass.
     #[must_use]
     pub fn passed_over(&self) -> &[PassedOver] {
         &self.passed_over
     }
 
-    /// The bytes that [`run`](Self::run) needs on the device besides its arguments: the peak total of the buffers that
-    /// it holds at once, each at its requested size.
+    /// The bytes that [`run`](Self::run) allocates on the device: the peak total of the buffers that it holds at once,
+    /// each at its requested size, without its arguments.
     ///
     /// A buffer is free for the next request on the stream once the launches that use it are enqueued, so consecutive
     /// calls need as much as the largest of them. The client's pool rounds sizes up and keeps its memory.

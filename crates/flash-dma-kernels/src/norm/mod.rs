@@ -22,7 +22,7 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, NormProblem, TensorName};
 
-/// What rows are weighted and rotated by.
+/// The weights and the rotary table of rows.
 #[derive(Clone, Debug)]
 pub struct NormParameters {
     /// `[width]`, contiguous, the problem's element type; given exactly if the problem has a norm.
@@ -123,7 +123,7 @@ fn check_gamma(
     check_given(name, gamma, shape, size, Layout::Contiguous)
 }
 
-/// As [`check_tensor`], of a tensor that is given exactly if it has a shape.
+/// [`check_tensor`] for a tensor that is given exactly if it has a shape.
 fn check_given<const R: usize>(
     name: TensorName,
     tensor: &Option<TensorBinding>,

@@ -15,7 +15,7 @@ pub struct Operands {
     pub element: ElementType,
 }
 
-/// Where a product goes, contiguous: `[m, n]`, or in parts `[parts, m, n]`.
+/// The destination of a product, contiguous: `[m, n]`, or in parts `[parts, m, n]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output<'a> {
     pub tensor: &'a TensorBinding,
@@ -31,9 +31,7 @@ impl<'a> Output<'a> {
 /// The sizes of `A B`: A is `[m, k]`, B `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes {
-    /// Rows of A.
     pub m: usize,
-    /// Columns of B.
     pub n: usize,
     /// Columns of A and rows of B, which the sums run over.
     pub k: usize,
@@ -49,7 +47,7 @@ pub(crate) enum Major {
 }
 
 impl Operands {
-    /// The sizes.
+    /// The sizes of the product.
     ///
     /// # Panics
     ///
@@ -99,7 +97,7 @@ impl Operands {
         check_tensor(TensorName::Product, out.tensor, &[m, n], size, contiguous)
     }
 
-    /// The same operands with strides as of a matrix for axes of one element, whose strides are never used.
+    /// The same operands, but axes of one element, whose strides are never used, get the strides of a matrix.
     pub(crate) fn canonical(&self) -> Self {
         let canonical = |tensor: &TensorBinding| {
             let mut tensor = tensor.clone();
@@ -119,7 +117,7 @@ impl Operands {
         }
     }
 
-    /// Whether the tensor memory accelerator can copy both operands: every row (or column) begins at a multiple of 16
+    /// True if the tensor memory accelerator can copy both operands: every row (or column) begins at a multiple of 16
     /// bytes.
     pub(crate) fn takes_boxes(&self) -> bool {
         [&self.a, &self.b].iter().all(|tensor| {

@@ -74,7 +74,7 @@ fn by_first(
     Err(AttentionError::Unsupported { what })
 }
 
-/// Launches the kernels of a choice, or returns why it refuses.
+/// Launches the kernels of a choice, or returns the reason for its refusal.
 fn launch(client: &Client, operands: &Operands, out: Output, choice: Choice) -> Result<(), String> {
     let Sizes { m, n, .. } = operands.sizes();
     match choice.route {

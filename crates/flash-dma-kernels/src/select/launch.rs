@@ -1,4 +1,4 @@
-//! Host side: which kernels run, in which order, on which buffers.
+//! Host side: the kernels that run, their order and their buffers.
 
 use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
 use crate::select::blocks;

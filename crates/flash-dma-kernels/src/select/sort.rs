@@ -64,8 +64,8 @@ pub(crate) fn sort_blocks_kernel(
     }
 }
 
-/// Merges pairs of sorted blocks of `block` keys: a key's place in the merged block is its place in
-/// its own plus the number of better keys in the sibling, found by bisection.
+/// Merges pairs of sorted blocks of `block` keys: a key's place in the merged block is its place in its own plus the
+/// number of better keys in the sibling, found by bisection.
 ///
 /// Blocks hold contiguous index ranges, so a tie goes to the key of the left block. One unit per key; all buffers are
 /// contiguous `[rows, n]`, the `_out` buffers are overwritten.

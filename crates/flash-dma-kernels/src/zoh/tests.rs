@@ -1,4 +1,4 @@
-//! Cubes of several units, as on a GPU, and of one.
+//! Cubes of several units, as on a GPU, and of one unit.
 
 use super::{ZohParameters, run};
 use crate::testing::{client, contiguous, read_f64, strided, zeros};
@@ -42,7 +42,7 @@ impl Inputs {
         (0..heads).flat_map(of_head).collect()
     }
 
-    /// By definition, and in f32.
+    /// The scores by definition, and in f32.
     fn scores(&self, biased: bool) -> (Exact, Vec<f64>) {
         let [batch, heads, len, _] = self.shape;
         let (mut values, mut magnitude, mut naive) = (Vec::new(), Vec::new(), Vec::new());

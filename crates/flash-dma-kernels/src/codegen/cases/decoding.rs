@@ -35,7 +35,7 @@ pub(crate) fn all() -> Vec<Case> {
     let of_one = |call: Decoding| with(call, |c| c.steps = &[1]);
     let capped = with(of_one(slots), |c| (c.appends, c.options) = (false, options));
     let scored = with(of_one(pages), |c| c.scored = true);
-    // The rule is in numbers, but the rank of a chunk's keys is another kernel's.
+    // The rule is a runtime argument, but the rank of a chunk's keys is computed by another kernel.
     let sinks = with(of_one(slots), |c| (c.recent, c.sinks) = (128, 4));
     let ranks = with(slots, |c| (c.appends, c.role) = (false, ScoreRole::Rank));
     // Pages that exceed 32-bit indices.
@@ -76,9 +76,9 @@ struct Decoding {
     /// Recent keys and sinks, of slots.
     recent: usize,
     sinks: usize,
-    /// What the scores of slots are for.
+    /// The role of the scores in slots.
     role: ScoreRole,
-    /// Whether there is a prefill first.
+    /// True if there is a prefill first.
     appends: bool,
     /// Tokens of each step.
     steps: &'static [usize],

@@ -28,9 +28,9 @@ struct Case {
     element: ElementType,
     /// `None` is a cache of pages.
     window: Option<usize>,
-    /// Whether pages have scores.
+    /// True if pages have scores.
     biased: bool,
-    /// What the scores of slots are for.
+    /// The role of the scores in slots.
     role: ScoreRole,
     scores: Scores,
     options: AttentionOptions,

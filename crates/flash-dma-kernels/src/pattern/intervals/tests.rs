@@ -257,7 +257,7 @@ fn boundary_keys_spill_where_many_die_at_once() {
     }
 }
 
-/// All keys die inside a tile, and those that spill fill more than half of the places that are left.
+/// All keys die inside a tile, and the spilled ones fill more than half of the places that are left.
 #[test]
 fn spilled_keys_that_stand_on_each_others_places_are_in_order() {
     let n = 200;

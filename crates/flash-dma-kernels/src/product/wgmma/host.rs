@@ -26,13 +26,12 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// Both.
+    /// Both tiles.
     pub const ALL: [Self; 2] = [Self::Columns128, Self::Columns256];
 
-    /// Rows of either.
+    /// Rows of either tile.
     pub const ROWS: usize = 64 * CONSUMERS;
 
-    /// Columns.
     #[must_use]
     pub const fn columns(self) -> usize {
         match self {
@@ -51,19 +50,19 @@ impl Tile {
     }
 }
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     pub element: ElementType,
     pub tile: Tile,
-    /// How A `[m, k]` lies in memory.
+    /// The layout of A `[m, k]`.
     pub a: Major,
-    /// How B `[k, n]` lies in memory.
+    /// The layout of B `[k, n]`.
     pub b: Major,
 }
 
 impl Blueprint {
-    /// Tiles of A and B that are copied ahead, and the one in use.
+    /// Tiles of A and B that are copied ahead, plus the one in use.
     pub(crate) fn stages(self) -> usize {
         match self.tile {
             Tile::Columns128 => 3,
@@ -86,7 +85,7 @@ impl Blueprint {
     }
 }
 
-/// Why the kernel does not multiply these operands on this device; none if it does.
+/// The reason why the kernel does not multiply these operands on this device; `None` if it does.
 pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'static str> {
     let Sizes { m, n, k } = operands.sizes();
     // The LLVM generator, which has no inline PTX, has no asynchronous copies either.
@@ -115,7 +114,7 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// The product in at most `parts` parts, or why it is not served.
+    /// The plan with at most `parts` parts, or the reason why the product is not served.
     pub(crate) fn new(
         client: &Client,
         operands: &'a Operands,
