@@ -8,21 +8,21 @@ use flash_dma_problem::Interval;
 pub struct Selection<'a> {
     /// `[batch, kv_heads, k_len]`; the score of a key is added to its logits.
     pub scores: View<'a, f32, 3>,
-    /// The intervals [`select`](crate::select()) made of the scores, contiguous
-    /// `[batch, kv_heads, k_len]`, or any others that begin at their keys.
+    /// The intervals that [`select`](crate::select()) made from the scores, contiguous `[batch, kv_heads, k_len]`, or
+    /// any others that begin at their keys.
     pub intervals: &'a [Interval],
-    /// `None` if nothing learns what it ranks the keys by; only the backward pass reads it.
+    /// The pairs that train the rank; `None` if nothing learns it. Only the backward pass reads it.
     pub far: Option<Far<'a>>,
 }
 
-/// The pairs by which the tensor that ranks the keys learns.
+/// The pairs that train the tensor by which keys are ranked.
 #[derive(Clone, Copy, Debug)]
 pub struct Far<'a> {
-    /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`: it is one
-    /// from the end of its interval on.
+    /// One past the last position at which each key is a runner-up, which it is from the end of its interval on:
+    /// contiguous `[batch, kv_heads, k_len]`.
     pub ends: &'a [u32],
-    /// If kept keys learn what they are worth: the first position at which its rank keeps each key, contiguous
-    /// `[batch, kv_heads, k_len]`; one from the end of its interval on is none.
+    /// The first position at which each key is kept for its rank; a position from the end of the key's interval on
+    /// means that it never is. Contiguous `[batch, kv_heads, k_len]`. `None` unless kept keys learn.
     pub left_out: Option<&'a [u32]>,
 }
 
@@ -39,22 +39,23 @@ pub struct Inputs<'a, E> {
     pub selection: Option<Selection<'a>>,
 }
 
-/// Where the forward pass writes; every slice is contiguous and overwritten.
+/// The outputs of the forward pass; every slice is contiguous and overwritten.
 #[derive(Debug)]
 pub struct Outputs<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`.
     pub out: &'a mut [E],
-    /// As `out`: what its rounding to 16 bits loses, rounded to 16 bits, for [`Saved::residual`]; 0 where `out` is not
+    /// The rounding error of `out`, rounded to 16 bits, for [`Saved::residual`]; shape of `out`, 0 where `out` is not
     /// finite. `None` does not compute it; f32 has none.
     pub residual: Option<&'a mut [E]>,
     /// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
     pub lse: &'a mut [f32],
-    /// As `lse`: what its rounding loses, for [`Saved::lse_rest`]; 0 where `lse` is not finite. `None` does not write it.
+    /// The rounding error of `lse`, for [`Saved::lse_rest`]; shape of `lse`, 0 where it is not finite. `None` does not
+    /// write it.
     pub lse_rest: Option<&'a mut [f32]>,
 }
 
 impl<'a, E> Outputs<'a, E> {
-    /// Without a residual and the rest of the LSE.
+    /// The outputs without the residual and the rest of the LSE.
     #[must_use]
     pub fn new(out: &'a mut [E], lse: &'a mut [f32]) -> Self {
         Self {
@@ -71,13 +72,13 @@ impl<'a, E> Outputs<'a, E> {
 pub struct Saved<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`, as the forward pass wrote it.
     pub out: View<'a, E, 4>,
-    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them
-    /// those of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    /// The residual that the forward pass wrote, shaped as `out`. `None` is zero: then the gradients of logits, and
+    /// with them those of scores and biases, include the rounding of `out`, which adds up over the queries of a key.
     pub residual: Option<View<'a, E, 4>>,
     /// Contiguous `[batch, q_heads, q_len]`, as the forward pass wrote it.
     pub lse: &'a [f32],
-    /// As `lse`: what the forward pass left beside it. `None` is zero: then every probability has the rounding of `lse`
-    /// in it, a factor of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
+    /// The rounding error of `lse` that the forward pass wrote, shaped as `lse`. `None` is zero: then every probability
+    /// includes the rounding of `lse`, a factor of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
     pub lse_rest: Option<&'a [f32]>,
     /// `[batch, q_heads, q_len, head_dim]`.
     pub grad_out: View<'a, E, 4>,
@@ -85,7 +86,7 @@ pub struct Saved<'a, E> {
     pub grad_lse: Option<&'a [f32]>,
 }
 
-/// Where the backward pass writes; every slice is contiguous and overwritten.
+/// The outputs of the backward pass; every slice is contiguous and overwritten.
 #[derive(Debug)]
 pub struct Gradients<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -96,8 +97,7 @@ pub struct Gradients<'a, E> {
     pub v: &'a mut [E],
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<&'a mut [f32]>,
-    /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the selection
-    /// has a [`Far`].
+    /// `[batch, kv_heads, k_len]`: the gradient of the rank; given exactly if the selection has a [`Far`].
     pub rank: Option<&'a mut [f32]>,
 }
 
@@ -116,7 +116,7 @@ pub struct MaskedInputs<'a, E> {
     pub bias: Option<BroadcastView<'a, f32>>,
 }
 
-/// Where the masked backward pass writes; every slice is contiguous and overwritten.
+/// The outputs of the masked backward pass; every slice is contiguous and overwritten.
 #[derive(Debug)]
 pub struct MaskedGradients<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`.

@@ -9,7 +9,7 @@ use std::ops::Range;
 #[derive(Clone, Copy)]
 pub(crate) struct KvHead {
     pub(crate) batch: usize,
-    /// Among the key/value heads of the sequence.
+    /// Index among the key/value heads of the sequence.
     pub(crate) head: usize,
 }
 
@@ -18,7 +18,6 @@ pub(crate) struct KvHead {
 #[derive(Clone)]
 pub(crate) struct QueryRows {
     pub(crate) kv_head: KvHead,
-    /// Query heads per key/value head.
     pub(crate) group: usize,
     pub(crate) queries: Range<usize>,
 }

@@ -32,20 +32,19 @@ pub fn forward<E: Element>(
     Ok(())
 }
 
-/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With a
-/// [`Far`](crate::Far), also the gradient of the tensor that ranks the keys: for each query and each of its runners-up,
-/// the change of the loss if the key were attended, and for each kept key that learns what it is
-/// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
+/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With a [`Far`](crate::Far),
+/// also the gradient of the rank: for each query and each of its runners-up, the change of the loss if the key were
+/// attended to, and for each kept key that learns, its change by [leaving the key
+/// out](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
-/// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
-/// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
-/// Beside the outputs the pass holds f32 gradients of the keys that each of at most 8 chunks of
-/// queries per head touches: memory linear in the lengths.
+/// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends to nothing and a
+/// key that nothing attends to have gradients of exactly 0, whatever they hold. In addition to the outputs the pass
+/// holds f32 gradients of the keys that each of at most 8 chunks of queries per head touches: memory linear in the
+/// lengths.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if an argument does not fit the problem or its own shape. Nothing is written
-/// then.
+/// [`AttentionError`] if an argument does not fit the problem or its own shape. Nothing is written then.
 pub fn backward<E: Element>(
     problem: &Problem,
     inputs: Inputs<'_, E>,

@@ -58,7 +58,7 @@ pub(crate) struct MaskBits<'a> {
 }
 
 impl<'a> MaskBits<'a> {
-    /// Without a mask the bits are those of the problem's causal masking.
+    /// Creates them; without a mask they are those of the problem's causal masking.
     pub(crate) fn new(problem: &MaskedProblem, bits: Option<&'a [u32]>) -> Self {
         let (bits, batches, heads) = match (&problem.plan, bits) {
             (Some(plan), Some(bits)) => (PlanBits::new(plan, bits), plan.mask[0], plan.mask[1]),

@@ -68,7 +68,7 @@ impl<'a, T> BroadcastView<'a, T> {
         }
     }
 
-    /// The strides of the tensor this one is broadcast to: 0 on an axis of size 1.
+    /// The strides in the tensor's broadcast shape: 0 on an axis of size 1.
     pub(crate) fn steps(&self) -> [usize; 4] {
         core::array::from_fn(|axis| match self.shape[axis] {
             1 => 0,

@@ -52,7 +52,7 @@ pub(crate) struct Selected<'a> {
     ranked: Vec<Vec<usize>>,
 }
 
-/// Keys of a head of these scores, and what is added to their logits.
+/// Keys of a head with these scores, and the biases of their logits.
 fn biased(keys: Vec<usize>, scores: &[f64], role: ScoreRole) -> Keys {
     let added = |j: usize| match role {
         ScoreRole::RankAndBias => scores[j],
@@ -68,13 +68,13 @@ impl Selected<'_> {
         select::take(&self.ranked[kv_head(p, b, h)], window, p.position(i))
     }
 
-    /// Keys of the kv head that a query head reads, and what is added to their logits.
+    /// Keys of the kv head that a query head reads, and the biases of their logits.
     fn biased(&self, [b, h, _]: At, keys: Vec<usize>) -> Keys {
         let scores = self.scores.expect("keys are selected by scores");
         biased(keys, &scores[kv_keys(self.problem, b, h)], self.role)
     }
 
-    /// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
+    /// The runners-up of every row: the keys that a window of `more` keys would add to the selected pairs.
     fn runners_up(&self, more: usize) -> impl Pairs {
         let window = self.problem.window;
         move |at: At| {
@@ -86,7 +86,7 @@ impl Selected<'_> {
         }
     }
 
-    /// Kept keys from the position on from which their rank keeps them: `from` is `[batch, kv_heads, k_len]`.
+    /// Kept keys from the position on at which their rank keeps them: `from` is `[batch, kv_heads, k_len]`.
     fn kept_by_rank(&self, from: &[u32]) -> impl Pairs {
         let p = self.problem;
         move |[b, h, i]: At| {
@@ -115,14 +115,14 @@ impl Inputs {
         self.forward_for(ScoreRole::default())
     }
 
-    /// The output and the LSE if the scores are for `role`.
+    /// The output and the LSE with the scores in `role`.
     #[must_use]
     pub fn forward_for(&self, role: ScoreRole) -> Forward {
         rows::forward(&self.tensors(), &self.selected_for(role))
     }
 
-    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has, and the
-    /// scores are for `role`.
+    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has, with the
+    /// scores in `role`.
     ///
     /// # Panics
     ///
@@ -160,9 +160,10 @@ impl Inputs {
         Backward { q, k, v, scores }
     }
 
-    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if the `runners_up` keys that come
-    /// after the window are to learn: for each query and each of its runners-up, with `x` the logit minus the LSE,
-    /// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, the change of the loss if the key were attended.
+    /// The gradient of the rank, `[batch, kv_heads, k_len]`, if the `runners_up` keys that come after the window learn:
+    /// for each query and each of its runners-up, with `x` the logit minus the LSE,
+    /// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, the change of the loss if the key were attended
+    /// to.
     ///
     /// # Panics
     ///
@@ -188,7 +189,7 @@ impl Inputs {
         rows::rank(tensors, &selected, asked, grads)
     }
 
-    /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
+    /// [`Inputs::rank_gradient`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_rank_gradient(
         &self,
@@ -201,8 +202,8 @@ impl Inputs {
         naive::rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 
-    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they are
-    /// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT): for each query and each key that it keeps and whose `from`,
+    /// The gradient of the rank, `[batch, kv_heads, k_len]`, if kept keys learn by [leaving them
+    /// out](flash_dma_problem::OWN_OUTPUT_WEIGHT): for each query and each key that it keeps and whose `from`,
     /// `[batch, kv_heads, k_len]`, is not after the query's position.
     ///
     /// # Panics
@@ -229,7 +230,7 @@ impl Inputs {
         rows::rank(tensors, &selected, asked, grads)
     }
 
-    /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
+    /// [`Inputs::left_out_gradient`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,

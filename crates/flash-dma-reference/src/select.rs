@@ -1,14 +1,14 @@
-//! The attended keys, by definition.
+//! The keys attended to, by definition.
 //!
-//! The order of keys: greater score first, a tie (`-0.0` and `0.0` tie) to the lower index, NaN below
-//! every number and among themselves by index. A score of −∞ is not in the order at all: its key is
-//! never attended and takes no other key's place.
+//! The order of keys: greater score first, a tie (`-0.0` and `0.0` tie) to the lower index, NaN below every number and
+//! among themselves by index. A score of −∞ is not in the order at all: its key is never attended to and takes no other
+//! key's place.
 
 use core::cmp::Ordering;
 use flash_dma_problem::Interval;
 use std::collections::BinaryHeap;
 
-/// Whether key `a` comes before key `b`, both given as score and index.
+/// The order of keys `a` and `b`, both given as score and index: `Less` if `a` comes first.
 pub(crate) fn order(a: (f64, usize), b: (f64, usize)) -> Ordering {
     let by_score = match (a.0.is_nan(), b.0.is_nan()) {
         (true, true) => Ordering::Equal,

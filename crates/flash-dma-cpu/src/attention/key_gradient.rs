@@ -1,4 +1,4 @@
-//! The gradients of K and V: sums of each chunk of queries, and the sums of those.
+//! The gradients of K and V: sums over each chunk of queries, and the sums of those.
 
 use crate::element::Element;
 use crate::simd::add_scaled;

@@ -1,5 +1,5 @@
-//! Decoding against the oracle: whatever the appends are, a query gets what the last rows of a pass over
-//! everything would give it.
+//! Decoding against the oracle: however the tokens are appended, a query gets the result of the last rows of a pass
+//! over everything.
 
 use super::placement::EMPTY;
 use super::*;
@@ -239,8 +239,8 @@ fn slots_decode_as_one_pass_would() {
     }
 }
 
-/// A step that appends later writes what the step would and not one bit of the cache, whether that is given to be
-/// written or to be read; and then the tokens are appended.
+/// A step that appends later writes the same outputs as the step and leaves every bit of the cache, given writable or
+/// read-only; then the tokens are appended.
 #[test]
 fn a_step_that_appends_later_leaves_the_slots() {
     let rule = SelectionRule {
@@ -288,7 +288,7 @@ fn a_step_that_appends_later_leaves_the_slots() {
     }
 }
 
-/// Thousands of tokens: whatever the pieces, the slots hold what the rule keeps.
+/// Thousands of tokens: however they are split, the slots hold the keys that the rule keeps.
 #[test]
 fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {
     const LEN: usize = 3000;
@@ -410,7 +410,7 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
     }
 }
 
-/// What is refused is refused before anything is written.
+/// Calls are refused before anything is written.
 #[test]
 fn a_refused_call_leaves_the_cache_as_it_was() {
     let shape = CacheShape::slots(1, 2, 4, DIM, ElementType::F32).unwrap();

@@ -1,4 +1,4 @@
-//! The keys of a pass: where they lie, which of them a tile of queries attends to, and the bias of its logits.
+//! The keys of a pass: their location, the keys that a tile of queries attends to, and the bias of its logits.
 
 pub(crate) mod bias;
 pub(crate) mod block;

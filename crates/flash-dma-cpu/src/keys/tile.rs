@@ -1,4 +1,4 @@
-//! The keys of a tile of queries, whatever says which they are.
+//! The keys of a tile of queries, from any source.
 
 use super::KeyList;
 use super::intervals::IntervalLists;
@@ -62,7 +62,7 @@ impl<'a> TileKeys<'a> {
         }
     }
 
-    /// Whether every row of the tile attends to every key that it lists.
+    /// True if every row of the tile attends to every key that it lists.
     pub(crate) fn is_full(&self) -> bool {
         let count = self.list().entries.len();
         match self {

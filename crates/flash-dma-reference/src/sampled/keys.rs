@@ -187,7 +187,7 @@ impl Sums {
         dv.add_row(n * dim, prob, size * prob, &query.grad_out);
     }
 
-    /// As `naive::backward` does it.
+    /// Adds a pair as `naive::backward` does.
     fn add_naive_pair(&mut self, p: &Problem, n: usize, pair: &Pair, query: &Query) {
         let &Pair { key, bias, weight } = pair;
         let (dim, element, scale) = (p.head_dim, p.element, p.scale);
