@@ -82,7 +82,7 @@ struct Read {
 }
 
 impl Read {
-    /// What reads rows as long as they are asked for.
+    /// A reader of rows of the requested length.
     fn rows(&self) -> impl Fn(usize, &mut [f64]) + Sync {
         |row, into| self.row(row, into)
     }
@@ -227,7 +227,7 @@ impl<T: Target> Kernels<T> {
         drop(grad_q);
 
         let residual = residual.map(|residual| self.read_back(residual));
-        // What the backward pass reads: `out` before its rounding.
+        // The backward pass reads `out` before its rounding.
         let precise = |row: usize, into: &mut [f64]| {
             out.row(row, into);
             if let Some(residual) = &residual {

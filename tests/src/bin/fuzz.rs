@@ -89,7 +89,7 @@ fn run(options: &Options) -> Result<bool, String> {
     run(options)
 }
 
-/// The requested options with their values, each of them one that [`HELP`] lists.
+/// The requested options with their values, each of them listed by [`HELP`].
 struct Options(Vec<(String, String)>);
 
 impl Options {
@@ -203,7 +203,7 @@ fn in_processes(processes: usize) -> Result<Record, String> {
     Ok(joined)
 }
 
-/// Runs on one engine; returns whether everything was right.
+/// Runs on one engine; returns true if everything was right.
 fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let engine = shared::<E>();
     let mut profile = Profile::of(engine);

@@ -43,7 +43,7 @@ pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     })
 }
 
-/// As [`upload`]: nonzero values are `true`.
+/// [`upload`] for booleans: nonzero values are `true`.
 pub(crate) fn upload_bool<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R, Bool> {
     place(raw, |values, stored| {
         let values: Vec<bool> = values.iter().map(|&x| x != 0.0).collect();
@@ -71,7 +71,7 @@ fn place<const R: usize, K: Basic>(
         _ => shape[axis],
     });
     let used: [usize; R] = axes.map(|axis| sizes[axis]);
-    // With the gaps that an axis has behind its indices.
+    // Including the gaps that an axis has after its indices.
     let mut stored = used;
     for (depth, pair) in axes.windows(2).enumerate() {
         let (outer, inner) = (raw.strides[pair[0]], raw.strides[pair[1]]);
@@ -150,7 +150,7 @@ impl Tensors {
         Ok(results?)
     }
 
-    /// Of the keys that a rule selects.
+    /// Runs attention over the keys that a rule selects.
     fn compete(&self, call: &Call, rule: &Competing) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         let scores = self.scores.clone().expect("ranks are scores");
         let selector = selector(&rule.rules, rule.documents.as_deref(), call.problem.batch);
@@ -169,7 +169,7 @@ impl Tensors {
         Ok(attention.try_forward_with_lse()?)
     }
 
-    /// By the operation below the `Tensor` API, which takes any `far`.
+    /// Runs the operation below the `Tensor` API, which takes any `far`.
     fn forward_with_runners_up(&self, call: &Call, far: &[u32]) -> (Tensor<4>, Tensor<3>) {
         let p = &call.problem;
         let device = self.rows[0].device();
@@ -210,7 +210,7 @@ fn options(call: &Call) -> AttentionOptions {
     }
 }
 
-/// The selector of a rule for each head, inside documents of these lengths, which are those of every sequence.
+/// The selector of a rule for each head, inside documents of these lengths, the same for every sequence.
 fn selector(rules: &[SelectionRule], documents: Option<&[usize]>, batch: usize) -> Selector {
     let windows: Vec<usize> = rules.iter().map(|rule| rule.window).collect();
     let selector = Selector::top(windows)

@@ -22,7 +22,7 @@ pub enum Called {
 /// The workspace of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Workspace {
-    /// Which call.
+    /// The call.
     pub called: Called,
     /// The bytes that the call announced before it was made.
     pub said: usize,

@@ -26,7 +26,7 @@ pub struct Step {
 
 /// An engine that may decode.
 pub trait Decoder: Engine {
-    /// Whether it decodes.
+    /// True if it decodes.
     fn decodes(&self) -> bool;
 
     /// Appends the prefill to an empty cache and takes the steps.
@@ -72,7 +72,7 @@ pub fn prefix(spec: &Spec, all: &Inputs, step: &Range<usize>) -> Inputs {
     }
 }
 
-/// The wrong tokens behind those of a piece, in a sequence of `len` tokens; `None` for a piece that is no guess.
+/// Number of wrong tokens after those of a piece, in a sequence of `len` tokens; `None` for a piece that is no guess.
 fn wrong_behind(decoding: &Decoding, piece: usize, len: usize) -> Option<usize> {
     let room = MAX_STEP.checked_sub(piece)?;
     Some(decoding.wrong?.min(room).min(len))

@@ -87,7 +87,7 @@ impl<B: Backend> MaskedEngine for Burn<B> {
 }
 
 impl<B: Backend> Burn<B> {
-    /// The gradient of the bias where nothing else is tracked.
+    /// The gradient of the bias when nothing else is tracked.
     ///
     /// # Panics
     ///

@@ -63,7 +63,7 @@ impl<E: Host + Element> Buffers<E> {
         }
     }
 
-    /// The results, with what a backward pass gets besides if it is wanted.
+    /// The results; if requested, also those that a backward pass reads.
     fn forward(
         &self,
         call: &MaskedCall,

@@ -204,7 +204,7 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
     assert_eq!(pages_bits(&cache), before);
 }
 
-/// Pages, lengths, and why they are refused.
+/// Pages, lengths, and the reason why they are refused.
 type Case = (&'static [&'static [usize]], &'static [usize], &'static str);
 
 fn tables_from_outside<B: Backend>(burn: &Burn<B>) {

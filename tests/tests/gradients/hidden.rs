@@ -23,7 +23,7 @@ fn spoil(inputs: &mut MaskedInputs, grads: &mut Grads, target: usize, n: usize, 
     }
 }
 
-/// Zeros, not NaN, beside rows that see keys, in the same tile and in others.
+/// Zeros, not NaN, next to rows that see keys, in the same tile and in others.
 fn of_rows_that_see_nothing<E: MaskedEngine>(engine: &E) {
     for case in problems::<E>().into_iter().take(2) {
         let [_, _, kv_heads, q_len, k_len, dim] = case.sizes;

@@ -1,4 +1,4 @@
-//! Gradients under masks and biases of keys, which the tensor cores support: lists of tiles, whole tiles and partial
+//! Gradients under masks and biases per key, which the tensor cores support: lists of tiles, whole tiles and partial
 //! ones.
 
 use super::{half_of_problems, problems};

@@ -48,7 +48,7 @@ fn one_plan_for_two_calls<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Each builder of ranges beside the builder of masks of the same name.
+/// Compares each builder of ranges with the builder of masks of the same name.
 fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let same = |mask: AttentionMask, ranges: KeyRanges, lengths: [usize; 2]| {

@@ -89,7 +89,7 @@ impl Packed {
         [self.q.clone(), self.k.clone(), self.v.clone()]
     }
 
-    /// One document's part of every tensor, as leaves of their own.
+    /// One document's part of every tensor, as separate leaves.
     fn part(&self, q: (usize, usize), k: (usize, usize)) -> Self {
         let queries = |t: &Tensor<3>| leaf(t.clone().narrow(0, q.0, q.1));
         let keys = |t: &Tensor<3>| leaf(t.clone().narrow(0, k.0, k.1));
@@ -112,7 +112,7 @@ impl Packed {
         self.scores.clone().swap_dims(0, 1).unsqueeze_dim(0)
     }
 
-    /// Everything of both passes by name, of results in the packed layout; that of the scores only if there are any.
+    /// All results of both passes by name, in the packed layout; those of the scores only if there are any.
     fn passes(&self, (out, lse): (Tensor<3>, Tensor<2>)) -> Vec<(&'static str, Tensor<3>)> {
         // A row that sees nothing has an LSE of −∞, which a product would make NaN.
         let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
@@ -502,7 +502,7 @@ fn a_packed_call<B: Backend>(burn: &Burn<B>) {
         PackedAttention::new(q, k, v, &documents)
     };
     let dense = values(rows().forward());
-    // The same through ranges of keys.
+    // The same call through ranges of keys.
     let same = values(rows().query_documents(&documents).bias(None).forward());
     let ones = Tensor::<2>::zeros([40, KV_HEADS], burn.device());
     let all = values(rows().scores(ones).forward());

@@ -23,7 +23,7 @@ fn problem(scores: bool) -> Result<Problem, AttentionError> {
     Problem::new(&SHAPE, &SHAPE, &SHAPE, scores, ElementType::F32, &causal())
 }
 
-/// What a forward pass of the CPU engine left.
+/// The saved results of a forward pass of the CPU engine.
 fn saved<'a>(rows: View<'a, f32, 4>, lse: &'a [f32]) -> cpu::Saved<'a, f32> {
     cpu::Saved {
         out: rows,
