@@ -18,7 +18,6 @@ const TERMS: f64 = 64.0;
 /// A gradient by definition, and by the naive implementation.
 pub type Both = (Exact, Vec<f64>);
 
-/// One tensor of a result.
 #[derive(Clone, Debug)]
 struct Tensor {
     name: &'static str,
@@ -133,7 +132,6 @@ impl Expected {
         });
     }
 
-    /// The values of `out` and of the LSE.
     pub(crate) fn rows(&self) -> (&[f64], &[f64]) {
         (&self.tensors[0].exact.values, &self.lse.values)
     }

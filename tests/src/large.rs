@@ -37,7 +37,6 @@ fn hash(row: u32, column: u32, seed: u32) -> u32 {
     bits ^ (bits >> 15)
 }
 
-/// [`hash`] on the host.
 fn host_hash(row: u32, column: u32, seed: u32) -> u32 {
     let factors = FACTORS.map(Wrapping);
     let [row, column, seed] = [row, column, seed].map(Wrapping);

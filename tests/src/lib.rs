@@ -134,7 +134,6 @@ macro_rules! tests_on {
     )*};
 }
 
-/// Runs a test on one engine.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! run_on {

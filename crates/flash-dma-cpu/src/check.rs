@@ -108,7 +108,6 @@ pub(crate) fn select(scores: &View<'_, f32, 3>, kept: KeptKeys, intervals: &[Int
     Ok(())
 }
 
-/// Checks the buffers for a tile plan.
 pub(crate) fn plan(geometry: &PlanGeometry, bits: &[u32], counts: &[u32]) -> Checked {
     buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
     buffer(TensorName::Plan, counts, &geometry.counts_shape())
@@ -171,7 +170,6 @@ fn operands<E: Element>(
     view(TensorName::Value, v, &problem.kv_shape())
 }
 
-/// Checks the outputs of the forward pass.
 pub(crate) fn outputs<E>(problem: &Problem, outputs: &Outputs<'_, E>) -> Checked {
     buffer(TensorName::Out, outputs.out, &problem.q_shape())?;
     if let Some(residual) = &outputs.residual {

@@ -10,7 +10,6 @@ use rayon::prelude::*;
 
 /// The most parts into which the rows are cut; each has its own sum for the gradient of gamma.
 const PARTS: usize = 256;
-/// The fewest rows of a part.
 const PART_ROWS: usize = 8;
 
 /// The weights and the rotary table of rows.
@@ -201,7 +200,6 @@ fn dot<const FUSED: bool>(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// The rows of one part, forward.
 struct Forward<'a, E> {
     rows: &'a Rows<'a>,
     x: &'a View<'a, E, 4>,

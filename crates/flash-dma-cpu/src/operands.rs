@@ -38,7 +38,6 @@ pub(crate) enum KeySource<'a> {
     Planned(MaskBits<'a>),
 }
 
-/// K and V as tensors.
 pub(crate) struct KeyTensors<'a, E> {
     k: View<'a, E, 4>,
     v: View<'a, E, 4>,

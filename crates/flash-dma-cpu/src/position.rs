@@ -3,7 +3,6 @@
 use flash_dma_problem::{PlanGeometry, Problem};
 use std::ops::Range;
 
-/// The positions of the queries of a problem.
 #[derive(Clone, Copy)]
 pub(crate) struct Positions {
     q_len: usize,

@@ -57,7 +57,6 @@ impl QueryRows {
         (self.member(row), self.query(row) - chunk.queries.start)
     }
 
-    /// These rows of a tensor, widened to f32.
     pub(crate) fn widen<E: Element>(&self, source: &View<'_, E, 4>, target: &mut Buffer) {
         let dim = source.shape[3];
         let target = target.get(self.len() * dim);

@@ -8,7 +8,6 @@ pub(crate) const LANES: usize = 16;
 /// A loop that is compiled once for each instruction set. Everything it calls must be inlined into it, otherwise that
 /// part keeps the baseline's instructions.
 pub(crate) trait Loop {
-    /// The result of the loop.
     type Output;
 
     /// The loop. `FUSED` is true if the instruction set has a fused multiply-add.

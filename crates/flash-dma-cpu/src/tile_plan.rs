@@ -7,12 +7,10 @@ use crate::view::BroadcastView;
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 use rayon::prelude::*;
 
-/// Bits of a word.
 pub(crate) const WORD: usize = u32::BITS as usize;
 /// Words of a query in one key block.
 pub(crate) const WORDS: usize = PlanGeometry::KEY_BLOCK / WORD;
 
-/// The bits of a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct PlanBits<'a> {
     bits: &'a [u32],
@@ -93,7 +91,6 @@ fn lowest(count: usize) -> u32 {
     u32::MAX.checked_shr((WORD - count) as u32).unwrap_or(0)
 }
 
-/// Packs the mask.
 pub(crate) fn pack(
     geometry: &PlanGeometry,
     mask: &BroadcastView<'_, u8>,

@@ -133,7 +133,6 @@ pub(crate) struct Scaling {
     pub dropout: DropoutArg,
 }
 
-/// The launch argument of a problem's scale and softcap.
 pub(crate) fn scaling(scale: f32, softcap: Option<f32>) -> ScalingLaunch {
     ScalingLaunch::new(scale, softcap.unwrap_or(1.0), None.into())
 }

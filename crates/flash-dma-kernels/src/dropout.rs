@@ -7,9 +7,7 @@ use flash_dma_problem::{Dropout, Problem};
 /// The parameters of a mask, see [`PairMask`](flash_dma_problem::dropout::PairMask).
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DropoutSeed {
-    /// Lower half of the seed.
     pub low: u32,
-    /// Upper half of the seed.
     pub high: u32,
     /// The part of the column words that depends on the seed.
     pub columns: u32,
@@ -41,7 +39,6 @@ pub(crate) fn head_word(head: usize, seed: &DropoutSeed) -> u32 {
     mix(mix(head as u32 ^ seed.low) + seed.high)
 }
 
-/// The word of the row of query `query`.
 #[cube]
 pub(crate) fn row_word(head: u32, query: usize, q_len: usize, k_len: usize) -> u32 {
     // Wraps for queries before the first key.
@@ -49,13 +46,11 @@ pub(crate) fn row_word(head: u32, query: usize, q_len: usize, k_len: usize) -> u
     mix(mix(position) ^ head) | 1u32
 }
 
-/// The word of the column of a key.
 #[cube]
 pub(crate) fn column_word(key: usize, seed: &DropoutSeed) -> u32 {
     mix(key as u32 ^ seed.columns) | 1u32
 }
 
-/// The word of a pair.
 #[cube]
 pub(crate) fn pair_word(row: u32, column: u32) -> u32 {
     row * column
@@ -74,7 +69,6 @@ impl DropoutSeed {
         }
     }
 
-    /// True if a pair is dropped.
     pub(crate) fn drops(&self, row: u32, column: u32) -> bool {
         pair_word(row, column) < self.threshold
     }

@@ -5,7 +5,6 @@ use cubecl::prelude::*;
 /// The exponent bits of NaN and infinities, greater than those of any finite number.
 pub(crate) const NO_NUMBER: u32 = 0x7f80_0000;
 
-/// The bits of the exponent.
 #[cube]
 pub(crate) fn exponent_bits(x: f32) -> u32 {
     u32::reinterpret(x) & NO_NUMBER

@@ -12,7 +12,6 @@ const LANES: usize = 32;
 pub(crate) struct Team {
     /// Units per plane: 32, or 1.
     pub lanes: usize,
-    /// Planes per cube.
     pub planes: usize,
 }
 
@@ -38,7 +37,6 @@ impl Team {
         self.lanes * self.planes
     }
 
-    /// The units of a cube.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.units() as u32)
     }

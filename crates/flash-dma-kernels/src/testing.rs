@@ -12,7 +12,6 @@ use flash_dma_reference as oracle;
 use flash_dma_reference::generate::{Scores, inputs};
 use half::{bf16, f16};
 
-/// The client of cubecl-cpu.
 pub(crate) fn client() -> Client {
     Device::Cpu(Default::default()).client()
 }
@@ -67,7 +66,6 @@ pub(crate) fn strided<E: CubeElement>(
     laid_out(client, values.iter().copied(), gap, shape, strides)
 }
 
-/// A contiguous tensor of `values`.
 pub(crate) fn contiguous<E: CubeElement>(
     client: &Client,
     values: &[E],
@@ -107,7 +105,6 @@ fn read<E: CubeElement>(client: &Client, tensor: TensorBinding) -> Vec<E> {
     E::from_bytes(&bytes)[..len].to_vec()
 }
 
-/// The content of a contiguous u32 tensor.
 pub(crate) fn read_u32(client: &Client, tensor: TensorBinding) -> Vec<u32> {
     read(client, tensor)
 }
@@ -198,7 +195,6 @@ impl Output {
         Self { tensor, element }
     }
 
-    /// The binding to pass.
     pub(crate) fn binding(&self) -> TensorBinding {
         self.tensor.clone()
     }
@@ -228,7 +224,6 @@ impl Output {
         by_head.collect()
     }
 
-    /// The values.
     pub(crate) fn read(&self, client: &Client) -> Vec<f64> {
         read_f64(client, self.binding(), self.element)
     }

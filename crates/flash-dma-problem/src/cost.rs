@@ -69,7 +69,6 @@ fn sizes(problem: &Problem) -> (u128, u128, u128, u128) {
     )
 }
 
-/// Elements of a tensor.
 pub(crate) fn count(shape: &[usize]) -> u128 {
     shape.iter().map(|&n| n as u128).product()
 }

@@ -9,7 +9,6 @@ pub const MAX_HEAD_DIM: usize = 256;
 /// The greatest length of a sequence: positions are signed 32-bit numbers.
 pub(crate) const MAX_LEN: usize = i32::MAX as usize;
 
-/// The most bytes of a tensor.
 pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
 
 /// Element types of `q`, `k`, `v` and their gradients. Scores, LSE and arithmetic are always f32.

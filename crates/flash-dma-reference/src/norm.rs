@@ -55,11 +55,8 @@ pub fn angles(positions: usize, width: usize) -> Vec<f64> {
 /// A row's place in the tensors.
 #[derive(Clone, Copy)]
 struct Row {
-    /// The start of the row in `x`.
     from: usize,
-    /// The start of the row in the output.
     to: usize,
-    /// The start of the angles of its position.
     angles: usize,
 }
 

@@ -168,7 +168,6 @@ pub(crate) fn soft_cap(x: f64, cap: Option<f32>) -> (f64, f64) {
     (cap * tanh, 1.0 - tanh * tanh)
 }
 
-/// One row's softmax.
 struct Softmax {
     /// Probability and softcap derivative of each attended key, in the order of the pairs.
     p: Vec<f64>,

@@ -4,7 +4,6 @@ use crate::select;
 use core::cmp::Ordering;
 use flash_dma_problem::SelectionRule;
 
-/// A key in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     position: usize,

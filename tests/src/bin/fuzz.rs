@@ -136,7 +136,6 @@ impl Options {
         self.text("--no-shrink").is_none()
     }
 
-    /// The limits of a run.
     fn limits(&self) -> Result<Limits, String> {
         let minutes: f64 = self.number("--minutes")?.unwrap_or(1.0);
         // A hundred years: a greater value is not a valid duration.
@@ -281,7 +280,6 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     Ok(record.failed == 0)
 }
 
-/// Runs one problem.
 fn single<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) -> bool {
     match fuzz::run(engine, spec) {
         Outcome::Passed(passed) => {

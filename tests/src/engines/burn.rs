@@ -99,9 +99,7 @@ fn place<const R: usize, K: Basic>(
     }
 }
 
-/// The tensors of a call.
 struct Tensors {
-    /// q, k and v.
     rows: [Tensor<4>; 3],
     scores: Option<Tensor<3>>,
     sink: Option<Tensor<1>>,
@@ -201,7 +199,6 @@ impl Tensors {
     }
 }
 
-/// The options of a call.
 fn options(call: &Call) -> AttentionOptions {
     let p = &call.problem;
     AttentionOptions {
@@ -222,7 +219,6 @@ fn selector(rules: &[SelectionRule], documents: Option<&[usize]>, batch: usize) 
     }
 }
 
-/// The intervals on the host.
 fn read(intervals: Intervals) -> Vec<Interval> {
     let words = intervals.into_tensor().into_data_as::<i32>();
     let words: Vec<i32> = words.iter().collect();
@@ -314,7 +310,6 @@ pub(crate) fn loss(
 }
 
 impl Tensors {
-    /// The results, and the gradients of the tracked tensors.
     fn backward(&self, call: &Call, results: (Tensor<4>, Tensor<3>)) -> (Outputs, Gradients) {
         let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
         let [q, k, v] = self.rows.each_ref().map(|x| grad(x, &grads));

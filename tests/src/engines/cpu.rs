@@ -23,7 +23,6 @@ pub(crate) fn unwritten<E: Host>(shape: &[usize], missing: usize) -> Vec<E> {
     sentinels(shape.iter().product::<usize>() - missing)
 }
 
-/// The typed buffers of a call.
 struct Buffers<E> {
     q: Vec<E>,
     k: Vec<E>,
@@ -59,7 +58,6 @@ impl<E: Host> Buffers<E> {
     }
 }
 
-/// The results of a forward pass.
 pub(crate) struct Forwarded<E> {
     out: Vec<E>,
     lse: Vec<f32>,

@@ -62,7 +62,6 @@ pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
     super::note(pass, name);
 }
 
-/// The outputs of a forward pass.
 pub(crate) struct Ran {
     pub out: Output,
     pub lse: Output,
@@ -172,7 +171,6 @@ impl<T: Target> Kernels<T> {
         self.client.read_one_unchecked_tensor(descriptor).to_vec()
     }
 
-    /// A contiguous tensor.
     pub(crate) fn tensor(
         &self,
         values: &[f64],
@@ -273,7 +271,6 @@ impl<T: Target> Kernels<T> {
         self.run(plan, ran)
     }
 
-    /// Runs a forward pass.
     pub(crate) fn run(
         &self,
         plan: Result<engine::Plan<'_, engine::Outputs>, AttentionError>,

@@ -66,7 +66,6 @@ pub fn take_notes() -> Vec<(Pass, &'static str)> {
     NOTES.take()
 }
 
-/// An element type on the host.
 pub(crate) trait Host: Copy + PartialEq + bytemuck::Pod {
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;

@@ -78,7 +78,6 @@ fn wrong_behind(decoding: &Decoding, piece: usize, len: usize) -> Option<usize> 
     Some(decoding.wrong?.min(room).min(len))
 }
 
-/// The ranges of tokens of the steps.
 pub(super) fn steps(decoding: &Decoding) -> impl Iterator<Item = Range<usize>> {
     let pieces = decoding.pieces.iter();
     pieces.scan(decoding.prefill, |held, piece| {

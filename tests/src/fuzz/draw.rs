@@ -159,7 +159,6 @@ impl Palette {
     }
 }
 
-/// One of the given values.
 fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len())]
 }

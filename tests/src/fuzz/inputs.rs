@@ -27,7 +27,6 @@ use std::sync::OnceLock;
 /// seed.)
 pub const YARDSTICKS: u64 = 32;
 
-/// Length of the table.
 const TABLE: usize = 1 << 18;
 
 /// Normal numbers, each of them an f32.
@@ -50,7 +49,6 @@ fn rows(count: usize, width: usize, spread: f64, element: ElementType, rng: &mut
     values
 }
 
-/// The seeds of the yardsticks.
 fn other_seeds(spec: &Spec) -> impl Iterator<Item = u64> + use<> {
     let seed = spec.seed;
     (1..=YARDSTICKS).map(move |n| seed.wrapping_add(n << 32))
@@ -133,7 +131,6 @@ pub(super) struct Drawn {
     pub(super) selected: Option<Selected>,
     /// True if kept keys learn.
     left_out: bool,
-    /// True if ranks compete.
     competes: bool,
     /// True if logits are great numbers.
     is_large: bool,
@@ -143,7 +140,6 @@ pub(super) struct Drawn {
 }
 
 impl Drawn {
-    /// The problem.
     pub(super) fn new(spec: &Spec) -> Self {
         Self::at(spec, spec.seed, spec.scores())
     }
@@ -283,7 +279,6 @@ impl Drawn {
         Some(raw)
     }
 
-    /// The numbers that rank the keys.
     pub(super) fn ranks(&self) -> Option<&[f64]> {
         self.rank.as_deref().or(self.inputs.scores.as_deref())
     }
@@ -323,7 +318,6 @@ pub(super) struct DrawnMasked {
 }
 
 impl DrawnMasked {
-    /// The problem.
     pub(super) fn new(spec: &Spec) -> Self {
         Self::at(spec, spec.seed, None)
     }

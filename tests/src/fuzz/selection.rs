@@ -4,7 +4,6 @@ use super::spec::{By, Ends, Parts, Spec, What};
 use flash_dma_problem::{Interval, SelectionRule};
 use flash_dma_reference::{Rng, compose};
 
-/// The intervals of all keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Selected {
     /// `[batch, kv_heads, k_len]`.

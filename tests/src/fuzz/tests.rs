@@ -190,7 +190,6 @@ fn a_palette_has_its_number_of_variants() {
     assert!((35..=40).contains(&seen.len()), "{}", seen.len());
 }
 
-/// The defect of an engine.
 #[derive(Clone, Copy)]
 enum Defect {
     /// One element of dk.
@@ -203,19 +202,14 @@ enum Defect {
     Delta(f64),
     /// The gradients of keys that are attended to after the first 64.
     Tile,
-    /// Causal masking.
     Causal,
-    /// The bias of the last key.
     Bias,
     /// The cache's content in a step.
     Decode,
-    /// It panics for many keys.
     Panics,
-    /// It refuses many queries.
     Refuses,
 }
 
-/// The CPU engine with a defect.
 struct Defective(Defect);
 
 impl Engine for Defective {

@@ -9,9 +9,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
 use flash_dma_problem::PlanGeometry;
 
-/// The tensors of a call.
 struct Tensors {
-    /// q, k and v.
     rows: [Tensor<4>; 3],
     mask: Option<AttentionMask>,
     bias: Option<Tensor<4>>,

@@ -111,7 +111,6 @@ impl MaskedCase {
         crate::problem(q, kv, false, self.element, &self.options)
     }
 
-    /// The mask.
     pub(crate) fn visible(&self, rng: &mut Rng) -> Option<Broadcast<bool>> {
         let (shape, pattern) = self.mask?;
         let rows = 0..shape[..3].iter().product();

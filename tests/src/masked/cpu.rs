@@ -31,7 +31,6 @@ fn plan(call: &MaskedCall, missing: usize) -> Result<Option<[Vec<u32>; 2]>, Refu
     Ok(Some([bits, counts]))
 }
 
-/// The typed buffers of a call.
 struct Buffers<E> {
     q: Vec<E>,
     k: Vec<E>,

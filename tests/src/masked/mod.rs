@@ -81,7 +81,6 @@ impl MaskedCall {
         options(&self.problem.attention)
     }
 
-    /// The mask as bytes, in its memory layout.
     pub(crate) fn mask_bytes(&self) -> Option<(Vec<u8>, &Raw)> {
         let mask = self.mask.as_ref()?;
         let bytes = mask.values.iter().map(|&x| u8::from(x != 0.0));

@@ -112,7 +112,6 @@ fn is_left(geometry: &PlanGeometry, query: usize, key: usize) -> bool {
     !geometry.causal || key + geometry.q_len <= query + geometry.k_len
 }
 
-/// The strides of a mask, in elements.
 fn strides(shape: [usize; 4], transposed: bool) -> [usize; 4] {
     let [b, h, q, k] = shape;
     let order = if transposed { [b, h, k, q] } else { shape };

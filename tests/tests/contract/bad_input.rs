@@ -30,7 +30,6 @@ fn refuses<E: Engine>(
     assert_refused(what, E::NAME, engine.backward(&call), &expected);
 }
 
-/// A tensor of a call.
 type Field = fn(&mut Call) -> &mut Raw;
 
 const ROWS: [(Name, Field); 3] = [

@@ -36,7 +36,6 @@ impl New {
     }
 }
 
-/// The text of a refusal.
 fn refusal<T>(result: Result<T, AttentionError>) -> String {
     result.map(drop).unwrap_err().to_string()
 }

@@ -144,7 +144,6 @@ fn unwritten(client: &Client, shape: &[usize]) -> Handle {
     client.empty(shape.iter().product::<usize>() * 4)
 }
 
-/// Buffers for the output and the LSE.
 fn results(client: &Client, p: &Problem) -> [Handle; 2] {
     [&p.q_shape()[..], &p.lse_shape()].map(|shape| unwritten(client, shape))
 }

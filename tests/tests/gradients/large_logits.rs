@@ -75,7 +75,6 @@ fn other_seeds(element: ElementType) -> core::ops::Range<u64> {
     if element == F32 { 0..0 } else { 1..4 }
 }
 
-/// The expected results of masked inputs.
 fn expected_of_masked(inputs: &MaskedInputs, grads: &Grads) -> Expected {
     let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
@@ -263,7 +262,6 @@ fn a_softcap_bounds_what_the_offset_leaves<E: MaskedEngine>(engine: &E) {
     check_masked(engine, inputs, "a softcap at -1e9");
 }
 
-/// The inputs of keys with these scores.
 fn scored(problem: Problem, scores: Vec<f64>, rng: &mut Rng) -> Inputs {
     let (q, kv) = (problem.q_shape(), problem.kv_shape());
     Inputs {

@@ -86,7 +86,6 @@ pub(super) fn case(q_len: usize, k_len: usize, window: usize) -> Case {
     Case::new(q_len, k_len).window(window)
 }
 
-/// A case for tensor cores.
 pub(super) fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
     case(q_len, k_len, window).dim(64).element(Bf16)
 }

@@ -48,7 +48,6 @@ fn one_plan_for_two_calls<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Compares each builder of ranges with the builder of masks of the same name.
 fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let same = |mask: AttentionMask, ranges: KeyRanges, lengths: [usize; 2]| {

@@ -22,7 +22,6 @@ fn part<E: MaskedEngine>(engine: &E, first: u64) {
     }
 }
 
-/// One of the given values.
 fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len())]
 }

@@ -34,7 +34,6 @@ fn refuses<E: MaskedEngine>(
     assert_refused(what, E::NAME, engine.masked(&call), &expected);
 }
 
-/// A tensor of a call.
 type Field = fn(&mut MaskedCall) -> &mut Raw;
 
 const FIELDS: [(Name, Field); 4] = [

@@ -9,10 +9,8 @@ mod routes;
 use flash_dma_reference::round::round;
 use flash_dma_tests::prelude::*;
 
-/// The layout of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lies {
-    /// Rows, without gaps.
     Rows,
     /// Columns, without gaps: a transposed tensor.
     Columns,

@@ -23,7 +23,6 @@ fn types<T: Target>(engine: &Kernels<T>) -> impl Iterator<Item = ElementType> {
     types.filter(move |&element| engine.supports(element))
 }
 
-/// Factors of `[m, k]` and `[k, n]`.
 fn factors([m, n, k]: [usize; 3], seed: usize) -> [Matrix; 2] {
     let mut rng = Rng::new(seed as u64);
     [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng))

@@ -245,7 +245,6 @@ fn scored_documents<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Random bools.
 fn coin(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
     Tensor::<4>::random(shape, Distribution::Default, device).greater_elem(0.4)
 }

@@ -69,7 +69,6 @@ impl Drawn {
         self.check(&selector.select(self.tensor(burn.device())));
     }
 
-    /// The lengths of the documents of a sequence.
     fn lengths(&self, sequence: usize) -> Vec<usize> {
         let documents = self.documents.as_ref();
         documents.map_or(vec![self.shape[2]], |all| all[sequence].clone())
@@ -118,7 +117,6 @@ fn rule(rng: &mut Rng) -> SelectionRule {
     }
 }
 
-/// The selector of a rule.
 fn of(rule: SelectionRule) -> Selector {
     let selector = Selector::top(rule.window).recent(rule.recent);
     selector.sinks(rule.sinks)

@@ -257,7 +257,6 @@ fn pieces<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     )
 }
 
-/// Checks the pieces in the range.
 fn add_up<E: Engine>(engine: &E, range: Range<usize>) {
     for (case, cuts) in pieces::<E>().into_iter().take(range.end).skip(range.start) {
         adds_up(engine, &case, &cuts);

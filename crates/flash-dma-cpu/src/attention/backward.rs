@@ -67,7 +67,6 @@ pub(crate) fn backward<E: Element, R: KeyRows<E>>(
     reduce(problem, &partials, chunks.per_head(), of_keys);
 }
 
-/// One task.
 struct ChunkPass<'a, E, R> {
     operands: &'a Operands<'a, E, R>,
     saved: &'a Saved<'a, E>,
@@ -181,7 +180,6 @@ pub(super) fn row_of(rows: &QueryRows, r: usize, problem: &Problem) -> usize {
     head * problem.q_len + rows.query(r)
 }
 
-/// The rows of one tile of queries.
 #[derive(Default)]
 pub(super) struct GradientTile {
     pub(super) rows: usize,
@@ -288,7 +286,6 @@ impl GradientTile {
         }
     }
 
-    /// Writes the gradient of q.
     fn write<E: Element>(
         &mut self,
         rows: &QueryRows,

@@ -145,14 +145,12 @@ impl BroadcastSums {
         }
     }
 
-    /// Adds the gradients of the LSE of a tile's rows.
     pub(crate) fn add_rows(&mut self, tile: &QueryRows, gradients: impl Iterator<Item = f32>) {
         for (r, gradient) in gradients.enumerate() {
             self.of_row(tile, r)[0] += gradient;
         }
     }
 
-    /// The sums of the biases of a row.
     fn of_row(&mut self, tile: &QueryRows, r: usize) -> &mut [f32] {
         let head = if self.heads == 1 { 0 } else { tile.member(r) };
         let row = match self.rows {

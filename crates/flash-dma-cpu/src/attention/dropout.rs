@@ -22,7 +22,6 @@ pub(super) struct BlockMask<'a> {
 }
 
 impl DropoutWords {
-    /// Takes the rows of a tile.
     pub(super) fn set_rows(&mut self, problem: &Problem, tile: &QueryRows) {
         self.rows.clear();
         let Some(mask) = problem.dropout.map(Dropout::mask) else {
@@ -35,7 +34,6 @@ impl DropoutWords {
         }));
     }
 
-    /// The dropout mask of the rows and a block.
     pub(super) fn of_block(
         &mut self,
         problem: &Problem,

@@ -134,7 +134,6 @@ impl OutputTile {
         }
     }
 
-    /// Normalises and writes the tile.
     fn write<E: Element>(
         &mut self,
         rows: &QueryRows,

@@ -68,7 +68,6 @@ impl<'a> Chunks<'a> {
         Self { problem, bounds }
     }
 
-    /// Chunks per key/value head.
     pub(crate) fn per_head(&self) -> usize {
         self.bounds.len() - 1
     }

@@ -126,7 +126,6 @@ pub(crate) fn at_most_0(x: f32) -> f32 {
     if x > 0.0 { 0.0 } else { x }
 }
 
-/// One block of the softmax gradient.
 pub(crate) struct GradientBlock<'a, L> {
     /// `[rows, columns]`: scaled products in, probabilities with dropout out, 0 where not attended to.
     pub(crate) p: &'a mut [f32],

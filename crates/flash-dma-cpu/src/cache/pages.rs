@@ -62,7 +62,6 @@ struct SequenceRows<'a, E> {
     tokens: Tokens<'a, E>,
     /// Index among the cache's sequences.
     sequence: usize,
-    /// Number of tokens that it holds.
     held: usize,
 }
 

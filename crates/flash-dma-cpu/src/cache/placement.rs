@@ -90,7 +90,6 @@ fn worth(rule: SelectionRule, score: f32, position: usize, now: usize) -> u64 {
     quality(score, position)
 }
 
-/// The competition for the slots.
 struct Contest {
     rule: SelectionRule,
     slots: Slots,
@@ -108,7 +107,6 @@ enum Slots {
     },
 }
 
-/// A recent key in a slot.
 struct Recent {
     position: usize,
     score: f32,

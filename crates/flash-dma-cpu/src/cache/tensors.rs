@@ -145,7 +145,6 @@ pub struct Tokens<'a, E> {
 }
 
 impl<'a, E> Tokens<'a, E> {
-    /// The rows of K and V of a token.
     #[inline]
     pub(crate) fn rows(&self, batch: usize, head: usize, token: usize) -> [&'a [E]; 2] {
         [&self.k, &self.v].map(|rows| rows.row(batch, head, token))

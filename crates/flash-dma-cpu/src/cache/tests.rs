@@ -30,7 +30,6 @@ fn tokens<'a>(k: &'a [f32], v: &'a [f32], z: Option<&'a [f32]>, kv: [usize; 4]) 
     }
 }
 
-/// Options with the window of a rule.
 fn window_of(rule: Option<SelectionRule>) -> AttentionOptions {
     AttentionOptions {
         keep_window: rule.map(|rule| rule.window),
@@ -288,7 +287,6 @@ fn a_step_that_appends_later_leaves_the_slots() {
     }
 }
 
-/// Thousands of tokens: however they are split, the slots hold the keys that the rule keeps.
 #[test]
 fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {
     const LEN: usize = 3000;

@@ -37,7 +37,6 @@ impl<'a> Bias<'a> {
         self.steps[2] == 0 && self.heads_each >= rows.group
     }
 
-    /// The biases of a row for some keys.
     pub(crate) fn gather(&self, rows: &QueryRows, row: usize, keys: &[u32], target: &mut [f32]) {
         let [by_batch, by_head, by_query, by_key] = self.steps;
         let from = rows.kv_head.batch * by_batch

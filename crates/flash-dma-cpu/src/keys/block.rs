@@ -143,7 +143,6 @@ fn add_alibi(problem: &Problem, tile: &QueryRows, row: usize, keys: &[u32], bias
 }
 
 impl KeyBlock<'_> {
-    /// The number of keys.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -161,12 +160,10 @@ impl KeyBlock<'_> {
         }
     }
 
-    /// True if a row attends to a key.
     pub(crate) fn attends(&self, row: usize, column: usize) -> bool {
         self.visible.contains(self.row(row), column)
     }
 
-    /// The biases of a row.
     #[inline(always)]
     pub(crate) fn bias_of(&self, row: usize) -> &[[f32; LANES]] {
         let row = if self.one_bias { 0 } else { row };

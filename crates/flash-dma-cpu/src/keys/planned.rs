@@ -19,7 +19,6 @@ pub(crate) struct PlannedLists<'a> {
     full: Vec<bool>,
     /// `[listed blocks, rows]`: the bits.
     words: Vec<[u32; WORDS]>,
-    /// Number of rows of the tile.
     rows: usize,
 }
 

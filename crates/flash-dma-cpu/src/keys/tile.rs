@@ -54,7 +54,6 @@ impl<'a> TileKeys<'a> {
         }
     }
 
-    /// The index of each entry of the chunk.
     pub(crate) fn into_index(self) -> Vec<u32> {
         match self {
             Self::Intervals { lists, .. } => lists.keys.index,

@@ -19,7 +19,6 @@ struct Results {
     dz: Vec<f64>,
 }
 
-/// The element types of a test.
 trait Tested: Element + Default + Into<f64> {}
 impl Tested for f32 {}
 impl Tested for f16 {}

@@ -9,7 +9,6 @@ use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
-/// The blueprints of the large kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprints {
     pub dq: DqBlueprint,
@@ -44,7 +43,6 @@ const RESIDENT_DIM: usize = 128;
 /// Compile-time configuration of the dk/dv kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DkdvBlueprint {
-    /// The matrix instruction.
     pub instruction: Instruction,
     /// f16 or bf16.
     pub element: ElementType,
@@ -200,7 +198,6 @@ impl MmaBlueprints {
 }
 
 impl ChunkedBlueprint {
-    /// Number of query chunks.
     pub(crate) fn chunks(&self, problem: &Problem) -> usize {
         problem.q_len.div_ceil(self.chunk)
     }
@@ -269,7 +266,6 @@ fn whole_heads(problem: &Problem, most: usize) -> usize {
 }
 
 impl DkdvBlueprint {
-    /// The configuration for `problem` on an instruction.
     fn choose(
         instruction: Instruction,
         problem: &Problem,

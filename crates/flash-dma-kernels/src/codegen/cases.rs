@@ -16,13 +16,10 @@ use crate::{AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, select
 use cubecl::client::Client;
 use flash_dma_problem::AttentionError;
 
-/// A call of the library.
 pub(crate) struct Case {
     /// The name of the variants it adds.
     pub name: String,
-    /// The devices on which it is made.
     pub gpus: &'static [Gpu],
-    /// Makes the call.
     pub run: Box<dyn Fn(&Client)>,
 }
 
@@ -182,7 +179,6 @@ fn dropout() -> Dropout {
     Dropout::new(0.1, 1).expect("a probability")
 }
 
-/// One call of forward, and of backward.
 #[derive(Clone, Copy)]
 struct Attention {
     head_dim: usize,
@@ -284,7 +280,6 @@ fn case(name: String, run: impl Fn(&Client) + 'static) -> Case {
     }
 }
 
-/// A call or a case with a change.
 fn with<T>(mut call: T, change: impl FnOnce(&mut T)) -> T {
     change(&mut call);
     call

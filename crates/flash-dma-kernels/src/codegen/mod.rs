@@ -39,7 +39,6 @@ pub fn write(out: &Path, prefixes: &[String]) -> Result<usize, String> {
     write_variants(variants, out)
 }
 
-/// A kernel and the devices that launch it.
 struct Variant {
     name: String,
     kernel: Box<dyn CubeKernel>,

@@ -7,7 +7,6 @@ use crate::codegen::tensors::{operands, tensor};
 use crate::product::{Choice, Operands, Route, Tile, product_by};
 use cubecl::client::Client;
 
-/// True if a route serves.
 fn served(client: &Client, operands: &Operands, route: Route, parts: usize) -> bool {
     let [m, n] = [operands.a.shape[0], operands.b.shape[1]];
     let out = tensor(client, [m, n], 4);

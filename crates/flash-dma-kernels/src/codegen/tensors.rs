@@ -13,7 +13,6 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, contiguous_strides};
 
-/// A contiguous tensor.
 pub(crate) fn tensor<const R: usize>(
     client: &Client,
     shape: [usize; R],
@@ -164,7 +163,6 @@ pub(crate) fn cache(client: &Client, shape: &CacheShape) -> Cache {
     }
 }
 
-/// New tokens of a cache.
 pub(crate) fn tokens(client: &Client, shape: &CacheShape, tokens: usize) -> Tokens {
     let [batch, heads] = [shape.batch, shape.kv_heads];
     let new = [batch, heads, tokens, shape.head_dim];
@@ -176,7 +174,6 @@ pub(crate) fn tokens(client: &Client, shape: &CacheShape, tokens: usize) -> Toke
     }
 }
 
-/// The tensors of a decode step.
 pub(crate) fn step(client: &Client, problem: &DecodeProblem) -> (StepInputs, StepOutputs) {
     let append = &problem.append;
     let rows = || tensor(client, problem.q_shape(), append.cache.element.size());

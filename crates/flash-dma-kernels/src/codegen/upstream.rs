@@ -24,7 +24,6 @@ fn buffer(client: &Client) -> BufferArg {
     scratch(client, [1024]).into_buffer_arg()
 }
 
-/// Launches one cube of a kernel.
 macro_rules! launch {
     ($client:expr, $kernel:ident, $($argument:expr),*) => {
         // SAFETY: nothing runs.

@@ -25,7 +25,6 @@ pub(crate) struct StepTensors<E: Float, N: Size> {
     pub window: ComptimeOption<u32>,
 }
 
-/// The scores of a step's keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct StepScores {
     /// Contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]`.
@@ -103,7 +102,6 @@ impl Protection {
     }
 }
 
-/// New tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewTokens<E: Numeric, N: Size> {
     /// `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis.
@@ -211,7 +209,6 @@ impl Pages {
         )
     }
 
-    /// The launch argument of the table.
     pub(crate) fn table_launch(&self, max_pages: usize) -> PageTableLaunch {
         PageTableLaunch::new(
             self.table.clone().into_buffer_arg(),

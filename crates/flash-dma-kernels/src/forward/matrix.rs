@@ -44,7 +44,6 @@ pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize
 }
 
 impl<'a> MatrixForward<'a> {
-    /// The kernels that write `outputs`.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,

@@ -182,7 +182,6 @@ fn write_output<O: Float, N: Size>(
     }
 }
 
-/// Multiplies each of the two rows of an output by its factor.
 #[cube]
 fn scale_output<N: Size>(acc: &mut Vector<f32, N>, factors: &PerRow, #[comptime] bp: MmaBlueprint) {
     #[unroll]

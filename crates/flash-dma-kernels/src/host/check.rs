@@ -94,7 +94,6 @@ pub fn check_tensor(
 }
 
 impl Inputs {
-    /// Checks every input against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let (q, kv) = (problem.q_shape(), problem.kv_shape());
         let (size, strided) = (problem.element.size(), Layout::Strided);
@@ -137,7 +136,6 @@ fn check_words(
     })
 }
 
-/// Checks the residual of `out`, if there is one.
 fn check_residual(
     problem: &Problem,
     residual: Option<&TensorBinding>,
@@ -152,7 +150,6 @@ fn check_residual(
 }
 
 impl Outputs {
-    /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let (rows, lse) = (problem.q_shape(), problem.lse_shape());
         let size = problem.element.size();
@@ -173,7 +170,6 @@ impl Outputs {
 }
 
 impl Saved {
-    /// Checks every tensor against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let (rows, lse) = (problem.q_shape(), problem.lse_shape());
         let (size, strided) = (problem.element.size(), Layout::Strided);
@@ -187,7 +183,6 @@ impl Saved {
 }
 
 impl Gradients {
-    /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
         let (q, kv) = (problem.q_shape(), problem.kv_shape());
         let scores = problem.scores_shape();
@@ -255,7 +250,6 @@ pub fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     if aligned { 4 } else { 1 }
 }
 
-/// True if a tensor begins at a multiple of `bytes`.
 pub(crate) fn begins_at(tensor: &TensorBinding, bytes: usize) -> bool {
     let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
     begin.is_multiple_of(bytes)

@@ -14,22 +14,17 @@ use std::fmt::{self, Debug, Formatter};
 
 /// A pass and its inputs, as [`Plan`] needs them.
 pub(crate) trait Pass {
-    /// The tensors that it writes.
     type Outputs;
-    /// The configuration of [`Engine::Portable`].
     type Portable;
-    /// The configuration of the tensor cores.
     type Matrix;
 
     /// The most buffers of any of its kernels.
     const BINDINGS: u32;
-    /// The kind of pass.
     const KIND: PassKind;
 
     /// The properties of its rows that a plan needs.
     fn rows(&self) -> Rows;
 
-    /// The configuration for single units.
     fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError>;
 
     /// The configuration for an instruction, or the reason why there is none. Only the inputs' strides and offsets are
@@ -46,7 +41,6 @@ pub(crate) trait Pass {
     /// The peak number of bytes in buffers that the launches hold at once, if there are pairs.
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize;
 
-    /// Checks every tensor.
     fn check(&self, outputs: &Self::Outputs) -> Result<(), AttentionError>;
 
     /// Writes the outputs of checked tensors without pairs.

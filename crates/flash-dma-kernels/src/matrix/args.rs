@@ -27,11 +27,8 @@ pub(crate) struct KeySource {
     /// `[batch | 1, heads, 1, k_len]`, per pair of any other shape. The last axis of scores and of a bias per key is
     /// contiguous.
     pub bias: ComptimeOption<OwnedTensor<f32>>,
-    /// `Pattern::Intervals`.
     pub intervals: ComptimeOption<IntervalKeys>,
-    /// `Pattern::Planned`.
     pub plan: ComptimeOption<PlannedKeys>,
-    /// The ALiBi slopes.
     pub slopes: AlibiArg,
 }
 
@@ -42,7 +39,6 @@ pub(crate) struct IntervalKeys {
     pub intervals: Box<[Vector<u32, Const<2>>]>,
     /// Key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists).
     pub list: OwnedTensor<u32>,
-    /// The number of keys of each list.
     pub counts: OwnedTensor<u32>,
 }
 
@@ -68,7 +64,6 @@ pub(crate) struct Outputs<O: Float> {
     pub lse: Box<[f32]>,
     /// The rounding errors of `lse`, in its layout.
     pub lse_rest: ComptimeOption<Box<[f32]>>,
-    /// The order of the rows of `out` and `residual`.
     pub order: RowOrder,
 }
 
@@ -96,7 +91,6 @@ pub(crate) struct SavedRows {
     pub delta: Box<[f32]>,
 }
 
-/// The query tiles of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct LaunchedTiles {
     pub first: u32,

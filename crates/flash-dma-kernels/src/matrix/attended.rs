@@ -27,7 +27,6 @@ pub(crate) struct AttendedKeys {
     pub score_row: usize,
     pub bias: PairBias,
     pub scale: LogitScale,
-    /// The seed of the dropout mask.
     pub dropout: DropoutArg,
 }
 

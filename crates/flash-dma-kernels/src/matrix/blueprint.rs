@@ -11,7 +11,6 @@ use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 /// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprint {
-    /// The matrix instruction.
     pub instruction: Instruction,
     /// f16 or bf16.
     pub element: ElementType,
@@ -56,7 +55,6 @@ pub(crate) enum RowStores {
 /// CubeCL's name of the devices with `wgmma`, which exists on sm_90 only.
 const WGMMA_DEVICE: &str = "ptx_sm90";
 
-/// True if a device has `wgmma`.
 pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == WGMMA_DEVICE
 }
@@ -312,7 +310,6 @@ impl MmaBlueprint {
         usize::from(self.dropout) + usize::from(self.alibi)
     }
 
-    /// True if any are noted.
     pub(crate) fn notes_columns(&self) -> bool {
         self.column_words() > 0
     }

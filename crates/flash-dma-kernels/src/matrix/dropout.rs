@@ -26,10 +26,8 @@ pub(crate) struct LaneMask {
 /// The dropout mask of two rows of an accumulator and two neighbouring columns.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct PairMask {
-    /// The words of the rows.
     pub upper: u32,
     pub lower: u32,
-    /// The words of the columns.
     pub columns: Vector<u32, Const<2>>,
     pub seed: DropoutSeed,
 }
@@ -57,7 +55,6 @@ pub(crate) fn lane_mask(
     })
 }
 
-/// The word of a query.
 #[cube]
 pub(crate) fn word_of(seed: &DropoutSeed, own: &CubeTile, row: &TileRow) -> u32 {
     let head = head_word(own.batch * own.q_heads + row.head, seed);
@@ -92,7 +89,6 @@ pub(crate) fn pair_mask(
     })
 }
 
-/// Words `at` and `at + 1`.
 #[cube]
 pub(crate) fn pair_at(words: &Shared<[u32]>, at: usize) -> Vector<u32, Const<2>> {
     let mut pair = Vector::<u32, Const<2>>::new(words[at]);
@@ -171,7 +167,6 @@ pub(crate) fn kept_by_product(
     }
 }
 
-/// A probability times its factor.
 #[cube]
 pub(crate) fn weighed(
     mask: &ComptimeOption<PairMask>,

@@ -25,7 +25,6 @@ pub(crate) fn swizzle(row: usize, col: usize, #[comptime] segments: usize) -> us
     }
 }
 
-/// `count` accumulators of zero.
 #[cube]
 pub(crate) fn zeros<N: Size>(#[comptime] count: usize) -> Accumulators<N> {
     let mut all = Accumulators::<N>::new();
@@ -39,7 +38,6 @@ pub(crate) fn zeros<N: Size>(#[comptime] count: usize) -> Accumulators<N> {
     all
 }
 
-/// Sets one register of a fragment.
 #[cube]
 pub(crate) fn set<N: Size>(
     fragment: &mut Array<Vector<f32, N>>,

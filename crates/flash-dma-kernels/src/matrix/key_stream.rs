@@ -94,7 +94,6 @@ impl KeyCopies {
         copies
     }
 
-    /// Reads the keys of tile `tile` from the list.
     fn read(&mut self, keys: &TileKeys, tile: usize) {
         let bp = comptime!(self.bp);
         if comptime!(bp.pattern.has_intervals()) {
@@ -280,7 +279,6 @@ struct BitCopies {
     /// Address of the pair of words of step or block 0, and the stride in bytes.
     first: u64,
     step: u32,
-    /// Address of the list.
     list: u64,
     /// Addresses of the stages in shared memory.
     stages: u32,

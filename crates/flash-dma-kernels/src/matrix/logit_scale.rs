@@ -110,7 +110,6 @@ pub(crate) struct ExactLse {
 
 #[cube]
 impl ExactLse {
-    /// The LSE of the row at index `at`.
     pub(crate) fn read(lse: &[f32], lse_rest: &[f32], at: usize) -> ExactLse {
         ExactLse {
             lse: lse[at],
@@ -130,7 +129,6 @@ impl ExactLse {
     }
 }
 
-/// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LogitScale {
     /// Factor of the product: `scale`; with a softcap `c`, `scale / c`.

@@ -174,7 +174,6 @@ pub(crate) fn until(
     seen
 }
 
-/// The step that contains key tile `tile`.
 #[cube]
 pub(crate) fn step_of(tile: usize, #[comptime] bp: MmaBlueprint) -> usize {
     tile / comptime!(KEY_BLOCK / bp.key_tile)

@@ -13,10 +13,8 @@ use flash_dma_problem::ElementType;
 /// Columns of a block of accumulators, and rows of a fragment.
 const BLOCK: usize = 16;
 
-/// The shape of a product of [`multiply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// The element type of both operands.
     pub element: ElementType,
     /// Groups of 16 rows of A.
     pub fragments: usize,

@@ -50,7 +50,6 @@ impl PairBias {
         bias
     }
 
-    /// The bias of a query and a key.
     pub(crate) fn at(&self, scores: &Tensor<f32>, query: usize, key: usize) -> f32 {
         scores[self.base + query * self.query_step + key * self.key_step]
     }

@@ -44,7 +44,6 @@ pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32) -> f32 {
     out
 }
 
-/// [`shuffle_xor`] of a word.
 #[cube]
 pub(crate) fn shuffle_xor_word(x: u32, #[comptime] mask: u32) -> u32 {
     let out: u32;
@@ -245,7 +244,6 @@ pub(crate) fn read_pair(address: u32) -> Vector<u32, Const<2>> {
     words
 }
 
-/// PTX's name of the element type.
 pub(crate) fn ptx_type(element: ElementType) -> &'static str {
     match element {
         ElementType::F16 => "f16",

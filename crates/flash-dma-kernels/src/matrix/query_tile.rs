@@ -18,9 +18,7 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct CubeTile {
     pub batch: usize,
-    /// Query heads of a sequence.
     pub q_heads: usize,
-    /// Queries and keys of a sequence.
     pub q_len: usize,
     pub k_len: usize,
     /// The first head of the tile's rows, in the sequence.
@@ -206,9 +204,7 @@ impl OutputRows {
 /// The order of the rows of a sequence, `[q_heads, q_len]`, which lie without gaps.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RowOrder {
-    /// Number of rows from one head to the next.
     head: u32,
-    /// Number of rows from one query to the next.
     query: u32,
 }
 
@@ -301,7 +297,6 @@ pub(crate) fn score_row(source: &KeySource, own: &CubeTile) -> usize {
     }
 }
 
-/// Offset of the counts of tile `tile` of a cube's heads.
 #[cube]
 pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> usize {
     let (batch, head) = broadcast_row(list, own);

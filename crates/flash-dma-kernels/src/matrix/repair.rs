@@ -118,7 +118,6 @@ fn weighed(p: f32, key: usize, row: &TileRow, attended: &AttendedKeys) -> f32 {
     }
 }
 
-/// True if the row of key `key` in `values` is finite.
 #[cube]
 fn key_is_finite<E: Float>(
     values: &Tensor<Segment<E>>,

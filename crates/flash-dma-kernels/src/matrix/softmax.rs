@@ -79,7 +79,6 @@ pub(crate) struct OnlineSoftmax {
     limit1: f32,
     scaled0: f32,
     scaled1: f32,
-    /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
     /// The greatest logits, and the numbers that [`exp_of`] subtracted from them; if `exact`.
@@ -369,7 +368,6 @@ impl RowSum {
         select(self.empty, none, self.greatest + self.log_sum())
     }
 
-    /// The rounding error of the LSE.
     pub(crate) fn lse_rest(&self) -> f32 {
         log_sum_rest(self.greatest, self.log_sum(), self.lse())
     }

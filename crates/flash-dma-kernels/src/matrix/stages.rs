@@ -76,7 +76,6 @@ fn column_stages<T: CubePrimitive>(
     }
 }
 
-/// Offset of segment `col` of row `row` in a stage.
 #[cube]
 pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
     match comptime!(bp.instruction) {
@@ -116,7 +115,6 @@ impl RowAddress {
     }
 }
 
-/// A segment of a tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileSegment {
     pub row: usize,

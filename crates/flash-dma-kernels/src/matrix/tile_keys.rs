@@ -11,7 +11,6 @@ use cubecl::prelude::*;
 /// `bp.pattern.is_planned()`, otherwise the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
-    /// Offset of the list.
     pub list: usize,
     /// The key of column 0; 0 if the keys are listed.
     pub begin: usize,
@@ -24,7 +23,6 @@ pub(crate) struct TileKeys {
 
 #[cube]
 impl TileKeys {
-    /// The keys of the tile that the cube owns.
     pub(crate) fn new(source: &KeySource, own: &CubeTile) -> TileKeys {
         let bp = comptime!(own.bp);
         // Without causal masking all tiles share one list.

@@ -11,7 +11,6 @@ const UNITS: usize = 256;
 const FEW_UNITS: usize = 128;
 /// Bytes of shared memory that [`UNITS`] units need at most, and some to spare.
 const SHARED_BYTES: usize = 40 << 10;
-/// Lanes of a plane.
 const PLANE: usize = 32;
 /// The most items of a lane, if no more than a plane shares a row.
 const LANE_ITEMS: usize = 4;
@@ -85,12 +84,10 @@ impl NormBlueprint {
         }
     }
 
-    /// Items of a lane.
     pub(crate) fn steps(&self) -> usize {
         (self.width / self.item).div_ceil(self.lanes)
     }
 
-    /// Features of a lane.
     pub(crate) fn features(&self) -> usize {
         self.steps() * self.item
     }
@@ -129,7 +126,6 @@ impl NormBlueprint {
 /// Compile-time configuration of the kernel that adds up the cubes' sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SumsBlueprint {
-    /// Columns of a cube.
     pub columns: usize,
     /// Units that share a column.
     pub slices: usize,

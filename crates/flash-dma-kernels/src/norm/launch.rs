@@ -26,7 +26,6 @@ pub(crate) struct Call<'a> {
     client: &'a Client,
     problem: &'a NormProblem,
     parameters: &'a NormParameters,
-    /// Elements that are read at once.
     vector: usize,
     address: AddressType,
 }
@@ -58,7 +57,6 @@ impl<'a> Call<'a> {
         NormBlueprint::choose(self.client, self.problem, self.vector)
     }
 
-    /// The same with narrower vectors.
     #[cfg(test)]
     pub(crate) fn with_vector(self, vector: usize) -> Self {
         Self { vector, ..self }

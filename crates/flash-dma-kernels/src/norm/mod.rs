@@ -112,7 +112,6 @@ impl NormParameters {
     }
 }
 
-/// Checks gamma or its gradient.
 fn check_gamma(
     name: TensorName,
     gamma: &Option<TensorBinding>,

@@ -13,7 +13,6 @@ pub(crate) enum Pattern {
     Planned(Bias),
 }
 
-/// The bias added to the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Bias {
     None,

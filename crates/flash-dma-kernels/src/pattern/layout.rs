@@ -10,7 +10,6 @@ pub(crate) const TILE_LIST_HEADER: usize = 4;
 /// Words per tile in the counts.
 pub(crate) const TILE_LIST_WORDS: usize = 4;
 
-/// Keys per block.
 pub(crate) const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
 /// Words before the counts. They are strides, 0 where an axis broadcasts: in lists, between sequences and between kv

@@ -14,16 +14,13 @@ pub(crate) struct SourceTensors {
 pub(crate) enum KeyTensors {
     #[default]
     All,
-    /// Intervals, lists and counts.
     Intervals([TensorBinding; 3]),
-    /// Bits, lists and counts.
     Planned([TensorBinding; 3]),
 }
 
 /// The query tiles of one launch, and their keys.
 pub(crate) struct TileLaunch {
     pub source: SourceTensors,
-    /// The first query tile.
     pub first: usize,
     /// Number of query tiles, the size of the grid along x.
     pub count: usize,

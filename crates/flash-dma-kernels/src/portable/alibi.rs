@@ -73,7 +73,6 @@ impl<'a> TileAlibi<'a> {
         }
     }
 
-    /// Adds ALiBi to the logit of a pair.
     pub(crate) fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
         let (query, key) = query_and_key(outer, inner, self.keys_outer);
         let distance = f32::cast_from(self.queries[query] - self.keys[key]).abs();

@@ -57,7 +57,6 @@ pub(crate) struct ListedIntervals {
     pub intervals: OwnedTensor<u32>,
     /// Key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists).
     pub list: OwnedTensor<u32>,
-    /// The number of keys of each list.
     pub counts: OwnedTensor<u32>,
 }
 
@@ -113,7 +112,6 @@ impl Sizes {
         }
     }
 
-    /// The kv head that a query head attends to.
     pub(crate) fn kv_head(&self, head: usize) -> usize {
         head / (self.q_heads / self.kv_heads)
     }

@@ -208,7 +208,6 @@ impl<'a> PairBias<'a> {
         }
     }
 
-    /// Moves on to a tile.
     fn place(&mut self, queries: &TileRows, keys: &TileRows, sizes: &Sizes) {
         let head = queries.head / (sizes.q_heads / self.bias.shape(1));
         let mut origin = head * self.bias.stride(1);

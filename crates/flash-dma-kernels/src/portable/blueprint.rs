@@ -70,6 +70,7 @@ const SERIAL_ROWS: [Micro; 3] = [micro(1, 1, 4, 8), micro(1, 1, 16, 8), micro(1,
 /// Comptime configuration of one attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blueprint {
+    /// Units and register tile.
     pub micro: Micro,
     /// Elements per row, a multiple of 8.
     pub head_dim: usize,
@@ -194,7 +195,6 @@ impl Blueprint {
         self.micro.units_x * self.micro.inner
     }
 
-    /// Rows of the outer or of an inner tile.
     pub(crate) fn rows(&self, outer: bool) -> usize {
         if outer {
             self.outer_rows()

@@ -17,7 +17,6 @@ pub struct KeyIntervals {
     first: Shared<[i32]>,
     /// One past the last position that attends to each key.
     end: Shared<[i32]>,
-    /// Score of each key.
     score: Shared<[f32]>,
     /// True if the keys are the outer rows.
     #[cube(comptime)]
@@ -39,7 +38,6 @@ impl KeyIntervals {
         }
     }
 
-    /// Sets the position of query `local` of the tile.
     pub(crate) fn set_query(&mut self, local: usize, position: i32) {
         self.position[local] = position;
     }

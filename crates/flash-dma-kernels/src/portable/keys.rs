@@ -71,7 +71,6 @@ impl<'a> KeyTiles<'a> {
         self.total.div_ceil(comptime!(bp.inner_rows()))
     }
 
-    /// The keys of tile `n`.
     pub(crate) fn tile(&self, n: usize, #[comptime] bp: Blueprint) -> TileRows<'a> {
         TileRows::<'a> {
             batch: self.batch,

@@ -138,7 +138,6 @@ impl<'a> PortableLaunch<'a> {
         }
     }
 
-    /// Launches [`forward_kernel`] for `count` query tiles from `first` on.
     pub(crate) fn forward(&self, first: usize, count: usize, outputs: &Outputs) {
         let p = self.problem;
         let Outputs {

@@ -109,7 +109,6 @@ impl NotFinite {
         }
     }
 
-    /// True if the tile is not finite.
     pub(crate) fn get(&self) -> bool {
         self.flags[self.tile] != 0u32
     }

@@ -78,7 +78,6 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     sums.store(rank, &tile, adds, bp);
 }
 
-/// The keys that a cube owns.
 #[cube]
 fn ranked_tile<'a>(
     ranked: &'a RankedList,

@@ -31,7 +31,9 @@ impl<'a> Output<'a> {
 /// The sizes of `A B`: A is `[m, k]`, B `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes {
+    /// Rows of A.
     pub m: usize,
+    /// Columns of B.
     pub n: usize,
     /// Columns of A and rows of B, which the sums run over.
     pub k: usize,
@@ -40,9 +42,7 @@ pub struct Sizes {
 /// The axis along which the elements of a matrix are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Major {
-    /// The rows are contiguous.
     Row,
-    /// The columns are contiguous.
     Column,
 }
 

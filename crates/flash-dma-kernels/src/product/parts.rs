@@ -10,7 +10,6 @@ use cubecl::prelude::*;
 /// The step of a part's length, so that all parts begin where vectors and boxes do.
 const STEP: usize = 128;
 
-/// The division of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Division {
     /// Terms of each part except a shorter last one.
@@ -49,7 +48,6 @@ pub(crate) fn batch(operands: &Operands, division: &Division) -> [TensorBinding;
     [a, b]
 }
 
-/// The operands of `count` terms from `first` on.
 pub(crate) fn terms(operands: &Operands, first: usize, count: usize) -> [TensorBinding; 2] {
     let size = operands.element.size();
     let mut a = shifted(&operands.a, first * operands.a.strides[1] * size);

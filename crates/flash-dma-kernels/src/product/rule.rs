@@ -33,10 +33,8 @@ pub struct Choice {
 /// Sums shorter than this are never cut.
 const LONG: usize = 4096;
 
-/// A part is at least this long.
 const SHORTEST_PART: usize = 512;
 
-/// The most parts.
 const MOST_PARTS: usize = 64;
 
 /// The cost of starting and finishing a cube, in steps along `k`.

@@ -12,9 +12,7 @@ const STRIDE: usize = 32;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Evictions {
     pub rows: u32,
-    /// Keys of a row.
     pub n: u32,
-    /// Keys that are kept for their rank.
     pub best: u32,
     /// Positions that a key lives beyond its rank's interval, at most `n`.
     pub recent: u32,
@@ -31,7 +29,6 @@ struct Keys {
     old: Shared<[Vector<u32, Const<2>>]>,
     /// Positions in the block of newborns that are evicted before it ends, in any order.
     young: Shared<[u32]>,
-    /// The lengths of `old` and of `young`.
     lens: Shared<[Atomic<u32>]>,
 }
 
@@ -155,7 +152,6 @@ pub(crate) fn evictions_kernel<S: Size>(
 
 #[cube]
 impl Evictions {
-    /// The end of a key that is evicted at `end`.
     fn until(&self, end: u32) -> u32 {
         min(end + self.recent, self.n)
     }

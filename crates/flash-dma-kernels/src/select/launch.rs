@@ -30,11 +30,8 @@ struct Selecting<'a> {
 
 /// The keys of every row in rank order: contiguous `[rows, n]`, u32.
 struct Ranked {
-    /// Key indices.
     order: TensorBinding,
-    /// Their sort keys.
     keys: TensorBinding,
-    /// Two free buffers.
     spare: [TensorBinding; 2],
 }
 
@@ -287,7 +284,6 @@ fn digit_tables(rows: usize, n: usize, width: u32) -> [[usize; 3]; 2] {
     [[rows, runs, values], [rows, spans, values]]
 }
 
-/// Bits of the indices `0..n`.
 fn index_bits(n: usize) -> u32 {
     usize::BITS - (n - 1).leading_zeros()
 }

@@ -5,7 +5,6 @@ use cubecl::prelude::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ZohBlueprint {
-    /// Units of a cube.
     pub units: usize,
     /// True if there is a bias; also among the kernel's options, but CubeCL's disk cache does not see those, see
     /// `docs/upstream.md`.

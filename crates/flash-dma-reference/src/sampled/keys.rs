@@ -70,9 +70,7 @@ impl Source<'_> {
     }
 }
 
-/// A key with its rows.
 struct Key {
-    /// Row number in `k`.
     row: usize,
     interval: Interval,
     k: Vec<f64>,
@@ -99,7 +97,6 @@ struct Sums {
     naive: [Vec<f32>; 3],
 }
 
-/// A key that a query attends to.
 struct Pair<'a> {
     key: &'a Key,
     /// The score of the key, with ALiBi.
@@ -108,7 +105,6 @@ struct Pair<'a> {
     weight: f32,
 }
 
-/// A query row and its data.
 struct Query {
     q: Vec<f64>,
     grad_out: Vec<f64>,

@@ -359,7 +359,6 @@ fn the_gradient_of_a_kept_key_is_the_change_of_the_loss_if_it_is_left_out() {
     }
 }
 
-/// The oracles of selections and of masks agree on the pairs of a selection.
 #[test]
 fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
     let options = AttentionOptions::new().with_keep_window(3);

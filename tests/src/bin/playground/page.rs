@@ -31,7 +31,6 @@ pub const MOVES: [(&str, usize); 20] = [
 /// The greatest error of a drawn score: scores are hundredths, and a bar of 0 is drawn as well.
 const DRAWN: f64 = 0.02;
 
-/// One state of the page.
 struct State<'a> {
     step: &'a str,
     /// The numbers of the range inputs: window, recent, sinks and runners-up.

@@ -82,7 +82,6 @@ impl Server {
 }
 
 impl Site {
-    /// Reads one request and answers it.
     fn answer(&self, mut stream: &TcpStream) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream);
         let mut line = String::new();

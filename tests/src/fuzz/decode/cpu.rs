@@ -69,7 +69,6 @@ fn outputs<E: Host>(
     })
 }
 
-/// Tokens of every sequence.
 struct Part<E> {
     tokens: Range<usize>,
     rows: [Raw; 3],
@@ -127,7 +126,6 @@ struct Held<'a, E> {
     score: Vec<f32>,
     /// Positions of slots, or the table of pages.
     index: Vec<i32>,
-    /// Tokens of each sequence.
     seen: Vec<i32>,
 }
 

@@ -21,7 +21,6 @@ pub(crate) struct BiasBlueprint {
 impl BiasBlueprint {
     /// Queries per tile: 64 for each of two warpgroups.
     pub(crate) const QUERIES: usize = 128;
-    /// Keys per tile.
     pub(crate) const KEYS: usize = 128;
     /// Keys that are multiplied and copied at a time.
     pub(crate) const HALF: usize = 64;

@@ -192,7 +192,6 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     }
 }
 
-/// The row of query `query`.
 #[cube]
 fn tile_row(query: usize, sizes: &Sizes, #[comptime] bp: BiasBlueprint) -> TileRow {
     TileRow {

@@ -49,7 +49,6 @@ pub(crate) struct BiasSteps {
     /// The position of step 0.
     batch: usize,
     head: usize,
-    /// First query of the tile.
     pub first_query: usize,
     pub sizes: Sizes,
     #[cube(comptime)]
@@ -111,7 +110,6 @@ impl BiasSteps {
         }
     }
 
-    /// The step of a [`Found`].
     pub(crate) fn step(&self, found: &Found) -> BiasStep {
         self.step_at(found.at, found.full)
     }
@@ -165,7 +163,6 @@ impl BiasSteps {
         }
     }
 
-    /// The row of the mask that a step reads.
     fn mask_row(&self, step: &BiasStep) -> usize {
         step.head / self.sizes.mask_heads_each + step.batch * self.sizes.mask_batch
     }

@@ -24,7 +24,6 @@ pub(crate) struct BiasTiles<E: Float> {
     pub v: Shared<[Segment<E>]>,
 }
 
-/// The boxes in which tiles are copied.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct BiasBoxes<E: Float> {
     pub q: TensorMap<E, Tiled>,

@@ -183,7 +183,6 @@ fn multiply_keys<N: Size, NA: Size>(
 #[derive(CubeType, Clone, Copy)]
 struct Columns {
     tile: usize,
-    /// The first column.
     first: usize,
     /// The mask words of these columns; on a boundary tile of a plan.
     seen: SeenPair,

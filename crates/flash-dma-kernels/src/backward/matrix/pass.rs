@@ -39,7 +39,6 @@ pub(crate) struct MmaPass<'a> {
     pub saved: &'a Saved,
     pub blueprints: MmaBlueprints,
     pub data: QueryData,
-    /// The ALiBi slopes.
     slopes: Option<TensorBinding>,
 }
 
@@ -66,7 +65,6 @@ impl KeyLists {
     }
 }
 
-/// The preprocessed data of every query row.
 pub(crate) struct QueryData {
     pub sums: RowSums,
     /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
@@ -92,7 +90,6 @@ fn words_shape(problem: &Problem, for_boxes: bool) -> [usize; 3] {
     [batch, heads, len]
 }
 
-/// The bytes of the row sums of a pass.
 pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
     let for_boxes = blueprints.dkdv.tiles.instruction == Instruction::Wgmma;
     let boxed = match for_boxes {
@@ -192,7 +189,6 @@ impl<'a> MmaPass<'a> {
         address_type(&typed, self.problem.element.size()).max(address_type(&words, 4))
     }
 
-    /// One launch of the dq kernel.
     pub(crate) fn launch_dq(&self, tiles: TileLaunch, grad_q: &TensorBinding) {
         let (problem, blueprint) = (self.problem, self.blueprints.dq);
         let tile = blueprint.tile.writing([grad_q]);

@@ -34,9 +34,7 @@ pub(crate) fn rank_terms(
 /// The kinds of change of a query's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ChangeKind {
-    /// A runner-up is added.
     Added,
-    /// A kept key is left out.
     LeftOut,
 }
 

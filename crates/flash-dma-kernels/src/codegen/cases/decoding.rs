@@ -70,7 +70,6 @@ struct Decoding {
     element: ElementType,
     head_dim: usize,
     paged: bool,
-    /// Pages with scores.
     scored: bool,
     pages: usize,
     /// Recent keys and sinks, of slots.
@@ -80,7 +79,6 @@ struct Decoding {
     role: ScoreRole,
     /// True if there is a prefill first.
     appends: bool,
-    /// Tokens of each step.
     steps: &'static [usize],
     options: AttentionOptions,
     /// Engines to launch, if they support the problem; the portable one supports all.
@@ -141,7 +139,6 @@ impl Decoding {
         .expect("a valid cache")
     }
 
-    /// A prefill.
     fn append(&self, client: &Client) {
         const LEN: usize = 4096;
         let (shape, new) = (self.shape(), [1, HEADS, LEN, self.head_dim]);

@@ -119,7 +119,6 @@ fn compare(passes: [Option<[usize; 2]>; 2], compared: &mut [usize; 2], what: &st
     }
 }
 
-/// The fastest engine of a device.
 fn fastest(gpu: Gpu) -> Engine {
     match gpu {
         Gpu::H200 => Engine::Wgmma,
@@ -296,7 +295,6 @@ fn launch_all(client: &Client, p: &Problem) {
 struct Compiled(BTreeMap<String, HashSet<KernelId>>);
 
 impl Compiled {
-    /// Adds the kernels that `run` launches.
     fn add(&mut self, client: &Client, run: impl FnOnce(&Client)) {
         for kernel in recorder::record(client, run) {
             let mut id = kernel.id();

@@ -96,7 +96,6 @@ impl DecodeMmaBlueprint {
         self.head_dim / SEGMENT
     }
 
-    /// Segments per stage.
     pub(crate) fn stage_segments(&self) -> usize {
         self.key_tile * self.segments()
     }

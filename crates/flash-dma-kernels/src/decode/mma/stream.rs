@@ -175,7 +175,6 @@ impl NextTile {
         }
     }
 
-    /// Reads the data of tile `tile`.
     pub(crate) fn read<E: Float>(
         &mut self,
         tensors: &StepTensors<E, Const<8>>,

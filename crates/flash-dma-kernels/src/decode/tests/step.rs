@@ -30,7 +30,6 @@ struct Case {
     window: Option<usize>,
     /// True if pages have scores.
     biased: bool,
-    /// The role of the scores in slots.
     role: ScoreRole,
     scores: Scores,
     options: AttentionOptions,
@@ -73,7 +72,6 @@ impl Case {
         self.window.is_some() || self.biased
     }
 
-    /// The inputs of the whole decoding.
     fn inputs(&self, seed: u64) -> Inputs {
         inputs(self.problem(self.len, self.len), self.scores, 1.0, seed)
     }

@@ -6,7 +6,6 @@ mod nvtx;
 
 use tracing::span::EnteredSpan;
 
-/// The target of the spans.
 pub(crate) const TARGET: &str = "flash_dma";
 
 /// An open range, which ends when it is dropped and covers everything launched in between. Made by [`range`].

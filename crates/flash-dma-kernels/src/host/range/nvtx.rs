@@ -18,7 +18,6 @@ struct Functions {
     pop: Pop,
 }
 
-/// An open range of this thread.
 pub(crate) struct Range(Option<Functions>);
 
 impl Range {

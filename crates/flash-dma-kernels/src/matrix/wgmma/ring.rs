@@ -114,7 +114,6 @@ pub(crate) struct Turns {
 
 #[cube]
 impl Turns {
-    /// The turns of this warpgroup.
     pub(crate) fn new() -> Turns {
         Turns {
             warpgroup: UNIT_POS_Y / 4,

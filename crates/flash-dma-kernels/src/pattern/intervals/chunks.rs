@@ -46,7 +46,6 @@ pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks, STARTS]`, u32: where each class of keys begins in its chunk's list, and
     /// last the count. Within a class the keys ascend, from [`BRIEF_CLASSES`] on they descend. A single chunk has none.
     pub starts: Option<TensorBinding>,
-    /// The most keys of a chunk.
     pub capacity: usize,
 }
 
@@ -73,9 +72,7 @@ impl ChunkKeys {
 /// The lists from which the keys of the chunks are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Listed {
-    /// [`LiveKeys`].
     Live,
-    /// [`RankedKeys`].
     Ranked,
 }
 
@@ -242,7 +239,6 @@ impl Classed {
 
 #[cube]
 impl ChunkQueries {
-    /// The queries of chunk `chunk`, for chunks of `size` queries.
     pub(crate) fn of_chunk(chunk: u32, size: u32, q_len: u32, k_len: u32) -> ChunkQueries {
         ChunkQueries {
             first: (chunk * size) as i32,
@@ -252,7 +248,6 @@ impl ChunkQueries {
         }
     }
 
-    /// All queries.
     pub(crate) fn all(q_len: u32, k_len: u32) -> ChunkQueries {
         ChunkQueries::of_chunk(0u32, q_len, q_len, k_len)
     }
@@ -281,7 +276,6 @@ impl ChunkQueries {
         classed
     }
 
-    /// The queries that see a key with positions `first .. end`.
     pub(crate) fn seen(&self, first: u32, end: u32, #[comptime] causal: bool) -> Seen {
         let mut seen = Seen {
             from: self.first,

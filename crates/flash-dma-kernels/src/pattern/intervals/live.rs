@@ -163,7 +163,6 @@ fn read_ends(
 /// and all live keys from it on.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LiveFrom {
-    /// Number of entries.
     pub count: u32,
     /// Number of lasting keys before the block, which are the first entries.
     lasting: u32,
@@ -208,7 +207,6 @@ impl LiveFrom {
         }
     }
 
-    /// The place of an entry among all entries.
     pub(crate) fn place(&self, entry: u32) -> usize {
         self.base + (entry + select(entry < self.lasting, self.n, self.skipped)) as usize
     }

@@ -88,7 +88,6 @@ pub(crate) struct TileKeyLists {
 }
 
 impl TileKeyLists {
-    /// The shapes of `keys` and `counts` for the given number of tiles.
     fn shapes(problem: &Problem, tiles: &QueryTiles, listed: usize) -> [[usize; 3]; 2] {
         let rows = problem.batch * problem.kv_heads;
         [[rows, listed, tiles.capacity], [rows, listed, 2]]

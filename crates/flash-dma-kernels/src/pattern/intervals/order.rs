@@ -25,7 +25,6 @@ pub(crate) struct OrderedKeys {
     pub ends: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32, at most `capacity`.
     pub counts: TensorBinding,
-    /// The most keys of a row.
     pub capacity: usize,
 }
 

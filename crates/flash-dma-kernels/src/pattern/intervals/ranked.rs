@@ -21,7 +21,6 @@ use std::iter;
 const CLASSES: usize = 256;
 /// Classes that a cube sorts; it counts the keys of the classes before them.
 const OWN_CLASSES: usize = 16;
-/// Cubes per row.
 const PARTS: usize = CLASSES / OWN_CLASSES;
 
 /// The keys whose ranks learn, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.
@@ -461,7 +460,6 @@ mod tests {
     use crate::testing::{client, contiguous, read_u32};
     use flash_dma_reference::Rng;
 
-    /// Keys of a tile.
     const TILE: usize = 8;
 
     /// Mesa's driver and Apple's GPUs have 32 KiB.

@@ -221,7 +221,6 @@ fn brief_keys_that_are_gone_are_not_read() {
     }
 }
 
-/// The most intervals that contain one position.
 fn most_alive(rows: &[Vec<Interval>], n: usize) -> usize {
     let alive = |row: &Vec<Interval>, p| row.iter().filter(|i| i.contains(p)).count();
     let most = |row| (0..n as i64).map(move |p| alive(row, p)).max();

@@ -18,7 +18,6 @@ const COUNT_WORDS: usize = 2;
 /// tile reads list 0. With it, `lists` equals `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueryTiles {
-    /// Queries per tile.
     pub size: usize,
     /// Number of tiles that cover the queries.
     pub count: usize,

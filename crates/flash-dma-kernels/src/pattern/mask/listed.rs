@@ -78,15 +78,12 @@ pub(crate) struct TileLists {
     pub counts: TensorBinding,
 }
 
-/// Sizes of the lists of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     /// Tiles of a row of the mask, and of all rows.
     pub tiles: usize,
     pub items: usize,
-    /// Queries per tile.
     pub queries: usize,
-    /// Key blocks.
     pub blocks: usize,
     /// Capacity of a gathered list in keys, in whole steps; its bits begin after them.
     pub room: usize,
@@ -137,13 +134,11 @@ impl Sizes {
         )
     }
 
-    /// The shape of [`TileLists::list`].
     pub(crate) fn list(&self, geometry: &PlanGeometry) -> [usize; 4] {
         let [batch, heads, ..] = geometry.counts_shape();
         [batch, heads, self.tiles, self.capacity()]
     }
 
-    /// The shape of [`TileLists::counts`].
     pub(crate) fn counts(&self) -> [usize; 1] {
         [TILE_LIST_HEADER + self.items * TILE_LIST_WORDS]
     }

@@ -4,7 +4,6 @@ use crate::pattern::layout::{first_bits, nonzero_bytes};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
-/// Queries per block.
 const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 /// Stride in words between key blocks in shared memory: odd, so that neighbours use different banks.
 const STRIDE: usize = 2 * QUERIES + 1;
@@ -23,7 +22,6 @@ pub(crate) struct RowsBlueprint {
 }
 
 impl RowsBlueprint {
-    /// Key blocks per cube.
     pub(crate) fn blocks(&self) -> usize {
         self.units / 2
     }

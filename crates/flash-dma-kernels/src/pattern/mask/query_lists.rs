@@ -22,7 +22,6 @@ pub(crate) struct QueryLists {
     /// [`QUERY_LIST_HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of steps that see all keys,
     /// and of all steps.
     pub counts: TensorBinding,
-    /// Entries per list.
     pub capacity: usize,
 }
 

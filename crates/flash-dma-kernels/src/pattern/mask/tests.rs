@@ -13,7 +13,6 @@ struct Case {
     mask: [usize; 4],
     lengths: [usize; 2],
     causal: bool,
-    /// Queries per tile.
     queries: usize,
     gather: bool,
     /// True if row `row` of the mask shows key `key` to query `query`.

@@ -194,7 +194,6 @@ fn list_kernel(
     }
 }
 
-/// A word of ones.
 #[cube]
 fn every() -> u32 {
     u32::new(comptime!(u32::MAX as i64))

@@ -47,7 +47,6 @@ pub(crate) struct Task {
     pub b_vector: usize,
     pub m: usize,
     pub n: usize,
-    /// Bytes of an element.
     pub size: usize,
 }
 
@@ -100,7 +99,6 @@ impl Blueprint {
         }
     }
 
-    /// Columns of the result that a unit owns.
     pub(crate) fn unit_columns(&self) -> usize {
         match self.b {
             Major::Row => self.b_vector,
@@ -108,7 +106,6 @@ impl Blueprint {
         }
     }
 
-    /// Columns that a cube owns.
     pub(crate) fn columns(&self) -> usize {
         self.lanes * self.unit_columns()
     }
@@ -123,7 +120,6 @@ impl Blueprint {
         self.b == Major::Row && self.a_vector == 1
     }
 
-    /// Sums of a unit.
     pub(crate) fn sums(&self) -> usize {
         self.rows * self.unit_columns()
     }
@@ -143,7 +139,6 @@ impl Blueprint {
         self.units + PADDING
     }
 
-    /// Words of shared memory.
     pub(crate) fn shared(&self) -> usize {
         self.round_sums() * self.stride()
     }

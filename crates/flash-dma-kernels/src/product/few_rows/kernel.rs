@@ -4,7 +4,6 @@ use crate::product::few_rows::blueprint::Blueprint;
 use crate::product::operands::Major;
 use cubecl::prelude::*;
 
-/// The sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Extent {
     pub m: usize,
@@ -19,7 +18,6 @@ pub(crate) struct Extent {
 /// The place of a unit.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
-    /// The first row of the cube.
     row: usize,
     /// The first column of the unit; past the last there is none, and another unit's is read again.
     column: usize,

@@ -7,7 +7,6 @@ use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// A product that the kernel serves.
 pub(crate) struct Plan<'a> {
     operands: &'a Operands,
     blueprint: Blueprint,

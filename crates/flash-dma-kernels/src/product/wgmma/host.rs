@@ -32,6 +32,7 @@ impl Tile {
     /// Rows of either tile.
     pub const ROWS: usize = 64 * CONSUMERS;
 
+    /// Number of columns.
     #[must_use]
     pub const fn columns(self) -> usize {
         match self {
@@ -40,7 +41,6 @@ impl Tile {
         }
     }
 
-    /// The tile for a result of `n` columns.
     pub(crate) fn for_columns(n: usize) -> Self {
         if n > 128 {
             Self::Columns256
@@ -70,12 +70,10 @@ impl Blueprint {
         }
     }
 
-    /// 16-byte segments of a tile of A.
     pub(crate) fn a_segments(self) -> usize {
         Tile::ROWS * DEPTH / 8
     }
 
-    /// 16-byte segments of a tile of B.
     pub(crate) fn b_segments(self) -> usize {
         self.tile.columns() * DEPTH / 8
     }
@@ -106,7 +104,6 @@ pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Opt
     }
 }
 
-/// A product that the kernel serves.
 pub(crate) struct Plan<'a> {
     operands: &'a Operands,
     blueprint: Blueprint,

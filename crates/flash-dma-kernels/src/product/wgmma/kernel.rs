@@ -10,14 +10,12 @@ use crate::vectors::Segment;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// The sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Extent {
     pub rows: u32,
     pub columns: u32,
     /// Tiles of [`DEPTH`] terms that cover `k`.
     pub depth_tiles: u32,
-    /// Tiles of a part.
     pub part_tiles: u32,
 }
 

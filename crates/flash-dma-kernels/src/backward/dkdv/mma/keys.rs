@@ -29,7 +29,6 @@ pub(crate) struct LaneKeys {
     pub count: usize,
     /// Offset of the gradients of the biases of the group's first head.
     bias_row: usize,
-    /// The seed of the dropout mask.
     pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
@@ -75,7 +74,6 @@ impl LaneKeys {
         }
     }
 
-    /// Loads the biases for head `head` of the group.
     pub(crate) fn load_biases(&self, mask: &KeyMask, head: usize) {
         let bp = comptime!(self.bp);
         let mut scores = self.scores;
@@ -143,7 +141,6 @@ impl LaneKeys {
         }
     }
 
-    /// The logit of a product with a key of score `z`.
     pub(crate) fn logit(&self, product: f32, z: f32) -> f32 {
         self.logit_of(product, z).logit
     }

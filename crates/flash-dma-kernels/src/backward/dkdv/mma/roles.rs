@@ -19,7 +19,6 @@ use crate::matrix::mma::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use cubecl::prelude::*;
 
-/// The accumulators of a warp.
 #[derive(CubeType)]
 pub(crate) struct WarpSums<NS: Size, NO: Size> {
     /// The products with the query tile in use, shaped as [`DkdvBlueprint::products`].
@@ -32,7 +31,6 @@ pub(crate) struct WarpSums<NS: Size, NO: Size> {
 
 #[cube]
 impl<NS: Size, NO: Size> WarpSums<NS, NO> {
-    /// Sums of zero.
     pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> WarpSums<NS, NO> {
         let mut gradients = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
         #[unroll]
@@ -54,10 +52,8 @@ impl<NS: Size, NO: Size> WarpSums<NS, NO> {
     }
 }
 
-/// One step of a warp.
 #[derive(CubeType)]
 pub(crate) struct WarpStep {
-    /// Its index.
     pub turn: usize,
     pub at: Step,
     /// The visible pairs of a boundary step, for each fragment in the format of [`SeenWords::pack`]; first role only,
@@ -138,7 +134,6 @@ impl NextStep {
         NextStep { at, entry }
     }
 
-    /// Moves on from step `turn`.
     fn advance(&mut self, order: &StepOrder, turn: usize, #[comptime] bp: DkdvBlueprint) {
         if comptime!(bp.pattern.is_planned()) {
             let step = Cursor::listed(self.entry, bp);

@@ -23,7 +23,6 @@ const NOT_SELECTED_OR_DROPPED: f32 = f32::NEG_INFINITY;
 /// The mark among capped products.
 const NOT_SELECTED_CAPPED: f32 = f32::INFINITY;
 
-/// The mark of a pair that is not selected.
 fn not_selected(bp: DkdvBlueprint) -> f32 {
     match (bp.softcap, bp.dropout) {
         (true, _) => NOT_SELECTED_CAPPED,

@@ -26,7 +26,6 @@ pub(crate) struct BackwardInputs<E: Float> {
     pub delta: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`: the rows' words of the dropout mask, for `mma`.
     pub words: ComptimeOption<Box<[u32]>>,
-    /// The ALiBi slopes.
     pub slopes: AlibiArg,
 }
 
@@ -50,7 +49,6 @@ pub(crate) struct KeyTileIntervals {
     pub ends: Box<[Vector<u32, Const<2>>]>,
     /// The keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys).
     pub list: Box<[u32]>,
-    /// The number of keys of each chunk.
     pub counts: Box<[u32]>,
 }
 
@@ -133,13 +131,9 @@ impl<O: Float> GradientRows<O> {
 /// The layout of a launch's key tiles over its cubes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct KeyGrid {
-    /// Queries per chunk.
     pub chunk: u32,
-    /// Chunks per kv head.
     pub chunks: u32,
-    /// Key tiles per chunk.
     pub tiles: u32,
-    /// Entries per list.
     pub capacity: u32,
 }
 
@@ -186,7 +180,6 @@ impl<O: Float> KeyGradientsLaunch<O> {
 }
 
 impl SourceTensors {
-    /// The launch argument of kernels that own key tiles.
     pub(crate) fn into_key_tiles(self) -> KeyTileSourceLaunch {
         let (mut intervals, mut plan) = (None, None);
         match self.keys {

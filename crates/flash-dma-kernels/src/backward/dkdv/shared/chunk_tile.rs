@@ -5,7 +5,6 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
-/// The heads and lengths of a launch.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct HeadSizes {
     pub q_heads: usize,
@@ -148,7 +147,6 @@ impl ChunkTile {
         }
     }
 
-    /// The key at index `local` of the tile.
     pub(crate) fn key_of(
         &self,
         source: &KeyTileSource,

@@ -171,7 +171,6 @@ impl KeyParts {
         2 * bytes(rows) + bytes(scores)
     }
 
-    /// Allocates the parts of every chunk's keys.
     pub(crate) fn new(client: &Client, problem: &Problem, chunks: usize, capacity: usize) -> Self {
         let (rows, scores) = Self::shapes(problem, chunks, capacity);
         let [k, v] = [rows; 2].map(|shape| scratch(client, shape));

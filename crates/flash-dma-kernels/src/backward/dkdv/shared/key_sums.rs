@@ -15,7 +15,6 @@ pub(crate) struct KeySums<'a> {
     client: &'a Client,
     problem: &'a Problem,
     intervals: &'a TensorBinding,
-    /// Queries of a chunk.
     chunk: usize,
     k: TensorBinding,
     v: TensorBinding,

@@ -13,7 +13,6 @@ use crate::vectors::Segment;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-/// A key of the tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OwnKey {
     /// True if there is such a key.

@@ -25,7 +25,6 @@ pub(crate) struct KeyMask {
     bias_head: u64,
     bias_query: u64,
     bias_key: u32,
-    /// The first key.
     pub(crate) first: usize,
 }
 
@@ -100,7 +99,6 @@ impl KeyMask {
         ))
     }
 
-    /// The word of a query of head `head` of the group.
     pub(crate) fn word(&self, head: usize, query: usize) -> u32 {
         read_ahead(
             self.words + head as u64 * self.head_step,
@@ -138,7 +136,6 @@ pub(crate) struct SeenWords {
 
 #[cube]
 impl SeenWords {
-    /// No bit set.
     pub(crate) fn none() -> SeenWords {
         SeenWords {
             even: 0u32,

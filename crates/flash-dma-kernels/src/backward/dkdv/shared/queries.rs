@@ -26,7 +26,6 @@ pub(crate) struct QueryRows {
     /// The first head of the group, and its first row of `lse` and `delta`.
     pub head: usize,
     pub row: usize,
-    /// Queries per head.
     pub len: usize,
 }
 
@@ -54,7 +53,6 @@ impl QueryRows {
 /// The treatment of a step's pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Step {
-    /// First query of the tile.
     pub query: usize,
     /// First head of the tile, within the group; only with biases per pair and with ALiBi.
     pub head: usize,
@@ -72,9 +70,7 @@ pub(crate) struct Step {
 pub(crate) struct StepLses {
     /// The first row of `lse` of the step's first head.
     row: usize,
-    /// The step's first query.
     query: usize,
-    /// Queries per head.
     len: usize,
 }
 
@@ -159,12 +155,9 @@ pub(crate) fn all_finite<E: Float>(
 /// The inputs of the pairs of a warp's keys and the queries.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Pairs {
-    /// Locations of the queries' rows.
     pub rows: QueryRows,
-    /// The bits and the biases of the keys.
     pub mask: KeyMask,
     pub logit_scale: LogitScale,
-    /// The seed of the dropout mask.
     pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,

@@ -45,7 +45,6 @@ impl StepOrder {
         }
     }
 
-    /// The first step.
     pub(crate) fn first(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.list.entry(0usize), bp)
@@ -83,7 +82,6 @@ impl StepOrder {
 pub(crate) struct Range {
     /// The first query tile of a head.
     pub first: usize,
-    /// Query tiles of a head.
     pub tiles: usize,
     /// Every key is attended to by the queries `full_from .. full_to`, if any.
     pub full_from: i32,
@@ -92,7 +90,6 @@ pub(crate) struct Range {
 
 #[cube]
 impl Range {
-    /// An empty range.
     pub(crate) fn none() -> Range {
         Range {
             first: 0usize,
@@ -106,7 +103,6 @@ impl Range {
 /// The queries and the heads of a step. Steps run over a range's tiles for each group of heads in turn.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Cursor {
-    /// The query tile of a head.
     pub tile: usize,
     /// The first head, within the group of the kv head.
     pub head: usize,
@@ -114,7 +110,6 @@ pub(crate) struct Cursor {
 
 #[cube]
 impl Cursor {
-    /// The first step of a range.
     pub(crate) fn first(range: &Range) -> Cursor {
         Cursor {
             tile: range.first,
@@ -130,7 +125,6 @@ impl Cursor {
         }
     }
 
-    /// Moves on to the next step.
     pub(crate) fn advance(&mut self, range: &Range, #[comptime] bp: DkdvBlueprint) {
         self.tile += 1;
         if self.tile == range.first + range.tiles {
@@ -140,7 +134,6 @@ impl Cursor {
     }
 }
 
-/// The list of a cube's steps.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepList {
     /// The offset of its first entry.

@@ -25,7 +25,6 @@ pub(crate) struct LaneKeys {
     pub bp: DkdvBlueprint,
 }
 
-/// The words of the two keys.
 #[derive(CubeType, Clone, Copy)]
 struct KeyWords {
     upper: u32,
@@ -100,7 +99,6 @@ impl LaneKeys {
         }
     }
 
-    /// Sets the keys' biases for head `head` of the group.
     pub(crate) fn load_biases(&mut self, mask: &KeyMask, head: usize) {
         self.upper.bias(mask, head);
         self.lower.bias(mask, head);

@@ -139,13 +139,11 @@ impl StepCopies {
         }
     }
 
-    /// The queries in `stage`.
     pub(crate) fn queries(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
         let address = self.q_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32);
         Panels { address }
     }
 
-    /// The output gradients in `stage`.
     pub(crate) fn grad_out(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
         let address = self.o_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32);
         Panels { address }

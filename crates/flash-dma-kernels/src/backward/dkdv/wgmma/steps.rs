@@ -81,7 +81,6 @@ impl Steps {
         }
     }
 
-    /// The step in use.
     pub(crate) fn present(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.entry, bp)

@@ -33,7 +33,6 @@ pub(crate) struct StepProducts<NS: Size> {
     pub dp: Vector<f32, NS>,
 }
 
-/// A step and the visibility of its pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StagedStep {
     pub at: Step,
