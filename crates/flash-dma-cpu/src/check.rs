@@ -195,7 +195,6 @@ pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Chec
     optional(TensorName::GradLse, saved.grad_lse, &shape)
 }
 
-/// Checks the outputs of the backward pass.
 pub(crate) fn gradients<E: Element>(
     problem: &Problem,
     inputs: &Inputs<'_, E>,

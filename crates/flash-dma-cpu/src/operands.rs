@@ -26,13 +26,11 @@ pub(crate) trait KeyRows<E>: Sync {
     fn rows(&self, head: KvHead, key: usize) -> [&[E]; 2];
 }
 
-/// The keys that a query attends to.
 pub(crate) enum KeySource<'a> {
     /// All keys up to the query's position.
     All,
     /// The keys whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
     Intervals(&'a [Interval]),
-    /// The keys whose ranks learn at the query's position.
     Ranked(Ranked<'a>),
     /// The keys that a mask's tile plan shows, up to the query's position.
     Planned(MaskBits<'a>),

@@ -5,7 +5,6 @@ use crate::scratch::Buffer;
 use crate::view::View;
 use std::ops::Range;
 
-/// A key/value head of a sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct KvHead {
     pub(crate) batch: usize,

@@ -111,7 +111,6 @@ pub(crate) fn pack(
     });
 }
 
-/// Writes the bits of ranges of keys.
 pub(crate) fn pack_ranges(
     geometry: &PlanGeometry,
     first: &BroadcastView<'_, i32>,

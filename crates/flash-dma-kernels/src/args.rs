@@ -73,7 +73,6 @@ impl Outputs {
         }
     }
 
-    /// All tensors.
     pub(crate) fn all(&self) -> Vec<&TensorBinding> {
         let tensors = [&self.out, &self.lse];
         let optional = self.residual.iter().chain(&self.lse_rest);
@@ -127,7 +126,6 @@ pub struct Gradients {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Scaling {
     pub scale: f32,
-    /// Not read without a softcap.
     pub softcap: f32,
     /// Given exactly if a tensor-core kernel's blueprint has dropout. The portable kernels take it separately.
     pub dropout: DropoutArg,

@@ -60,7 +60,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// Those of [`longest`].
+/// The errors of [`longest`].
 pub fn largest_batch(
     client: &Client,
     problem: &Problem,

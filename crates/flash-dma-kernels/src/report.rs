@@ -37,7 +37,7 @@ pub fn engines(client: &Client) -> Result<Vec<Engine>, AttentionError> {
 ///
 /// # Errors
 ///
-/// Those of [`forward::plan`](crate::forward::plan) and [`backward::plan`](crate::backward::plan).
+/// The errors of [`forward::plan`](crate::forward::plan) and [`backward::plan`](crate::backward::plan).
 pub fn engine_for<P: Reported>(
     client: &Client,
     problem: &P,
@@ -53,7 +53,7 @@ pub fn engine_for<P: Reported>(
 ///
 /// # Errors
 ///
-/// Those of [`engine_for`], for these passes.
+/// The errors of [`engine_for`], for these passes.
 pub fn check_engine<P: Reported>(
     client: &Client,
     problem: &P,

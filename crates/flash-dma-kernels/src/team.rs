@@ -42,7 +42,6 @@ impl Team {
     }
 }
 
-/// The place of a unit in its team.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Member {
     pub plane: usize,

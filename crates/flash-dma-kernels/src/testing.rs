@@ -125,7 +125,6 @@ pub(crate) fn read_f64(client: &Client, tensor: TensorBinding, element: ElementT
 /// The layout of a test tensor in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// Row-major.
     Contiguous,
     /// `[batch, len, heads, head_dim]`, read through a transpose.
     TokenMajor,

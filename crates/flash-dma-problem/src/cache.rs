@@ -393,8 +393,8 @@ impl CacheShape {
     ///
     /// # Errors
     ///
-    /// Those of [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if `options`
-    /// keep another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`];
+    /// The errors of [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if
+    /// `options` keep another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`];
     /// [`AttentionError::CacheDropout`]; [`AttentionError::CacheAlibi`]; and the errors of the scale and the softcap.
     pub fn decode(
         &self,

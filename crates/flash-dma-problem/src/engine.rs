@@ -156,7 +156,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// What a caller can change to get the engine; `None` if the device or the call decides it.
+    /// The change by which a caller can get the engine; `None` if the device or the call decides it.
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         match self {

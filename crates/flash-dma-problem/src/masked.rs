@@ -22,7 +22,7 @@ impl MaskedProblem {
     ///
     /// # Errors
     ///
-    /// Those of [`Problem::new`], [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
+    /// The errors of [`Problem::new`], [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
     pub fn new(
         q: &[usize],
         k: &[usize],
@@ -53,8 +53,8 @@ impl MaskedProblem {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the plan is for
-    /// other lengths.
+    /// The errors of [`new`](Self::new), [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the plan is
+    /// for other lengths.
     pub fn with_plan(
         q: &[usize],
         k: &[usize],
@@ -215,7 +215,7 @@ impl PlanGeometry {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), for [`TensorName::FirstKeys`] or [`TensorName::EndKeys`].
+    /// The errors of [`new`](Self::new), for [`TensorName::FirstKeys`] or [`TensorName::EndKeys`].
     pub fn of_ranges(
         first: &[usize],
         end: &[usize],

@@ -65,7 +65,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// Those of [`longest`].
+/// The errors of [`longest`].
 pub fn largest_batch(
     problem: &Problem,
     bytes: usize,

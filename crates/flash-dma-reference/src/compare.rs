@@ -176,7 +176,7 @@ pub fn compare(
 ///
 /// # Errors
 ///
-/// Those of [`compare()`].
+/// The errors of [`compare()`].
 pub fn compare_by(
     name: &str,
     shape: &[usize],
@@ -198,7 +198,7 @@ pub fn compare_by(
 ///
 /// # Errors
 ///
-/// Those of [`compare()`].
+/// The errors of [`compare()`].
 pub fn compare_lse(shape: &[usize], actual: &[f64], exact: &Exact) -> Result<Report, Failure> {
     check("lse", shape, actual, exact, of_arithmetic)
 }
@@ -208,7 +208,7 @@ pub fn compare_lse(shape: &[usize], actual: &[f64], exact: &Exact) -> Result<Rep
 ///
 /// # Errors
 ///
-/// Those of [`compare()`].
+/// The errors of [`compare()`].
 pub fn compare_probabilities(
     shape: &[usize],
     actual: &[f64],

@@ -54,7 +54,7 @@ pub fn intervals(scores: &[f64], documents: &[usize], rule: &SelectionRule) -> V
 ///
 /// # Panics
 ///
-/// Those of [`intervals`].
+/// If [`intervals`] does.
 #[must_use]
 pub fn intervals_by_heap(
     scores: &[f64],

@@ -192,7 +192,6 @@ impl MaskedInputs {
         naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    /// The pairs of a mask other than the inputs'.
     fn shown(&self, shown: &Broadcast<bool>) -> impl Pairs {
         move |at: At| self.keys_of(Some(shown), at)
     }

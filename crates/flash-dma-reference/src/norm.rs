@@ -52,7 +52,6 @@ pub fn angles(positions: usize, width: usize) -> Vec<f64> {
     table
 }
 
-/// A row's place in the tensors.
 #[derive(Clone, Copy)]
 struct Row {
     from: usize,

@@ -13,7 +13,6 @@ pub(crate) type Keys = Vec<(usize, f64)>;
 
 /// The keys that each query attends to.
 pub(crate) trait Pairs {
-    /// The keys of one query.
     fn row(&self, at: At) -> Keys;
 
     /// The ALiBi terms of that query's logits, for each key.
@@ -81,7 +80,7 @@ pub(crate) struct Tensors<'a> {
 pub(crate) enum Logits {
     /// None, so that the error of f32 arithmetic grows with the logit's terms.
     Exact,
-    /// That of f32, for the capped product and for its sum with the bias.
+    /// The rounding of f32, for the capped product and for its sum with the bias.
     Rounded,
 }
 

@@ -146,7 +146,7 @@ impl Sampled {
     ///
     /// # Errors
     ///
-    /// Those of [`compare`](Self::compare).
+    /// The errors of [`compare`](Self::compare).
     pub fn compare_lse(&self, shape: &[usize], actual: ReadRow) -> Result<Report, Failure> {
         let actual = self.read(actual);
         let rows = [self.rows.len(), self.width];

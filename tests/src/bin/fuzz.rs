@@ -35,7 +35,6 @@ Usage: fuzz --engine NAME [..]
   --share K/P          Of P processes' problems those of number K, from 0: what --processes starts.
 ";
 
-/// The engines of the build.
 type Entry = (&'static str, fn(&Options) -> Result<bool, String>);
 
 const ENGINES: &[Entry] = &[

@@ -189,7 +189,6 @@ impl<T: Target> Kernels<T> {
         self.output_behind(0, shape, element, missing)
     }
 
-    /// The buffer of a result of a call.
     fn result(&self, call: &Call, shape: &[usize], element: ElementType) -> Output {
         let before = match call.layout {
             Layout::Behind => 2,

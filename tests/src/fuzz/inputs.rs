@@ -135,7 +135,6 @@ pub(super) struct Drawn {
     /// True if logits are great numbers.
     is_large: bool,
     grads: Grads,
-    /// The sink logits of the query heads.
     sink: Option<Vec<f64>>,
 }
 

@@ -161,7 +161,6 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
     }))
 }
 
-/// The rule of a problem whose ranks compete.
 fn competing(spec: &Spec, selecting: &Selecting) -> Option<Competing> {
     let By::Rank(parts) = &selecting.by else {
         return None;

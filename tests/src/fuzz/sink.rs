@@ -65,7 +65,6 @@ impl Sink {
         }
     }
 
-    /// The gradients of the keys' results.
     pub(super) fn gradients(&self) -> &Grads {
         &self.grads
     }

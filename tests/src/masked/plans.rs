@@ -137,7 +137,7 @@ pub(super) fn laid_out<T: Copy + Default>(
     values
 }
 
-/// The shape and strides of ranges, of which axes of size 1 are broadcast to a geometry's mask with one key.
+/// The shape and strides of ranges; axes of size 1 are broadcast to a geometry's mask with one key.
 fn columns(geometry: &PlanGeometry, keys: &Keys) -> ([usize; 4], [usize; 4]) {
     let (mut shape, mut strides) = (geometry.mask, [0; 4]);
     shape[3] = 1;

@@ -150,7 +150,7 @@ fn assert_rows_add_up(dv: &[f64], p: &Problem, what: &str) {
     }
 }
 
-/// The element types, of which a device that compiles its kernels slowly gets one in 16 bits.
+/// The element types; a device that compiles its kernels slowly gets only one in 16 bits.
 fn elements<E: Engine>() -> &'static [ElementType] {
     match E::SIZE {
         Size::Small => &[F32, F16],

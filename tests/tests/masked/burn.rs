@@ -97,7 +97,7 @@ fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Documents of which the running maximum takes several pieces, and one whose id comes back.
+/// Documents for which the running maximum takes several pieces, and one whose id comes back.
 fn runs_of_many_tokens<B: Backend>(burn: &Burn<B>) {
     let len = 700;
     let mut rng = Rng::new(3);

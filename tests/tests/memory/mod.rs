@@ -38,7 +38,7 @@ fn tokens<T: Target>(kernels: &Kernels<T>, n: usize, options: AttentionOptions) 
     problem(q, kv, options.keep_window.is_some(), element, &options)
 }
 
-/// Lengths of which one is twice the other, and a window.
+/// Two lengths, one twice the other, and a window.
 fn lengths<T: Target>() -> ([usize; 2], usize) {
     match T::SIZE {
         Size::Small => ([96, 192], 24),

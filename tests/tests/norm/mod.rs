@@ -71,7 +71,7 @@ fn rows<E: NormEngine>(engine: &E) {
     }
 }
 
-/// Rows of which a plane holds only a part.
+/// Rows too wide for one plane.
 fn wide_rows<E: NormEngine>(engine: &E) {
     for (rows, width, element) in E::cases(
         [(3, 2050, F32)],
@@ -127,7 +127,6 @@ fn heads<E: NormEngine>(engine: &E) {
     }
 }
 
-/// Either alone.
 fn parts<E: NormEngine>(engine: &E) {
     for shape in E::cases([[2, 19, 2, 16]], [[1, 113, 3, 64]], [[2, 257, 4, 128]]) {
         for element in E::cases([Bf16], [F32], [F16]) {

@@ -129,7 +129,6 @@ impl Packed {
     }
 }
 
-/// Results of attention in the batch layout.
 fn unbatched((out, lse): (Tensor<4>, Tensor<3>)) -> (Tensor<3>, Tensor<2>) {
     let out = out.squeeze_dim::<3>(0).swap_dims(0, 1);
     (out, lse.squeeze_dim(0))

@@ -20,7 +20,7 @@ every_engine!(
     gradients_of_pieces_add_up_without_scores,
 );
 
-/// A sequence of as many tokens, of which the window keeps some; the batch, its heads, their dimension and type.
+/// A sequence of as many tokens, some of them kept by the window; the batch, its heads, their dimension and type.
 fn sequence(
     [len, window, batch]: [usize; 3],
     heads: [usize; 2],

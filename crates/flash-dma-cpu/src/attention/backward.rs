@@ -305,7 +305,6 @@ impl GradientTile {
     }
 }
 
-/// The LSE of a tile's rows.
 #[derive(Default)]
 pub(super) struct LseBuffers {
     lse: Buffer,
@@ -366,7 +365,6 @@ impl PairGradients {
         });
     }
 
-    /// Writes the block's gradients of K and V.
     fn write_key_gradients(
         &self,
         problem: &Problem,

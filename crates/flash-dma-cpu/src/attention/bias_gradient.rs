@@ -87,7 +87,6 @@ pub(crate) enum BiasSums {
     /// A number for each entry of the chunk's keys.
     PerKey(Vec<f32>),
     Broadcast(BroadcastSums),
-    /// For a bias that all keys share.
     Rows(BroadcastSums),
 }
 

@@ -53,7 +53,7 @@ pub fn append<E: Element>(
 ///
 /// # Errors
 ///
-/// Those of [`append`].
+/// The errors of [`append`].
 pub fn decode<E: Element>(
     problem: &DecodeProblem,
     q: View<'_, E, 4>,
@@ -88,7 +88,7 @@ pub fn decode<E: Element>(
 ///
 /// # Errors
 ///
-/// Those of [`append`]; pages must have room for the tokens here, too.
+/// The errors of [`append`]; pages must have room for the tokens here, too.
 pub fn attend<E: Element>(
     problem: &DecodeProblem,
     q: View<'_, E, 4>,
@@ -116,7 +116,7 @@ pub fn attend<E: Element>(
 ///
 /// # Errors
 ///
-/// Those of [`append`]; [`AttentionError::Unsupported`] unless the rank is given exactly if the rule has sinks.
+/// The errors of [`append`]; [`AttentionError::Unsupported`] unless the rank is given exactly if the rule has sinks.
 pub fn chunk_keys<E: Element>(
     problem: &AppendProblem,
     slots: SlotsRef<'_, E>,

@@ -15,7 +15,6 @@ use flash_dma_problem::{
 };
 use rayon::prelude::*;
 
-/// The location of a sequence's token.
 fn place(shape: &CacheShape, table: &[i32], batch: usize, token: usize) -> [usize; 2] {
     let Storage::Pages {
         page_len,
@@ -60,7 +59,6 @@ struct SequenceRows<'a, E> {
     shape: CacheShape,
     pages: PagesRef<'a, E>,
     tokens: Tokens<'a, E>,
-    /// Index among the cache's sequences.
     sequence: usize,
     held: usize,
 }

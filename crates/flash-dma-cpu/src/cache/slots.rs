@@ -52,7 +52,6 @@ impl Placements {
         placements
     }
 
-    /// Writes the tokens into the slots they get.
     pub(crate) fn commit<E: Element>(
         &self,
         problem: &AppendProblem,

@@ -408,7 +408,6 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
     }
 }
 
-/// Calls are refused before anything is written.
 #[test]
 fn a_refused_call_leaves_the_cache_as_it_was() {
     let shape = CacheShape::slots(1, 2, 4, DIM, ElementType::F32).unwrap();

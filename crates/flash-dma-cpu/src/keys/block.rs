@@ -10,7 +10,6 @@ use crate::simd::LANES;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-/// Memory of a block.
 #[derive(Default)]
 pub(crate) struct BlockBuffers {
     keys: Vec<u32>,
@@ -32,7 +31,6 @@ pub(crate) struct KeyBlock<'a> {
     /// the columns are padding. A multiple of the lanes.
     pub(crate) tested: usize,
     pub(crate) visible: Visibility<'a>,
-    /// Queries of each head of the tile.
     pub(crate) queries: usize,
     /// `[columns, head_dim]`.
     pub(crate) k: &'a mut [f32],

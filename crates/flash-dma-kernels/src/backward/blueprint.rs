@@ -25,7 +25,6 @@ pub(crate) struct ChunkedBlueprint {
     pub chunk: usize,
 }
 
-/// Compile-time configuration of the dq kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DqBlueprint {
     /// Query tile and key stream, as in the forward pass.
@@ -40,7 +39,6 @@ pub(crate) const DQ_BLOCK: usize = 32;
 /// Up to this head dimension there are registers left for the fragments of Q and dO.
 const RESIDENT_DIM: usize = 128;
 
-/// Compile-time configuration of the dk/dv kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DkdvBlueprint {
     pub instruction: Instruction,

@@ -74,7 +74,6 @@ impl Blueprints {
     }
 }
 
-/// The backward pass of a problem without a mask.
 pub(crate) struct ScoredBackward<'a> {
     pub problem: &'a Problem,
     pub inputs: &'a Inputs,

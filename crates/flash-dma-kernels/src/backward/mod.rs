@@ -34,7 +34,7 @@ pub trait Backward: Forward {
     ///
     /// # Errors
     ///
-    /// Those of [`plan_on`] or [`plan`].
+    /// The errors of [`plan_on`] or [`plan`].
     fn plan_backward<'a>(
         &'a self,
         client: &'a Client,
@@ -87,7 +87,7 @@ pub fn plan<'a, P: Backward>(
 ///
 /// # Errors
 ///
-/// Those of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
+/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn plan_on<'a, P: Backward>(
     engine: Engine,
     client: &'a Client,

@@ -106,7 +106,6 @@ fn with_alibi<E: Float>(
     }
 }
 
-/// A probability times the factor of its pair.
 #[cube]
 fn weighed(p: f32, k_len: usize, own: &OwnKey, pair: &NotFinitePair, pairs: &Pairs) -> f32 {
     #[comptime]

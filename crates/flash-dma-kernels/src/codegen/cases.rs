@@ -17,7 +17,6 @@ use cubecl::client::Client;
 use flash_dma_problem::AttentionError;
 
 pub(crate) struct Case {
-    /// The name of the variants it adds.
     pub name: String,
     pub gpus: &'static [Gpu],
     pub run: Box<dyn Fn(&Client)>,

@@ -132,7 +132,6 @@ impl<P: Backward<Gradients: Clone>> Attention<P> {
     }
 }
 
-/// Room for a tile plan.
 pub(crate) fn mask_bits(client: &Client, geometry: &PlanGeometry) -> MaskBits {
     MaskBits {
         bits: tensor(client, geometry.bits_shape(), 4),

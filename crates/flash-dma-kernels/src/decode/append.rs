@@ -107,7 +107,6 @@ impl Target {
         [k, v, &tokens.k, &tokens.v]
     }
 
-    /// The scores of the cache's keys.
     pub(crate) fn scores(&self) -> Option<&TensorBinding> {
         match self {
             Self::Slots(slots, _) => Some(&slots.score),

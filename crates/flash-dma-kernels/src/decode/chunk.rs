@@ -45,7 +45,6 @@ struct OrderedSlots<E: Numeric, N: Size> {
     order: Box<[u32]>,
 }
 
-/// The keys that the chunk attends to.
 #[derive(CubeType, CubeLaunch)]
 struct ChunkTensors<E: Numeric, N: Size> {
     /// Contiguous `[batch, kv_heads, window + tokens, head_dim]`.

@@ -8,7 +8,6 @@ use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, Row4, load_vector};
 use cubecl::prelude::*;
 
-/// Compile-time configuration of the portable kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeBlueprint {
     /// The tile; the query rows of a kv head are the outer rows, keys the inner ones.

@@ -54,7 +54,7 @@ pub fn plan<'a>(
 ///
 /// # Errors
 ///
-/// Those of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
+/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
 /// [`Engine::Wgmma`] for decoding: a step is bound by memory.
 pub fn plan_on<'a>(
     engine: Engine,
@@ -82,7 +82,7 @@ pub struct DecodeTuning {
 ///
 /// # Errors
 ///
-/// Those of [`plan_on`], and [`AttentionError::Unsupported`] if the engine does not have this choice.
+/// The errors of [`plan_on`], and [`AttentionError::Unsupported`] if the engine does not have this choice.
 #[cfg(any(test, feature = "internals"))]
 pub fn decode_tuned<'a>(
     engine: Engine,

@@ -29,7 +29,6 @@ pub struct Tuning {
     pub parts: Option<usize>,
 }
 
-/// The forward pass of a problem without a mask.
 pub(crate) struct ScoredForward<'a> {
     pub problem: &'a Problem,
     pub inputs: &'a Inputs,
@@ -58,8 +57,8 @@ impl Forward for Problem {
 ///
 /// # Errors
 ///
-/// Those of [`plan_on`](crate::forward::plan_on), and [`AttentionError::Unsupported`] if the engine does not have this
-/// choice.
+/// The errors of [`plan_on`](crate::forward::plan_on), and [`AttentionError::Unsupported`] if the engine does not have
+/// this choice.
 #[cfg(feature = "internals")]
 pub fn forward_tuned<'a>(
     engine: Engine,
@@ -189,7 +188,6 @@ impl Pass for ScoredForward<'_> {
     }
 }
 
-/// Writes the outputs of queries that select nothing.
 pub(crate) fn select_nothing(client: &Client, problem: &Problem, outputs: &Outputs) {
     for rows in [&outputs.out].into_iter().chain(&outputs.residual) {
         fill(client, rows, 0.0, elem_type(problem.element));

@@ -17,7 +17,6 @@ struct MergedSizes {
     len: usize,
     /// Rows of all sequences and heads.
     rows: usize,
-    /// Pairs of elements of a row.
     pairs: usize,
 }
 

@@ -27,7 +27,7 @@ pub trait Forward {
     ///
     /// # Errors
     ///
-    /// Those of [`plan_on`] or [`plan`].
+    /// The errors of [`plan_on`] or [`plan`].
     fn plan_forward<'a>(
         &'a self,
         client: &'a Client,
@@ -65,7 +65,7 @@ pub fn plan<'a, P: Forward>(
 ///
 /// # Errors
 ///
-/// Those of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
+/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn plan_on<'a, P: Forward>(
     engine: Engine,
     client: &'a Client,

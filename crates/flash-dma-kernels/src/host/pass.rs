@@ -53,7 +53,6 @@ pub(crate) trait Pass {
 /// The properties of a pass's rows that its plan needs.
 pub(crate) struct Rows {
     pub element: ElementType,
-    /// The engine that the problem asks for.
     pub choice: EngineChoice,
     /// True if there are a query and a key, so that there is something to compute.
     pub paired: bool,
@@ -72,7 +71,6 @@ impl From<&Problem> for Rows {
     }
 }
 
-/// The configuration of a kind of engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Config<P, M> {
     Portable(P),

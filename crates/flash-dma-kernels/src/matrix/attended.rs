@@ -23,7 +23,6 @@ pub(crate) struct AttendedKeys {
     pub v_rows: RowAddress,
     /// The bits of the rows, and the location of their biases.
     pub mask: MaskRows,
-    /// Offset of the first key in the scores.
     pub score_row: usize,
     pub bias: PairBias,
     pub scale: LogitScale,
@@ -59,7 +58,6 @@ impl AttendedKeys {
         }
     }
 
-    /// Offset of the first key in the intervals.
     pub(crate) fn interval_row(&self) -> usize {
         self.own.kv_row * self.own.k_len
     }

@@ -8,7 +8,6 @@ use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprint {
     pub instruction: Instruction,

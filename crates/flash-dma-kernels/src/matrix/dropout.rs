@@ -98,7 +98,6 @@ pub(crate) fn pair_at(words: &Shared<[u32]>, at: usize) -> Vector<u32, Const<2>>
 
 #[cube]
 impl PairMask {
-    /// The word of one of the two rows.
     fn row(&self, #[comptime] lower: bool) -> u32 {
         if comptime!(lower) {
             self.lower

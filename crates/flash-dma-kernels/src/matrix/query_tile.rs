@@ -101,7 +101,6 @@ impl CubeTile {
 pub(crate) struct TileRow {
     /// True if the row has a query.
     pub valid: bool,
-    /// The query's index in its head.
     pub query: usize,
     /// The query's head among all heads of `q`.
     pub head: usize,

@@ -373,7 +373,6 @@ impl RowSum {
     }
 }
 
-/// The sums of the two rows of a lane.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SoftmaxSums {
     pub upper: RowSum,

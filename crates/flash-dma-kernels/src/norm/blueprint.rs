@@ -26,7 +26,6 @@ pub(crate) enum LaneSums {
     Shared,
 }
 
-/// Compile-time configuration of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NormBlueprint {
     pub width: usize,

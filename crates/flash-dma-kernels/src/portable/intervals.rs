@@ -13,7 +13,6 @@ use cubecl::prelude::*;
 pub struct KeyIntervals {
     /// Position of each query; -1 selects nothing.
     position: Shared<[i32]>,
-    /// First position that attends to each key.
     first: Shared<[i32]>,
     /// One past the last position that attends to each key.
     end: Shared<[i32]>,

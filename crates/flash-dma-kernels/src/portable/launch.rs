@@ -24,7 +24,6 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, Problem};
 
-/// The keys that queries may attend to.
 #[derive(Debug)]
 pub(crate) enum PortableKeys<'a> {
     All,

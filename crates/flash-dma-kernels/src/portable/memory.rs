@@ -23,7 +23,6 @@ pub struct TileRows<'a> {
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowList<'a> {
     pub list: &'a Tensor<u32>,
-    /// The list's first element.
     pub base: usize,
 }
 
@@ -88,7 +87,6 @@ impl NotFinite {
         }
     }
 
-    /// Moves on to the next tile's flag.
     pub(crate) fn next_tile(&mut self) {
         self.tile = 1 - self.tile;
     }

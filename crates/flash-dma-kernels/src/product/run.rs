@@ -34,7 +34,7 @@ pub fn product(
 ///
 /// # Errors
 ///
-/// Those of [`product`], or [`AttentionError::Unsupported`] if the route refuses the product.
+/// The errors of [`product`], or [`AttentionError::Unsupported`] if the route refuses the product.
 pub fn product_by(
     client: &Client,
     operands: &Operands,

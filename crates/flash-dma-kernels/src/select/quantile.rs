@@ -82,7 +82,6 @@ pub(crate) struct Level {
     pub spans: Box<[u32]>,
 }
 
-/// Sizes of a level.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct LevelSizes {
     pub rows: u32,

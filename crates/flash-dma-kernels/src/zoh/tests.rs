@@ -31,7 +31,6 @@ impl Inputs {
         }
     }
 
-    /// The terms of the step of one score.
     fn terms(&self, batch: usize, head: usize, token: usize) -> Vec<(f32, f32)> {
         let [_, heads, len, head_dim] = self.shape;
         let of_head = move |other: usize| {

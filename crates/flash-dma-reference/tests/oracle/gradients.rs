@@ -197,7 +197,6 @@ fn masked_forward(inputs: &Inputs, visible: &[bool]) -> Forward {
     masked(inputs, Some(visible), Some(key_bias(inputs))).forward()
 }
 
-/// The scores as a bias per key.
 fn key_bias(inputs: &Inputs) -> Broadcast<f64> {
     let [batch, kv_heads, k_len] = inputs.problem.scores_shape();
     Broadcast {

@@ -220,7 +220,6 @@ impl<'a> State<'a> {
     }
 }
 
-/// A list of pairs of numbers.
 fn pairs(list: &Value) -> Option<Vec<[usize; 2]>> {
     let number = |value: &Value| value.as_u64().map(|n| n as usize);
     let pair = |pair: &Value| Some([number(&pair[0])?, number(&pair[1])?]);

@@ -16,7 +16,6 @@ pub struct Server {
     missing: Arc<Mutex<Vec<String>>>,
 }
 
-/// The data that a connection needs.
 #[derive(Clone)]
 struct Site {
     book: PathBuf,
@@ -159,7 +158,6 @@ impl Site {
         )
     }
 
-    /// A file of the book.
     fn file(&self, path: &Path) -> Answer {
         let inside = (path.components()).all(|part| matches!(part, Component::Normal(_)));
         let kind = match path.extension()?.to_str()? {

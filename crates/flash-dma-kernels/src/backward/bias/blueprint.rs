@@ -5,7 +5,6 @@ use crate::pattern::kind::{Bias, Pattern};
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem};
 
-/// Compile-time configuration of the bias-gradient kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BiasBlueprint {
     /// The element type; f16 or bf16.

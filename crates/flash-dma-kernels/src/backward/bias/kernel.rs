@@ -210,7 +210,6 @@ fn lane_row(words: Vector<f32, Const<2>>) -> LaneRow {
     }
 }
 
-/// This lane's two rows of the query tile.
 #[derive(CubeType, Clone, Copy)]
 struct TileRows {
     upper: TileRow,

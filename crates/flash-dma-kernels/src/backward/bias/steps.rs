@@ -64,7 +64,7 @@ pub(crate) struct Found {
     pub full: bool,
 }
 
-/// Whether the queries of a tile see some, and all, of a key tile by the plan.
+/// Flags by the plan: the queries of a tile see some, and all, of a key tile.
 #[derive(CubeType, Clone, Copy)]
 struct Visibility {
     some: bool,

@@ -31,7 +31,6 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// The inputs of a backward pass's kernels.
 pub(crate) struct MmaPass<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,

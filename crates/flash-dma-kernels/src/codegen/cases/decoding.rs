@@ -75,7 +75,6 @@ struct Decoding {
     /// Recent keys and sinks, of slots.
     recent: usize,
     sinks: usize,
-    /// The role of the scores in slots.
     role: ScoreRole,
     /// True if there is a prefill first.
     appends: bool,

@@ -48,7 +48,6 @@ fn window(keys: usize) -> Option<AttentionOptions> {
     Some(AttentionOptions::new().with_keep_window(keys))
 }
 
-/// The tensors of both passes.
 type Tensors = Attention<Problem>;
 
 impl Tensors {

@@ -14,7 +14,6 @@ pub(crate) const SEGMENT: usize = 8;
 /// The least number of key tiles worth a separate warp.
 const LEAST_TILES: usize = 4;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeMmaBlueprint {
     /// f16 or bf16.

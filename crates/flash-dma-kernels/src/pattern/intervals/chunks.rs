@@ -223,7 +223,6 @@ impl QueryChunks {
 #[derive(CubeType, Clone, Copy)]
 struct Classed {
     is_listed: bool,
-    /// The class of a listed key.
     class: usize,
     /// If the key is listed, the lanes whose keys are listed in the same class, one bit each.
     same: u32,

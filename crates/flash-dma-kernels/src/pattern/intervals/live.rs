@@ -8,7 +8,7 @@ const READS: usize = 8;
 /// The most positions that a brief key lives; the others are lasting. With recent keys every key lives, most of them
 /// briefly, and a search for the keys of a late position would read them all.
 pub(crate) const BRIEF: usize = 256;
-/// Keys of a block, before each of which the entries are counted; a multiple of the keys that a plane reads at once.
+/// Keys of a block: entries are counted before each. A multiple of the keys that a plane reads at once.
 pub(crate) const BLOCK: usize = 256;
 
 /// The lists of [`LiveKeys`](crate::pattern::intervals::LiveKeys) as kernel arguments.

@@ -20,7 +20,6 @@ const SEGMENTS: [usize; 3] = [128, 64, 32];
 /// Additional words between the sums of two values, so that they lie in different banks.
 const PADDING: usize = 8;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// The layout of B `[k, n]`.
@@ -134,7 +133,6 @@ impl Blueprint {
         self.units.min(HELPERS)
     }
 
-    /// Words from one value to the next.
     pub(crate) fn stride(&self) -> usize {
         self.units + PADDING
     }

@@ -15,7 +15,6 @@ pub(crate) struct Extent {
     pub b_pitch: usize,
 }
 
-/// The place of a unit.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
     row: usize,

@@ -45,7 +45,6 @@ impl<'a> Plan<'a> {
         Self::with(client, operands, blueprint)
     }
 
-    /// The plan with a blueprint for these operands.
     pub(super) fn with(
         client: &Client,
         operands: &'a Operands,

@@ -117,7 +117,7 @@ fn of_marked(dropout: &DropoutArg, weight: f32, dp: f32, delta: f32) -> f32 {
     }
 }
 
-/// Whether a lane's two queries select a key.
+/// A flag for each of a lane's two queries: it selects the key.
 #[derive(CubeType, Clone, Copy)]
 struct Keep {
     first: bool,

@@ -42,7 +42,6 @@ pub(crate) struct KeyTileSource {
     pub plan: ComptimeOption<KeyTilePlan>,
 }
 
-/// Keys on intervals of positions.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyTileIntervals {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of first and end.
@@ -64,7 +63,6 @@ pub(crate) struct KeyTilePlan {
     pub counts: Box<[u32]>,
 }
 
-/// The gradients of the keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyGradients<O: Float> {
     pub k: GradientRows<O>,

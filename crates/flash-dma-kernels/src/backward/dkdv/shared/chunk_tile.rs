@@ -11,7 +11,6 @@ pub(crate) struct HeadSizes {
     pub q_len: usize,
     pub kv_heads: usize,
     pub k_len: usize,
-    /// Query heads of a kv head.
     pub group: usize,
 }
 

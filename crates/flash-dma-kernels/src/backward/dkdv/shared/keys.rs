@@ -19,7 +19,6 @@ pub(crate) struct OwnKey {
     pub valid: bool,
     /// The key's index in the head.
     pub key: usize,
-    /// The key's row of the gradients.
     pub row: usize,
     /// The key's queries in the chunk.
     pub first: i32,

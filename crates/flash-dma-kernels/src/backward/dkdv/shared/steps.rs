@@ -80,7 +80,6 @@ impl StepOrder {
 /// The query tiles that a key tile streams.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Range {
-    /// The first query tile of a head.
     pub first: usize,
     pub tiles: usize,
     /// Every key is attended to by the queries `full_from .. full_to`, if any.

@@ -224,15 +224,15 @@ fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
     }
 }
 
-/// Whether each of this lane's two keys is selected by a query.
+/// A flag for each of this lane's two keys: a query selects it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Selected {
     pub first: bool,
     pub second: bool,
 }
 
-/// Whether row `row` of a step's tile selects the two keys, if it `counts`; `seen` is the result of [`seen_pair`], in
-/// which the row has bit `16 e`.
+/// Tests whether row `row` of a step's tile selects the two keys, if it `counts`; `seen` is the result of
+/// [`seen_pair`], in which the row has bit `16 e`.
 #[cube]
 pub(crate) fn selected(
     keys: &LaneKeys,
