@@ -14,8 +14,7 @@ pub enum Layout {
     Transposed,
     /// One element between two rows, so only the first row is aligned.
     Padded,
-    /// Token by token, each in a row that also holds as many other heads, and as many again: a part of packed q, k and
-    /// v.
+    /// Token by token, each in a row with as many other heads, and as many again: a part of packed q, k and v.
     Packed,
     /// Contiguous, with the results after two other elements, off the 16 bytes at which buffers begin.
     Behind,

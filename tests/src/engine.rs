@@ -156,8 +156,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// The forward pass and then the backward pass.
     fn backward(&self, call: &Call) -> Passes;
 
-    /// [`backward`](Self::backward) for the keys that a rule selects by the call's scores; `None` if ranks do not
-    /// compete.
+    /// [`backward`](Self::backward) for the keys selected by a rule and the scores; `None` if ranks do not compete.
     fn compete(&self, _call: &Call, _rule: &Competing) -> Option<Passes> {
         None
     }

@@ -283,8 +283,7 @@ impl Expected {
         result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
-    /// Compares a gradient with the sum of the gradients of the parts of its call. Each call may differ by the
-    /// tolerance of the tensor.
+    /// Compares a gradient with the sum of the gradients of its call's parts, each within the tensor's tolerance.
     pub fn check_sum(
         &self,
         name: &str,
@@ -342,7 +341,7 @@ pub struct Learning {
     pub runners_up: Option<Broadcast<bool>>,
     /// Pairs of kept keys, all of which are attended to.
     pub kept: Option<Broadcast<bool>>,
-    /// If ranks compete, the share of each key in its head's total gradient, which is subtracted:
+    /// If ranks compete, each key's share of its head's total gradient, which is subtracted:
     /// `[batch, kv_heads, k_len]`.
     pub shares: Option<Vec<f64>>,
 }

@@ -49,8 +49,7 @@ pub struct Outputs<'a, E> {
     pub residual: Option<&'a mut [E]>,
     /// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
     pub lse: &'a mut [f32],
-    /// The rounding error of `lse`, for [`Saved::lse_rest`]; shape of `lse`, 0 where it is not finite. `None` does not
-    /// write it.
+    /// The rounding error of `lse`, for [`Saved::lse_rest`]; shape of `lse`, 0 where not finite. `None` skips it.
     pub lse_rest: Option<&'a mut [f32]>,
 }
 

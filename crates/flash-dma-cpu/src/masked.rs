@@ -1,5 +1,4 @@
-//! Attention under an arbitrary mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`],
-//! [`masked_backward`].
+//! Attention under any mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`], [`masked_backward`].
 
 use crate::args::{MaskedGradients, MaskedInputs, Outputs, Saved};
 use crate::attention::backward::{Targets, backward as differentiate};
@@ -13,8 +12,7 @@ use crate::view::BroadcastView;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
 
 /// Writes the tile plan of a mask: `bits` and `counts`, contiguous and overwritten, in the layout of [`PlanGeometry`].
-/// `mask` has its shape and any strides; an element that is not 0 shows its key, or hides it if `hidden`. Allocates
-/// O(1) memory.
+/// `mask` has its shape and any strides; a nonzero element shows its key, or hides it if `hidden`. O(1) memory.
 ///
 /// # Errors
 ///
@@ -38,8 +36,8 @@ pub fn plan(
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`], also if the geometry's mask does not have all keys, or [`AttentionError::Buffer`].
-/// Nothing is written then.
+/// [`AttentionError::Shape`] (also if the geometry's mask lacks keys) or [`AttentionError::Buffer`]. Nothing is written
+/// then.
 pub fn plan_ranges(
     geometry: &PlanGeometry,
     first: BroadcastView<'_, i32>,

@@ -1,5 +1,4 @@
-//! Tile plans of masks: writing them, and reading the keys that a query sees, causal masking and the end of the keys
-//! included.
+//! Tile plans of masks: writing them, and reading the keys that a query sees, with causal masking and the keys' end.
 
 use crate::position::Positions;
 use crate::queries::{KvHead, QueryRows};
@@ -135,8 +134,7 @@ pub(crate) fn pack_ranges(
     });
 }
 
-/// Writes every word: `row` gives, for a sequence, head and query of the plan, the word that begins at a key. A task is
-/// the rows of one key block.
+/// Writes every word; `row` maps a plan's sequence, head and query to the word at a key. A task is a key block's rows.
 fn write_words<W: Fn(usize) -> u32>(
     geometry: &PlanGeometry,
     bits: &mut [u32],

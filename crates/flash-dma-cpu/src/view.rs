@@ -45,8 +45,7 @@ impl<'a, E> View<'a, E, 3> {
     }
 }
 
-/// A borrowed tensor that broadcasts: element `index` is `data[sum(index * strides)]`, with any stride on any
-/// axis, 0 included.
+/// A borrowed tensor that broadcasts: element `index` is `data[sum(index * strides)]`; strides may be anything, even 0.
 #[derive(Clone, Copy, Debug)]
 pub struct BroadcastView<'a, T> {
     /// The buffer; the element of index zero comes first.

@@ -1,5 +1,4 @@
-//! Access to the kernels for this project's tests, benchmarks and the example `own-kernel`. It may change in any
-//! release.
+//! Access for this project's tests, benchmarks and the example `own-kernel`. It may change in any release.
 
 pub use crate::decode::launch::{DecodeTuning, decode_tuned};
 pub use crate::forward::launch::{Tuning, forward_tuned};

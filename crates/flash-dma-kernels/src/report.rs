@@ -66,8 +66,7 @@ pub fn check_engine<P: Reported>(
     problem.plan_forward(client, &inputs, None).map(drop)
 }
 
-/// True if a problem is small enough for the device's grid with any engine. If not, [`check_engine`] checks whether its
-/// engines fit.
+/// True if a problem fits the device's grid with any engine. If not, [`check_engine`] checks whether its engines fit.
 pub fn fits_grid(client: &Client, problem: &Problem) -> bool {
     let [x, y, z] = limits(client);
     problem.batch * problem.q_heads <= y.min(z) && problem.q_len.max(problem.k_len) <= x

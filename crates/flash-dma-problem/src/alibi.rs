@@ -19,8 +19,8 @@ use std::sync::{Mutex, PoisonError};
 /// by `slope_h * (j - i)`. Distances count the tokens of the tensors: in packed documents they are the distances within
 /// a document, as long as it has as many queries as keys. In f32, distances from 2^24 on are rounded.
 ///
-/// Slopes may be zero or negative. Equal slopes share their memory, which is kept until the program ends: 4 bytes per
-/// head for each distinct list.
+/// Slopes may be zero or negative. Equal slopes share memory, kept until the program ends: 4 bytes per head of each
+/// list.
 ///
 /// ```
 /// # use flash_dma_problem::{AlibiSlopes, AttentionOptions};
@@ -40,8 +40,7 @@ impl AlibiSlopes {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::AlibiSlope`] if one is NaN or infinite. Their number is checked against the query heads with
-    /// the other options.
+    /// [`AttentionError::AlibiSlope`] if one is NaN or infinite. Their number is checked with the other options.
     pub fn new(slopes: &[f32]) -> Result<Self, AttentionError> {
         let bad = slopes.iter().position(|slope| !slope.is_finite());
         if let Some(head) = bad {

@@ -81,8 +81,7 @@ pub enum Appending {
     /// By the step.
     #[default]
     Now,
-    /// Not by the step, which leaves the cache unchanged: used to decode guesses, of which the caller later appends the
-    /// accepted ones.
+    /// Not by the step, which leaves the cache unchanged: for guesses, whose accepted tokens the caller appends later.
     Later,
 }
 
@@ -284,8 +283,8 @@ impl CacheShape {
         }
     }
 
-    /// True if the first keys rank above all others. The ranks of a chunk's keys are then not the scores that are added
-    /// to their logits.
+    /// True if the first keys rank above all others. A chunk's keys then have ranks other than the scores added to
+    /// logits.
     #[must_use]
     pub fn has_sinks(&self) -> bool {
         self.rule().is_some_and(|rule| rule.sinks > 0)
@@ -506,8 +505,8 @@ impl DecodeProblem {
         self.q_heads / self.append.cache.kv_heads
     }
 
-    /// Bytes of a step if every live key and value, and every query and output, is moved once; `keys` is the number of
-    /// keys in a kv head.
+    /// Bytes of a step if every live key and value, query and output is moved once; `keys` is the number of keys per kv
+    /// head.
     #[must_use]
     pub fn bytes(&self, keys: usize) -> u128 {
         let AppendProblem { cache, tokens } = self.append;

@@ -111,8 +111,7 @@ pub struct PairMask {
 }
 
 impl PairMask {
-    /// The seed of one query head's row words. `head` counts over the heads of all sequences:
-    /// `sequence * q_heads + head`.
+    /// The seed of one query head's row words; `head` counts over all sequences' heads: `sequence * q_heads + head`.
     #[must_use]
     pub fn head_word(&self, head: usize) -> u32 {
         let [low, high] = self.words;
@@ -141,8 +140,7 @@ impl Problem {
             .wrapping_sub(self.q_len as u32)
     }
 
-    /// The factors of the probabilities of one query of one head; 1 without dropout. `head` is as for
-    /// [`PairMask::head_word`].
+    /// The factors of the probabilities of one query; 1 without dropout. `head` is as for [`PairMask::head_word`].
     pub fn dropout_weights(&self, head: usize, query: usize) -> impl Fn(usize) -> f32 + use<> {
         let mask = self.dropout.map(Dropout::mask);
         let position = self.dropout_position(query);

@@ -163,8 +163,8 @@ pub enum AttentionError {
         words(*intervals, "all")
     )]
     IntervalsWindow {
-        /// The most keys of the intervals that are alive at one position: the window they were selected for,
-        /// `usize::MAX` for all keys.
+        /// The most keys alive at one position of the intervals: the window they were selected for, `usize::MAX` for
+        /// all keys.
         intervals: usize,
         /// The keep window of the options, `usize::MAX` for all keys.
         options: usize,
@@ -268,8 +268,7 @@ pub enum AttentionError {
     /// A slope of ALiBi is NaN or infinite.
     #[error("the ALiBi slope of head {head} must be finite, but is {slope}")]
     AlibiSlope { head: usize, slope: f32 },
-    /// The number of tokens that heads take in turn is 0 or more than an i32 holds, or the layer's scores do more than
-    /// rank.
+    /// Heads take turns of 0 tokens or more than an i32 holds, or the layer's scores do more than rank.
     #[error(
         "heads must be dealt at least 1 token in turn, by scores that only rank, but it is {run}"
     )]

@@ -17,8 +17,7 @@
 //! | intervals | `[batch, kv_heads, k_len, 2]` | 32-bit integer |
 //! | mask, bias | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool, f32 |
 //!
-//! Decoding is described by [`CacheShape`], [`AppendProblem`] and [`DecodeProblem`], the RMS norm and rotary encoding
-//! of q and k by [`NormProblem`].
+//! Decoding: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`]; RMS norm and rotary encoding: [`NormProblem`].
 //!
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]

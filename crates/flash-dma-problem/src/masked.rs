@@ -3,8 +3,7 @@
 use crate::problem::{MAX_LEN, check_limit, check_shape, rank};
 use crate::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 
-/// Sizes and options of one valid problem with a mask, a bias, both or neither. Like a [`Problem`], it can only be
-/// created through its checks.
+/// Sizes and options of one valid problem with a mask, a bias, both or neither. Only its checks can create it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MaskedProblem {
@@ -98,8 +97,7 @@ impl MaskedProblem {
         self.bias.is_some_and(|shape| shape[3] == 1)
     }
 
-    /// Number of query heads that read one entry of axis 1 of a mask or bias of this many heads: all heads, the heads
-    /// of a group, or one.
+    /// Number of query heads that read one entry of axis 1 of a mask or bias: all heads, the heads of a group, or one.
     #[must_use]
     pub fn heads_each(&self, heads: usize) -> usize {
         self.attention.q_heads / heads.max(1)

@@ -23,8 +23,8 @@ const MOST: usize = i32::MAX as usize;
 /// Bytes of a problem's tensors: inputs, scores, intervals, `out`, `lse` and its rounding error, and with a backward
 /// pass the gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of `out`.
 ///
-/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`], the residual, and with runners-up
-/// one word per key.
+/// Between passes, autodiff keeps the tensors of [`Passes::Forward`], the residual, and with runners-up one word per
+/// key.
 #[must_use]
 pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     match passes {
@@ -41,8 +41,7 @@ pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     }
 }
 
-/// The greatest number of tokens per sequence that fits into `bytes`, with as many queries as keys. 0 if not even one
-/// token fits.
+/// The most tokens per sequence that fit into `bytes`, with as many queries as keys. 0 if not even one fits.
 ///
 /// `required` computes the bytes of a problem; one that is [too large](AttentionError::TooLarge) does not fit. The
 /// result fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace

@@ -17,8 +17,7 @@ pub struct Rotary {
     pub start: usize,
 }
 
-/// RMS norm and rotary encoding of rows of features, `[batch, len, heads, width]` in and `[batch, heads, len, width]`
-/// out. Both steps are optional.
+/// RMS norm and rotary encoding, both optional, of rows `[batch, len, heads, width]` to `[batch, heads, len, width]`.
 ///
 /// ```text
 /// normal = x / sqrt(mean of x² + epsilon) * gamma
@@ -47,8 +46,8 @@ pub struct NormProblem {
 }
 
 impl NormProblem {
-    /// The RMS norm of rows: `x` is `[.., width]` of any rank, `gamma` `[width]`. All rows count as tokens of one
-    /// sequence and one head.
+    /// The RMS norm of rows: `x` is `[.., width]`, `gamma` `[width]`. All rows count as tokens of one sequence and one
+    /// head.
     ///
     /// # Errors
     ///
@@ -80,8 +79,7 @@ impl NormProblem {
         .checked(Some(gamma))
     }
 
-    /// The norm and rotary encoding of the heads of q or k: `x` is `[batch, len, heads, head_dim]`, `gamma`
-    /// `[head_dim]`.
+    /// The norm and rotary encoding of q's or k's heads: `x` is `[batch, len, heads, head_dim]`, `gamma` `[head_dim]`.
     ///
     /// # Errors
     ///

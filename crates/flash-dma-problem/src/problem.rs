@@ -73,8 +73,7 @@ impl TensorSpec<'_> {
         Ok(())
     }
 
-    /// The number of elements a buffer must hold for this shape and these strides; 0 for an empty tensor. `None` if it
-    /// overflows `usize`.
+    /// Elements a buffer needs for this shape and these strides; 0 for an empty tensor. `None` if it overflows `usize`.
     #[must_use]
     pub fn required_len(&self) -> Option<usize> {
         if self.shape.contains(&0) {
@@ -122,8 +121,7 @@ pub(crate) fn check_shape(
     }
 }
 
-/// Sizes and resolved options of one valid problem. Only the checks of [`Problem::new`] create one, so an engine may
-/// rely on them.
+/// Sizes and resolved options of one valid problem. Only [`Problem::new`] creates one, so an engine may rely on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Problem {

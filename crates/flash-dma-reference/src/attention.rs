@@ -6,8 +6,7 @@ use crate::rows::{self, At, Change, Grads, Keys, Pairs, Tensors, kv_head, kv_key
 use crate::{compose, select};
 use flash_dma_problem::{Problem, ScoreRole, SelectionRule};
 
-/// The inputs of one problem: contiguous, in the shapes of the problem. Every method panics if a tensor has another
-/// shape.
+/// The inputs of one problem: contiguous, in its shapes. Every method panics if a tensor has another shape.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// Sizes and options.
@@ -121,8 +120,7 @@ impl Inputs {
         rows::forward(&self.tensors(), &self.selected_for(role))
     }
 
-    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has, with the
-    /// scores in `role`.
+    /// The output and LSE with the keys of a rule, whose window is the problem's, and the scores in `role`.
     ///
     /// # Panics
     ///

@@ -171,8 +171,7 @@ pub fn compare(
     compare_by(name, shape, actual, exact, error, element, factor)
 }
 
-/// [`compare()`] with a given [`naive_error`]: a tensor that is NaN nearly everywhere has too few elements to measure
-/// it.
+/// [`compare()`] with a given [`naive_error`]: a tensor that is mostly NaN has too few elements to measure it.
 ///
 /// # Errors
 ///

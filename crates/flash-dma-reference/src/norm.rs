@@ -196,8 +196,8 @@ impl Norm {
         out
     }
 
-    /// [`backward`](Self::backward) by automatic differentiation of the naive implementation; the sums over rows and
-    /// features are f32.
+    /// [`backward`](Self::backward) of the naive implementation by automatic differentiation; sums over rows and
+    /// features in f32.
     #[must_use]
     pub fn naive_backward(&self, grad_out: &[f64]) -> NaiveNormBackward {
         let (width, element) = (self.problem.width, self.problem.element);

@@ -209,8 +209,7 @@ pub fn first_nonzero(
 }
 
 impl Source<'_> {
-    /// Computes everything that the query rows of these numbers determine. A row's number counts over batch, query head
-    /// and query.
+    /// Computes everything that these query rows determine. A row's number counts over batch, query head and query.
     ///
     /// # Panics
     ///

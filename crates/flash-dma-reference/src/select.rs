@@ -29,8 +29,8 @@ pub fn ranked(scores: &[f64]) -> Vec<usize> {
     keys
 }
 
-/// The keys that a query at `position` attends to, ascending: the first `window` in the order of the keys that it may
-/// see (`j <= position`).
+/// The keys that a query at `position` attends to, ascending: the first `window`, in order, of those with
+/// `j <= position`.
 #[must_use]
 pub fn selected(scores: &[f64], window: usize, position: i64) -> Vec<usize> {
     take(&ranked(scores), window, position)
@@ -49,8 +49,7 @@ pub fn take(ranked: &[usize], window: usize, position: i64) -> Vec<usize> {
 ///
 /// # Panics
 ///
-/// If a key's positions are not one run that starts at the key itself, because intervals could then not represent the
-/// selection.
+/// If a key's positions are not one run that starts at the key, because intervals could not represent the selection.
 #[must_use]
 pub fn intervals(scores: &[f64], window: usize) -> Vec<Interval> {
     let ranked = ranked(scores);
@@ -69,8 +68,8 @@ pub fn intervals(scores: &[f64], window: usize) -> Vec<Interval> {
     intervals
 }
 
-/// [`intervals`] in O(N log N): walks the positions with the places of the selected keys in a heap and evicts the worst
-/// where they become too many.
+/// [`intervals`] in O(N log N): walks the positions with the selected keys in a heap and evicts the worst when too
+/// many.
 ///
 /// # Panics
 ///

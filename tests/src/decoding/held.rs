@@ -189,8 +189,8 @@ impl<'a, T: Target> Held<'a, T> {
         }
     }
 
-    /// Runs the chunk of tokens up to `to` over the slots and itself, by the forward pass over [`chunk_keys`], and then
-    /// appends it.
+    /// Runs the chunk of tokens up to `to` over the slots and itself, by a pass over [`chunk_keys`], and then appends
+    /// it.
     ///
     /// # Panics
     ///
@@ -260,8 +260,7 @@ impl<'a, T: Target> Held<'a, T> {
         }
     }
 
-    /// The positions of the keys that the last token attends to, ascending, for each sequence and head; `None` with
-    /// pages.
+    /// The positions that the last token attends to, ascending, for each sequence and head; `None` with pages.
     pub fn live(&self) -> Option<Vec<Vec<usize>>> {
         let (Cache::Slots(slots), Some(rule)) = (&self.cache, self.sequence.rule) else {
             return None;

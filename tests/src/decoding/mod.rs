@@ -103,8 +103,7 @@ impl Sequence {
         inputs(problem.expect("a good case"), self.scores, 1.0, self.seed)
     }
 
-    /// Decodes the sequences and compares with the oracle: steps with the last rows of one pass, live sets with its
-    /// selection.
+    /// Decodes and compares with the oracle: steps with the last rows of one pass, live sets with its selection.
     pub fn check<T: Target>(&self, kernels: &Kernels<T>) {
         self.check_inputs(kernels, &self.inputs());
     }

@@ -34,8 +34,7 @@ impl<B> Burn<B> {
     }
 }
 
-/// The tensor in its memory layout: the buffer in the order of its strides, gaps included, then views that give it its
-/// shape.
+/// The tensor in its memory layout: the buffer in stride order, gaps included, then views that give it its shape.
 pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     place(raw, |values, stored| {
         let data = TensorData::new(values, stored);

@@ -303,8 +303,8 @@ impl<T: Target> Kernels<T> {
         Ok(self.outputs(&ran))
     }
 
-    /// The products of `wgmma` in isolation, as [`products_alone`](engine::internals::products_alone) returns them, of
-    /// whole numbers.
+    /// Products of `wgmma` in isolation, of whole numbers, as returned by
+    /// [`products_alone`](engine::internals::products_alone).
     ///
     /// # Errors
     ///

@@ -19,8 +19,7 @@ pub struct Step {
     pub tokens: Range<usize>,
     /// Their outputs.
     pub outputs: Outputs,
-    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; only for a cache of
-    /// slots.
+    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; with slots only.
     pub live: Option<Vec<Vec<usize>>>,
 }
 

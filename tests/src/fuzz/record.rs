@@ -86,8 +86,7 @@ impl Record {
         self.long as f64 / self.passed.max(1) as f64
     }
 
-    /// The cells with fewer problems than requested: both the recorded cells and those of the types and operations that
-    /// the engine has.
+    /// The cells with fewer problems than requested, recorded or of the types and operations that the engine has.
     pub fn wanting(&self, least: u64, elements: &[ElementType], decodes: bool) -> Vec<String> {
         let few = |(pass, by, element): &Cell, count| format!("{pass:?} {by} {element}: {count}");
         let mut wanting: Vec<String> = (self.cells.iter())

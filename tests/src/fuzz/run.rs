@@ -205,8 +205,7 @@ fn same_intervals(k_len: usize, actual: &[Interval], exact: &[Interval]) -> Resu
     }
 }
 
-/// Checks that the intervals that an engine composes, and those that it selects by a window alone, are exactly those of
-/// the definition.
+/// Checks that an engine composes, and selects by a window alone, exactly the intervals of the definition.
 fn check_composed<E: Engine>(
     engine: &E,
     spec: &Spec,

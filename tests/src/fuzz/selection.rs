@@ -49,7 +49,7 @@ impl Spec {
         (0..self.kv_heads).map(rule).collect()
     }
 
-    /// The lengths of the documents of a sequence: some of about the given length, some of a part of it, some of a few
+    /// The lengths of a sequence's documents: some of about the given length, some of a part of it, some of a few
     /// tokens.
     pub(super) fn documents(&self, parts: &Parts) -> Vec<usize> {
         let Some(length) = parts.documents else {
@@ -165,8 +165,7 @@ impl Spec {
     }
 }
 
-/// The intervals of a head by definition; for many keys by a heap, as that takes time that grows with the square of the
-/// length.
+/// The intervals of a head by definition; for many keys by a heap, as the definition takes quadratic time.
 fn exact_head(rank: &[f64], documents: &[usize], rule: &SelectionRule) -> Vec<Interval> {
     match rank.len() {
         0..=64 => compose::intervals(rank, documents, rule),

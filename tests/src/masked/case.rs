@@ -178,8 +178,7 @@ impl MaskedCase {
         expected
     }
 
-    /// The expected results at the other seeds, under the mask of these inputs: measures of the naive implementation's
-    /// error.
+    /// The expected results at the other seeds, under these inputs' mask: measures of the naive implementation's error.
     pub fn others(&self, inputs: &MaskedInputs, grad_lse: bool) -> Vec<Expected> {
         let seeds = (1..=self.yardsticks).map(|n| self.seed.wrapping_add(n << 32));
         seeds
@@ -235,8 +234,8 @@ impl MaskedCase {
         self.check_expected(engine, inputs, grads, &expected, others);
     }
 
-    /// [`check_gradients`](Self::check_gradients) with the expected results given: the oracle may take longer than all
-    /// engines together.
+    /// [`check_gradients`](Self::check_gradients) with given expected results, as the oracle may take longer than all
+    /// engines.
     pub fn check_expected<E: MaskedEngine>(
         &self,
         engine: &E,

@@ -90,8 +90,7 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// True if the engine that this target forces must support a call: one that it claims to support, if the device has
-    /// the engine.
+    /// True if the engine that this target forces must support a call: it claims to, and the device has the engine.
     fn must_serve(&self, call: &MaskedCall, gradients: bool) -> bool {
         let fingerprint = &self.client.properties().identity.fingerprint;
         let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);

@@ -133,8 +133,7 @@ fn a_prompt_in_chunks_or_at_once<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Steps, chunks and prompts, with hidden keys, under rules with recent keys and sinks; of a size that matrix engines
-/// take.
+/// Steps, chunks and prompts, with hidden keys, recent keys and sinks; of a size that matrix engines take.
 fn scores_that_only_rank<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(9);
     let kinds = [Scores::Ties, Scores::Padded, Scores::AllPadded, Scores::Nan];

@@ -1,5 +1,4 @@
-//! Gradients and hidden pairs: rows that see nothing, biases of −∞, and NaN and infinities that stay with the pairs
-//! that see them.
+//! Gradients and hidden pairs: rows that see nothing, biases of −∞, and NaN and infinities kept to their pairs.
 
 use super::{groups, half_of_problems, problems};
 use flash_dma_tests::prelude::*;

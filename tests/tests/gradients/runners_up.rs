@@ -8,8 +8,7 @@ use flash_dma_tests::prelude::*;
 /// A case and how many runners-up each query has.
 pub(super) type Runners = (Case, usize);
 
-/// The first position at which each key is kept for its rank: its own, a few later as with recent keys, or none as for
-/// sinks.
+/// The first position at which each key is kept for its rank: its own, later as with recent keys, or none as for sinks.
 pub(super) fn from(inputs: &Inputs) -> Vec<u32> {
     let p = &inputs.problem;
     let from = |key: usize| match key % 7 {
@@ -21,8 +20,7 @@ pub(super) fn from(inputs: &Inputs) -> Vec<u32> {
     keys.map(|key| from(key) as u32).collect()
 }
 
-/// The call with its runners-up, whose ends are those of a window that keeps more keys, and with the kept keys that
-/// learn.
+/// The call with runners-up, whose ends are those of a window that keeps more keys, and with the kept keys that learn.
 pub(super) fn call<E: Engine>(
     engine: &E,
     (case, more): &Runners,

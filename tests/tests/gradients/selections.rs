@@ -49,8 +49,7 @@ fn of_lse_alone<E: Engine>(engine: &E) {
     assert!(grads.q.iter().any(|&x| x != 0.0));
 }
 
-/// With one query head repeated over its group, the group's gradients are that head's times the
-/// number of heads.
+/// With one query head repeated over its group, the group's gradients are that head's times the group's size.
 fn scores_gather_their_group<E: Engine>(engine: &E) {
     let one = Case::new(30, 30).heads(1, 1);
     let four = Case::new(30, 30).heads(4, 1);

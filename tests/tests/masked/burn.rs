@@ -1,5 +1,4 @@
-//! Tests specific to `burn-flash-dma`: training the bias alone, plans reused for several calls, and builders of masks
-//! and ranges.
+//! Tests specific to `burn-flash-dma`: training the bias alone, reused plans, and builders of masks and ranges.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};

@@ -41,8 +41,7 @@ fn check_mask<E: PlanEngine>(engine: &E, geometry: &PlanGeometry, mask: &RawMask
     assert_eq!(plan.bits, expected.bits, "{geometry:?}");
 }
 
-/// Masks that are packed and counted in one pass: one row per query, lengths off every block, and several cubes per
-/// row.
+/// Masks that are packed and counted in one pass: a row per query, lengths off every block, several cubes per row.
 fn masks_of_whole_words<E: PlanEngine>(engine: &E) {
     let lengths = E::cases(
         [(1, 32), (19, 96), (70, 160)],

@@ -1,5 +1,4 @@
-//! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
-//! finite.
+//! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and non-finite elements.
 
 use flash_dma_tests::prelude::*;
 

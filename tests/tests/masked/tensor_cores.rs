@@ -1,5 +1,4 @@
-//! Problems of the tensor-core engines, in all variants of their kernels. Without tensor cores the portable kernels
-//! compute the same problems.
+//! Problems of the tensor-core engines, in all kernel variants; without tensor cores on the portable kernels.
 
 use flash_dma_tests::prelude::*;
 

@@ -20,8 +20,8 @@ kernel_engines!(
 /// this does not happen in every one of a few calls.
 const CALLS: usize = 5;
 
-/// The most bytes that a runtime may count in addition to the requested buffers: rounded sizes, and on CUDA the shapes
-/// and strides of launches.
+/// Bytes that a runtime may count in addition to the requests: rounded sizes, on CUDA also launches' shapes and
+/// strides.
 const UNTOLD: u64 = 1 << 20;
 
 fn window(keys: usize) -> AttentionOptions {

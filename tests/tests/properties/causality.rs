@@ -43,8 +43,8 @@ fn is_past(inputs: &Inputs, row: usize, cut: usize) -> bool {
     inputs.problem.position(row % inputs.problem.q_len) < cut as i64
 }
 
-/// Overwrites keys, values and the scores or biases `added` to the logits from a position on, and the queries there and
-/// their gradients.
+/// Overwrites keys, values and the scores or biases `added` from a position on, and the queries there and their
+/// gradients.
 pub(super) fn change(
     p: &Problem,
     [q, k, v, grad_out]: [&mut [f64]; 4],

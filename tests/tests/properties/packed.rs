@@ -1,5 +1,4 @@
-//! Packed documents and padded batches against a call per document: the same selection, and the same results up to
-//! rounding, in both passes.
+//! Packed documents and padded batches against a call per document: the same selection, and results up to rounding.
 
 use burn::tensor::{Bool, Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::{

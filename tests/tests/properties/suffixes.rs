@@ -88,8 +88,7 @@ fn tail_of(case: &Case, suffix: usize) -> (Inputs, Grads) {
     (piece(case, &whole, queries, case.k_len), grads)
 }
 
-/// The last queries alone, and the whole pass with no gradient of the others: the same rows, and the same gradients of
-/// all keys.
+/// The last queries alone, and the whole pass without the others' gradients: the same rows, the same key gradients.
 fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
     if engine.lacks(case.element) {
         return;

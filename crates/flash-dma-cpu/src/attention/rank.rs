@@ -2,8 +2,7 @@
 //! that it keeps were not.
 //!
 //! The tasks and tiles are those of the backward pass, with the runners-up or the kept keys as keys and two products
-//! per pair. Every task sums over its own queries; the sums of a head are added in order, so the result does not depend
-//! on the threads.
+//! per pair. Every task sums over its own queries; a head's sums are added in order, whatever the threads.
 
 use super::backward::{GradientTile, PairGradients, row_of};
 use super::schedule::{Chunks, key_block, query_tile};

@@ -26,8 +26,8 @@ pub(crate) struct HeldKeys<'a> {
 /// `[window + tokens]`, the times at which each slot's old key and each new token is attended to. Position `window + i`
 /// is that of token `i`: the coordinates of a sequence of the old keys, slot by slot, and then the tokens.
 ///
-/// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent)
-/// more.
+/// O(window) for one token; for many O(window), and O(log window) per token; with recent keys also O(recent log
+/// recent).
 pub(crate) fn place(
     rule: SelectionRule,
     held: HeldKeys<'_>,
@@ -195,8 +195,8 @@ mod tests {
         keys
     }
 
-    /// After any split of a sequence into appends the slots hold the keys of the rule, and the intervals of each append
-    /// are the keys of its tokens.
+    /// However a sequence is split, the slots hold the keys of the rule, and the intervals the keys of an append's
+    /// tokens.
     #[test]
     fn slots_hold_what_is_selected_after_every_append() {
         let mut rng = Rng::new(3);

@@ -1,5 +1,4 @@
-//! Decoding against the oracle: however the tokens are appended, a query gets the result of the last rows of a pass
-//! over everything.
+//! Decoding against the oracle: however tokens are appended, a query gets its row of one pass over everything.
 
 use super::placement::EMPTY;
 use super::*;
@@ -110,8 +109,7 @@ impl State {
     }
 }
 
-/// One step of `n` tokens from `at` on, checked against the oracle. `through_keys`: a step of slots, by a forward pass
-/// over [`chunk_keys`].
+/// One step of `n` tokens from `at` on against the oracle; if `through_keys`, by a forward pass over [`chunk_keys`].
 fn step(
     inputs: &Inputs,
     shape: &CacheShape,

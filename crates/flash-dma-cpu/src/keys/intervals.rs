@@ -1,5 +1,5 @@
-//! Lists of a tile's keys by their intervals: first the *full* keys, which all its queries attend to, then the
-//! *boundary* keys, which some do.
+//! Lists of a tile's keys by their intervals: first the *full* keys, which all queries attend to, then the *boundary*
+//! keys.
 
 use super::KeyList;
 use crate::position::Span;
@@ -41,14 +41,13 @@ pub(crate) struct IntervalLists {
     next: usize,
     /// Number of the tile's keys that every query attends to; they come first. Each part is in index order.
     pub(crate) full: usize,
-    /// For each boundary key, that is, each after the full ones, the queries `start..end` of the tile that attend to
-    /// it.
+    /// For each boundary key (those after the full ones), the queries `start..end` of the tile that attend to it.
     queries: Vec<(i32, i32)>,
 }
 
 impl IntervalLists {
-    /// The keys that at least one position of a chunk attends to. Without intervals a key is attended to from its own
-    /// position on.
+    /// The keys that some position of a chunk attends to. Without intervals a key is attended to from its own position
+    /// on.
     pub(crate) fn new(intervals: Option<&[Interval]>, k_len: usize, chunk: Span) -> Self {
         let visible = (chunk.last + 1).clamp(0, k_len as i64) as usize;
         let (index, end) = match intervals {

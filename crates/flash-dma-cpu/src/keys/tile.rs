@@ -9,8 +9,7 @@ use crate::queries::QueryRows;
 use flash_dma_problem::{PlanGeometry, Problem};
 use std::ops::Range;
 
-/// The keys of one chunk of queries, listed tile by tile. A mask lists whole blocks and intervals list single keys:
-/// each in its own file.
+/// The keys of one chunk of queries, listed tile by tile: whole blocks by a mask, single keys by intervals.
 pub(crate) enum TileKeys<'a> {
     Intervals {
         lists: IntervalLists,

@@ -59,16 +59,16 @@ pub(crate) struct DkdvBlueprint {
     /// Query heads of one kv head that share the rows of a tile.
     pub heads: usize,
     pub causal: bool,
-    /// The keys that the kernel owns, and their biases. Only `wgmma` reads a bias per pair; its gradient is computed by
-    /// another kernel.
+    /// The keys that the kernel owns, and their biases. Only `wgmma` reads biases per pair; another kernel computes
+    /// their gradient.
     pub pattern: Pattern,
     pub softcap: bool,
     /// True if pairs are dropped out. Pairs that train the rank never are.
     pub dropout: bool,
     /// Number of ALiBi slopes that a cube reads, one per query head of its kv head; 0 without ALiBi.
     pub slopes: usize,
-    /// True if several cubes may add to one key's gradients. They use f32 sums, and atomics for keys that have queries
-    /// in several chunks.
+    /// True if several cubes may add to a key's gradients: f32 sums, and atomics for keys with queries in several
+    /// chunks.
     pub shared_keys: bool,
     /// True if every chunk writes its keys' gradients to its own f32 rows, in the order of its list.
     pub parts: bool,
@@ -417,8 +417,8 @@ impl DkdvBlueprint {
         }
     }
 
-    /// Cuts the queries of the rank kernel into chunks, whose contributions to one key are added by atomics; no chunks
-    /// if a fixed order is requested.
+    /// Cuts the queries of the rank kernel into chunks that add to a key by atomics; no chunks if a fixed order is
+    /// requested.
     fn with_rank_chunks(self, problem: &Problem) -> ChunkedBlueprint {
         let tile = self.queries();
         let all = problem.q_len.div_ceil(tile).max(1) * tile;

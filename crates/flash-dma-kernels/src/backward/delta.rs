@@ -12,8 +12,7 @@ pub(crate) const ROW_LANES: usize = 8;
 /// Rows of a cube of 256 units.
 pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
 
-/// The optional terms of the row sums. They are also among the kernels' options, but CubeCL's disk cache does not see
-/// those, see `docs/upstream.md`.
+/// The row sums' optional terms: also kernel options, which CubeCL's disk cache does not see, see `docs/upstream.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SumTerms {
     residual: bool,

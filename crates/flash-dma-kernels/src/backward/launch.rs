@@ -193,8 +193,7 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 }
 
 impl Saved {
-    /// Refuses rows without the alignment that the tensor-core engines need, and, for `wgmma`, rows of dO and of `q`
-    /// that cannot be copied as boxes.
+    /// Refuses rows misaligned for the tensor-core engines and, for `wgmma`, rows of dO and `q` that boxes cannot copy.
     pub(crate) fn check_rows(
         &self,
         instruction: Instruction,

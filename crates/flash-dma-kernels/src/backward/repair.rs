@@ -1,5 +1,4 @@
-//! The contributions of rows with NaN or infinite elements to the gradients, on tiles where some pairs are not
-//! selected.
+//! The gradient contributions of rows with NaN or infinite elements, on tiles where some pairs are not selected.
 //!
 //! A product over a tile also multiplies such a row by the zero weights of the pairs that are not selected, and
 //! `0 * NaN` is NaN. There the products treat such elements as zero, and their contributions to the selected pairs are

@@ -67,8 +67,8 @@ pub(crate) fn selection() -> Vec<Case> {
     cases
 }
 
-/// Forward and backward: every common head dimension with bf16, fewer with the other types, and
-/// each option that changes the code.
+/// Forward and backward: every common head dimension in bf16, fewer in other types, and each option that changes the
+/// code.
 fn attention() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
     let dense = AttentionOptions::new();

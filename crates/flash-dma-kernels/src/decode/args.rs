@@ -86,8 +86,8 @@ pub struct ChunkOutputs {
     pub v: TensorBinding,
     /// `[batch, kv_heads, window + tokens]`, f32: the scores that are added to the logits.
     pub scores: TensorBinding,
-    /// `[batch, kv_heads, window + tokens]`, f32: the numbers that rank the keys, +∞ for a visible sink. Given exactly
-    /// if the cache's rule has sinks.
+    /// `[batch, kv_heads, window + tokens]`, f32: the keys' ranks, +∞ for a visible sink. Given exactly if the rule has
+    /// sinks.
     pub rank: Option<TensorBinding>,
 }
 

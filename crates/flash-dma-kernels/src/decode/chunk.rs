@@ -154,8 +154,7 @@ fn gather_kernel<E: Numeric, N: Size>(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is launched in
-/// that case.
+/// [`AttentionError`] if a tensor does not fit the problem or its cache has no slots. Nothing is launched in that case.
 pub fn chunk_keys(
     client: &Client,
     problem: &AppendProblem,

@@ -240,8 +240,7 @@ pub(crate) fn limits(client: &Client) -> [usize; 3] {
     [x, y, z].map(|limit| limit as usize)
 }
 
-/// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must start at a multiple of
-/// its size.
+/// The widest vector that reads all `tensors` (elements of `size` bytes): rows must start at multiples of its size.
 pub fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     let aligned = tensors.iter().all(|tensor| {
         let outer = tensor.strides.len() - 1;

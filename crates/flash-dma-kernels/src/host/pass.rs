@@ -27,7 +27,7 @@ pub(crate) trait Pass {
 
     fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError>;
 
-    /// The configuration for an instruction, or the reason why there is none. Only the inputs' strides and offsets are
+    /// The configuration for an instruction, or the reason for having none. Only the inputs' strides and offsets are
     /// read.
     fn matrix(
         &self,

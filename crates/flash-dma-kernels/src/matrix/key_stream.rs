@@ -317,8 +317,8 @@ impl BitCopies {
         copies
     }
 
-    /// Starts the copies of the step of key tile `tile`, for key block `block` if keys are not gathered, unless all
-    /// queries see all of it.
+    /// Starts the copies of key tile `tile`'s step (key block `block` if not gathered), unless all queries see all of
+    /// it.
     fn start(&self, keys: &TileKeys, tile: usize, block: u32, #[comptime] bp: MmaBlueprint) {
         let unit = UNIT_POS;
         let step = step_of(tile, bp);

@@ -33,8 +33,7 @@ pub(crate) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
-/// The numbers added to a column's scaled and capped products except for a bias per pair: the score and both rows'
-/// ALiBi.
+/// Additions to a column's scaled and capped products except biases per pair: the score and both rows' ALiBi.
 #[cube]
 pub(crate) fn scores<E: Float>(
     rows: &RowPair,

@@ -101,8 +101,8 @@ impl MaskRows {
         seen
     }
 
-    /// [`words`](Self::words) of the two rows of a lane; all ones for a full tile, whose bits are not copied, and without
-    /// a plan.
+    /// [`words`](Self::words) of a lane's two rows; all ones without a plan and for a full tile, whose bits are not
+    /// copied.
     pub(crate) fn words_of_pair<E: Float>(
         &self,
         stages: &Stages<E>,

@@ -85,8 +85,8 @@ pub(crate) fn place(row: u32, segment: u32, #[comptime] segments: usize) -> Lane
     }
 }
 
-/// The A fragments of the rows that begin at address `tile`, at [`LanePlace::rows`]; a multiple of eight rows lies
-/// before them.
+/// The A fragments of the rows from address `tile` on, at [`LanePlace::rows`]; a multiple of eight rows lies before
+/// them.
 #[cube]
 pub(crate) fn load_a<N: Size>(
     tile: u32,

@@ -147,8 +147,7 @@ pub(crate) struct RowPair {
 
 #[cube]
 impl RowPair {
-    /// Row `upper` of the tile that a cube owns and the one eight rows further down, with keys counted from key
-    /// `begin`.
+    /// Row `upper` of the tile that a cube owns and the one eight rows below, with keys counted from key `begin`.
     pub(crate) fn new(upper: usize, own: &CubeTile, begin: usize, slopes: &AlibiArg) -> RowPair {
         let lower = TileRow::new(upper + 8, own).starting_at(begin);
         let upper = TileRow::new(upper, own).starting_at(begin);

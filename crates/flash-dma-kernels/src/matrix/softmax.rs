@@ -336,8 +336,7 @@ pub(crate) struct RowSum {
     sum: f32,
     /// The sum that divides the output, see [`OnlineSoftmax::finish`].
     rounded: f32,
-    /// True if there is no key at all, or none with a logit above -inf: the output is zero and the LSE -inf. NaN stays
-    /// NaN.
+    /// True if no key has a logit above -inf, or there is no key: the output is zero and the LSE -inf. NaN stays NaN.
     pub empty: bool,
 }
 

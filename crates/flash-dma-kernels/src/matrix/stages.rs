@@ -1,5 +1,4 @@
-//! The stages of keys and values in shared memory, the sources of their rows, and the segments of a tile that a unit
-//! copies.
+//! The stages of keys and values in shared memory, the sources of their rows, and the segments that a unit copies.
 
 use crate::dropout::{DropoutArg, column_word};
 use crate::host::engine::Instruction;

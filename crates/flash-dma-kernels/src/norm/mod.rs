@@ -49,8 +49,8 @@ pub struct NormGradients {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device lacks the element type, or a shape, stride or buffer does not fit; nothing is
-/// launched in that case.
+/// [`AttentionError`], before any launch, if the device lacks the element type or a shape, stride or buffer does not
+/// fit.
 pub fn norm_forward(
     client: &Client,
     problem: &NormProblem,
@@ -78,8 +78,8 @@ pub fn norm_forward(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device lacks the element type, or a shape, stride or buffer does not fit; nothing is
-/// launched in that case.
+/// [`AttentionError`], before any launch, if the device lacks the element type or a shape, stride or buffer does not
+/// fit.
 pub fn norm_backward(
     client: &Client,
     problem: &NormProblem,

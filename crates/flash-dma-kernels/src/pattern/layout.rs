@@ -1,5 +1,4 @@
-//! The layout of the lists and bits that kernels stream: headers of lists, and words of bits, one per key. Writers and
-//! readers import it from here.
+//! The layout of the lists and bit words (one bit per key) that kernels stream, for writers and readers alike.
 
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;

@@ -136,8 +136,8 @@ impl<'a> QueryBits<'a> {
         }
     }
 
-    /// The first and one past the last query that sees some key of a tile under the causal mask; the same number twice
-    /// if there is none.
+    /// The first and one past the last query that sees some key of a tile under the causal mask; equal if there is
+    /// none.
     pub(crate) fn queries(
         &self,
         keys: &TileRows,

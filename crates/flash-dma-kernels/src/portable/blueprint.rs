@@ -213,8 +213,7 @@ impl Blueprint {
         self.unit_vectors() * self.micro.units_x
     }
 
-    /// Row stride in shared memory, in vectors. The odd vector keeps the rows that a plane reads at once in different
-    /// banks.
+    /// Row stride in shared memory, in vectors: one more than a row has, to keep rows read at once in different banks.
     pub(crate) fn row_stride(&self) -> usize {
         self.vectors() + 1
     }

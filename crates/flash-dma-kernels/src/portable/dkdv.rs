@@ -161,8 +161,7 @@ impl KeySums {
         }
     }
 
-    /// Adds the contributions of a tile of queries, which must have been synchronised; the caller synchronises before
-    /// it loads another tile.
+    /// Adds the contributions of a synchronised tile of queries; the caller synchronises before it loads another.
     fn add<V: Visibility>(
         &mut self,
         keys: &KeyRows,

@@ -107,8 +107,7 @@ impl QueryGradient {
         }
     }
 
-    /// Adds the contributions of a tile of keys, which must have been synchronised; the caller synchronises before it
-    /// loads another tile.
+    /// Adds the contributions of a synchronised tile of keys; the caller synchronises before it loads another.
     fn add<V: Visibility>(
         &mut self,
         queries: &QueryRows,

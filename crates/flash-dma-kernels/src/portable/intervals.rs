@@ -159,8 +159,8 @@ impl KeyIntervals {
         }
     }
 
-    /// The first and one past the last query that attends to any key; the same number twice if none does. Call it after
-    /// a synchronisation.
+    /// The first and one past the last query that attends to any key, equal if none does. Call it after a
+    /// synchronisation.
     pub fn queries(&self, sizes: &Sizes, #[comptime] bp: Blueprint) -> (usize, usize) {
         let mut first = sizes.k_len as i32;
         let mut end = 0i32;

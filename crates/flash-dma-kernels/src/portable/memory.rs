@@ -79,8 +79,8 @@ impl NotFinite {
         self.tile = 0usize;
     }
 
-    /// Clears the next tile's flag. Call it between the synchronisation after this tile is loaded and the one before
-    /// the next is.
+    /// Clears the next tile's flag. Call it between the synchronisations after loading this tile and before loading the
+    /// next.
     pub(crate) fn clear_next(&mut self) {
         if UNIT_POS == 0 {
             self.flags[1 - self.tile] = 0u32;
@@ -288,8 +288,7 @@ pub(crate) fn load_vector<F: Float, N: Size>(
     value
 }
 
-/// Writes the vector `vector` of a row that starts at element `base` of `dst`, converted to its type;
-/// nothing past `head_dim`.
+/// Writes the vector `vector` of a row from element `base` of `dst` on, converted; nothing past `head_dim`.
 #[cube]
 pub(crate) fn store_row<F: Float, N: Size>(
     dst: &mut Tensor<Vector<F, N>>,
@@ -312,8 +311,7 @@ pub(crate) fn store_row<F: Float, N: Size>(
     }
 }
 
-/// Writes each unit's part of an outer tile, `unit_vectors` vectors per row, to a contiguous tensor
-/// `[batch, heads, len, head_dim]`.
+/// Writes each unit's part of an outer tile, `unit_vectors` per row, to a contiguous `[batch, heads, len, head_dim]`.
 #[cube]
 pub(crate) fn store_tile<F: Float, N: Size>(
     dst: &mut Tensor<Vector<F, N>>,

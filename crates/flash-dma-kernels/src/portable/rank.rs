@@ -145,8 +145,7 @@ impl<'a> RankedSpans<'a> {
     }
 }
 
-/// Loads the gradients of the LSEs of a tile of queries, if there are some. All units cooperate; the caller
-/// synchronises.
+/// Loads the LSE gradients of a tile of queries, if there are any. All units cooperate; the caller synchronises.
 #[cube]
 fn load_lse_gradients(
     terms: &RankTerms,
@@ -218,8 +217,7 @@ impl RankSums {
         }
     }
 
-    /// Adds the contributions of a tile of queries, which must have been synchronised; the caller synchronises before
-    /// it loads another tile.
+    /// Adds the contributions of a synchronised tile of queries; the caller synchronises before it loads another.
     fn add(
         &mut self,
         keys: &KeyRows,

@@ -55,8 +55,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Processes the inner tile `k_rows`, `v_rows`, which must have been synchronised; the caller synchronises before
-    /// it loads another tile.
+    /// Processes a synchronised inner tile `k_rows`, `v_rows`; the caller synchronises before it loads another.
     pub(crate) fn attend<V: Visibility>(
         &mut self,
         q_rows: &Shared<[Row4]>,
@@ -149,8 +148,7 @@ impl OnlineSoftmax {
         sync_cube();
     }
 
-    /// Divides the output by the sums and turns the maxima into LSEs: zeros and −∞ where nothing was selected.
-    /// Synchronises.
+    /// Divides the output by the sums and turns maxima into LSEs: zeros and −∞ if nothing was selected. Synchronises.
     pub(crate) fn finish(&mut self, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
@@ -190,8 +188,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes the finished rows to `out`, `[batch, heads, len, head_dim]` in either order of heads and queries, and
-    /// their LSEs.
+    /// Writes the finished rows to `out`, `[batch, heads, len, head_dim]` with heads and queries in either order, and
+    /// the LSEs.
     pub(crate) fn store<F: Float, N: Size>(
         &self,
         out: &mut Tensor<Vector<F, N>>,

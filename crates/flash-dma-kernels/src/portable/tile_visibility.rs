@@ -51,8 +51,8 @@ impl<'a> TileVisibility<'a> {
         }
     }
 
-    /// True if some query of a tile may attend to some key of a tile: the answer is the same for all units of a cube,
-    /// which skips the tile otherwise.
+    /// True if some query may attend to some key of the tiles: the same for all units of a cube, which skips them
+    /// otherwise.
     pub(crate) fn is_active(
         &self,
         queries: &TileRows,

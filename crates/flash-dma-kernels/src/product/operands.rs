@@ -117,8 +117,7 @@ impl Operands {
         }
     }
 
-    /// True if the tensor memory accelerator can copy both operands: every row (or column) begins at a multiple of 16
-    /// bytes.
+    /// True if the TMA can copy both operands: every row (or column) begins at a multiple of 16 bytes.
     pub(crate) fn takes_boxes(&self) -> bool {
         [&self.a, &self.b].iter().all(|tensor| {
             let pitch = match major(tensor) {

@@ -10,13 +10,12 @@ use cubecl::client::Client;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// CubeK's kernel as chosen without autotune, as in Burn: a simple tensor-core routine, without tensor cores one of
-    /// single units.
+    /// CubeK's kernel without autotune, as in Burn: a simple tensor-core routine, or single units without tensor cores.
     Standard,
     /// The `wgmma` kernel of this crate.
     Wgmma(Tile),
-    /// The kernel of this crate for a few rows. A row has the same sums in any number of rows, bit for bit; they are
-    /// never cut into parts.
+    /// This crate's kernel for a few rows, never cut into parts. A row's sums are the same, bit for bit, in any number
+    /// of rows.
     FewRows,
 }
 

@@ -189,8 +189,7 @@ fn load_newborns<S: Size>(
     }
 }
 
-/// Fills `keys.old`: keys before `start` that are attended to there, but not at the block's end. The caller
-/// synchronises.
+/// Fills `keys.old`: keys before `start` attended to there, but not at the block's end. The caller synchronises.
 #[cube]
 fn gather_old<S: Size>(
     scores: &Tensor<Vector<f32, S>>,

@@ -54,8 +54,7 @@ use flash_dma_problem::{AttentionError, KeptKeys, TensorName};
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if no key is kept, a shape, stride or buffer does not fit, or `k_len` exceeds `i32::MAX`; nothing
-/// is launched in that case.
+/// [`AttentionError`], before any launch, if no key is kept, a tensor does not fit, or `k_len` exceeds `i32::MAX`.
 pub fn select(
     client: &Client,
     scores: TensorBinding,

@@ -30,8 +30,7 @@ pub(crate) fn sort_key(score: f32) -> u32 {
     key
 }
 
-/// Sorts each block of [`BLOCK`] keys by counting: a key's rank in its block is the number of better
-/// keys there.
+/// Sorts each block of [`BLOCK`] keys by counting: a key's rank is the number of better keys in its block.
 ///
 /// One unit per key. `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis; `keys` and `order`
 /// are contiguous `[batch * kv_heads, n]`, overwritten with the sort keys and the key indices.

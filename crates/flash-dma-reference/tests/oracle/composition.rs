@@ -1,5 +1,4 @@
-//! Recent keys, sinks and documents: the definition, position by position, against "the selection of the older keys,
-//! and one addition".
+//! Recent keys, sinks and documents: the definition against "the selection of the older keys, and one addition".
 
 use flash_dma_problem::{Interval, SelectionRule};
 use flash_dma_reference::generate::Scores;

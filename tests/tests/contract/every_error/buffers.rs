@@ -35,8 +35,7 @@ fn saved<'a>(rows: View<'a, f32, 4>, lse: &'a [f32]) -> cpu::Saved<'a, f32> {
     }
 }
 
-/// A backward pass of the CPU engine, with or without the scores, their gradient and that of a rank that no runner-up
-/// has.
+/// A backward pass of the CPU engine, with or without scores, their gradient and that of a rank without runners-up.
 pub fn backward(scores: bool, gradient: bool, rank: bool) -> Result<(), AttentionError> {
     let (row, one) = ([0.0f32; 8], [0.0f32]);
     let rows = View::contiguous(&row, SHAPE);

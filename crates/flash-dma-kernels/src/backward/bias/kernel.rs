@@ -234,8 +234,7 @@ struct Products<N: Size> {
 
 #[cube]
 impl<N: Size> Products<N> {
-    /// Starts the products of the `turn`-th half of a key tile with the queries `q` and their output gradients `o`:
-    /// first S, followed by dP.
+    /// Starts the products of the `turn`-th half of a key tile with queries `q` and output gradients `o`: S, then dP.
     fn start(
         copies: &BiasCopies,
         q: &Panels,

@@ -1,5 +1,5 @@
-//! The gradients of biases that need their own kernels: with a query axis, on `wgmma`; shared by all keys, on every
-//! engine ([`rows`]).
+//! Gradients of biases with kernels of their own: with a query axis on `wgmma`; shared by all keys on all engines
+//! ([`rows`]).
 
 pub(crate) mod blueprint;
 pub(crate) mod kernel;

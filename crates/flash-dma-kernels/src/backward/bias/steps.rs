@@ -1,5 +1,4 @@
-//! The steps of a cube of the bias-gradient kernel: which heads and keys it multiplies, and which of them its queries
-//! see.
+//! The steps of a cube of the bias-gradient kernel: the heads and keys that it multiplies and that its queries see.
 
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::mask::until;

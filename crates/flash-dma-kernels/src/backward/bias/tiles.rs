@@ -140,8 +140,8 @@ impl BiasCopies {
         self.key_ring.arrive_empty(key_stage(turn) as usize);
     }
 
-    /// Starts the copies of the `turn`-th query tile, the queries from `first` on, as soon as its stage is empty. Only
-    /// one unit calls it.
+    /// Starts the copies of the `turn`-th query tile, from query `first` on, once its stage is empty. Only one unit
+    /// calls it.
     pub(crate) fn fill_rows(
         &self,
         turn: usize,
@@ -173,8 +173,8 @@ impl BiasCopies {
         }
     }
 
-    /// Starts the copies of the `turn`-th half of a key tile, the keys from `first` on, as soon as its stage is empty.
-    /// Only one unit calls it.
+    /// Starts the copies of the `turn`-th half of a key tile, from `first` on, once its stage is empty. Only one unit
+    /// calls it.
     pub(crate) fn fill_keys(
         &self,
         turn: usize,

@@ -15,8 +15,8 @@ use cubecl::prelude::*;
 pub(crate) struct KeyMaps<E: Float> {
     pub k: ComptimeOption<TensorMap<E, Tiled>>,
     pub v: ComptimeOption<TensorMap<E, Tiled>>,
-    /// True if there are maps: the stable hash by which CubeCL's disk cache tells kernels apart does not distinguish an
-    /// absent map from a present one.
+    /// True if there are maps: CubeCL's stable hash, the key of its disk cache, does not tell an absent map from a
+    /// present one.
     #[cube(comptime)]
     pub exist: bool,
 }

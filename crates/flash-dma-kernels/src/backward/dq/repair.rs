@@ -39,8 +39,7 @@ pub(crate) fn mark_pair<E: Float>(
     }
 }
 
-/// Checks the keys from column `from` on, whose intervals have the row `intervals`; `to` is the index of the row in
-/// `grad_q`.
+/// Checks the keys from column `from` on, with intervals at row `intervals`; `to` is the row's index in `grad_q`.
 #[cube]
 fn mark_elements<E: Float>(
     operands: &Operands<E, Const<8>>,

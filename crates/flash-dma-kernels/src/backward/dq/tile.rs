@@ -290,8 +290,7 @@ fn gradient<E: Float, N: Size>(
     }
 }
 
-/// True if all keys of a block of logits' products are finite: a key with a non-finite element makes its products
-/// non-finite in every row.
+/// True if all keys of a block are finite: a non-finite element of a key makes its products non-finite in every row.
 #[cube]
 fn keys_are_finite<N: Size>(products: &Vector<f32, N>) -> bool {
     let mut exponent = 0u32;

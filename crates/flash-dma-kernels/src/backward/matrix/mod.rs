@@ -59,8 +59,7 @@ impl MmaBlueprints {
         LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(keys)
     }
 
-    /// Bytes of the lists of keys whose ranks learn, with several chunks also those of each chunk. Kept ones take no
-    /// more than runners-up.
+    /// Bytes of the lists of keys whose ranks learn and, with several chunks, of each chunk; kept keys need no more.
     fn rank_bytes(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let far = selection.and_then(|selection| selection.far.as_ref());
         let (Some(far), Some(rank)) = (far, self.rank) else {

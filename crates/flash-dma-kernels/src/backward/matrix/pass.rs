@@ -41,8 +41,8 @@ pub(crate) struct MmaPass<'a> {
     slopes: Option<TensorBinding>,
 }
 
-/// The keys of the dk/dv kernel: one list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles`
-/// key tiles each.
+/// The dk/dv kernel's keys: a list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles` tiles
+/// each.
 pub(crate) struct KeyLists {
     pub source: SourceTensors,
     pub capacity: usize,
@@ -316,8 +316,8 @@ impl<'a> MmaPass<'a> {
         }
     }
 
-    /// Launches the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores or
-    /// biases of the kv heads.
+    /// Launches the dk/dv kernel; it writes or adds to the gradients of k, v (`output` elements) and of scores or
+    /// biases.
     pub(crate) fn launch_dkdv(
         &self,
         keys: KeyLists,

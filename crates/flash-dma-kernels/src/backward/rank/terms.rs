@@ -12,8 +12,7 @@ use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 /// The inputs of a rank kernel in addition to the products of its pairs.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RankTerms {
-    /// Contiguous `[batch, q_heads, q_len]`: the gradients of the LSE, which the deltas have been reduced by; absent if
-    /// zero.
+    /// Contiguous `[batch, q_heads, q_len]`: LSE gradients, which the deltas have been reduced by; absent if zero.
     pub grad_lse: ComptimeOption<Box<[f32]>>,
     pub change: Change,
 }
@@ -60,8 +59,8 @@ impl Change {
         }
     }
 
-    /// The factor of `v - out` of a key whose logit is `x log(2)` above the LSE, by two special-function instructions;
-    /// NaN stays NaN.
+    /// The factor of `v - out` of a key with logit `x log(2)` above the LSE; two special-function instructions, NaN
+    /// stays NaN.
     pub(crate) fn weight_of_power(&self, x: f32) -> f32 {
         match comptime!(self.kind) {
             ChangeKind::Added => sigmoid_of_power(x),

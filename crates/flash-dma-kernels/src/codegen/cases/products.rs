@@ -1,5 +1,4 @@
-//! Products of matrices on `wgmma`, the addition of parts of their sums, and products of a few rows. CubeK's kernels
-//! are not checked here.
+//! Products on `wgmma`, the addition of their parts, and products of a few rows. CubeK's kernels are not checked here.
 
 use super::{Case, with};
 use crate::ElementType;

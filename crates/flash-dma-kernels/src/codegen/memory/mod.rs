@@ -179,8 +179,7 @@ fn every_pass_requests_the_workspace_it_says() {
     }
 }
 
-/// Twice the tokens take at most twice the memory and the budget of the lists, whether or not the window grows with
-/// them.
+/// Twice the tokens take at most twice the memory plus the lists' budget, whether or not the window grows with them.
 #[test]
 fn memory_is_linear_in_the_tokens_up_to_four_million() {
     const LISTS: usize = 144 << 20;

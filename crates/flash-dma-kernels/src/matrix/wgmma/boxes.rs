@@ -45,8 +45,8 @@ pub(crate) fn takes_boxes(tensor: &TensorBinding, element_size: usize) -> bool {
     })
 }
 
-/// The tensor map of the contiguous f32 `tensor`, `[batch, heads, words]`, in boxes of `words` words, 16 bytes or
-/// more, of `heads` heads.
+/// The tensor map of the contiguous f32 `tensor`, `[batch, heads, words]`: boxes of `words` (16 bytes or more) by
+/// `heads`.
 pub(crate) fn word_boxes_of(
     tensor: &TensorBinding,
     heads: usize,

@@ -27,8 +27,7 @@ pub(crate) struct OrderedKeys {
     pub capacity: usize,
 }
 
-/// Positions that a class spans: half a window, because deaths are that far apart anyway, unless the classes would not
-/// cover all positions.
+/// Positions per class: half a window, as deaths are that far apart anyway, or more if needed to cover all positions.
 fn class_width(problem: &Problem) -> usize {
     let half_window = problem.window.min(problem.k_len) / 2;
     half_window.max(problem.k_len.div_ceil(CLASSES)).max(1)

@@ -56,8 +56,8 @@ pub(crate) struct RankedKeys {
 }
 
 impl RankedKeys {
-    /// Sorts the `keys` of each tile of `tile` keys, at most as many as a cube has units, by their last positions;
-    /// leaves `listed` unchanged.
+    /// Sorts the `keys` of each tile of `tile` keys (at most a cube's units) by last position; leaves `listed`
+    /// unchanged.
     pub(crate) fn order_tiles(&self, client: &Client, problem: &Problem, tile: usize) {
         let rows = problem.batch * problem.kv_heads;
         // SAFETY: a unit reads and writes an entry of its own tile, below the count.

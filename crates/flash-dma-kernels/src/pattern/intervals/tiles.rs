@@ -5,8 +5,7 @@ use std::ops::Range;
 
 /// The most bytes of the lists of one slice of tiles, unless a single tile takes more.
 ///
-/// The one launch per slice has to fill the device; 32K tokens of 8 heads with a window of 2048 take 65 MiB in tiles of
-/// 32 queries, and thus one slice.
+/// A launch has to fill the device; 32K tokens of 8 heads, window 2048, take 65 MiB in tiles of 32 queries: one slice.
 const SLICE_BYTES: usize = 144 << 20;
 
 /// Words per list in the counts.

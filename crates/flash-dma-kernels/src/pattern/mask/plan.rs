@@ -77,8 +77,7 @@ pub fn plan(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the geometry, or the geometry's mask does not have all keys. Nothing is
-/// launched in that case.
+/// [`AttentionError`], before any launch, if a tensor does not fit the geometry, or the geometry's mask lacks keys.
 pub fn plan_ranges(
     client: &Client,
     geometry: &PlanGeometry,

@@ -9,8 +9,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// The steps of the dk/dv kernel under a mask: for each key tile, the query tiles that see some of it, for each group
-/// of heads that share a tile.
+/// The steps of the dk/dv kernel under a mask: for each key tile and group of heads that share a tile, its query tiles.
 ///
 /// A list holds first the steps whose queries see all of the keys, then the others, both head by head in the order of
 /// the queries. Heads that see the same keys share a list: there is one for each kv head of the mask, or for all.

@@ -26,8 +26,7 @@ pub(crate) struct Blueprint {
     pub b: Major,
     /// Neighbouring elements of B that are loaded at once.
     pub b_vector: usize,
-    /// Neighbouring elements of A that are loaded at once, a divisor of [`terms`](Self::terms); 1 if these do not divide
-    /// `k`.
+    /// Neighbouring elements of A loaded at once, a divisor of [`terms`](Self::terms); 1 if these do not divide `k`.
     pub a_vector: usize,
     /// Rows of the result that a cube owns, a power of two.
     pub rows: usize,

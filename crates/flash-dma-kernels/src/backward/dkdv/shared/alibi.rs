@@ -29,8 +29,7 @@ pub(crate) fn enter_slopes(
     }
 }
 
-/// ALiBi of row `row` of the tile of step `at`, whose place is the index of its query. A row without a query gets that
-/// of another.
+/// ALiBi of row `row` of the tile of step `at`, placed at its query's index; without a query, that of another row.
 #[cube]
 pub(crate) fn row_alibi(
     slopes: &ComptimeOption<Shared<[f32]>>,

@@ -75,8 +75,8 @@ pub(crate) struct KeyGradients<O: Float> {
 /// The gradients of k or v, in rows of `head_dim`.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct GradientRows<O: Float> {
-    /// Contiguous; a cube overwrites the rows of its keys. With `bp.shared_keys` only those of keys whose queries are
-    /// all in its chunk.
+    /// Contiguous; a cube overwrites its keys' rows, with `bp.shared_keys` only those whose queries are all in its
+    /// chunk.
     own: Box<[Vector<O, Const<2>>]>,
     /// `bp.shared_keys` only: shaped as `own`; cubes add the rows of their other keys.
     sums: ComptimeOption<Box<[Vector<f32, Const<2>>]>>,
@@ -84,8 +84,7 @@ pub(crate) struct GradientRows<O: Float> {
 
 #[cube]
 impl<O: Float> GradientRows<O> {
-    /// Writes the pair `at` of a key's row, or adds it if the key is `shared`, which happens with `bp.shared_keys`
-    /// only.
+    /// Writes the pair `at` of a key's row, or adds it if the key is `shared` (with `bp.shared_keys` only).
     pub(crate) fn write(
         &mut self,
         at: usize,

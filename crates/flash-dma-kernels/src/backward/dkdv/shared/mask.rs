@@ -126,8 +126,7 @@ impl KeyMask {
     }
 }
 
-/// The mask words of two neighbouring queries of a step's tile: lane `l` has those of queries `2 l` and `2 l + 1`,
-/// modulo the tile.
+/// Mask words of two neighbouring queries of a step's tile: lane `l` has queries `2 l` and `2 l + 1`, modulo the tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SeenWords {
     even: u32,

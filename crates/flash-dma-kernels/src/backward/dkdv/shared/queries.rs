@@ -64,8 +64,7 @@ pub(crate) struct Step {
     pub not_finite: bool,
 }
 
-/// Locations in memory of the LSEs of a step's rows, which are read if some are large. That is rare, and they would
-/// take shared memory from all steps.
+/// Locations of the LSEs of a step's rows in memory, read only if some are large, so as not to take shared memory.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepLses {
     /// The first row of `lse` of the step's first head.

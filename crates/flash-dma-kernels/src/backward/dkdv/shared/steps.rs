@@ -8,8 +8,7 @@ use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use cubecl::prelude::*;
 
-/// The steps of a cube, in order: a range's tiles for each group of heads in turn or, if `bp.pattern.is_planned()`, the
-/// entries of a list.
+/// The steps of a cube, in order: a range's tiles by group of heads or, if `bp.pattern.is_planned()`, a list's entries.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepOrder {
     pub count: usize,
@@ -19,8 +18,7 @@ pub(crate) struct StepOrder {
 
 #[cube]
 impl StepOrder {
-    /// The steps of this cube's key tile, which is at `place`; the queries of the tile's keys are in `bounds` unless
-    /// `bp.pattern.is_planned()`.
+    /// The steps of this cube's key tile at `place`; `bounds` has the keys' queries unless `bp.pattern.is_planned()`.
     pub(crate) fn of_cube(
         source: &KeyTileSource,
         grid: &KeyGrid,

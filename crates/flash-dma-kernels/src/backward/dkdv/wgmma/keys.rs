@@ -73,8 +73,7 @@ impl LaneKeys {
         }
     }
 
-    /// The dropout mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are those of all
-    /// stages.
+    /// The dropout mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are of all stages.
     pub(crate) fn pair_mask(
         &self,
         words: &ComptimeOption<Shared<[u32]>>,

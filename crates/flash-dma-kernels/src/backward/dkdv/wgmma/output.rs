@@ -95,8 +95,7 @@ pub(crate) fn write_scores<NP: Size>(
     }
 }
 
-/// Adds the gradients of the biases of this lane's two keys for head `head` of the group, to which no other cube adds,
-/// and resets them.
+/// Adds the bias gradients of this lane's two keys for head `head`, to which no other cube adds, and resets them.
 #[cube]
 pub(crate) fn add_bias_gradients<O: Float, NP: Size>(
     weights: &mut StepWeights<NP>,

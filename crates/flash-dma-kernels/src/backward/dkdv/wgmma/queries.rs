@@ -184,8 +184,7 @@ impl StepCopies {
     }
 }
 
-/// The step that begins at query `query` of head `head` of the group and whose tile is in `stage`; `full` if its
-/// queries see all keys.
+/// The step from query `query` of head `head` of the group, its tile in `stage`; `full` if its queries see all keys.
 #[cube]
 pub(crate) fn step_at<E: Float>(
     stage: usize,
@@ -245,8 +244,7 @@ pub(crate) fn step_at<E: Float>(
     }
 }
 
-/// Zeroes the elements of the queries and output gradients in `stage` that are not finite. All units cooperate; the
-/// stage is published.
+/// Zeroes the non-finite elements of Q and dO in `stage`. All units cooperate; the stage is published.
 #[cube]
 pub(crate) fn clean_stage<E: Float>(
     tiles: &mut Tiles<E>,

@@ -213,8 +213,7 @@ fn probabilities<E: Float, NS: Size>(
     unrounded
 }
 
-/// True if a row with this reference takes part: it sees a key, and its LSE is large if and only if the kind is
-/// `Large`.
+/// True if a row with this reference takes part: it sees a key, and its LSE is large exactly if the kind is `Large`.
 #[cube]
 fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
     if comptime!(kind == PairKind::Large) {
