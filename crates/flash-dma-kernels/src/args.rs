@@ -126,6 +126,7 @@ pub struct Gradients {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Scaling {
     pub scale: f32,
+    /// Not read without a softcap.
     pub softcap: f32,
     /// Given exactly if a tensor-core kernel's blueprint has dropout. The portable kernels take it separately.
     pub dropout: DropoutArg,

@@ -7,7 +7,9 @@ use flash_dma_problem::{Dropout, Problem};
 /// The parameters of a mask, see [`PairMask`](flash_dma_problem::dropout::PairMask).
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DropoutSeed {
+    /// Lower half of the seed.
     pub low: u32,
+    /// Upper half of the seed.
     pub high: u32,
     /// The part of the column words that depends on the seed.
     pub columns: u32,

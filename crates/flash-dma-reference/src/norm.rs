@@ -54,8 +54,11 @@ pub fn angles(positions: usize, width: usize) -> Vec<f64> {
 
 #[derive(Clone, Copy)]
 struct Row {
+    /// The start of the row in `x`.
     from: usize,
+    /// The start of the row in the output.
     to: usize,
+    /// The start of the angles of its position.
     angles: usize,
 }
 

@@ -290,6 +290,7 @@ struct Part {
     /// The whole problem, to which the rows belong.
     whole: Problem,
     rows: Vec<usize>,
+    /// Row numbers in `k`.
     keys: Vec<usize>,
     pairs: Vec<Keys>,
     q: Vec<f64>,

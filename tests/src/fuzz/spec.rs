@@ -226,6 +226,7 @@ impl Place {
         }
     }
 
+    /// The axis of stride 0.
     fn axis(self) -> Option<usize> {
         match self {
             Self::Batch => Some(0),

@@ -202,11 +202,15 @@ enum Defect {
     Delta(f64),
     /// The gradients of keys that are attended to after the first 64.
     Tile,
+    /// Causal masking.
     Causal,
+    /// The bias of the last key.
     Bias,
     /// The cache's content in a step.
     Decode,
+    /// It panics for many keys.
     Panics,
+    /// It refuses many queries.
     Refuses,
 }
 

@@ -184,6 +184,7 @@ fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
     check_all(engine, false, small, medium, device);
 }
 
+/// Without causal masking.
 pub(super) fn one_position<E: Engine>(engine: &E, left_out: bool) {
     let medium = [
         (case(1, 257, 64).full(), 16),

@@ -127,6 +127,7 @@ fn heads<E: NormEngine>(engine: &E) {
     }
 }
 
+/// Either alone.
 fn parts<E: NormEngine>(engine: &E) {
     for shape in E::cases([[2, 19, 2, 16]], [[1, 113, 3, 64]], [[2, 257, 4, 128]]) {
         for element in E::cases([Bf16], [F32], [F16]) {

@@ -83,7 +83,9 @@ fn bits_of(values: &[f64]) -> Vec<u64> {
 /// Changes to elements that should not matter.
 #[derive(Clone, Copy, Debug)]
 enum Change {
+    /// One value.
     Filled(f64),
+    /// Other random numbers.
     Drawn,
 }
 

@@ -59,6 +59,7 @@ struct SequenceRows<'a, E> {
     shape: CacheShape,
     pages: PagesRef<'a, E>,
     tokens: Tokens<'a, E>,
+    /// Index among the cache's sequences.
     sequence: usize,
     held: usize,
 }

@@ -24,6 +24,7 @@ struct NotFinitePair {
     q: usize,
     added: usize,
     lse: f32,
+    /// The score or the bias of the key.
     score: f32,
     /// The query's head among those of all sequences, and its index.
     head: usize,

@@ -75,6 +75,7 @@ fn append_to(
 pub(crate) enum Target {
     /// Slots, and the moves of tokens into them: `[rows, entries, ENTRY]`.
     Slots(Slots, TensorBinding),
+    /// Pages, and the most pages of a sequence.
     Pages(Pages, usize),
 }
 

@@ -53,6 +53,7 @@ struct ChunkTensors<E: Numeric, N: Size> {
     v: OwnedTensor<Vector<E, N>>,
     /// Contiguous `[batch, kv_heads, window + tokens]`.
     scores: Box<[f32]>,
+    /// Present if there are sinks.
     rank: ComptimeOption<SinkRanks>,
 }
 

@@ -56,9 +56,12 @@ impl Candidates {
 /// The slots of one (sequence, kv head), and the tokens that may take them.
 #[derive(CubeType, Clone, Copy)]
 struct HeadSlots {
+    /// The first slot.
     first: usize,
     rule: SlotRule,
+    /// The first new score.
     new: usize,
+    /// The position of the first token.
     next_position: i32,
 }
 

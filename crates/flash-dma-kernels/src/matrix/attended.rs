@@ -23,6 +23,7 @@ pub(crate) struct AttendedKeys {
     pub v_rows: RowAddress,
     /// The bits of the rows, and the location of their biases.
     pub mask: MaskRows,
+    /// Offset of the first key in the scores.
     pub score_row: usize,
     pub bias: PairBias,
     pub scale: LogitScale,

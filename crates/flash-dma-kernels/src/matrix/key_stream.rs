@@ -279,6 +279,7 @@ struct BitCopies {
     /// Address of the pair of words of step or block 0, and the stride in bytes.
     first: u64,
     step: u32,
+    /// Address of the list.
     list: u64,
     /// Addresses of the stages in shared memory.
     stages: u32,

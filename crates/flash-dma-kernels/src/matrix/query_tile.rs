@@ -19,6 +19,7 @@ use cubecl::prelude::*;
 pub(crate) struct CubeTile {
     pub batch: usize,
     pub q_heads: usize,
+    /// Queries and keys of a sequence.
     pub q_len: usize,
     pub k_len: usize,
     /// The first head of the tile's rows, in the sequence.
@@ -202,7 +203,9 @@ impl OutputRows {
 /// The order of the rows of a sequence, `[q_heads, q_len]`, which lie without gaps.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RowOrder {
+    /// Number of rows from one head to the next.
     head: u32,
+    /// Number of rows from one query to the next.
     query: u32,
 }
 

@@ -79,6 +79,7 @@ pub(crate) struct OnlineSoftmax {
     limit1: f32,
     scaled0: f32,
     scaled1: f32,
+    /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
     /// The greatest logits, and the numbers that [`exp_of`] subtracted from them; if `exact`.

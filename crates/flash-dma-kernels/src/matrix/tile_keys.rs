@@ -11,6 +11,7 @@ use cubecl::prelude::*;
 /// `bp.pattern.is_planned()`, otherwise the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
+    /// Offset of the list.
     pub list: usize,
     /// The key of column 0; 0 if the keys are listed.
     pub begin: usize,

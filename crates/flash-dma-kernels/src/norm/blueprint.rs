@@ -83,6 +83,7 @@ impl NormBlueprint {
         }
     }
 
+    /// Items of a lane.
     pub(crate) fn steps(&self) -> usize {
         (self.width / self.item).div_ceil(self.lanes)
     }

@@ -19,6 +19,7 @@ pub(crate) struct Normed<E: Float, N: Size> {
 pub(crate) struct Angles<T: Size> {
     /// `[positions, width / 2, 2]`, any strides: cosine and sine, at once if `T` is 2.
     pub table: OwnedTensor<Vector<f32, T>>,
+    /// The position of the first token.
     pub start: usize,
 }
 

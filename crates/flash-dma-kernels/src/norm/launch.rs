@@ -26,6 +26,7 @@ pub(crate) struct Call<'a> {
     client: &'a Client,
     problem: &'a NormProblem,
     parameters: &'a NormParameters,
+    /// Elements that are read at once.
     vector: usize,
     address: AddressType,
 }

@@ -14,7 +14,9 @@ pub(crate) struct SourceTensors {
 pub(crate) enum KeyTensors {
     #[default]
     All,
+    /// Intervals, lists and counts.
     Intervals([TensorBinding; 3]),
+    /// Bits, lists and counts.
     Planned([TensorBinding; 3]),
 }
 

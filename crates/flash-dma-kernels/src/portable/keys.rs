@@ -14,6 +14,7 @@ pub(crate) struct KeyTiles<'a> {
     pub listed: ComptimeOption<&'a ListedIntervals>,
     batch: usize,
     kv_head: usize,
+    /// First element of the list.
     base: usize,
     /// Keys of the list that every query of the tile attends to; they come first.
     pub full: usize,

@@ -23,6 +23,7 @@ pub struct TileRows<'a> {
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowList<'a> {
     pub list: &'a Tensor<u32>,
+    /// The list's first element.
     pub base: usize,
 }
 

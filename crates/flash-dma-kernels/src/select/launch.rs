@@ -30,8 +30,11 @@ struct Selecting<'a> {
 
 /// The keys of every row in rank order: contiguous `[rows, n]`, u32.
 struct Ranked {
+    /// Key indices.
     order: TensorBinding,
+    /// Their sort keys.
     keys: TensorBinding,
+    /// Two free buffers.
     spare: [TensorBinding; 2],
 }
 

@@ -71,6 +71,7 @@ impl Source<'_> {
 }
 
 struct Key {
+    /// Row number in `k`.
     row: usize,
     interval: Interval,
     k: Vec<f64>,

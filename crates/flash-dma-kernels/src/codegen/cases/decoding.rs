@@ -78,6 +78,7 @@ struct Decoding {
     role: ScoreRole,
     /// True if there is a prefill first.
     appends: bool,
+    /// Tokens of each step.
     steps: &'static [usize],
     options: AttentionOptions,
     /// Engines to launch, if they support the problem; the portable one supports all.

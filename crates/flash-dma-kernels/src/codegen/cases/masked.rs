@@ -99,7 +99,9 @@ fn planned(client: &Client, queries: usize, len: usize) -> (PlanGeometry, MaskBi
 struct Masked {
     head_dim: usize,
     element: ElementType,
+    /// Heads of the mask.
     mask: Option<usize>,
+    /// Queries of the bias.
     bias: Option<usize>,
     /// The forward pass writes the residual of `out`, and the backward pass reads it.
     residual: bool,

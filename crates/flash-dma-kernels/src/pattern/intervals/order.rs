@@ -12,6 +12,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
+/// Classes of deaths.
 const CLASSES: usize = 64;
 
 /// The keys that some query attends to, for each of the `batch * kv_heads` rows; keys that die together are adjacent.

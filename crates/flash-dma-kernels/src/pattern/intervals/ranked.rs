@@ -21,6 +21,7 @@ use std::iter;
 const CLASSES: usize = 256;
 /// Classes that a cube sorts; it counts the keys of the classes before them.
 const OWN_CLASSES: usize = 16;
+/// Cubes per row.
 const PARTS: usize = CLASSES / OWN_CLASSES;
 
 /// The keys whose ranks learn, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.

@@ -17,6 +17,7 @@ use flash_dma_problem::{ElementType, PlanGeometry};
 /// Cubes that share the bits of a tile.
 const PARTS: usize = 8;
 
+/// Rows that a unit checks.
 const ROWS: usize = 8;
 
 /// Packs the bits of all gathered lists, assigns tiles their turns, and marks in the header whether some value of

@@ -20,6 +20,7 @@ pub(crate) struct KeyRanges {
 /// Sizes of a launch of [`ranges_kernel`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RangeSizes {
+    /// Number of units.
     pub items: usize,
     /// Units per row of the mask and 16 key blocks, one per query: a multiple of 16.
     pub padded_queries: usize,

@@ -45,6 +45,7 @@ pub(crate) struct Task {
     pub b_vector: usize,
     pub m: usize,
     pub n: usize,
+    /// Bytes of an element.
     pub size: usize,
 }
 
@@ -132,10 +133,12 @@ impl Blueprint {
         self.units.min(HELPERS)
     }
 
+    /// Words from one value to the next.
     pub(crate) fn stride(&self) -> usize {
         self.units + PADDING
     }
 
+    /// Words of shared memory.
     pub(crate) fn shared(&self) -> usize {
         self.round_sums() * self.stride()
     }

@@ -17,6 +17,7 @@ pub(crate) struct Extent {
 
 #[derive(CubeType, Clone, Copy)]
 struct Place {
+    /// The first row of the cube.
     row: usize,
     /// The first column of the unit; past the last there is none, and another unit's is read again.
     column: usize,

@@ -13,6 +13,7 @@ use flash_dma_problem::ElementType;
 /// Terms of a sum per stage: a row of 128 bytes.
 pub(crate) const DEPTH: usize = 64;
 
+/// Warpgroups that multiply.
 pub(crate) const CONSUMERS: usize = 2;
 
 /// The part of the result that a cube owns: 128 rows of this many columns.

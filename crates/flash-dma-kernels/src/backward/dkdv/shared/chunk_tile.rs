@@ -146,6 +146,7 @@ impl ChunkTile {
         }
     }
 
+    /// The key at index `local` of the tile.
     pub(crate) fn key_of(
         &self,
         source: &KeyTileSource,

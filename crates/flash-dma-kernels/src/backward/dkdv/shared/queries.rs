@@ -53,6 +53,7 @@ impl QueryRows {
 /// The treatment of a step's pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Step {
+    /// First query of the tile.
     pub query: usize,
     /// First head of the tile, within the group; only with biases per pair and with ALiBi.
     pub head: usize,
@@ -69,6 +70,7 @@ pub(crate) struct Step {
 pub(crate) struct StepLses {
     /// The first row of `lse` of the step's first head.
     row: usize,
+    /// The step's first query.
     query: usize,
     len: usize,
 }
