@@ -14,9 +14,9 @@ pub enum Layout {
     Transposed,
     /// One element between two rows, so only the first row is aligned.
     Padded,
-    /// Token by token, each in a row that holds as many heads again, and as many once more: a part of packed q, k and v.
+    /// Token by token, each in a row with as many other heads, and as many again: a part of packed q, k and v.
     Packed,
-    /// Contiguous, and the results lie behind two other elements, off the 16 bytes at which buffers begin.
+    /// Contiguous, with the results after two other elements, off the 16 bytes at which buffers begin.
     Behind,
     /// Contiguous, but an axis along which the values repeat has a stride of 0.
     Broadcast,
@@ -115,7 +115,7 @@ impl Raw {
     }
 }
 
-/// The axes of several indices along which contiguous values are the same.
+/// For each of several axes, true if contiguous values are the same along it.
 fn repetitions(values: &[f64], shape: &[usize]) -> Vec<bool> {
     let mut inner = values.len();
     let along = |&size: &usize| {
@@ -138,24 +138,24 @@ pub struct Grads {
 }
 
 impl Grads {
-    /// Random ones of both.
+    /// Random gradients of both.
     pub fn random(problem: &Problem, seed: u64) -> Self {
         let (out, lse) = gradients(problem, seed);
         let lse = Some(lse);
         Self { out, lse }
     }
 
-    /// Of `out` alone.
+    /// Gradients of `out` alone.
     pub fn of_out(out: Vec<f64>) -> Self {
         Self { out, lse: None }
     }
 
-    /// The same of `out`, and none of the LSE.
+    /// The gradients of `out`, and none of the LSE.
     pub fn without_lse(self) -> Self {
         Self::of_out(self.out)
     }
 
-    /// As the oracle takes them.
+    /// The gradients in the form that the oracle takes.
     pub fn parts(&self) -> (&[f64], Option<&[f64]>) {
         (&self.out, self.lse.as_deref())
     }
@@ -174,21 +174,21 @@ pub struct Call {
     pub v: Raw,
     /// The scores of the problem.
     pub scores: Option<Raw>,
-    /// The result of the engine's selection on the scores.
+    /// The intervals by the engine's selection on the scores.
     pub intervals: Option<Vec<Interval>>,
     /// One past the last position at which each key is a runner-up; `None` without runners-up.
     pub runner_up_ends: Option<Vec<u32>>,
-    /// Beside them, if kept keys learn: the first position at which its rank keeps each key.
+    /// The first position at which each key is kept for its rank, if kept keys learn.
     pub kept_from: Option<Vec<u32>>,
-    /// Whether the intervals are not the engine's own: an engine that selects by itself must take them then.
+    /// True if the intervals are not the engine's own: an engine that selects by itself must take them then.
     pub given: bool,
     /// The gradient of `out`.
     pub grad_out: Raw,
     /// The gradient of the LSE, contiguous.
     pub grad_lse: Option<Vec<f64>>,
-    /// A logit of each query head that has no key, if the engine [has them](crate::Engine::SINKS).
+    /// A sink logit of each query head, without a key, if the engine [has them](crate::Engine::SINKS).
     pub sink: Option<Vec<f64>>,
-    /// Elements that the buffers of the results lack at their end.
+    /// Number of elements that the buffers of the results lack at their end.
     pub missing: usize,
     /// The layout of the tensors passed from the forward to the backward pass.
     pub layout: Layout,

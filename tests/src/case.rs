@@ -33,7 +33,7 @@ pub struct Case {
     pub deviation: f64,
     /// The layout of the tensors in memory.
     pub layout: Layout,
-    /// Whether the LSE has a gradient as well.
+    /// True if the LSE has a gradient, too.
     pub grad_lse: bool,
     /// The seed of the random numbers.
     pub seed: u64,
@@ -112,7 +112,7 @@ impl Case {
         self
     }
 
-    /// Takes scores and window away.
+    /// Removes scores and window.
     pub fn plain(mut self) -> Self {
         self.scores = None;
         self.options.keep_window = None;
@@ -157,12 +157,12 @@ impl Case {
         self.check_inputs(engine, &self.inputs());
     }
 
-    /// As [`Case::check`], with the given inputs instead of random ones.
+    /// [`Case::check`] with the given inputs instead of random ones.
     pub fn check_inputs<E: Engine>(&self, engine: &E, inputs: &Inputs) {
         self.check_gradients(engine, inputs, &self.gradients(inputs));
     }
 
-    /// As [`Case::check_inputs`], with the given gradients instead of random ones.
+    /// [`Case::check_inputs`] with the given gradients instead of random ones.
     pub fn check_gradients<E: Engine>(&self, engine: &E, inputs: &Inputs, grads: &Grads) {
         if engine.lacks(self.element) {
             return;
@@ -204,7 +204,7 @@ pub fn expected(inputs: &Inputs, grads: &Grads) -> Expected {
     expected_by(inputs, grads, inputs.naive_backward(grad_out, grad_lse))
 }
 
-/// As [`expected`], with gradients by which to measure those of an engine.
+/// [`expected`] with the gradients by which an engine's are measured.
 pub fn expected_by(inputs: &Inputs, grads: &Grads, naive: NaiveBackward) -> Expected {
     let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());

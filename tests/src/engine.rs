@@ -39,17 +39,17 @@ pub struct Gradients {
     pub v: Vec<f64>,
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<Vec<f64>>,
-    /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the call has
-    /// runners-up and the engine has it on its own (under autodiff it is in that of the scores).
+    /// `[batch, kv_heads, k_len]`: the gradient of the rank; given exactly if the call has runners-up and the engine
+    /// returns it separately (under autodiff it is part of that of the scores).
     pub rank: Option<Vec<f64>>,
-    /// `[q_heads]`: the gradient of the logits that have no key; given exactly if the call has them.
+    /// `[q_heads]`: the gradient of the sink logits; given exactly if the call has them.
     pub sink: Option<Vec<f64>>,
     /// In the bias's own shape; given exactly if the call has a bias and requests its gradient.
     pub bias: Option<Vec<f64>>,
 }
 
 impl Gradients {
-    /// Those that are given: of q, k and v, then in the order of the fields.
+    /// The gradients that are given: those of q, k and v, then in the order of the fields.
     pub fn given(&self) -> Vec<&[f64]> {
         let rest = [&self.scores, &self.rank, &self.sink, &self.bias];
         let rows = [&self.q, &self.k, &self.v].into_iter();
@@ -64,7 +64,7 @@ impl Gradients {
 pub struct Refused {
     /// The reason.
     pub error: AttentionError,
-    /// Whether a result's buffer was written nevertheless.
+    /// True if a result's buffer was written nevertheless.
     pub written: bool,
 }
 
@@ -77,7 +77,7 @@ impl Refused {
     }
 }
 
-/// A refusal by what makes its results itself, so that nothing was written.
+/// A refusal by an engine that allocates its results, so that nothing was written.
 impl From<AttentionError> for Refused {
     fn from(error: AttentionError) -> Self {
         Self::new(error, true)
@@ -94,9 +94,9 @@ pub struct Competing {
     pub rules: Vec<SelectionRule>,
     /// The lengths of the documents of every sequence, if there are some.
     pub documents: Option<Vec<usize>>,
-    /// Keys of each query that just miss the window.
+    /// Number of runners-up per query: keys that just miss the window.
     pub runners_up: usize,
-    /// Whether kept keys learn.
+    /// True if kept keys learn.
     pub left_out: bool,
 }
 
@@ -106,18 +106,18 @@ pub trait Engine: Sized + Send + Sync + 'static {
     const NAME: &'static str;
     /// The size that its cases are limited to.
     const SIZE: Size;
-    /// Whether it has ranks that compete.
+    /// True if it has ranks that compete.
     const COMPETES: bool = false;
-    /// Whether a softmax may have logits without keys.
+    /// True if a softmax may have sink logits, without keys.
     const SINKS: bool = false;
 
     /// The engine on its device.
     fn new() -> Self;
 
-    /// Whether its device supports this type.
+    /// True if its device supports this type.
     fn supports(&self, element: ElementType) -> bool;
 
-    /// Whether its device lacks this type: then a skipped test is reported.
+    /// True if its device lacks this type: then a skipped test is reported.
     fn lacks(&self, element: ElementType) -> bool {
         let lacks = !self.supports(element);
         if lacks {
@@ -139,8 +139,8 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Scores to intervals.
     fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused>;
 
-    /// Scores to the intervals of a rule for each head, inside documents of these lengths, which are those of every
-    /// sequence; `None` if the engine only has [`select`](Self::select).
+    /// Scores to the intervals of a rule for each head, inside documents of these lengths, the same for every sequence;
+    /// `None` if the engine only has [`select`](Self::select).
     fn compose(
         &self,
         _scores: &Raw,
@@ -156,7 +156,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// The forward pass and then the backward pass.
     fn backward(&self, call: &Call) -> Passes;
 
-    /// As [`backward`](Self::backward), of the keys that a rule selects by the call's scores; `None` if ranks do not compete.
+    /// [`backward`](Self::backward) for the keys selected by a rule and the scores; `None` if ranks do not compete.
     fn compete(&self, _call: &Call, _rule: &Competing) -> Option<Passes> {
         None
     }
@@ -177,8 +177,8 @@ pub trait Engine: Sized + Send + Sync + 'static {
         cases
     }
 
-    /// As [`cases`](Self::cases), but a GPU runs its own list alone: it compiles some five kernels for every head
-    /// dimension, element type, group and option, so that a test has two or three of these together there.
+    /// [`cases`](Self::cases), except that a GPU runs only its own list: it compiles some five kernels for every head
+    /// dimension, element type, group and option, so a test combines two or three of these there.
     fn cases_or_device<T>(
         small: impl IntoIterator<Item = T>,
         medium: impl IntoIterator<Item = T>,

@@ -11,14 +11,13 @@ use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
 use flash_dma_reference::{Exact, Forward, Inputs, NaiveBackward, NaiveForward};
 
-/// Terms of a gradient that are as large as it: those of a rank are as large as the logits if the LSE has a gradient, 3e38 for
-/// a mask of the least numbers.
+/// How much larger than a gradient its terms may be: those of a rank are as large as the logits if the LSE has a
+/// gradient, 3e38 for a mask of the least numbers.
 const TERMS: f64 = 64.0;
 
 /// A gradient by definition, and by the naive implementation.
 pub type Both = (Exact, Vec<f64>);
 
-/// One tensor of a result.
 #[derive(Clone, Debug)]
 struct Tensor {
     name: &'static str,
@@ -88,8 +87,8 @@ impl Expected {
         self.add(name, shape, ElementType::F32, exact, &naive);
     }
 
-    /// Adds the gradients of what is added to the logits, if something is, and of what ranks the keys: `apart`, or in
-    /// the former.
+    /// Adds the gradients of the numbers added to the logits, if there are any, and of the rank: separately if `apart`,
+    /// otherwise in one.
     pub(crate) fn bias_and_rank(
         &mut self,
         (name, shape): (&'static str, &[usize]),
@@ -133,12 +132,11 @@ impl Expected {
         });
     }
 
-    /// The values of `out` and of the LSE.
     pub(crate) fn rows(&self) -> (&[f64], &[f64]) {
         (&self.tensors[0].exact.values, &self.lse.values)
     }
 
-    /// Changes each row's output and LSE, and how much of the error of arithmetic the gradients are allowed.
+    /// Changes each row's output and LSE, and the share of the arithmetic's error that the gradients are allowed.
     pub(crate) fn change_rows(
         &mut self,
         out: impl Fn(usize, &mut [f64], &mut [f64]),
@@ -176,7 +174,7 @@ impl Expected {
         }
     }
 
-    /// As [`check`](Self::check), but without a panic; returns whether it needed `others`.
+    /// [`check`](Self::check) without a panic; returns true if it needed `others`.
     ///
     /// # Errors
     ///
@@ -225,9 +223,9 @@ impl Expected {
         }
     }
 
-    /// Whether a finite element exceeds, within one per cent, the greatest f16 if it is of that type, or comes within
-    /// 64 times of the greatest f32, so that a sum of its terms may be beyond that on the way: an engine's result for
-    /// it proves nothing.
+    /// True if a finite element exceeds, within one per cent, the greatest f16 if it is of that type, or comes within a
+    /// factor of 64 of the greatest f32, so that a partial sum of its terms may exceed that: an engine's result for it
+    /// proves nothing.
     pub fn exceeds_its_type(&self) -> bool {
         let past = |element, x: f64| match element {
             ElementType::F16 => round(1.01 * x, ElementType::F16).is_infinite(),
@@ -285,8 +283,7 @@ impl Expected {
         result.unwrap_or_else(|failure| panic!("{what}: {failure}"));
     }
 
-    /// Compares a gradient with the sum of the gradients of the parts of its call. Each call may differ by the
-    /// tolerance of the tensor.
+    /// Compares a gradient with the sum of the gradients of its call's parts, each within the tensor's tolerance.
     pub fn check_sum(
         &self,
         name: &str,
@@ -337,14 +334,15 @@ impl Expected {
     }
 }
 
-/// The pairs by which what ranks the keys learns.
+/// The pairs that train the rank.
 #[derive(Clone, Debug, Default)]
 pub struct Learning {
-    /// Those of runners-up, none of which is attended.
+    /// Pairs of runners-up, none of which is attended to.
     pub runners_up: Option<Broadcast<bool>>,
-    /// Pairs of kept keys, all of which are attended.
+    /// Pairs of kept keys, all of which are attended to.
     pub kept: Option<Broadcast<bool>>,
-    /// If ranks compete, the share of each key in what its head is charged, `[batch, kv_heads, k_len]`.
+    /// If ranks compete, each key's share of its head's total gradient, which is subtracted:
+    /// `[batch, kv_heads, k_len]`.
     pub shares: Option<Vec<f64>>,
 }
 
@@ -375,7 +373,7 @@ impl Learning {
     }
 }
 
-/// A rank's gradient less the shares of its sum over a head.
+/// A rank's gradient minus the shares of its sum over a head.
 fn charged((mut exact, mut naive): Both, shares: &[f64], k_len: usize) -> Both {
     let charge = |gradient: &mut [f64]| {
         for (head, shares) in gradient.chunks_mut(k_len).zip(shares.chunks(k_len)) {
@@ -394,8 +392,8 @@ fn charged((mut exact, mut naive): Both, shares: &[f64], k_len: usize) -> Both {
     (exact, naive)
 }
 
-/// The expected results of keys that some pairs show, with a bias of keys, and the gradient of the rank: `apart`, or
-/// added to that of the bias, which is called `dscores`.
+/// The expected results of keys shown by some pairs, with a bias per key, and the gradient of the rank: separate if
+/// `apart`, otherwise added to that of the bias, which is called `dscores`.
 ///
 /// # Panics
 ///
@@ -417,7 +415,7 @@ pub fn expected_of_rank(
     expected
 }
 
-/// The pairs of kv heads, from those of the keys that a head, of all sequences, shows at a position.
+/// The pairs of kv heads, given the keys that a head, counted over all sequences, shows at a position.
 pub(crate) fn visible(p: &Problem, shown: &dyn Fn(usize, i64) -> Vec<bool>) -> Broadcast<bool> {
     let heads = 0..p.batch * p.kv_heads;
     let rows = heads.flat_map(|head| (0..p.q_len).map(move |i| (head, p.position(i))));
@@ -428,7 +426,7 @@ pub(crate) fn visible(p: &Problem, shown: &dyn Fn(usize, i64) -> Vec<bool>) -> B
     }
 }
 
-/// The pairs of which `shown` holds: of a key, by its place in `[batch, kv_heads, k_len]`, and a position.
+/// The pairs for which `shown` holds, given a key's index in `[batch, kv_heads, k_len]` and a position.
 pub(crate) fn pairs(p: &Problem, shown: impl Fn(usize, i64) -> bool) -> Broadcast<bool> {
     visible(p, &|head, position| {
         let keys = head * p.k_len..(head + 1) * p.k_len;
@@ -436,19 +434,19 @@ pub(crate) fn pairs(p: &Problem, shown: impl Fn(usize, i64) -> bool) -> Broadcas
     })
 }
 
-/// The pairs that are attended, of keys `[batch, kv_heads, k_len]`.
+/// The pairs that attend, for keys `[batch, kv_heads, k_len]`.
 pub(crate) fn attended(p: &Problem, intervals: &[Interval]) -> Broadcast<bool> {
     pairs(p, |key, position| intervals[key].contains(position))
 }
 
-/// The pairs of runners-up, of keys `[batch, kv_heads, k_len]` that cease to be one at the positions `far`.
+/// The pairs of runners-up, for keys `[batch, kv_heads, k_len]` that cease to be one at the positions `far`.
 pub(crate) fn runners_up(p: &Problem, intervals: &[Interval], far: &[u32]) -> Broadcast<bool> {
     pairs(p, |key, position| {
         (i64::from(intervals[key].end)..i64::from(far[key])).contains(&position)
     })
 }
 
-/// The same problem under a mask of the pairs of kv heads, with a bias of keys.
+/// The same problem under a mask of the pairs of kv heads, with a bias per key.
 pub(crate) fn masked(
     inputs: &Inputs,
     visible: Option<Broadcast<bool>>,

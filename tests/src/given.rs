@@ -1,4 +1,4 @@
-//! Attention over given intervals: no selection by scores could have made some of them.
+//! Attention over given intervals, some of which no selection by scores could have made.
 
 use crate::expected::{Expected, Learning, attended, expected_of_rank, masked, runners_up};
 use crate::{Call, Engine, Grads, Layout, problem};
@@ -9,7 +9,7 @@ use flash_dma_reference::{Inputs, compose};
 /// A problem whose keys have the given intervals, with random inputs.
 #[derive(Clone, Debug)]
 pub struct GivenCase {
-    /// Query heads, kv heads, queries, elements per row; the intervals have the number of keys.
+    /// Query heads, kv heads, queries, elements per row; the intervals give the number of keys.
     pub sizes: [usize; 4],
     /// Element type.
     pub element: ElementType,
@@ -19,7 +19,7 @@ pub struct GivenCase {
     pub intervals: Vec<Vec<Interval>>,
     /// One past the last position at which each key of each kv head is a runner-up; `None` without runners-up.
     pub far: Option<Vec<Vec<u32>>>,
-    /// What the case is, for failures.
+    /// A description of the case, for failures.
     pub what: String,
 }
 
@@ -56,7 +56,7 @@ impl GivenCase {
         expected.check(Vec::new, &outputs, &actual.given(), what);
     }
 
-    /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
+    /// The results by definition. The gradient of the rank is separate if `apart`, otherwise in that of the scores.
     fn expected(&self, inputs: &Inputs, grads: &Grads, apart: bool) -> Expected {
         let (p, intervals) = (&inputs.problem, self.intervals.concat());
         let far = self.far.as_ref();

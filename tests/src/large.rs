@@ -37,7 +37,6 @@ fn hash(row: u32, column: u32, seed: u32) -> u32 {
     bits ^ (bits >> 15)
 }
 
-/// [`hash`] on the host.
 fn host_hash(row: u32, column: u32, seed: u32) -> u32 {
     let factors = FACTORS.map(Wrapping);
     let [row, column, seed] = [row, column, seed].map(Wrapping);
@@ -82,7 +81,7 @@ struct Read {
 }
 
 impl Read {
-    /// What reads rows as long as they are asked for.
+    /// A reader of rows of the requested length.
     fn rows(&self) -> impl Fn(usize, &mut [f64]) + Sync {
         |row, into| self.row(row, into)
     }
@@ -227,7 +226,7 @@ impl<T: Target> Kernels<T> {
         drop(grad_q);
 
         let residual = residual.map(|residual| self.read_back(residual));
-        // What the backward pass reads: `out` before its rounding.
+        // The backward pass reads `out` before its rounding.
         let precise = |row: usize, into: &mut [f64]| {
             out.row(row, into);
             if let Some(residual) = &residual {

@@ -1,15 +1,14 @@
-//! The harness of the contract, gradient and property tests: one [`Engine`] trait over everything
-//! that computes dynamic-mask attention, one comparison with the oracle, and the macro that makes a
-//! test of every engine in the build.
+//! The harness of the contract, gradient and property tests: one [`Engine`] trait over every implementation of
+//! dynamic-mask attention, one comparison with the oracle, and the macro that makes a test of every engine in the
+//! build.
 //!
-//! A check panics with the worst element of every tensor that is wrong. What makes a case or a call panics if its sizes do
-//! not fit, and what runs one, if the engine refuses; where a function returns the refusal, that is its error.
+//! A check panics with the worst element of every tensor that is wrong. A function that makes a case or a call panics
+//! if its sizes do not fit; one that runs it panics if the engine refuses, unless it returns the refusal as its error.
 //!
 //! The engines follow the features: the CPU engine always; the kernels on `cpu`, `cuda`, `wgpu` (through WGSL) or
 //! `vulkan` (through SPIR-V); Burn on `flex`, `cpu`, `cuda`, and under `burn` on `wgpu`.
 //! `--no-default-features --features cuda` is the GPU suite, `--no-default-features --features vulkan` that of the
-//! kernels on Vulkan. Without any feature there is the CPU engine
-//! alone, which the [fuzzer](fuzz) runs then.
+//! kernels on Vulkan. Without any feature there is only the CPU engine, which the [fuzzer](fuzz) runs then.
 #![warn(missing_docs)]
 
 pub mod call;
@@ -35,65 +34,65 @@ pub use engine::{Competing, Engine, Gradients, Outputs, Passes, Refused, Size};
 
 /// Makes each named function `fn test<E: Engine>(engine: &E)` one test for every engine in the build:
 /// `contract::results::gqa::kernels_cpu`. A test `name: function(arguments)` is one call of a function that takes these
-/// behind the engine. Burn on CubeCL's CPU runtime compiles each of Burn's own operations for minutes, so it only runs
+/// after the engine. Burn on CubeCL's CPU runtime compiles each of Burn's own operations for minutes, so it only runs
 /// the tests that [`on_burn_cpu!`] names.
 #[macro_export]
 macro_rules! every_engine {
     ($($tests:tt)*) => { $crate::tests_on! { [cpu kernels burn] $($tests)* } };
 }
 
-/// As [`every_engine!`], for the engines below Burn: the engines that take buffers directly.
+/// [`every_engine!`] for the engines below Burn, which take buffers directly.
 #[macro_export]
 macro_rules! raw_engines {
     ($($tests:tt)*) => { $crate::tests_on! { [cpu kernels] $($tests)* } };
 }
 
-/// As [`raw_engines!`], for problems that the tensor-core engines support: each of them, and the engines that they are
+/// [`raw_engines!`] for problems that the tensor-core engines support: each of them, and the engines that they are
 /// compared with.
 #[macro_export]
 macro_rules! tensor_core_engines {
     ($($tests:tt)*) => { $crate::tests_on! { [cpu tensor_cores] $($tests)* } };
 }
 
-/// As [`raw_engines!`], for cases specific to the tensor-core kernels: without the portable kernels if a device has
-/// others, because they lack such tiles and take as long to compile.
+/// [`raw_engines!`] for cases specific to the tensor-core kernels: without the portable kernels if a device has others,
+/// because they lack such tiles and take as long to compile.
 #[macro_export]
 macro_rules! matrix_engines {
     ($($tests:tt)*) => { $crate::tests_on! { [cpu matrix] $($tests)* } };
 }
 
-/// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
+/// [`every_engine!`] for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
 #[macro_export]
 macro_rules! kernel_engines {
     ($($tests:tt)*) => { $crate::tests_on! { [kernels] $($tests)* } };
 }
 
-/// As [`every_engine!`], for operations that have one kernel, whatever engine attention takes.
+/// [`every_engine!`] for operations that have one kernel, whatever engine attention takes.
 #[macro_export]
 macro_rules! every_runtime {
     ($($tests:tt)*) => { $crate::tests_on! { [cpu runtimes burn] $($tests)* } };
 }
 
-/// As [`kernel_engines!`], for operations that have one kernel, whatever engine attention takes.
+/// [`kernel_engines!`] for operations that have one kernel, whatever engine attention takes.
 #[macro_export]
 macro_rules! kernel_runtimes {
     ($($tests:tt)*) => { $crate::tests_on! { [runtimes] $($tests)* } };
 }
 
-/// As [`every_engine!`], for every Burn backend in the build, CubeCL's CPU runtime included:
+/// [`every_engine!`] for every Burn backend in the build, CubeCL's CPU runtime included:
 /// `fn test<B: Backend>(burn: &Burn<B>)`.
 #[macro_export]
 macro_rules! every_burn {
     ($($tests:tt)*) => { $crate::tests_on! { [burn burn_cpu] $($tests)* } };
 }
 
-/// As [`every_burn!`], without CubeCL's CPU runtime.
+/// [`every_burn!`] without CubeCL's CPU runtime.
 #[macro_export]
 macro_rules! fast_burn {
     ($($tests:tt)*) => { $crate::tests_on! { [burn] $($tests)* } };
 }
 
-/// As [`every_engine!`], for Burn on CubeCL's CPU runtime alone.
+/// [`every_engine!`] for Burn on CubeCL's CPU runtime alone.
 #[macro_export]
 macro_rules! on_burn_cpu {
     ($($test:ident $(: $of:ident($($with:expr),* $(,)?))?),* $(,)?) => {
@@ -112,8 +111,7 @@ macro_rules! on_burn_cpu {
     };
 }
 
-/// Calls `test(engine)` for every engine in the build: for a test whose expected result takes longer than what
-/// it tests.
+/// Calls `test(engine)` for every engine in the build: for a test whose expected result takes longer than the engines.
 #[macro_export]
 macro_rules! on_each_engine {
     ($test:expr) => {
@@ -136,7 +134,6 @@ macro_rules! tests_on {
     )*};
 }
 
-/// Runs a test on one engine.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! run_on {

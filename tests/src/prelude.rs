@@ -1,4 +1,4 @@
-//! What most tests use.
+//! The imports of most tests.
 
 pub use crate::engine::{shared, skip};
 #[cfg(feature = "burn")]

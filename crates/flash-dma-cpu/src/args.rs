@@ -37,7 +37,7 @@ pub struct MaskedInputs<'a, E> {
     pub bias: Option<BroadcastView<'a, f32>>,
 }
 
-/// Where the masked backward pass writes; every slice is contiguous and overwritten.
+/// The outputs of the masked backward pass; every slice is contiguous and overwritten.
 #[derive(Debug)]
 pub struct MaskedGradients<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`.

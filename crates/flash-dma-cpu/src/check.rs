@@ -74,12 +74,12 @@ pub(crate) fn buffer<T>(name: TensorName, buffer: &[T], shape: &[usize]) -> Chec
     Ok(())
 }
 
-/// As [`buffer`], of one that may be missing.
+/// [`buffer`] for one that may be missing.
 fn optional<T>(name: TensorName, optional: Option<&[T]>, shape: &[usize]) -> Checked {
     optional.map_or(Ok(()), |elements| buffer(name, elements, shape))
 }
 
-/// Checks a tensor that is given exactly if the problem has it; `error` says that it is or is not.
+/// Checks a tensor that is given exactly if the problem has it; otherwise the error is `error`.
 pub(crate) fn given<T>(
     tensor: Option<T>,
     has: bool,
@@ -108,7 +108,6 @@ pub(crate) fn select(scores: &View<'_, f32, 3>, kept: KeptKeys, intervals: &[Int
     Ok(())
 }
 
-/// Checks where a tile plan is written.
 pub(crate) fn plan(geometry: &PlanGeometry, bits: &[u32], counts: &[u32]) -> Checked {
     buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
     buffer(TensorName::Plan, counts, &geometry.counts_shape())
@@ -174,7 +173,6 @@ fn operands<E: Element>(
     view(TensorName::Value, v, &problem.kv_shape())
 }
 
-/// Checks where the forward pass writes.
 pub(crate) fn outputs<E>(problem: &Problem, outputs: &Outputs<'_, E>) -> Checked {
     buffer(TensorName::Out, outputs.out, &problem.q_shape())?;
     if let Some(residual) = &outputs.residual {
@@ -186,7 +184,7 @@ pub(crate) fn outputs<E>(problem: &Problem, outputs: &Outputs<'_, E>) -> Checked
     optional(TensorName::LseRest, rest, &shape)
 }
 
-/// Checks what the forward pass left and the incoming gradients.
+/// Checks the saved results of the forward pass and the incoming gradients.
 pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Checked {
     view(TensorName::Out, &saved.out, &problem.q_shape())?;
     if let Some(residual) = &saved.residual {
@@ -200,7 +198,6 @@ pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Chec
     optional(TensorName::GradLse, saved.grad_lse, &shape)
 }
 
-/// Checks where the backward pass writes.
 pub(crate) fn gradients<E: Element>(
     problem: &Problem,
     inputs: &Inputs<'_, E>,
@@ -218,7 +215,7 @@ pub(crate) fn gradients<E: Element>(
     })
 }
 
-/// Checks where the backward pass under a mask writes.
+/// Checks the outputs of the backward pass under a mask.
 pub(crate) fn masked_gradients<E: Element>(
     problem: &MaskedProblem,
     grads: &MaskedGradients<'_, E>,

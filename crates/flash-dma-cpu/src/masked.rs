@@ -1,5 +1,4 @@
-//! Attention under an arbitrary mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`],
-//! [`masked_backward`].
+//! Attention under any mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`], [`masked_backward`].
 
 use crate::args::{MaskedGradients, MaskedInputs, Outputs, Saved};
 use crate::attention::backward::{Targets, backward as differentiate};
@@ -12,9 +11,8 @@ use crate::tile_plan::{count, pack, pack_ranges};
 use crate::view::BroadcastView;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
 
-/// Writes the tile plan of a mask: `bits` and `counts`, contiguous and overwritten, in the layout of
-/// [`PlanGeometry`]. `mask` has its shape and any strides; an element that is not 0 shows its key, or hides it
-/// if `hidden`. O(1) memory beside the outputs.
+/// Writes the tile plan of a mask: `bits` and `counts`, contiguous and overwritten, in the layout of [`PlanGeometry`].
+/// `mask` has its shape and any strides; a nonzero element shows its key, or hides it if `hidden`. O(1) memory.
 ///
 /// # Errors
 ///
@@ -33,13 +31,13 @@ pub fn plan(
     Ok(())
 }
 
-/// As [`plan`](plan()), of the mask that shows query `i` the keys `first <= j < end`: views of
+/// Writes the tile plan of the mask that shows query `i` the keys `first <= j < end`: views of
 /// `[batch, heads, q_len | 1, 1]`, the geometry's mask with one key.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`], also if the geometry's mask has not all keys, or [`AttentionError::Buffer`]. Nothing
-/// is written then.
+/// [`AttentionError::Shape`] (also if the geometry's mask lacks keys) or [`AttentionError::Buffer`]. Nothing is written
+/// then.
 pub fn plan_ranges(
     geometry: &PlanGeometry,
     first: BroadcastView<'_, i32>,
@@ -58,9 +56,9 @@ pub fn plan_ranges(
 
 /// Attention under a mask and a bias: writes the [`Outputs`].
 ///
-/// The logits are `softcap(scale · q·k) + bias` for the keys that the mask and the causal masking show.
-/// Blocks of 64 keys that a tile of queries does not see cost a look at their bits; those it sees whole are
-/// not tested. A query that sees nothing gets zeros and an LSE of −∞.
+/// The logits are `softcap(scale · q·k) + bias` for the keys that the mask and the causal masking show. For blocks of
+/// 64 keys that a tile of queries does not see, only the bits are read; blocks that it sees completely are not tested.
+/// A query that sees nothing gets zeros and an LSE of −∞.
 ///
 /// # Errors
 ///
@@ -76,12 +74,12 @@ pub fn masked_forward<E: Element>(
     Ok(())
 }
 
-/// The gradients of [`masked_forward`] for q, k, v and the bias, that of the bias in its own shape: f32 sums
-/// over every axis it broadcasts, in a fixed order. That of a bias that all keys share is a sum of `grad_lse`, see
+/// The gradients of [`masked_forward`] for q, k, v and the bias. The gradient of the bias has the bias's own shape: f32
+/// sums over every axis it broadcasts, in a fixed order. For a bias that all keys share it is a sum of `grad_lse`, see
 /// [`MaskedProblem::has_row_bias`].
 ///
-/// Beside the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries per head, and of
-/// the bias once more (without its query axis: once per chunk).
+/// In addition to the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries per head, and
+/// one copy of the gradient of the bias (without its query axis: one per chunk).
 ///
 /// # Errors
 ///

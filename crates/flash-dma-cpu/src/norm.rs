@@ -8,12 +8,11 @@ use crate::view::View;
 use flash_dma_problem::{AttentionError, NormProblem, TensorName};
 use rayon::prelude::*;
 
-/// The most parts that the rows are cut into; each has a sum of its own for the gradient of gamma.
+/// The most parts into which the rows are cut; each has its own sum for the gradient of gamma.
 const PARTS: usize = 256;
-/// The fewest rows of a part.
 const PART_ROWS: usize = 8;
 
-/// What rows are weighted and rotated by.
+/// The weights and the rotary table of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct NormParameters<'a, E> {
     /// `[width]`; given exactly if the problem has a norm.
@@ -23,7 +22,7 @@ pub struct NormParameters<'a, E> {
     pub table: Option<View<'a, f32, 3>>,
 }
 
-/// Where [`norm_backward`] writes; every slice is contiguous and overwritten.
+/// The outputs of [`norm_backward`]; every slice is contiguous and overwritten.
 #[derive(Debug)]
 pub struct NormGradients<'a, E> {
     /// `[batch, len, heads, width]`.
@@ -33,7 +32,7 @@ pub struct NormGradients<'a, E> {
 }
 
 /// Normalises and rotates `x`, `[batch, len, heads, width]`, into `out`: `[batch, heads, len, width]` stored in the
-/// order of `x`, without gaps, that is as contiguous `[batch, len, heads, width]`. Arithmetic is f32, rounded once.
+/// order of `x`, that is as contiguous `[batch, len, heads, width]`. Arithmetic is f32, rounded once.
 ///
 /// # Errors
 ///
@@ -65,9 +64,9 @@ pub fn norm_forward<E: Element>(
     Ok(())
 }
 
-/// The gradients of [`norm_forward`], from that of the output, `[batch, heads, len, width]` of any strides. `x` is given
-/// exactly if there is a norm: the rotation alone does not need it. The gradient of gamma adds up the rows of each part
-/// in f32 and the parts in f64, both in order.
+/// The gradients of [`norm_forward`], from the gradient of the output, `[batch, heads, len, width]` of any strides. `x`
+/// is given exactly if there is a norm: the rotation alone does not need it. The gradient of gamma adds up the rows of
+/// each part in f32 and the parts in f64, both in order.
 ///
 /// # Errors
 ///
@@ -135,13 +134,12 @@ fn check_parameters<E: Element>(
     }
 }
 
-/// What all parts share. How the rows are cut depends on their number alone.
+/// The data shared by all parts. The cut of the rows depends on their number alone.
 struct Rows<'a> {
     problem: &'a NormProblem,
     /// f32.
     gamma: Option<Vec<f32>>,
     table: Option<View<'a, f32, 3>>,
-    /// Rows of a part.
     part: usize,
 }
 
@@ -202,7 +200,6 @@ fn dot<const FUSED: bool>(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// The rows of one part, forward.
 struct Forward<'a, E> {
     rows: &'a Rows<'a>,
     x: &'a View<'a, E, 4>,

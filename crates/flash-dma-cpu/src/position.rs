@@ -1,9 +1,8 @@
-//! Bottom-right alignment: which keys a query may see.
+//! Bottom-right alignment: the keys that a query may see.
 
 use flash_dma_problem::{PlanGeometry, Problem};
 use std::ops::Range;
 
-/// The positions of the queries of a problem.
 #[derive(Clone, Copy)]
 pub(crate) struct Positions {
     q_len: usize,
@@ -48,12 +47,12 @@ impl Positions {
         }
     }
 
-    /// How many keys a query may see: those below this index.
+    /// The number of keys that a query may see: those below this index.
     pub(crate) fn visible(&self, query: usize) -> usize {
         (self.of(query) + 1).max(0) as usize
     }
 
-    /// How many keys the last of some queries may see, so all of them together.
+    /// The number of keys that the last of some queries may see, and so all of them together.
     pub(crate) fn visible_to_any(&self, queries: &Range<usize>) -> usize {
         self.visible(queries.end - 1)
     }

@@ -5,11 +5,10 @@ use crate::scratch::Buffer;
 use crate::view::View;
 use std::ops::Range;
 
-/// A key/value head of a sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct KvHead {
     pub(crate) batch: usize,
-    /// Among the key/value heads of the sequence.
+    /// Index among the key/value heads of the sequence.
     pub(crate) head: usize,
 }
 
@@ -18,7 +17,6 @@ pub(crate) struct KvHead {
 #[derive(Clone)]
 pub(crate) struct QueryRows {
     pub(crate) kv_head: KvHead,
-    /// Query heads per key/value head.
     pub(crate) group: usize,
     pub(crate) queries: Range<usize>,
 }
@@ -58,7 +56,6 @@ impl QueryRows {
         (self.member(row), self.query(row) - chunk.queries.start)
     }
 
-    /// These rows of a tensor, widened to f32.
     pub(crate) fn widen<E: Element>(&self, source: &View<'_, E, 4>, target: &mut Buffer) {
         let dim = source.shape[3];
         let target = target.get(self.len() * dim);

@@ -37,10 +37,10 @@ pub fn forward<E: Element>(
 /// the change of the loss if the key were attended, and for each kept key that learns what it is
 /// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
-/// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
-/// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
-/// Beside the outputs the pass holds f32 gradients of the keys that each of at most 8 chunks of
-/// queries per head touches: memory linear in the lengths.
+/// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends to nothing and a
+/// key that nothing attends to have gradients of exactly 0, whatever they hold. In addition to the outputs the pass
+/// holds f32 gradients of the keys that each of at most 8 chunks of queries per head touches: memory linear in the
+/// lengths.
 ///
 /// # Errors
 ///

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-/// A grow-only buffer aligned to a cache line, which the widest vector loads want. Its memory is what an earlier
-/// buffer of the same thread left, if there is some.
+/// A grow-only buffer aligned to a cache line, as the widest vector loads need. It reuses the memory of an earlier
+/// buffer of the same thread, if there is some.
 #[derive(Default)]
 pub(crate) struct Buffer(Vec<Line>);
 
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 impl Buffer {
-    /// The first `len` elements, which hold anything.
+    /// The first `len` elements, with undefined content.
     pub(crate) fn get(&mut self, len: usize) -> &mut [f32] {
         let lines = len.div_ceil(LINE);
         if self.0.is_empty() && lines > 0 {
@@ -52,7 +52,7 @@ impl Drop for Buffer {
     }
 }
 
-/// The smallest free memory of at least this size, else the greatest there is.
+/// The smallest free memory of at least this size, otherwise the greatest there is.
 fn reuse(lines: usize) -> Vec<Line> {
     FREE.with_borrow_mut(|free| {
         let fits = |memory: &Vec<Line>| match memory.len().checked_sub(lines) {

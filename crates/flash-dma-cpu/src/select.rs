@@ -1,4 +1,4 @@
-//! Scores to intervals: which positions attend to each key.
+//! Scores to intervals: the positions that attend to each key.
 
 use crate::check;
 use crate::view::View;
@@ -7,13 +7,13 @@ use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Writes which positions attend to each key: those at which it is among the last `kept.recent` keys, or among the
-/// `kept.best` older ones of greatest score. A number stands for that many best keys.
+/// Selects the keys: writes the positions that attend to each key, those at which it is among the last `kept.recent`
+/// keys, or among the `kept.best` older ones of greatest score. A number stands for that many best keys.
 ///
-/// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
-/// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
-/// takes no place among the best. The intervals depend on the scores and `kept` only
-/// ([`Interval`]). O(k_len · log best) time per row; rows run in parallel.
+/// `scores` is `[batch, kv_heads, k_len]`; `intervals` has the same shape, is contiguous and overwritten. A tie goes to
+/// the lower index, NaN ranks below every number, a key of score −∞ is never attended to and takes no place among the
+/// best. The intervals depend on the scores and `kept` only ([`Interval`]). O(k_len · log best) time per row; rows run
+/// in parallel.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub fn select(
     Ok(())
 }
 
-/// The intervals of the keys that are kept for their ranks, and of the recent ones as much longer as they are recent.
+/// The intervals of the keys that are kept for their ranks, prolonged by the number of recent keys.
 fn select_row(scores: &[f32], kept: KeptKeys, intervals: &mut [Interval]) {
     let k_len = scores.len();
     let shown = |score: f32| score != f32::NEG_INFINITY;

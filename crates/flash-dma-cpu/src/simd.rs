@@ -1,18 +1,16 @@
-//! Vectorised loops: one copy per instruction set, chosen at run time, and the elementary
-//! functions they are made of.
+//! Vectorised loops: one copy per instruction set, chosen at run time, and the elementary functions that they use.
 
 use pulp::{Arch, Simd, WithSimd};
 
 /// Lanes the loops are written for: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const LANES: usize = 16;
 
-/// A loop that is compiled once for each instruction set. Everything it calls must be inlined into
-/// it, else that part keeps the baseline's instructions.
+/// A loop that is compiled once for each instruction set. Everything it calls must be inlined into it, otherwise that
+/// part keeps the baseline's instructions.
 pub(crate) trait Loop {
-    /// The result of the loop.
     type Output;
 
-    /// The loop. `FUSED` says that the instruction set has a fused multiply-add.
+    /// The loop. `FUSED` is true if the instruction set has a fused multiply-add.
     fn run<const FUSED: bool>(self) -> Self::Output;
 }
 
@@ -46,8 +44,8 @@ pub(crate) fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// `e^x` within 2 ulp, without branches. Results below the smallest normal number are 0 (in a softmax
-/// they are lost beside the greatest term, 1), those above `e^88.37` are infinite; NaN stays NaN.
+/// `e^x` within 2 ulp, without branches. Results below the smallest normal number are 0 (in a softmax they are lost
+/// next to the greatest term, 1), those above `e^88.37` are infinite; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp<const FUSED: bool>(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
@@ -88,7 +86,7 @@ pub(crate) fn tanh<const FUSED: bool>(x: f32) -> f32 {
     if a < 0.625 { small } else { large }
 }
 
-/// `sigmoid(x)` and `softplus(x)` within a few ulp, without branches and whatever the size of `x`; NaN stays NaN.
+/// `sigmoid(x)` and `softplus(x)` within a few ulp, without branches, for `x` of any size; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn sigmoid_softplus<const FUSED: bool>(x: f32) -> (f32, f32) {
     let e = exp::<FUSED>(-x.abs());
@@ -107,7 +105,7 @@ pub(crate) fn sigmoid_softplus<const FUSED: bool>(x: f32) -> (f32, f32) {
     (sigmoid, mul_add::<FUSED>(2.0 * s, p, positive))
 }
 
-/// Whether every element is a finite number.
+/// True if every element is a finite number.
 pub(crate) fn is_finite(row: &[f32]) -> bool {
     // 0 times anything finite is 0, times anything else NaN; the sum vectorises, a search does not.
     let mut sums = [0.0f32; LANES];

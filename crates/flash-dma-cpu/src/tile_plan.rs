@@ -1,5 +1,4 @@
-//! Tile plans of masks: writing them, and reading the keys that a query sees, causal masking and the end of the keys
-//! included.
+//! Tile plans of masks: writing them, and reading the keys that a query sees, with causal masking and the keys' end.
 
 use crate::position::Positions;
 use crate::queries::{KvHead, QueryRows};
@@ -7,12 +6,10 @@ use crate::view::BroadcastView;
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 use rayon::prelude::*;
 
-/// Bits of a word.
 pub(crate) const WORD: usize = u32::BITS as usize;
 /// Words of a query in one key block.
 pub(crate) const WORDS: usize = PlanGeometry::KEY_BLOCK / WORD;
 
-/// The bits of a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct PlanBits<'a> {
     bits: &'a [u32],
@@ -58,7 +55,7 @@ pub(crate) struct MaskBits<'a> {
 }
 
 impl<'a> MaskBits<'a> {
-    /// Without a mask the bits are those of the problem's causal masking.
+    /// Creates them; without a mask they are those of the problem's causal masking.
     pub(crate) fn new(problem: &MaskedProblem, bits: Option<&'a [u32]>) -> Self {
         let (bits, batches, heads) = match (&problem.plan, bits) {
             (Some(plan), Some(bits)) => (PlanBits::new(plan, bits), plan.mask[0], plan.mask[1]),
@@ -93,7 +90,6 @@ fn lowest(count: usize) -> u32 {
     u32::MAX.checked_shr((WORD - count) as u32).unwrap_or(0)
 }
 
-/// Packs the mask.
 pub(crate) fn pack(
     geometry: &PlanGeometry,
     mask: &BroadcastView<'_, u8>,
@@ -114,7 +110,6 @@ pub(crate) fn pack(
     });
 }
 
-/// Writes the bits of ranges of keys.
 pub(crate) fn pack_ranges(
     geometry: &PlanGeometry,
     first: &BroadcastView<'_, i32>,
@@ -139,8 +134,7 @@ pub(crate) fn pack_ranges(
     });
 }
 
-/// Writes every word: `row` gives, for a sequence, head and query of the plan, the word that begins at a key. A task is
-/// the rows of one key block.
+/// Writes every word; `row` maps a plan's sequence, head and query to the word at a key. A task is a key block's rows.
 fn write_words<W: Fn(usize) -> u32>(
     geometry: &PlanGeometry,
     bits: &mut [u32],

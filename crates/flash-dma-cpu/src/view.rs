@@ -45,8 +45,7 @@ impl<'a, E> View<'a, E, 3> {
     }
 }
 
-/// A borrowed tensor that broadcasts: element `index` is `data[sum(index * strides)]`, with any stride on any
-/// axis, 0 included.
+/// A borrowed tensor that broadcasts: element `index` is `data[sum(index * strides)]`; strides may be anything, even 0.
 #[derive(Clone, Copy, Debug)]
 pub struct BroadcastView<'a, T> {
     /// The buffer; the element of index zero comes first.
@@ -68,7 +67,7 @@ impl<'a, T> BroadcastView<'a, T> {
         }
     }
 
-    /// The strides of the tensor this one is broadcast to: 0 on an axis of size 1.
+    /// The strides in the tensor's broadcast shape: 0 on an axis of size 1.
     pub(crate) fn steps(&self) -> [usize; 4] {
         core::array::from_fn(|axis| match self.shape[axis] {
             1 => 0,

@@ -1,13 +1,13 @@
-//! ALiBi on the device: the slopes, and what they make of a logit.
+//! ALiBi on the device: the slopes, and the addition to a logit.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// The slopes of ALiBi, `[q_heads]`; given exactly if the problem has them.
+/// ALiBi slopes, `[q_heads]`; given exactly if the problem has them.
 pub(crate) type AlibiArg = ComptimeOption<OwnedTensor<f32>>;
 
-/// A problem's slopes, `[1, q_heads]`: a buffer of their own.
+/// A problem's slopes in a new buffer, `[q_heads]`.
 pub(crate) fn slopes(client: &Client, problem: &Problem) -> Option<TensorBinding> {
     let slopes = problem.alibi?.values();
     let handle = client.create_from_slice(f32::as_bytes(slopes));
@@ -21,11 +21,11 @@ pub(crate) fn slopes(client: &Client, problem: &Problem) -> Option<TensorBinding
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct AlibiRow {
     pub slope: f32,
-    /// From the same token on as the places of keys.
+    /// Counted from the same token as the places of keys.
     pub place: f32,
 }
 
-/// A logit, or a part of it, of a key at `key` with what ALiBi adds to it, if there is ALiBi.
+/// Adds ALiBi, if there is any, to a logit (or a part of it) of the key at `key`.
 #[cube]
 pub(crate) fn biased(row: &ComptimeOption<AlibiRow>, logit: f32, key: f32) -> f32 {
     #[comptime]
@@ -37,7 +37,7 @@ pub(crate) fn biased(row: &ComptimeOption<AlibiRow>, logit: f32, key: f32) -> f3
 
 #[cube]
 impl AlibiRow {
-    /// A logit, or a part of it, of a key at `key` with what ALiBi adds to it.
+    /// Adds ALiBi to a logit (or a part of it) of the key at `key`.
     pub(crate) fn biased(&self, logit: f32, key: f32) -> f32 {
         fma(-self.slope, (self.place - key).abs(), logit)
     }

@@ -1,5 +1,5 @@
-//! The tensors of a call. Inputs may have any strides with a contiguous last axis; outputs are
-//! contiguous and overwritten, those of the forward pass in either order of heads and tokens.
+//! The tensors of a call. Inputs may have any strides with a contiguous last axis; outputs are contiguous and
+//! overwritten, those of the forward pass with heads and tokens in either order.
 
 use crate::dropout::{DropoutArg, dropout};
 use cubecl::prelude::*;
@@ -24,22 +24,21 @@ pub type Saved = tensors::Saved<TensorBinding>;
 /// The outputs of the backward pass.
 pub type Gradients = tensors::Gradients<TensorBinding>;
 
-/// From products to logits, and from probabilities to weights.
+/// The numbers that turn products into logits, and probabilities into weights.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Scaling {
     pub scale: f32,
     /// Not read without a softcap.
     pub softcap: f32,
-    /// Given exactly if the blueprint of a tensor-core kernel has dropout. The portable kernels take it apart.
+    /// Given exactly if a tensor-core kernel's blueprint has dropout. The portable kernels take it separately.
     pub dropout: DropoutArg,
 }
 
-/// The launch argument of a problem's scale and softcap.
 pub(crate) fn scaling(scale: f32, softcap: Option<f32>) -> ScalingLaunch {
     ScalingLaunch::new(scale, softcap.unwrap_or(1.0), None.into())
 }
 
-/// The same with a problem's dropout.
+/// The launch argument of a problem's scale, softcap and dropout.
 pub(crate) fn scaling_and_dropout(problem: &Problem) -> ScalingLaunch {
     let softcap = problem.softcap.unwrap_or(1.0);
     ScalingLaunch::new(problem.scale, softcap, dropout(problem).into())

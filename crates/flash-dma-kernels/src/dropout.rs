@@ -1,28 +1,28 @@
-//! The mask of attention dropout on the device: as [`flash_dma_problem::dropout`] defines it, word by word.
+//! The attention dropout mask on the device, word by word as [`flash_dma_problem::dropout`] defines it.
 
 use cubecl::prelude::*;
 use flash_dma_problem::dropout::MIX;
 use flash_dma_problem::{Dropout, Problem};
 
-/// What a mask is computed from, as [`PairMask`](flash_dma_problem::dropout::PairMask).
+/// The parameters of a mask, see [`PairMask`](flash_dma_problem::dropout::PairMask).
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DropoutSeed {
-    /// The lower half of the seed.
+    /// Lower half of the seed.
     pub low: u32,
-    /// The upper half.
+    /// Upper half of the seed.
     pub high: u32,
-    /// What the seed is to the words of columns.
+    /// The part of the column words that depends on the seed.
     pub columns: u32,
     /// Pairs of smaller words are dropped.
     pub threshold: u32,
-    /// The factor of the others.
+    /// The factor of the other pairs.
     pub factor: f32,
 }
 
 /// Given exactly if the problem has dropout.
 pub(crate) type DropoutArg = ComptimeOption<DropoutSeed>;
 
-/// The launch argument of a problem's dropout. The seed is a scalar, so calls of other seeds share a kernel.
+/// The launch argument of a problem's dropout. The seed is a scalar, so calls with other seeds share a kernel.
 pub(crate) fn dropout(problem: &Problem) -> Option<DropoutSeedLaunch> {
     let mask = problem.dropout.map(Dropout::mask)?;
     let [low, high] = mask.words;
@@ -41,7 +41,6 @@ pub(crate) fn head_word(head: usize, seed: &DropoutSeed) -> u32 {
     mix(mix(head as u32 ^ seed.low) + seed.high)
 }
 
-/// The word of the row of query `query`.
 #[cube]
 pub(crate) fn row_word(head: u32, query: usize, q_len: usize, k_len: usize) -> u32 {
     // Wraps for queries before the first key.
@@ -49,13 +48,11 @@ pub(crate) fn row_word(head: u32, query: usize, q_len: usize, k_len: usize) -> u
     mix(mix(position) ^ head) | 1u32
 }
 
-/// The word of the column of a key.
 #[cube]
 pub(crate) fn column_word(key: usize, seed: &DropoutSeed) -> u32 {
     mix(key as u32 ^ seed.columns) | 1u32
 }
 
-/// The word of a pair.
 #[cube]
 pub(crate) fn pair_word(row: u32, column: u32) -> u32 {
     row * column
@@ -63,7 +60,7 @@ pub(crate) fn pair_word(row: u32, column: u32) -> u32 {
 
 #[cube]
 impl DropoutSeed {
-    /// The same, for a struct to own.
+    /// A copy for a struct to own.
     pub(crate) fn copied(&self) -> DropoutSeed {
         DropoutSeed {
             low: self.low,
@@ -74,7 +71,6 @@ impl DropoutSeed {
         }
     }
 
-    /// Whether a pair is dropped.
     pub(crate) fn drops(&self, row: u32, column: u32) -> bool {
         pair_word(row, column) < self.threshold
     }
@@ -85,7 +81,7 @@ impl DropoutSeed {
     }
 }
 
-/// The same argument, for a struct to own.
+/// A copy of the argument for a struct to own.
 #[cube]
 pub(crate) fn copied(dropout: &DropoutArg) -> DropoutArg {
     dropout.as_ref().map(|seed| seed.copied())

@@ -1,4 +1,4 @@
-//! The kernels' doors for this project's tests, benchmarks and the example `own-kernel`. They may change in any release.
+//! Access for this project's tests, benchmarks and the example `own-kernel`. It may change in any release.
 
 pub use crate::decode::launch::{DecodeTuning, decode_tuned};
 pub use crate::forward::launch::{Tuning, forward_tuned};
@@ -7,7 +7,7 @@ pub use crate::host::peak::{Peak, peak_of};
 pub use crate::matrix::wgmma::alone::products_alone;
 pub use crate::pattern::intervals::list_all;
 
-/// The pieces of the portable kernels, for a kernel of one's own: the book's chapter "Write a kernel on our tiles".
+/// The pieces of the portable kernels, for custom kernels: the book's chapter "Write a kernel on our tiles".
 pub mod tiles {
     pub use crate::portable::args::Sizes;
     pub use crate::portable::blueprint::{Blueprint, Kernel, Micro};

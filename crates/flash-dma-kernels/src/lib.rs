@@ -1,4 +1,4 @@
-//! CubeCL kernels of dynamic-mask attention: selection, forward, backward and decoding. Knows nothing of Burn.
+//! CubeCL kernels of dynamic-mask attention: selection, forward, backward and decoding. Independent of Burn.
 //!
 //! Every pass is planned and then run: `forward::plan(&client, &problem, &inputs)?.run(outputs)?`. The [`Plan`] knows
 //! the engine and the memory that the pass needs.

@@ -1,4 +1,4 @@
-//! Functions that drivers compute too inaccurately, and what rounding loses.
+//! Functions that drivers compute too inaccurately, and rounding errors.
 
 use crate::finite::is_finite;
 use cubecl::prelude::*;
@@ -20,14 +20,14 @@ pub(crate) fn tanh_near_zero(x: f32, square: f32) -> f32 {
     fma(series * square, x, x)
 }
 
-/// `1 / (1 + e^-x)`, whatever the size of `x`; NaN stays NaN.
+/// `1 / (1 + e^-x)` for `x` of any size; NaN stays NaN.
 #[cube]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     let e = (-x.abs()).exp();
     select(x < 0.0f32, e, 1.0f32) / (1.0f32 + e)
 }
 
-/// `ln(1 + e^x)`, whatever the size of `x`; NaN stays NaN.
+/// `ln(1 + e^x)` for `x` of any size; NaN stays NaN.
 #[cube]
 pub(crate) fn softplus(x: f32) -> f32 {
     let e = (-x.abs()).exp();
@@ -57,13 +57,13 @@ pub(crate) fn ln_one_plus(x: f32) -> f32 {
     select(x > 1.0f32, (1.0f32 + x).ln(), small)
 }
 
-/// What the rounding of an LSE, `reference + log_sum`, loses; 0 unless the LSE is finite.
+/// The rounding error of an LSE, `reference + log_sum`; 0 unless the LSE is finite.
 #[cube]
 pub(crate) fn log_sum_rest(reference: f32, log_sum: f32, lse: f32) -> f32 {
     select(is_finite(lse), log_sum - (lse - reference), 0.0f32)
 }
 
-/// What rounding `x` to `E` loses; 0 beside NaN and infinities, which f16 has for numbers that f32 still holds.
+/// The error of rounding `x` to `E`; 0 if the result is NaN or infinite, as f16 is for numbers that f32 still holds.
 #[cube]
 pub(crate) fn rounding_loss<E: Float>(x: f32) -> f32 {
     let rounded = f32::cast_from(E::cast_from(x));

@@ -60,7 +60,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// As [`longest`].
+/// The errors of [`longest`].
 pub fn largest_batch(
     client: &Client,
     problem: &Problem,
@@ -70,7 +70,7 @@ pub fn largest_batch(
     memory::largest_batch(problem, bytes, |p| required_bytes(client, p, passes))
 }
 
-/// Makes contiguous tensors of which only shape and strides are used; all share one small buffer.
+/// Contiguous tensors used only for their shape and strides; all share one small buffer.
 pub struct Rows(TensorBinding);
 
 impl Rows {
@@ -94,7 +94,7 @@ impl Rows {
     pub(crate) fn inputs(&self, problem: &Problem, passes: Passes) -> Inputs {
         let learning = (passes == Passes::WithRunnersUp).then(|| RankLearning {
             ends: self.tensor(&problem.scores_shape()),
-            // What a layer has by default.
+            // A layer's default.
             max_live: problem.window.saturating_add(problem.window / 4),
             kept_from: None,
         });

@@ -4,15 +4,15 @@ use crate::pattern::intervals::ranked::RankedSource;
 use cubecl::prelude::*;
 use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 
-/// What a rank kernel knows beside the products of its pairs.
+/// The inputs of a rank kernel in addition to the products of its pairs.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RankTerms {
-    /// Contiguous `[batch, q_heads, q_len]`: what the deltas have been reduced by; zero if there are none.
+    /// Contiguous `[batch, q_heads, q_len]`: LSE gradients, which the deltas have been reduced by; absent if zero.
     pub grad_lse: ComptimeOption<Box<[f32]>>,
     pub change: Change,
 }
 
-/// The launch argument of the gradients of the LSEs and of what the keys of `source` learn.
+/// The launch argument of the gradients of the LSEs and of the change for the keys of `source`.
 pub(crate) fn rank_terms(
     grad_lse: Option<&TensorBinding>,
     source: RankedSource,
@@ -25,26 +25,25 @@ pub(crate) fn rank_terms(
     RankTermsLaunch::new(grad_lse.into(), change)
 }
 
-/// Which keys of a query change.
+/// The kinds of change of a query's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ChangeKind {
-    /// A runner-up is added.
     Added,
     /// A kept key is left out.
     LeftOut,
 }
 
-/// The change of a query's keys by which a rank learns. The kind is no `ComptimeOption` of the number, which a kernel's
-/// stable hash, and so CubeCL's cache on disk, would not tell from its absence.
+/// The change of a query's keys that trains a rank. The kind is not a `ComptimeOption` of the number, because a
+/// kernel's stable hash, and so CubeCL's cache on disk, would not tell its presence from its absence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Change {
-    /// The weights of a query's keys and its [`OWN_OUTPUT_WEIGHT`]; read if a key is left out.
+    /// The weights of a query's keys plus its [`OWN_OUTPUT_WEIGHT`]; read if a key is left out.
     pub all: f32,
     #[cube(comptime)]
     pub kind: ChangeKind,
 }
 
-/// Whether a launch adds to what another one has written.
+/// True if a launch adds to what an earlier one has written.
 pub(crate) fn adds(kind: ChangeKind) -> bool {
     kind == ChangeKind::LeftOut
 }

@@ -1,4 +1,4 @@
-//! Which engines a device has, and which of them would run a problem: said by the plans that launch.
+//! The engines of a device, and which of them would run a problem, by the same plans that launch.
 
 use crate::backward::Backward;
 use crate::host::check::limits;
@@ -32,12 +32,12 @@ pub fn engines(client: &Client) -> Result<Vec<Engine>, AttentionError> {
     Ok(allowed()?.iter().copied().filter(on_device).collect())
 }
 
-/// The engines that would run both passes of a problem whose tensors are contiguous, and why no faster one would. It
-/// plans the passes as a call does, and launches nothing.
+/// The engines that would run both passes of a problem whose tensors are contiguous, and the reasons why no faster one
+/// would. It plans the passes as a call does, and launches nothing.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] as [`forward::plan`](crate::forward::plan) and [`backward::plan`](crate::backward::plan).
+/// The errors of [`forward::plan`](crate::forward::plan) and [`backward::plan`](crate::backward::plan).
 pub fn engine_for<P: Reported>(
     client: &Client,
     problem: &P,
@@ -49,12 +49,11 @@ pub fn engine_for<P: Reported>(
     Ok(EngineReport::new(choice(&forward), choice(&backward)))
 }
 
-/// Plans the forward pass of a problem whose tensors are contiguous, and the backward pass if there is one: the errors
-/// of [`engine_for`].
+/// Plans the forward pass of a problem whose tensors are contiguous, and the backward pass if there is one.
 ///
 /// # Errors
 ///
-/// As [`engine_for`], of these passes.
+/// The errors of [`engine_for`], for these passes.
 pub fn check_engine<P: Reported>(
     client: &Client,
     problem: &P,
@@ -67,8 +66,7 @@ pub fn check_engine<P: Reported>(
     problem.plan_forward(client, &inputs, None).map(drop)
 }
 
-/// Whether a problem is small enough for the device's grid, whatever engine it takes. If not, [`check_engine`] says
-/// whether its engines fit.
+/// True if a problem fits the device's grid with any engine. If not, [`check_engine`] checks whether its engines fit.
 pub fn fits_grid(client: &Client, problem: &Problem) -> bool {
     let [x, y, z] = limits(client);
     problem.batch * problem.q_heads <= y.min(z) && problem.q_len.max(problem.k_len) <= x
@@ -87,7 +85,7 @@ impl Reported for MaskedProblem {}
 mod sealed {
     use super::{Inputs, MaskBits, MaskedInputs, MaskedProblem, Passes, Problem, Rows, Saved};
 
-    /// The inputs of a problem and what its forward pass saves, of which only shapes and strides are used.
+    /// The inputs of a problem and the tensors that its forward pass saves, used only for their shapes and strides.
     pub trait Shaped<I> {
         fn tensors(&self, rows: &Rows) -> (I, Saved);
     }

@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// The row sums of a backward pass, and what the rounding of the LSEs lost, each `[batch, q_heads, q_len]` in f32.
+/// The row sums of a backward pass, and the rounding errors of the LSEs, each `[batch, q_heads, q_len]` in f32.
 pub(crate) struct RowSums {
     pub delta: TensorBinding,
     pub lse_rest: TensorBinding,
@@ -30,8 +30,7 @@ pub(crate) fn rest_bytes(problem: &Problem, saved: &Saved) -> usize {
     }
 }
 
-/// Which optional terms the row sums have. The options of the kernels say it, too, but not to CubeCL's disk cache, see
-/// `docs/upstream.md`.
+/// The row sums' optional terms: also kernel options, which CubeCL's disk cache does not see, see `docs/upstream.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SumTerms {
     residual: bool,
@@ -41,7 +40,7 @@ pub(crate) struct SumTerms {
 }
 
 impl SumTerms {
-    /// With the words of the rows if there is `dropout`.
+    /// The terms for `saved`; with the words of the rows if there is `dropout`.
     pub(crate) fn new(saved: &Saved, boxed: bool, dropout: bool) -> Self {
         Self {
             residual: saved.residual.is_some(),

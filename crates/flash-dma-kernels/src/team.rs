@@ -1,4 +1,4 @@
-//! How the units of a cube share a list or a sum: planes that count themselves by ballot and scan.
+//! The units of a cube that share a list or a sum: planes that count themselves by ballot and scan.
 
 use cubecl::client::Client;
 use cubecl::ir::features::Plane;
@@ -12,7 +12,6 @@ const LANES: usize = 32;
 pub(crate) struct Team {
     /// Units per plane: 32, or 1.
     pub lanes: usize,
-    /// Planes per cube.
     pub planes: usize,
 }
 
@@ -34,18 +33,15 @@ impl Team {
         Self { lanes, planes }
     }
 
-    /// The number of units of a cube.
     pub(crate) fn units(&self) -> usize {
         self.lanes * self.planes
     }
 
-    /// The units of a cube.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.units() as u32)
     }
 }
 
-/// The place of a unit in its team.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Member {
     pub plane: usize,
@@ -96,7 +92,7 @@ pub(crate) fn sum_of(value: u32, #[comptime] team: Team) -> u32 {
     sum
 }
 
-/// One bit per lane of the plane: whether its `flag` is set. Every lane must take part.
+/// One bit per lane of the plane, set if its `flag` is. Every lane must take part.
 #[cube]
 pub(crate) fn ballot(flag: bool, #[comptime] team: Team) -> u32 {
     let mut bits = u32::cast_from(flag);

@@ -12,7 +12,6 @@ use flash_dma_reference as oracle;
 use flash_dma_reference::generate::{Scores, inputs};
 use half::{bf16, f16};
 
-/// The client of cubecl-cpu.
 pub(crate) fn client() -> Client {
     Device::Cpu(Default::default()).client()
 }
@@ -67,7 +66,6 @@ pub(crate) fn strided<E: CubeElement>(
     laid_out(client, values.iter().copied(), gap, shape, strides)
 }
 
-/// A contiguous tensor of `values`.
 pub(crate) fn contiguous<E: CubeElement>(
     client: &Client,
     values: &[E],
@@ -107,7 +105,6 @@ fn read<E: CubeElement>(client: &Client, tensor: TensorBinding) -> Vec<E> {
     E::from_bytes(&bytes)[..len].to_vec()
 }
 
-/// The content of a contiguous u32 tensor.
 pub(crate) fn read_u32(client: &Client, tensor: TensorBinding) -> Vec<u32> {
     read(client, tensor)
 }
@@ -128,9 +125,8 @@ pub(crate) fn read_f64(client: &Client, tensor: TensorBinding, element: ElementT
 /// The layout of a test tensor in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// Row-major.
     Contiguous,
-    /// As `[batch, len, heads, head_dim]`, read through a transpose.
+    /// `[batch, len, heads, head_dim]`, read through a transpose.
     TokenMajor,
     /// Rows with a gap that no vector width divides.
     Gaps,
@@ -170,7 +166,7 @@ pub(crate) fn upload(
     upload_strided(client, values, shape, &placement.strides(shape), element)
 }
 
-/// As [`upload`], with strides. The gaps are NaN, as they must never be read.
+/// [`upload`] with strides. The gaps are NaN, as they must never be read.
 pub(crate) fn upload_strided(
     client: &Client,
     values: &[f64],
@@ -198,7 +194,6 @@ impl Output {
         Self { tensor, element }
     }
 
-    /// The binding to pass.
     pub(crate) fn binding(&self) -> TensorBinding {
         self.tensor.clone()
     }
@@ -228,7 +223,6 @@ impl Output {
         by_head.collect()
     }
 
-    /// The values.
     pub(crate) fn read(&self, client: &Client) -> Vec<f64> {
         read_f64(client, self.binding(), self.element)
     }
@@ -264,7 +258,7 @@ pub(crate) fn upload_inputs(
     }
 }
 
-/// Compares a pass on inputs in a placement with the oracle, by cubes of given units if there are some.
+/// A comparison of a pass on inputs in a placement with the oracle, by cubes of the given units if there are some.
 type Check<'a> = &'a dyn Fn(&oracle::Inputs, Placement, Option<Micro>);
 
 /// Passes whose units share register tiles.

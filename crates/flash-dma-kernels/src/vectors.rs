@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// 16 bytes of a 16-bit type: what a copy moves and `ldmatrix` reads a row of.
+/// 16 bytes of a 16-bit type: the unit of a copy, and a row for `ldmatrix`.
 pub(crate) type Segment<E> = Vector<E, Const<8>>;
 
 /// Elements `2 quad` and `2 quad + 1` of a segment. A run-time index would move the segment to local memory.

@@ -1,27 +1,26 @@
-//! ALiBi: a bias of logits that grows with the distance between a query and a key, by a slope per query head.
+//! ALiBi: a bias of the logits that grows linearly with the distance between query and key, by a slope per query head.
 
 use crate::AttentionError;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The slopes of ALiBi (attention with linear biases, Press et al. 2022), one per query head.
+/// ALiBi slopes (attention with linear biases, Press et al. 2022), one per query head.
 ///
-/// Query `i` and key `j` of query head `h` stand `distance(i, j) = |i + k_len - q_len - j|` apart: the last query stands
-/// at the last key, with causal masking and without. Then
+/// Query `i` and key `j` of query head `h` are `distance(i, j) = |i + k_len - q_len - j|` apart: the last query is at
+/// the last key, with causal masking and without.
 ///
-/// - `logit(i, j) = softcap(scale * q_i . k_j) + bias(i, j) - slope_h * distance(i, j)`, where the bias is the score of
-///   the key, or that of masked attention. ALiBi is added after the cap and not scaled, as a bias is;
-/// - the LSE is that of these logits, and so has ALiBi in it;
+/// - `logit(i, j) = softcap(scale * q_i . k_j) + bias(i, j) - slope_h * distance(i, j)`, where the bias is the key's
+///   score or the bias of masked attention. ALiBi, like a bias, is added after the cap and is not scaled;
+/// - the LSE and the logits of runners-up include it;
 /// - keys are selected as without ALiBi: a selection depends on the scores alone;
-/// - the logits of runners-up have it, too;
-/// - slopes are constants: no gradient flows into them. The gradients of everything else are those of these logits.
+/// - slopes are constants: no gradient flows into them. All other gradients are those of these logits.
 ///
-/// With causal masking every visible key has `j <= i + k_len - q_len`, so the logit grows by `slope_h * (j - i)` for as
-/// many queries as keys. Distances count tokens of the tensors: those of packed documents are the distances in the
-/// documents, as long as a document has as many queries as keys. In f32 distances from 2^24 on are rounded.
+/// With causal masking every visible key has `j <= i + k_len - q_len`, so with as many queries as keys the logit grows
+/// by `slope_h * (j - i)`. Distances count the tokens of the tensors: in packed documents they are the distances within
+/// a document, as long as it has as many queries as keys. In f32, distances from 2^24 on are rounded.
 ///
-/// Slopes may be zero or negative. Equal slopes share their memory, which is kept until the program ends: 4 bytes per
-/// head for each different list that a program makes.
+/// Slopes may be zero or negative. Equal slopes share memory, kept until the program ends: 4 bytes per head of each
+/// list.
 ///
 /// ```
 /// # use flash_dma_problem::{AlibiSlopes, AttentionOptions};
@@ -33,16 +32,15 @@ use std::sync::{Mutex, PoisonError};
 #[cfg_attr(feature = "serde", serde(try_from = "Vec<f32>", into = "Vec<f32>"))]
 pub struct AlibiSlopes(&'static [f32]);
 
-/// Every list of slopes that there is, by its bits.
+/// Every list of slopes made so far, by its bits.
 static LISTS: Mutex<BTreeMap<Vec<u32>, &'static [f32]>> = Mutex::new(BTreeMap::new());
 
 impl AlibiSlopes {
-    /// Slopes `[q_heads]`.
+    /// Creates slopes `[q_heads]`.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::AlibiSlope`] if one is NaN or infinite. That there is one per query head is checked with the
-    /// other options.
+    /// [`AttentionError::AlibiSlope`] if one is NaN or infinite. Their number is checked with the other options.
     pub fn new(slopes: &[f32]) -> Result<Self, AttentionError> {
         let bad = slopes.iter().position(|slope| !slope.is_finite());
         if let Some(head) = bad {
@@ -55,9 +53,9 @@ impl AlibiSlopes {
         Ok(Self(list))
     }
 
-    /// The paper's slopes for `q_heads` heads. If that is a power of two, they are the powers `2^(-8 n / q_heads)` of
-    /// `n` from 1 to `q_heads`. Otherwise they are those of the next smaller power of two, followed by every second one
-    /// of the next greater, from its first on, as in the paper's code.
+    /// The paper's slopes for `q_heads` heads. If that is a power of two, they are the powers `2^(-8 n / q_heads)` for
+    /// `n` from 1 to `q_heads`. Otherwise they are the slopes of the next smaller power of two, followed by every
+    /// second slope of the next greater one, starting with its first, as in the paper's code.
     #[must_use]
     pub fn standard(q_heads: usize) -> Self {
         let power = 1usize << q_heads.max(1).ilog2();
@@ -109,7 +107,7 @@ mod tests {
         let eight: Vec<f32> = (1..=8).map(|n| 0.5f32.powi(n)).collect();
         assert_eq!(of(8), eight);
         assert_eq!(of(16)[..2], [0.5f32.sqrt(), 0.5]);
-        // 8 of 8 heads, then every second of 16, from the first on.
+        // 8 of 8 heads, then every second of 16, starting with the first.
         let twelve: Vec<f32> = (eight.iter())
             .chain(of(16).iter().step_by(2).take(4))
             .copied()

@@ -1,8 +1,8 @@
 //! A cache of keys and values for decoding, and the checked operations on it.
 //!
-//! A cache of **slots** holds the keys of every sequence and kv head that a [`SelectionRule`] keeps, as an evicted key
-//! never returns: constant memory for any context. A cache of **pages** holds every key, in blocks that a table assigns
-//! to the sequences: dense attention.
+//! A cache of **slots** holds, for every sequence and kv head, the keys that a [`SelectionRule`] keeps; an evicted key
+//! never returns, so memory is constant for any context. A cache of **pages** holds every key, in blocks that a table
+//! assigns to the sequences: dense attention.
 
 use crate::problem::{
     MAX_BYTES, MAX_LEN, check_head_dim, check_limit, check_options, check_shape, rank,
@@ -13,38 +13,38 @@ use crate::{
     SelectionRule, TensorName,
 };
 
-/// The most queries of a sequence in one decode step of the kernels.
+/// The most tokens per sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
 
 /// The storage of a cache's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Storage {
-    /// `k`, `v` `[batch, kv_heads, window, head_dim]`; `score` (f32) and `position` (i32)
-    /// `[batch, kv_heads, window]`; `seen` `[batch]` (i32), the tokens each sequence has been given.
+    /// `k`, `v` `[batch, kv_heads, window, head_dim]`; `score` (f32) and `position` (i32) `[batch, kv_heads, window]`;
+    /// `seen` `[batch]` (i32), the tokens each sequence has been given.
     ///
-    /// In an empty slot the score is −∞ and the position −1. A recent token of score −∞ has a slot, too, because it
-    /// takes its place; it is not attended to, and counts as an empty slot once it is no longer recent. The rows of a
-    /// slot of score −∞ are never used. The slots of a head are unordered.
+    /// An empty slot has score −∞ and position −1. A recent token of score −∞ has a slot, too, because it takes its
+    /// place; it is not attended to, and counts as an empty slot once it is no longer recent. The rows of a slot of
+    /// score −∞ are never used. The slots of a head are unordered.
     Slots {
-        /// The keys that a kv head keeps. Its sequence is one document.
+        /// The rule for the keys that a kv head keeps. A sequence is one document.
         rule: SelectionRule,
-        /// What the scores of its keys are for.
+        /// The role of the keys' scores.
         role: ScoreRole,
     },
     /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`,
     /// each added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the
     /// pages of each sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
     Pages {
-        /// Pages of all sequences.
+        /// Number of pages, for all sequences.
         pages: usize,
         /// Tokens per page.
         page_len: usize,
-        /// Pages that a sequence may have.
+        /// The most pages of a sequence.
         max_pages: usize,
-        /// Whether keys carry scores.
+        /// True if keys carry scores.
         scored: bool,
-        /// The last keys that a query attends to, its own included; all if there is none.
+        /// How many of the last keys a query attends to, including its own; all with `None`.
         window: Option<usize>,
     },
 }
@@ -65,7 +65,7 @@ pub struct CacheShape {
     pub storage: Storage,
 }
 
-/// Appending tokens to a cache: the cache, and the number of tokens for each of its sequences.
+/// Appending tokens to a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AppendProblem {
@@ -81,33 +81,33 @@ pub enum Appending {
     /// By the step.
     #[default]
     Now,
-    /// Not by the step, which leaves the cache as it is: who attends to a guess appends what is right of it.
+    /// Not by the step, which leaves the cache unchanged: for guesses, whose accepted tokens the caller appends later.
     Later,
 }
 
 /// A decode step: new tokens attend to the keys of the cache and to each other, and are appended.
 ///
 /// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the cache and
-/// the new tokens up to and including its own; with a cache of slots, those of these that the rule keeps at its
+/// the new tokens up to and including its own or, with a cache of slots, those of them that the rule keeps at its
 /// position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DecodeProblem {
     /// The tokens to append and the cache. `tokens` is also the number of queries.
     pub append: AppendProblem,
-    /// Heads of `q` and `out`, a multiple of the cache's.
+    /// Heads of `q` and `out`, a multiple of the cache's `kv_heads`.
     pub q_heads: usize,
     /// Factor on `q . k`.
     pub scale: f32,
     /// Cap of the scaled product.
     pub softcap: Option<f32>,
-    /// When the tokens are appended; by the step, unless [`with_appending`](Self::with_appending) says otherwise.
+    /// When the tokens are appended; by the step, unless [`with_appending`](Self::with_appending) changes it.
     pub appending: Appending,
 }
 
 impl CacheShape {
-    /// A cache of as many slots per kv head as the window of the rule: a number of keys, or a [`SelectionRule`] with
-    /// recent keys and sinks.
+    /// Creates a cache with one slot per kv head for each key that the rule keeps. `rule` is a number of keys, or a
+    /// [`SelectionRule`] with recent keys and sinks.
     ///
     /// # Errors
     ///
@@ -133,11 +133,12 @@ impl CacheShape {
         .checked()
     }
 
-    /// A cache of `pages` pages of `page_len` tokens, of which each sequence may have `max_pages`.
+    /// Creates a cache of `pages` pages of `page_len` tokens; each sequence may have `max_pages` of them.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::EmptyPages`] if a page or a row of the table has no room, otherwise as [`slots`](Self::slots).
+    /// [`AttentionError::EmptyPages`] if a page or a row of the table has no room, otherwise those of
+    /// [`slots`](Self::slots).
     pub fn pages(
         batch: usize,
         kv_heads: usize,
@@ -164,7 +165,7 @@ impl CacheShape {
         .checked()
     }
 
-    /// The same cache with a score for each key, as slots always have: a key bias without a window.
+    /// Adds a score per key to pages, without a window: a key bias. Slots always have scores.
     #[must_use]
     pub fn with_scores(mut self) -> Self {
         if let Storage::Pages { scored, .. } = &mut self.storage {
@@ -173,7 +174,7 @@ impl CacheShape {
         self
     }
 
-    /// The same cache with scores for this; pages, which rank nothing, stay as they are.
+    /// Sets the role of the scores in slots. Pages, which rank nothing, are unchanged.
     #[must_use]
     pub fn with_score_role(mut self, of_scores: ScoreRole) -> Self {
         if let Storage::Slots { role, .. } = &mut self.storage {
@@ -182,7 +183,7 @@ impl CacheShape {
         self
     }
 
-    /// The same cache for another number of sequences.
+    /// Changes the number of sequences.
     ///
     /// # Errors
     ///
@@ -191,9 +192,8 @@ impl CacheShape {
         Self { batch, ..self }.checked()
     }
 
-    /// The same cache of pages, of whose keys a query attends to the last `window`, its own included: those before may
-    /// be dropped, by whole pages and from the tables and the lengths alike. Slots have a window of their own, and stay
-    /// as they are.
+    /// Limits each query to the last `keys` keys of a cache of pages, its own included. Older ones may be dropped, by
+    /// whole pages, from the tables and the lengths alike. Slots have a window of their own and are unchanged.
     ///
     /// # Errors
     ///
@@ -235,7 +235,7 @@ impl CacheShape {
                 check_limit("the size of the page table", entries, MAX_LEN)?;
             }
         }
-        // No sequences are none of a cache that could not have one either.
+        // An empty batch is refused too if one sequence would be too large.
         let bytes = size_in_bytes(self.element, self.kv_shape().map(|n| n.max(1)));
         check_limit("the size of the cached k in bytes", bytes, MAX_BYTES)?;
         Ok(self)
@@ -252,7 +252,7 @@ impl CacheShape {
         }
     }
 
-    /// Keys that a kv head of a sequence has room for.
+    /// Number of keys that a kv head of a sequence has room for.
     #[must_use]
     pub fn capacity(&self) -> usize {
         match self.storage {
@@ -265,7 +265,7 @@ impl CacheShape {
         }
     }
 
-    /// The keys that a kv head keeps, with slots; pages keep all.
+    /// The selection rule of slots; `None` for pages, which keep all keys.
     #[must_use]
     pub fn rule(&self) -> Option<SelectionRule> {
         match self.storage {
@@ -274,7 +274,7 @@ impl CacheShape {
         }
     }
 
-    /// The last keys that a query attends to, of a cache of pages that has such a window.
+    /// The window of a cache of pages: how many of the last keys a query attends to. `None` if there is none.
     #[must_use]
     pub fn page_window(&self) -> Option<usize> {
         match self.storage {
@@ -283,20 +283,20 @@ impl CacheShape {
         }
     }
 
-    /// Whether some keys rank above all others for where they are. What ranks the keys of a chunk is then not what is
-    /// added to their logits.
+    /// True if the first keys rank above all others. A chunk's keys then have ranks other than the scores added to
+    /// logits.
     #[must_use]
     pub fn has_sinks(&self) -> bool {
         self.rule().is_some_and(|rule| rule.sinks > 0)
     }
 
-    /// Whether keys carry scores: keys in slots do, keys in pages if requested.
+    /// True if keys carry scores: always in slots, in pages if requested.
     #[must_use]
     pub fn has_scores(&self) -> bool {
         !matches!(self.storage, Storage::Pages { scored: false, .. })
     }
 
-    /// What the scores of keys are for, if they carry any: those of pages, which rank nothing, are added to the logits.
+    /// The role of the keys' scores, if they carry any. In pages, which rank nothing, they are added to the logits.
     #[must_use]
     pub fn score_role(&self) -> ScoreRole {
         match self.storage {
@@ -305,7 +305,7 @@ impl CacheShape {
         }
     }
 
-    /// Whether the keys carry scores that are added to their logits.
+    /// True if the keys carry scores that are added to their logits.
     #[must_use]
     pub fn adds_scores(&self) -> bool {
         self.has_scores() && self.score_role() == ScoreRole::RankAndBias
@@ -332,8 +332,8 @@ impl CacheShape {
         }
     }
 
-    /// Checks tokens that are to be appended: `k` and `v` `[batch, kv_heads, tokens, head_dim]` of the cache's
-    /// element type, and `scores` `[batch, kv_heads, tokens]`, given exactly if its keys carry scores.
+    /// Checks tokens to append: `k` and `v` `[batch, kv_heads, tokens, head_dim]` of the cache's element type, and
+    /// `scores` `[batch, kv_heads, tokens]`, given exactly if its keys carry scores.
     ///
     /// `held` is the number of tokens that the sequences have been given before; if they differ, the greatest.
     ///
@@ -388,12 +388,12 @@ impl CacheShape {
         })
     }
 
-    /// Checks a decode step: `q` is `[batch, q_heads, tokens, head_dim]`, the rest as in [`append`](Self::append).
+    /// Checks a decode step: `q` is `[batch, q_heads, tokens, head_dim]`, the rest is as in [`append`](Self::append).
     ///
     /// # Errors
     ///
-    /// As [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if `options` keep
-    /// another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`];
+    /// The errors of [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if
+    /// `options` keep another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`];
     /// [`AttentionError::CacheDropout`]; [`AttentionError::CacheAlibi`]; and the errors of the scale and the softcap.
     pub fn decode(
         &self,
@@ -469,7 +469,7 @@ impl AppendProblem {
 }
 
 impl DecodeProblem {
-    /// The same step, whose tokens are appended as given.
+    /// Sets when the step's tokens are appended.
     #[must_use]
     pub fn with_appending(self, appending: Appending) -> Self {
         Self { appending, ..self }
@@ -499,20 +499,20 @@ impl DecodeProblem {
         check_limit(what, self.append.tokens, MAX_DECODE_TOKENS)
     }
 
-    /// Query heads that share a kv head.
+    /// Number of query heads that share a kv head.
     #[must_use]
     pub fn group(&self) -> usize {
         self.q_heads / self.append.cache.kv_heads
     }
 
-    /// Bytes of a step if every live key and value, and every query and output, is moved once; `keys` is the number of
-    /// keys in a kv head.
+    /// Bytes of a step if every live key and value, query and output is moved once; `keys` is the number of keys per kv
+    /// head.
     #[must_use]
     pub fn bytes(&self, keys: usize) -> u128 {
         let AppendProblem { cache, tokens } = self.append;
         let size = cache.element.size() * cache.head_dim;
         let key = 2 * size + if cache.has_scores() { 4 } else { 0 };
-        // New rows are read, and written if they are appended.
+        // New rows are read, and also written if they are appended.
         let moves = match self.appending {
             Appending::Now => 2,
             Appending::Later => 1,

@@ -1,12 +1,12 @@
 //! The least cost of a problem: exact pairs, floating-point operations and bytes.
 //!
-//! Only useful work counts. Additional work of an engine (partly filled tiles, recomputation beyond the algorithm's)
-//! shows as the distance to these numbers.
+//! Only useful work counts. An engine's additional work (partly filled tiles, extra recomputation) shows as the
+//! distance from these numbers.
 
 use crate::Problem;
 
-/// Query-key pairs that attend to each other, over all query heads, if no score is −∞ (each −∞ only
-/// lowers it). Causal query `i` keeps `min(window, position + 1)` keys.
+/// Number of query-key pairs that attend to each other, over all query heads, if no score is −∞ (each −∞ only lowers
+/// it). Causal query `i` keeps `min(window, position + 1)` keys.
 #[must_use]
 pub fn active_pairs(problem: &Problem) -> u128 {
     let rows = |count: u128, keys: i64| count * (keys.max(0) as u128).min(problem.window as u128);
@@ -14,7 +14,7 @@ pub fn active_pairs(problem: &Problem) -> u128 {
     if !problem.causal {
         return heads * rows(problem.q_len as u128, problem.k_len as i64);
     }
-    // The visible keys grow by one per query: an arithmetic series up to the window, then a constant.
+    // The visible keys grow by one per query: an arithmetic series up to the window, constant after it.
     let first = problem.position(0) + 1;
     let last = problem.position(problem.q_len.max(1) - 1) + 1;
     if problem.q_len == 0 || last <= 0 {
@@ -59,7 +59,7 @@ pub fn backward_bytes(problem: &Problem) -> u128 {
     problem.element.size() as u128 * (4 * q + 4 * kv) + 8 * lse + selection
 }
 
-/// Elements of `q`, of `k`, of the scores and of the LSE.
+/// Number of elements of `q`, of `k`, of the scores and of the LSE.
 fn sizes(problem: &Problem) -> (u128, u128, u128, u128) {
     (
         count(&problem.q_shape()),
@@ -69,7 +69,6 @@ fn sizes(problem: &Problem) -> (u128, u128, u128, u128) {
     )
 }
 
-/// Elements of a tensor.
 pub(crate) fn count(shape: &[usize]) -> u128 {
     shape.iter().map(|&n| n as u128).product()
 }

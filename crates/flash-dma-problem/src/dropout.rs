@@ -1,4 +1,4 @@
-//! Attention dropout: which pairs of a query and a key are dropped, from a seed and the pair's place alone.
+//! Attention dropout: which pairs of a query and a key are dropped, computed from a seed and the pair's position alone.
 
 use crate::AttentionError;
 
@@ -11,14 +11,13 @@ use crate::AttentionError;
 /// - `dv_j = sum_i m(i, j) p(i, j) dout_i`;
 /// - `dlogit(i, j) = p(i, j) (m(i, j) dout_i . v_j - delta_i) + p(i, j) dlse_i`, where `delta_i = dout_i . out_i` has
 ///   dropout in `out`;
-/// - runners-up get no mask: their gradient is that without dropout, but for the `out` in it, which is the one that was
-///   computed.
+/// - runners-up get no mask: their gradient is as without dropout, except that the `out` in it is the computed one.
 ///
-/// A dropped pair stays attended, with a factor of 0: NaN and infinity times that are NaN, as anywhere else.
+/// A dropped pair stays attended, with a factor of 0: NaN and infinity times 0 are NaN, as anywhere else.
 ///
-/// The mask has no state. [`PairMask`] says for each query head of each sequence, each aligned position of a query and
-/// each index of a key whether that pair is dropped, the same on every engine; the backward pass computes it again from
-/// the seed. The last queries of a sequence, alone, have the mask that they have in the whole pass.
+/// The mask has no state. [`PairMask`] computes, for each query head of each sequence, each aligned position of a query
+/// and each key index, whether the pair is dropped; the result is the same on every engine, and the backward pass
+/// computes it again from the seed. The last queries of a sequence, alone, have the same mask as in the whole pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "Unchecked"))]
@@ -27,7 +26,7 @@ pub struct Dropout {
     seed: u64,
 }
 
-/// A dropout in a file, whose rate nobody has checked.
+/// A deserialised dropout before its rate is checked.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,7 +45,8 @@ impl TryFrom<Unchecked> for Dropout {
 }
 
 impl Dropout {
-    /// Drops each pair with probability `rate`, from 0 and less than 1, by the mask of `seed`. A rate of 0 is no dropout.
+    /// Creates a dropout that drops each pair with probability `rate`, from 0 to less than 1, by the mask of `seed`. A
+    /// rate of 0 drops nothing.
     ///
     /// Masks of different seeds are independent, those of one seed are equal: use each seed for one call.
     ///
@@ -60,7 +60,7 @@ impl Dropout {
         Ok(Self { rate, seed })
     }
 
-    /// The probability that a pair is dropped, as it was given.
+    /// The probability that a pair is dropped, as given.
     #[must_use]
     pub fn rate(self) -> f32 {
         self.rate
@@ -72,7 +72,7 @@ impl Dropout {
         self.seed
     }
 
-    /// What engines compute the mask from.
+    /// The mask that engines compute.
     #[must_use]
     pub fn mask(self) -> PairMask {
         // Below 2^32, and even, as words are odd; rates of less than 2^-7 have more bits than this and round down.
@@ -87,22 +87,22 @@ impl Dropout {
         }
     }
 
-    /// This dropout, or none if it drops nothing.
+    /// `self`, or `None` if it drops nothing.
     pub(crate) fn effective(self) -> Option<Self> {
         (self.mask().threshold > 0).then_some(self)
     }
 }
 
-/// The numbers that a mask is computed from. A pair is dropped if its [`pair_word`] is less than the threshold.
+/// The parameters of a dropout mask. A pair is dropped if its [`pair_word`] is less than the threshold.
 ///
-/// The word of a pair is the product of two words: that of its query's row, which is made of seed, head and position,
-/// and that of its key's column, which is made of the seed and the key's index. An engine makes these once for a tile,
-/// so that a pair costs it one multiplication and one comparison.
+/// The word of a pair is the product of its query's row word, made of seed, head and position, and its key's column
+/// word, made of the seed and the key's index. An engine makes these once for a tile, so that a pair costs one
+/// multiplication and one comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairMask {
     /// The lower and the upper half of the seed, for the words of heads.
     pub words: [u32; 2],
-    /// What the seed is to the words of columns, see [`column_word`].
+    /// The part of the column words that depends on the seed, see [`column_word`].
     pub columns: u32,
     /// The rate as a fraction of 2^32, rounded down to an even number.
     pub threshold: u32,
@@ -111,8 +111,7 @@ pub struct PairMask {
 }
 
 impl PairMask {
-    /// The word of the rows of one query head: `head` counts over the heads of all sequences,
-    /// `sequence * q_heads + head`.
+    /// The seed of one query head's row words; `head` counts over all sequences' heads: `sequence * q_heads + head`.
     #[must_use]
     pub fn head_word(&self, head: usize) -> u32 {
         let [low, high] = self.words;
@@ -131,7 +130,7 @@ impl PairMask {
     }
 }
 
-/// The word of a query's row, from that of its [head](PairMask::head_word) and its
+/// The word of a query's row, from its [head's word](PairMask::head_word) and its
 /// [position](crate::Problem::dropout_position): an odd number.
 #[must_use]
 #[inline(always)]
@@ -139,8 +138,7 @@ pub fn row_word(head: u32, position: u32) -> u32 {
     mix(mix(position) ^ head) | 1
 }
 
-/// The word of a key's column, from what a mask has for its [columns](PairMask::columns) and the key's index: an odd
-/// number.
+/// The word of a key's column, from the mask's [`columns`](PairMask::columns) and the key's index: an odd number.
 #[must_use]
 #[inline(always)]
 pub fn column_word(columns: u32, key: u32) -> u32 {
@@ -149,17 +147,17 @@ pub fn column_word(columns: u32, key: u32) -> u32 {
 
 /// The word of a pair: the product of both words modulo 2^32, uniform over the odd numbers.
 ///
-/// A product with an odd number is a permutation of them, so that any two pairs are independent as far as the words of
-/// their rows and of their columns are. Of four pairs in a rectangle the products of those opposite are equal, but the
-/// upper bits, which decide, show nothing of it: those of a product depend on all bits of its factors. Only
-/// comparisons of the whole word are meant, as its lowest bits are poor.
+/// A product with an odd number is a permutation of them, so any two pairs are independent as far as the words of their
+/// rows and columns are. In a rectangle of four pairs, the products of opposite pairs are equal, but the upper bits,
+/// which decide, show nothing of it: each depends on all bits of the factors. Compare only the whole word, as its
+/// lowest bits are poor.
 #[must_use]
 #[inline(always)]
 pub fn pair_word(row: u32, column: u32) -> u32 {
     row.wrapping_mul(column)
 }
 
-/// Every bit of `x` changes every bit of the result with a probability of about one half.
+/// Mixes the bits of `x`: each changes every bit of the result with a probability of about one half.
 #[must_use]
 #[inline(always)]
 pub fn mix(x: u32) -> u32 {
@@ -168,7 +166,7 @@ pub fn mix(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// What separates the words of columns from those of heads: 2^32 over the golden ratio.
+/// Separates the words of columns from those of heads: 2^32 over the golden ratio.
 const COLUMNS: u32 = 0x9e37_79b9;
 
 /// The odd multipliers of [`mix`].

@@ -1,9 +1,9 @@
-//! Engines by name: which there are, what a call may ask for, and why one does not run a pass.
+//! The engines' names, an engine's choice, and the reasons why one does not run a pass.
 
 use crate::ElementType;
 use core::fmt;
 
-/// What computes a pass of attention.
+/// An implementation of the passes of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -48,15 +48,15 @@ impl fmt::Display for Engine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EngineChoice {
-    /// The fastest that serves the pass, by a fixed rule; candidates are never timed.
+    /// The fastest engine that serves the pass, by a fixed rule; candidates are never timed.
     #[default]
     Fastest,
-    /// This one, in every pass of the call. An engine that does not serve one is
+    /// This engine, in every pass of the call. If it does not serve one, the call fails with
     /// [`AttentionError::Engine`](crate::AttentionError::Engine).
     Only(Engine),
 }
 
-/// A pass, as engines are chosen for it.
+/// A pass for which an engine is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PassKind {
@@ -90,7 +90,7 @@ impl fmt::Display for PassKind {
     }
 }
 
-/// Why an engine does not run a pass.
+/// The reason why an engine does not run a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
@@ -111,37 +111,37 @@ pub enum Obstacle {
     HeadDim {
         /// The head dimension of the problem.
         head_dim: usize,
-        /// Those that the engine has, in words.
+        /// The head dimensions that the engine serves, in words.
         served: &'static str,
     },
-    /// Rows that do not begin at multiples of 16 bytes.
+    /// Rows do not begin at multiples of 16 bytes.
     #[error("rows do not begin at multiples of 16 bytes")]
     UnalignedRows,
-    /// Rows that are one row repeated by a stride of 0.
+    /// Rows are one row repeated by a stride of 0.
     #[error("rows are repeated by a stride of 0")]
     RepeatedRows,
-    /// A bias that differs between queries.
+    /// The bias differs between queries.
     #[error("the bias differs between queries")]
     PairBias,
-    /// The gradients of such a bias's call with dropout.
+    /// The bias differs between queries, and its gradients are wanted with dropout.
     #[error("the bias differs between queries, and there is dropout")]
     DroppedPairBias,
-    /// The gradients of such a bias's call with ALiBi.
+    /// The bias differs between queries, and its gradients are wanted with ALiBi.
     #[error("the bias differs between queries, and there is ALiBi")]
     AlibiPairBias,
-    /// A bias of keys that is not contiguous along them.
+    /// The bias of keys is not contiguous along them.
     #[error("the bias is not contiguous along the keys")]
     BiasStride,
-    /// Pages that are not whole key tiles of the engine.
+    /// Pages are not whole key tiles of the engine.
     #[error("pages are not whole key tiles")]
     PageLength,
-    /// Pages with a window.
+    /// Pages have a window.
     #[error("there is no kernel for pages with a window")]
     PageWindow,
-    /// More queries or heads per key tile than the engine's lists can name.
+    /// A key tile has more queries or heads than the engine's lists can name.
     #[error("the lists of a key tile cannot name so many queries or heads")]
     Lists,
-    /// Less shared memory than the smallest tiles of the engine need.
+    /// The device has less shared memory than the engine's smallest tiles need.
     #[error("the device has too little shared memory")]
     SharedMemory,
     /// The environment variable `FLASH_DMA_ENGINE` excludes the engine.
@@ -156,7 +156,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// What a caller can change to get the engine; nothing if that is up to the device or was asked for.
+    /// The change by which a caller can get the engine; `None` if the device or the call decides it.
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         match self {
@@ -178,7 +178,7 @@ impl Obstacle {
     }
 }
 
-/// An engine that was considered before the one that runs a pass, and why it does not.
+/// An engine that was considered before the one that runs a pass, and the reason why it does not run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("not {engine} for {pass}: {obstacle}")]
 pub struct PassedOver {
@@ -190,7 +190,7 @@ pub struct PassedOver {
     pub obstacle: Obstacle,
 }
 
-/// The engines of both passes of a problem, and why no faster one runs them.
+/// The engines of both passes of a problem, and the reasons why no faster one runs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineReport {
@@ -198,13 +198,13 @@ pub struct EngineReport {
     pub forward: Engine,
     /// The engine of the backward pass.
     pub backward: Engine,
-    /// The engines that were passed over, those of the forward pass first, the fastest first within a pass. Empty if
-    /// both passes run on the first engine that was considered.
+    /// The engines that were passed over: those of the forward pass first, the fastest first within a pass. Empty if
+    /// both passes run on the first engine considered.
     pub why: Vec<PassedOver>,
 }
 
 impl EngineReport {
-    /// The report of two choices: an engine, and those that were passed over for it.
+    /// The report of the forward and the backward choice, each an engine and those passed over for it.
     #[must_use]
     pub fn new(
         (forward, mut why): (Engine, Vec<PassedOver>),
@@ -220,7 +220,7 @@ impl EngineReport {
 }
 
 impl fmt::Display for EngineReport {
-    /// A line for each pass, and one for each engine that was passed over.
+    /// One line for each pass and for each engine that was passed over.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "forward: {}\nbackward: {}", self.forward, self.backward)?;
         self.why.iter().try_for_each(|over| write!(f, "\n{over}"))

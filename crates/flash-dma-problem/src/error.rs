@@ -3,10 +3,10 @@
 use crate::{ElementType, Engine, Obstacle, PassKind};
 use core::fmt;
 
-/// Declares [`TensorName`]: the tensors, and the text that each is displayed as.
+/// Declares [`TensorName`]: the tensors and their display texts.
 macro_rules! tensor_names {
     ($($name:ident = $text:literal,)*) => {
-        /// The tensors of a problem, as they are named in errors.
+        /// The tensors of a problem, as named in errors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[allow(missing_docs)]
@@ -77,8 +77,7 @@ tensor_names! {
     Targets = "the targets",
 }
 
-/// The reason for refusing a problem. The fields are what the text of the error says of them; axes and other indices
-/// count from 0.
+/// The reason for refusing a problem. The fields are those of the error's text; axes and other indices count from 0.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
@@ -110,7 +109,7 @@ pub enum AttentionError {
         sizes: Vec<usize>,
         actual: usize,
     },
-    /// A tile plan was made with causal masking and the call is without, or vice versa.
+    /// The plan was made with causal masking and the call is without, or vice versa.
     #[error("the tile plan was made with causal = {plan}, but the options say {options}")]
     PlanCausal { plan: bool, options: bool },
     /// A buffer for the gradient of a bias without a bias.
@@ -126,9 +125,9 @@ pub enum AttentionError {
     #[error("{tensor} must be {expected}, but is {actual}")]
     ElementType {
         tensor: TensorName,
-        /// The element type of its role, in words.
+        /// The expected element type, in words.
         expected: String,
-        /// The element type it has, in words.
+        /// The actual element type, in words.
         actual: String,
     },
     /// A tensor lives on another device than `q`.
@@ -164,21 +163,21 @@ pub enum AttentionError {
         words(*intervals, "all")
     )]
     IntervalsWindow {
-        /// The most keys of the intervals that are alive at one position: the window that they were selected for,
-        /// `usize::MAX` for all keys.
+        /// The most keys alive at one position of the intervals: the window they were selected for, `usize::MAX` for
+        /// all keys.
         intervals: usize,
         /// The keep window of the options, `usize::MAX` for all keys.
         options: usize,
     },
-    /// Recent keys and sinks that take more places than the window has.
+    /// Recent keys and sinks take more places than the window has.
     #[error("{recent} recent keys and {sinks} sinks pass the window of {window} keys")]
     WindowParts {
         recent: usize,
         sinks: usize,
-        /// The window, the least of them if every head has its own.
+        /// The window; the smallest if every head has its own.
         window: usize,
     },
-    /// Windows per head for another number of heads.
+    /// The number of windows is not the number of kv heads.
     #[error("there are {windows} windows for {kv_heads} key/value heads")]
     HeadWindows { windows: usize, kv_heads: usize },
     /// Recent keys, sinks or documents without causal masking.
@@ -186,39 +185,39 @@ pub enum AttentionError {
         "recent keys, sinks and documents need causal masking: without it all queries stand at one position"
     )]
     SelectionNotCausal,
-    /// Documents with different numbers of queries and keys.
+    /// Documents have different numbers of queries and keys.
     #[error(
         "documents need as many queries as keys, but there are {q_len} and {k_len}: use masked attention"
     )]
     DocumentQueries { q_len: usize, k_len: usize },
-    /// Documents of another number of sequences.
+    /// The documents are of another number of sequences.
     #[error("the documents are those of {documents} sequences, but there are {batch}")]
     DocumentBatch {
         documents: usize,
         /// Sequences of the tensors, or of the documents of the keys.
         batch: usize,
     },
-    /// Documents that do not add up to their sequence.
+    /// Documents do not add up to their sequence.
     #[error("the documents of sequence {sequence} have {tokens} tokens, but it has {k_len}")]
     DocumentTokens {
         sequence: usize,
         tokens: usize,
-        /// Tokens that it has: keys per head, or queries.
+        /// Tokens of the sequence: keys per head, or queries.
         k_len: usize,
     },
-    /// Other numbers of documents for the queries of a sequence than for its keys.
+    /// The queries of a sequence have another number of documents than its keys.
     #[error("sequence {sequence} has the queries of {queries} documents, but the keys of {keys}")]
     DocumentCounts {
         sequence: usize,
         queries: usize,
         keys: usize,
     },
-    /// A mask that differs between queries where a selection by intervals is needed.
+    /// A mask differs between queries where a selection by intervals is needed.
     #[error(
         "a mask that differs between queries rules out {what}: it leaves keys on no interval of queries"
     )]
     MaskedSelection { what: &'static str },
-    /// Recent keys or sinks, which are counted in a keep window, without one.
+    /// Recent keys or sinks, which count toward a keep window, without one.
     #[error(
         "{recent} recent keys and {sinks} sinks are counted in a keep window, but there is none: every key is kept"
     )]
@@ -228,17 +227,17 @@ pub enum AttentionError {
         "a rotary encoding needs at least 1 position and a positive, finite base, but has {positions} and {base}"
     )]
     Rotary { positions: usize, base: f32 },
-    /// Cumulative lengths that do not begin with 0 or that fall.
+    /// Cumulative lengths do not begin with 0, or fall.
     #[error("cumulative lengths must begin with 0 and never fall, which entry {index} breaks")]
     CumulativeLengths { index: usize },
-    /// A given interval that does not begin at its key or that ends out of bounds.
+    /// A given interval does not begin at its key, or ends out of bounds.
     #[error(
         "the interval of key {key} must begin at it and end at {key} to {k_len}, but is {first}..{end}"
     )]
     IntervalBounds {
         key: usize,
         first: i64,
-        /// One past the last.
+        /// One past the last position.
         end: i64,
         k_len: usize,
     },
@@ -251,7 +250,7 @@ pub enum AttentionError {
     /// A selection with runners-up got no buffer for their gradient, or one without got one.
     #[error("the gradient of the rank needs a buffer exactly if there are runners-up")]
     RankGradient,
-    /// A residual of outputs that are f32.
+    /// A residual for outputs that are f32.
     #[error("the residual of out has a buffer, but rounding to f32 loses nothing")]
     Residual,
     /// The scale is NaN or infinite.
@@ -260,21 +259,21 @@ pub enum AttentionError {
     /// The softcap is not positive and finite.
     #[error("the softcap must be positive and finite, but is {softcap}")]
     Softcap { softcap: f32 },
-    /// The rate of a dropout is no probability less than 1.
+    /// The dropout rate is not a probability less than 1.
     #[error("the dropout rate must be at least 0 and less than 1, but is {rate}")]
     DropoutRate { rate: f32 },
-    /// A cache was given options with dropout, which is for training.
+    /// A cache was given options with dropout, which is only for training.
     #[error("a cache serves inference: its options must have no dropout")]
     CacheDropout,
     /// A slope of ALiBi is NaN or infinite.
     #[error("the ALiBi slope of head {head} must be finite, but is {slope}")]
     AlibiSlope { head: usize, slope: f32 },
-    /// Heads take no tokens in their turn, or more than an i32 counts, or the layer's scores do more than rank.
+    /// Heads take turns of 0 tokens or more than an i32 holds, or the layer's scores do more than rank.
     #[error(
         "heads must be dealt at least 1 token in turn, by scores that only rank, but it is {run}"
     )]
     Turns { run: usize },
-    /// Slopes of ALiBi for another number of heads.
+    /// The number of ALiBi slopes is not the number of query heads.
     #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
     AlibiHeads { slopes: usize, q_heads: usize },
     /// A cache was given options with ALiBi, which its kernels do not add.
@@ -283,7 +282,7 @@ pub enum AttentionError {
     /// The epsilon of a norm is not positive and finite.
     #[error("the epsilon of a norm must be positive and finite, but is {epsilon}")]
     Epsilon { epsilon: f32 },
-    /// A norm without its weight or input, a rotary encoding without its table, or one of these that nothing needs.
+    /// A norm lacks its weight or input or a rotary encoding its table, or one of these was given and is not needed.
     #[error("{tensor} must be given exactly if the problem has it")]
     NormOperand { tensor: TensorName },
     /// Positions would exceed 32 bits.
@@ -321,22 +320,22 @@ pub enum AttentionError {
     /// Decoding without causal masking.
     #[error("attention over a cache is causal")]
     CacheNotCausal,
-    /// The pool has too few pages left and does not grow.
+    /// The pool has too few free pages and does not grow.
     #[error("{needed} pages are needed, but the pool has {free}")]
     PagesUsed { needed: usize, free: usize },
-    /// A sequence that the cache does not have.
+    /// The cache does not have the sequence.
     #[error("there is no sequence {index}: the cache has {batch}")]
     Sequence { index: usize, batch: usize },
-    /// A call that would change or save a cache while tokens wait beside it.
+    /// A call would change or save a cache while tokens are held.
     #[error("{waiting} tokens wait beside the cache: accept those that stay, or none, before this")]
     TokensWait { waiting: usize },
-    /// An accept of a cache that does not hold its tokens.
+    /// Tokens were accepted in a cache that does not hold its tokens.
     #[error("the cache does not hold: call hold before the step whose tokens are to wait")]
     NotHolding,
-    /// More accepted tokens than wait.
+    /// More tokens were accepted than are held.
     #[error("{count} tokens cannot be accepted: {waiting} wait beside the cache")]
     TooManyAccepted { count: usize, waiting: usize },
-    /// An input that is not the whole sequence, of which a cache holds the first tokens.
+    /// The input is not the whole sequence, whose first tokens the cache holds.
     #[error(
         "the input is to be the whole sequence, {expected} tokens or more: the cache holds {held}, but it has {tokens}"
     )]
@@ -345,46 +344,46 @@ pub enum AttentionError {
         expected: usize,
         tokens: usize,
     },
-    /// Nothing to merge.
+    /// There is nothing to merge.
     #[error("there are no parts of an attention to merge")]
     NoParts,
-    /// Nothing to join.
+    /// There is nothing to join.
     #[error("there are no caches to join")]
     NoCaches,
-    /// Caches that are not of one kind cannot be one.
+    /// Caches of different kinds cannot be joined.
     #[error("cache {index} cannot be joined to cache 0: they differ in their {what}")]
     JoinedCaches {
         index: usize,
-        /// What is different, in words.
+        /// The difference, in words.
         what: &'static str,
     },
-    /// A beginning of a sequence that it does not have, or no longer.
+    /// A sequence does not have, or no longer has, the prefix to share.
     #[error(
         "sequence {sequence} can share its first {least} to {most} tokens, but {tokens} were asked for"
     )]
     Prefix {
         sequence: usize,
         tokens: usize,
-        /// The fewest that it can share: with a window, its pages before these are gone.
+        /// The shortest prefix it can share: with a window, the pages before it are gone.
         least: usize,
         most: usize,
     },
-    /// A page table from outside that does not fit, or a call that would change one.
+    /// A page table from outside does not fit, or a call would change one.
     #[error("the block table does not fit: {reason}")]
     BlockTable { reason: String },
-    /// A tensor tracked by autodiff in an operation without gradients.
+    /// A tensor tracked by autodiff was given to an operation without gradients.
     #[error(
         "{tensor} is tracked by autodiff, but a cache has no gradients: use it without autodiff"
     )]
     Tracked { tensor: TensorName },
-    /// A saved cache that does not fit.
+    /// A saved cache does not fit.
     #[error("the saved cache does not fit: {reason}")]
     Record { reason: String },
     /// A size exceeds what the engine can index.
     #[error("{what} is {}, past the limit of {limit}", words(*size, "more than can be counted"))]
     TooLarge {
         what: &'static str,
-        /// Its value, `usize::MAX` for more than that.
+        /// Its value; `usize::MAX` for anything larger.
         size: usize,
         limit: usize,
     },
@@ -397,14 +396,14 @@ pub enum AttentionError {
         size: usize,
         limit: usize,
     },
-    /// An engine that was asked for does not serve the call.
+    /// The requested engine does not serve the call.
     #[error("{engine} cannot run {pass}: {obstacle}")]
     Engine {
         engine: Engine,
         pass: PassKind,
         obstacle: Obstacle,
     },
-    /// Attention on a backend that has no engine.
+    /// The backend has no engine for attention.
     #[error(
         "the backend {backend} has no engine of attention: take a device of Flex or of a CubeCL runtime"
     )]
@@ -415,27 +414,27 @@ pub enum AttentionError {
     /// The device lacks what the engine needs.
     #[error("the device does not support {what}")]
     Unsupported { what: String },
-    /// The device has failed while it computed: memory ran out, a kernel did not compile or was refused, or a fault has
-    /// ended its context. The outputs of the operation must not be used; unless the context has ended, the next
-    /// operation runs.
+    /// The device failed during computation: memory ran out, a kernel did not compile or was refused, or a fault ended
+    /// its context. The outputs of the operation must not be used; unless the context has ended, the next operation
+    /// runs.
     #[error("{operation} failed on the device: {reason}")]
     DeviceFailed {
         operation: &'static str,
         /// The message of the runtime.
         reason: String,
     },
-    /// A backward pass whose gradients would be differentiated again.
+    /// The gradients of a backward pass would be differentiated again.
     #[error(
         "{tensor} is tracked by autodiff in a backward pass, but there are no second derivatives"
     )]
     SecondOrder { tensor: TensorName },
 }
 
-/// The names of the variants, by a match that the compiler checks for completeness.
+/// Implements the variants' names, by a match that the compiler checks for completeness.
 macro_rules! kinds {
     ($($kind:ident)*) => {
         impl AttentionError {
-            /// The name of every variant: a table of tests is complete if it has them all.
+            /// The names of all variants; a table of tests is complete if it has them all.
             #[doc(hidden)]
             pub const KINDS: &[&str] = &[$(stringify!($kind)),*];
 
@@ -463,7 +462,7 @@ kinds! {
 }
 
 impl AttentionError {
-    /// An [`AttentionError::ElementType`] between two supported types.
+    /// The [`AttentionError::ElementType`] for two supported types.
     #[must_use]
     pub fn element_type(tensor: TensorName, expected: ElementType, actual: ElementType) -> Self {
         Self::ElementType {
@@ -474,7 +473,7 @@ impl AttentionError {
     }
 }
 
-/// A number, of which `usize::MAX` stands for any that are greater, too: `most`.
+/// A number in words: `most` stands for `usize::MAX`, which means any greater number, too.
 fn words(number: usize, most: &str) -> String {
     match number {
         usize::MAX => most.into(),
@@ -482,7 +481,7 @@ fn words(number: usize, most: &str) -> String {
     }
 }
 
-/// `, 4 or 2`: the sizes without 1 and without repetitions.
+/// The sizes without 1 and without repetitions, as `, 4 or 2`.
 fn alternatives(sizes: &[usize]) -> String {
     let mut sizes = sizes.to_vec();
     sizes.retain(|&n| n != 1);

@@ -1,9 +1,9 @@
-//! The grid of a device: how many cubes a launch may have along each axis.
+//! The device's launch grid: how many cubes a launch may have along each axis.
 
 use crate::AttentionError;
 
-/// Refuses a launch of `cubes` cubes on a device that launches at most `limits` along each axis: tiles, heads, and
-/// sequences. CUDA has 65535 of the last two.
+/// Refuses a launch of `cubes` cubes (tiles, heads, sequences) on a device that launches at most `limits` along each
+/// axis. CUDA launches at most 65535 along each of the last two.
 ///
 /// # Errors
 ///

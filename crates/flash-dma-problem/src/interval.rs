@@ -6,16 +6,14 @@
 /// `i + k_len - q_len` under causal masking, `k_len - 1` otherwise. In these coordinates the selection depends only on
 /// the scores and the window, so one set of intervals is valid for causal and full attention and any number of queries.
 ///
-/// Scores do not depend on the query and the visible prefix only grows, so a key's rank only gets
-/// worse as the position advances: once evicted it never returns. A key `j` is visible from position
-/// `j` on, hence `first = j`; `end` is the position at which the `window`-th better key becomes
-/// visible, or `k_len` if that never happens. A key that is never attended has `end <= first`, and
-/// then both are `j`.
+/// Scores do not depend on the query and the visible prefix only grows, so a key's rank only gets worse as the position
+/// advances: once evicted it never returns. A key `j` is visible from position `j` on, hence `first = j`; `end` is the
+/// position at which the `window`-th better key becomes visible, or `k_len` if that never happens. A key that is never
+/// attended to has `end <= first`, and then both are `j`.
 ///
-/// Whatever else is one interval per key that begins at the key is a selection, too: recent keys, sinks and documents
-/// ([`SelectionRule`](crate::SelectionRule)), and ends that were computed elsewhere. Engines count on `first = j` and
-/// on at most [`Problem::window`](crate::Problem::window) intervals that hold any one position; any number may end at
-/// once.
+/// Any other set of one interval per key that begins at the key is a selection, too: recent keys, sinks and documents
+/// ([`SelectionRule`](crate::SelectionRule)), and ends that were computed elsewhere. Engines rely on `first = j` and on
+/// at most [`Problem::window`](crate::Problem::window) intervals holding any one position; any number may end at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Interval {
@@ -26,13 +24,13 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Whether a query at `position` attends to this key. Negative positions see nothing.
+    /// True if a query at `position` attends to this key. Negative positions see nothing.
     #[must_use]
     pub fn contains(self, position: i64) -> bool {
         i64::from(self.first) <= position && position < i64::from(self.end)
     }
 
-    /// Whether no position attends to this key.
+    /// True if no position attends to this key.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.end <= self.first

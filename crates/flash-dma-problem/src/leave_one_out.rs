@@ -1,18 +1,19 @@
-//! What kept keys are worth: the gradient of their ranks.
+//! Rank gradients of kept keys, by leaving each key out.
 
-/// The weight of a query's own output beside its other keys, if a key that it keeps is left out.
+/// The weight `b` of a query's own output among its other keys when one of its keys is left out.
 ///
-/// Kept keys that learn get the gradient of what the loss would lose without each of them. A key that a query keeps, with
-/// the weight `p = exp(logit - lse)`, gives its rank, with `b` for this weight,
+/// A kept key that learns gets as its rank's gradient the change of the loss if it were left out. A key with the weight
+/// `p = exp(logit - lse)` contributes
 ///
 /// ```text
 /// p / (1 + b - p) * dout . (v - out) - dlse * ln(1 - p / (1 + b))
 /// ```
 ///
-/// which is what the output and the LSE have from the key, to first order in the loss: without it they would be those of
-/// the other keys and, with the weight `b`, of the output itself. That is what a runner-up's gradient is to a key that is
-/// not kept. With `b` 0 a key that has all of a query's weight would have nothing to be compared with. As it is, the factor
-/// of `dout . (v - out)` is at most 20, where the gradient of a logit has at most 1.
+/// This is the key's effect on the output and the LSE, to first order in the loss: without the key they would be
+/// computed from the other keys and, with weight `b`, from the output itself. It corresponds to a runner-up's gradient,
+/// which is that of a key that is not kept. If `b` were 0, a key that has all of a query's weight would have nothing to
+/// be compared with; as it is, the factor of `dout . (v - out)` is at most 20, where that of a logit's gradient is at
+/// most 1.
 ///
-/// Only pairs that the rank decides count: not those of a query's recent keys, and not those of sinks.
+/// Only pairs that are decided by rank count: not a query's recent keys, and not sinks.
 pub const OWN_OUTPUT_WEIGHT: f32 = 0.05;

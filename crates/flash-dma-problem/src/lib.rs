@@ -1,10 +1,10 @@
-//! The definitions that all engines of flash-dma share, and nothing else: the shapes and options of a dynamic-mask
-//! attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid ([`AttentionError`]), the form
-//! of a selection ([`Interval`]) and the rules that make one ([`SelectionRule`]), the cost of a problem ([`cost`]) and
-//! its memory ([`memory`]).
+//! The definitions shared by all engines of flash-dma: the shapes and options of a dynamic-mask attention problem
+//! ([`Problem`], [`AttentionOptions`]), the errors of an invalid one ([`AttentionError`]), the form of a selection
+//! ([`Interval`]) and the rule that makes one ([`SelectionRule`]), and the cost ([`cost`]) and memory ([`memory`]) of a
+//! problem.
 //!
-//! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the
-//! Burn extension and the benchmarks all depend on this crate and re-export what their users need.
+//! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the Burn extension and
+//! the benchmarks all depend on this crate and re-export the parts that their users need.
 //!
 //! # Shapes
 //!
@@ -17,8 +17,7 @@
 //! | intervals | `[batch, kv_heads, k_len, 2]` | 32-bit integer |
 //! | mask, bias | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool, f32 |
 //!
-//! Decoding has a vocabulary of its own: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`]. What a layer does with q
-//! and k before its attention is a [`NormProblem`].
+//! Decoding: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`]; RMS norm and rotary encoding: [`NormProblem`].
 //!
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]

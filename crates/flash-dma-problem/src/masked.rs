@@ -1,10 +1,9 @@
-//! Attention under an arbitrary mask and bias: what broadcasts, and how a mask is cut into tiles.
+//! Attention under an arbitrary mask and bias: their broadcasting, and the tiles that a mask is cut into.
 
 use crate::problem::{MAX_LEN, check_limit, check_shape, rank};
 use crate::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 
-/// Sizes and options of one valid problem with a mask, a bias, both or neither. Like a [`Problem`], it can only be
-/// created through its checks.
+/// Sizes and options of one valid problem with a mask, a bias, both or neither. Only its checks can create it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MaskedProblem {
@@ -17,12 +16,12 @@ pub struct MaskedProblem {
 }
 
 impl MaskedProblem {
-    /// Checks the shapes against each other and resolves the options. `q`, `k`, `v` are shaped as for
-    /// [`Problem::new`]; `mask` and `bias` are `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`.
+    /// Checks the shapes against each other and resolves the options. `q`, `k`, `v` are shaped as for [`Problem::new`];
+    /// `mask` and `bias` are `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`.
     ///
     /// # Errors
     ///
-    /// As [`Problem::new`], plus [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
+    /// The errors of [`Problem::new`], [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
     pub fn new(
         q: &[usize],
         k: &[usize],
@@ -49,12 +48,12 @@ impl MaskedProblem {
         })
     }
 
-    /// As [`new`](Self::new), with a mask that has already been cut into tiles.
+    /// Does what [`new`](Self::new) does, for a mask that has already been cut into tiles.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), plus [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the plan is for
-    /// other lengths.
+    /// The errors of [`new`](Self::new), [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the plan is
+    /// for other lengths.
     pub fn with_plan(
         q: &[usize],
         k: &[usize],
@@ -84,22 +83,21 @@ impl MaskedProblem {
         Ok(problem)
     }
 
-    /// Whether the bias is one number per key, the same for all queries.
+    /// True if the bias is one number per key, the same for all queries.
     #[must_use]
     pub fn has_key_bias(&self) -> bool {
         (self.bias).is_some_and(|shape| shape[2] == 1 && shape[3] == self.attention.k_len)
     }
 
-    /// Whether all keys share the bias, as of a number per query. It adds the same to all logits of a row, which changes
-    /// the row's LSE and nothing else: its gradient is the sum of the LSE's gradients over the rows that share it and
-    /// see some key.
+    /// True if all keys share the bias, as with one number per query. It adds the same to all logits of a row, which
+    /// changes the row's LSE and nothing else: its gradient is the sum of the LSE's gradients over the rows that share
+    /// it and see some key.
     #[must_use]
     pub fn has_row_bias(&self) -> bool {
         self.bias.is_some_and(|shape| shape[3] == 1)
     }
 
-    /// Query heads that read one entry of axis 1 of a mask or bias of this many heads: all heads, the heads of a group,
-    /// or one.
+    /// Number of query heads that read one entry of axis 1 of a mask or bias: all heads, the heads of a group, or one.
     #[must_use]
     pub fn heads_each(&self, heads: usize) -> usize {
         self.attention.q_heads / heads.max(1)
@@ -145,14 +143,14 @@ fn check_axis(
 /// The geometry of a mask's tiles: the shape of the mask, the lengths it is broadcast to, and the causal masking on top
 /// of it. A *tile plan* holds, for masks of this geometry:
 ///
-/// - **bits** `[batch, heads, key_blocks, queries, 2]`, 32-bit integers: bit `c % 32` of word `c / 32` says whether a
+/// - **bits** `[batch, heads, key_blocks, queries, 2]`, 32-bit integers: bit `c % 32` of word `c / 32` is set if a
 ///   query sees key `64 * key_block + c`, causal masking aside. The first two axes are the mask's; an axis that the
 ///   mask broadcasts has size 1 here, too, so nothing is materialised. Bits past the last key are 0, unless the mask
 ///   has one key: then there is one key block, all of whose bits are the same. Bits of pairs that causal masking hides
 ///   are unspecified, so an engine need not read the mask for them;
 /// - **counts** `[batch, heads, query_blocks, key_blocks]`, 32-bit integers: the number of visible pairs in a block of
-///   16 queries and 64 keys, causal masking included. 0 is an *empty* block, the number of its pairs a *full* one,
-///   which needs no test; every other one is *partial*.
+///   16 queries and 64 keys, causal masking included. A block is *empty* if the count is 0, *full* (and needs no test)
+///   if it is the number of pairs, and otherwise *partial*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PlanGeometry {
@@ -198,7 +196,7 @@ impl PlanGeometry {
         })
     }
 
-    /// Shape of the first keys and of the ends of ranges that represent the mask: the mask's, with one key.
+    /// Shape of the `first` and `end` tensors of key ranges that represent the mask: the mask's shape, with one key.
     ///
     /// # Errors
     ///
@@ -210,12 +208,12 @@ impl PlanGeometry {
         Ok([batch, heads, queries, 1])
     }
 
-    /// The geometry of a mask that shows each query a range of keys, whose first keys and ends (one past the
-    /// last key) are `[batch | 1, heads | 1, q_len | 1]` each.
+    /// The geometry of a mask that shows each query a range of keys. The first keys and ends (one past the last key)
+    /// are `[batch | 1, heads | 1, q_len | 1]` each.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), of [`TensorName::FirstKeys`] or [`TensorName::EndKeys`].
+    /// The errors of [`new`](Self::new), for [`TensorName::FirstKeys`] or [`TensorName::EndKeys`].
     pub fn of_ranges(
         first: &[usize],
         end: &[usize],
@@ -226,7 +224,7 @@ impl PlanGeometry {
         for (tensor, shape) in [(TensorName::FirstKeys, first), (TensorName::EndKeys, end)] {
             let shape: [usize; 3] = rank(tensor, shape)?;
             for (axis, actual) in shape.into_iter().enumerate() {
-                // The queries' size is given; the sizes of the other axes are taken from the first of the two.
+                // The number of queries is given; the other sizes are taken from the first of the two tensors.
                 let expected = if axis == 2 { q_len } else { mask[axis] };
                 if axis == 2 || expected != 1 {
                     check_axis(tensor, axis, &[expected], actual)?;
@@ -257,7 +255,7 @@ impl PlanGeometry {
         ]
     }
 
-    /// Pairs per block; blocks at the ends of the lengths have fewer.
+    /// Number of pairs in a block; blocks at the ends of the lengths have fewer.
     #[must_use]
     pub fn pairs(&self, query_block: usize, key_block: usize) -> usize {
         let rest = |len: usize, block: usize, size: usize| (len - block * size).min(size);

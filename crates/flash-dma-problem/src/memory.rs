@@ -1,6 +1,6 @@
 //! The memory that a problem takes, and the largest problem that fits a given memory.
 //!
-//! The tensors of a call follow from its shapes; only the engine knows what it needs besides them. Each has its own
+//! The tensors of a call follow from its shapes; only the engine knows its additional memory. Each engine has its own
 //! `required_bytes`, and searches with [`longest`] and [`largest_batch`].
 
 use crate::{AttentionError, AttentionOptions, Problem, cost};
@@ -10,22 +10,21 @@ use crate::{AttentionError, AttentionOptions, Problem, cost};
 pub enum Passes {
     /// The selection and the forward pass.
     Forward,
-    /// These and the backward pass, with everything that it reads and writes held at once.
+    /// The selection, forward and backward pass, with everything that is read and written held at once.
     ForwardAndBackward,
-    /// As [`Passes::ForwardAndBackward`], of keys that are [selected](Problem::has_scores) with runners-up: also the
-    /// ends of these, and the gradient of what ranks the keys.
+    /// [`Passes::ForwardAndBackward`] for keys that are [selected](Problem::has_scores) with runners-up: also the ends
+    /// of the runners-up, and the gradient of the rank.
     WithRunnersUp,
 }
 
-/// The greatest size that a search looks at.
+/// The greatest size that a search tries.
 const MOST: usize = i32::MAX as usize;
 
-/// The bytes of the tensors of a problem: inputs, scores, intervals, `out`, `lse` and what its rounding loses, and with a
-/// backward pass the gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of
-/// `out`.
+/// Bytes of a problem's tensors: inputs, scores, intervals, `out`, `lse` and its rounding error, and with a backward
+/// pass the gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of `out`.
 ///
-/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`], the residual, and with runners-up
-/// one word per key.
+/// Between passes, autodiff keeps the tensors of [`Passes::Forward`], the residual, and with runners-up one word per
+/// key.
 #[must_use]
 pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     match passes {
@@ -35,19 +34,18 @@ pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
             cost::backward_bytes(problem) + residual * problem.element.size() as u128
         }
         Passes::WithRunnersUp => {
-            // The positions up to which keys are runners-up, and the gradient of the rank: a word each for every key.
+            // The ends of the runners-up and the gradient of the rank: one word each per key.
             let keys = u128::from(problem.has_scores) * cost::count(&problem.scores_shape());
             tensor_bytes(problem, Passes::ForwardAndBackward) + 8 * keys
         }
     }
 }
 
-/// The number of tokens of the longest sequences that fit into `bytes`: the problem with as many queries as keys. 0 if
-/// not even one token fits.
+/// The most tokens per sequence that fit into `bytes`, with as many queries as keys. 0 if not even one fits.
 ///
-/// `required` says what a problem takes; one that is [too large](AttentionError::TooLarge) does not fit. The result
-/// fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace may
-/// not, some greater length may fit again.
+/// `required` computes the bytes of a problem; one that is [too large](AttentionError::TooLarge) does not fit. The
+/// result fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace
+/// may not, some greater length may fit again.
 ///
 /// # Errors
 ///
@@ -66,7 +64,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// As [`longest`].
+/// The errors of [`longest`].
 pub fn largest_batch(
     problem: &Problem,
     bytes: usize,
@@ -76,7 +74,7 @@ pub fn largest_batch(
     greatest(|batch| fits(problem, [batch, q_len, k_len], bytes, &required))
 }
 
-/// Whether the problem of this batch, these queries and these keys takes at most `bytes`.
+/// True if the problem with this batch, these queries and these keys takes at most `bytes`.
 fn fits(
     problem: &Problem,
     sizes: [usize; 3],
@@ -95,7 +93,7 @@ fn fits(
     }
 }
 
-/// A number from 0 to [`MOST`] that fits, whose successor does not or is beyond.
+/// The greatest number from 0 to [`MOST`] such that it fits and its successor does not or is beyond.
 fn greatest(fits: impl Fn(usize) -> Result<bool, AttentionError>) -> Result<usize, AttentionError> {
     let (mut most, mut too_many) = (0, 1);
     while too_many <= MOST && fits(too_many)? {
@@ -117,7 +115,7 @@ impl Problem {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::TooLarge`] as [`Problem::new`].
+    /// [`AttentionError::TooLarge`], as from [`Problem::new`].
     pub fn with_sizes(&self, [batch, q_len, k_len]: [usize; 3]) -> Result<Self, AttentionError> {
         let options = AttentionOptions {
             keep_window: (self.window < usize::MAX).then_some(self.window),

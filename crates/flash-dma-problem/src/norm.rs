@@ -7,17 +7,16 @@ use crate::problem::{MAX_BYTES, check_head_dim, check_limit, check_shape, rank, 
 /// The most features of a row of [`NormProblem::rows`].
 pub const MAX_NORM_WIDTH: usize = 8192;
 
-/// Where rotary encoding takes its angles from.
+/// The rows of a rotary table that the tokens use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotary {
-    /// Positions of the table.
+    /// Number of positions in the table.
     pub positions: usize,
     /// The position of the first token.
     pub start: usize,
 }
 
-/// Rows of features, `[batch, len, heads, width]` in and `[batch, heads, len, width]` out, that are divided by their
-/// root mean square, weighted, and rotated by the angles of their position; both steps are optional.
+/// RMS norm and rotary encoding, both optional, of rows `[batch, len, heads, width]` to `[batch, heads, len, width]`.
 ///
 /// ```text
 /// normal = x / sqrt(mean of x² + epsilon) * gamma
@@ -37,21 +36,21 @@ pub struct NormProblem {
     pub heads: usize,
     /// Features per row.
     pub width: usize,
-    /// The type of everything but the angles, which are f32.
+    /// Element type of all tensors except the angles, which are f32.
     pub element: ElementType,
-    /// Added to the mean square; `None` without a norm.
+    /// Epsilon of the norm, added to the mean square; `None` without a norm.
     pub epsilon: Option<f32>,
-    /// `None` without rotary encoding.
+    /// Rotary encoding; `None` without.
     pub rotary: Option<Rotary>,
 }
 
 impl NormProblem {
-    /// The RMS norm of rows: `x` is `[.., width]` of any rank, `gamma` `[width]`. All rows count as tokens of one
-    /// sequence, of one head.
+    /// The RMS norm of rows: `x` is `[.., width]`, `gamma` `[width]`. All rows count as tokens of one sequence and one
+    /// head.
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if a shape does not fit, the width passes [`MAX_NORM_WIDTH`] or `epsilon` is refused.
+    /// [`AttentionError`] if a shape does not fit, the width exceeds [`MAX_NORM_WIDTH`] or `epsilon` is refused.
     pub fn rows(
         x: &[usize],
         gamma: &[usize],
@@ -79,11 +78,11 @@ impl NormProblem {
         .checked(Some(gamma))
     }
 
-    /// The heads of q or k: `x` is `[batch, len, heads, head_dim]`, the norm is `gamma`, `[head_dim]`, and `epsilon`.
+    /// The norm and rotary encoding of q's or k's heads: `x` is `[batch, len, heads, head_dim]`, `gamma` `[head_dim]`.
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if a shape or the head dimension does not fit, `epsilon` is refused, or the positions pass
+    /// [`AttentionError`] if a shape or the head dimension does not fit, `epsilon` is refused, or the positions exceed
     /// those of the table.
     pub fn heads(
         x: &[usize],
@@ -129,7 +128,7 @@ impl NormProblem {
         self.batch * self.len * self.heads
     }
 
-    /// Whether there is nothing to compute.
+    /// True if there is nothing to compute.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.row_count() * self.width == 0
@@ -147,7 +146,7 @@ impl NormProblem {
         [self.batch, self.heads, self.len, self.width]
     }
 
-    /// Shape of the table of angles, cosine and sine of each pair of features; `None` without rotary encoding.
+    /// Shape of the rotary table, the cosine and sine of each pair of features; `None` without rotary encoding.
     #[must_use]
     pub fn table_shape(&self) -> Option<[usize; 3]> {
         (self.rotary).map(|rotary| [rotary.positions, self.width / 2, 2])

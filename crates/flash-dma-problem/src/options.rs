@@ -1,4 +1,4 @@
-//! The options of a caller.
+//! The caller's options.
 
 use crate::{AlibiSlopes, Dropout, EngineChoice};
 
@@ -15,7 +15,7 @@ use crate::{AlibiSlopes, Dropout, EngineChoice};
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct AttentionOptions {
     /// How many keys each query keeps (the paper's `w`): the highest scored of the keys that it may see. `None` keeps
-    /// all. Without scores it must be `None`.
+    /// all and is required without scores.
     pub keep_window: Option<usize>,
     /// Bottom-right aligned causal masking: query `i` sees the keys `j <= i + k_len - q_len`.
     pub causal: bool,
@@ -23,7 +23,7 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// `c` of `c * tanh(x / c)`, applied to the scaled product before the score is added.
     pub softcap: Option<f32>,
-    /// The slopes of ALiBi, one per query head. `None` adds nothing; a cache refuses them.
+    /// ALiBi slopes, one per query head. `None` adds nothing; a cache refuses them.
     pub alibi: Option<AlibiSlopes>,
     /// Request bit-equal results over repeats. The portable and CPU engines always produce them.
     pub deterministic: bool,
@@ -83,7 +83,7 @@ impl AttentionOptions {
         self
     }
 
-    /// Adds ALiBi to the logits, or nothing with `None`. Slopes of another number of heads than the queries have are an
+    /// Adds ALiBi to the logits, or nothing with `None`. A number of slopes other than the number of query heads is an
     /// error, [`AttentionError::AlibiHeads`](crate::AttentionError::AlibiHeads).
     #[must_use]
     pub fn with_alibi(mut self, slopes: impl Into<Option<AlibiSlopes>>) -> Self {
@@ -98,7 +98,7 @@ impl AttentionOptions {
         self
     }
 
-    /// Drops attention probabilities, or none with `None`.
+    /// Drops out attention probabilities, or none with `None`.
     #[must_use]
     pub fn with_dropout(mut self, dropout: impl Into<Option<Dropout>>) -> Self {
         self.dropout = dropout.into();

@@ -9,13 +9,12 @@ pub const MAX_HEAD_DIM: usize = 256;
 /// The greatest length of a sequence: positions are signed 32-bit numbers.
 pub(crate) const MAX_LEN: usize = i32::MAX as usize;
 
-/// The most bytes of a tensor.
 pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
 
 /// Shape and strides of one tensor, in elements, and its name for errors.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorSpec<'a> {
-    /// Which tensor of the problem.
+    /// The tensor's name.
     pub name: TensorName,
     /// Size of each axis.
     pub shape: &'a [usize],
@@ -42,8 +41,7 @@ impl TensorSpec<'_> {
         Ok(())
     }
 
-    /// The elements a buffer must hold for this shape and these strides; 0 for an empty tensor.
-    /// `None` if the number passes `usize`.
+    /// Elements a buffer needs for this shape and these strides; 0 for an empty tensor. `None` if it overflows `usize`.
     #[must_use]
     pub fn required_len(&self) -> Option<usize> {
         if self.shape.contains(&0) {
@@ -58,8 +56,8 @@ impl TensorSpec<'_> {
     }
 }
 
-/// The strides of a tensor without gaps, row-major, from the first axis to the last. An empty axis
-/// counts as one of a single element, as its stride is never used.
+/// Row-major strides of a contiguous tensor, from the first axis to the last. An empty axis counts as one of a single
+/// element, as its stride is never used.
 pub fn contiguous_strides(shape: &[usize]) -> impl ExactSizeIterator<Item = usize> {
     (0..shape.len()).map(|axis| {
         let inner = shape[axis + 1..].iter();
@@ -91,8 +89,7 @@ pub(crate) fn check_shape(
     }
 }
 
-/// Sizes and resolved options of one valid problem. The only way to get one is through the checks of
-/// [`Problem::new`], so an engine may rely on them.
+/// Sizes and resolved options of one valid problem. Only [`Problem::new`] creates one, so an engine may rely on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Problem {
@@ -110,10 +107,10 @@ pub struct Problem {
     pub head_dim: usize,
     /// Element type of `q`, `k`, `v`.
     pub element: ElementType,
-    /// Whether a score is added to every logit and the keys are selected by it.
+    /// True if keys are selected by scores, which are added to the logits.
     pub has_scores: bool,
-    /// The most keys that are alive at one position: how many each query keeps, or the stated number of given
-    /// intervals; `usize::MAX` if none was requested. What the lists of keys have room for follows from it.
+    /// The most keys that are alive at one position: how many each query keeps, or the stated bound for given
+    /// intervals; `usize::MAX` if none was requested. Lists of keys are sized by it.
     pub window: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
@@ -123,9 +120,9 @@ pub struct Problem {
     pub softcap: Option<f32>,
     /// Slopes of ALiBi, one per query head.
     pub alibi: Option<AlibiSlopes>,
-    /// Whether bit-equal results over repeats were requested.
+    /// True if results must be bit-equal over repeats.
     pub deterministic: bool,
-    /// Dropout of the attention probabilities; never one that drops nothing.
+    /// Dropout of the attention probabilities; never with a threshold of 0.
     pub dropout: Option<Dropout>,
     /// The engine of both passes.
     pub engine: EngineChoice,
@@ -234,8 +231,7 @@ impl Problem {
         [self.batch, self.kv_heads, self.k_len, 2]
     }
 
-    /// Shape of the residual of `out`, what its rounding to 16 bits loses: that of `out`. `None` for f32, where nothing
-    /// is lost.
+    /// Shape of the residual of `out`, which is what rounding to 16 bits loses. `None` for f32, where nothing is lost.
     #[must_use]
     pub fn residual_shape(&self) -> Option<[usize; 4]> {
         (self.element != ElementType::F32).then(|| self.q_shape())
@@ -249,20 +245,20 @@ impl Problem {
 }
 
 impl Problem {
-    /// The distance of a query and a key, `|query + k_len - q_len - key|`, that [`AlibiSlopes`] multiply.
+    /// The distance between a query and a key, `|query + k_len - q_len - key|`, which [`AlibiSlopes`] multiply.
     #[must_use]
     pub fn distance(&self, query: usize, key: usize) -> usize {
         (query + self.k_len).abs_diff(self.q_len + key)
     }
 
-    /// The slope of ALiBi of a query head; `None` without ALiBi.
+    /// The ALiBi slope of a query head; `None` without ALiBi.
     #[must_use]
     pub fn slope(&self, q_head: usize) -> Option<f32> {
         self.alibi.map(|slopes| slopes.values()[q_head])
     }
 
-    /// The place of query `i` in a dropout mask: the last query stands at the last key, with causal masking or without.
-    /// Negative places wrap.
+    /// The position of query `i` in a dropout mask: the last query is at the last key, with causal masking and without.
+    /// Negative positions wrap.
     #[must_use]
     pub fn dropout_position(&self, query: usize) -> u32 {
         (query as u32)
@@ -305,7 +301,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), AttentionError> {
     Ok(())
 }
 
-/// Bytes of a tensor, saturated.
+/// Bytes of a tensor, saturating.
 pub(crate) fn size_in_bytes(element: ElementType, shape: [usize; 4]) -> usize {
     (shape.iter()).fold(element.size(), |size, &n| size.saturating_mul(n))
 }

@@ -2,25 +2,25 @@
 
 use crate::AttentionError;
 
-/// Which of the keys that a position may see it attends to: its last `recent` keys, and the `window − recent` best of
-/// the older ones, among which the first `sinks` keys rank above all others.
+/// The rule by which a position selects among the keys it may see: its last `recent` keys, and the `window − recent`
+/// best of the older ones, among which the first `sinks` keys rank above all others.
 ///
-/// Recency goes by position: a hidden key (a score of −∞) is not attended to, but takes its place among the recent
-/// ones. A hidden sink stays hidden. With documents, all of it applies to the keys of the position's document.
+/// Recency goes by position: a hidden key (a score of −∞) is not attended to but still takes its place among the recent
+/// ones. A hidden sink stays hidden. With documents, all of this applies to the keys of the position's document.
 ///
 /// A key `j` competes from position `j + recent` on. So if selecting `window − recent` keys gives it the interval
 /// `[j, e)`, its interval under the rule is `[j, e + recent)`, clipped to the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SelectionRule {
-    /// Keys that a position keeps, recent ones and sinks included.
+    /// Number of keys that a position keeps, including recent keys and sinks.
     pub window: usize,
-    /// The last keys, which are kept whatever their scores.
+    /// How many of the last keys are kept whatever their scores.
     pub recent: usize,
-    /// The first keys, which rank above all others.
+    /// How many of the first keys rank above all others.
     pub sinks: usize,
 }
 
-/// What the scores of keys are for.
+/// The role of the keys' scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ScoreRole {
@@ -31,15 +31,15 @@ pub enum ScoreRole {
     Rank,
 }
 
-/// The keys that a position keeps: its last `recent` keys, and the `best` of the older ones.
+/// How many keys a position keeps by recency and by rank: its last `recent` keys, and the `best` of the older ones.
 ///
-/// A key that is kept for its rank until position `e` (its own if it never is) is kept until `e + recent`; a hidden key
-/// never is.
+/// A key whose rank keeps it until position `e` (its own position if it is never kept for its rank) is kept until
+/// `e + recent`; a hidden key never is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeptKeys {
-    /// Keys that are kept for their rank.
+    /// Number of keys kept for their rank.
     pub best: usize,
-    /// The last keys, which are kept whatever their ranks.
+    /// How many of the last keys are kept whatever their ranks.
     pub recent: usize,
 }
 
@@ -50,7 +50,7 @@ impl From<usize> for KeptKeys {
 }
 
 impl KeptKeys {
-    /// Checks that there are any.
+    /// Checks that at least one key is kept.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl KeptKeys {
         }
     }
 
-    /// The end of a key that is kept for its rank until `end`, of `k_len` keys.
+    /// The end of the interval of a key that its rank keeps until `end`, among `k_len` keys.
     #[must_use]
     pub fn until(&self, end: usize, k_len: usize) -> usize {
         end.saturating_add(self.recent).min(k_len)
@@ -76,7 +76,7 @@ impl From<usize> for SelectionRule {
 }
 
 impl From<KeptKeys> for SelectionRule {
-    /// The rule that keeps them, without sinks.
+    /// The rule that keeps these keys, without sinks.
     fn from(kept: KeptKeys) -> Self {
         Self {
             window: kept.best.saturating_add(kept.recent),
@@ -87,7 +87,7 @@ impl From<KeptKeys> for SelectionRule {
 }
 
 impl SelectionRule {
-    /// The `window` best keys.
+    /// The rule that keeps the `window` best keys.
     #[must_use]
     pub fn top(window: usize) -> Self {
         Self {
@@ -121,13 +121,13 @@ impl SelectionRule {
         Ok(())
     }
 
-    /// Keys that are kept by rank: all but the recent ones.
+    /// Number of keys kept by rank: all except the recent ones.
     #[must_use]
     pub fn ranked(&self) -> usize {
         self.window - self.recent
     }
 
-    /// What an engine selects under this rule once the sinks have the scores that rank them first.
+    /// The keys an engine selects under this rule once the sinks have scores that rank them first.
     #[must_use]
     pub fn kept(&self) -> KeptKeys {
         KeptKeys {
@@ -136,13 +136,13 @@ impl SelectionRule {
         }
     }
 
-    /// Whether the key at `position` is one of the last keys that the position `now` sees; `position <= now`.
+    /// True if the key at `position` is one of the last keys that position `now` sees; `position <= now`.
     #[must_use]
     pub fn is_recent(&self, position: usize, now: usize) -> bool {
         now.saturating_sub(position) < self.recent
     }
 
-    /// The same rule with `more` keys by rank.
+    /// The same rule with `more` additional keys by rank.
     #[must_use]
     pub fn widened(mut self, more: usize) -> Self {
         self.window = self.window.saturating_add(more);

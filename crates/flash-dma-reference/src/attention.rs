@@ -5,8 +5,7 @@ use crate::rows::{self, At, Change, Forward, Grads, Keys, Pairs, Tensors, kv_hea
 use crate::{compose, select};
 use flash_dma_problem::{Problem, ScoreRole, SelectionRule};
 
-/// The inputs of one problem: contiguous, in the shapes of the problem. Every method panics if a tensor has another
-/// shape.
+/// The inputs of one problem: contiguous, in its shapes. Every method panics if a tensor has another shape.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// Sizes and options.
@@ -42,7 +41,7 @@ pub(crate) struct Selected<'a> {
     ranked: Vec<Vec<usize>>,
 }
 
-/// Keys of a head of these scores, and what is added to their logits.
+/// Keys of a head with these scores, and the biases of their logits.
 fn biased(keys: Vec<usize>, scores: &[f64], role: ScoreRole) -> Keys {
     let added = |j: usize| match role {
         ScoreRole::RankAndBias => scores[j],
@@ -58,13 +57,13 @@ impl Selected<'_> {
         select::take(&self.ranked[kv_head(p, b, h)], window, p.position(i))
     }
 
-    /// Keys of the kv head that a query head reads, and what is added to their logits.
+    /// Keys of the kv head that a query head reads, and the biases of their logits.
     fn biased(&self, [b, h, _]: At, keys: Vec<usize>) -> Keys {
         let scores = self.scores.expect("keys are selected by scores");
         biased(keys, &scores[kv_keys(self.problem, b, h)], self.role)
     }
 
-    /// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
+    /// The runners-up of every row: the keys that a window of `more` keys would add to the selected pairs.
     pub(crate) fn runners_up(&self, more: usize) -> impl Pairs {
         let window = self.problem.window;
         move |at: At| {
@@ -76,7 +75,7 @@ impl Selected<'_> {
         }
     }
 
-    /// Kept keys from the position on from which their rank keeps them: `from` is `[batch, kv_heads, k_len]`.
+    /// Kept keys from the position on at which their rank keeps them: `from` is `[batch, kv_heads, k_len]`.
     pub(crate) fn kept_by_rank(&self, from: &[u32]) -> impl Pairs {
         let p = self.problem;
         move |[b, h, i]: At| {
@@ -105,14 +104,13 @@ impl Inputs {
         self.forward_for(ScoreRole::default())
     }
 
-    /// The output and the LSE if the scores are for `role`.
+    /// The output and the LSE with the scores in `role`.
     #[must_use]
     pub fn forward_for(&self, role: ScoreRole) -> Forward {
         rows::forward(&self.tensors(), &self.selected_for(role))
     }
 
-    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has, and the
-    /// scores are for `role`.
+    /// The output and LSE with the keys of a rule, whose window is the problem's, and the scores in `role`.
     ///
     /// # Panics
     ///
@@ -150,9 +148,10 @@ impl Inputs {
         Backward { q, k, v, scores }
     }
 
-    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if the `runners_up` keys that come
-    /// after the window are to learn: for each query and each of its runners-up, with `x` the logit minus the LSE,
-    /// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, the change of the loss if the key were attended.
+    /// The gradient of the rank, `[batch, kv_heads, k_len]`, if the `runners_up` keys that come after the window learn:
+    /// for each query and each of its runners-up, with `x` the logit minus the LSE,
+    /// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, the change of the loss if the key were attended
+    /// to.
     ///
     /// # Panics
     ///
@@ -178,8 +177,8 @@ impl Inputs {
         rows::rank(tensors, &selected, asked, grads)
     }
 
-    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if kept keys are to learn what they are
-    /// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT): for each query and each key that it keeps and whose `from`,
+    /// The gradient of the rank, `[batch, kv_heads, k_len]`, if kept keys learn by [leaving them
+    /// out](flash_dma_problem::OWN_OUTPUT_WEIGHT): for each query and each key that it keeps and whose `from`,
     /// `[batch, kv_heads, k_len]`, is not after the query's position.
     ///
     /// # Panics

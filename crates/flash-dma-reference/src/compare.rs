@@ -22,13 +22,13 @@ use flash_dma_problem::ElementType;
 pub const ARITHMETIC: f64 = 4.0;
 
 /// Products of 16-bit elements that [`ARITHMETIC`] covers on tensor cores. They add 16 products at a time to an f32 sum
-/// and cut off what does not fit instead of rounding it (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical
-/// behavior of NVIDIA tensor cores", 2021): up to an epsilon each time, all towards zero. For longer rows the magnitude
-/// of a product is counted once per such part.
+/// and cut off the excess bits instead of rounding (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of
+/// NVIDIA tensor cores", 2021): up to an epsilon each time, all towards zero. For longer rows the magnitude of a
+/// product is counted once per such part.
 pub const CUT_OFF: usize = 64;
 
-/// Values that vanish in f32: a probability below 1e-38 is 0 there, and so is its contribution to a gradient, which is
-/// the probability times the other factors of a term. No other number of a problem is as small.
+/// The size below which values vanish in f32: a probability below 1e-38 is 0 there, and so is its contribution to a
+/// gradient, which is the probability times the other factors of a term. No other number of a problem is as small.
 pub const UNDERFLOW: f64 = 1e-30;
 
 /// Factor on the naive implementation's error for outputs.
@@ -104,7 +104,7 @@ pub struct Report {
 /// The worst element of a tensor that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which tensor.
+    /// The tensor's name.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -112,13 +112,13 @@ pub struct Failure {
     pub index: Vec<usize>,
     /// The engine's value.
     pub actual: f64,
-    /// The oracle's.
+    /// The oracle's value.
     pub exact: f64,
     /// The error allowed there.
     pub bound: f64,
-    /// Elements out of bounds.
+    /// Number of elements out of bounds.
     pub failed: usize,
-    /// Elements of the tensor.
+    /// Number of elements of the tensor.
     pub len: usize,
 }
 
@@ -171,12 +171,11 @@ pub fn compare(
     compare_by(name, shape, actual, exact, error, element, factor)
 }
 
-/// As [`compare()`], with a given [`naive_error`]: a tensor that is NaN nearly everywhere has too few elements to
-/// measure it.
+/// [`compare()`] with a given [`naive_error`]: a tensor that is mostly NaN has too few elements to measure it.
 ///
 /// # Errors
 ///
-/// As [`compare()`].
+/// The errors of [`compare()`].
 pub fn compare_by(
     name: &str,
     shape: &[usize],
@@ -198,17 +197,17 @@ pub fn compare_by(
 ///
 /// # Errors
 ///
-/// As [`compare`].
+/// The errors of [`compare()`].
 pub fn compare_lse(shape: &[usize], actual: &[f64], exact: &Exact) -> Result<Report, Failure> {
     check("lse", shape, actual, exact, of_arithmetic)
 }
 
-/// Compares probabilities. As an LSE they are f32 arithmetic on the given inputs, and are granted its error alone: a pair
-/// that is not attended has exactly 0.
+/// Compares probabilities. Like an LSE they are f32 arithmetic on the given inputs and are granted only its error: a
+/// pair that is not attended to has exactly 0.
 ///
 /// # Errors
 ///
-/// As [`compare`].
+/// The errors of [`compare()`].
 pub fn compare_probabilities(
     shape: &[usize],
     actual: &[f64],

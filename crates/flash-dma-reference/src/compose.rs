@@ -49,12 +49,12 @@ pub fn intervals(scores: &[f64], documents: &[usize], rule: &SelectionRule) -> V
     intervals
 }
 
-/// [`intervals`] in O(N log N): within a document, what selecting `window - recent` keys by a heap gives, and `recent`
-/// positions more.
+/// [`intervals`] in O(N log N): within a document, the result of selecting `window - recent` keys by a heap, prolonged
+/// by `recent` positions.
 ///
 /// # Panics
 ///
-/// As [`intervals`].
+/// If [`intervals`] does.
 #[must_use]
 pub fn intervals_by_heap(
     scores: &[f64],

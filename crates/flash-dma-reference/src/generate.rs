@@ -35,7 +35,7 @@ pub enum Scores {
 }
 
 impl Scores {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 13] = [
         Self::Normal,
         Self::Ties,
@@ -100,8 +100,8 @@ pub fn normal(len: usize, scale: f64, element: ElementType, rng: &mut Rng) -> Ve
         .collect()
 }
 
-/// Random inputs: `q`, `k` and `v` normal with standard deviation `scale` in the problem's element
-/// type, every head's scores of the given kind (unused if the problem has none).
+/// Random inputs: `q`, `k` and `v` normal with standard deviation `scale` in the problem's element type, every head's
+/// scores of the given kind (unused if the problem has none).
 #[must_use]
 pub fn inputs(problem: Problem, scores: Scores, scale: f64, seed: u64) -> Inputs {
     let mut rng = Rng::new(seed);

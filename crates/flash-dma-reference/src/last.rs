@@ -6,20 +6,20 @@ use crate::rows::Forward;
 use crate::rows::{self, At, Keys, Pairs, kv_keys};
 
 impl Inputs {
-    /// The output and the LSE if every position attends to the last `window` keys that it sees, its own included, but
-    /// to none of a score of −∞; scores are added to the logits if there are any.
+    /// The output and the LSE if every position attends to the last `window` keys that it sees, including its own,
+    /// except those of a score of −∞; scores are added to the logits if there are any.
     #[must_use]
     pub fn forward_last(&self, window: usize) -> Forward {
         rows::forward(&self.tensors(), &self.last_keys(window))
     }
 
-    /// As [`Inputs::forward_last`], by the same-dtype naive implementation.
+    /// [`Inputs::forward_last`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_forward_last(&self, window: usize) -> NaiveForward {
         naive::forward(&self.tensors(), &self.last_keys(window))
     }
 
-    /// The last keys of every row, but those of a score of −∞.
+    /// The last keys of every row, except those of a score of −∞.
     fn last_keys(&self, window: usize) -> impl Pairs {
         let p = &self.problem;
         move |[b, h, i]: At| -> Keys {

@@ -18,7 +18,7 @@ pub struct Broadcast<T> {
 }
 
 impl<T: Copy> Broadcast<T> {
-    /// Where the element of a pair lies in `values`.
+    /// The index of a pair's element in `values`.
     ///
     /// # Panics
     ///
@@ -115,7 +115,7 @@ impl MaskedInputs {
         MaskedBackward { q, k, v, bias }
     }
 
-    /// The same, by the same-dtype naive implementation.
+    /// The output and the LSE by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_forward(&self) -> NaiveForward {
         naive::forward(&self.tensors(), self)
@@ -131,7 +131,7 @@ impl MaskedInputs {
         self.naive_gradients((grad_out, grad_lse), Mean::OfOutput)
     }
 
-    /// As [`naive_backward`](Self::naive_backward), by automatic differentiation of the naive forward pass: see
+    /// [`naive_backward`](Self::naive_backward) by automatic differentiation of the naive forward pass: see
     /// [`Inputs::naive_autograd`](crate::Inputs::naive_autograd).
     #[must_use]
     pub fn naive_autograd(
@@ -142,8 +142,8 @@ impl MaskedInputs {
         self.naive_gradients((grad_out, grad_lse), Mean::OfPairs)
     }
 
-    /// The gradient of what ranks the keys, `[batch, kv_heads, k_len]`, if the pairs that `runners_up` shows, none of
-    /// which may be attended, are those of runners-up: as [`Inputs::rank_gradient`](crate::Inputs::rank_gradient).
+    /// The gradient of the rank, `[batch, kv_heads, k_len]`, if the pairs shown by `runners_up`, none of which may be
+    /// attended to, are those of runners-up; see [`Inputs::rank_gradient`](crate::Inputs::rank_gradient).
     #[must_use]
     pub fn rank_gradient(
         &self,
@@ -155,7 +155,7 @@ impl MaskedInputs {
         rows::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    /// As [`rank_gradient`](Self::rank_gradient), by the same-dtype naive implementation.
+    /// [`rank_gradient`](Self::rank_gradient) by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_rank_gradient(
         &self,
@@ -167,8 +167,8 @@ impl MaskedInputs {
         naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    /// The gradient of what ranks the keys, `[batch, kv_heads, k_len]`, of the pairs that `kept` shows, all of which must
-    /// be attended: as [`Inputs::left_out_gradient`](crate::Inputs::left_out_gradient).
+    /// The gradient of the rank, `[batch, kv_heads, k_len]`, for the pairs shown by `kept`, all of which must be
+    /// attended to; see [`Inputs::left_out_gradient`](crate::Inputs::left_out_gradient).
     #[must_use]
     pub fn left_out_gradient(
         &self,
@@ -180,7 +180,7 @@ impl MaskedInputs {
         rows::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    /// As [`left_out_gradient`](Self::left_out_gradient), by the same-dtype naive implementation.
+    /// [`left_out_gradient`](Self::left_out_gradient) by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,
@@ -192,7 +192,6 @@ impl MaskedInputs {
         naive::rank(&self.tensors(), self, asked, (grad_out, grad_lse))
     }
 
-    /// The pairs of another mask than that of the inputs.
     fn shown(&self, shown: &Broadcast<bool>) -> impl Pairs {
         move |at: At| self.keys_of(Some(shown), at)
     }

@@ -1,9 +1,9 @@
 //! An unfused implementation in the element type: its error is the yardstick for the engines.
 //!
-//! As a framework would compute it, tensor by tensor: products accumulate in f32, the probabilities and the logits'
+//! It computes tensor by tensor, as a framework would: products accumulate in f32; the probabilities and the logits'
 //! gradients are stored in the element type before the next product, and so are the results. Logits stay f32 (some
 //! frameworks round them, too; the yardstick is the more accurate choice). The mean of dL/dp under p is `dout . out` of
-//! the rounded output, as an engine without a residual has it, or what automatic differentiation makes of it: see
+//! the rounded output, as in an engine without a residual, or the sum that automatic differentiation computes: see
 //! [`Inputs::naive_autograd`].
 
 use crate::attention::Inputs;
@@ -35,40 +35,40 @@ pub struct NaiveBackward {
 }
 
 impl Inputs {
-    /// As [`Inputs::forward`], by the same-dtype naive implementation.
+    /// [`Inputs::forward`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_forward(&self) -> NaiveForward {
         forward(&self.tensors(), &self.selected())
     }
 
-    /// As [`Inputs::forward_for`], by the same-dtype naive implementation.
+    /// [`Inputs::forward_for`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_forward_for(&self, role: ScoreRole) -> NaiveForward {
         forward(&self.tensors(), &self.selected_for(role))
     }
 
-    /// As [`Inputs::forward_by`], by the same-dtype naive implementation.
+    /// [`Inputs::forward_by`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_forward_by(&self, rule: &SelectionRule, role: ScoreRole) -> NaiveForward {
         forward(&self.tensors(), &self.ruled(rule, role))
     }
 
-    /// As [`Inputs::backward`], by the same-dtype naive implementation.
+    /// [`Inputs::backward`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
         self.naive_gradients((grad_out, grad_lse), Mean::OfOutput)
     }
 
-    /// As [`Inputs::naive_backward`], but each step of the naive forward pass by automatic differentiation: dL/dp is
+    /// [`Inputs::naive_backward`] with each step of the naive forward pass differentiated automatically: dL/dp is
     /// stored in the element type, and its mean under p is the sum over the pairs of a row. The rounding of `out` does
-    /// not enter it, so where one key takes nearly all of a row's weight this is the better yardstick of the scores'
+    /// not enter it, so where one key takes nearly all of a row's weight this is the better yardstick for the scores'
     /// gradients.
     #[must_use]
     pub fn naive_autograd(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
         self.naive_gradients((grad_out, grad_lse), Mean::OfPairs)
     }
 
-    /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
+    /// [`Inputs::rank_gradient`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_rank_gradient(
         &self,
@@ -81,7 +81,7 @@ impl Inputs {
         rank(&self.tensors(), &selected, asked, (grad_out, grad_lse))
     }
 
-    /// As [`Inputs::left_out_gradient`], by the same-dtype naive implementation.
+    /// [`Inputs::left_out_gradient`] by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_left_out_gradient(
         &self,
@@ -132,7 +132,7 @@ fn dots<'a>(
     })
 }
 
-/// As `rows::soft_cap`, in f32.
+/// `rows::soft_cap` in f32.
 pub(crate) fn soft_cap(x: f32, cap: Option<f32>) -> (f32, f32) {
     let Some(cap) = cap else {
         return (x, 1.0);
@@ -192,7 +192,7 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
     NaiveForward { out, lse }
 }
 
-/// What the mean of dL/dp under p is computed from.
+/// The source of the mean of dL/dp under p.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mean {
     /// The rounded output.
@@ -253,7 +253,7 @@ pub(crate) fn backward(
     NaiveBackward { q, k, v, scores }
 }
 
-/// As `rows::rank`, with the rounded output and in f32; nothing between is stored.
+/// `rows::rank` with the rounded output and in f32; no intermediate result is stored.
 pub(crate) fn rank(
     t: &Tensors,
     pairs: &impl Pairs,

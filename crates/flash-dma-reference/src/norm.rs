@@ -28,7 +28,7 @@ pub struct NormBackward {
     pub gamma: Option<Exact>,
 }
 
-/// As [`NormBackward`], by the naive implementation.
+/// Gradients of the inputs by the naive implementation.
 #[derive(Clone, Debug)]
 pub struct NaiveNormBackward {
     /// `[batch, len, heads, width]`.
@@ -52,14 +52,13 @@ pub fn angles(positions: usize, width: usize) -> Vec<f64> {
     table
 }
 
-/// A row's place in the tensors.
 #[derive(Clone, Copy)]
 struct Row {
-    /// Where it begins in `x`.
+    /// The start of the row in `x`.
     from: usize,
-    /// Where it begins in the output.
+    /// The start of the row in the output.
     to: usize,
-    /// Where the angles of its position begin.
+    /// The start of the angles of its position.
     angles: usize,
 }
 
@@ -184,8 +183,8 @@ impl Norm {
         }
     }
 
-    /// As [`forward`](Self::forward), by a same-dtype naive implementation: tensor by tensor, each rounded to the
-    /// element type, but the mean square and the rotation in f32.
+    /// [`forward`](Self::forward) by a same-dtype naive implementation: tensor by tensor, each rounded to the element
+    /// type, except the mean square and the rotation, which are f32.
     #[must_use]
     pub fn naive_forward(&self) -> Vec<f64> {
         let width = self.problem.width;
@@ -200,8 +199,8 @@ impl Norm {
         out
     }
 
-    /// As [`backward`](Self::backward), by the automatic differentiation of the naive implementation; the sums over
-    /// rows and features are f32.
+    /// [`backward`](Self::backward) of the naive implementation by automatic differentiation; sums over rows and
+    /// features in f32.
     #[must_use]
     pub fn naive_backward(&self, grad_out: &[f64]) -> NaiveNormBackward {
         let (width, element) = (self.problem.width, self.problem.element);

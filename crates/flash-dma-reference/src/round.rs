@@ -13,7 +13,7 @@ pub fn round(x: f64, element: ElementType) -> f64 {
     }
 }
 
-/// As [`round()`], from an f32.
+/// [`round()`] of an f32.
 #[must_use]
 pub fn round_f32(x: f32, element: ElementType) -> f32 {
     match element {

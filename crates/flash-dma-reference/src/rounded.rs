@@ -1,14 +1,14 @@
 //! Attention over the logits as f32 rounds them.
 //!
-//! An additive mask of -1e9 moves logits to where f32 has one number in 64, and differences between keys are lost before
-//! any softmax. What an engine can be held to there is the attention over the logits that are left, whose error does not
+//! An additive mask of -1e9 moves logits to where f32 has one number in 64, and differences between keys are lost
+//! before any softmax. An engine can be held only to the attention over the logits that are left, whose error does not
 //! grow with their size.
 
 use crate::masked::{MaskedBackward, MaskedInputs};
 use crate::rows::{self, Logits, Tensors};
 use crate::{Backward, Exact, Forward, Inputs};
 
-/// Inputs whose logits are `f32(f32(softcap(scale · q·k)) + bias)`, and everything behind them f64.
+/// Inputs whose logits are `f32(f32(softcap(scale · q·k)) + bias)`; everything after them is f64.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounded<'a, T>(&'a T);
 
@@ -36,20 +36,20 @@ fn rounded(tensors: Tensors<'_>) -> Tensors<'_> {
 }
 
 impl Rounded<'_, Inputs> {
-    /// As [`Inputs::forward`].
+    /// [`Inputs::forward`] over rounded logits.
     #[must_use]
     pub fn forward(&self) -> Forward {
         rows::forward(&rounded(self.0.tensors()), &self.0.selected())
     }
 
-    /// As [`Inputs::backward`].
+    /// [`Inputs::backward`] over rounded logits.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Backward {
         let tensors = rounded(self.0.tensors());
         self.0.backward_of(&tensors, (grad_out, grad_lse))
     }
 
-    /// As [`Inputs::rank_gradient`].
+    /// [`Inputs::rank_gradient`] over rounded logits.
     #[must_use]
     pub fn rank_gradient(
         &self,
@@ -61,7 +61,7 @@ impl Rounded<'_, Inputs> {
         self.0.rank_gradient_of(&tensors, runners_up, grads)
     }
 
-    /// As [`Inputs::left_out_gradient`].
+    /// [`Inputs::left_out_gradient`] over rounded logits.
     #[must_use]
     pub fn left_out_gradient(
         &self,
@@ -75,13 +75,13 @@ impl Rounded<'_, Inputs> {
 }
 
 impl Rounded<'_, MaskedInputs> {
-    /// As [`MaskedInputs::forward`].
+    /// [`MaskedInputs::forward`] over rounded logits.
     #[must_use]
     pub fn forward(&self) -> Forward {
         rows::forward(&rounded(self.0.tensors()), self.0)
     }
 
-    /// As [`MaskedInputs::backward`].
+    /// [`MaskedInputs::backward`] over rounded logits.
     #[must_use]
     pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> MaskedBackward {
         let tensors = rounded(self.0.tensors());

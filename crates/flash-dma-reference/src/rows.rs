@@ -21,15 +21,14 @@ pub(crate) type Keys = Vec<(usize, f64)>;
 
 /// The keys that each query attends to.
 pub(crate) trait Pairs {
-    /// Those of one query.
     fn row(&self, at: At) -> Keys;
 
-    /// What ALiBi adds to the logits of that query, for each key.
+    /// The ALiBi terms of that query's logits, for each key.
     fn alibi(&self, p: &Problem, [_, h, i]: At) -> impl Fn(usize) -> f64 {
         alibi(p, h, i)
     }
 
-    /// As [`row`](Self::row), with ALiBi in the biases.
+    /// [`row`](Self::row) with ALiBi in the biases.
     fn biased_row(&self, p: &Problem, at: At) -> Keys {
         let alibi = self.alibi(p, at);
         let keys = self.row(at).into_iter();
@@ -49,7 +48,7 @@ impl<F: Fn(At) -> Keys> Pairs for F {
     }
 }
 
-/// What ALiBi adds to the logits of query `i` of head `h`, for each key; 0 without.
+/// The ALiBi terms of the logits of query `i` of head `h`, for each key; 0 without.
 pub(crate) fn alibi(p: &Problem, h: usize, i: usize) -> impl Fn(usize) -> f64 + use<> {
     let (p, slope) = (*p, p.slope(h).map_or(0.0, f64::from));
     move |j| -slope * p.distance(i, j) as f64
@@ -84,12 +83,12 @@ pub(crate) struct Tensors<'a> {
     pub logits: Logits,
 }
 
-/// What a logit is before the softmax sees it.
+/// The rounding of logits before the softmax.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Logits {
-    /// Itself, so that the error of f32 arithmetic grows with its terms.
+    /// None, so that the error of f32 arithmetic grows with the logit's terms.
     Exact,
-    /// As f32 rounds it: the capped product, and that with the bias.
+    /// The rounding of f32, for the capped product and for its sum with the bias.
     Rounded,
 }
 
@@ -176,7 +175,6 @@ pub(crate) fn soft_cap(x: f64, cap: Option<f32>) -> (f64, f64) {
     (cap * tanh, 1.0 - tanh * tanh)
 }
 
-/// One row's softmax.
 struct Softmax {
     /// Probability and softcap derivative of each attended key, in the order of the pairs.
     p: Vec<f64>,
@@ -210,7 +208,7 @@ fn logit(t: &Tensors, q: &[f64], k: &[f64], bias: f64) -> (f64, f64, f64) {
     }
 }
 
-/// `None` if nothing is attended or every logit is −∞.
+/// The softmax of a row; `None` if nothing is attended to or every logit is −∞.
 fn softmax(t: &Tensors, at: At, keys: &[(usize, f64)]) -> Option<Softmax> {
     let mut spread = 1.0f64;
     let (mut logits, mut cap_slope) = (Vec::new(), Vec::new());
@@ -264,8 +262,8 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> Forward {
     Forward { out, lse }
 }
 
-/// The probabilities of the queries `chosen`, `[batch, q_heads, chosen, k_len]`, 0 where nothing is attended. They are
-/// made of a logit and of an LSE, which is a sum of such: the magnitude has both.
+/// The probabilities of the queries `chosen`, `[batch, q_heads, chosen, k_len]`, 0 where nothing is attended to. They
+/// are computed from a logit and an LSE, which is a sum over logits, so the magnitude includes both.
 pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -> Exact {
     let p = t.problem;
     let mut probabilities = Exact::zeros(p.batch * p.q_heads * chosen.len() * p.k_len);
@@ -327,22 +325,22 @@ pub(crate) fn backward(
     [dq, dk, dv]
 }
 
-/// The change of a row's pairs by which a key's rank learns.
+/// The change of a row's pairs that trains a key's rank.
 #[derive(Clone, Copy)]
 pub(crate) enum Change {
-    /// A runner-up is attended as well.
+    /// A runner-up is also attended to.
     Added,
-    /// A kept key is not.
+    /// A kept key is left out.
     LeftOut,
 }
 
-/// What a key has of a row whose logit is `x` above the LSE.
+/// The contribution of a key, whose logit is `x` above the LSE, to a row.
 struct Part {
     /// The factor of `v - out`.
     weight: f64,
     /// The part of the LSE.
     lse: f64,
-    /// What `weight` changes by with `x`.
+    /// The derivative of `weight` by `x`.
     slope: f64,
 }
 
@@ -374,7 +372,7 @@ impl Change {
 }
 
 /// The gradient of the rank, `[batch, kv_heads, k_len]`: for each key that `asked` pairs with a row, the first-order
-/// change of the loss that the key would make, if `pairs` does not have the pair, or makes.
+/// change of the loss that adding the key would make, if `pairs` does not have the pair, or that the key makes.
 pub(crate) fn rank(
     t: &Tensors,
     pairs: &impl Pairs,
@@ -395,7 +393,7 @@ pub(crate) fn rank(
         let weights = pairs.weights(t.problem, at);
         let (mut mean, mut mean_abs) = (0.0, 0.0);
         for (p, &(j, _)) in s.p.iter().zip(&keys) {
-            // The output has dropout, the pairs that are asked for have none.
+            // The output has dropout; the pairs of `asked` have none.
             let [dp, dp_abs] = <[f64; 2]>::from(dp(j)).map(|dp| dp * weights(j));
             mean += p * dp;
             mean_abs += p * dp_abs;
@@ -416,7 +414,7 @@ pub(crate) fn rank(
             let mut magnitude = spread * slope * (dp_abs + mean_abs);
             if let Some(dlse) = dlse {
                 gradient += dlse * lse;
-                // The slope of the part of the LSE is the weight.
+                // The derivative of the LSE's part is the weight.
                 magnitude += dlse.abs() * (lse + spread * weight);
             }
             rank.add(t.k_row(at, j), gradient, magnitude);

@@ -5,15 +5,15 @@
 //!
 //! - [`Source::rows`] picks query rows and gives their outputs, LSE and `dq` by definition, and the gradients of
 //!   *every* key **if the gradients of `out` and `lse` are zero in all other rows** (whose content must be finite: 0
-//!   times NaN is NaN). Run a backward pass with such gradients: `dq` in other rows and everything of keys that the
-//!   sample does not touch must be exactly zero ([`first_nonzero`] looks). It shares nothing with the pass that it
-//!   checks. It does not see a fault that needs many rows with gradients: a contribution of an unsampled query that is
-//!   lost or counted twice, or an accuracy lost in a long sum.
+//!   times NaN is NaN). Run a backward pass with such gradients: `dq` in other rows and all gradients of keys that the
+//!   sample does not touch must be exactly zero ([`first_nonzero`] checks that). It shares nothing with the pass that
+//!   it checks. It does not see a fault that needs many rows with gradients: a contribution of an unsampled query that
+//!   is lost or counted twice, or an accuracy lost in a long sum.
 //! - [`Source::keys`] picks keys of one kv head and sums their gradients over every query that attends to them, from
 //!   the `out` and `lse` that the forward pass has saved, as a backward pass does. It sees lost queries at those keys.
 //!   It does not see a wrong `out` or `lse` (their sampled rows do), nor faults at other keys.
 //!
-//! The cost is about `rows · window · head_dim` and `keys · queries · head_dim` multiplications, beside a sort of the
+//! The cost is about `rows · window · head_dim` and `keys · queries · head_dim` multiplications, plus a sort of the
 //! scores of each sampled head.
 
 mod choose;
@@ -89,9 +89,9 @@ pub struct SampledRows {
     pub q: Sampled,
     /// `dk` of the keys that the sampled rows attend to, if no other row has a gradient.
     pub k: Sampled,
-    /// `dv`, as `k`.
+    /// `dv` of the same keys.
     pub v: Sampled,
-    /// `dscores`, as `k`, one element wide; given exactly if the problem has scores.
+    /// `dscores` of the same keys, one element wide; given exactly if the problem has scores.
     pub scores: Option<Sampled>,
 }
 
@@ -142,11 +142,11 @@ impl Sampled {
         self.at_home(shape, result)
     }
 
-    /// As [`compare`](Self::compare), by the rule for an LSE.
+    /// Compares an engine's rows by the rule for an LSE.
     ///
     /// # Errors
     ///
-    /// As [`compare`](Self::compare).
+    /// The errors of [`compare`](Self::compare).
     pub fn compare_lse(&self, shape: &[usize], actual: ReadRow) -> Result<Report, Failure> {
         let actual = self.read(actual);
         let rows = [self.rows.len(), self.width];
@@ -209,8 +209,7 @@ pub fn first_nonzero(
 }
 
 impl Source<'_> {
-    /// Everything that the query rows of these numbers determine. A row's number counts over batch, query head and
-    /// query.
+    /// Computes everything that these query rows determine. A row's number counts over batch, query head and query.
     ///
     /// # Panics
     ///
@@ -288,7 +287,7 @@ impl Source<'_> {
 /// explicit lists of the keys that each row attends to.
 struct Part {
     problem: Problem,
-    /// The problem that the rows are of.
+    /// The whole problem, to which the rows belong.
     whole: Problem,
     rows: Vec<usize>,
     /// Row numbers in `k`.

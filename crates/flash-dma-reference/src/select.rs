@@ -1,14 +1,14 @@
-//! The attended keys, by definition.
+//! The keys attended to, by definition.
 //!
-//! The order of keys: greater score first, a tie (`-0.0` and `0.0` tie) to the lower index, NaN below
-//! every number and among themselves by index. A score of −∞ is not in the order at all: its key is
-//! never attended and takes no other key's place.
+//! The order of keys: greater score first, a tie (`-0.0` and `0.0` tie) to the lower index, NaN below every number and
+//! among themselves by index. A score of −∞ is not in the order at all: its key is never attended to and takes no other
+//! key's place.
 
 use core::cmp::Ordering;
 use flash_dma_problem::Interval;
 use std::collections::BinaryHeap;
 
-/// Whether key `a` comes before key `b`, both given as score and index.
+/// The order of keys `a` and `b`, both given as score and index: `Less` if `a` comes first.
 pub(crate) fn order(a: (f64, usize), b: (f64, usize)) -> Ordering {
     let by_score = match (a.0.is_nan(), b.0.is_nan()) {
         (true, true) => Ordering::Equal,
@@ -29,8 +29,8 @@ pub fn ranked(scores: &[f64]) -> Vec<usize> {
     keys
 }
 
-/// The keys that a query at `position` attends to, ascending: the first `window` in the order of the keys that it may
-/// see (`j <= position`).
+/// The keys that a query at `position` attends to, ascending: the first `window`, in order, of those with
+/// `j <= position`.
 #[must_use]
 pub fn selected(scores: &[f64], window: usize, position: i64) -> Vec<usize> {
     take(&ranked(scores), window, position)
@@ -49,8 +49,7 @@ pub fn take(ranked: &[usize], window: usize, position: i64) -> Vec<usize> {
 ///
 /// # Panics
 ///
-/// If a key's positions are not one run that starts at the key itself, because intervals could then not represent the
-/// selection.
+/// If a key's positions are not one run that starts at the key, because intervals could not represent the selection.
 #[must_use]
 pub fn intervals(scores: &[f64], window: usize) -> Vec<Interval> {
     let ranked = ranked(scores);
@@ -69,8 +68,8 @@ pub fn intervals(scores: &[f64], window: usize) -> Vec<Interval> {
     intervals
 }
 
-/// [`intervals`] in O(N log N): walks the positions with the places of the selected keys in a heap and evicts the worst
-/// where they become too many.
+/// [`intervals`] in O(N log N): walks the positions with the selected keys in a heap and evicts the worst when too
+/// many.
 ///
 /// # Panics
 ///

@@ -1,10 +1,9 @@
-//! A cache of slots for one head, token after token: who comes in, and who goes.
+//! A cache of slots for one head, token by token: which keys enter and which leave.
 
 use crate::select;
 use core::cmp::Ordering;
 use flash_dma_problem::SelectionRule;
 
-/// A key in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     position: usize,
@@ -12,15 +11,15 @@ struct Held {
 }
 
 impl Held {
-    /// Whether the key is never attended to.
+    /// True if the key is never attended to.
     fn is_hidden(&self) -> bool {
         self.score == f64::NEG_INFINITY
     }
 }
 
-/// As many slots as the window of a rule, and the keys in them.
+/// Slots, as many as the window of a rule, and the keys in them.
 ///
-/// With them [`attended`](crate::compose::attended), which sees everything, can be answered for the last position.
+/// They are enough to compute [`attended`](crate::compose::attended), which sees everything, for the last position.
 #[derive(Clone, Debug)]
 pub struct SlotCache {
     rule: SelectionRule,
@@ -42,8 +41,8 @@ impl SlotCache {
     /// Takes in the next token of the sequence.
     ///
     /// With recent keys it always takes a slot, even if it is hidden, because it takes its place among them. The slot
-    /// is the worst of those whose keys are not protected: an empty one, else that of a hidden key, else that of the
-    /// key which ranks last. Without recent keys the token takes that slot only if it ranks before its key.
+    /// is the worst of those whose keys are not protected: an empty one, otherwise that of a hidden key, otherwise that
+    /// of the key which ranks last. Without recent keys the token takes that slot only if it ranks before its key.
     ///
     /// # Panics
     ///
@@ -71,7 +70,7 @@ impl SlotCache {
         }
     }
 
-    /// Whether a slot holds a key that the last token cannot take the place of: a recent one, or a sink that is shown.
+    /// True if a slot holds a key whose place the last token cannot take: a recent one, or a visible sink.
     fn is_protected(&self, slot: usize) -> bool {
         self.slots[slot].is_some_and(|held| {
             let is_recent = held.position + self.rule.recent >= self.seen;

@@ -35,7 +35,6 @@ Usage: fuzz --engine NAME [..]
   --share K/P          Of P processes' problems those of number K, from 0: what --processes starts.
 ";
 
-/// The engines of the build.
 type Entry = (&'static str, fn(&Options) -> Result<bool, String>);
 
 const ENGINES: &[Entry] = &[
@@ -89,7 +88,7 @@ fn run(options: &Options) -> Result<bool, String> {
     run(options)
 }
 
-/// The requested options with their values, each of them one that [`HELP`] lists.
+/// The requested options with their values, each of them listed by [`HELP`].
 struct Options(Vec<(String, String)>);
 
 impl Options {
@@ -136,7 +135,6 @@ impl Options {
         self.text("--no-shrink").is_none()
     }
 
-    /// The limits of a run.
     fn limits(&self) -> Result<Limits, String> {
         let minutes: f64 = self.number("--minutes")?.unwrap_or(1.0);
         // A hundred years: a greater value is not a valid duration.
@@ -203,7 +201,7 @@ fn in_processes(processes: usize) -> Result<Record, String> {
     Ok(joined)
 }
 
-/// Runs on one engine; returns whether everything was right.
+/// Runs on one engine; returns true if everything was right.
 fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let engine = shared::<E>();
     let mut profile = Profile::of(engine);
@@ -281,7 +279,6 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     Ok(record.failed == 0)
 }
 
-/// Runs one problem.
 fn single<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) -> bool {
     match fuzz::run(engine, spec) {
         Outcome::Passed(passed) => {

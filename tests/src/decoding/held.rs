@@ -33,7 +33,7 @@ impl<'a, T: Target> Held<'a, T> {
     /// An empty cache, with rows of NaN.
     pub fn new(kernels: &'a Kernels<T>, sequence: &'a Sequence) -> Self {
         let (batch, heads, dim) = (sequence.batch, sequence.heads[1], sequence.head_dim);
-        // With room for a guess that goes past the end.
+        // With room for a guess past the end.
         let max_pages = (sequence.len + MAX_DECODE_TOKENS).div_ceil(sequence.page_len);
         let pages = max_pages * batch + 1;
         let shape = match sequence.rule {
@@ -84,8 +84,8 @@ impl<'a, T: Target> Held<'a, T> {
         }
     }
 
-    /// The tokens from those that are held up to `to`, behind them as many `wrong` ones, the first of the sequence; and
-    /// the shape of their rows.
+    /// The tokens from the held ones up to `to`, followed by `wrong` others, the first of the sequence; and the shape
+    /// of their rows.
     fn tokens(&self, all: &Inputs, to: usize, wrong: usize) -> (Tokens, [usize; 4]) {
         let s = self.sequence;
         let new = [s.batch, s.heads[1], to - self.held + wrong, s.head_dim];
@@ -142,8 +142,8 @@ impl<'a, T: Target> Held<'a, T> {
         result
     }
 
-    /// A decode step that appends nothing, of the tokens up to `to` and `wrong` ones behind them: the output and the
-    /// LSE of the former.
+    /// A decode step that appends nothing, of the tokens up to `to` followed by `wrong` others: the output and the LSE
+    /// of the former.
     pub fn guess(&self, all: &Inputs, to: usize, wrong: usize) -> Outputs {
         let Outputs { out, lse } = self.attend(all, to, wrong, Appending::Later);
         let own = 0..to - self.held;
@@ -189,8 +189,8 @@ impl<'a, T: Target> Held<'a, T> {
         }
     }
 
-    /// The chunk of tokens up to `to` over the slots and itself, by the forward pass over [`chunk_keys`]; which is then
-    /// appended.
+    /// Runs the chunk of tokens up to `to` over the slots and itself, by a pass over [`chunk_keys`], and then appends
+    /// it.
     ///
     /// # Panics
     ///
@@ -260,8 +260,7 @@ impl<'a, T: Target> Held<'a, T> {
         }
     }
 
-    /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with
-    /// pages.
+    /// The positions that the last token attends to, ascending, for each sequence and head; `None` with pages.
     pub fn live(&self) -> Option<Vec<Vec<usize>>> {
         let (Cache::Slots(slots), Some(rule)) = (&self.cache, self.sequence.rule) else {
             return None;
@@ -297,7 +296,7 @@ impl<'a, T: Target> Held<'a, T> {
         assert!(seen.iter().all(|&n| n as usize == self.held));
     }
 
-    /// The content of the cache, by its bits.
+    /// The bits of the cache's content.
     pub fn bits(&self) -> Vec<Vec<u8>> {
         let (rows, words) = match &self.cache {
             Cache::Slots(slots) => {
@@ -323,7 +322,7 @@ impl<'a, T: Target> Held<'a, T> {
         words.map(bytemuck::pod_read_unaligned).collect()
     }
 
-    /// The output of a chunk against the oracle.
+    /// Compares the output of a chunk with the oracle.
     pub fn compare(&self, all: &Inputs, from: usize, outputs: &Outputs) {
         self.sequence.compare(all, from, self.held, outputs);
     }

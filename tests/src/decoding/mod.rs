@@ -30,13 +30,13 @@ pub struct Sequence {
     pub head_dim: usize,
     /// Element type.
     pub element: ElementType,
-    /// The keys that a kv head has slots for; `None` is a cache of pages.
+    /// The rule for the slots of a kv head; `None` is a cache of pages.
     pub rule: Option<SelectionRule>,
-    /// What the scores of slots are for.
+    /// The role of the scores in slots.
     pub role: ScoreRole,
-    /// Whether pages have scores.
+    /// True if pages have scores.
     pub biased: bool,
-    /// The last keys that a query attends to; `None` is all keys of pages.
+    /// How many of the last keys a query attends to; `None` is all keys of pages.
     pub last: Option<usize>,
     /// Tokens per page.
     pub page_len: usize,
@@ -103,8 +103,7 @@ impl Sequence {
         inputs(problem.expect("a good case"), self.scores, 1.0, self.seed)
     }
 
-    /// Decodes the sequences and compares with the oracle: steps with the last rows of one pass, live sets with its
-    /// selection.
+    /// Decodes and compares with the oracle: steps with the last rows of one pass, live sets with its selection.
     pub fn check<T: Target>(&self, kernels: &Kernels<T>) {
         self.check_inputs(kernels, &self.inputs());
     }
@@ -158,7 +157,7 @@ impl Sequence {
     }
 }
 
-/// Compares results with the oracle's: of the keys that a rule selects, of the last ones, or of all.
+/// Compares results with the oracle's, for the keys that a rule selects, for the last ones, or for all.
 pub fn check_rows(
     inputs: &Inputs,
     (rule, role): (Option<&SelectionRule>, ScoreRole),

@@ -5,7 +5,6 @@ use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_problem::{ElementType, contiguous_strides};
 
-/// A result's buffer.
 pub(crate) struct Output {
     pub(crate) handle: Handle,
     pub(crate) shape: Vec<usize>,
@@ -50,7 +49,6 @@ impl Output {
         contiguous(&self.handle, &self.shape)
     }
 
-    /// Elements.
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }

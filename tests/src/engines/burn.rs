@@ -34,8 +34,7 @@ impl<B> Burn<B> {
     }
 }
 
-/// The tensor in its memory layout: the buffer in the order of its strides, gaps included, then views that give it its
-/// shape.
+/// The tensor in its memory layout: the buffer in stride order, gaps included, then views that give it its shape.
 pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     place(raw, |values, stored| {
         let data = TensorData::new(values, stored);
@@ -43,7 +42,7 @@ pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     })
 }
 
-/// As [`upload`]: nonzero values are `true`.
+/// [`upload`] for booleans: nonzero values are `true`.
 pub(crate) fn upload_bool<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R, Bool> {
     place(raw, |values, stored| {
         let values: Vec<bool> = values.iter().map(|&x| x != 0.0).collect();
@@ -71,7 +70,7 @@ fn place<const R: usize, K: Basic>(
         _ => shape[axis],
     });
     let used: [usize; R] = axes.map(|axis| sizes[axis]);
-    // With the gaps that an axis has behind its indices.
+    // Including the gaps that an axis has after its indices.
     let mut stored = used;
     for (depth, pair) in axes.windows(2).enumerate() {
         let (outer, inner) = (raw.strides[pair[0]], raw.strides[pair[1]]);
@@ -99,9 +98,7 @@ fn place<const R: usize, K: Basic>(
     }
 }
 
-/// The tensors of a call.
 struct Tensors {
-    /// q, k and v.
     rows: [Tensor<4>; 3],
     scores: Option<Tensor<3>>,
     sink: Option<Tensor<1>>,
@@ -150,7 +147,7 @@ impl Tensors {
         Ok(results?)
     }
 
-    /// Of the keys that a rule selects.
+    /// Runs attention over the keys that a rule selects.
     fn compete(&self, call: &Call, rule: &Competing) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         let scores = self.scores.clone().expect("ranks are scores");
         let selector = selector(&rule.rules, rule.documents.as_deref(), call.problem.batch);
@@ -199,7 +196,6 @@ impl Tensors {
     }
 }
 
-/// The options of a call.
 fn options(call: &Call) -> AttentionOptions {
     let p = &call.problem;
     AttentionOptions {
@@ -208,7 +204,7 @@ fn options(call: &Call) -> AttentionOptions {
     }
 }
 
-/// The selector of a rule for each head, inside documents of these lengths, which are those of every sequence.
+/// The selector of a rule for each head, inside documents of these lengths, the same for every sequence.
 fn selector(rules: &[SelectionRule], documents: Option<&[usize]>, batch: usize) -> Selector {
     let windows: Vec<usize> = rules.iter().map(|rule| rule.window).collect();
     let selector = Selector::top(windows)
@@ -220,7 +216,6 @@ fn selector(rules: &[SelectionRule], documents: Option<&[usize]>, batch: usize) 
     }
 }
 
-/// The intervals on the host.
 fn read(intervals: Intervals) -> Vec<Interval> {
     let words = intervals.into_tensor().into_data_as::<i32>();
     let words: Vec<i32> = words.iter().collect();
@@ -312,7 +307,6 @@ pub(crate) fn loss(
 }
 
 impl Tensors {
-    /// The results, and the gradients of the tracked tensors.
     fn backward(&self, call: &Call, results: (Tensor<4>, Tensor<3>)) -> (Outputs, Gradients) {
         let grads = loss(&results, &call.grad_out, call.grad_lse.as_deref()).backward();
         let [q, k, v] = self.rows.each_ref().map(|x| grad(x, &grads));

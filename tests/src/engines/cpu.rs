@@ -23,7 +23,6 @@ pub(crate) fn unwritten<E: Host>(shape: &[usize], missing: usize) -> Vec<E> {
     sentinels(shape.iter().product::<usize>() - missing)
 }
 
-/// The typed buffers of a call.
 struct Buffers<E> {
     q: Vec<E>,
     k: Vec<E>,
@@ -60,17 +59,16 @@ impl<E: Host> Buffers<E> {
     }
 }
 
-/// The results of a forward pass.
 pub(crate) struct Forwarded<E> {
     out: Vec<E>,
     lse: Vec<f32>,
-    /// What the rounding of `out` and of `lse` lost, if a backward pass is to read it; f32 has no residual.
+    /// The rounding errors of `out` and of `lse`, if a backward pass is to read them; f32 has no residual.
     residual: Option<Vec<E>>,
     lse_rest: Option<Vec<f32>>,
 }
 
 impl<E: Host + Element> Forwarded<E> {
-    /// Runs the pass, `for_backward` with what a backward pass reads.
+    /// Runs the pass; `for_backward` also with the results that a backward pass reads.
     pub(crate) fn run(
         p: &Problem,
         missing: usize,
@@ -103,7 +101,7 @@ impl<E: Host + Element> Forwarded<E> {
         }
     }
 
-    /// What a backward pass reads of it, beside the gradients of the results.
+    /// The results that a backward pass reads, with the gradients of `out` and the LSE.
     pub(crate) fn saved<'a>(
         &'a self,
         p: &Problem,
@@ -122,7 +120,7 @@ impl<E: Host + Element> Forwarded<E> {
     }
 }
 
-/// The forward pass, with what a backward pass gets besides if it is wanted.
+/// Runs the forward pass; if requested, also with the results that a backward pass reads.
 fn run_forward<E: Host + Element>(
     call: &Call,
     missing: usize,

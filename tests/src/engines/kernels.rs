@@ -33,8 +33,8 @@ pub struct Kernels<T> {
     target: PhantomData<T>,
 }
 
-/// The engine that a pass runs on: the engine that the target forces if it must support such a problem, otherwise the
-/// one that the kernels choose.
+/// The engine that a pass runs on: the one that the target forces, if it must support such a problem, otherwise the one
+/// that the kernels choose.
 fn engine_of<T: Target>(choice: engine::Engine, p: &Problem) -> engine::Engine {
     use engine::Engine::{Mma, Portable, Wgmma};
     match T::ENGINE {
@@ -46,7 +46,7 @@ fn engine_of<T: Target>(choice: engine::Engine, p: &Problem) -> engine::Engine {
     }
 }
 
-/// The engine of a plan; of a refused one, the engine that supports everything.
+/// The engine of a plan; for a refused one, the engine that supports everything.
 pub(crate) fn planned<O>(plan: &Result<engine::Plan<'_, O>, AttentionError>) -> engine::Engine {
     (plan.as_ref()).map_or(engine::Engine::Portable, engine::Plan::engine)
 }
@@ -62,17 +62,16 @@ pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
     super::note(pass, name);
 }
 
-/// What a forward pass writes.
 pub(crate) struct Ran {
     pub out: Output,
     pub lse: Output,
-    /// What the rounding of `out` and of `lse` lost, if a backward pass is to read it; f32 has no residual.
+    /// The rounding errors of `out` and of `lse`, if a backward pass is to read them; f32 has no residual.
     pub residual: Option<Output>,
     pub lse_rest: Option<Output>,
 }
 
 impl Ran {
-    /// The buffers as `output` makes them, `for_backward` with what a backward pass reads.
+    /// The buffers as `output` makes them; `for_backward` also those that a backward pass reads.
     pub(crate) fn new(
         p: &Problem,
         for_backward: bool,
@@ -97,7 +96,7 @@ impl Ran {
         }
     }
 
-    /// What a backward pass reads, with the gradients of the results.
+    /// The tensors that a backward pass reads, with the gradients of the results.
     pub(crate) fn saved(
         &self,
         grad_out: TensorBinding,
@@ -120,7 +119,7 @@ impl Ran {
     }
 }
 
-/// The plan of a pass on the engine that runs it: `plan` by choice of the library, or what `plan_on` makes.
+/// The plan of a pass on the engine that runs it: `plan`, by the library's choice, or the plan that `plan_on` makes.
 fn on_engine_of<'a, T: Target, O>(
     pass: Pass,
     p: &Problem,
@@ -149,7 +148,7 @@ impl<T: Target> Kernels<T> {
             .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
     }
 
-    /// Whether the device has byte buffers: WGSL has none.
+    /// True if the device has byte buffers: WGSL has none.
     pub(crate) fn stores_bytes(&self) -> bool {
         let byte = ElemType::UInt(UIntKind::U8);
         let usage = self.client.properties().type_usage(byte);
@@ -172,7 +171,6 @@ impl<T: Target> Kernels<T> {
         self.client.read_one_unchecked_tensor(descriptor).to_vec()
     }
 
-    /// A contiguous tensor.
     pub(crate) fn tensor(
         &self,
         values: &[f64],
@@ -191,7 +189,6 @@ impl<T: Target> Kernels<T> {
         self.output_behind(0, shape, element, missing)
     }
 
-    /// The buffer of a result of a call.
     fn result(&self, call: &Call, shape: &[usize], element: ElementType) -> Output {
         let before = match call.layout {
             Layout::Behind => 2,
@@ -262,7 +259,7 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// The forward pass, `for_backward` with what a backward pass reads.
+    /// Runs the forward pass; `for_backward` also with the results that a backward pass reads.
     fn run_forward(&self, call: &Call, for_backward: bool) -> Result<Ran, Refused> {
         let (client, p, inputs) = (&self.client, &call.problem, self.inputs(call));
         let ran = Ran::new(p, for_backward, |shape, e| self.result(call, shape, e));
@@ -273,7 +270,6 @@ impl<T: Target> Kernels<T> {
         self.run(plan, ran)
     }
 
-    /// Runs a forward pass.
     pub(crate) fn run(
         &self,
         plan: Result<engine::Plan<'_, engine::Outputs>, AttentionError>,
@@ -307,8 +303,8 @@ impl<T: Target> Kernels<T> {
         Ok(self.outputs(&ran))
     }
 
-    /// The products of `wgmma` by themselves, as [`products_alone`](engine::internals::products_alone) returns them, of whole
-    /// numbers.
+    /// Products of `wgmma` in isolation, of whole numbers, as returned by
+    /// [`products_alone`](engine::internals::products_alone).
     ///
     /// # Errors
     ///
@@ -330,7 +326,7 @@ impl<T: Target> Kernels<T> {
         Ok((self.read(&products), self.read(&results)))
     }
 
-    /// The product of two matrices, `[m, n]` in `out`: by one choice alone, or by the rule.
+    /// The product of two matrices, `[m, n]` in `out`, by one choice alone or by the rule.
     pub fn product(
         &self,
         [a, b]: [&Raw; 2],
@@ -474,7 +470,7 @@ macro_rules! targets {
     )*};
 }
 
-// Those of wgpu are small, because the driver may run on a CPU.
+// The sizes of wgpu are small, because the driver may run on a CPU.
 targets! {
     [feature = "cpu"]
     CpuTarget, KernelsOnCpu: "kernels_cpu", Small, cpu();

@@ -22,7 +22,7 @@ pub enum Called {
 /// The workspace of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Workspace {
-    /// Which call.
+    /// The call.
     pub called: Called,
     /// The bytes that the call announced before it was made.
     pub said: usize,
@@ -31,8 +31,7 @@ pub struct Workspace {
 }
 
 impl<T: Target> Kernels<T> {
-    /// The engine for a problem that the library would compute on `chosen`: the engine of this target if it uses tensor
-    /// cores.
+    /// The engine of a problem computed on `chosen` by the library: this target's engine if `chosen` uses tensor cores.
     pub(crate) fn forced(chosen: Kind) -> Kind {
         match T::ENGINE {
             Some(forced) if chosen != Kind::Portable => forced,

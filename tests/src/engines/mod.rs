@@ -37,7 +37,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// All of them.
+    /// All passes.
     pub const ALL: [Self; 5] = [
         Self::Forward,
         Self::Backward,
@@ -51,7 +51,7 @@ thread_local! {
     static NOTES: RefCell<Vec<(Pass, &'static str)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Records what ran a pass on this thread, if an engine has several implementations.
+/// Records the implementation of a pass on this thread, if the engine has several.
 #[cfg(feature = "kernels")]
 pub(crate) fn note(pass: Pass, by: &'static str) {
     NOTES.with_borrow_mut(|notes| {
@@ -61,12 +61,11 @@ pub(crate) fn note(pass: Pass, by: &'static str) {
     });
 }
 
-/// What has run the passes on this thread since the last call; empty for engines with one implementation.
+/// The implementations of the passes on this thread since the last call; empty for engines with one implementation.
 pub fn take_notes() -> Vec<(Pass, &'static str)> {
     NOTES.take()
 }
 
-/// An element type on the host.
 pub(crate) trait Host: Copy + PartialEq + bytemuck::Pod {
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;

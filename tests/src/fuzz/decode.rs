@@ -19,14 +19,13 @@ pub struct Step {
     pub tokens: Range<usize>,
     /// Their outputs.
     pub outputs: Outputs,
-    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; only for a cache of
-    /// slots.
+    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; with slots only.
     pub live: Option<Vec<Vec<usize>>>,
 }
 
 /// An engine that may decode.
 pub trait Decoder: Engine {
-    /// Whether it decodes.
+    /// True if it decodes.
     fn decodes(&self) -> bool;
 
     /// Appends the prefill to an empty cache and takes the steps.
@@ -72,13 +71,12 @@ pub fn prefix(spec: &Spec, all: &Inputs, step: &Range<usize>) -> Inputs {
     }
 }
 
-/// The wrong tokens behind those of a piece, in a sequence of `len` tokens; `None` for a piece that is no guess.
+/// Number of wrong tokens after those of a piece, in a sequence of `len` tokens; `None` for a piece that is no guess.
 fn wrong_behind(decoding: &Decoding, piece: usize, len: usize) -> Option<usize> {
     let room = MAX_STEP.checked_sub(piece)?;
     Some(decoding.wrong?.min(room).min(len))
 }
 
-/// The ranges of tokens of the steps.
 pub(super) fn steps(decoding: &Decoding) -> impl Iterator<Item = Range<usize>> {
     let pieces = decoding.pieces.iter();
     pieces.scan(decoding.prefill, |held, piece| {

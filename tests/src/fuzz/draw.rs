@@ -21,11 +21,11 @@ pub struct Profile {
     pub elements: Vec<ElementType>,
     /// Number of kernel variants; 0 draws a new variant for each problem.
     pub variants: usize,
-    /// Whether caches are among the problems.
+    /// True if caches are among the problems.
     pub decodes: bool,
-    /// Whether ranks compete.
+    /// True if ranks compete.
     pub competes: bool,
-    /// Whether heads have logits without keys.
+    /// True if heads have sink logits, without keys.
     pub sinks: bool,
     /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
     pub effort: f64,
@@ -74,7 +74,7 @@ struct Variant {
     alibi: bool,
     deterministic: bool,
     dropout: Option<f32>,
-    /// Whether every row begins at a multiple of 16 bytes, where the head dimension lets it.
+    /// True if every row begins at a multiple of 16 bytes, where the head dimension allows it.
     aligned: bool,
 }
 
@@ -123,7 +123,7 @@ impl Palette {
         number as usize % self.variants.len()
     }
 
-    /// Which of the processes runs the problem with this number: each compiles the kernels of its own variants.
+    /// The index of the process that runs the problem with this number: each compiles the kernels of its own variants.
     pub fn process_of(&self, number: u64, processes: usize) -> usize {
         match self.variants.len() {
             0 => number as usize % processes,
@@ -159,7 +159,6 @@ impl Palette {
     }
 }
 
-/// One of the given values.
 fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len())]
 }
@@ -195,7 +194,7 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
         causal: matches!(kind, Kind::Decoded) || rng.below(3) > 0,
         softcap: one(rng, &[None, None, None, Some(3.0), Some(30.0)]),
         deterministic: chance(rng, 4),
-        // By numbers of their own, so that the problems of a seed are otherwise what they were before there were these.
+        // Drawn from separate numbers, so that the problems of a seed are otherwise unchanged by ALiBi.
         alibi: chance(&mut Rng::new(!rng.clone().next_u64()), 6),
         dropout: one(
             &mut Rng::new(rng.clone().next_u64()),
@@ -285,8 +284,9 @@ fn problem(rng: &mut Rng, variant: &Variant, profile: &Profile, budget: usize) -
     spec
 }
 
-/// Of 16 bits the product with a sink's share is rounded again, and the sums of its gradient are of 16 bits, too: a tolerance
-/// would have to know them. A great LSE has lost what a sink's share is computed from.
+/// True if a problem may have a sink. In 16 bits the product with a sink's share is rounded again, and the sums of its
+/// gradient are of 16 bits, too: a tolerance would have to know them. A great LSE has lost the numbers from which a
+/// sink's share is computed.
 fn may_have_sink(spec: &Spec) -> bool {
     let competes = |by: &Selecting| by.competes;
     matches!(spec.what, What::Plain | What::Scored { .. })
@@ -296,7 +296,7 @@ fn may_have_sink(spec: &Spec) -> bool {
         && spec.scores() != Some(Scores::Nan)
 }
 
-/// Lets ranks compete that learn and are finite numbers or hidden, of a rule that a tensor of positions follows.
+/// Lets ranks compete if they learn and are finite or hidden, under a rule that follows a tensor of positions.
 fn make_compete(spec: &mut Spec) {
     let same = spec.q_len == spec.k_len;
     if spec.large.is_some() || spec.batch * spec.q_len * spec.k_len == 0 {
@@ -315,7 +315,7 @@ fn make_compete(spec: &mut Spec) {
     }
 }
 
-/// Gives a problem great logits, if something is added to them or by its products.
+/// Gives a problem great logits, by an added bias or by its products.
 fn make_large(rng: &mut Rng, spec: &mut Spec) {
     let adds = match &spec.what {
         What::Plain => false,
@@ -392,7 +392,7 @@ fn window(rng: &mut Rng, spec: &Spec) -> Option<usize> {
 fn scores(rng: &mut Rng) -> Scores {
     match rng.below(6) {
         0..=1 => Scores::Normal,
-        // What layers add to scores by their positions.
+        // Scores that layers modify by position.
         2 => one(rng, &[Scores::Turns, Scores::Recency]),
         // Nothing is attended with these scores, so a few problems suffice.
         _ => match one(rng, &Scores::ALL) {

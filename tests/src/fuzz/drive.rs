@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The problems of one process of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Which process, from 0.
+    /// Index of the process, from 0.
     pub process: usize,
     /// The number of processes.
     pub processes: usize,
@@ -30,7 +30,7 @@ impl Share {
 /// The longest time for shrinking a failure.
 const SHRINKING: Duration = Duration::from_secs(60);
 
-/// How many problems, and how.
+/// The number of problems, and the way they run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The most problems, of all processes together.
@@ -41,7 +41,7 @@ pub struct Limits {
     pub time: Duration,
     /// Failures that end the run.
     pub failures: usize,
-    /// The option without which problems are left out.
+    /// The option that a problem must have to run; `None` runs all.
     pub only: Option<Choice>,
     /// Threads.
     pub threads: usize,
@@ -50,7 +50,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Of this many problems, on two threads and to the first failure.
+    /// Limits of this many problems, on two threads and to the first failure.
     pub fn of(problems: u64) -> Self {
         Self {
             problems,
@@ -127,8 +127,7 @@ pub fn fuzz<E: Fuzzed>(engine: &E, palette: &Palette, limits: &Limits) -> (Recor
     )
 }
 
-/// The smallest problem that fails as one does, and what is wrong with it; `None` if that one passes when it is run
-/// again.
+/// The smallest problem that fails in the same way, and its fault; `None` if that one passes when it is run again.
 pub fn shrunk<E: Fuzzed>(engine: &E, spec: &Spec) -> Option<Failure> {
     let failure = |spec: &Spec| match run(engine, spec) {
         Outcome::Failed(what) => Some(what),

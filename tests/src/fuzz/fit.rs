@@ -1,10 +1,10 @@
-//! How long a problem takes the oracle, and making it short enough.
+//! The oracle's time for a problem, and making problems short enough.
 
 use super::spec::{By, Spec, What};
 use crate::masked::Pattern;
 use flash_dma_reference::Rng;
 
-/// About how many multiplications the oracle takes for a problem, or their equivalent in time.
+/// The approximate number of multiplications of the oracle for a problem, or their equivalent in time.
 pub fn work(spec: &Spec) -> usize {
     let (heads, dim) = (spec.batch * spec.q_heads(), spec.head_dim + 24);
     let visible = |i: usize| match spec.causal {
@@ -58,7 +58,7 @@ pub fn work(spec: &Spec) -> usize {
     }
 }
 
-/// The fewest sequences and heads by which a problem still has its options.
+/// The fewest sequences and heads with which a problem still has its options.
 fn least(spec: &Spec) -> [usize; 2] {
     match &spec.what {
         What::Decoded(decoding) if decoding.shared_pages() > 0 => [2, 1],

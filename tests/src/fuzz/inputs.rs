@@ -18,15 +18,15 @@ use flash_dma_reference::round::round;
 use flash_dma_reference::{Inputs, Rng};
 use std::sync::OnceLock;
 
-/// Seeds at which the naive implementation's error is measured, beside the problem's own, before a number counts as
-/// wrong. The tolerance is a multiple of that implementation's greatest error in a tensor. For a small tensor one seed
-/// yields a handful of roundings, and among thousands of problems some have been lucky in all of them. The other seeds
-/// draw v and the gradients alone: how much a rounding of `out` moves a gradient depends on the probabilities, which q,
-/// k and what is added to their products make. (With all inputs drawn anew 4 of 100 000 problems in bf16 were out of
-/// bounds, each by one element of a row that one key dominates, as it did at no other seed.)
+/// The number of seeds, in addition to the problem's own, at which the naive implementation's error is measured before
+/// a number counts as wrong. The tolerance is a multiple of that implementation's greatest error in a tensor. For a
+/// small tensor one seed yields a handful of roundings, and among thousands of problems some have been lucky in all of
+/// them. The other seeds draw only v and the gradients: how much a rounding of `out` moves a gradient depends on the
+/// probabilities, which are made by q, k and the numbers added to their products. (With all inputs drawn anew 4 of 100
+/// 000 problems in bf16 were out of bounds, each by one element of a row that one key dominates, as it did at no other
+/// seed.)
 pub const YARDSTICKS: u64 = 32;
 
-/// Length of the table.
 const TABLE: usize = 1 << 18;
 
 /// Normal numbers, each of them an f32.
@@ -49,7 +49,6 @@ fn rows(count: usize, width: usize, spread: f64, element: ElementType, rng: &mut
     values
 }
 
-/// The seeds of the yardsticks.
 fn other_seeds(spec: &Spec) -> impl Iterator<Item = u64> + use<> {
     let seed = spec.seed;
     (1..=YARDSTICKS).map(move |n| seed.wrapping_add(n << 32))
@@ -126,23 +125,20 @@ fn begin_alike(values: &mut [f64], spec: &Spec, tokens: usize) {
 /// A problem with scores, or without scores and mask.
 pub(super) struct Drawn {
     pub(super) inputs: Inputs,
-    /// What orders the keys, if it is not the scores of the inputs.
+    /// The numbers that rank the keys, if they are not the scores of the inputs.
     rank: Option<Vec<f64>>,
     /// The intervals, unless they are those of a window alone.
     pub(super) selected: Option<Selected>,
-    /// Whether kept keys learn.
+    /// True if kept keys learn.
     left_out: bool,
-    /// Whether ranks compete.
     competes: bool,
-    /// Whether logits are great numbers.
+    /// True if logits are great numbers.
     is_large: bool,
     grads: Grads,
-    /// The logits of the query heads that have no key.
     sink: Option<Vec<f64>>,
 }
 
 impl Drawn {
-    /// The problem.
     pub(super) fn new(spec: &Spec) -> Self {
         Self::at(spec, spec.seed, spec.scores())
     }
@@ -231,7 +227,7 @@ impl Drawn {
         })
     }
 
-    /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
+    /// The results by definition. The gradient of the rank is separate if `apart`, otherwise in that of the scores.
     pub(super) fn expected(&self, apart: bool) -> Expected {
         let of_keys = self.expected_of_keys(&self.grads, apart);
         match &self.sink {
@@ -244,7 +240,7 @@ impl Drawn {
         }
     }
 
-    /// [`expected`](Self::expected) without a sink, of these gradients.
+    /// [`expected`](Self::expected) without a sink, for these gradients.
     fn expected_of_keys(&self, grads: &Grads, apart: bool) -> Expected {
         let Some(selected) = &self.selected else {
             if !self.is_large {
@@ -273,7 +269,7 @@ impl Drawn {
         expected_of_rank(&inputs, &learning, grads, apart)
     }
 
-    /// What orders the keys, as an engine gets it.
+    /// The rank, in the form an engine gets it.
     pub(super) fn rank(&self, spec: &Spec) -> Option<Raw> {
         let rank = self.rank.as_ref().or(self.inputs.scores.as_ref())?;
         let shape = self.inputs.problem.scores_shape();
@@ -282,7 +278,6 @@ impl Drawn {
         Some(raw)
     }
 
-    /// What orders the keys.
     pub(super) fn ranks(&self) -> Option<&[f64]> {
         self.rank.as_deref().or(self.inputs.scores.as_deref())
     }
@@ -322,7 +317,6 @@ pub(super) struct DrawnMasked {
 }
 
 impl DrawnMasked {
-    /// The problem.
     pub(super) fn new(spec: &Spec) -> Self {
         Self::at(spec, spec.seed, None)
     }

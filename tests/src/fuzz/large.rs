@@ -11,25 +11,25 @@ use flash_dma_problem::ScoreRole;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::{Exact, Inputs, select};
 
-/// What makes the logits great.
+/// The cause of great logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Large {
-    /// About what the logits of the keys are.
+    /// The approximate size of the logits.
     pub size: f32,
-    /// Whether only those of some keys are.
+    /// True if only some keys have great logits.
     pub some: bool,
-    /// Whether they are so by the products of q and k. By what is added to them if not.
+    /// True if they are great by the products of q and k, false if by the numbers added to these.
     pub products: bool,
 }
 
 impl Large {
-    /// What is added to logits, positive or negative: round numbers, and the least of f32 and of bf16.
+    /// Numbers added to logits, positive or negative: round numbers, and the least of f32 and of bf16.
     pub const ADDED: [f32; 8] = [1e4, -1e4, 1e6, -1e6, 1e9, -1e9, f32::MIN, -3.389_531_4e38];
-    /// What products are, positive or negative.
+    /// Sizes of products, positive or negative.
     pub const PRODUCTS: [f32; 3] = [8192.0, 1_048_576.0, 1_073_741_824.0];
 
-    /// Whether a key has a great logit. Of a part these are the last third, the first, or every third key: rows before
-    /// them see none, those at the front nothing else.
+    /// True if a key has a great logit. If only some do, these are the last third, the first, or every third key: rows
+    /// before them see none, those at the front nothing else.
     fn has(self, spec: &Spec, key: usize) -> bool {
         let last = 3 * key >= 2 * spec.k_len;
         let part = match spec.seed % 3 {
@@ -40,7 +40,7 @@ impl Large {
         !self.some || part
     }
 
-    /// Adds the size to what is added to the logits, along its last axis.
+    /// Adds the size to the numbers that are added to the logits, along its last axis.
     pub(super) fn add(self, values: &mut [f64], spec: &Spec) {
         if self.products {
             return;
@@ -54,7 +54,7 @@ impl Large {
         }
     }
 
-    /// Makes the rows of q and k such that their products are exact, and great if they are what is great.
+    /// Makes the rows of q and k such that their products are exact, and great if `products` is set.
     pub(super) fn fit_rows(self, [q, k]: [&mut [f64]; 2], spec: &Spec) {
         let units = if self.products { 1.0 } else { 2.0 };
         for x in q.iter_mut().chain(k.iter_mut()) {
@@ -63,7 +63,7 @@ impl Large {
         if !self.products {
             return;
         }
-        // One feature makes the size. Beside the greatest there is no place for the others' digits.
+        // One feature makes the size. There is no place for the others' digits next to the greatest.
         let bits = self.size.abs().log2() as i32;
         let parts = [(bits + 1) / 2, bits / 2].map(|bits| 2f64.powi(bits));
         let lone = bits > 24;
@@ -78,7 +78,7 @@ impl Large {
             if lone {
                 row.fill(0.0);
             }
-            // Where all keys read one row, that is the first one's.
+            // If all keys read one row, it is that of the first key.
             let key = match spec.places[Spec::K] {
                 Place::Tokens => 0,
                 _ => n % spec.k_len,
@@ -91,8 +91,8 @@ impl Large {
     }
 }
 
-/// The results of a problem under a mask, and the gradients of `learning`'s rank, `apart` or in those of the bias,
-/// whose gradient has the given name.
+/// The results of a problem under a mask, and the gradients of `learning`'s rank: separate if `apart`, otherwise in
+/// those of the bias, whose gradient has the given name.
 pub(super) fn expected(
     inputs: &MaskedInputs,
     bias: &'static str,
@@ -173,16 +173,16 @@ fn folded(inputs: &MaskedInputs, of: &Broadcast<f64>, pairs: &[f64]) -> Vec<f64>
     sums
 }
 
-/// A problem whose logits are those that f32 rounds, less the greatest of each row.
+/// A problem with logits as rounded by f32, minus the greatest of each row.
 struct Rounded {
     /// The problem with a bias for each pair.
     inputs: MaskedInputs,
-    /// What is taken from each row's logits, so from its LSE, `[batch, q_heads, q_len]`.
+    /// The numbers subtracted from each row's logits, and so from its LSE, `[batch, q_heads, q_len]`.
     less: Vec<f64>,
 }
 
-/// A key whose logit is so far below the greatest has the weight 0 in f32, and so in f64 then: its size would be that of
-/// the error that the others are allowed.
+/// The difference from the greatest logit at which a key gets the weight 0 in f32, and so in f64 here: its size would
+/// be that of the error that the others are allowed.
 const VANISHES: f64 = -200.0;
 
 impl Rounded {

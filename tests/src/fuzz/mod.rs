@@ -1,7 +1,7 @@
 //! Random problems over everything that the contract allows, each compared with the oracle in every output.
 //!
 //! A problem is a [`Spec`], one line of text. A [`Palette`] draws them from a seed; [`run`] computes one on an engine;
-//! [`fuzz`] does so for many; [`shrunk`] makes one that fails as small as it can. `cargo xtask fuzz` is the command.
+//! [`fuzz`] does so for many; [`shrunk`] makes a failing one as small as it can. `cargo xtask fuzz` is the command.
 
 mod decode;
 mod draw;

@@ -9,9 +9,9 @@ use flash_dma_reference::generate::Scores;
 pub struct Choice {
     /// Its name in a record.
     pub name: &'static str,
-    /// Whether a problem has it.
+    /// True if a problem has it.
     pub is_in: fn(&Spec) -> bool,
-    /// Whether problems of a profile have it.
+    /// True if problems of a profile have it.
     pub is_drawn: fn(&Profile) -> bool,
 }
 

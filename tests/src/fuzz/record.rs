@@ -14,21 +14,21 @@ use std::collections::BTreeMap;
 pub struct Record {
     /// Problems all of whose outputs were compared and right.
     pub passed: u64,
-    /// The number of these with 1024 keys or more, of which the attended keys fill four tiles of 64 or more.
+    /// Number of these with 1024 keys or more, in which the keys attended to fill four tiles of 64 or more.
     pub long: u64,
-    /// The number of these that were right only by further yardsticks.
+    /// Number of these that were right only by further yardsticks.
     pub looked_twice: u64,
     /// Problems that failed.
     pub failed: u64,
     /// Problems that do not count, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// Problems that passed, by pass, what ran it (empty if the engine has one implementation) and element type.
+    /// Problems that passed, by pass, implementation (empty if the engine has only one) and element type.
     pub cells: BTreeMap<Cell, u64>,
     /// Problems that passed, by the name of each [option](CHOICES).
     pub options: BTreeMap<String, u64>,
 }
 
-/// A pass, what ran it, and the name of the element type.
+/// A pass, its implementation, and the name of the element type.
 pub type Cell = (Pass, String, String);
 
 /// A problem that failed.
@@ -86,8 +86,7 @@ impl Record {
         self.long as f64 / self.passed.max(1) as f64
     }
 
-    /// The cells with fewer problems than asked for: both the recorded cells and those of the types and operations that
-    /// the engine has.
+    /// The cells with fewer problems than requested, recorded or of the types and operations that the engine has.
     pub fn wanting(&self, least: u64, elements: &[ElementType], decodes: bool) -> Vec<String> {
         let few = |(pass, by, element): &Cell, count| format!("{pass:?} {by} {element}: {count}");
         let mut wanting: Vec<String> = (self.cells.iter())
@@ -113,7 +112,7 @@ impl Record {
         self.options.get(option).copied().unwrap_or(0)
     }
 
-    /// The options that problems of the profile have, with fewer problems than asked for.
+    /// The options that problems of the profile have, with fewer problems than requested.
     pub fn rare(&self, least: u64, profile: &Profile) -> Vec<String> {
         let drawn = CHOICES.iter().filter(|option| (option.is_drawn)(profile));
         let counted = drawn.map(|option| (option.name, self.count(option.name)));

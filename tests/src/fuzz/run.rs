@@ -35,11 +35,11 @@ pub enum Outcome {
 /// A problem all of whose outputs are right.
 #[derive(Clone, Debug)]
 pub struct Passed {
-    /// The passes that ran, and what ran them if the engine has several implementations.
+    /// The passes that ran, with their implementations if the engine has several.
     pub passes: Vec<(Pass, &'static str)>,
-    /// Whether there are 1024 keys or more and those attended fill four tiles of 64 or more.
+    /// True if there are 1024 keys or more and those attended to fill four tiles of 64 or more.
     pub is_long: bool,
-    /// Whether the naive implementation's error had to be measured at [`YARDSTICKS`](super::YARDSTICKS) further seeds.
+    /// True if the naive implementation's error had to be measured at [`YARDSTICKS`](super::YARDSTICKS) further seeds.
     pub looked_twice: bool,
 }
 
@@ -161,7 +161,6 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
     }))
 }
 
-/// The rule of a problem whose ranks compete.
 fn competing(spec: &Spec, selecting: &Selecting) -> Option<Competing> {
     let By::Rank(parts) = &selecting.by else {
         return None;
@@ -174,7 +173,7 @@ fn competing(spec: &Spec, selecting: &Selecting) -> Option<Competing> {
     })
 }
 
-/// The intervals must be those of the definition, exactly.
+/// Checks that the intervals are exactly those of the definition.
 fn check_selection(
     p: &Problem,
     scores: &[f64],
@@ -206,8 +205,7 @@ fn same_intervals(k_len: usize, actual: &[Interval], exact: &[Interval]) -> Resu
     }
 }
 
-/// What an engine composes must be the intervals of the definition, exactly, and what it selects by a window alone,
-/// too.
+/// Checks that an engine composes, and selects by a window alone, exactly the intervals of the definition.
 fn check_composed<E: Engine>(
     engine: &E,
     spec: &Spec,
@@ -332,7 +330,7 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     Ok(Some(seen))
 }
 
-/// The content of slots after `held` tokens must be exactly the selection.
+/// Checks that the content of slots after `held` tokens is exactly the selection.
 fn check_live(
     scores: &[f64],
     len: usize,

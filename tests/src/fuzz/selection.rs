@@ -4,19 +4,18 @@ use super::spec::{By, Ends, Parts, Spec, What};
 use flash_dma_problem::{Interval, SelectionRule};
 use flash_dma_reference::{Rng, compose};
 
-/// The intervals of all keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Selected {
     /// `[batch, kv_heads, k_len]`.
     pub(super) intervals: Vec<Interval>,
     /// One past the last position at which each key is a runner-up, if ranks learn; without runners-up the end.
     pub(super) far: Option<Vec<u32>>,
-    /// The first position at which its rank keeps each key, if kept keys learn or ranks compete.
+    /// The first position at which each key is kept for its rank, if kept keys learn or ranks compete.
     pub(super) from: Option<Vec<u32>>,
 }
 
 impl Selected {
-    /// The shares of keys whose ranks compete: of the positions of all of a head, those at which a rank counts.
+    /// The shares of keys whose ranks compete: a key's part of all positions of its head at which a rank counts.
     pub(super) fn shares(&self, k_len: usize) -> Vec<f64> {
         let both = self.far.as_ref().zip(self.from.as_ref());
         let (far, from) = both.expect("ranks learn");
@@ -50,7 +49,7 @@ impl Spec {
         (0..self.kv_heads).map(rule).collect()
     }
 
-    /// The lengths of the documents of a sequence: some of about the given length, some of a part of it, some of a few
+    /// The lengths of a sequence's documents: some of about the given length, some of a part of it, some of a few
     /// tokens.
     pub(super) fn documents(&self, parts: &Parts) -> Vec<usize> {
         let Some(length) = parts.documents else {
@@ -66,7 +65,7 @@ impl Spec {
         turns.iter().cycle().map_while(cut).collect()
     }
 
-    /// The intervals of keys that `rank` orders, `[batch, kv_heads, k_len]`.
+    /// The intervals of keys ranked by `rank`, `[batch, kv_heads, k_len]`.
     pub(super) fn selected(&self, rank: &[f64]) -> Selected {
         let What::Scored { selecting, .. } = &self.what else {
             panic!("{self} has no scores");
@@ -98,7 +97,7 @@ impl Spec {
                 let mut intervals: Vec<Interval> = (0..self.batch * self.kv_heads)
                     .flat_map(|_| self.ends(*ends, &mut rng))
                     .collect();
-                // A key whose score is −∞ is neither attended nor a runner-up.
+                // A key whose score is −∞ is neither attended to nor a runner-up.
                 let hidden = |n: usize| rank[n] == f64::NEG_INFINITY;
                 for (n, interval) in intervals.iter_mut().enumerate() {
                     if hidden(n) {
@@ -120,8 +119,8 @@ impl Spec {
         }
     }
 
-    /// The first position at which its rank keeps each key: not as a recent one, and of a sink none. Ends that know
-    /// nothing of ranks have some of each.
+    /// The first position at which each key is kept for its rank: not while it is recent, and none for a sink. Ends
+    /// that are independent of ranks have some of each.
     fn kept_by_rank_from(&self) -> Vec<u32> {
         let What::Scored { selecting, .. } = &self.what else {
             panic!("{self} has no scores");
@@ -152,7 +151,7 @@ impl Spec {
     fn ends(&self, ends: Ends, rng: &mut Rng) -> Vec<Interval> {
         let kept = self.kept().min(self.k_len.max(1));
         let end = |key: usize| match ends {
-            // One of eight keys is never attended.
+            // One of eight keys is never attended to.
             Ends::Random if rng.below(8) == 0 => key,
             Ends::Random => key + rng.below(2 * kept) + 1,
             Ends::Waves => (key / kept + 1) * kept + key % 2,
@@ -166,8 +165,7 @@ impl Spec {
     }
 }
 
-/// The intervals of a head by definition; for many keys by a heap, as that takes time that grows with the square of the
-/// length.
+/// The intervals of a head by definition; for many keys by a heap, as the definition takes quadratic time.
 fn exact_head(rank: &[f64], documents: &[usize], rule: &SelectionRule) -> Vec<Interval> {
     match rank.len() {
         0..=64 => compose::intervals(rank, documents, rule),
@@ -175,7 +173,7 @@ fn exact_head(rank: &[f64], documents: &[usize], rule: &SelectionRule) -> Vec<In
     }
 }
 
-/// The most keys of a head that are attended at one position.
+/// The most keys of a head that are attended to at one position.
 pub(super) fn most_live(spec: &Spec, intervals: &[Interval]) -> usize {
     let heads = intervals.chunks_exact(spec.k_len.max(1));
     heads.map(compose::max_live).max().unwrap_or(0)

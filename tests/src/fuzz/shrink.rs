@@ -24,7 +24,7 @@ pub fn shrink(spec: &Spec, limit: Duration, mut fails: impl FnMut(&Spec) -> bool
     }
 }
 
-/// Problems that are simpler in one respect, those that save most first.
+/// Problems that are simpler in one respect; those that save most come first.
 fn simpler(spec: &Spec) -> Vec<Spec> {
     type Field = fn(&mut Spec) -> &mut usize;
     let mut all: Vec<Spec> = Vec::new();

@@ -1,7 +1,7 @@
-//! A logit of each query head that has no key, and takes a share of every row's weight.
+//! A sink logit of each query head, which has no key and takes a share of every row's weight.
 //!
-//! What is left of a row is `w = sigmoid(lse - logit)` of its keys' output, and its LSE is `ln(e^lse + e^logit)`. The
-//! gradients follow from those of the keys by the chain rule.
+//! A row becomes `w = sigmoid(lse - logit)` times its keys' output, and its LSE is `ln(e^lse + e^logit)`. The gradients
+//! follow from those of the keys by the chain rule.
 
 use crate::Grads;
 use crate::expected::Expected;
@@ -25,7 +25,7 @@ struct Row {
 }
 
 impl Sink {
-    /// Beside keys whose results are `of_keys`.
+    /// The sink for keys whose results are `of_keys`.
     pub(super) fn new(of_keys: &Expected, p: &Problem, logits: &[f64], grads: &Grads) -> Self {
         let (out, lse) = of_keys.rows();
         let (grad_out, grad_lse) = grads.parts();
@@ -51,7 +51,7 @@ impl Sink {
             of_lse.push(sum * slope + dlse * row.share);
             let sensitivity = 1.0 + row.lse.abs().min(1e30) + row.logit.abs();
             values[head_of(n)] += dlse * all - sum * slope;
-            // f32 has what a share lacks to 1 to an epsilon of 1.
+            // f32 has the difference of a share from 1 to an epsilon of 1.
             let lost = size * row.share + dlse.abs();
             magnitude[head_of(n)] += (dlse.abs() * all + size * slope) * sensitivity + lost;
         }
@@ -65,12 +65,11 @@ impl Sink {
         }
     }
 
-    /// The gradients of the keys' results.
     pub(super) fn gradients(&self) -> &Grads {
         &self.grads
     }
 
-    /// The results of both, from those of the keys for [these](Self::gradients) gradients.
+    /// The results of keys and sink, from those of the keys for [these](Self::gradients) gradients.
     pub(super) fn beside(self, mut of_keys: Expected) -> Expected {
         let rows = &self.rows;
         of_keys.change_rows(

@@ -9,7 +9,7 @@ use flash_dma_reference::generate::Scores;
 /// One problem. Its [`Display`](core::fmt::Display) form is one line that parses back to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// Which operation.
+    /// The operation.
     pub what: What,
     /// Element type of q, k, v.
     pub element: ElementType,
@@ -17,9 +17,9 @@ pub struct Spec {
     pub batch: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Query heads to a key/value head.
+    /// Query heads per key/value head.
     pub group: usize,
-    /// Queries; of a cache its tokens, as [`k_len`](Self::k_len).
+    /// Queries; for a cache its tokens, equal to [`k_len`](Self::k_len).
     pub q_len: usize,
     /// Keys.
     pub k_len: usize,
@@ -31,21 +31,21 @@ pub struct Spec {
     pub scale: Option<f32>,
     /// Cap of the logits.
     pub softcap: Option<f32>,
-    /// Whether there is ALiBi, of the standard slopes.
+    /// True if there is ALiBi, with the standard slopes.
     pub alibi: bool,
-    /// What makes the logits great numbers, if something does.
+    /// The cause of great logits, if there is one.
     pub large: Option<Large>,
-    /// Whether each query head has a logit without a key.
+    /// True if each query head has a sink logit, without a key.
     pub sink: bool,
-    /// Whether bit-equal repeats are asked for.
+    /// True if bit-equal repeats are requested.
     pub deterministic: bool,
     /// The rate of the dropout, whose seed is that of the random numbers.
     pub dropout: Option<f32>,
-    /// Whether the LSE has a gradient as well.
+    /// True if the LSE has a gradient, too.
     pub grad_lse: bool,
     /// Standard deviation of q, k and v.
     pub deviation: f64,
-    /// Where q, k, v, the gradient of `out`, the scores or the bias, and the mask lie.
+    /// The places of q, k, v, the gradient of `out`, the scores or the bias, and the mask.
     pub places: [Place; 6],
     /// The seed of the random numbers.
     pub seed: u64,
@@ -62,43 +62,43 @@ pub enum What {
         window: Option<usize>,
         /// The kind of scores.
         scores: Scores,
-        /// What the scores have to do with the keys.
+        /// The use of the scores in selecting the keys.
         selecting: Selecting,
     },
     /// Attention under a mask, a bias, both or neither.
     Masked {
         /// The axes and the pattern of the mask.
         mask: Option<(Axes, Pattern)>,
-        /// The axes of the bias, and whether some of it is −∞.
+        /// The axes of the bias, and true if some of it is −∞.
         bias: Option<(Axes, bool)>,
-        /// Whether the mask is passed as the pairs that it hides.
+        /// True if the mask is passed as the pairs that it hides.
         hidden: bool,
     },
     /// Decoding over a cache.
     Decoded(Decoding),
 }
 
-/// How scores select. The default is the best keys of a window, for which they are biases, too.
+/// The way scores select. The default is the best keys of a window, for which they are biases, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Selecting {
-    /// What the intervals follow from.
+    /// The source of the intervals.
     pub by: By,
-    /// Keys of each query that just miss the window.
+    /// Number of runners-up per query: keys that just miss the window.
     pub runners_up: Option<usize>,
-    /// Whether kept keys learn what they are worth.
+    /// True if kept keys learn.
     pub left_out: bool,
-    /// Whether ranks compete.
+    /// True if ranks compete.
     pub competes: bool,
-    /// Whether another tensor than the one that ranks the keys is added to the logits: a normal one.
+    /// True if the logits get a tensor other than the rank: a normal one.
     pub apart: bool,
 }
 
-/// What the intervals follow from.
+/// The source of the intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The order of the scores.
     Rank(Parts),
-    /// Ends that know nothing of scores.
+    /// Ends that are independent of scores.
     Ends(Ends),
 }
 
@@ -108,7 +108,7 @@ impl Default for By {
     }
 }
 
-/// The parts of a rule, beside its window.
+/// The parts of a rule, apart from its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     /// Recent keys.
@@ -117,7 +117,7 @@ pub struct Parts {
     pub sinks: usize,
     /// The length of most documents, if there are some.
     pub documents: Option<usize>,
-    /// What the window of each head has less than that of the head before it.
+    /// By how much the window of each head is smaller than that of the head before it.
     pub narrower: usize,
 }
 
@@ -135,20 +135,21 @@ pub enum Ends {
 pub struct Decoding {
     /// Slots or pages.
     pub storage: Store,
-    /// What the scores of slots are for.
+    /// The role of the scores in slots.
     pub role: ScoreRole,
     /// The kind of scores, if the cache has any.
     pub scores: Scores,
     /// Tokens that are appended before the first step.
     pub prefill: usize,
-    /// Tokens of each step. One of more than [`MAX_STEP`] is a chunk: a forward pass over what the slots hold and the
+    /// Tokens of each step. One of more than [`MAX_STEP`] is a chunk: a forward pass over the slots' keys and the
     /// tokens, which are then appended.
     pub pieces: Vec<usize>,
-    /// Tokens that each decode step attends with beyond its own, as far as it has room for them: a guess that went wrong
-    /// there. The step appends nothing, and its own tokens are accepted then. Without, steps append their tokens.
+    /// Number of wrong tokens that each decode step attends with after its own, as far as it has room for them: a
+    /// guess. Such a step appends nothing, and its own tokens are accepted afterwards. With `None`, steps append their
+    /// tokens.
     pub wrong: Option<usize>,
-    /// Tokens of the prefill with which every sequence begins as the first one does. Of pages that hold only such tokens
-    /// all sequences have the first one's.
+    /// Number of tokens of the prefill that every sequence shares with the first one. Pages that hold only such tokens
+    /// are the first sequence's for all.
     pub shared: usize,
 }
 
@@ -164,19 +165,19 @@ pub enum Store {
     Pages {
         /// Tokens per page.
         page_len: usize,
-        /// Whether keys carry scores.
+        /// True if keys carry scores.
         scored: bool,
-        /// The last keys that a query attends to, if not all.
+        /// How many of the last keys a query attends to, if not all.
         last: Option<usize>,
     },
 }
 
-/// Which axes of `[batch, heads, queries, keys]` a mask or bias has; along the others it is broadcast.
+/// The axes of `[batch, heads, queries, keys]` that a mask or bias has; along the others it is broadcast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axes {
     /// A row for each sequence.
     pub batch: bool,
-    /// The heads with rows of their own.
+    /// The heads with separate rows.
     pub heads: Heads,
     /// A row for each query.
     pub queries: bool,
@@ -195,7 +196,7 @@ pub enum Heads {
     Query,
 }
 
-/// Where a tensor lies: its layout, and along which axis its values repeat with a stride of 0.
+/// The place of a tensor: its layout, and the axis along which its values repeat with a stride of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Row after row.
@@ -316,7 +317,7 @@ impl Spec {
         }
     }
 
-    /// How the scores select, if it is not by their window alone, or what the logits are is not their sum in f64.
+    /// The way the scores select, if it is not by their window alone or if the logits are not their sum in f64.
     pub fn selecting(&self) -> Option<&Selecting> {
         match &self.what {
             What::Scored { selecting, .. }
@@ -381,7 +382,7 @@ impl Decoding {
         }
     }
 
-    /// The last keys that a query attends to, if not all of the pages.
+    /// How many of the last keys a query attends to, if not all of the pages.
     pub fn last(&self) -> Option<usize> {
         match self.storage {
             Store::Slots(_) => None,
@@ -389,7 +390,7 @@ impl Decoding {
         }
     }
 
-    /// The pages that every sequence begins with.
+    /// Number of pages that every sequence begins with.
     pub fn shared_pages(&self) -> usize {
         match self.storage {
             Store::Slots(_) => 0,
@@ -397,7 +398,7 @@ impl Decoding {
         }
     }
 
-    /// Whether keys have scores.
+    /// True if keys have scores.
     pub fn scored(&self) -> bool {
         !matches!(self.storage, Store::Pages { scored: false, .. })
     }

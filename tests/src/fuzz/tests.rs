@@ -58,7 +58,7 @@ fn a_line_that_is_no_problem_is_refused() {
     }
 }
 
-/// The same numbers, regardless of other runs.
+/// A number of a seed draws the same problem, regardless of other runs.
 #[test]
 fn a_number_of_a_seed_is_one_problem() {
     let draw = |seed, number| palette(0, seed).draw(number).to_string();
@@ -146,7 +146,7 @@ fn problems_are_of_every_kind() {
     }
 }
 
-/// So that 500 problems of 20 000 have it.
+/// So 500 problems of 20 000 have it.
 #[test]
 fn every_option_is_in_one_of_forty_problems() {
     for variants in [0, 120] {
@@ -190,7 +190,6 @@ fn a_palette_has_its_number_of_variants() {
     assert!((35..=40).contains(&seen.len()), "{}", seen.len());
 }
 
-/// The defect of an engine.
 #[derive(Clone, Copy)]
 enum Defect {
     /// One element of dk.
@@ -199,9 +198,9 @@ enum Defect {
     Rank,
     /// Kept keys do not learn.
     LeftOut,
-    /// δ, by so many standard deviations of what the roundings of probabilities make of it.
+    /// δ, by so many standard deviations of the error that the roundings of probabilities cause in it.
     Delta(f64),
-    /// The gradients of keys that are attended after the first 64.
+    /// The gradients of keys that are attended to after the first 64.
     Tile,
     /// Causal masking.
     Causal,
@@ -215,7 +214,6 @@ enum Defect {
     Refuses,
 }
 
-/// The CPU engine with a defect.
 struct Defective(Defect);
 
 impl Engine for Defective {
@@ -315,7 +313,7 @@ impl Decoder for Defective {
     }
 }
 
-/// The first problem of 500 that fails, and what it is shrunk to.
+/// The first problem of 500 that fails, and its shrunk form.
 fn found(defect: Defect) -> (Record, Spec) {
     let engine = Defective(defect);
     // On one thread, so that the count of problems depends on nothing but their numbers: a second
@@ -358,7 +356,7 @@ fn kept_keys_that_do_not_learn_are_found_and_shrunk() {
     assert!(least.to_string().contains(" leave "), "{least}");
 }
 
-/// All keys of a head read one row of v, so that the gradients are what δ is wrong by.
+/// All keys of a head read one row of v, so that the gradients are only the error of δ.
 const ONE_ROW: &str =
     "scored bf16 b=1 kv=2 g=2 q=300 k=300 d=64 causal window=64 scores=Normal lay=ccnccc seed=5";
 

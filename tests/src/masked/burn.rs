@@ -9,9 +9,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
 use flash_dma_problem::PlanGeometry;
 
-/// The tensors of a call.
 struct Tensors {
-    /// q, k and v.
     rows: [Tensor<4>; 3],
     mask: Option<AttentionMask>,
     bias: Option<Tensor<4>>,
@@ -87,7 +85,7 @@ impl<B: Backend> MaskedEngine for Burn<B> {
 }
 
 impl<B: Backend> Burn<B> {
-    /// The gradient of the bias where nothing else is tracked.
+    /// The gradient of the bias when nothing else is tracked.
     ///
     /// # Panics
     ///

@@ -39,11 +39,11 @@ pub struct MaskedCase {
     pub mask: Option<([usize; 4], Pattern)>,
     /// Shape of the bias.
     pub bias: Option<[usize; 4]>,
-    /// Whether the mask is passed as the pairs that it hides.
+    /// True if the mask is passed as the pairs that it hides.
     pub hidden: bool,
     /// The layout of the tensors in memory.
     pub layout: Layout,
-    /// Whether the LSE has a gradient as well.
+    /// True if the LSE has a gradient, too.
     pub grad_lse: bool,
     /// Standard deviation of `q`, `k` and `v`.
     pub deviation: f64,
@@ -56,7 +56,7 @@ pub struct MaskedCase {
 }
 
 impl MaskedCase {
-    /// Without mask, bias or causal masking, in f32, of heads that lie token by token.
+    /// A case without mask, bias or causal masking, in f32, with heads that lie token by token.
     pub fn new(sizes: [usize; 6]) -> Self {
         Self {
             sizes,
@@ -73,32 +73,32 @@ impl MaskedCase {
         }
     }
 
-    /// With a mask.
+    /// Sets the mask.
     pub fn mask(mut self, shape: [usize; 4], pattern: Pattern) -> Self {
         self.mask = Some((shape, pattern));
         self
     }
 
-    /// With a normal bias.
+    /// Sets a normal bias.
     pub fn bias(mut self, shape: [usize; 4]) -> Self {
         self.bias = Some(shape);
         self
     }
 
-    /// With causal masking or without.
+    /// Turns causal masking on or off.
     pub fn causal(mut self, causal: bool) -> Self {
         self.options.causal = causal;
         self
     }
 
-    /// In another type.
+    /// Sets the element type.
     pub fn element(mut self, element: ElementType) -> Self {
         self.element = element;
         self.yardsticks = if element == ElementType::F32 { 0 } else { 3 };
         self
     }
 
-    /// In another place in memory.
+    /// Sets the layout in memory.
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
@@ -111,7 +111,6 @@ impl MaskedCase {
         crate::problem(q, kv, false, self.element, &self.options)
     }
 
-    /// The mask.
     pub(crate) fn visible(&self, rng: &mut Rng) -> Option<Broadcast<bool>> {
         let (shape, pattern) = self.mask?;
         let rows = 0..shape[..3].iter().product();
@@ -163,7 +162,7 @@ impl MaskedCase {
         Self::expected_by(inputs, grads, inputs.naive_backward(grad_out, grad_lse))
     }
 
-    /// As [`expected`](Self::expected), with gradients by which to measure those of an engine: of q, k, v and the bias.
+    /// [`expected`](Self::expected) with the gradients of q, k, v and the bias by which an engine's are measured.
     pub fn expected_by(
         inputs: &MaskedInputs,
         grads: &Grads,
@@ -179,8 +178,7 @@ impl MaskedCase {
         expected
     }
 
-    /// The expected results at the other seeds, under the mask of these inputs: measures of the naive implementation's
-    /// error.
+    /// The expected results at the other seeds, under these inputs' mask: measures of the naive implementation's error.
     pub fn others(&self, inputs: &MaskedInputs, grad_lse: bool) -> Vec<Expected> {
         let seeds = (1..=self.yardsticks).map(|n| self.seed.wrapping_add(n << 32));
         seeds
@@ -204,12 +202,12 @@ impl MaskedCase {
         self.check_inputs(engine, &self.inputs());
     }
 
-    /// As [`check`](Self::check), with the given inputs instead of random ones.
+    /// [`check`](Self::check) with the given inputs instead of random ones.
     pub fn check_inputs<E: MaskedEngine>(&self, engine: &E, inputs: &MaskedInputs) {
         self.check_gradients(engine, inputs, &self.gradients(inputs));
     }
 
-    /// As [`check_inputs`](Self::check_inputs), with the given gradients instead of random ones.
+    /// [`check_inputs`](Self::check_inputs) with the given gradients instead of random ones.
     pub fn check_gradients<E: MaskedEngine>(
         &self,
         engine: &E,
@@ -236,8 +234,8 @@ impl MaskedCase {
         self.check_expected(engine, inputs, grads, &expected, others);
     }
 
-    /// As [`check_gradients`](Self::check_gradients), with the expected results given: the oracle may take longer than
-    /// all engines together.
+    /// [`check_gradients`](Self::check_gradients) with given expected results, as the oracle may take longer than all
+    /// engines.
     pub fn check_expected<E: MaskedEngine>(
         &self,
         engine: &E,
@@ -290,7 +288,7 @@ impl Pattern {
 }
 
 /// Shows each query the `window` keys of greatest bias among those that causal masking leaves it:
-/// `[batch, heads, q_len, k_len]` of the bias's batches and heads. The bias has all keys.
+/// `[batch, heads, q_len, k_len]` of the bias's batches and heads.
 ///
 /// # Panics
 ///

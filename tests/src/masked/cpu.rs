@@ -31,7 +31,6 @@ fn plan(call: &MaskedCall, missing: usize) -> Result<Option<[Vec<u32>; 2]>, Refu
     Ok(Some([bits, counts]))
 }
 
-/// The typed buffers of a call.
 struct Buffers<E> {
     q: Vec<E>,
     k: Vec<E>,
@@ -63,7 +62,7 @@ impl<E: Host + Element> Buffers<E> {
         }
     }
 
-    /// The results, with what a backward pass gets besides if it is wanted.
+    /// The results; if requested, also those that a backward pass reads.
     fn forward(
         &self,
         call: &MaskedCall,

@@ -10,7 +10,7 @@ use flash_dma_kernels::forward::Forward;
 use flash_dma_kernels::{self as engine, MaskBits, Plan};
 use flash_dma_problem::{AttentionError, ElementType};
 
-/// The size and the stride of each axis but that of the elements.
+/// The size and the stride of each axis except that of the elements.
 fn axes_of_rows<const N: usize>(all: [&Raw; N]) -> impl Iterator<Item = (usize, usize)> {
     let axes = all
         .into_iter()
@@ -18,8 +18,8 @@ fn axes_of_rows<const N: usize>(all: [&Raw; N]) -> impl Iterator<Item = (usize, 
     axes.map(|(&len, &stride)| (len, stride))
 }
 
-/// Whether the engine `mma` claims to support a call: elements of 16 bits, head dimensions that are multiples of 32,
-/// rows that begin at multiples of 16 bytes, and a bias of keys that is contiguous; of gradients, no other bias.
+/// True if the engine `mma` claims to support a call: elements of 16 bits, head dimensions that are multiples of 32,
+/// rows that begin at multiples of 16 bytes, and a bias per key that is contiguous; for gradients, no other bias.
 fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
     let mut axes = axes_of_rows([&call.q, &call.k, &call.v, &call.grad_out]);
@@ -36,8 +36,9 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
         && bias
 }
 
-/// Whether the engine `wgmma` claims to support both passes of a call: what `mma` supports of these head dimensions,
-/// with rows that do not repeat themselves, and any bias of pairs; of gradients with dropout or ALiBi, none.
+/// True if the engine `wgmma` claims to support both passes of a call: those that `mma` supports at these head
+/// dimensions, with rows that are not repeated, and with any bias per pair; for gradients with dropout or ALiBi, no
+/// such bias.
 fn suits_wgmma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
     let refused = gradients && (p.dropout.is_some() || p.alibi.is_some());
@@ -89,8 +90,7 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Whether the engine that this target forces must support a call: the calls that it claims to support, if the
-    /// device has it.
+    /// True if the engine that this target forces must support a call: it claims to, and the device has the engine.
     fn must_serve(&self, call: &MaskedCall, gradients: bool) -> bool {
         let fingerprint = &self.client.properties().identity.fingerprint;
         let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);

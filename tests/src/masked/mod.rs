@@ -28,7 +28,7 @@ pub struct MaskedCall {
     pub v: Raw,
     /// A nonzero element shows its key, or hides it if [`hidden`](Self::hidden).
     pub mask: Option<Raw>,
-    /// Whether the mask is passed as the pairs that it hides.
+    /// True if the mask is passed as the pairs that it hides.
     pub hidden: bool,
     /// The geometry of the mask's plan: the problem's, unless a test uses a different one.
     pub plan: Option<PlanGeometry>,
@@ -81,7 +81,6 @@ impl MaskedCall {
         options(&self.problem.attention)
     }
 
-    /// The mask as bytes, in its memory layout.
     pub(crate) fn mask_bytes(&self) -> Option<(Vec<u8>, &Raw)> {
         let mask = self.mask.as_ref()?;
         let bytes = mask.values.iter().map(|&x| u8::from(x != 0.0));

@@ -1,4 +1,4 @@
-//! Tile plans: the inputs that engines make them from, and the expected results.
+//! Tile plans: the engines' inputs for them, and the expected results.
 
 use crate::Engine;
 use crate::engines::Cpu;
@@ -20,14 +20,14 @@ pub struct Plan {
     pub counts: Vec<u32>,
 }
 
-/// A mask as engines are given it.
+/// A mask in the form engines get it.
 #[derive(Clone, Debug)]
 pub struct RawMask {
     /// The elements in the mask's shape, row-major; nonzero is set.
     pub values: Vec<u8>,
-    /// Whether set elements are hidden.
+    /// True if set elements are hidden.
     pub hidden: bool,
-    /// Whether the queries of a key lie together in memory, instead of the keys of a query.
+    /// True if the queries of a key lie together in memory, instead of the keys of a query.
     pub transposed: bool,
 }
 
@@ -48,7 +48,7 @@ pub trait PlanEngine: Engine {
     /// The plan of a mask.
     fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan;
 
-    /// The plan of ranges of keys: the first ones, and those behind the last.
+    /// The plan of ranges of keys: the first keys, and those after the last.
     fn plan_ranges(&self, geometry: &PlanGeometry, ranges: [&Keys; 2]) -> Planned;
 }
 
@@ -107,12 +107,11 @@ impl Plan {
     }
 }
 
-/// Whether causal masking leaves a key to a query.
+/// True if causal masking leaves a key to a query.
 fn is_left(geometry: &PlanGeometry, query: usize, key: usize) -> bool {
     !geometry.causal || key + geometry.q_len <= query + geometry.k_len
 }
 
-/// The strides of a mask, in elements.
 fn strides(shape: [usize; 4], transposed: bool) -> [usize; 4] {
     let [b, h, q, k] = shape;
     let order = if transposed { [b, h, k, q] } else { shape };
@@ -138,7 +137,7 @@ pub(super) fn laid_out<T: Copy + Default>(
     values
 }
 
-/// The shape and strides of ranges, of which axes of size 1 are broadcast to a geometry's mask with one key.
+/// The shape and strides of ranges; axes of size 1 are broadcast to a geometry's mask with one key.
 fn columns(geometry: &PlanGeometry, keys: &Keys) -> ([usize; 4], [usize; 4]) {
     let (mut shape, mut strides) = (geometry.mask, [0; 4]);
     shape[3] = 1;

@@ -7,7 +7,7 @@ use crate::tensors::{floats, grad, load, values};
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::{AttentionError, HeadEncoding, try_rms_norm};
 
-/// The table as Burn's `RotaryEncoding` has it, `[positions, width, 2]`: every pair's angle twice.
+/// The table in the form of Burn's `RotaryEncoding`, `[positions, width, 2]`: every pair's angle twice.
 fn table(call: &NormCall, device: &Device) -> Option<Tensor<3>> {
     let raw = call.table.as_ref()?;
     let [positions, pairs, _] = raw.shape[..] else {

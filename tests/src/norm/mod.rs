@@ -13,7 +13,7 @@ use flash_dma_reference::generate::normal;
 use flash_dma_reference::norm::Norm;
 use flash_dma_reference::{Exact, Rng};
 
-/// Which of Burn's operations a problem is; the engines have one for both.
+/// Burn's operation for a problem; the engines have one for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The RMS norm of rows.

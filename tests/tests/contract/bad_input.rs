@@ -15,7 +15,7 @@ raw_engines!(
 // The CPU engine's views have their rank in their type.
 kernel_engines!(wrong_ranks);
 
-/// Refuses a change of a good call in both passes, with the same kind of error.
+/// Checks that both passes refuse a change of a good call, with the same kind of error.
 fn refuses<E: Engine>(
     engine: &E,
     what: &str,
@@ -30,7 +30,6 @@ fn refuses<E: Engine>(
     assert_refused(what, E::NAME, engine.backward(&call), &expected);
 }
 
-/// A tensor of a call.
 type Field = fn(&mut Call) -> &mut Raw;
 
 const ROWS: [(Name, Field); 3] = [

@@ -23,7 +23,7 @@ fn no_keys<E: Engine>(engine: &E) {
     }
 }
 
-/// Nothing, and zero gradients of keys and scores, also where tensor cores compute the problem.
+/// No output, and zero gradients of keys and scores, also where tensor cores compute the problem.
 fn no_queries<E: Engine>(engine: &E) {
     let of_tensor_cores = Case::new(0, 9).dim(64).element(F16);
     for case in [Case::new(0, 9), Case::new(0, 9).full(), of_tensor_cores] {

@@ -1,6 +1,6 @@
 //! Intervals under which many keys die at one position: documents that end inside tiles, and given ends. No plain
-//! selection has more than one death per position, so lists that count on that lose keys here. Nor do that many keys of
-//! a selection begin or end to be runners-up at one position.
+//! selection has more than one death per position, so lists that rely on that lose keys here. Nor do that many keys of
+//! a selection begin or cease to be runners-up at one position.
 
 use flash_dma_reference::compose;
 use flash_dma_tests::given::GivenCase;
@@ -73,7 +73,7 @@ fn check<E: Engine>(engine: &E, cases: Vec<GivenCase>, runners_up: bool) {
     }
 }
 
-/// The same case; each key is a runner-up for so many positions that all of those that die together end together.
+/// The same case with runners-up: each key is one for such a time that all keys that die together end together.
 fn with_runners_up(case: GivenCase) -> GivenCase {
     let far = case.intervals.iter().map(|head| {
         let far = |interval: &Interval| (interval.end as usize + 150).min(head.len()) as u32;
@@ -103,7 +103,8 @@ fn given(
     case
 }
 
-/// The last is for portable kernels on a host: few queries about the end of a document of more keys than the window.
+/// Cases of documents. The last is for portable kernels on a host: few queries about the end of a document of more keys
+/// than the window.
 fn of_documents<E: Engine>(engine: &E, runners_up: bool) {
     let small = [
         documents(&[93, 210, 41], 100, [2, 1, 344, 8], F32),
@@ -115,7 +116,7 @@ fn of_documents<E: Engine>(engine: &E, runners_up: bool) {
     check(engine, cases, runners_up);
 }
 
-/// Ends that nothing bounds: all keys at once, in turns, in waves whose survivors die two positions later.
+/// Ends without any bound: all keys at once, in turns, in waves whose survivors die two positions later.
 fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCase> {
     let (middle, wave) = (k_len * 2 / 3 + 5, k_len / 5 + 3);
     let all = |_: usize, _: usize| middle;

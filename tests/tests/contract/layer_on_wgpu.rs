@@ -22,7 +22,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Gives every parameter the numbers of a seed of its own, whatever the device.
+/// Gives every parameter the numbers of its own seed, whatever the device.
 struct Drawn(u64);
 
 impl ModuleMapper for Drawn {

@@ -1,4 +1,4 @@
-//! The results of every kind of problem, against the oracle, and what is refused.
+//! The results of every kind of problem against the oracle, and the refused calls.
 
 mod bad_input;
 mod empty;

@@ -11,7 +11,7 @@ every_engine!(
     infinite_scores
 );
 
-/// Rows of `k` and `v`, some attended by a few queries, some by none.
+/// Rows of `k` and `v`, some attended to by a few queries, some by none.
 fn nan_in_keys_and_values<E: Engine>(engine: &E) {
     for element in TYPES {
         for (q_len, k_len) in E::cases([(30, 40)], [(150, 150)], [(700, 1000)]) {

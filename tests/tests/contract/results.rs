@@ -94,7 +94,7 @@ fn in_layout<E: Engine>(engine: &E, layout: Layout) {
     }
 }
 
-/// From one key to more than there are.
+/// Windows of one key to more keys than there are.
 fn windows<E: Engine>(engine: &E) {
     for window in E::cases([1, 49, 50], [2, 3, 16, 48, usize::MAX], []) {
         Case::new(49, 49).window(window).check(engine);
@@ -108,7 +108,7 @@ fn windows<E: Engine>(engine: &E) {
     }
 }
 
-/// Every kind that the oracle makes; the blocks leave whole tiles inactive between active ones.
+/// All kinds of the oracle; the blocks leave whole tiles inactive between active ones.
 fn kinds_of_scores<E: Engine>(engine: &E) {
     for kind in Scores::ALL {
         let short = matches!(kind, Scores::AllEqual | Scores::AllPadded);
@@ -137,7 +137,7 @@ fn softcap_and_scale<E: Engine>(engine: &E) {
         for element in E::cases([], [F16, Bf16], []) {
             both.clone().dim(64).element(element).check(engine);
         }
-        // With 0 every logit is its score alone, and no gradient reaches q and k.
+        // With 0 every logit is only its score, and no gradient reaches q and k.
         for scale in [0.0, -0.25] {
             case().options(|o| o.with_scale(scale)).check(engine);
         }

@@ -40,7 +40,7 @@ fn check<E: Engine>(
     }
 }
 
-/// Over 2,000 heads, each with scores and a kind of its own.
+/// More than 2,000 heads, each with its own scores and kind.
 fn random_problems<E: Engine>(engine: &E) {
     let mut rng = Rng::new(11);
     let mut problems = 0;
@@ -59,7 +59,7 @@ fn random_problems<E: Engine>(engine: &E) {
         let heads: Vec<Vec<f64>> = (0..shape[0] * shape[1])
             .map(|row| Scores::ALL[row % Scores::ALL.len()].head(shape[2], &mut rng))
             .collect();
-        // None or some recent keys, also more than there are keys.
+        // No or some recent keys, also more than there are keys.
         for recent in [0, [1, 7, 40, 400][n % 4]] {
             let kept = KeptKeys { best, recent };
             check(engine, &heads, shape, kept, Layout::Contiguous);
@@ -69,8 +69,8 @@ fn random_problems<E: Engine>(engine: &E) {
     assert!(problems >= 2000, "{problems}");
 }
 
-/// Rows as long as the engines are meant for, on both sides of where kernels change the method, with windows of one
-/// key to all but one.
+/// Rows of the lengths that the engines are meant for, on both sides of the length at which kernels change the method,
+/// with windows of one key to all but one.
 fn long_problems<E: Engine>(engine: &E) {
     const LONG: usize = 1 << 19;
     let mut rng = Rng::new(12);

@@ -109,8 +109,7 @@ fn head_dims(engine: &Splitting) {
     engine.check(&case.plain(), parts(3));
 }
 
-/// One, fewer than key tiles, as many, and more; for one query, for less than a tile of them, and for several
-/// tiles whose keys differ in number.
+/// One, fewer than key tiles, as many, and more; for one query, less than a tile, and tiles with different keys.
 fn numbers_of_parts(engine: &Splitting) {
     for (q_len, k_len) in [(1, 777), (19, 640), (300, 777), (700, 700), (5, 3)] {
         for n in [1, 2, 5, 10, 40] {

@@ -129,8 +129,8 @@ fn kinds_of_scores<E: Engine>(engine: &E) {
     }
 }
 
-/// NaN in every input, attended to by few, by many and by none; infinities where the sum of a row cannot
-/// be told from NaN by the order of its terms.
+/// NaN in every input, attended to by few, by many and by none; infinities for which the sum of a row cannot be told
+/// from NaN by the order of its terms.
 fn inputs_that_are_not_finite<E: Engine>(engine: &E) {
     let (nan, infinite) = (f64::NAN, f64::INFINITY);
     let all = [

@@ -1,4 +1,4 @@
-//! The products of `wgmma`, each form by itself, against sums in f64. The operands are small whole numbers: every
+//! The products of `wgmma`, each form in isolation, against sums in f64. The operands are small whole numbers: every
 //! product and every sum is exact in f32, so results compare with `==`.
 
 use flash_dma_reference::round::round;
@@ -18,7 +18,7 @@ fn columns_of_every_panel() {
     }
 }
 
-/// The same, copied by the tensor memory accelerator.
+/// The same panels, copied by the tensor memory accelerator.
 #[test]
 fn boxes_of_every_panel() {
     for columns in (16..=256).step_by(16) {

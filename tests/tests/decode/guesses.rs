@@ -6,8 +6,8 @@ use flash_dma_tests::prelude::*;
 
 flash_dma_tests::kernel_engines!(guesses_leave_the_cache);
 
-/// A step that appends nothing writes what the step would, and leaves every bit of the cache; what is then appended of
-/// it is what a step of just these tokens appends.
+/// A step that appends nothing writes the same results as the step and leaves every bit of the cache; appending some of
+/// its tokens afterwards equals a step of just these tokens.
 fn guesses_leave_the_cache<T: Target>(kernels: &Kernels<T>) {
     let more = [(Some(100), false), (None, true)];
     for (window, biased) in Kernels::<T>::cases([(Some(9), false), (None, false)], [], more) {

@@ -1,4 +1,4 @@
-//! Steps whose tokens wait: what is accepted of them is as if nothing else had been stepped.
+//! Steps whose tokens are held: accepting some of them equals having stepped only those.
 
 use super::sequences::{Decoder, Sequences, Tokens, shape};
 use burn::tensor::{Distribution, Tensor};
@@ -37,7 +37,7 @@ fn decoder<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: Elemen
     }
 }
 
-/// One whose sequences have different lengths.
+/// A cache whose sequences have different lengths.
 fn uneven<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) -> Decoder {
     let mut decoder = decoder(burn, kept, kind, element);
     decoder.step(13);
@@ -46,7 +46,7 @@ fn uneven<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: Element
     decoder
 }
 
-/// A step of `count` tokens against the oracle, of which `accepted` stay.
+/// A step of `count` tokens against the oracle; `accepted` of them stay.
 fn guess(decoder: &mut Decoder, count: usize, accepted: usize) {
     let before = decoder.cache.lengths().to_vec();
     decoder.cache.hold();
@@ -72,7 +72,7 @@ fn step(cache: &mut AttentionCache, tokens: &Tokens, count: usize) -> Vec<u64> {
     values.iter::<f64>().map(f64::to_bits).collect()
 }
 
-/// A cache bit by bit, of pages only what they are given to unless `rows` are asked for, too.
+/// The bits of a cache; for pages only their assignment, unless `rows` are requested, too.
 fn bits(cache: &AttentionCache, rows: bool) -> String {
     let mut record = match cache {
         AttentionCache::DynamicMask(cache) => serde_json::to_value(cache.to_record_sync()),
@@ -87,7 +87,7 @@ fn bits(cache: &AttentionCache, rows: bool) -> String {
     format!("{record} {:?} {}", cache.lengths(), cache.bytes())
 }
 
-/// For every number of tokens that wait and every count that is accepted of them.
+/// Tests every number of held tokens and every count that is accepted of them.
 fn take_any_count<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element: ElementType) {
     if !burn.supports(element) {
         return;
@@ -112,7 +112,7 @@ fn take_any_count<B: Backend>(burn: &Burn<B>, kept: Kept, kind: Scores, element:
             if count > 0 {
                 let _ = step(&mut only, &tokens, count);
             }
-            // A chunk is written into its pages to attend to it, and what is behind the end stays there.
+            // A chunk is written into its pages to attend to it, and the part after the end stays there.
             let rows = matches!(kept, Kept::Rule(_)) || waiting <= 16;
             assert_eq!(bits(&held, rows), bits(&only, rows), "{what}");
             assert_eq!(held.waiting(), 0);
@@ -193,7 +193,7 @@ fn clones_have_the_same_tokens_waiting<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// The texts of the errors, and that the cache is as it was after them.
+/// Checks the texts of the errors, and that the cache is unchanged after them.
 fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
     let wait = "4 tokens wait beside the cache: accept those that stay, or none, before this";
     for kept in [Kept::Rule(rules(7)[1]), Kept::All { scored: true }] {
@@ -251,7 +251,7 @@ fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// A pool that is used up refuses the step, one that grows stays as large, and the pages of dropped tokens are free.
+/// A used-up pool refuses the step, a growing one stays as large, and the pages of dropped tokens are free.
 fn pages_are_given_back<B: Backend>(burn: &Burn<B>) {
     let mut decoder = decoder(burn, Kept::All { scored: false }, Scores::Normal, F32);
     for (grow_by, larger) in [(0, false), (2, true)] {
@@ -283,7 +283,7 @@ fn pages_are_given_back<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// The model's own code does not know of it.
+/// The model's own code is unaware of it.
 fn a_layer_reads_a_guess<B: Backend>(burn: &Burn<B>) {
     for window in [Some(6), None] {
         let layer = DynamicMaskAttentionConfig::new(32, 4)

@@ -1,4 +1,4 @@
-//! Caches that are joined: the steps of the sequences are those that they would have taken apart.
+//! Joined caches: the steps of the sequences are those that they would have taken separately.
 
 use super::sequences::{Decoder, Sequences, Shape, shape};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
@@ -59,7 +59,7 @@ fn several<B: Backend>(group: impl Fn(usize, u64) -> Decoder) {
     }
     joined.reorder(&[1, 1, 0]);
     joined.step(2);
-    // The parts are their own still.
+    // The parts are still independent.
     for (part, length) in parts.iter_mut().zip([5, 21]) {
         assert_eq!(part.lengths()[0], length);
     }

@@ -36,7 +36,6 @@ impl New {
     }
 }
 
-/// The text of a refusal.
 fn refusal<T>(result: Result<T, AttentionError>) -> String {
     result.map(drop).unwrap_err().to_string()
 }
@@ -204,7 +203,7 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
     assert_eq!(pages_bits(&cache), before);
 }
 
-/// Pages, lengths, and why they are refused.
+/// Pages, lengths, and the reason why they are refused.
 type Case = (&'static [&'static [usize]], &'static [usize], &'static str);
 
 fn tables_from_outside<B: Backend>(burn: &Burn<B>) {

@@ -53,7 +53,7 @@ pub struct Sequences {
     pub shape: Shape,
     /// The keys that a query keeps; `None` keeps all.
     rule: Option<SelectionRule>,
-    /// The last keys that a query attends to, where no rule selects any; `None` is all.
+    /// How many of the last keys a query attends to, if no rule selects any; `None` is all.
     last: Option<usize>,
     scored: bool,
     role: ScoreRole,
@@ -102,20 +102,20 @@ impl Sequences {
         sequences
     }
 
-    /// The same, under a rule of the same window.
+    /// Sets a rule with the same window.
     pub fn under(mut self, rule: SelectionRule) -> Self {
         assert_eq!(self.options.keep_window, Some(rule.window));
         self.rule = Some(rule);
         self
     }
 
-    /// The same, with scores for this.
+    /// Sets the role of the scores.
     pub fn with_role(mut self, role: ScoreRole) -> Self {
         self.role = role;
         self
     }
 
-    /// The same, but a query attends to the last keys alone.
+    /// Limits a query to the last keys.
     pub fn of_last(mut self, keys: Option<usize>) -> Self {
         self.last = keys;
         self
@@ -194,7 +194,7 @@ impl Sequences {
         }
     }
 
-    /// The sequences of both, those of `others` behind.
+    /// Appends the sequences of `others`.
     pub fn join(&mut self, others: Self) {
         self.histories.extend(others.histories);
     }
@@ -316,7 +316,7 @@ impl Sequences {
     }
 }
 
-/// A cache, and what its sequences have been given.
+/// A cache, and the tokens that its sequences have been given.
 pub struct Decoder {
     pub sequences: Sequences,
     pub cache: AttentionCache,
@@ -335,7 +335,7 @@ impl Decoder {
         self.sequences.grow(count, self.cache.device())
     }
 
-    /// A step of `count` tokens against the oracle, and what the cache holds then.
+    /// A step of `count` tokens against the oracle, and a check of the cache's content after it.
     pub fn step(&mut self, count: usize) {
         self.attend(count);
         self.check_held();

@@ -1,4 +1,4 @@
-//! Pages that several sequences have, pages that a window leaves, and tables from outside.
+//! Pages that several sequences share, pages that a window leaves, and tables from outside.
 
 use super::sequences::{Sequences, Shape, Tokens, shape};
 use burn::tensor::{Int, Tensor, TensorData};
@@ -30,7 +30,7 @@ fn sequences(config: &PagedCacheConfig, seed: u64) -> Sequences {
     Sequences::new(SHAPE, config.batch, kind, config.options, seed).of_last(config.window)
 }
 
-/// Without scores or with; of all keys, or of the last ones.
+/// Without scores and with; with all keys, and with the last ones.
 fn configs<B: Backend>(batch: usize) -> Vec<PagedCacheConfig> {
     let plain = config(batch);
     let scored = plain.clone().with_scored(true);
@@ -73,7 +73,7 @@ fn check_step(cache: &mut PagedCache, sequences: &mut Sequences, count: usize) {
     sequences.check(&tokens, out, lse);
 }
 
-/// A cache whose sequences share pages, one of the same sequences with pages of their own, and the oracle's.
+/// A cache whose sequences share pages, one of the same sequences with separate pages, and the oracle's sequences.
 struct Both<'a, B> {
     burn: &'a Burn<B>,
     shared: PagedCache,
@@ -108,7 +108,7 @@ impl<'a, B: Backend> Both<'a, B> {
         self.apart = PagedCache::cat((0..indices.len()).map(one).collect());
     }
 
-    /// As `reorder`, but of a cache whose table is from outside.
+    /// `reorder` for a cache whose table is from outside.
     fn apart_reorder(&mut self, indices: &[usize]) {
         let shared = self.shared.clone();
         self.shared = self.apart.clone();
@@ -129,7 +129,7 @@ impl<'a, B: Backend> Both<'a, B> {
         assert_eq!(self.shared.lengths(), self.sequences.lengths());
     }
 
-    /// A step of which the first tokens are right.
+    /// A step whose first tokens are right.
     fn guess(&mut self, count: usize, right: usize) {
         for cache in [&mut self.shared, &mut self.apart] {
             cache.hold();
@@ -192,7 +192,7 @@ fn prefixes_of_requests<B: Backend>(burn: &Burn<B>) {
             let tokens = rng.below(sequences.lengths()[from] + 1);
             match cache.try_share_prefix(from, into, tokens) {
                 Ok(()) => sequences.share_prefix(from, into, tokens),
-                // The window has left what its next query would see.
+                // The window has left the keys that its next query would see.
                 Err(error) => assert!(
                     config.window.is_some(),
                     "{error} of the {tokens} tokens of {from}"
@@ -250,7 +250,7 @@ fn the_last_keys<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// An owner of pages that gives them out at random, and lets sequences have the same full ones.
+/// An owner of pages that gives them out at random, and lets sequences share full ones.
 fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(23);
     let pages = 64;

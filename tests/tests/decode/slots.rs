@@ -38,7 +38,7 @@ fn under<B: Backend>(burn: &Burn<B>, rule: SelectionRule, batch: usize, kind: Sc
     sequences.under(rule).in_slots(burn)
 }
 
-/// As many tokens, appended without attention.
+/// Appends as many tokens without attention.
 fn append(decoder: &mut Decoder, count: usize) {
     let tokens = decoder.grow(count);
     let AttentionCache::DynamicMask(cache) = &mut decoder.cache else {
@@ -133,7 +133,7 @@ fn a_prompt_in_chunks_or_at_once<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Steps, chunks and prompts, with hidden keys, under rules with recent keys and sinks; of a size that matrix engines take.
+/// Steps, chunks and prompts, with hidden keys, recent keys and sinks; of a size that matrix engines take.
 fn scores_that_only_rank<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(9);
     let kinds = [Scores::Ties, Scores::Padded, Scores::AllPadded, Scores::Nan];
@@ -184,7 +184,7 @@ fn recent_keys_and_sinks<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Thousands of tokens, of which some steps are compared with a pass over all of them.
+/// Thousands of tokens; some steps are compared with a pass over all of them.
 fn recent_keys_and_sinks_over_thousands_of_tokens<B: Backend>(burn: &Burn<B>) {
     let len = Burn::<B>::cases([200], [2200], [3000]).pop();
     let len = len.expect("every engine has a length");

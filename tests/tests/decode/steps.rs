@@ -93,7 +93,7 @@ fn kinds_of_scores<T: Target>(kernels: &Kernels<T>) {
     }
 }
 
-/// They hide keys, and no number or NaN of theirs reaches a logit.
+/// Scores hide keys, and none of their numbers or NaN reaches a logit.
 fn scores_that_only_rank<T: Target>(kernels: &Kernels<T>) {
     let kinds = Kernels::<T>::cases(
         [Scores::Padded, Scores::Nan],
@@ -270,7 +270,7 @@ fn chunks_equal_one_pass<T: Target>(kernels: &Kernels<T>) {
     }
 }
 
-/// Windows that end in a page, in a step, and behind the sequence.
+/// Windows that end in a page, in a step, and after the sequence.
 fn the_last_keys_of_pages<T: Target>(kernels: &Kernels<T>) {
     let windows = Kernels::<T>::cases([1, 21], [4], [32, 65, 500]);
     for (n, last) in windows.into_iter().enumerate() {

@@ -88,7 +88,7 @@ fn broadcast(client: &Client, shape: [usize; 4]) -> TensorBinding {
     binding(&handle, &shape, &[0, 0, 0, 1])
 }
 
-/// A result that must not be used reports so, by name.
+/// Checks that reading a result that must not be used is an error with the operation's name.
 fn assert_failed(client: &Client, operation: &'static str, results: &[Handle]) {
     for result in results {
         let error = check(client, operation, [result]).expect_err(operation);
@@ -108,14 +108,14 @@ fn assert_failed(client: &Client, operation: &'static str, results: &[Handle]) {
     }
 }
 
-/// `out` of a pebibyte, past any device and any address space, and inputs of a few rows.
+/// A problem whose `out` takes a pebibyte, past any device and any address space, with inputs of a few rows.
 fn huge() -> Problem {
     let (q, kv) = ([1, 1 << 10, 1 << 30, 256], [1, 1, 8, 256]);
     problem(q, kv, false, F32, &AttentionOptions::new())
 }
 
-/// The huge problem is launched and its results must not be used; or it has more tiles than the device cubes (Vulkan's
-/// have 65535), and nothing is launched.
+/// Checks that the huge problem is launched and its results must not be used; or that it has more tiles than the device
+/// has cubes (Vulkan's have 65535), and nothing is launched.
 fn assert_ran_out(
     client: &Client,
     operation: &'static str,
@@ -144,7 +144,6 @@ fn unwritten(client: &Client, shape: &[usize]) -> Handle {
     client.empty(shape.iter().product::<usize>() * 4)
 }
 
-/// Buffers for the output and the LSE.
 fn results(client: &Client, p: &Problem) -> [Handle; 2] {
     [&p.q_shape()[..], &p.lse_shape()].map(|shape| unwritten(client, shape))
 }

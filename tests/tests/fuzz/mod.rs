@@ -1,4 +1,4 @@
-//! The fuzzer with a fixed seed. Its tests on defective engines are beside it.
+//! The fuzzer with a fixed seed. Its tests on defective engines are next to its source.
 
 use flash_dma_tests::fuzz::{Fuzzed, Limits, Palette, Profile, fuzz};
 use flash_dma_tests::prelude::*;

@@ -10,7 +10,7 @@ every_engine!(
     of_masks_and_biases
 );
 
-/// The first standard ones of `heads` heads, then zero and a negative one.
+/// The first standard slopes of `heads` heads, then zero and a negative one.
 fn slopes(heads: usize) -> AlibiSlopes {
     let mut slopes = AlibiSlopes::standard(heads).values().to_vec();
     if let [.., zero, negative] = &mut slopes[1..] {

@@ -1,5 +1,4 @@
-//! Gradients and hidden pairs: rows that see nothing, biases of −∞, and NaN and infinities that stay with the pairs
-//! that see them.
+//! Gradients and hidden pairs: rows that see nothing, biases of −∞, and NaN and infinities kept to their pairs.
 
 use super::{groups, half_of_problems, problems};
 use flash_dma_tests::prelude::*;
@@ -23,7 +22,7 @@ fn spoil(inputs: &mut MaskedInputs, grads: &mut Grads, target: usize, n: usize, 
     }
 }
 
-/// Zeros, not NaN, beside rows that see keys, in the same tile and in others.
+/// Zeros, not NaN, next to rows that see keys, in the same tile and in others.
 fn of_rows_that_see_nothing<E: MaskedEngine>(engine: &E) {
     for case in problems::<E>().into_iter().take(2) {
         let [_, _, kv_heads, q_len, k_len, dim] = case.sizes;

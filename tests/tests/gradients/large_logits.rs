@@ -1,8 +1,8 @@
-//! Logits of any size: what an offset leaves of them has the outputs and the gradients of a softmax that subtracts its
+//! Logits of any size: with an offset that rounds them, outputs and gradients are those of a softmax that subtracts its
 //! greatest logit. An additive mask of −1e9 on padding is enough to have them.
 //!
-//! Products of q and k are multiples of a small power of two here: f32 has them exactly, in any order of their terms, so
-//! that every engine has the logits of the oracle, bit by bit.
+//! Products of q and k are multiples of a small power of two here: f32 has them exactly, in any order of their terms,
+//! so that every engine has the logits of the oracle, bit by bit.
 
 use flash_dma_reference::compare::sum;
 use flash_dma_reference::generate::normal;
@@ -46,7 +46,7 @@ fn halves(shape: [usize; 4], rng: &mut Rng) -> Vec<f64> {
     (0..len).map(|_| rng.below(5) as f64 / 2.0 - 1.0).collect()
 }
 
-/// Normal numbers around `offset`, at those of which `at` holds and around 0 elsewhere, as f32 has them.
+/// Normal numbers around `offset` where `at` holds and around 0 elsewhere, rounded to f32.
 fn around(offset: f64, len: usize, rng: &mut Rng, at: impl Fn(usize) -> bool) -> Vec<f64> {
     let normal = normal(len, 1.0, F32, rng);
     let moved = |(n, x): (usize, f64)| match at(n) {
@@ -75,7 +75,6 @@ fn other_seeds(element: ElementType) -> core::ops::Range<u64> {
     if element == F32 { 0..0 } else { 1..4 }
 }
 
-/// The expected results of masked inputs.
 fn expected_of_masked(inputs: &MaskedInputs, grads: &Grads) -> Expected {
     let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());
@@ -88,9 +87,9 @@ fn expected_of_masked(inputs: &MaskedInputs, grads: &Grads) -> Expected {
     expected
 }
 
-/// Compares outputs and gradients with attention in f64 over the logits as f32 rounds them, and the sum of the gradients
-/// of v for a gradient of ones with the number of rows: each row's probabilities add up to 1. `inputs_of` makes the inputs
-/// of a seed, which are `expected` to have these results when they are `run`.
+/// Compares outputs and gradients with attention in f64 over the logits as f32 rounds them, and the sum of the
+/// gradients of v for a gradient of ones with the number of rows: each row's probabilities add up to 1. `inputs_of`
+/// makes the inputs of a seed; `expected` gives their results, and `run` the engine's.
 fn check<E: Engine, I>(
     engine: &E,
     [seed, of_grads]: [u64; 2],
@@ -136,7 +135,7 @@ fn check_masked<E: MaskedEngine>(
     check(engine, [7, 5], inputs_of, p, run, expected, what);
 }
 
-/// Of 16 bits the gradient of v itself is rounded, by at most 2⁻⁸ of each element, half of them up.
+/// Checks the sum; in 16 bits the gradient of v itself is rounded, by at most 2⁻⁸ of each element, half of them up.
 fn assert_rows_add_up(dv: &[f64], p: &Problem, what: &str) {
     let heads = p.batch * p.kv_heads;
     let bound = if p.element == F32 { 1e-4 } else { 4e-3 };
@@ -151,7 +150,7 @@ fn assert_rows_add_up(dv: &[f64], p: &Problem, what: &str) {
     }
 }
 
-/// The element types, of which a device that compiles its kernels slowly gets one in 16 bits.
+/// The element types; a device that compiles its kernels slowly gets only one in 16 bits.
 fn elements<E: Engine>() -> &'static [ElementType] {
     match E::SIZE {
         Size::Small => &[F32, F16],
@@ -210,7 +209,7 @@ fn a_bias_of_keys_may_have_any_offset<E: MaskedEngine>(engine: &E) {
                 };
                 let all = |rng: &mut Rng| inputs_of(rng, &|_| true);
                 check_masked(engine, all, &format!("{offset:e} on all keys"));
-                // Causal: the first rows see padding alone.
+                // Causal: the first rows see only padding.
                 let padded = |rng: &mut Rng| inputs_of(rng, &|key| key < keys / 2);
                 check_masked(engine, padded, &format!("{offset:e} on padding"));
             }
@@ -230,7 +229,7 @@ fn a_bias_of_pairs_may_have_any_offset<E: MaskedEngine>(engine: &E) {
                 };
                 let all = |rng: &mut Rng| inputs_of(rng, &|_| true);
                 check_masked(engine, all, &format!("{offset:e} on all pairs"));
-                // Every third row sees padding alone, the others some.
+                // Every third row sees only padding, the others some.
                 let every_third =
                     |pair: usize| (pair / keys).is_multiple_of(3) || pair.is_multiple_of(2);
                 let padded = |rng: &mut Rng| inputs_of(rng, &every_third);
@@ -240,8 +239,8 @@ fn a_bias_of_pairs_may_have_any_offset<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// More queries than an engine has tiles of at once: some tiles have rows of large logits, some such rows alone, some
-/// none, and each head has padding of its own.
+/// More queries than an engine has tiles of at once: some tiles have rows of large logits, some only such rows, some
+/// none, and each head has its own padding.
 fn large_logits_among_many_queries<E: MaskedEngine>(engine: &E) {
     for keys in E::cases([70], [], [700]) {
         let options = AttentionOptions::new();
@@ -263,7 +262,6 @@ fn a_softcap_bounds_what_the_offset_leaves<E: MaskedEngine>(engine: &E) {
     check_masked(engine, inputs, "a softcap at -1e9");
 }
 
-/// The inputs of keys with these scores.
 fn scored(problem: Problem, scores: Vec<f64>, rng: &mut Rng) -> Inputs {
     let (q, kv) = (problem.q_shape(), problem.kv_shape());
     Inputs {
@@ -275,7 +273,7 @@ fn scored(problem: Problem, scores: Vec<f64>, rng: &mut Rng) -> Inputs {
     }
 }
 
-/// [`expected_of_masked`] of scored inputs.
+/// [`expected_of_masked`] for scored inputs.
 fn expected_of_scored(inputs: &Inputs, grads: &Grads) -> Expected {
     let (p, (grad_out, grad_lse)) = (&inputs.problem, grads.parts());
     let mut expected = Expected::new(p, inputs.rounded().forward(), &inputs.naive_forward());

@@ -1,4 +1,4 @@
-//! The gradient of kept keys: what the loss would lose without them, beside that of runners-up.
+//! The gradient of kept keys, by leaving each out, together with that of runners-up.
 
 use super::runners_up::{
     assert_all_but_scores_same, assert_same, call, case, check_all, from, groups, in_fixed_order,
@@ -41,8 +41,8 @@ fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
     check_all(engine, true, [], medium, device);
 }
 
-/// An LSE has from a key of little weight much less than 1, to which its logarithm must not round it. The values
-/// are small, too: beside the rounding of a greater output nobody would see that of the LSE.
+/// A key of little weight adds much less than 1 to the LSE, which its logarithm must not round away. The values are
+/// small, too: next to the rounding of a greater output the rounding of the LSE would not show.
 fn of_little_weight_beside_much<E: Engine>(engine: &E) {
     let long = |case: Case, more| (case.full().deviation(0.001), more);
     let small = [long(case(3, 2000, 1500), 0)];
@@ -93,7 +93,7 @@ fn a_nan_stays_with_its_rows<E: Engine>(engine: &E) {
     for runners in engine.supported(cases, |(case, _)| case.element) {
         let case = &runners.0;
         let mut inputs = case.inputs();
-        // The first keys of each head are kept by all later rows, this one by none but its own.
+        // The first keys of each head are kept by all later rows, this one only by its own.
         let key = inputs.problem.window + 2;
         inputs.v[key * case.head_dim] = f64::NAN;
         let call = call(engine, &runners, &inputs, true);

@@ -10,10 +10,10 @@ every_engine!(of_scores, of_biases_of_keys, of_biases_of_pairs);
 
 on_burn_cpu!(of_scores);
 
-/// Queries, keys, window, and whether they are causal.
+/// Queries, keys, window, and true if they are causal.
 type Row = (usize, usize, usize, bool);
 
-/// The first is that of the issue.
+/// The problems; the first is that of the issue.
 fn rows<E: Engine>() -> Vec<(Row, ElementType)> {
     let rows = E::cases(
         [(1702, 16, 3, false)],
@@ -64,7 +64,7 @@ fn of_scores<E: Engine>(engine: &E) {
     }
 }
 
-/// A bias of keys that all queries share.
+/// A bias per key that all queries share.
 fn of_biases_of_keys<E: MaskedEngine>(engine: &E) {
     for ((q_len, k_len, window, causal), element) in rows::<E>() {
         let mut case = MaskedCase::new([1, 2, 1, q_len, k_len, 64]).causal(causal);
@@ -85,8 +85,8 @@ fn of_biases_of_pairs<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// Random gradients of `out` that have one direction in common, as those of a mean loss have, and of the LSE: what the
-/// rounding of rows that are nearly the same has in common is added up.
+/// Random gradients of `out` that have one direction in common, as those of a mean loss have, and of the LSE: common
+/// roundings of rows that are nearly the same add up.
 fn gradients(problem: &Problem, seed: u64) -> Grads {
     let mut grads = Grads::random(problem, seed);
     let (dim, element) = (problem.head_dim, problem.element);

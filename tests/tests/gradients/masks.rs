@@ -1,5 +1,4 @@
-//! Gradients under masks and biases of keys, which the tensor cores support: lists of tiles, whole tiles and partial
-//! ones.
+//! Gradients under masks and biases per key, which the tensor cores support: lists, whole tiles and partial ones.
 
 use super::{half_of_problems, problems};
 use flash_dma_tests::prelude::*;

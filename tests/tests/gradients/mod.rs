@@ -1,4 +1,4 @@
-//! Gradients: compared with the oracle where masks and biases need separate kernels, and their further properties.
+//! Gradients compared with the oracle where masks and biases need separate kernels, and their further properties.
 
 mod alibi;
 mod dropout;
@@ -38,7 +38,7 @@ fn problems<E: MaskedEngine>() -> Vec<MaskedCase> {
     sizes.into_iter().enumerate().map(case).collect()
 }
 
-/// Every second of them, starting at `first`, if a device compiles kernels for each.
+/// Every second problem, starting at `first`, if a device compiles kernels for each.
 fn half_of_problems<E: MaskedEngine>(first: usize) -> impl Iterator<Item = MaskedCase> {
     let step = if E::SIZE < Size::Large { 1 } else { 2 };
     problems::<E>()

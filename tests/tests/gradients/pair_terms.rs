@@ -1,4 +1,4 @@
-//! The sizes, widths and types in which what depends on a pair's query and key is tried: dropout, ALiBi.
+//! The sizes, widths and types in which terms that depend on a pair's query and key are tested: dropout, ALiBi.
 
 use flash_dma_tests::prelude::*;
 
@@ -44,7 +44,7 @@ pub(super) fn grouped_heads<E: Engine>(
     }
 }
 
-/// Biases of pairs, of queries and of keys, which have kernels of their own; `options` gets the query heads.
+/// Biases per pair, per query and per key, which have separate kernels; `options` gets the query heads.
 pub(super) fn masks_and_biases<E: MaskedEngine>(
     engine: &E,
     options: impl Fn(usize, AttentionOptions) -> AttentionOptions,

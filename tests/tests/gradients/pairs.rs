@@ -13,7 +13,7 @@ tensor_core_engines!(
     of_biases_of_pairs_of_many_keys,
 );
 
-/// Each way a bias of pairs broadcasts over sequences and heads.
+/// All ways in which a bias per pair broadcasts over sequences and heads.
 fn biases_of_pairs([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize; 4]> {
     let heads = [1, kv_heads, q_heads];
     let shapes = [1, batch].map(|batch| heads.map(|heads| [batch, heads, q_len, k_len]));
@@ -56,7 +56,7 @@ fn of_every_broadcast_of_a_bias_of_pairs<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// Masks that broadcast as the bias does not, whose tiles are empty, whole and partial.
+/// Masks that broadcast differently from the bias, whose tiles are empty, whole and partial.
 fn of_every_broadcast_under_masks<E: MaskedEngine>(engine: &E) {
     for case in groups::<E>() {
         let [batch, q_heads, kv_heads, q_len, k_len, _] = case.sizes;
@@ -104,7 +104,7 @@ fn of_biases_of_pairs_and_softcaps_under_masks<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// More key tiles than a cube has for itself.
+/// More key tiles than one cube takes.
 fn of_biases_of_pairs_of_many_keys<E: MaskedEngine>(engine: &E) {
     for sizes in E::cases([], [], [[1, 16, 16, 17, 8450, 64]]) {
         let [_, heads, _, q_len, k_len, _] = sizes;

@@ -1,5 +1,5 @@
-//! What ranks the keys and what is added to their logits as two tensors: the bias gets the gradient of the logits, the
-//! rank that of the runners-up, and one tensor for both gets both. Against the sums of the definition, in f64.
+//! The rank and the bias of keys as two tensors: the bias gets the gradient of the logits, the rank that of the
+//! runners-up, and one tensor for both gets both. Compared with the sums of the definition, in f64.
 
 use burn::tensor::{Distribution, Gradients, Tensor};
 use burn_flash_dma::{Attention, Selector};
@@ -23,7 +23,7 @@ const DIM: usize = 16;
 const WINDOW: usize = 7;
 const RUNNERS_UP: usize = 5;
 
-/// The tensors of a call, all tracked but the weights of the loss.
+/// The tensors of a call, all tracked except the weights of the loss.
 struct Tensors {
     q: Tensor<4>,
     k: Tensor<4>,
@@ -51,7 +51,7 @@ impl Tensors {
         }
     }
 
-    /// The gradients of attention to the keys that `rank` selects, with what is added to their logits.
+    /// The gradients of attention to the keys selected by `rank`, with `added` on their logits.
     fn backward(&self, rank: &Tensor<3>, added: Option<&Tensor<3>>) -> Gradients {
         let intervals = selector().select(rank.clone());
         let attention = Attention::new(self.q.clone(), self.k.clone(), self.v.clone());

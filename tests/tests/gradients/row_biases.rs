@@ -12,7 +12,7 @@ every_engine!(
 /// Two sequences of two groups, with more queries than keys: under causal masking the first see nothing.
 const SIZES: [usize; 6] = [2, 4, 2, 70, 50, 64];
 
-/// Every shape of a bias that all keys share.
+/// All shapes of a bias that all keys share.
 fn shapes([batch, q_heads, kv_heads, q_len, ..]: [usize; 6]) -> Vec<[usize; 4]> {
     let mut shapes = Vec::new();
     for batch in [1, batch] {
@@ -59,7 +59,7 @@ fn check<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
     }
 }
 
-/// Each shape, with a mask of another each time.
+/// All shapes, with another mask each time.
 fn cases<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
     let [batch, q_heads, kv_heads, q_len, k_len, _] = SIZES;
     let masks = [

@@ -1,5 +1,4 @@
-//! The gradient of runners-up: keys outside of the window, which learn what the loss would change by if they were
-//! attended.
+//! The gradient of runners-up: keys outside of the window, which learn the change of the loss if they were attended to.
 
 use flash_dma_reference::compare::sum;
 use flash_dma_reference::select;
@@ -9,7 +8,7 @@ use flash_dma_tests::prelude::*;
 /// A case and how many runners-up each query has.
 pub(super) type Runners = (Case, usize);
 
-/// The first position at which its rank keeps each key: its own, a few later as with recent keys, or none as of sinks.
+/// The first position at which each key is kept for its rank: its own, later as with recent keys, or none as for sinks.
 pub(super) fn from(inputs: &Inputs) -> Vec<u32> {
     let p = &inputs.problem;
     let from = |key: usize| match key % 7 {
@@ -21,7 +20,7 @@ pub(super) fn from(inputs: &Inputs) -> Vec<u32> {
     keys.map(|key| from(key) as u32).collect()
 }
 
-/// The call with its runners-up, whose ends are those of a window that keeps more keys, and with what kept keys learn.
+/// The call with runners-up, whose ends are those of a window that keeps more keys, and with the kept keys that learn.
 pub(super) fn call<E: Engine>(
     engine: &E,
     (case, more): &Runners,
@@ -42,7 +41,7 @@ pub(super) fn run<E: Engine>(engine: &E, call: &Call) -> (Outputs, Gradients) {
 }
 
 /// Compares the gradient of the rank with the oracle's sum over queries and runners-up, and kept keys if they learn; if
-/// the scores rank and bias the keys in one, the sum of both gradients with the sum of both.
+/// the scores are both rank and bias, the sum of both gradients with the sum of both.
 fn check<E: Engine>(engine: &E, runners: &Runners, left_out: bool) {
     let (case, more) = runners;
     if engine.lacks(case.element) {
@@ -85,7 +84,6 @@ pub(super) fn case(q_len: usize, k_len: usize, window: usize) -> Case {
     Case::new(q_len, k_len).window(window)
 }
 
-/// A case for tensor cores.
 pub(super) fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
     case(q_len, k_len, window).dim(64).element(Bf16)
 }
@@ -200,7 +198,7 @@ pub(super) fn one_position<E: Engine>(engine: &E, left_out: bool) {
     check_all(engine, left_out, small, medium, device);
 }
 
-/// Keys that are attended, and miss the window, over several chunks of queries.
+/// Keys that are attended to, and miss the window, over several chunks of queries.
 pub(super) fn long_rows<E: Engine>(engine: &E, left_out: bool) {
     let long = |q_len, k_len, window| Case {
         batch: 1,
@@ -209,7 +207,7 @@ pub(super) fn long_rows<E: Engine>(engine: &E, left_out: bool) {
     let deterministic = long(2300, 2500, 512).options(|o| o.with_deterministic(true));
     let device = [
         (long(2300, 2500, 512), 128),
-        // More runners-up than keys that are attended, many of them on a few positions each.
+        // More runners-up than kept keys, many of them on a few positions each.
         (long(2500, 2300, 40), 600),
         // All chunks have the same ones.
         (long(2100, 900, 64).full(), 300),
@@ -250,7 +248,7 @@ fn without_a_gradient_of_the_lse<E: Engine>(engine: &E) {
     }
 }
 
-/// Every bit of two results, but of the gradients of scores and rank.
+/// Checks every bit of two results, except the gradients of scores and rank.
 pub(super) fn assert_all_but_scores_same(
     (outputs, grads): &(Outputs, Gradients),
     (other, others): &(Outputs, Gradients),
@@ -272,7 +270,7 @@ pub(super) fn assert_same(a: &[f64], b: &[f64], name: &str, what: &str) {
     assert!(same && a.len() == b.len(), "{name} on {what}");
 }
 
-/// Cases with a fixed order of sums, of the engines that compute runners-up in one way or another.
+/// Cases with a fixed order of sums, of the engines that compute runners-up in different ways.
 pub(super) fn in_fixed_order<E: Engine>(engine: &E) -> Vec<Runners> {
     let of = |len, window, (dim, element)| {
         let case = case(len, len, window).dim(dim).element(element);

@@ -49,8 +49,7 @@ fn of_lse_alone<E: Engine>(engine: &E) {
     assert!(grads.q.iter().any(|&x| x != 0.0));
 }
 
-/// With one query head repeated over its group, the group's gradients are that head's times the
-/// number of heads.
+/// With one query head repeated over its group, the group's gradients are that head's times the group's size.
 fn scores_gather_their_group<E: Engine>(engine: &E) {
     let one = Case::new(30, 30).heads(1, 1);
     let four = Case::new(30, 30).heads(4, 1);
@@ -78,7 +77,7 @@ fn scores_gather_their_group<E: Engine>(engine: &E) {
     }
 }
 
-/// Exactly zero, in every type, whatever the keys hold.
+/// Exactly zero in every type, whatever the keys hold.
 fn unselected_keys_have_none<E: Engine>(engine: &E) {
     for element in engine.supported(TYPES, |&element| element) {
         let case = Case::new(60, 60).window(5).scores(Scores::Padded);
@@ -124,7 +123,7 @@ fn central_differences<E: Engine>(engine: &E) {
     for which in 0..4 {
         let direction = gradient_of(which);
         let norm = direction.iter().map(|g| g * g).sum::<f64>().sqrt();
-        // The selection is a constant, so it is made of the scores as they were.
+        // The selection is a constant, so it uses the original scores.
         let moved = |step: f64| {
             let mut call = engine.call(&inputs, case.layout, &incoming);
             let target = match which {

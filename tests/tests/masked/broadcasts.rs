@@ -15,7 +15,7 @@ every_engine!(
 );
 matrix_engines!(on_tensor_cores, of_groups_on_tensor_cores);
 
-/// Every shape that broadcasts to `[batch, q_heads, q_len, k_len]`.
+/// All shapes that broadcast to `[batch, q_heads, q_len, k_len]`.
 fn shapes([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize; 4]> {
     let mut shapes = Vec::new();
     for b in [1, batch] {
@@ -30,8 +30,8 @@ fn shapes([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize
     shapes
 }
 
-/// Every shape of a mask beside every shape of a bias; on a slow device all pairs for one kv head, else each beside one
-/// other.
+/// Every shape of a mask with every shape of a bias; on a slow device all pairs for one kv head, otherwise each with
+/// one other.
 fn every_pair<E: MaskedEngine>(engine: &E, [batch, q_heads, kv_heads]: [usize; 3]) {
     let sizes = [batch, q_heads, kv_heads, 19, 70, 8];
     let shapes = shapes(sizes);
@@ -66,13 +66,13 @@ fn one_alone<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// As the pairs, in a type and a head dimension of the tensor-core engines, over several tiles: on a GPU every pair.
+/// The pairs in a type and a head dimension of the tensor-core engines, over several tiles: on a GPU every pair.
 fn on_tensor_cores<E: MaskedEngine>(engine: &E) {
     pairs_on_tensor_cores(engine, E::cases([], [[4, 2, 64]], []), false);
     pairs_on_tensor_cores(engine, E::cases([], [], [[4, 4, 64]]), true);
 }
 
-/// Each shape of a mask beside one other of a bias.
+/// Each shape of a mask with one shape of a bias.
 fn of_groups_on_tensor_cores<E: MaskedEngine>(engine: &E) {
     let heads = E::cases([], [[4, 1, 64]], [[8, 2, 64], [4, 2, 128]]);
     pairs_on_tensor_cores(engine, heads, false);
@@ -158,7 +158,7 @@ fn expand<T: Copy>(x: &Broadcast<T>, inputs: &MaskedInputs, shape: [usize; 4]) -
 fn layouts<E: MaskedEngine>(engine: &E) {
     for layout in [Layout::Contiguous, Layout::Transposed, Layout::Padded] {
         for (element, dim) in kinds::<E>() {
-            // A multiple of 32 keys: masks whose words are read whole, if they lie so.
+            // A multiple of 32 keys: masks whose words are read whole, if their layout allows it.
             for k_len in [65, 96] {
                 let case = MaskedCase::new([2, 4, 2, 18, k_len, dim])
                     .element(element)

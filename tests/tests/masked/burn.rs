@@ -1,5 +1,4 @@
-//! Tests specific to `burn-flash-dma`: training the bias alone, plans reused for several calls, and builders of masks
-//! and ranges.
+//! Tests specific to `burn-flash-dma`: training the bias alone, reused plans, and builders of masks and ranges.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
@@ -48,7 +47,6 @@ fn one_plan_for_two_calls<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Each builder of ranges beside the builder of masks of the same name.
 fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let same = |mask: AttentionMask, ranges: KeyRanges, lengths: [usize; 2]| {
@@ -98,7 +96,7 @@ fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Documents of which the running maximum takes several pieces, and one whose id comes back.
+/// Documents for which the running maximum takes several pieces, and one whose id comes back.
 fn runs_of_many_tokens<B: Backend>(burn: &Burn<B>) {
     let len = 700;
     let mut rng = Rng::new(3);

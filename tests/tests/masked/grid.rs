@@ -1,5 +1,5 @@
 //! The grid of shapes of the reference's equivalence tests (1 sequence, 2 heads over 1, the 1024 keys of greatest
-//! bias), forward and backward, with the tolerance of this project in the place of its 95 % of the elements.
+//! bias), forward and backward, with this project's tolerance instead of the reference's 95 % of the elements.
 //!
 //! The oracle takes longer than all engines together, so it runs once per case for all of them.
 
@@ -86,7 +86,7 @@ fn check(dim: usize, element: ElementType, causal: bool, lengths_here: &[usize])
             eprintln!("skipped: the grid at {len} tokens of {dim} elements");
             continue;
         }
-        // Either kind of bias beside either type and either masking: one value per key, or one per pair.
+        // Either kind of bias with either type and either masking: one value per key, or one per pair.
         let bias = match causal == (element == Bf16) {
             true => [1, 1, 1, len],
             false => [1, 1, len, len],
@@ -95,7 +95,7 @@ fn check(dim: usize, element: ElementType, causal: bool, lengths_here: &[usize])
             .element(element)
             .causal(causal)
             .bias(bias);
-        // Long sequences have elements enough.
+        // Long sequences have enough elements.
         case.yardsticks = (512 / len as u64).min(3);
         let mut inputs = case.inputs();
         // The reference keeps 1024 keys, so all of them at short lengths: half of these, so that all are masked.

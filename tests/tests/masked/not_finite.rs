@@ -43,8 +43,8 @@ fn hidden_pairs_leave_no_trace<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// As above, in the types and head dimensions that the tensor-core engines take, under windows, whole tiles, and
-/// masks of which each query sees few keys of many blocks.
+/// The same in the types and head dimensions that the tensor-core engines take, under windows, whole tiles, and masks
+/// in which each query sees few keys of many blocks.
 fn not_finite_on_tensor_cores<E: MaskedEngine>(engine: &E) {
     for (dim, bads) in E::cases([], [(64, &BAD[..2])], [(64, &BAD[2..]), (128, &BAD[..])]) {
         for (n, pattern) in [Pattern::Window(75), Pattern::Tiles(32, 64), Pattern::Top(5)]

@@ -11,7 +11,7 @@ every_engine!(
 );
 raw_engines!(ranges_that_do_not_fit);
 
-/// Random bytes, of which half are 0, in blocks that are empty, full or mixed.
+/// Random bytes, half of them 0, in blocks that are empty, full or mixed.
 fn mask(shape: [usize; 4], seed: u64, hidden: bool, transposed: bool) -> RawMask {
     let mut rng = Rng::new(seed);
     let mut density = 0.5;
@@ -41,8 +41,7 @@ fn check_mask<E: PlanEngine>(engine: &E, geometry: &PlanGeometry, mask: &RawMask
     assert_eq!(plan.bits, expected.bits, "{geometry:?}");
 }
 
-/// Masks that are packed and counted in one pass: one row per query, lengths off every block, and several cubes per
-/// row.
+/// Masks that are packed and counted in one pass: a row per query, lengths off every block, several cubes per row.
 fn masks_of_whole_words<E: PlanEngine>(engine: &E) {
     let lengths = E::cases(
         [(1, 32), (19, 96), (70, 160)],
@@ -61,7 +60,8 @@ fn masks_of_whole_words<E: PlanEngine>(engine: &E) {
     }
 }
 
-/// Masks that are not: broadcast axes, keys that do not fill whole words, rows that are not contiguous.
+/// Masks that are not packed and counted in one pass: broadcast axes, keys that do not fill whole words, rows that are
+/// not contiguous.
 fn masks_of_any_shape<E: PlanEngine>(engine: &E) {
     let lengths = E::cases([(19, 70)], [(70, 19), (129, 200)], [(600, 1001)]);
     for (q_len, k_len) in lengths {

@@ -1,5 +1,4 @@
-//! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
-//! finite.
+//! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and non-finite elements.
 
 use flash_dma_tests::prelude::*;
 
@@ -22,7 +21,6 @@ fn part<E: MaskedEngine>(engine: &E, first: u64) {
     }
 }
 
-/// One of the given values.
 fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len())]
 }
@@ -94,7 +92,7 @@ fn check<E: MaskedEngine>(engine: &E, seed: u64) {
     let case = random_case::<E>(seed, &mut rng);
     let mut inputs = case.inputs();
     let mut grads = case.gradients(&inputs);
-    // A probability that is 0 in the engine's type alone makes 0 * infinity where f64 has infinity.
+    // A probability that is 0 only in the engine's type makes 0 * infinity where f64 has infinity.
     let bads = match case.element {
         F32 => &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY][..],
         _ => &[f64::NAN],

@@ -21,7 +21,7 @@ fn good() -> MaskedCall {
     case.call(&case.inputs())
 }
 
-/// Refuses a change of a good call in both passes, with the same kind of error.
+/// Checks that both passes refuse a change of a good call, with the same kind of error.
 fn refuses<E: MaskedEngine>(
     engine: &E,
     what: &str,
@@ -34,7 +34,6 @@ fn refuses<E: MaskedEngine>(
     assert_refused(what, E::NAME, engine.masked(&call), &expected);
 }
 
-/// A tensor of a call.
 type Field = fn(&mut MaskedCall) -> &mut Raw;
 
 const FIELDS: [(Name, Field); 4] = [
@@ -61,7 +60,7 @@ fn shapes<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// Whether an error is that of the shape or of the buffer of a tensor.
+/// True if an error is that of the shape or of the buffer of a tensor.
 fn does_not_fit(name: Name) -> impl Fn(&Error) -> bool {
     let shape = move |e: &Error| matches!(e, Error::Shape { tensor, .. } if *tensor == name);
     move |e| shape(e) || refused::buffer(name)(e)

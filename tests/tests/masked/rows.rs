@@ -14,7 +14,7 @@ every_engine!(
 
 const NONE: f64 = f64::NEG_INFINITY;
 
-/// Zeros, an LSE of −∞ and zero gradients: of everything, and of rows beside others that see keys.
+/// Zeros, an LSE of −∞ and zero gradients: of all rows, and of rows next to others that see keys.
 fn rows_that_see_nothing<E: MaskedEngine>(engine: &E) {
     for (element, dim) in kinds::<E>() {
         nothing_is_seen(engine, element, dim);
@@ -118,7 +118,7 @@ fn a_softcap_far_above_the_logits<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// The gradient of the LSE alone, of `out` alone, and of both, at rows that see nothing as well.
+/// The gradient of the LSE alone, of `out` alone, and of both, also at rows that see nothing.
 fn gradients_of_the_lse<E: MaskedEngine>(engine: &E) {
     for (element, dim) in kinds::<E>() {
         let case = MaskedCase::new([1, 4, 2, 50, 90, dim])

@@ -1,5 +1,4 @@
-//! Problems of the tensor-core engines, in all variants of their kernels. Without tensor cores the portable kernels
-//! compute the same problems.
+//! Problems of the tensor-core engines, in all kernel variants; without tensor cores on the portable kernels.
 
 use flash_dma_tests::prelude::*;
 
@@ -131,7 +130,7 @@ fn far_apart<E: MaskedEngine>(engine: &E, [small, medium, large]: [Option<[usize
             case.options.causal = m % 2 == 0;
             case.bias = (m < 2).then_some([1, kv_heads, 1, k_len]);
             case.check(engine);
-            // One key that nobody sees, and one that some see.
+            // One key that no query sees, and one that some see.
             let mut inputs = case.inputs();
             for key in [7, 3 * every] {
                 inputs.v[key * dim..(key + 1) * dim].fill(f64::NAN);

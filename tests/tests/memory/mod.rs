@@ -20,8 +20,8 @@ kernel_engines!(
 /// this does not happen in every one of a few calls.
 const CALLS: usize = 5;
 
-/// The bytes that a runtime may count besides the buffers that the call requests: rounded sizes, and on CUDA the shapes
-/// and strides of launches.
+/// Bytes that a runtime may count in addition to the requests: rounded sizes, on CUDA also launches' shapes and
+/// strides.
 const UNTOLD: u64 = 1 << 20;
 
 fn window(keys: usize) -> AttentionOptions {
@@ -38,7 +38,7 @@ fn tokens<T: Target>(kernels: &Kernels<T>, n: usize, options: AttentionOptions) 
     problem(q, kv, options.keep_window.is_some(), element, &options)
 }
 
-/// Lengths of which one is twice the other, and a window.
+/// Two lengths, one twice the other, and a window.
 fn lengths<T: Target>() -> ([usize; 2], usize) {
     match T::SIZE {
         Size::Small => ([96, 192], 24),
@@ -72,7 +72,7 @@ fn a_pass_requests_the_workspace_it_says<T: Target>(kernels: &Kernels<T>) {
     }
 }
 
-/// The request equals the announced size exactly, and the runtime holds at least that much, and little more.
+/// True if the request equals the announced size exactly, and the runtime holds at least that much, and little more.
 fn is_as_said(call: &Workspace) -> bool {
     let (said, held) = (call.said as u64, call.peak.in_use);
     call.peak.requested == call.said && (said..=said + UNTOLD).contains(&held)
@@ -82,7 +82,7 @@ fn is_as_said(call: &Workspace) -> bool {
 fn required_bytes_hold_every_call<T: Target>(kernels: &Kernels<T>) {
     use Called::{Backward, Forward, Ranked, Select};
     if T::ENGINE.is_some() {
-        // What is planned is the engine that the library chooses.
+        // The plan is for the engine that the library chooses.
         return;
     }
     let ([short, _], keys) = lengths::<T>();

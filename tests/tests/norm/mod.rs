@@ -71,7 +71,7 @@ fn rows<E: NormEngine>(engine: &E) {
     }
 }
 
-/// Rows of which a plane holds only a part.
+/// Rows too wide for one plane.
 fn wide_rows<E: NormEngine>(engine: &E) {
     for (rows, width, element) in E::cases(
         [(3, 2050, F32)],

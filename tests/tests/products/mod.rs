@@ -9,14 +9,12 @@ mod routes;
 use flash_dma_reference::round::round;
 use flash_dma_tests::prelude::*;
 
-/// How a matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lies {
-    /// Rows, without gaps.
     Rows,
     /// Columns, without gaps: a transposed tensor.
     Columns,
-    /// Rows with a gap of this many elements behind each.
+    /// Rows with a gap of this many elements after each.
     Gaps(usize),
 }
 
@@ -31,7 +29,7 @@ impl Matrix {
         Self::drawn(shape, || rng.below(8) as f64)
     }
 
-    /// Of numbers whose products and sums are rounded.
+    /// A matrix of numbers whose products and sums are rounded.
     fn normal(shape: [usize; 2], rng: &mut Rng) -> Self {
         Self::drawn(shape, || rng.normal())
     }
@@ -54,7 +52,7 @@ impl Matrix {
         }
     }
 
-    /// In a layout; what lies in gaps is NaN.
+    /// The matrix in a layout; gaps hold NaN.
     fn raw(&self, element: ElementType, lies: Lies) -> Raw {
         let [rows, columns] = self.shape;
         let (values, strides) = match lies {

@@ -23,7 +23,6 @@ fn types<T: Target>(engine: &Kernels<T>) -> impl Iterator<Item = ElementType> {
     types.filter(move |&element| engine.supports(element))
 }
 
-/// Factors of `[m, k]` and `[k, n]`.
 fn factors([m, n, k]: [usize; 3], seed: usize) -> [Matrix; 2] {
     let mut rng = Rng::new(seed as u64);
     [[m, k], [k, n]].map(|shape| Matrix::random(shape, &mut rng))
@@ -140,7 +139,7 @@ fn tiles_of_wgmma<T: Target>(engine: &Kernels<T>) {
             ] {
                 for (element, parts) in [(Bf16, 1), (F16, 1), (Bf16, 3)] {
                     let operands = [a.raw(element, of_a), b.raw(element, of_b)];
-                    // A column of A begins at a multiple of 16 bytes only then.
+                    // Otherwise a column of A does not begin at a multiple of 16 bytes.
                     let rows = of_a != Lies::Columns || m % 8 == 0;
                     for out in [element, F32] {
                         let choice = by(Route::Wgmma(tile), parts);
@@ -226,7 +225,7 @@ fn few_rows_do_not_depend_on_their_number<T: Target>(engine: &Kernels<T>) {
     }
 }
 
-/// Sums over nothing are zeros, and results of no elements are written by no kernel.
+/// Sums over nothing are zeros, and no kernel writes results without elements.
 fn empty_products<T: Target>(engine: &Kernels<T>) {
     for [m, n, k] in [[0, 5, 4], [5, 0, 4], [3, 4, 0], [0, 0, 0]] {
         let raw = [[m, k], [k, n]].map(|shape| Matrix::drawn(shape, || 1.0).raw(F32, Lies::Rows));

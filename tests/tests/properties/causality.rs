@@ -1,5 +1,5 @@
-//! Causality: what lies in the future of a query changes its row only within rounding, whatever its content, and never
-//! its selected set. Rounding may differ, because a tile of queries lists the keys of its latest one for all of them.
+//! Causality: the future of a query changes its row only within rounding, whatever its content, and never its selected
+//! set. Rounding may differ, because a tile of queries lists the keys of its latest one for all of them.
 
 use super::{Change, call, results};
 use flash_dma_tests::case;
@@ -29,7 +29,7 @@ fn problems<E: Engine>(engine: &E) -> Vec<Case> {
     engine.supported(cases, |case| case.element)
 }
 
-/// Positions from which on everything is changed: the edge of a tile if there is one, the middle of one, and the last.
+/// Positions from which everything is changed: the edge of a tile if there is one, the middle of one, and the last.
 pub(super) fn cuts(q_len: usize, k_len: usize) -> [usize; 3] {
     let first = k_len.saturating_sub(q_len);
     let visible = k_len - first;
@@ -38,12 +38,12 @@ pub(super) fn cuts(q_len: usize, k_len: usize) -> [usize; 3] {
     [tile.unwrap_or(half), first + visible / 3 + 1, k_len - 1]
 }
 
-/// Whether the row of the LSE belongs to a query before the position.
+/// True if the row of the LSE belongs to a query before the position.
 fn is_past(inputs: &Inputs, row: usize, cut: usize) -> bool {
     inputs.problem.position(row % inputs.problem.q_len) < cut as i64
 }
 
-/// Writes over keys, values and what is `added` to the logits from a position on, and over the queries there and their
+/// Overwrites keys, values and the scores or biases `added` from a position on, and the queries there and their
 /// gradients.
 pub(super) fn change(
     p: &Problem,
@@ -105,7 +105,7 @@ fn holds<E: Engine>(engine: &E, case: &Case) {
         for ((name, clean), (_, dirty)) in clean.iter().zip(&dirty).take(3) {
             expected.check_same(name, clean, dirty, |row| is_past(&inputs, row, cut), &what);
         }
-        // The change is one.
+        // The change has an effect.
         assert!(clean[0] != dirty[0], "{what}");
     }
 }

@@ -1,4 +1,4 @@
-//! Problems that are the same in other words.
+//! Equivalent problems.
 
 use super::{Results, outputs, run};
 use flash_dma_tests::prelude::*;

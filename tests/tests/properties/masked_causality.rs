@@ -1,4 +1,4 @@
-//! Causality under masks and biases: neither future keys and values nor the masks and biases of these reach a row.
+//! Causality under masks and biases: neither future keys and values nor their masks and biases reach a row.
 
 use super::causality::{change, cuts};
 use super::{Change, masked_results};
@@ -49,7 +49,7 @@ fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
         for ((name, clean), (_, dirty)) in clean.iter().zip(&dirty).take(3) {
             expected.check_same(name, clean, dirty, past, &what);
         }
-        // The change is one.
+        // The change has an effect.
         assert!(clean[0] != dirty[0], "{what}");
     }
 }

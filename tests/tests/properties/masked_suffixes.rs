@@ -1,4 +1,4 @@
-//! The same for masks and biases: a suffix of the queries, with its rows of the mask and of the bias, yields the tail
+//! Suffixes under masks and biases: a suffix of the queries, with its rows of the mask and of the bias, yields the tail
 //! of the whole pass and its gradients.
 
 use super::masked_results;
@@ -28,7 +28,7 @@ fn problems<E: MaskedEngine>(engine: &E) -> Vec<(MaskedCase, Vec<usize>)> {
     engine.supported(cases, |(case, _)| case.element)
 }
 
-/// The rows of the last queries of what broadcasts over pairs.
+/// The rows of the last queries of a tensor that broadcasts over pairs.
 fn tail_of<T: Copy>(whole: &Broadcast<T>, suffix: usize) -> Broadcast<T> {
     let [batch, heads, queries, keys] = whole.shape;
     if queries == 1 {

@@ -21,7 +21,7 @@ fast_burn!(
 );
 on_burn_cpu!(two_parts);
 
-/// The parts of the keys behind each cut.
+/// The parts of the keys after each cut.
 fn spans(cuts: &[usize], len: usize) -> Vec<(usize, usize)> {
     let starts = [0].into_iter().chain(cuts.iter().copied());
     let ends = cuts.iter().copied().chain([len]);
@@ -108,7 +108,7 @@ fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
     expected.check(others, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
 }
 
-/// What several prompts share, and what each has of its own.
+/// A prefix that several prompts share, and each prompt's own keys.
 fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
     let case = Case::new(30, 100).plain().heads(4, 2);
@@ -130,7 +130,7 @@ fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
     expected.check(Vec::new, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
 }
 
-/// Three rows: of the first part, of the second, and of neither; what the rows without keys hold is nothing to anybody.
+/// Three rows: of the first part, of the second, and of neither; the content of rows without keys does not matter.
 fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
     let device = burn.device().clone().autodiff();
     let (nan, none) = (f64::NAN, f64::NEG_INFINITY);

@@ -24,7 +24,6 @@ mod unselected;
 use flash_dma_reference::generate::normal;
 use flash_dma_tests::prelude::*;
 
-/// All results of a call, by name.
 type Results = Vec<(&'static str, Vec<f64>)>;
 
 /// The outputs of a call for random gradients.
@@ -34,7 +33,6 @@ fn outputs<E: Engine>(engine: &E, inputs: &Inputs) -> Outputs {
     results.expect("a good case").0
 }
 
-/// All results for random gradients.
 fn run<E: Engine>(engine: &E, inputs: &Inputs) -> Results {
     let grads = Grads::random(&inputs.problem, 1);
     results(engine, &call(engine, inputs, &grads))

@@ -1,5 +1,4 @@
-//! Packed documents and padded batches against a call per document: the same selection, and the same results up to
-//! rounding, in both passes.
+//! Packed documents and padded batches against a call per document: the same selection, and results up to rounding.
 
 use burn::tensor::{Bool, Device, Distribution, Tensor, TensorData};
 use burn_flash_dma::{
@@ -89,7 +88,7 @@ impl Packed {
         [self.q.clone(), self.k.clone(), self.v.clone()]
     }
 
-    /// One document's part of every tensor, as leaves of their own.
+    /// One document's part of every tensor, as separate leaves.
     fn part(&self, q: (usize, usize), k: (usize, usize)) -> Self {
         let queries = |t: &Tensor<3>| leaf(t.clone().narrow(0, q.0, q.1));
         let keys = |t: &Tensor<3>| leaf(t.clone().narrow(0, k.0, k.1));
@@ -112,7 +111,7 @@ impl Packed {
         self.scores.clone().swap_dims(0, 1).unsqueeze_dim(0)
     }
 
-    /// Everything of both passes by name, of results in the packed layout; that of the scores only if there are any.
+    /// All results of both passes by name, in the packed layout; those of the scores only if there are any.
     fn passes(&self, (out, lse): (Tensor<3>, Tensor<2>)) -> Vec<(&'static str, Tensor<3>)> {
         // A row that sees nothing has an LSE of −∞, which a product would make NaN.
         let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
@@ -129,7 +128,6 @@ impl Packed {
     }
 }
 
-/// Results of attention in the batch layout.
 fn unbatched((out, lse): (Tensor<4>, Tensor<3>)) -> (Tensor<3>, Tensor<2>) {
     let out = out.squeeze_dim::<3>(0).swap_dims(0, 1);
     (out, lse.squeeze_dim(0))
@@ -245,7 +243,6 @@ fn scored_documents<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Random bools.
 fn coin(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
     Tensor::<4>::random(shape, Distribution::Default, device).greater_elem(0.4)
 }
@@ -502,7 +499,7 @@ fn a_packed_call<B: Backend>(burn: &Burn<B>) {
         PackedAttention::new(q, k, v, &documents)
     };
     let dense = values(rows().forward());
-    // The same through ranges of keys.
+    // The same call through ranges of keys.
     let same = values(rows().query_documents(&documents).bias(None).forward());
     let ones = Tensor::<2>::zeros([40, KV_HEADS], burn.device());
     let all = values(rows().scores(ones).forward());

@@ -36,7 +36,6 @@ fn packed(parts: &[&[f64]], [batch, heads, len, head_dim]: [usize; 4]) -> Vec<f6
     all
 }
 
-/// The parts of such a tensor.
 fn unpacked(all: &[f64], count: usize, shape: [usize; 4]) -> Vec<Vec<f64>> {
     let [batch, heads, len, head_dim] = shape;
     let mut parts = vec![vec![0.0; batch * heads * len * head_dim]; count];

@@ -32,7 +32,7 @@ fn call(case: &Case, device: &Device) -> (Attention, Option<Tensor<3>>) {
     (Attention::new(q, k, v).options(case.options), scores)
 }
 
-/// Compares with the oracle, and the sum of each row with 1, or with 0 where nothing is attended.
+/// Compares with the oracle, and the sum of each row with 1, or with 0 where nothing is attended to.
 fn check(p: Tensor<4>, exact: &Exact, what: &str) {
     let shape = p.dims();
     let values = values(p);
@@ -206,7 +206,7 @@ fn a_rule_selects_the_keys<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Those of each document alone, whatever computes them.
+/// Probabilities within each document alone, with any engine.
 fn documents<B: Backend>(burn: &Burn<B>) {
     let documents = Documents::try_from_cu_seqlens(&[0, 30, 30, 55]).expect("rising");
     let rows = [29, 30, 54];

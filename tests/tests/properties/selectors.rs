@@ -63,13 +63,12 @@ impl Drawn {
         }
     }
 
-    /// Checks what a selector, inside the documents, makes of the scores.
+    /// Checks the intervals that a selector, inside the documents, makes from the scores.
     fn check_selector<B: Backend>(&self, selector: Selector, burn: &Burn<B>) {
         let selector = self.with_documents(selector);
         self.check(&selector.select(self.tensor(burn.device())));
     }
 
-    /// Of the documents of a sequence.
     fn lengths(&self, sequence: usize) -> Vec<usize> {
         let documents = self.documents.as_ref();
         documents.map_or(vec![self.shape[2]], |all| all[sequence].clone())
@@ -118,7 +117,6 @@ fn rule(rng: &mut Rng) -> SelectionRule {
     }
 }
 
-/// The selector of a rule.
 fn of(rule: SelectionRule) -> Selector {
     let selector = Selector::top(rule.window).recent(rule.recent);
     selector.sinks(rule.sinks)

@@ -1,4 +1,4 @@
-//! A logit without a key, against the oracle of a key that is zeros and has the logit as its score.
+//! A sink logit, compared with the oracle of a key of zeros that has the logit as its score.
 
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::{Attention, Selector, TensorName, learnable_sink, try_learnable_sink};
@@ -20,14 +20,13 @@ on_burn_cpu!(few_runners_up: check_runners_up([[12, 3, 2]]));
 /// Logits of the heads: nearly all of the weight, some of it, none.
 const LOGITS: [f64; 3] = [9.0, 0.5, -9.0];
 
-/// Without the first key of each head, of `[heads, len, width]`.
+/// The keys of `[heads, len, width]` without the first key of each head.
 fn behind_first(values: &[f64], len: usize, width: usize) -> Vec<f64> {
     let heads = values.chunks(len * width);
     heads.flat_map(|head| &head[width..]).copied().collect()
 }
 
-/// Makes the first key of each head one of zeros with the head's logit as its score; `other` says what the other scores
-/// become.
+/// Makes the first key of each head one of zeros with the head's logit as its score; `other` changes the other scores.
 fn begin_with_zeros(inputs: &mut Inputs, logits: [f64; 3], other: impl Fn(f64) -> f64) {
     let (k_len, width) = (inputs.problem.k_len, inputs.problem.head_dim);
     for rows in [&mut inputs.k, &mut inputs.v] {
@@ -73,8 +72,8 @@ fn a_key_of_zeros<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// The key of zeros has the highest score of its head, so it is in every window, and what a runner-up would gain is
-/// counted beside it. Of tokens, a window and its runners-up.
+/// Checks runners-up for tokens, a window and their number: the key of zeros has the highest score of its head, so it
+/// is in every window and counts in the gain of a runner-up.
 fn check_runners_up<B: Backend, const N: usize>(burn: &Burn<B>, cases: [[usize; 3]; N]) {
     let logits = [9.0, 0.5, -0.5];
     for [len, window, more] in cases {
@@ -85,8 +84,8 @@ fn check_runners_up<B: Backend, const N: usize>(burn: &Burn<B>, cases: [[usize; 
     }
 }
 
-/// Attention beside the logits over all keys but the first, of zeros; by the scores with `more` runners-up, if given, and
-/// then with their gradient.
+/// Checks attention with the logits over all keys except the first, of zeros; by the scores with `more` runners-up, if
+/// given, and then with their gradient.
 fn check<B: Backend>(
     burn: &Burn<B>,
     inputs: &Inputs,
@@ -118,7 +117,7 @@ fn check<B: Backend>(
             learnable_sink(out, lse, sink.clone())
         }
         Some(more) => {
-            // The key of zeros has its place in the window.
+            // The key of zeros takes one place of the window.
             let window = p.window - 1;
             let selector = Selector::top(window).runners_up(more);
             let options = AttentionOptions::new().with_keep_window(window);
@@ -147,8 +146,8 @@ fn check<B: Backend>(
     }
 }
 
-/// What a call with a sink gives, and the gradients of q, k, v and the logits, where there are no runners-up: as if the
-/// sink came behind it.
+/// A call with a sink gives the results, and without runners-up the gradients of q, k, v and the logits, of a call
+/// followed by the sink.
 fn one_call_is_two<B: Backend>(burn: &Burn<B>) {
     let tolerances = [(F32, 2e-5), (F16, 4e-3), (Bf16, 3e-2)];
     for (element, tolerance) in burn.supported(tolerances, |&(element, _)| element) {

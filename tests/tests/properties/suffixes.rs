@@ -1,5 +1,5 @@
 //! Queries are rows: the queries at the end of a sequence yield the tail of the pass over all of it, and the gradients
-//! of a sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
+//! of a sequence in pieces add up to those of the whole. Decoding, chunked prefill and recomputed blocks rely on this.
 
 use super::{Results, call, results};
 use flash_dma_tests::case;
@@ -8,7 +8,7 @@ use std::ops::Range;
 
 every_engine!(
     a_suffix_of_queries_is_the_tail_of_the_pass,
-    // Of full attention all queries stand at the last key, and select the same.
+    // In full attention all queries stand at the last key, and select the same.
     a_suffix_of_queries_is_the_tail_of_full_attention: few_are_tails(Case::full),
     a_suffix_of_queries_is_the_tail_of_longer_full_attention,
     a_suffix_of_queries_is_the_tail_without_scores: few_are_tails(Case::plain),
@@ -20,7 +20,7 @@ every_engine!(
     gradients_of_pieces_add_up_without_scores,
 );
 
-/// A sequence of as many tokens, of which the window keeps some; the batch, its heads, their dimension and type.
+/// A sequence of as many tokens, some of them kept by the window; the batch, its heads, their dimension and type.
 fn sequence(
     [len, window, batch]: [usize; 3],
     heads: [usize; 2],
@@ -41,7 +41,7 @@ pub(super) fn rows(values: &[f64], len: usize, width: usize, range: Range<usize>
         .collect()
 }
 
-/// The other way round: `values` as the rows `range` of each head, zeros elsewhere.
+/// The inverse: `values` as the rows `range` of each head, zeros elsewhere.
 pub(super) fn placed(values: &[f64], len: usize, width: usize, range: Range<usize>) -> Vec<f64> {
     let heads = values.chunks(range.len() * width);
     let head = |part: &[f64]| {
@@ -88,8 +88,7 @@ fn tail_of(case: &Case, suffix: usize) -> (Inputs, Grads) {
     (piece(case, &whole, queries, case.k_len), grads)
 }
 
-/// The last queries alone, and the whole pass with no gradient of the others: the same rows, and the same gradients of
-/// all keys.
+/// The last queries alone, and the whole pass without the others' gradients: the same rows, the same key gradients.
 fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
     if engine.lacks(case.element) {
         return;
@@ -156,7 +155,7 @@ fn suffixes<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     cases
 }
 
-/// How many of them are enough if a device compiles kernels for each.
+/// The number of cases that is enough if a device compiles kernels for each.
 fn few<E: Engine>() -> usize {
     if E::SIZE == Size::Large { 3 } else { 4 }
 }
@@ -165,7 +164,7 @@ fn few_are_tails<E: Engine>(engine: &E, change: impl Fn(Case) -> Case) {
     are_tails(engine, suffixes::<E>().into_iter().take(few::<E>()), change);
 }
 
-/// Each case, as `change` makes it, and each of its suffixes.
+/// Checks each case, as `change` makes it, and each of its suffixes.
 fn are_tails<E: Engine>(
     engine: &E,
     cases: impl IntoIterator<Item = (Case, Vec<usize>)>,
@@ -201,8 +200,8 @@ fn a_suffix_of_queries_is_the_tail_of_longer_full_attention<E: Engine>(engine: &
     are_tails(engine, longer, Case::full);
 }
 
-/// Pieces that end at each of `cuts` and at the end, each with the keys up to its own end: their rows follow each
-/// other, and their gradients of a key add up.
+/// Checks pieces that end at each of `cuts` and at the end, each with the keys up to its own end: their rows follow
+/// each other, and their gradients of a key add up.
 fn adds_up<E: Engine>(engine: &E, case: &Case, cuts: &[usize]) {
     if engine.lacks(case.element) {
         return;
@@ -257,7 +256,6 @@ fn pieces<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     )
 }
 
-/// Those of the pieces in the range.
 fn add_up<E: Engine>(engine: &E, range: Range<usize>) {
     for (case, cuts) in pieces::<E>().into_iter().take(range.end).skip(range.start) {
         adds_up(engine, &case, &cuts);

@@ -107,7 +107,7 @@ fn assert_bit_equal<E: Engine>(engine: &E, inputs: [&Inputs; 2], grads: &Grads, 
     }
 }
 
-/// Not even their scores matter, while they stay below those that are selected.
+/// Not even the keys' scores matter, as long as they stay below those that are selected.
 fn corrupted_keys_that_none_selects_change_nothing<E: Engine>(engine: &E) {
     for case in problems(engine) {
         let inputs = case.inputs();

@@ -14,7 +14,7 @@ pub fn assert_refused<T>(
     assert!(!written, "{engine} {what}: a result was written");
 }
 
-/// Whether an error is that of a tensor's size on an axis.
+/// True for the error of a tensor's size on an axis.
 pub fn shape(name: TensorName, axis: usize) -> impl Fn(&Error) -> bool + Copy {
     move |e| matches!(e, Error::Shape { tensor, axis: a, .. } if (*tensor, *a) == (name, axis))
 }
@@ -23,12 +23,12 @@ pub fn strides(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
     move |e| matches!(e, Error::Strides { tensor, .. } if *tensor == name)
 }
 
-/// Whether an error is that a tensor's buffer is too short, or present against the problem.
+/// True for the error of a tensor's buffer that is too short, or given although the problem has no such tensor.
 pub fn buffer(name: TensorName) -> impl Fn(&Error) -> bool + Copy {
     move |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name)
 }
 
-/// Whether an error is that of a result's buffer; `gradient` is that of scores or of a bias.
+/// True for the error of a result's buffer; `gradient` is that of scores or of a bias.
 pub fn result(gradient: TensorName) -> impl Fn(&Error) -> bool {
     use TensorName::{GradKey, GradQuery, GradValue, Lse, Out};
     let results = [Out, Lse, GradQuery, GradKey, GradValue, gradient];

@@ -1,6 +1,6 @@
 //! One test for each defect that was found, named after what went wrong.
 //!
-//! The defects that the documents record, and the test that would detect each again; a test that is not here is beside
+//! The defects that the documents record, and the test that would detect each again; a test that is not here is with
 //! the others of its kind, and runs on the engines that had the defect:
 //!
 //! | recorded in | defect or trap | test |

@@ -51,7 +51,7 @@ fn cast_kernel<E: Numeric>(x: &[f32], y: &mut [E], #[define(E)] _element: ElemTy
     }
 }
 
-/// A cast that cut off would double the error of every result.
+/// A cast that truncated would double the error of every result.
 fn casts_round_to_nearest<T: Target>(kernels: &Kernels<T>) {
     if T::NAME == "kernels_vulkan" {
         // `docs/upstream.md`, "Casts round as the driver likes": on an H200 they do not round to nearest.

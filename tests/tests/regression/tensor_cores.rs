@@ -1,4 +1,4 @@
-//! Defects of the tensor-core kernels, on each of them and on what they are compared with.
+//! Defects of the tensor-core kernels, on each of them and on the engines that they are compared with.
 
 use flash_dma_tests::fuzz::{self, Fuzzed};
 use flash_dma_tests::prelude::*;

@@ -24,7 +24,7 @@ use flash_dma_problem::Problem;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Where the pass writes; every slice is contiguous and overwritten.
+/// The gradients to write; every slice is contiguous and overwritten.
 pub(crate) struct Targets<'a, E> {
     pub(crate) q: &'a mut [E],
     pub(crate) k: &'a mut [E],
@@ -32,7 +32,7 @@ pub(crate) struct Targets<'a, E> {
     pub(crate) bias: BiasGradient<'a>,
 }
 
-/// The whole pass, on checked arguments.
+/// Runs the whole pass, on checked arguments.
 pub(crate) fn backward<E: Element, R: KeyRows<E>>(
     operands: &Operands<'_, E, R>,
     saved: &Saved<'_, E>,
@@ -67,7 +67,6 @@ pub(crate) fn backward<E: Element, R: KeyRows<E>>(
     reduce(problem, &partials, chunks.per_head(), of_keys);
 }
 
-/// One task.
 struct ChunkPass<'a, E, R> {
     operands: &'a Operands<'a, E, R>,
     saved: &'a Saved<'a, E>,
@@ -110,7 +109,7 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
         }
     }
 
-    /// Writes the gradient of the chunk's queries, a slice for each head of the group, and returns the others.
+    /// Writes the gradient of the chunk's queries, a slice for each head of the group, and returns the other gradients.
     fn run(mut self, chunk: &QueryRows, mut dq: Vec<&mut [E]>) -> (KeyGradients, BiasSums) {
         let problem = self.operands.problem;
         let mut buffers = BlockBuffers::default();
@@ -175,13 +174,12 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
     }
 }
 
-/// Where a row of a tile lies in the LSE.
+/// The index of a tile's row in the LSE.
 pub(super) fn row_of(rows: &QueryRows, r: usize, problem: &Problem) -> usize {
     let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);
     head * problem.q_len + rows.query(r)
 }
 
-/// The rows of one tile of queries.
 #[derive(Default)]
 pub(super) struct GradientTile {
     pub(super) rows: usize,
@@ -199,7 +197,7 @@ pub(super) struct GradientTile {
     /// Rows of q or of the gradient of the output that hold NaN or infinity.
     non_finite: Vec<usize>,
     dropout: DropoutWords,
-    /// If there are some: both with zeros in those rows.
+    /// If there are some: q and the gradient of the output, with zeros in those rows.
     finite_q: Buffer,
     finite_grad_out: Buffer,
 }
@@ -247,8 +245,8 @@ impl GradientTile {
         out.fill(0.0);
     }
 
-    /// The sums of the gradients of each row's logits: that of its LSE, zero if it attends to nothing, and NaN if it has
-    /// numbers that are not finite, as its pairs have.
+    /// The sum of the gradients of each row's logits: the gradient of its LSE, zero if it attends to nothing, and NaN
+    /// if it has numbers that are not finite, as its pairs have.
     fn lse_gradients<'a, E>(
         &'a self,
         saved: &'a Saved<'_, E>,
@@ -267,7 +265,7 @@ impl GradientTile {
     }
 
     /// Makes the copies without NaN and infinity. In a product over rows, rows with them would reach the boundary keys
-    /// that they do not attend to, as `0 * NaN`: the copies are multiplied, and those rows are added on their own.
+    /// that they do not attend to, as `0 * NaN`: the copies are multiplied, and those rows are added separately.
     fn copy_finite_rows(&mut self, rows: &QueryRows, dim: usize) {
         let len = rows.len() * dim;
         let (q, grad_out) = (self.q.read(len), self.grad_out.read(len));
@@ -288,7 +286,6 @@ impl GradientTile {
         }
     }
 
-    /// Writes the gradient of q.
     fn write<E: Element>(
         &mut self,
         rows: &QueryRows,
@@ -308,7 +305,6 @@ impl GradientTile {
     }
 }
 
-/// The LSE of a tile's rows.
 #[derive(Default)]
 pub(super) struct LseBuffers {
     lse: Buffer,
@@ -369,7 +365,6 @@ impl PairGradients {
         });
     }
 
-    /// Writes the block's gradients of K and V.
     fn write_key_gradients(
         &self,
         problem: &Problem,
@@ -400,8 +395,8 @@ impl PairGradients {
         }
     }
 
-    /// `dq += scale * ds k`, the boundary keys with NaN or infinity each on its own: in the matrix
-    /// product they would reach queries that do not attend to them.
+    /// `dq += scale * ds k`, with each boundary key that has NaN or infinity added separately: in the matrix product
+    /// they would reach queries that do not attend to them.
     fn add_query_gradients(
         &self,
         problem: &Problem,

@@ -9,13 +9,13 @@ use crate::queries::{KvHead, QueryRows};
 use crate::simd::{LANES, add_scaled};
 use flash_dma_problem::Problem;
 
-/// Where the gradient is written; every slice is contiguous and overwritten.
+/// The gradient to write; every slice is contiguous and overwritten.
 pub(crate) enum BiasGradient<'a> {
     Ignored,
     /// `[batch, kv_heads, k_len]`.
     Scores(&'a mut [f32]),
     /// In the bias's own shape; `heads_each` query heads share an entry of its head axis. If all keys share an entry
-    /// (`of_rows`), it has the gradients of the rows' LSE, and no pair is looked at.
+    /// (`of_rows`), it is the gradient of the rows' LSE, and no pair is read.
     Bias {
         grad: &'a mut [f32],
         shape: [usize; 4],
@@ -25,8 +25,8 @@ pub(crate) enum BiasGradient<'a> {
 }
 
 impl BiasGradient<'_> {
-    /// How many of `tasks` may run at once, `chunks` being those of a head. Each task keeps a copy of the biases of
-    /// its rows: heads that share them take turns.
+    /// The number of `tasks` that may run at once, where each head has `chunks` of them. Each task keeps a copy of the
+    /// biases of its rows: heads that share them take turns.
     pub(crate) fn tasks_at_once(&self, problem: &Problem, tasks: usize, chunks: usize) -> usize {
         match self {
             Self::Bias {
@@ -87,7 +87,6 @@ pub(crate) enum BiasSums {
     /// A number for each entry of the chunk's keys.
     PerKey(Vec<f32>),
     Broadcast(BroadcastSums),
-    /// Of a bias that all keys share.
     Rows(BroadcastSums),
 }
 
@@ -101,7 +100,7 @@ pub(crate) struct BroadcastSums {
     keys: usize,
     /// The first query; 0 if all share a bias.
     first: usize,
-    /// Where the first of the rows lies in the bias, and how far apart the heads are.
+    /// The index of the first row in the bias, and the distance between heads.
     begin: usize,
     head_stride: usize,
 }
@@ -145,14 +144,12 @@ impl BroadcastSums {
         }
     }
 
-    /// Adds the gradients of the LSE of a tile's rows.
     pub(crate) fn add_rows(&mut self, tile: &QueryRows, gradients: impl Iterator<Item = f32>) {
         for (r, gradient) in gradients.enumerate() {
             self.of_row(tile, r)[0] += gradient;
         }
     }
 
-    /// The sums of the biases of a row.
     fn of_row(&mut self, tile: &QueryRows, r: usize) -> &mut [f32] {
         let head = if self.heads == 1 { 0 } else { tile.member(r) };
         let row = match self.rows {
@@ -179,7 +176,7 @@ pub(crate) trait LogitGradients {
     /// Takes [`LANES`] columns: group `lanes` of a row whose first group is number `row_lanes` of the block.
     fn add(&mut self, row_lanes: usize, lanes: usize, gradient: &[f32; LANES]);
 
-    /// Takes row `row`, all of whose `lanes` groups are zero, which adds nothing to a sum.
+    /// Takes row `row`, all of whose `lanes` groups are zero, and so adds nothing to a sum.
     #[inline(always)]
     fn clear_row(&mut self, _row: usize, _lanes: usize) {}
 }

@@ -6,14 +6,14 @@ use crate::simd::LANES;
 use flash_dma_problem::dropout::{PairMask, column_word, row_word};
 use flash_dma_problem::{Dropout, Problem};
 
-/// The words of a tile's rows and of a block's columns. Without dropout there are none.
+/// The words of a tile's rows and of a block's columns; empty without dropout.
 #[derive(Default)]
 pub(super) struct DropoutWords {
     rows: Vec<u32>,
     columns: Vec<[u32; LANES]>,
 }
 
-/// The mask of a tile's rows and a block's columns.
+/// The dropout mask of a tile's rows and a block's columns.
 #[derive(Clone, Copy)]
 pub(super) struct BlockMask<'a> {
     mask: PairMask,
@@ -22,7 +22,6 @@ pub(super) struct BlockMask<'a> {
 }
 
 impl DropoutWords {
-    /// Takes the rows of a tile.
     pub(super) fn set_rows(&mut self, problem: &Problem, tile: &QueryRows) {
         self.rows.clear();
         let Some(mask) = problem.dropout.map(Dropout::mask) else {
@@ -35,7 +34,6 @@ impl DropoutWords {
         }));
     }
 
-    /// The mask of the rows and a block.
     pub(super) fn of_block(
         &mut self,
         problem: &Problem,

@@ -15,8 +15,8 @@ use crate::simd::{is_finite, run};
 use flash_dma_problem::Problem;
 use rayon::prelude::*;
 
-/// The whole pass, on checked arguments. One task is a chunk of the queries of one key/value head,
-/// with all query heads of its group; it owns their rows of the outputs.
+/// Runs the whole pass, on checked arguments. One task is a chunk of the queries of one key/value head, with all query
+/// heads of its group; it owns their rows of the outputs.
 pub(crate) fn forward<E: Element, R: KeyRows<E>>(
     operands: &Operands<'_, E, R>,
     outputs: Outputs<'_, E>,
@@ -134,7 +134,6 @@ impl OutputTile {
         }
     }
 
-    /// Normalises and writes the tile.
     fn write<E: Element>(
         &mut self,
         rows: &QueryRows,
@@ -166,7 +165,7 @@ impl OutputTile {
                 let rounded = self.rounded.get(dim);
                 E::widen(out, rounded);
                 for (x, rounded) in acc.iter_mut().zip(rounded.iter()) {
-                    // Beside NaN and infinity, which f16 may round to, there is nothing to add.
+                    // If f16 rounds to NaN or infinity, there is no residual.
                     let lost = *x - rounded;
                     *x = if rounded.is_finite() { lost } else { 0.0 };
                 }
@@ -176,15 +175,15 @@ impl OutputTile {
     }
 }
 
-/// The sum of a row's greatest logit and the logarithm of its sum of exponentials, and what the rounding of that loses.
+/// The sum of a row's greatest logit and the logarithm of its sum of exponentials, and the rounding error of it.
 fn rounded_sum(max: f32, ln_sum: f32) -> (f32, f32) {
     let lse = max + ln_sum;
     let rest = ln_sum - (lse - max);
     (lse, if lse.is_finite() { rest } else { 0.0 })
 }
 
-/// Takes the value rows with NaN or infinity out of the boundary columns: in the matrix product they
-/// would reach queries that do not attend to them, as `0 * NaN`. They are added on their own.
+/// Takes the value rows with NaN or infinity out of the boundary columns: in the matrix product they would reach
+/// queries that do not attend to them, as `0 * NaN`. They are added separately.
 fn take_non_finite_values(block: &mut KeyBlock<'_>, dim: usize) -> Vec<(usize, Vec<f32>)> {
     let mut taken = Vec::new();
     for column in block.boundary() {

@@ -1,4 +1,4 @@
-//! The gradients of K and V: sums of each chunk of queries, and the sums of those.
+//! The gradients of K and V: sums over each chunk of queries, and the sums of those.
 
 use crate::element::Element;
 use crate::simd::add_scaled;
@@ -18,7 +18,6 @@ pub(crate) struct KeyGradients {
 }
 
 impl KeyGradients {
-    /// The entries of the keys of a range.
     fn entries(&self, keys: &Range<usize>) -> Range<usize> {
         let entry = |key: usize| self.index.partition_point(|&index| (index as usize) < key);
         entry(keys.start)..entry(keys.end)

@@ -1,4 +1,4 @@
-//! The passes over the queries, whatever says which keys they attend to.
+//! The passes over the queries, for any source of their keys.
 
 pub(crate) mod backward;
 pub(crate) mod bias_gradient;

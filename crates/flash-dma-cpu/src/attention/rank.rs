@@ -1,8 +1,8 @@
-//! The gradient of the rank: for each query the change of the loss if one of its runners-up were attended, or a key that
-//! it keeps were not.
+//! The gradient of the rank: for each query the change of the loss if one of its runners-up were attended to, or a key
+//! that it keeps were not.
 //!
-//! The tasks and tiles of the backward pass, with the runners-up or the kept keys as keys and two products per pair.
-//! Every task sums over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
+//! The tasks and tiles are those of the backward pass, with the runners-up or the kept keys as keys and two products
+//! per pair. Every task sums over its own queries; a head's sums are added in order, whatever the threads.
 
 use super::backward::{GradientTile, PairGradients, row_of};
 use super::schedule::{Chunks, key_block, query_tile};
@@ -19,14 +19,14 @@ use crate::simd::{LANES, Loop, exp, run, sigmoid_softplus, tanh};
 use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 use rayon::prelude::*;
 
-/// The change of a query's keys by which a rank learns.
+/// The change of a query's keys that trains a rank.
 pub(crate) trait Change: Copy + Sync {
-    /// What a query whose LSE is `above` less than the logit of a key has from the key: the factor of `v - out`, and the
+    /// The contribution of a key whose logit is `above` more than its query's LSE: the factor of `v - out`, and the
     /// part of the LSE, which is only read with `LSE`.
     fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32);
 }
 
-/// A runner-up is attended as well.
+/// A runner-up is also attended to.
 #[derive(Clone, Copy)]
 pub(crate) struct Added;
 
@@ -37,7 +37,7 @@ impl Change for Added {
     }
 }
 
-/// A kept key is not, and the output itself has the [`OWN_OUTPUT_WEIGHT`].
+/// A kept key is left out, and the output itself has the [`OWN_OUTPUT_WEIGHT`].
 #[derive(Clone, Copy)]
 pub(crate) struct LeftOut;
 
@@ -46,13 +46,13 @@ impl Change for LeftOut {
     fn part<const FUSED: bool, const LSE: bool>(self, above: f32) -> (f32, f32) {
         let p = exp::<FUSED>(at_most_0(above));
         let weight = p / (1.0 + OWN_OUTPUT_WEIGHT - p);
-        // A call per pair.
+        // This is a call per pair.
         let lse = if LSE { weight.ln_1p() } else { 0.0 };
         (weight, lse)
     }
 }
 
-/// Adds to `rank`, contiguous `[batch, kv_heads, k_len]`, what the keys of `operands` learn by a change.
+/// Adds the rank gradients of the keys of `operands`, by a change, to `rank`, contiguous `[batch, kv_heads, k_len]`.
 pub(crate) fn rank<E: Element, R: KeyRows<E>>(
     operands: &Operands<'_, E, R>,
     saved: &Saved<'_, E>,

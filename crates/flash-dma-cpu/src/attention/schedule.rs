@@ -1,5 +1,5 @@
-//! How a problem is cut into tasks and tiles. The cut depends on the problem only, never on the
-//! number of threads, so results are bit-equal on any machine with the same instruction set.
+//! The cut of a problem into tasks and tiles. The cut depends on the problem only, never on the number of threads, so
+//! results are bit-equal on any machine with the same instruction set.
 
 use crate::position::Positions;
 use crate::queries::{KvHead, QueryRows};
@@ -7,16 +7,16 @@ use flash_dma_problem::Problem;
 
 /// The most chunks a head's queries are cut into for the forward pass.
 const FORWARD_CHUNKS: usize = 32;
-/// Tasks the backward pass aims at, and the most it cuts one key/value head's queries into: each
-/// keeps gradients of the keys it touches, so their number bounds its memory.
+/// The number of tasks that the backward pass aims at, and the most chunks into which it cuts one key/value head's
+/// queries: each keeps gradients of the keys it touches, so their number bounds its memory.
 const BACKWARD_TASKS: usize = 16;
 const BACKWARD_CHUNKS: usize = 8;
 
-/// Queries of a tile. With the heads of a group stacked these are the rows of the matrix products:
-/// enough of them to hide the gather of the keys, few enough to keep boundary keys rare.
+/// Queries of a tile. With the heads of a group stacked these are the rows of the matrix products: enough of them to
+/// hide the gather of the keys, few enough to keep boundary keys rare.
 pub(crate) fn query_tile(problem: &Problem) -> usize {
     let wanted = (256 / problem.group()).clamp(16, 128);
-    // A tile attends to up to window + tile keys: keep the tile small beside the window.
+    // A tile attends to up to window + tile keys: keep the tile small compared with the window.
     let useful = (problem.window / 4).clamp(16, 128);
     wanted.min(useful.next_power_of_two())
 }
@@ -29,7 +29,7 @@ pub(crate) fn key_block(problem: &Problem) -> usize {
 /// The chunks that the queries of every key/value head are cut into. A task is one chunk of one head.
 pub(crate) struct Chunks<'a> {
     problem: &'a Problem,
-    /// Where the chunks begin, and the end of the last: whole tiles, none empty.
+    /// The starts of the chunks, and the end of the last: whole tiles, none empty.
     bounds: Vec<usize>,
 }
 
@@ -68,7 +68,6 @@ impl<'a> Chunks<'a> {
         Self { problem, bounds }
     }
 
-    /// Chunks per key/value head.
     pub(crate) fn per_head(&self) -> usize {
         self.bounds.len() - 1
     }

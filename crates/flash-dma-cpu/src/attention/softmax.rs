@@ -1,7 +1,7 @@
 //! The loops over a block of logits: online softmax forward, its gradient backward.
 //!
 //! A block is `[rows, columns]` with `columns` a multiple of [`LANES`]. The columns from `tested` on hold pairs that
-//! are not attended: those are replaced, never multiplied, so nothing a key or a query holds leaks through them.
+//! are not attended to: those are replaced, never multiplied, so nothing a key or a query holds leaks through them.
 
 use super::bias_gradient::LogitGradients;
 use super::dropout::BlockMask;
@@ -9,10 +9,10 @@ use crate::keys::block::KeyBlock;
 use crate::keys::visibility::{Visibility, VisibleLanes, VisiblePairs};
 use crate::simd::{LANES, Loop, exp, tanh};
 
-/// One block of the online softmax: turns scaled products into probabilities relative to the running
-/// maximum and rescales what the earlier blocks left.
+/// One block of the online softmax: turns scaled products into probabilities relative to the running maximum and
+/// rescales the results of earlier blocks.
 pub(crate) struct SoftmaxBlock<'a> {
-    /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where not attended; with dropout.
+    /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where not attended to; with dropout.
     pub(crate) p: &'a mut [f32],
     pub(crate) block: &'a KeyBlock<'a>,
     pub(crate) softcap: Option<f32>,
@@ -103,7 +103,7 @@ impl SoftmaxBlock<'_> {
 pub(crate) struct RowLse<'a> {
     /// `[rows]`: -inf for a row that attends to nothing.
     pub(crate) lse: &'a [f32],
-    /// `[rows]`: what the rounding of the LSE loses.
+    /// `[rows]`: the rounding error of the LSE.
     pub(crate) rest: &'a [f32],
 }
 
@@ -113,7 +113,7 @@ impl RowLse<'_> {
         self.lse[row] == f32::NEG_INFINITY
     }
 
-    /// By how much a logit is above the LSE of its row. Large numbers cancel before anything small is subtracted.
+    /// The difference between a logit and its row's LSE. Large numbers cancel before anything small is subtracted.
     #[inline(always)]
     pub(crate) fn above(&self, row: usize, logit: f32) -> f32 {
         (logit - self.lse[row]) - self.rest[row]
@@ -126,9 +126,8 @@ pub(crate) fn at_most_0(x: f32) -> f32 {
     if x > 0.0 { 0.0 } else { x }
 }
 
-/// One block of the softmax gradient.
 pub(crate) struct GradientBlock<'a, L> {
-    /// `[rows, columns]`: scaled products in, probabilities with dropout out, 0 where not attended.
+    /// `[rows, columns]`: scaled products in, probabilities with dropout out, 0 where not attended to.
     pub(crate) p: &'a mut [f32],
     /// `[rows, columns]`: gradients of the probabilities with dropout in, of the scaled products out.
     pub(crate) ds: &'a mut [f32],
@@ -192,7 +191,7 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
                     } else {
                         (p[t], 1.0)
                     };
-                    // Its sum had this term, whatever the rounding of both is: no probability exceeds 1.
+                    // The row's sum includes this term, whatever the rounding of both is: no probability exceeds 1.
                     p[t] = exp::<FUSED>(at_most_0(self.lse.above(r, product + bias[t])));
                     logit_gradient[t] = p[t] * (ds[t] - delta);
                     ds[t] = logit_gradient[t] * slope;

@@ -33,7 +33,6 @@ pub(crate) fn slots<E: Element>(shape: &CacheShape, slots: &SlotsRef<'_, E>) -> 
     buffer(TensorName::Seen, slots.seen, &[shape.batch])
 }
 
-/// Checks what the keys of a chunk are written to.
 pub(crate) fn chunk<E: Element>(problem: &AppendProblem, keys: &ChunkKeys<'_, E>) -> Checked {
     let len = problem.cache.capacity() + problem.tokens;
     let [batch, heads, _, dim] = problem.kv_shape();
@@ -82,7 +81,6 @@ pub(crate) fn tokens<E: Element>(problem: &AppendProblem, tokens: &Tokens<'_, E>
     })
 }
 
-/// Checks the queries and what is written.
 pub(crate) fn decode<E: Element>(
     problem: &DecodeProblem,
     q: &View<'_, E, 4>,

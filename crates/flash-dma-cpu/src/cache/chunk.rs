@@ -6,7 +6,7 @@ use crate::element::Element;
 use flash_dma_problem::AppendProblem;
 use rayon::prelude::*;
 
-/// Writes the slots in order of position and the tokens behind them, see [`chunk_keys`](super::chunk_keys).
+/// Writes the slots in order of position and the tokens after them, see [`chunk_keys`](super::chunk_keys).
 pub(crate) fn gather<E: Element>(
     problem: &AppendProblem,
     slots: &SlotsRef<'_, E>,
@@ -53,7 +53,7 @@ pub(crate) fn gather<E: Element>(
     }
 }
 
-/// Writes the scores, those of shown sinks as +∞.
+/// Writes the scores, with +∞ for visible sinks.
 fn rank_sinks<E>(
     problem: &AppendProblem,
     slots: &SlotsRef<'_, E>,

@@ -21,14 +21,14 @@ use slots::Placements;
 
 /// Appends tokens to a cache, in place.
 ///
-/// Slots then hold the keys of everything their sequence has been given that the cache's rule keeps at its last
+/// Slots then hold the keys, of all tokens their sequence has been given, that the cache's rule keeps at its last
 /// position, by the order of [`select`](crate::select()): per head one token costs O(window), many cost O(window +
 /// tokens · log window).
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if an argument does not fit the problem or its own shape, or the page table names a
-/// page that does not exist. Nothing is written then.
+/// [`AttentionError`] if an argument does not fit the problem or its own shape, or the page table names a page that
+/// does not exist. Nothing is written then.
 pub fn append<E: Element>(
     problem: &AppendProblem,
     cache: Cache<'_, E>,
@@ -48,12 +48,12 @@ pub fn append<E: Element>(
 /// A decode step: attention of new tokens over the cache and over each other, and their append, unless the problem
 /// [appends later](Appending). Query `t` sees what it would if the tokens came one at a time.
 ///
-/// Writes `out`, contiguous `[batch, q_heads, tokens, head_dim]`, and `lse`, contiguous `[batch, q_heads,
-/// tokens]`, as [`forward`](crate::forward()) does. Any number of tokens is served.
+/// Writes `out`, contiguous `[batch, q_heads, tokens, head_dim]`, and `lse`, contiguous `[batch, q_heads, tokens]`, as
+/// [`forward`](crate::forward()) does. Any number of tokens is served.
 ///
 /// # Errors
 ///
-/// As [`append`].
+/// The errors of [`append`].
 pub fn decode<E: Element>(
     problem: &DecodeProblem,
     q: View<'_, E, 4>,
@@ -84,11 +84,11 @@ pub fn decode<E: Element>(
     Ok(())
 }
 
-/// What [`decode`] writes for a problem that appends later, over a cache that is only read.
+/// A decode step that appends later, over a cache that is only read; writes the outputs of [`decode`].
 ///
 /// # Errors
 ///
-/// As [`append`]; pages have room for the tokens here, too.
+/// The errors of [`append`]; pages must have room for the tokens here, too.
 pub fn attend<E: Element>(
     problem: &DecodeProblem,
     q: View<'_, E, 4>,
@@ -106,17 +106,17 @@ pub fn attend<E: Element>(
     }
 }
 
-/// The keys that a prefill attends over: the slots in order of position, the empty ones first with zeros and a score of
-/// −∞, and the tokens behind them.
+/// The keys that a prefill attends to: the slots in order of position, the empty ones first with zeros and a score of
+/// −∞, and then the tokens.
 ///
-/// They are a sequence of their own. Its [`select`](crate::select()) ranks by `rank` if there is one and keeps as many
-/// keys as the rule keeps by rank; every interval ends as many positions later as the rule has recent keys, but those
-/// of hidden keys stay empty. A causal [`forward`](crate::forward()) of the tokens' queries by these intervals equals
-/// one pass over everything the sequences have been given.
+/// They form a separate sequence. Its [`select`](crate::select()) ranks by `rank` if there is one and keeps as many
+/// keys as the rule keeps by rank; every interval ends later by the rule's number of recent keys, except that those of
+/// hidden keys stay empty. A causal [`forward`](crate::forward()) of the tokens' queries by these intervals equals one
+/// pass over everything the sequences have been given.
 ///
 /// # Errors
 ///
-/// As [`append`]; [`AttentionError::Unsupported`] if the rank is not given exactly if the rule has sinks.
+/// The errors of [`append`]; [`AttentionError::Unsupported`] unless the rank is given exactly if the rule has sinks.
 pub fn chunk_keys<E: Element>(
     problem: &AppendProblem,
     slots: SlotsRef<'_, E>,
@@ -130,7 +130,7 @@ pub fn chunk_keys<E: Element>(
     Ok(())
 }
 
-/// Decoding as a forward pass with `len` keys, whose last are the tokens.
+/// Decoding as a forward pass with `len` keys, of which the last are the tokens.
 fn forward_problem(
     problem: &DecodeProblem,
     q: [usize; 4],

@@ -15,7 +15,6 @@ use flash_dma_problem::{
 };
 use rayon::prelude::*;
 
-/// Where a token of a sequence lies.
 fn place(shape: &CacheShape, table: &[i32], batch: usize, token: usize) -> [usize; 2] {
     let Storage::Pages {
         page_len,
@@ -29,7 +28,7 @@ fn place(shape: &CacheShape, table: &[i32], batch: usize, token: usize) -> [usiz
     [page as usize, token % page_len]
 }
 
-/// Writes the tokens behind those that each sequence holds.
+/// Writes the tokens after those that each sequence holds.
 pub(crate) fn append<E: Element>(
     problem: &AppendProblem,
     pages: &mut Pages<'_, E>,
@@ -55,14 +54,13 @@ pub(crate) fn append<E: Element>(
     }
 }
 
-/// The keys of one sequence, which is number 0 of its problem: those that its pages hold, and the new tokens behind them.
+/// The keys of one sequence, which is number 0 of its problem: those that its pages hold, followed by the new tokens.
 struct SequenceRows<'a, E> {
     shape: CacheShape,
     pages: PagesRef<'a, E>,
     tokens: Tokens<'a, E>,
-    /// Which of the cache's sequences it is.
+    /// Index among the cache's sequences.
     sequence: usize,
-    /// The tokens that it holds.
     held: usize,
 }
 
@@ -152,8 +150,8 @@ pub(crate) fn attend<E: Element>(
         })
 }
 
-/// The intervals of the keys of each head: every key is attended from its own position on, by the queries of the `last`
-/// keys, but a score of −∞ hides it.
+/// The intervals of the keys of each head: every key is attended to from its own position on, by the queries of the
+/// `last` keys, unless a score of −∞ hides it.
 fn shown(scores: Option<&[f32]>, problem: &Problem, last: Option<usize>) -> Vec<Interval> {
     let [_, heads, len] = problem.scores_shape();
     let last = last.unwrap_or(len);

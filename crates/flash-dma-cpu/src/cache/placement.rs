@@ -8,13 +8,13 @@ use std::collections::{BinaryHeap, VecDeque};
 /// The position of a slot that holds no key.
 pub(crate) const EMPTY: i32 = -1;
 
-/// Of [`place`]: the slot keeps what it holds.
+/// In the result of [`place`]: the slot keeps its key.
 const KEEP: u32 = u32::MAX;
 
 /// The keys that the slots of one head hold before an append.
 #[derive(Clone, Copy)]
 pub(crate) struct HeldKeys<'a> {
-    /// `[window]`: −∞ for a slot whose key, if it has one, is not attended.
+    /// `[window]`: −∞ for a slot whose key, if it has one, is not attended to.
     pub(crate) scores: &'a [f32],
     /// `[window]`: [`EMPTY`] in an empty slot.
     pub(crate) positions: &'a [i32],
@@ -23,10 +23,11 @@ pub(crate) struct HeldKeys<'a> {
 /// Takes tokens in one by one. `tokens` are the scores of the new tokens, whose first is at `position` of its sequence.
 ///
 /// Writes to `placed`, `[window]`, the new token that each slot holds in the end, or [`KEEP`]; and to `intervals`,
-/// `[window + tokens]`, when each slot's old key and each new token is attended. Position `window + i` is that of token
-/// `i`: the coordinates of a sequence of the old keys, slot by slot, and the tokens behind them.
+/// `[window + tokens]`, the times at which each slot's old key and each new token is attended to. Position `window + i`
+/// is that of token `i`: the coordinates of a sequence of the old keys, slot by slot, and then the tokens.
 ///
-/// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent) more.
+/// O(window) for one token; for many O(window), and O(log window) per token; with recent keys also O(recent log
+/// recent).
 pub(crate) fn place(
     rule: SelectionRule,
     held: HeldKeys<'_>,
@@ -64,20 +65,20 @@ pub(crate) fn place(
     }
 }
 
-/// The slots whose key changes by what [`place`] wrote, each with the token it gets.
+/// The slots whose key changes according to [`place`], each with the token it gets.
 pub(crate) fn changes(placed: &[u32]) -> impl Iterator<Item = (usize, usize)> {
     (placed.iter().enumerate())
         .filter(|&(_, &token)| token != KEEP)
         .map(|(slot, &token)| (slot, token as usize))
 }
 
-/// What an empty slot is worth, and a hidden key: less than any key that can be attended.
+/// The worth of an empty slot and of a hidden key: less than any key that can be attended to.
 const NOTHING: u64 = 0;
 
-/// What a key is worth that no other one can evict.
+/// The worth of a key that no other one can evict.
 const PROTECTED: u64 = u64::MAX;
 
-/// What a key is worth to a sequence whose last token is at `now`: the lesser has to go first.
+/// The worth of a key to a sequence whose last token is at `now`: the key of least worth goes first.
 fn worth(rule: SelectionRule, score: f32, position: usize, now: usize) -> u64 {
     let hidden = score == f32::NEG_INFINITY;
     if rule.is_recent(position, now) || (position < rule.sinks && !hidden) {
@@ -89,25 +90,23 @@ fn worth(rule: SelectionRule, score: f32, position: usize, now: usize) -> u64 {
     quality(score, position)
 }
 
-/// The competition for the slots.
 struct Contest {
     rule: SelectionRule,
     slots: Slots,
 }
 
-/// The slots, by what their keys are worth.
+/// The slots, by the worth of their keys.
 enum Slots {
-    /// For a single token: nothing but a search. The least worth, and its slot.
+    /// For a single token, a search: the least worth, and its slot.
     Search(u64, usize),
     /// For many: the slots whose keys are not protected, the least worth on top; and those with recent keys in order of
-    /// position. A sink that is shown and no longer recent is in neither: it stays.
+    /// position. A visible sink that is no longer recent is in neither: it stays.
     Heap {
         open: BinaryHeap<Reverse<(u64, usize)>>,
         recent: VecDeque<Recent>,
     },
 }
 
-/// A recent key in a slot.
 struct Recent {
     position: usize,
     score: f32,
@@ -196,8 +195,8 @@ mod tests {
         keys
     }
 
-    /// After any split of a sequence into appends the slots hold the keys of the rule, and the intervals of each append
-    /// are the keys of its tokens.
+    /// However a sequence is split, the slots hold the keys of the rule, and the intervals the keys of an append's
+    /// tokens.
     #[test]
     fn slots_hold_what_is_selected_after_every_append() {
         let mut rng = Rng::new(3);

@@ -1,4 +1,4 @@
-//! Slots: what an append does to them, and attention over them and the new tokens.
+//! Slots: appending to them, and attention over them and the new tokens.
 
 use super::forward_problem;
 use super::placement::{HeldKeys, changes, place};
@@ -52,7 +52,6 @@ impl Placements {
         placements
     }
 
-    /// Writes the tokens into the slots they get.
     pub(crate) fn commit<E: Element>(
         &self,
         problem: &AppendProblem,
@@ -85,7 +84,7 @@ impl Placements {
     }
 }
 
-/// The keys that the slots held before an append, slot by slot, and the new tokens behind them.
+/// The keys that the slots held before an append, slot by slot, followed by the new tokens.
 struct SlotRows<'a, E> {
     shape: CacheShape,
     k: &'a [E],

@@ -11,7 +11,7 @@ pub enum Cache<'a, E> {
     Pages(Pages<'a, E>),
 }
 
-/// [`Cache`], to be read.
+/// [`Cache`], read-only.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheRef<'a, E> {
     /// The keys of each head that its rule keeps.
@@ -29,37 +29,37 @@ pub struct Slots<'a, E> {
     pub v: &'a mut [E],
     /// `[batch, kv_heads, window]`; −∞ in an empty slot, and in that of a hidden key which is or was recent.
     pub score: &'a mut [f32],
-    /// `[batch, kv_heads, window]`: where in its sequence the key is; −1 in an empty slot.
+    /// `[batch, kv_heads, window]`: the key's index in its sequence; −1 in an empty slot.
     pub position: &'a mut [i32],
     /// `[batch]`: the tokens each sequence has been given.
     pub seen: &'a mut [i32],
 }
 
-/// [`Slots`], to be read.
+/// [`Slots`], read-only.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotsRef<'a, E> {
-    /// As in [`Slots`].
+    /// Like [`Slots::k`].
     pub k: &'a [E],
-    /// As in [`Slots`].
+    /// Like [`Slots::v`].
     pub v: &'a [E],
-    /// As in [`Slots`].
+    /// Like [`Slots::score`].
     pub score: &'a [f32],
-    /// As in [`Slots`].
+    /// Like [`Slots::position`].
     pub position: &'a [i32],
-    /// As in [`Slots`].
+    /// Like [`Slots::seen`].
     pub seen: &'a [i32],
 }
 
-/// Where [`chunk_keys`](super::chunk_keys) writes, all contiguous.
+/// The outputs of [`chunk_keys`](super::chunk_keys), all contiguous.
 #[derive(Debug)]
 pub struct ChunkKeys<'a, E> {
     /// `[batch, kv_heads, window + tokens, head_dim]`.
     pub k: &'a mut [E],
     /// `[batch, kv_heads, window + tokens, head_dim]`.
     pub v: &'a mut [E],
-    /// `[batch, kv_heads, window + tokens]`: what is added to the logits.
+    /// `[batch, kv_heads, window + tokens]`: the scores that are added to the logits.
     pub scores: &'a mut [f32],
-    /// `[batch, kv_heads, window + tokens]`: what ranks the keys, +∞ for sinks that are shown. Given exactly if the
+    /// `[batch, kv_heads, window + tokens]`: the numbers that rank the keys, +∞ for visible sinks. Given exactly if the
     /// cache's rule has sinks; otherwise the scores rank.
     pub rank: Option<&'a mut [f32]>,
 }
@@ -79,23 +79,23 @@ pub struct Pages<'a, E> {
     pub lengths: &'a mut [i32],
 }
 
-/// [`Pages`], to be read.
+/// [`Pages`], read-only.
 #[derive(Clone, Copy, Debug)]
 pub struct PagesRef<'a, E> {
-    /// As in [`Pages`].
+    /// Like [`Pages::k`].
     pub k: &'a [E],
-    /// As in [`Pages`].
+    /// Like [`Pages::v`].
     pub v: &'a [E],
-    /// As in [`Pages`].
+    /// Like [`Pages::scores`].
     pub scores: Option<&'a [f32]>,
-    /// As in [`Pages`].
+    /// Like [`Pages::table`].
     pub table: &'a [i32],
-    /// As in [`Pages`].
+    /// Like [`Pages::lengths`].
     pub lengths: &'a [i32],
 }
 
 impl<E> Cache<'_, E> {
-    /// The same tensors, to be read.
+    /// A read-only view of the tensors.
     #[must_use]
     pub fn read(&self) -> CacheRef<'_, E> {
         match self {
@@ -106,7 +106,7 @@ impl<E> Cache<'_, E> {
 }
 
 impl<E> Slots<'_, E> {
-    /// The same tensors, to be read.
+    /// A read-only view of the tensors.
     #[must_use]
     pub fn read(&self) -> SlotsRef<'_, E> {
         SlotsRef {
@@ -120,7 +120,7 @@ impl<E> Slots<'_, E> {
 }
 
 impl<E> Pages<'_, E> {
-    /// The same tensors, to be read.
+    /// A read-only view of the tensors.
     #[must_use]
     pub fn read(&self) -> PagesRef<'_, E> {
         PagesRef {
@@ -140,12 +140,11 @@ pub struct Tokens<'a, E> {
     pub k: View<'a, E, 4>,
     /// `[batch, kv_heads, tokens, head_dim]`.
     pub v: View<'a, E, 4>,
-    /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores: slots have.
+    /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores, as slots always do.
     pub scores: Option<View<'a, f32, 3>>,
 }
 
 impl<'a, E> Tokens<'a, E> {
-    /// The rows of K and V of a token.
     #[inline]
     pub(crate) fn rows(&self, batch: usize, head: usize, token: usize) -> [&'a [E]; 2] {
         [&self.k, &self.v].map(|rows| rows.row(batch, head, token))

@@ -1,5 +1,4 @@
-//! Decoding against the oracle: whatever the appends are, a query gets what the last rows of a pass over
-//! everything would give it.
+//! Decoding against the oracle: however tokens are appended, a query gets its row of one pass over everything.
 
 use super::placement::EMPTY;
 use super::*;
@@ -30,7 +29,6 @@ fn tokens<'a>(k: &'a [f32], v: &'a [f32], z: Option<&'a [f32]>, kv: [usize; 4]) 
     }
 }
 
-/// Options with the window of a rule.
 fn window_of(rule: Option<SelectionRule>) -> AttentionOptions {
     AttentionOptions {
         keep_window: rule.map(|rule| rule.window),
@@ -111,8 +109,7 @@ impl State {
     }
 }
 
-/// One step of `n` tokens from `at` on, checked against the oracle. `through_keys`: a step of slots, by a forward pass
-/// over [`chunk_keys`].
+/// One step of `n` tokens from `at` on against the oracle; if `through_keys`, by a forward pass over [`chunk_keys`].
 fn step(
     inputs: &Inputs,
     shape: &CacheShape,
@@ -239,8 +236,8 @@ fn slots_decode_as_one_pass_would() {
     }
 }
 
-/// A step that appends later writes what the step would and not one bit of the cache, whether that is given to be
-/// written or to be read; and then the tokens are appended.
+/// A step that appends later writes the same outputs as the step and leaves every bit of the cache, given writable or
+/// read-only; then the tokens are appended.
 #[test]
 fn a_step_that_appends_later_leaves_the_slots() {
     let rule = SelectionRule {
@@ -288,7 +285,6 @@ fn a_step_that_appends_later_leaves_the_slots() {
     }
 }
 
-/// Thousands of tokens: whatever the pieces, the slots hold what the rule keeps.
 #[test]
 fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {
     const LEN: usize = 3000;
@@ -410,7 +406,6 @@ fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
     }
 }
 
-/// What is refused is refused before anything is written.
 #[test]
 fn a_refused_call_leaves_the_cache_as_it_was() {
     let shape = CacheShape::slots(1, 2, 4, DIM, ElementType::F32).unwrap();

@@ -1,4 +1,4 @@
-//! The bias of the logits: one strided tensor, be it the scores of the keys or a tensor that broadcasts.
+//! The bias of the logits: one strided tensor, either the scores of the keys or a tensor that broadcasts.
 
 use crate::queries::QueryRows;
 use crate::view::{BroadcastView, View};
@@ -32,12 +32,11 @@ impl<'a> Bias<'a> {
         }
     }
 
-    /// Whether all rows have the same biases.
+    /// True if all rows have the same biases.
     pub(crate) fn is_one_row(&self, rows: &QueryRows) -> bool {
         self.steps[2] == 0 && self.heads_each >= rows.group
     }
 
-    /// The biases of a row for some keys.
     pub(crate) fn gather(&self, rows: &QueryRows, row: usize, keys: &[u32], target: &mut [f32]) {
         let [by_batch, by_head, by_query, by_key] = self.steps;
         let from = rows.kv_head.batch * by_batch

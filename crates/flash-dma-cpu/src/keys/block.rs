@@ -10,7 +10,6 @@ use crate::simd::LANES;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-/// Memory of a block.
 #[derive(Default)]
 pub(crate) struct BlockBuffers {
     keys: Vec<u32>,
@@ -28,11 +27,10 @@ pub(crate) struct KeyBlock<'a> {
     pub(crate) keys: &'a [u32],
     /// The number of keys, rounded up to whole SIMD registers: the columns of the block's logits.
     pub(crate) columns: usize,
-    /// The columns from here on must be tested for what is visible: some row does not attend to some of them, or they
-    /// are padding. A multiple of the lanes.
+    /// The first column that must be tested for visibility: from here on some row does not attend to some column, or
+    /// the columns are padding. A multiple of the lanes.
     pub(crate) tested: usize,
     pub(crate) visible: Visibility<'a>,
-    /// Queries of each head of the tile.
     pub(crate) queries: usize,
     /// `[columns, head_dim]`.
     pub(crate) k: &'a mut [f32],
@@ -43,7 +41,7 @@ pub(crate) struct KeyBlock<'a> {
 }
 
 impl BlockBuffers {
-    /// Gathers the keys at `places` of a tile's list. Their biases have ALiBi in them.
+    /// Gathers the keys at `places` of a tile's list. Their biases include ALiBi.
     pub(crate) fn gather<'a, E: Element, R: KeyRows<E>>(
         &'a mut self,
         operands: &Operands<'_, E, R>,
@@ -132,10 +130,10 @@ impl BlockBuffers {
     }
 }
 
-/// Adds what ALiBi adds to the logits of a tile's row to its biases, those of `keys`.
+/// Adds ALiBi for the row of a tile to its `biases`, which are those of `keys`.
 fn add_alibi(problem: &Problem, tile: &QueryRows, row: usize, keys: &[u32], biases: &mut [f32]) {
     let slope = problem.slope(tile.q_head(row)).unwrap_or(0.0);
-    // Of `Problem::distance`, whose sign does not matter; below 2^31 for every key.
+    // As in `Problem::distance`, except for the sign, which does not matter; below 2^31 for every key.
     let last = (tile.query(row) + problem.k_len) as i64 - problem.q_len as i64;
     for (bias, &key) in biases.iter_mut().zip(keys) {
         *bias -= slope * ((last - i64::from(key)) as i32).abs() as f32;
@@ -143,7 +141,6 @@ fn add_alibi(problem: &Problem, tile: &QueryRows, row: usize, keys: &[u32], bias
 }
 
 impl KeyBlock<'_> {
-    /// The number of keys.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -161,12 +158,10 @@ impl KeyBlock<'_> {
         }
     }
 
-    /// Whether a row attends to a key.
     pub(crate) fn attends(&self, row: usize, column: usize) -> bool {
         self.visible.contains(self.row(row), column)
     }
 
-    /// The biases of a row.
     #[inline(always)]
     pub(crate) fn bias_of(&self, row: usize) -> &[[f32; LANES]] {
         let row = if self.one_bias { 0 } else { row };

@@ -1,5 +1,5 @@
-//! Lists of a tile's keys by their intervals: first the *full* keys, which all its queries attend to, then the
-//! *boundary* keys, which some do.
+//! Lists of a tile's keys by their intervals: first the *full* keys, which all queries attend to, then the *boundary*
+//! keys.
 
 use super::KeyList;
 use crate::position::Span;
@@ -20,9 +20,9 @@ pub(crate) struct Ranked<'a> {
 /// The positions at which a key's rank learns; contiguous `[batch, kv_heads, k_len]`.
 #[derive(Clone, Copy)]
 pub(crate) enum RankedPositions<'a> {
-    /// Of runners-up: those from the end of its interval to before this one.
+    /// Of runners-up: the positions from the end of the key's interval to before this one.
     RunnersUp(&'a [u32]),
-    /// Of kept keys: those from this one to the end of its interval.
+    /// Of kept keys: the positions from this one to the end of the key's interval.
     Kept(&'a [u32]),
 }
 
@@ -39,15 +39,15 @@ pub(crate) struct IntervalLists {
     alive: Vec<u32>,
     /// The first entry that was not born yet.
     next: usize,
-    /// How many of the tile's keys every query attends to: they come first. Each part is in index order.
+    /// Number of the tile's keys that every query attends to; they come first. Each part is in index order.
     pub(crate) full: usize,
-    /// For each boundary key, so each further one, the queries `start..end` of the tile that attend to it.
+    /// For each boundary key (those after the full ones), the queries `start..end` of the tile that attend to it.
     queries: Vec<(i32, i32)>,
 }
 
 impl IntervalLists {
-    /// The keys that at least one position of a chunk attends to. Without intervals a key is attended from its
-    /// own position on.
+    /// The keys that some position of a chunk attends to. Without intervals a key is attended to from its own position
+    /// on.
     pub(crate) fn new(intervals: Option<&[Interval]>, k_len: usize, chunk: Span) -> Self {
         let visible = (chunk.last + 1).clamp(0, k_len as i64) as usize;
         let (index, end) = match intervals {
@@ -64,7 +64,7 @@ impl IntervalLists {
                 (index, end)
             }
         };
-        // At once: growing them would be felt where a chunk is the one query of a decode step.
+        // Allocated at once: growing them would be noticeable if a chunk is the one query of a decode step.
         let [alive, entries] = [(); 2].map(|()| Vec::with_capacity(index.len()));
         Self {
             keys: KeyList { index, entries },

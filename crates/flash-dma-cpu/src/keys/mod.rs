@@ -1,4 +1,4 @@
-//! The keys of a pass: where they lie, which of them a tile of queries attends to, and the bias of its logits.
+//! The keys of a pass: their location, the keys that a tile of queries attends to, and the bias of its logits.
 
 pub(crate) mod bias;
 pub(crate) mod block;
@@ -8,8 +8,7 @@ pub(crate) mod planned;
 pub(crate) mod tile;
 pub(crate) mod visibility;
 
-/// The keys of a chunk of queries, and those of one of its tiles. A key of the chunk is named by its *entry*, its place
-/// in `index`.
+/// The keys of a chunk of queries and of one of its tiles. A key is named by its *entry*, its place in `index`.
 #[derive(Default)]
 pub(crate) struct KeyList {
     /// Index of each key that some query of the chunk may attend to, ascending.

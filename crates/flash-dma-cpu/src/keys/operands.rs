@@ -1,4 +1,4 @@
-//! Operands of a pass: the queries, and where it takes their keys from.
+//! Operands of a pass: the queries, and the source of their keys.
 
 use crate::args::{Inputs, MaskedInputs};
 use crate::element::Element;
@@ -20,25 +20,22 @@ pub(crate) struct Operands<'a, E, R> {
     pub(crate) bias: Option<Bias<'a>>,
 }
 
-/// The rows of K and V, wherever they lie. `key` is an index below the problem's `k_len`.
+/// Access to the rows of K and V in any layout. `key` is an index below the problem's `k_len`.
 pub(crate) trait KeyRows<E>: Sync {
     /// The row of K, and that of V.
     fn rows(&self, head: KvHead, key: usize) -> [&[E]; 2];
 }
 
-/// Which keys a query attends to.
 pub(crate) enum KeySource<'a> {
     /// All keys up to the query's position.
     All,
     /// The keys whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
     Intervals(&'a [Interval]),
-    /// The keys whose ranks learn at the query's position.
     Ranked(Ranked<'a>),
     /// The keys that a mask's tile plan shows, up to the query's position.
     Planned(MaskBits<'a>),
 }
 
-/// K and V as tensors.
 pub(crate) struct KeyTensors<'a, E> {
     k: View<'a, E, 4>,
     v: View<'a, E, 4>,

@@ -14,12 +14,11 @@ pub(crate) struct PlannedLists<'a> {
     pub(crate) keys: KeyList,
     mask: MaskBits<'a>,
     k_len: usize,
-    /// For each key block that the tile lists, in index order, whether every row attends to all of it. All listed
-    /// blocks but the last have [`KEY_BLOCK`] keys.
+    /// For each key block that the tile lists, in index order, true if every row attends to all of it. All listed
+    /// blocks except the last have [`KEY_BLOCK`] keys.
     full: Vec<bool>,
     /// `[listed blocks, rows]`: the bits.
     words: Vec<[u32; WORDS]>,
-    /// Rows of the tile.
     rows: usize,
 }
 
@@ -41,7 +40,7 @@ impl<'a> PlannedLists<'a> {
         }
     }
 
-    /// Lists the keys of a tile: the blocks of which some row sees something.
+    /// Lists the keys of a tile: the blocks in which some row sees something.
     pub(crate) fn advance(&mut self, tile: &QueryRows) {
         self.rows = tile.len();
         self.keys.entries.clear();
@@ -70,7 +69,7 @@ impl<'a> PlannedLists<'a> {
         }
     }
 
-    /// Whether every row attends to all of the blocks at `places`, which begin with a block.
+    /// True if every row attends to all of the blocks at `places`, which begin with a block.
     pub(crate) fn is_full(&self, places: &Range<usize>) -> bool {
         let blocks = places.start / KEY_BLOCK..places.end.div_ceil(KEY_BLOCK);
         self.full[blocks].iter().all(|&full| full)

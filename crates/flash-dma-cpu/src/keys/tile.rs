@@ -1,4 +1,4 @@
-//! The keys of a tile of queries, whatever says which they are.
+//! The keys of a tile of queries, from any source.
 
 use super::KeyList;
 use super::intervals::IntervalLists;
@@ -9,8 +9,7 @@ use crate::queries::QueryRows;
 use flash_dma_problem::{PlanGeometry, Problem};
 use std::ops::Range;
 
-/// The keys of one chunk of queries, listed tile by tile. A mask lists whole blocks and intervals list single keys:
-/// each in its own file.
+/// The keys of one chunk of queries, listed tile by tile: whole blocks by a mask, single keys by intervals.
 pub(crate) enum TileKeys<'a> {
     Intervals {
         lists: IntervalLists,
@@ -54,7 +53,6 @@ impl<'a> TileKeys<'a> {
         }
     }
 
-    /// The index of each entry of the chunk.
     pub(crate) fn into_index(self) -> Vec<u32> {
         match self {
             Self::Intervals { lists, .. } => lists.keys.index,
@@ -62,7 +60,7 @@ impl<'a> TileKeys<'a> {
         }
     }
 
-    /// Whether every row of the tile attends to every key that it lists.
+    /// True if every row of the tile attends to every key that it lists.
     pub(crate) fn is_full(&self) -> bool {
         let count = self.list().entries.len();
         match self {

@@ -28,8 +28,8 @@ pub(crate) trait VisibleLanes: Copy {
     fn contains(self, lane: usize) -> bool;
 }
 
-/// Either kind of visible pairs. Both are read in the innermost loops, in their own form: bits would have to be made
-/// for each row of an interval, and a mask has no intervals.
+/// Either kind of visible pairs. The innermost loops read each in its own form: bits would have to be made for each row
+/// of an interval, and a mask has no intervals.
 #[derive(Clone, Copy)]
 pub(crate) enum Visibility<'a> {
     Queries(QueryRanges<'a>),

@@ -8,7 +8,7 @@ use flash_dma_reference::Exact;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use half::{bf16, f16};
 
-/// What the engine gives for one problem, in f64.
+/// The engine's results for one problem, in f64.
 #[derive(Clone, Debug)]
 struct Results {
     out: Vec<f64>,
@@ -19,7 +19,6 @@ struct Results {
     dz: Vec<f64>,
 }
 
-/// The element types of a test.
 trait Tested: Element + Default + Into<f64> {}
 impl Tested for f32 {}
 impl Tested for f16 {}
@@ -75,7 +74,7 @@ impl<E: Tested> Tensor<E> {
     }
 }
 
-/// Selection, forward and backward. Outputs start as NaN: whatever is not written shows.
+/// Selection, forward and backward. Outputs start as NaN, so that an element left out shows.
 fn engine<E: Tested>(
     case: &flash_dma_reference::Inputs,
     grad_out: &[f64],

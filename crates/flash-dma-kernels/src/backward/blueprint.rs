@@ -9,16 +9,15 @@ use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
-/// The blueprints of the large kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprints {
     pub dq: DqBlueprint,
     pub dkdv: ChunkedBlueprint,
-    /// The kernel of the gradient of the rank; with scores only.
+    /// The rank kernel's blueprint; with scores only.
     pub rank: Option<ChunkedBlueprint>,
 }
 
-/// Compile-time configuration of a kernel that owns key tiles, and its chunks of queries.
+/// Compile-time configuration of a kernel that owns key tiles, with the length of its query chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChunkedBlueprint {
     pub tiles: DkdvBlueprint,
@@ -26,12 +25,11 @@ pub(crate) struct ChunkedBlueprint {
     pub chunk: usize,
 }
 
-/// Compile-time configuration of the dq kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DqBlueprint {
     /// Query tile and key stream, as in the forward pass.
     pub tile: MmaBlueprint,
-    /// Whether the rows of Q and dO stay in registers; otherwise their fragments are loaded for each use.
+    /// True if the rows of Q and dO stay in registers; otherwise their fragments are loaded for each use.
     pub resident: bool,
 }
 
@@ -41,14 +39,12 @@ pub(crate) const DQ_BLOCK: usize = 32;
 /// Up to this head dimension there are registers left for the fragments of Q and dO.
 const RESIDENT_DIM: usize = 128;
 
-/// Compile-time configuration of the dk/dv kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DkdvBlueprint {
-    /// The matrix instruction.
     pub instruction: Instruction,
-    /// The element type; f16 or bf16.
+    /// f16 or bf16.
     pub element: ElementType,
-    /// Elements per row; a multiple of 32.
+    /// A multiple of 32.
     pub head_dim: usize,
     /// Warps of each of the two roles.
     pub role_warps: usize,
@@ -62,36 +58,34 @@ pub(crate) struct DkdvBlueprint {
     pub stages: usize,
     /// Query heads of one kv head that share the rows of a tile.
     pub heads: usize,
-    /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// The keys that the kernel owns, and their biases. Only `wgmma` reads a bias of pairs; its gradient is computed by
-    /// another kernel.
+    /// The keys that the kernel owns, and their biases. Only `wgmma` reads biases per pair; another kernel computes
+    /// their gradient.
     pub pattern: Pattern,
-    /// Whether the scaled product is capped.
     pub softcap: bool,
-    /// Whether pairs are dropped; never those by which a rank learns.
+    /// True if pairs are dropped out. Pairs that train the rank never are.
     pub dropout: bool,
-    /// The slopes of ALiBi that a cube reads, one per query head of its kv head; 0 without ALiBi.
+    /// Number of ALiBi slopes that a cube reads, one per query head of its kv head; 0 without ALiBi.
     pub slopes: usize,
-    /// Whether several cubes may add to one key's gradients. They use f32 sums, and atomics for keys that have queries of
-    /// several chunks.
+    /// True if several cubes may add to a key's gradients: f32 sums, and atomics for keys with queries in several
+    /// chunks.
     pub shared_keys: bool,
-    /// Whether every chunk has its own rows for its keys' gradients, in f32 and in the order of its list.
+    /// True if every chunk writes its keys' gradients to its own f32 rows, in the order of its list.
     pub parts: bool,
-    /// What the two `mma` warps that own the same keys divide.
+    /// The work that two `mma` warps with the same keys divide.
     pub divided: Divided,
 }
 
-/// What the two `mma` warps that own the same keys divide.
+/// The work that two `mma` warps with the same keys divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Divided {
-    /// The gradients: one has dV, the other dK and the gradients of the scores.
+    /// The gradients: one warp has dV, the other dK and the gradients of the scores.
     Gradients,
-    /// The rows of every query tile, one half each: the rank kernel, which has only sums per key.
+    /// The rows of every query tile, one half each. Used by the rank kernel, which has only sums per key.
     Rows,
 }
 
-/// Wider heads leave `wgmma` too few registers and too little shared memory.
+/// The head dimensions of `wgmma`; wider heads leave too few registers and too little shared memory.
 const WGMMA_DIMS: [usize; 2] = [64, 128];
 
 fn check_wgmma_dim(head_dim: usize) -> Result<(), Obstacle> {
@@ -104,7 +98,7 @@ fn check_wgmma_dim(head_dim: usize) -> Result<(), Obstacle> {
     }
 }
 
-/// Tiles of `mma`: warps of each role, groups of 16 keys that a warp owns, and rows of a query tile.
+/// An `mma` tile: warps of each role, groups of 16 keys that a warp owns, and rows of a query tile.
 type MmaTile = (usize, usize, usize);
 
 /// Tiles of the dk/dv kernel, the largest first.
@@ -121,7 +115,7 @@ const MIN_CHUNK: usize = 1024;
 const RANK_CHUNKS: [usize; 2] = [512, 1024];
 
 impl MmaBlueprints {
-    /// The configuration for `problem` on an instruction, or why it does not support it.
+    /// The configuration for `problem` on an instruction, or the reason why it is not supported.
     pub(crate) fn choose(
         instruction: Instruction,
         problem: &Problem,
@@ -138,8 +132,8 @@ impl MmaBlueprints {
         Ok(Self::with_tiles(dq, dkdv, rank, problem, properties))
     }
 
-    /// As [`choose`](Self::choose) for a problem with a mask or a bias. `mma` supports biases that all queries share; with
-    /// dropout `wgmma` does, too.
+    /// [`choose`](Self::choose) for a problem with a mask or a bias. `mma` supports biases that all queries share; so
+    /// does `wgmma` with dropout.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -155,7 +149,7 @@ impl MmaBlueprints {
                 return Err(Obstacle::PairBias);
             }
             if tile.dropout {
-                // The registers of dk/dv do not hold the biases and the words: ptxas would serialise its products (C7515).
+                // dk/dv has no registers for both the biases and the words: ptxas would serialise its products (C7515).
                 return Err(Obstacle::DroppedPairBias);
             }
             if tile.alibi {
@@ -167,7 +161,6 @@ impl MmaBlueprints {
         Ok(Self::with_tiles(dq, dkdv, None, p, properties))
     }
 
-    /// The configuration with these tiles.
     fn with_tiles(
         dq: DqBlueprint,
         dkdv: DkdvBlueprint,
@@ -192,7 +185,7 @@ impl MmaBlueprints {
         if let Some(rank) = &mut all.rank {
             let rows = problem.batch * problem.kv_heads;
             let chunks = rank.chunks(problem);
-            // A quarter of the window is what a layer has by default; some more begin or end in a chunk.
+            // A layer's default is a quarter of the window; some more keys begin or end in a chunk.
             let keys = (problem.window / 4 + rank.chunk / 2).min(problem.k_len);
             if chunks * rows * keys.div_ceil(rank.tiles.keys()) < 4 * processors {
                 rank.tiles.fragments = 1;
@@ -203,7 +196,6 @@ impl MmaBlueprints {
 }
 
 impl ChunkedBlueprint {
-    /// Chunks of queries.
     pub(crate) fn chunks(&self, problem: &Problem) -> usize {
         problem.q_len.div_ceil(self.chunk)
     }
@@ -212,11 +204,11 @@ impl ChunkedBlueprint {
 impl DqBlueprint {
     /// The configuration for the query tiles of a forward pass.
     ///
-    /// - `mma`: the largest tiles that fit: with more queries each gathered key is reused more often, and 64 keys keep the
-    ///   tensor cores busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
-    /// - `wgmma`: at most three warpgroups, of 168 registers: dQ and two products take 128 of them at head dimension 128.
-    ///   Three stages, so that one warpgroup may be ahead of another; Q and dO leave no room for a fourth. Biases of pairs,
-    ///   loaded while the products are in flight, take 32 more registers, so there are two warpgroups.
+    /// - `mma`: the largest tiles that fit: with more queries each gathered key is reused more often, and 64 keys keep
+    ///   the tensor cores busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
+    /// - `wgmma`: at most three warpgroups, of 168 registers: dQ and two products take 128 of them at head dimension
+    ///   128. Three stages, so that one warpgroup may be ahead of another; Q and dO leave no room for a fourth. Biases
+    ///   per pair, loaded while the products are in flight, take 32 more registers, so there are two warpgroups.
     fn choose(tile: MmaBlueprint, max_shared: usize) -> Result<Self, Obstacle> {
         let with = |warps: usize, key_tile, stages, resident| Self {
             tile: MmaBlueprint {
@@ -255,7 +247,7 @@ impl DqBlueprint {
         }
     }
 
-    /// Q and dO, and keys, values, scores and intervals of every stage.
+    /// Bytes of Q and dO, and of keys, values, scores and intervals of every stage.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.tile.head_dim;
         let words = 4 + 4 * self.tile.column_words();
@@ -272,7 +264,6 @@ fn whole_heads(problem: &Problem, most: usize) -> usize {
 }
 
 impl DkdvBlueprint {
-    /// The configuration for `problem` on an instruction.
     fn choose(
         instruction: Instruction,
         problem: &Problem,
@@ -287,7 +278,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// As [`choose`](Self::choose) for masks and biases. Heads with different masks or biases have separate tiles.
+    /// [`choose`](Self::choose) for masks and biases. Heads with different masks or biases have separate tiles.
     fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -315,8 +306,8 @@ impl DkdvBlueprint {
         })
     }
 
-    /// The rank kernel's configuration beside this one of the dk/dv kernel, on its instruction: the same tiles with
-    /// `wgmma`, the largest that fit with `mma`. There a warp keeps the fragments of its keys and values,
+    /// The rank kernel's configuration that goes with this one of the dk/dv kernel, on its instruction: the same tiles
+    /// with `wgmma`, the largest that fit with `mma`. There a warp keeps the fragments of its keys and values,
     /// `fragments * head_dim / 2` registers per lane. One tile of queries is in use, the other in flight. The smallest
     /// tiles fit wherever any of [`choose`](Self::choose) do.
     fn choose_rank(self, problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
@@ -337,7 +328,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The largest tiles, and all that the problem decides.
+    /// The configuration with the largest tiles, and everything else as the problem determines it.
     fn of(instruction: Instruction, problem: &Problem) -> Self {
         Self {
             instruction,
@@ -362,7 +353,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The first of these tiles that fits, with `heads` of its rows. A warp's accumulators of dk or dv take
+    /// The first of these tiles that fits, with `heads` heads sharing its rows. A warp's accumulators of dk or dv take
     /// `fragments * head_dim / 2` registers per lane, its products with a query tile `fragments * rows / 2`.
     fn choose_mma(
         self,
@@ -384,15 +375,15 @@ impl DkdvBlueprint {
     }
 
     /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head dimension of 128.
-    /// One warpgroup is used for problems with few key tiles, see [`MmaBlueprints::choose`]. `heads` has at most as many
-    /// heads as it is given.
+    /// One warpgroup is used for problems with few key tiles, see [`MmaBlueprints::choose`]. `heads` limits the number
+    /// of heads.
     fn choose_wgmma(
         self,
         max_shared: usize,
         heads: impl Fn(usize) -> usize,
     ) -> Result<Self, Obstacle> {
         check_wgmma_dim(self.head_dim)?;
-        // Boxes hold whole query tiles, 16 bytes of a head at least: two queries, or four words of the mask of dropout.
+        // Boxes hold whole query tiles, at least 16 bytes of a head: two queries, or four words of the dropout mask.
         let queries = if self.dropout { 4 } else { 2 };
         let heads = heads(self.rows / queries);
         Some(Self { heads, ..self })
@@ -426,8 +417,8 @@ impl DkdvBlueprint {
         }
     }
 
-    /// Cuts the queries of the rank kernel into chunks, whose contributions to one key are added by atomics; not at all
-    /// if a fixed order is requested.
+    /// Cuts the queries of the rank kernel into chunks that add to a key by atomics; no chunks if a fixed order is
+    /// requested.
     fn with_rank_chunks(self, problem: &Problem) -> ChunkedBlueprint {
         let tile = self.queries();
         let all = problem.q_len.div_ceil(tile).max(1) * tile;
@@ -454,7 +445,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The products of a warp's keys with its rows of a query tile, which are the columns of the products.
+    /// The shape of the products of a warp's keys with its rows of a query tile, which are the products' columns.
     pub(crate) fn products(&self) -> Shape {
         Shape {
             element: self.element,
@@ -467,7 +458,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The sums over a query tile: their columns are the columns of its rows.
+    /// The shape of the sums over a query tile; its columns are the row elements.
     pub(crate) fn sums(&self) -> Shape {
         Shape {
             blocks: 2,
@@ -494,19 +485,19 @@ impl DkdvBlueprint {
                 true => words(self.stages * self.rows) + words(self.keys()),
                 false => 0,
             }
-            // The slopes, and with `mma` the places of keys.
+            // The slopes, and with `mma` the places of the keys.
             + match self.slopes {
                 0 => 0,
                 slopes => words(slopes) + words(self.keys()),
             }
-            // The gradients of the LSEs, and one half's sums.
+            // The gradients of the LSEs, and the sums of one half.
             + match self.divided {
                 Divided::Gradients => 0,
                 Divided::Rows => words(self.keys()) + words(self.stages * self.rows),
             }
     }
 
-    /// Vectors of four probabilities that one role passes to the other: two query tiles.
+    /// Number of four-probability vectors that one role passes to the other: two query tiles.
     pub(crate) fn weights(&self) -> usize {
         match (self.instruction, self.divided) {
             (Instruction::Mma, Divided::Gradients) => 2 * self.keys() * self.rows / 4,
@@ -514,22 +505,19 @@ impl DkdvBlueprint {
         }
     }
 
-    /// Keys per tile.
     pub(crate) fn keys(&self) -> usize {
         self.role_warps * self.warp_keys()
     }
 
-    /// Keys per warp.
     pub(crate) fn warp_keys(&self) -> usize {
         16 * self.fragments
     }
 
-    /// Queries per tile.
     pub(crate) fn queries(&self) -> usize {
         self.rows / self.heads
     }
 
-    /// The shape of a step, as the lists of steps need it.
+    /// The shape of a step, for the lists of steps.
     pub(crate) fn step_shape(&self) -> StepShape {
         StepShape {
             keys: self.keys(),
@@ -543,12 +531,10 @@ impl DkdvBlueprint {
         self.head_dim / 8
     }
 
-    /// Units per cube.
     pub(crate) fn units(&self) -> usize {
         32 * self.warps()
     }
 
-    /// Warps per cube.
     pub(crate) fn warps(&self) -> usize {
         match self.instruction {
             Instruction::Mma => 2 * self.role_warps,
@@ -556,7 +542,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The units in CubeCL's layout: lanes along x, warps along y.
+    /// CubeCL's layout of the units: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps() as u32)
     }

@@ -17,11 +17,11 @@ pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
 pub(crate) struct BoxedRows {
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
-    /// `[batch, q_heads, q_len rounded up to an even number]`, `-log2(e) lse` and `delta` side by side; overwritten.
+    /// `[batch, q_heads, q_len rounded up to an even number]`, pairs of `-log2(e) lse` and `delta`; overwritten.
     pub rows: Box<[Vector<f32, Const<2>>]>,
 }
 
-/// What the mask of dropout has of the rows.
+/// The words of the rows in the dropout mask.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RowWords {
     pub seed: DropoutSeed,
@@ -32,12 +32,12 @@ pub(crate) struct RowWords {
     pub k_len: u32,
 }
 
-/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in which
-/// the rows of `out` lie in memory.
+/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in
+/// which the rows of `out` lie in memory.
 ///
 /// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16
-/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. With dropout, the `words` of the
-/// rows are written beside.
+/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. With dropout, the kernel also
+/// writes the `words` of the rows.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Segment<E>>,
@@ -60,7 +60,7 @@ pub(crate) fn delta_mma_kernel<E: Float>(
     let mut head = in_batch / q_len;
     let mut query = in_batch % q_len;
     if out.stride(1) < out.stride(2) {
-        // Neighbours in memory are heads of one query.
+        // Rows that are adjacent in memory are heads of one query.
         head = in_batch % heads;
         query = in_batch / heads;
     }

@@ -44,7 +44,7 @@ impl Blueprints {
         })
     }
 
-    /// As [`choose`](Self::choose) for a mask and a bias.
+    /// [`choose`](Self::choose) for a mask and a bias.
     pub(crate) fn choose_masked(
         problem: &MaskedProblem,
         hardware: &HardwareProperties,
@@ -64,7 +64,7 @@ impl Blueprints {
         [tiles.max(key_tiles), problem.q_heads, problem.batch]
     }
 
-    /// The bytes of the buffers that [`PortablePass`] holds at once at most.
+    /// The most bytes of buffers that [`PortablePass`] holds at once.
     pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let dkdv = OrderedKeys::bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
@@ -73,7 +73,6 @@ impl Blueprints {
     }
 }
 
-/// The backward pass of a problem without a mask.
 pub(crate) struct ScoredBackward<'a> {
     pub problem: &'a Problem,
     pub inputs: &'a Inputs,
@@ -245,8 +244,8 @@ impl<'a> PortablePass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    /// The gradient of the rank, if one learns; all other keys keep their zero. The blueprint is that of dk and dv, whose
-    /// tiles have room for more than this kernel needs.
+    /// The gradient of the rank, if it is learned; all other keys keep their zero. The blueprint is that of dk and dv,
+    /// whose tiles have room for more than this kernel needs.
     fn launch_rank(&self) {
         let (Some((selection, _)), Some(rank)) = (&self.keys.selection, &self.grads.rank) else {
             return;

@@ -84,7 +84,7 @@ impl BiasPlan {
 impl Pass for MaskedBackward<'_> {
     type Outputs = MaskedGradients;
     type Portable = Blueprints;
-    /// The second computes the gradient of a bias that is not one of keys and differs from key to key.
+    /// The second is the kernel for a bias that is not per key and differs from key to key.
     type Matrix = (MmaBlueprints, Option<BiasPlan>);
 
     const BINDINGS: u32 = BINDINGS;
@@ -181,7 +181,7 @@ impl Pass for MaskedBackward<'_> {
 }
 
 impl MaskedBackward<'_> {
-    /// All gradients but that of a bias that all keys share. Returns the row sums `delta`.
+    /// Computes all gradients except that of a bias that all keys share. Returns the row sums `delta`.
     fn launch_pairs(
         &self,
         client: &Client,
@@ -214,7 +214,7 @@ impl MaskedBackward<'_> {
         sums.delta
     }
 
-    /// The kernels on tensor cores; `bias` computes the gradient of a bias, if it is one of them.
+    /// Launches the kernels on tensor cores; `bias` computes the gradient of a bias, if it is one of them.
     fn launch_matrix(
         &self,
         client: &Client,

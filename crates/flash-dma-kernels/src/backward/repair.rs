@@ -1,7 +1,6 @@
-//! The contributions of rows with NaN or infinite elements to the gradients, on tiles where some pairs are not
-//! selected.
+//! The gradient contributions of rows with NaN or infinite elements, on tiles where some pairs are not selected.
 //!
-//! A product over a tile multiplies such a row by the zero weights of the pairs that are not selected, too, and
+//! A product over a tile also multiplies such a row by the zero weights of the pairs that are not selected, and
 //! `0 * NaN` is NaN. There the products treat such elements as zero, and their contributions to the selected pairs are
 //! added here, in memory, after the gradients are written: each lane adds to the elements that it has written. Rare,
 //! hence simple: everything is read from global memory again.
@@ -21,7 +20,7 @@ use cubecl::prelude::*;
 /// A pair of a key and a query whose row of Q or dO is not finite.
 #[derive(CubeType, Clone, Copy)]
 struct NotFinitePair {
-    /// The starts of the query's row of Q, and of its row of what is added: dO for dV, Q for dK.
+    /// The starts of the query's row of Q, and of the row that is added: of dO for dV, of Q for dK.
     q: usize,
     added: usize,
     lse: f32,
@@ -33,7 +32,7 @@ struct NotFinitePair {
 }
 
 /// Adds the contributions of rows that are not finite (of dO to dV if `of_values`, of Q to dK) to the gradient of the
-/// key `own`, over the queries that attend to it. Whether cubes of other chunks add to the gradient, too, is `shared`.
+/// key `own`, over the queries that attend to it. `shared` is true if cubes of other chunks add to the gradient, too.
 #[cube]
 pub(crate) fn repair_key<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
@@ -55,7 +54,7 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                 }
                 score = with_alibi::<E>(score, inputs, own.key, head, query, pairs);
                 let lse = inputs.lse[row];
-                // With a softcap the row sum does not tell of Q.
+                // With a softcap the row sum does not reveal Q.
                 let mut not_finite = comptime!(bp.softcap) || !is_finite(inputs.delta[row]);
                 if comptime!(bp.pattern.is_planned()) {
                     // Only rows with an LSE of -inf can have a non-finite Q that the row sum does not reveal.
@@ -83,7 +82,7 @@ pub(crate) fn repair_key<E: Float, O: Float>(
     }
 }
 
-/// A score of a key and head `head` of the group with what ALiBi adds to it.
+/// The score of a key for head `head` of the group, with ALiBi.
 #[cube]
 fn with_alibi<E: Float>(
     score: f32,
@@ -107,7 +106,6 @@ fn with_alibi<E: Float>(
     }
 }
 
-/// A probability times the factor of its pair.
 #[cube]
 fn weighed(p: f32, k_len: usize, own: &OwnKey, pair: &NotFinitePair, pairs: &Pairs) -> f32 {
     #[comptime]
@@ -150,7 +148,7 @@ fn add_not_finite<E: Float, O: Float>(
             }
         }
         let x = (pairs.logit_scale).apply(product, pair.score, comptime!(bp.softcap));
-        // Of a factor of what is not finite only the sign matters, so the LSE as it was rounded serves.
+        // Only the sign of a non-finite number's factor matters, so the rounded LSE serves.
         let lse = ExactLse {
             lse: pair.lse,
             rest: 0.0f32,

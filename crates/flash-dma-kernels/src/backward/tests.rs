@@ -16,7 +16,6 @@ use flash_dma_reference::{self as oracle};
 
 const F32: ElementType = ElementType::F32;
 
-/// Outputs of the backward pass.
 struct Outputs {
     q: Output,
     k: Output,
@@ -80,7 +79,7 @@ impl Incoming {
         let rest: Vec<f64> = self.lse.iter().map(lost).collect();
         Saved {
             out: rows(&self.out),
-            // As the forward pass leaves it.
+            // As the forward pass writes it.
             residual: p.residual_shape().map(|_| {
                 let lost = self.out.iter().map(|x| x - round(*x, p.element));
                 rows(&lost.collect::<Vec<_>>())

@@ -1,5 +1,4 @@
-//! `codegen OUT_DIR [PREFIX...]`: writes the CUDA variants whose names begin with one of the prefixes, or all of them,
-//! as CUDA C++, without a GPU.
+//! `codegen OUT_DIR [PREFIX...]`: writes the CUDA variants named with a prefix, or all, as CUDA C++, without a GPU.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -16,17 +16,13 @@ use crate::{AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, select
 use cubecl::client::Client;
 use flash_dma_problem::AttentionError;
 
-/// A call of the library.
 pub(crate) struct Case {
-    /// Names the variants it adds.
     pub name: String,
-    /// The devices to make it on.
     pub gpus: &'static [Gpu],
-    /// Makes the call.
     pub run: Box<dyn Fn(&Client)>,
 }
 
-/// Keys enough for three levels of the selection's tree, and heads enough to fill cubes.
+/// Enough keys for three levels of the selection's tree, and enough heads to fill cubes.
 const HEADS: usize = 8;
 const K_LEN: usize = 128 << 10;
 /// Keys too many for a selection by blocks.
@@ -71,8 +67,8 @@ pub(crate) fn selection() -> Vec<Case> {
     cases
 }
 
-/// Forward and backward: every common head dimension with bf16, fewer with the other types, and
-/// each option that changes the code.
+/// Forward and backward: every common head dimension in bf16, fewer in other types, and each option that changes the
+/// code.
 fn attention() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
     let dense = AttentionOptions::new();
@@ -182,7 +178,6 @@ fn dropout() -> Dropout {
     Dropout::new(0.1, 1).expect("a probability")
 }
 
-/// One call of forward, and of backward.
 #[derive(Clone, Copy)]
 struct Attention {
     head_dim: usize,
@@ -190,18 +185,18 @@ struct Attention {
     q_len: usize,
     k_len: usize,
     options: AttentionOptions,
-    /// Whether keys have scores.
+    /// True if keys have scores.
     scored: bool,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
-    /// Whether `k` and `v` have one token, which is read for all.
+    /// True if `k` and `v` have one token, which is read for all.
     repeats_keys: bool,
     /// The forward pass writes the residual of `out`, and the backward pass reads it.
     residual: bool,
     backward: bool,
-    /// Whether the LSE has a gradient.
+    /// True if the LSE has a gradient.
     grad_lse: bool,
-    /// Whether the selection has runners-up.
+    /// True if the selection has runners-up.
     runners_up: bool,
     left_out: bool,
     /// Engines to launch, if they support the problem; the portable one supports all.
@@ -284,7 +279,6 @@ fn case(name: String, run: impl Fn(&Client) + 'static) -> Case {
     }
 }
 
-/// A call or a case with a change.
 fn with<T>(mut call: T, change: impl FnOnce(&mut T)) -> T {
     change(&mut call);
     call

@@ -15,7 +15,6 @@ use cubecl_cpp::shared::{
 };
 use cubecl_cpp::target::Cuda;
 
-/// CUDA C++ of one kernel.
 pub(crate) struct Source {
     /// The translation unit, as CubeCL hands it to NVRTC.
     pub text: String,

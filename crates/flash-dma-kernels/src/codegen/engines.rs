@@ -1,4 +1,4 @@
-//! The report of engines beside the kernels that are launched, on every device, without a GPU.
+//! The report of engines compared with the kernels that are launched, on every device, without a GPU.
 
 use crate::args::Outputs;
 use crate::codegen::cuda::Gpu;
@@ -20,7 +20,7 @@ fn problem(head_dim: usize, element: ElementType, options: AttentionOptions) -> 
     Problem::new(&q, &kv, &kv, Some(&kv[..3]), element, &options).expect("a valid problem")
 }
 
-/// Runs both passes as a call does; the names of the kernels of either.
+/// Runs both passes as a call does; returns the kernels' names for each.
 fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
     let tensors = Attention::scored(client, p);
     let names = |run: &dyn Fn()| -> Vec<String> { recorder::names(client, |_| run()) };
@@ -67,7 +67,7 @@ fn more_heads_or_sequences_than_the_grid_has_are_refused_before_anything_is_laun
     }
 }
 
-/// The kernel that a pass on an engine launches, and no pass on another one does.
+/// The name of a kernel that a pass launches on this engine and on no other.
 fn mark(pass: PassKind, engine: Engine) -> &'static str {
     match (pass, engine) {
         (PassKind::Forward, Engine::Wgmma) => "forward_wgmma",
@@ -206,7 +206,7 @@ fn masks_and_devices_are_reported() {
     assert_eq!(reason.map(|over| over.obstacle), Some(Obstacle::PairBias));
 }
 
-/// What is logged in this process, by any test.
+/// Everything that is logged in this process, by any test.
 #[derive(Debug)]
 struct Log;
 

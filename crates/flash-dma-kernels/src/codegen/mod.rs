@@ -27,8 +27,7 @@ use std::sync::Mutex;
 /// and `manifest.tsv` (name, architectures, dynamic shared memory in bytes, cube dimensions) into the existing
 /// directory `out`. Returns the number of variants.
 ///
-/// A variant is named after the first case that launches it and its kernel. Its architectures are those of the
-/// devices that launch it.
+/// A variant is named after the first case that launches it and its kernel; it has the architectures of its devices.
 ///
 /// # Errors
 ///
@@ -39,7 +38,6 @@ pub fn write(out: &Path, prefixes: &[String]) -> Result<usize, String> {
     write_variants(variants, out)
 }
 
-/// A kernel and the devices that launch it.
 struct Variant {
     name: String,
     kernel: Box<dyn CubeKernel>,

@@ -44,7 +44,6 @@ pub(crate) fn record(client: &Client, run: impl FnOnce(&Client)) -> Vec<Box<dyn 
     std::mem::take(&mut *LAUNCHED.lock().expect("no recording panics"))
 }
 
-/// The names of these kernels.
 #[cfg(test)]
 pub(crate) fn names(client: &Client, run: impl FnOnce(&Client)) -> Vec<String> {
     let kernels = record(client, run).into_iter();

@@ -7,7 +7,6 @@ use crate::codegen::tensors::{operands, tensor};
 use crate::product::{Choice, Operands, Route, Tile, product_by};
 use cubecl::client::Client;
 
-/// Whether a route serves.
 fn served(client: &Client, operands: &Operands, route: Route, parts: usize) -> bool {
     let [m, n] = [operands.a.shape[0], operands.b.shape[1]];
     let out = tensor(client, [m, n], 4);
@@ -16,7 +15,7 @@ fn served(client: &Client, operands: &Operands, route: Route, parts: usize) -> b
 
 const LAYOUTS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
 
-/// Every route accepts a product or refuses it; none panics. What Burn would take serves everything.
+/// Every route accepts a product or refuses it; none panics. Burn's own choice serves everything.
 #[test]
 fn any_product_is_served_or_refused() {
     let client = recorder::client(Gpu::H200);

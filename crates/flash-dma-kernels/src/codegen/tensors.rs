@@ -13,7 +13,6 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, contiguous_strides};
 
-/// A contiguous tensor.
 pub(crate) fn tensor<const R: usize>(
     client: &Client,
     shape: [usize; R],
@@ -121,7 +120,7 @@ impl<P: Backward<Gradients: Clone>> Attention<P> {
         plan.run(self.outputs())
     }
 
-    /// As [`forward`](Self::forward), the backward pass.
+    /// Runs the backward pass likewise.
     pub(crate) fn backward(
         &self,
         client: &Client,
@@ -133,7 +132,6 @@ impl<P: Backward<Gradients: Clone>> Attention<P> {
     }
 }
 
-/// Room for a tile plan.
 pub(crate) fn mask_bits(client: &Client, geometry: &PlanGeometry) -> MaskBits {
     MaskBits {
         bits: tensor(client, geometry.bits_shape(), 4),
@@ -164,7 +162,6 @@ pub(crate) fn cache(client: &Client, shape: &CacheShape) -> Cache {
     }
 }
 
-/// New tokens of a cache.
 pub(crate) fn tokens(client: &Client, shape: &CacheShape, tokens: usize) -> Tokens {
     let [batch, heads] = [shape.batch, shape.kv_heads];
     let new = [batch, heads, tokens, shape.head_dim];
@@ -176,7 +173,6 @@ pub(crate) fn tokens(client: &Client, shape: &CacheShape, tokens: usize) -> Toke
     }
 }
 
-/// The tensors of a decode step.
 pub(crate) fn step(client: &Client, problem: &DecodeProblem) -> (StepInputs, StepOutputs) {
     let append = &problem.append;
     let rows = || tensor(client, problem.q_shape(), append.cache.element.size());
@@ -192,7 +188,7 @@ pub(crate) fn step(client: &Client, problem: &DecodeProblem) -> (StepInputs, Ste
     (inputs, outputs)
 }
 
-/// The factors of a product of these sizes, and whether the columns of each are contiguous in place of its rows.
+/// The factors of a product of these sizes; for each, true if its columns are contiguous instead of its rows.
 pub(crate) fn operands(
     client: &Client,
     [m, n, k]: [usize; 3],

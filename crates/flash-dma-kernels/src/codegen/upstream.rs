@@ -1,6 +1,6 @@
 //! Limits of CubeCL 0.11.3 that the kernels work around, each as a kernel of a few lines and the code that CubeCL
 //! generates for it; `docs/upstream.md` states their cost. A failing test is good news: the limit is gone, and with it
-//! the reason for the work-around that the document names.
+//! the reason for the work-around named in the document.
 
 use crate::codegen::cuda::Gpu;
 use crate::codegen::{cuda, recorder};
@@ -24,7 +24,6 @@ fn buffer(client: &Client) -> BufferArg {
     scratch(client, [1024]).into_buffer_arg()
 }
 
-/// Launches one cube of a kernel.
 macro_rules! launch {
     ($client:expr, $kernel:ident, $($argument:expr),*) => {
         // SAFETY: nothing runs.

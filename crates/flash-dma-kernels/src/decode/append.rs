@@ -71,7 +71,7 @@ fn append_to(
     Ok(())
 }
 
-/// A cache, and where in it new tokens go.
+/// A cache, and the places of new tokens in it.
 pub(crate) enum Target {
     /// Slots, and the moves of tokens into them: `[rows, entries, ENTRY]`.
     Slots(Slots, TensorBinding),
@@ -80,7 +80,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Where `tokens`, at least one, go in a checked cache. Chooses their slots, in one launch.
+    /// The places of `tokens`, at least one, in a checked cache. Chooses their slots, in one launch.
     pub(crate) fn new(
         client: &Client,
         problem: &AppendProblem,
@@ -108,7 +108,6 @@ impl Target {
         [k, v, &tokens.k, &tokens.v]
     }
 
-    /// The scores of the cache's keys.
     pub(crate) fn scores(&self) -> Option<&TensorBinding> {
         match self {
             Self::Slots(slots, _) => Some(&slots.score),
@@ -132,7 +131,7 @@ fn rows(problem: &AppendProblem) -> usize {
     problem.cache.batch * problem.cache.kv_heads
 }
 
-/// Whether the slots are chosen token by token, so that there is a move for each.
+/// True if the slots are chosen token by token, so that there is a move for each.
 fn in_order(problem: &AppendProblem) -> bool {
     problem.tokens <= MAX_DECODE_TOKENS
 }
@@ -146,7 +145,7 @@ pub(crate) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
     [rows(problem), entries, ENTRY]
 }
 
-/// The moves of tokens into slots. Of more than [`MAX_DECODE_TOKENS`] tokens those that are kept come first.
+/// The moves of tokens into slots. With more than [`MAX_DECODE_TOKENS`] tokens, the kept ones come first.
 fn moves(
     client: &Client,
     problem: &AppendProblem,
@@ -195,7 +194,7 @@ fn moves(
     moves
 }
 
-/// Writes the tokens, at least one, where they go, and counts them as seen.
+/// Writes the tokens, at least one, to their places, and counts them as seen.
 fn commit(client: &Client, problem: &AppendProblem, target: Target, tokens: Tokens) {
     let element = problem.cache.element;
     let typed = target.typed(&tokens);

@@ -57,7 +57,7 @@ pub struct Tokens {
     pub scores: Option<TensorBinding>,
 }
 
-/// What a decode step reads besides the cache.
+/// The inputs of a decode step, apart from the cache.
 #[derive(Clone, Debug)]
 pub struct StepInputs {
     /// `[batch, q_heads, tokens, head_dim]`, the cache's element type, of any strides with a contiguous last axis.
@@ -66,7 +66,7 @@ pub struct StepInputs {
     pub tokens: Tokens,
 }
 
-/// What a decode step writes.
+/// The outputs of a decode step.
 #[derive(Clone, Debug)]
 pub struct StepOutputs {
     /// The cache, read and updated in place.
@@ -84,10 +84,10 @@ pub struct ChunkOutputs {
     pub k: TensorBinding,
     /// `[batch, kv_heads, window + tokens, head_dim]`, the cache's element type.
     pub v: TensorBinding,
-    /// `[batch, kv_heads, window + tokens]`, f32: what is added to the logits.
+    /// `[batch, kv_heads, window + tokens]`, f32: the scores that are added to the logits.
     pub scores: TensorBinding,
-    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Given exactly if
-    /// the cache's rule has sinks.
+    /// `[batch, kv_heads, window + tokens]`, f32: the keys' ranks, +∞ for a visible sink. Given exactly if the rule has
+    /// sinks.
     pub rank: Option<TensorBinding>,
 }
 
@@ -152,7 +152,7 @@ impl Pages {
 }
 
 impl Tokens {
-    /// None of the tokens, in the same buffers.
+    /// No tokens, in the same buffers.
     pub(crate) fn none(mut self) -> Self {
         self.k.shape[2] = 0;
         self.v.shape[2] = 0;

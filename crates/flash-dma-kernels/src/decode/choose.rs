@@ -1,4 +1,4 @@
-//! Which of many tokens take which slots: the keys of slots and tokens that the rule keeps, by a radix selection.
+//! The slots that many tokens take: the keys of slots and tokens that the rule keeps, by a radix selection.
 
 use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::tensors::{Contenders, Protection, SlotRule};
@@ -43,7 +43,7 @@ struct Union {
     /// The first slot, and the number of slots.
     slots: usize,
     window: u32,
-    /// Of the keys when all tokens are there.
+    /// The protection of keys when all tokens have arrived.
     protection: Protection,
     /// The first new score, and the number of new scores.
     new: usize,
@@ -54,7 +54,7 @@ struct Union {
 
 #[cube]
 impl Union {
-    /// What a key is worth when all tokens are there.
+    /// The worth of a key when all tokens have arrived.
     fn worth(&self, score: f32, position: u32) -> u32 {
         self.protection.worth(score, position as i32)
     }
@@ -162,8 +162,8 @@ pub(crate) fn choose_kernel(
     );
 }
 
-/// Counts the digits of what the keys are worth, of those that agree with `bits`; or, if `by_position`, the inverted
-/// digits of the positions of those worth `key`.
+/// Counts the digits of the keys' worth, for those that agree with `bits`; or, if `by_position`, the inverted digits of
+/// the positions of keys worth `key`.
 #[cube]
 fn count_digits(
     contenders: &Contenders,

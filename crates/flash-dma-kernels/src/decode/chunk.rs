@@ -37,7 +37,7 @@ fn order_kernel(position: &[i32], order: &mut [u32], window: u32, rows: u32) {
 struct OrderedSlots<E: Numeric, N: Size> {
     /// Contiguous `[batch, kv_heads, window, head_dim]`.
     k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
+    /// Like `k`.
     v: OwnedTensor<Vector<E, N>>,
     /// Contiguous `[batch, kv_heads, window]`.
     score: Box<[f32]>,
@@ -45,12 +45,11 @@ struct OrderedSlots<E: Numeric, N: Size> {
     order: Box<[u32]>,
 }
 
-/// The keys that the chunk attends to.
 #[derive(CubeType, CubeLaunch)]
 struct ChunkTensors<E: Numeric, N: Size> {
     /// Contiguous `[batch, kv_heads, window + tokens, head_dim]`.
     k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
+    /// Like `k`.
     v: OwnedTensor<Vector<E, N>>,
     /// Contiguous `[batch, kv_heads, window + tokens]`.
     scores: Box<[f32]>,
@@ -58,12 +57,12 @@ struct ChunkTensors<E: Numeric, N: Size> {
     rank: ComptimeOption<SinkRanks>,
 }
 
-/// What ranks the keys if it is not their scores.
+/// The numbers that rank the keys if they are not the scores.
 #[derive(CubeType, CubeLaunch)]
 struct SinkRanks {
     /// Contiguous `[batch, kv_heads, window + tokens]`, overwritten.
     rank: Box<[f32]>,
-    /// The slots', contiguous `[batch, kv_heads, window]`.
+    /// The slots' positions, contiguous `[batch, kv_heads, window]`.
     position: Box<[i32]>,
     /// `[batch]`.
     seen: Box<[i32]>,
@@ -71,9 +70,9 @@ struct SinkRanks {
 }
 
 /// Copies the slots in their order and then the new tokens. One unit per vector of a row; the first also writes the
-/// score, and the rank: the score, but +∞ for a sink that is shown.
+/// score, and the rank: the score, but +∞ for a visible sink.
 ///
-/// `has_sinks` says that the rank is there, for CubeCL's disk cache, see `docs/upstream.md`.
+/// `has_sinks` is true if the rank is there; it is for CubeCL's disk cache, see `docs/upstream.md`.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -146,18 +145,17 @@ fn gather_kernel<E: Numeric, N: Size>(
 }
 
 /// The keys that a chunk of new tokens attends to, for a prefill in chunks: the slots in order of position, the empty
-/// ones first with scores of −∞ and rows of zeros, and then the tokens. The cache stays as it is.
+/// ones first with scores of −∞ and rows of zeros, and then the tokens. The cache is unchanged.
 ///
-/// They are a sequence of their own. Select by the rank, or the scores if there is none, as many keys as the cache's
-/// rule keeps by rank; let every interval end as many positions later as the rule has recent keys, but those of hidden
-/// keys stay empty. Attended to causally by the chunk's queries (`q_len = tokens`), they give each query exactly what
-/// one pass over the whole sequence would, as no evicted key returns. Then [`append`](crate::append()) the chunk. Two
-/// asynchronous launches.
+/// They form a separate sequence. Select by the rank, or by the scores if there is none, as many keys as the cache's
+/// rule keeps by rank; let every interval end later by the rule's number of recent keys, except that those of hidden
+/// keys stay empty. Attended to causally by the chunk's queries (`q_len = tokens`), they give each query exactly the
+/// result of one pass over the whole sequence, as no evicted key returns. Then [`append`](crate::append()) the chunk.
+/// Two asynchronous launches.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is launched in
-/// that case.
+/// [`AttentionError`] if a tensor does not fit the problem or its cache has no slots. Nothing is launched in that case.
 pub fn chunk_keys(
     client: &Client,
     problem: &AppendProblem,

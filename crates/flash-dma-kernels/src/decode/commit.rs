@@ -1,10 +1,9 @@
-//! Writing tokens into the slots that were chosen for them.
+//! Writes tokens into the slots that were chosen for them.
 
 use crate::decode::tensors::{NewTokens, PageTensors, SlotTensors, row_at};
 use cubecl::prelude::*;
 
-/// Words of an entry of a list of moves: the slot, the token that takes it, and the token's position. An entry whose
-/// token is [`NONE`] is not a move.
+/// Words of a list entry of moves: the slot, its token ([`NONE`] if the entry is not a move), and the token's position.
 pub(crate) const ENTRY: usize = 3;
 
 /// No slot, or no token.

@@ -44,7 +44,7 @@ fn finish_slots_kernel<E: Float, N: Size>(
     }
 }
 
-/// As [`finish_slots_kernel`]; the cubes after the rows write the tokens of one sequence each
+/// [`finish_slots_kernel`] for pages; the cubes after the rows write the tokens of one sequence each
 /// ([`write_pages_kernel`](crate::decode::commit::write_pages_kernel)), and then its length.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_pages_kernel<E: Float, N: Size>(
@@ -92,7 +92,7 @@ fn units(client: &Client, parts: usize, pairs: usize) -> usize {
     wanted.clamp(LEAST_UNITS, MOST_UNITS).min(most)
 }
 
-/// The parts, `[parts, rows, head_dim]` and twice `[parts, rows]` in f32, and what they are merged into, all contiguous.
+/// The parts, `[parts, rows, head_dim]` and twice `[parts, rows]` in f32, and the merged outputs, all contiguous.
 pub(crate) struct Outputs {
     pub parts: usize,
     pub part_out: TensorBinding,

@@ -8,17 +8,16 @@ use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, Row4, load_vector};
 use cubecl::prelude::*;
 
-/// Compile-time configuration of the portable kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeBlueprint {
-    /// The query rows of a kv head are the outer rows, keys the inner ones.
+    /// The tile; the query rows of a kv head are the outer rows, keys the inner ones.
     pub tile: Blueprint,
-    /// The cache has pages, not slots. The options of the kernel's tensors say so, too, but not to CubeCL's disk cache,
-    /// see `docs/upstream.md`.
+    /// True if the cache has pages, not slots. This is also among the options of the kernel's tensors, but CubeCL's
+    /// disk cache does not see those, see `docs/upstream.md`.
     pub paged: bool,
-    /// The scores of keys rank and hide them, and are not added to their logits.
+    /// True if the scores of keys rank and hide them, and are not added to their logits.
     pub only_ranked: bool,
-    /// A query attends to its last keys alone. As `paged`.
+    /// True if a query attends to its last keys alone. Needed for the same reason as `paged`.
     pub windowed: bool,
 }
 
@@ -30,7 +29,6 @@ pub(crate) struct StepKeys {
     pub head: usize,
     /// Keys that the cache has room for (slots) or holds (pages).
     pub held: usize,
-    /// New tokens.
     pub tokens: usize,
     /// With slots: this head's first entry of the moves. With pages: the sequence's first page in the table.
     first_place: usize,
@@ -94,7 +92,6 @@ impl StepKeys {
         at
     }
 
-    /// The score of a key.
     fn score<F: Float, N: Size>(&self, tensors: &StepTensors<F, N>, key: usize) -> f32 {
         let scores = tensors.scores.as_ref().unwrap();
         let new = self.batch * scores.new.stride(0) + self.head * scores.new.stride(1);
@@ -105,8 +102,8 @@ impl StepKeys {
         }
     }
 
-    /// One past the last query that attends to a key that is attended from `first` on: the query of the token that
-    /// evicts it, or whose window it is out of. At most `first` if the key is never attended.
+    /// One past the last query that attends to a key that is attended to from `first` on: the query of the token that
+    /// evicts it, or whose window it is out of. At most `first` if the key is never attended to.
     fn end<F: Float, N: Size>(
         &self,
         tensors: &StepTensors<F, N>,

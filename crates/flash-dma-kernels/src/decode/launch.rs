@@ -26,7 +26,7 @@ use flash_dma_problem::{
 };
 
 /// A decode step: writes the attention of the tokens' queries and appends the tokens to the cache, unless the problem
-/// [appends later](flash_dma_problem::Appending), on [`Engine::Mma`] if that supports the problem and
+/// [appends later](flash_dma_problem::Appending). It runs on [`Engine::Mma`] if that supports the problem and
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude it, otherwise on [`Engine::Portable`].
 ///
 /// Over slots, query `t` attends to those of all tokens that its sequence has been given, its own included, that the
@@ -40,8 +40,8 @@ use flash_dma_problem::{
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device lacks what the kernels need. Of the inputs only strides and offsets are used here;
-/// the plan checks the rest and the cache when it runs, and after an error the cache is as it was.
+/// [`AttentionError`] if the device lacks what the kernels need. Only the inputs' strides and offsets are used here;
+/// the plan checks the rest and the cache when it runs, and after an error the cache is unchanged.
 pub fn plan<'a>(
     client: &'a Client,
     problem: &'a DecodeProblem,
@@ -54,7 +54,7 @@ pub fn plan<'a>(
 ///
 /// # Errors
 ///
-/// As [`plan`], plus [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
+/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
 /// [`Engine::Wgmma`] for decoding: a step is bound by memory.
 pub fn plan_on<'a>(
     engine: Engine,
@@ -82,7 +82,7 @@ pub struct DecodeTuning {
 ///
 /// # Errors
 ///
-/// As [`plan_on`], plus [`AttentionError::Unsupported`] if the engine does not have this choice.
+/// The errors of [`plan_on`], and [`AttentionError::Unsupported`] if the engine does not have this choice.
 #[cfg(any(test, feature = "internals"))]
 pub fn decode_tuned<'a>(
     engine: Engine,
@@ -135,7 +135,7 @@ impl Pass for DecodeStep<'_> {
     /// The number of cubes that share the keys of a kv head.
     type Matrix = (DecodeMmaBlueprint, usize);
 
-    /// Those of [`finish`] with slots.
+    /// The buffers of [`finish`] with slots.
     const BINDINGS: u32 = 14;
     const KIND: PassKind = PassKind::Decode;
 
@@ -227,7 +227,7 @@ impl Pass for DecodeStep<'_> {
         check_tensor(TensorName::Lse, &outputs.lse, &shape, 4, contiguous)
     }
 
-    /// There are no tokens.
+    /// Does nothing: there are no tokens.
     fn launch_empty(&self, _client: &Client, _outputs: StepOutputs) {}
 
     fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: StepOutputs) {
@@ -250,7 +250,7 @@ impl Pass for DecodeStep<'_> {
 }
 
 impl DecodeStep<'_> {
-    /// Launches attention over the cache as it was and the new tokens, into the parts.
+    /// Launches attention over the cache before the step and the new tokens, into the parts.
     fn attend(&self, client: &Client, config: ConfigOf<Self>, target: &Target, to: &Outputs) {
         let StepInputs { q, tokens } = self.inputs;
         let cache = self.problem.append.cache;
@@ -264,7 +264,7 @@ impl DecodeStep<'_> {
             Target::Slots(_, moves) => (Some(moves.clone().into_buffer_arg()), None),
             Target::Pages(pages, most) => (None, Some(pages.table_launch(*most))),
         };
-        // More keys than positions are all keys.
+        // A window beyond the last position keeps all keys.
         let window = cache.page_window();
         let window = window.map(|keys| keys.min(i32::MAX as usize) as u32);
         let scores = target.scores().zip(tokens.scores.as_ref());

@@ -9,9 +9,8 @@ const READS: usize = 4;
 
 /// Writes row `row` of `out` and its `lse`, which this cube owns:
 ///
-/// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, the sums in an order that depends on nothing
-/// but the number of parts. Unlike the forward pass there are few rows and maybe a thousand parts: units share
-/// them.
+/// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, the sums in an order that depends only on the
+/// number of parts. Unlike in the forward pass there are few rows and maybe a thousand parts, so units share them.
 #[cube]
 pub(crate) fn merge_row<E: Float>(
     merged: &mut MergedParts<E>,
@@ -42,7 +41,7 @@ pub(crate) fn merge_row<E: Float>(
         half /= 2;
     }
     greatest = shared[0];
-    // All values are -inf, or NaN besides: any finite reference works.
+    // All values are -inf or NaN: any finite reference works.
     let reference = select(greatest == none, 0.0f32, greatest);
 
     // Groups of units process the parts round-robin; a unit of a group owns a pair of columns, or several.

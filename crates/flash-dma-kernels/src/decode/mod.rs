@@ -6,14 +6,13 @@
 //!
 //! A step of up to 16 tokens is:
 //!
-//! 1. `place` (slots): which slot each token takes, in order of the tokens;
-//! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval
-//!    of the step's queries that the moves leave it, so that query `t` sees what it would if the tokens came one at a
-//!    time;
+//! 1. `place` (slots): the slot that each token takes, in order of the tokens;
+//! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval of the
+//!    step's queries that the moves leave it, so that query `t` sees what it would if the tokens came one at a time;
 //! 3. `finish`: the parts of the keys merged, and the new rows written into the cache.
 //!
 //! More tokens at once (a prefill) are appended by `choose`, a radix selection among slots and tokens. Both order keys
-//! by what they are worth to the last token.
+//! by their worth to the last token.
 
 pub(crate) mod append;
 pub(crate) mod args;

@@ -3,7 +3,7 @@
 use cubecl::ir::HardwareProperties;
 use flash_dma_problem::DecodeProblem;
 
-/// The least number of keys worth a cube of their own.
+/// The least number of keys worth a separate cube.
 const LEAST_KEYS: usize = 64;
 
 /// Parts of the keys of every kv head for the portable engine: enough that `cubes` cubes with one part each become four

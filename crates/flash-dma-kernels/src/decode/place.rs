@@ -1,4 +1,4 @@
-//! Which slots a few tokens take, in order of the tokens.
+//! The slots that a few tokens take, in order of the tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::tensors::{Contenders, SlotRule};
@@ -12,7 +12,7 @@ const READS: usize = 8;
 /// or, between keys of equal worth, of a greater position.
 #[derive(CubeType)]
 struct Candidates {
-    /// Each unit's own.
+    /// Each unit's own candidate.
     own_keys: Shared<[u32]>,
     own_positions: Shared<[i32]>,
     own_slots: Shared<[u32]>,
@@ -67,8 +67,8 @@ struct HeadSlots {
 
 /// Finds the slot that each of `tokens` new tokens takes: the worst slot, if the token is better. Later tokens see the
 /// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower. With recent
-/// keys a token is always better, a hidden one as well, because it is recent itself, and as the rule leaves at least
-/// one slot unprotected.
+/// keys a token is always better, even a hidden one, because it is recent itself and the rule leaves at least one slot
+/// unprotected.
 ///
 /// One cube per (sequence, kv head), each unit owns every `units`-th slot. The cache is not changed.
 ///
@@ -102,7 +102,7 @@ pub(crate) fn place_kernel(
     let unit = UNIT_POS as usize;
 
     let mut candidates = Candidates::new(units);
-    // Slots that this step's tokens took, by token; the number of slots where one took none.
+    // The slots that this step's tokens took, by token; the number of slots where one took none.
     let mut taken = Shared::<[u32]>::new_slice(comptime!(flash_dma_problem::MAX_DECODE_TOKENS));
     find_worst(contenders, &head, &taken, &mut candidates, 0u32, units);
     for token in 0..tokens {
@@ -138,8 +138,8 @@ pub(crate) fn place_kernel(
     }
 }
 
-/// Makes the worst of this unit's slots after `done` tokens, for the one that follows them, its own candidate; one that
-/// no key is better than if all of its slots are protected.
+/// Makes the worst of this unit's slots after `done` tokens, as the next token finds them, its own candidate; if all of
+/// its slots are protected, the candidate is one that no key is better than.
 #[cube]
 fn find_worst(
     contenders: &Contenders,

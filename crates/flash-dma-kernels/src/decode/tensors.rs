@@ -1,31 +1,30 @@
-//! What the kernels of a decode step are launched with.
+//! The launch arguments of a decode step's kernels.
 
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::select::sort::{NEVER, sort_key};
 use cubecl::prelude::*;
 
-/// The cache, the new tokens, and where they go.
+/// The cache, the new tokens, and the tokens' places.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct StepTensors<E: Float, N: Size> {
     /// The cache's keys, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]`.
     pub k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
+    /// Like `k`.
     pub v: OwnedTensor<Vector<E, N>>,
     /// `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis.
     pub new_k: OwnedTensor<Vector<E, N>>,
-    /// As `new_k`.
+    /// Like `new_k`.
     pub new_v: OwnedTensor<Vector<E, N>>,
-    /// Present where keys have scores: slots always do.
+    /// Present if keys have scores, as slots always do.
     pub scores: ComptimeOption<StepScores>,
-    /// Slots: which token takes which, contiguous `[batch * kv_heads, tokens]` of [entries](crate::decode::commit).
+    /// Slots: the slot of each token that takes one, contiguous `[batch * kv_heads, tokens]` of
+    /// [entries](crate::decode::commit).
     pub moves: ComptimeOption<Box<[i32]>>,
-    /// Pages.
     pub pages: ComptimeOption<PageTable>,
-    /// Pages: the last keys that a query attends to, its own included, unless it attends to all.
+    /// Pages: how many of the last keys a query attends to, including its own; absent if it attends to all.
     pub window: ComptimeOption<u32>,
 }
 
-/// The scores of a step's keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct StepScores {
     /// Contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]`.
@@ -34,7 +33,7 @@ pub(crate) struct StepScores {
     pub new: OwnedTensor<f32>,
 }
 
-/// Which pages hold the tokens of a sequence.
+/// The pages that hold the tokens of a sequence.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PageTable {
     /// Contiguous `[batch, max_pages]`.
@@ -44,12 +43,12 @@ pub(crate) struct PageTable {
     pub max_pages: u32,
 }
 
-/// What competes for the slots of a cache: the keys in them, and new tokens.
+/// The contenders for the slots of a cache: the keys in them, and new tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Contenders {
-    /// The cache's, contiguous `[batch, kv_heads, window]`.
+    /// The cache's scores, contiguous `[batch, kv_heads, window]`.
     pub score: Box<[f32]>,
-    /// As `score`.
+    /// Like `score`.
     pub position: Box<[i32]>,
     /// `[batch]`.
     pub seen: Box<[i32]>,
@@ -60,13 +59,12 @@ pub(crate) struct Contenders {
 /// The rule by which the slots of a head are kept, see [`SelectionRule`](flash_dma_problem::SelectionRule).
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct SlotRule {
-    /// Slots per head.
     pub window: u32,
     pub recent: i32,
     pub sinks: i32,
 }
 
-/// What a key is worth that no other can evict: more than any sort key.
+/// The worth of a key that no other can evict: more than any sort key.
 const PROTECTED: u32 = u32::MAX;
 
 /// The keys that a rule protects once a token has arrived.
@@ -90,7 +88,7 @@ impl SlotRule {
 
 #[cube]
 impl Protection {
-    /// What a key is worth: its sort key, unless it is protected. An empty slot, of position -1 and score −∞, and a
+    /// The worth of a key: its sort key, unless it is protected. An empty slot, of position -1 and score −∞, and a
     /// hidden key that is no longer recent are worth [`NEVER`](crate::select::sort::NEVER).
     pub(crate) fn worth(&self, score: f32, position: i32) -> u32 {
         let key = sort_key(score);
@@ -104,18 +102,17 @@ impl Protection {
     }
 }
 
-/// New tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewTokens<E: Numeric, N: Size> {
     /// `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis.
     pub k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
+    /// Like `k`.
     pub v: OwnedTensor<Vector<E, N>>,
-    /// Present where keys have scores: `[batch, kv_heads, tokens]`, last axis contiguous.
+    /// Present if keys have scores: `[batch, kv_heads, tokens]`, last axis contiguous.
     pub scores: ComptimeOption<OwnedTensor<f32>>,
 }
 
-/// Where the row of a token begins in `[batch, kv_heads, tokens, head_dim]`, in elements.
+/// The start of a token's row in `[batch, kv_heads, tokens, head_dim]`, in elements.
 #[cube]
 pub(crate) fn row_at<F: CubePrimitive>(
     rows: &Tensor<F>,
@@ -131,15 +128,16 @@ pub(crate) fn row_at<F: CubePrimitive>(
 pub(crate) struct SlotTensors<E: Numeric, N: Size> {
     /// Contiguous `[batch, kv_heads, window, head_dim]`.
     pub k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
+    /// Like `k`.
     pub v: OwnedTensor<Vector<E, N>>,
     /// Contiguous `[batch, kv_heads, window]`.
     pub score: Box<[f32]>,
-    /// As `score`.
+    /// Like `score`.
     pub position: Box<[i32]>,
     /// `[batch]`; the tokens are added.
     pub seen: Box<[i32]>,
-    /// Which token takes which slot, contiguous `[batch * kv_heads, entries]` of [entries](crate::decode::commit); read.
+    /// The slot of each token that takes one, contiguous `[batch * kv_heads, entries]` of
+    /// [entries](crate::decode::commit); read.
     pub moves: Box<[i32]>,
 }
 
@@ -148,21 +146,21 @@ pub(crate) struct SlotTensors<E: Numeric, N: Size> {
 pub(crate) struct PageTensors<E: Numeric, N: Size> {
     /// Contiguous `[pages, kv_heads, page_len, head_dim]`.
     pub k: OwnedTensor<Vector<E, N>>,
-    /// As `k`.
+    /// Like `k`.
     pub v: OwnedTensor<Vector<E, N>>,
-    /// Present where keys have scores: contiguous `[pages, kv_heads, page_len]`.
+    /// Present if keys have scores: contiguous `[pages, kv_heads, page_len]`.
     pub scores: ComptimeOption<Box<[f32]>>,
     pub pages: PageTable,
 }
 
-/// The parts of the keys, and what they are merged into.
+/// The parts of the keys, and the merged outputs.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct MergedParts<E: Float> {
     /// Contiguous `[parts, rows, head_dim]`, each row of a part divided by that part's own sum.
     pub part_out: Box<[Vector<f32, Const<2>>]>,
     /// Contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys.
     pub part_lse: Box<[f32]>,
-    /// As `part_lse`: what its rounding lost.
+    /// The rounding errors of `part_lse`, in its layout.
     pub part_rest: Box<[f32]>,
     /// Contiguous `[rows, head_dim]`, overwritten.
     pub out: Box<[Vector<E, Const<2>>]>,
@@ -171,7 +169,6 @@ pub(crate) struct MergedParts<E: Float> {
 }
 
 impl Tokens {
-    /// The launch argument.
     pub(crate) fn into_launch<E: Numeric, N: Size>(self) -> NewTokensLaunch<E, N> {
         NewTokensLaunch::new(
             self.k.into_tensor_arg(),
@@ -199,7 +196,6 @@ impl Slots {
 }
 
 impl Pages {
-    /// The launch argument.
     pub(crate) fn into_launch<E: Numeric, N: Size>(
         self,
         max_pages: usize,
@@ -213,7 +209,6 @@ impl Pages {
         )
     }
 
-    /// The launch argument of the table.
     pub(crate) fn table_launch(&self, max_pages: usize) -> PageTableLaunch {
         PageTableLaunch::new(
             self.table.clone().into_buffer_arg(),

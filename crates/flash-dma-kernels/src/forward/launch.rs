@@ -29,7 +29,6 @@ pub struct Tuning {
     pub parts: Option<usize>,
 }
 
-/// The forward pass of a problem without a mask.
 pub(crate) struct ScoredForward<'a> {
     pub problem: &'a Problem,
     pub inputs: &'a Inputs,
@@ -58,7 +57,8 @@ impl Forward for Problem {
 ///
 /// # Errors
 ///
-/// As there, plus [`AttentionError::Unsupported`] if the engine does not have this choice.
+/// The errors of [`plan_on`](crate::forward::plan_on), and [`AttentionError::Unsupported`] if the engine does not have
+/// this choice.
 #[cfg(feature = "internals")]
 pub fn forward_tuned<'a>(
     engine: Engine,
@@ -76,7 +76,7 @@ pub fn forward_tuned<'a>(
 }
 
 impl Tuning {
-    /// What was chosen, but for what is fixed.
+    /// Replaces the parts of a choice that are fixed.
     fn apply(
         self,
         (blueprint, parts): (MmaBlueprint, usize),
@@ -92,11 +92,10 @@ impl Tuning {
     }
 }
 
-/// The configuration of a forward pass. On tensor cores it has the parts of a tile's keys beside the blueprint.
+/// The configuration of a forward pass; on tensor cores the blueprint and the number of parts of a tile's keys.
 pub(crate) type ForwardConfig = Config<Blueprint, (MmaBlueprint, usize)>;
 
 impl ForwardConfig {
-    /// Queries per tile.
     pub(crate) fn queries(&self) -> usize {
         match self {
             Self::Portable(blueprint) => blueprint.outer_rows(),
@@ -189,7 +188,6 @@ impl Pass for ScoredForward<'_> {
     }
 }
 
-/// The outputs of queries that select nothing.
 pub(crate) fn select_nothing(client: &Client, problem: &Problem, outputs: &Outputs) {
     for rows in [&outputs.out].into_iter().chain(&outputs.residual) {
         fill(client, rows, 0.0, elem_type(problem.element));

@@ -21,10 +21,9 @@ use flash_dma_problem::Problem;
 pub(crate) struct MatrixForward<'a> {
     client: &'a Client,
     problem: &'a Problem,
-    /// q, k and v.
     rows: [&'a TensorBinding; 3],
     blueprint: MmaBlueprint,
-    /// The parts of the keys of every query tile.
+    /// Number of parts of the keys of every query tile.
     parts: usize,
 }
 
@@ -34,7 +33,7 @@ fn part_shapes(problem: &Problem, parts: usize) -> ([usize; 5], [usize; 4]) {
     ([parts, batch, heads, len, dim], [parts, batch, heads, len])
 }
 
-/// The bytes of the buffers that [`MatrixForward::in_parts`] and slices hold at once, beside the lists of live keys.
+/// Bytes of the buffers that [`MatrixForward::in_parts`] and slices hold at once, without the lists of live keys.
 pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize) -> usize {
     let (out, lse) = part_shapes(problem, parts);
     let of_parts = match blueprint.split {
@@ -45,7 +44,6 @@ pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize
 }
 
 impl<'a> MatrixForward<'a> {
-    /// The kernels that write `outputs`.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
@@ -66,12 +64,12 @@ impl<'a> MatrixForward<'a> {
         }
     }
 
-    /// Calls `launch` with the outputs of its launches. If the keys are split, these are f32, without a residual, with the
-    /// parts as a first axis, and one launch more merges them into `outputs`.
+    /// Calls `launch` with the outputs of its launches. If the keys are split, these are f32, without a residual, with
+    /// the parts as a first axis, and one more launch merges them into `outputs`.
     ///
-    /// Splitting takes `4 * parts * (head_dim + 2)` bytes of the client's pool per row of the output. As
-    /// [`MmaBlueprint::split`] counts the parts, that is at most the rows of the tiles that the device holds at once: 35 MB
-    /// on 132 multiprocessors.
+    /// Splitting takes `4 * parts * (head_dim + 2)` bytes of the client's pool per row of the output. With the number
+    /// of parts that [`MmaBlueprint::split`] chooses, these are at most the rows of the tiles that the device holds at
+    /// once: 35 MB on 132 multiprocessors.
     pub(crate) fn in_parts(&self, outputs: &Outputs, launch: impl FnOnce(&Outputs)) {
         let (client, problem) = (self.client, self.problem);
         if !self.blueprint.split {

@@ -13,28 +13,25 @@ use flash_dma_problem::Problem;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct MergedSizes {
     parts: usize,
-    /// Query heads.
     heads: usize,
-    /// Queries per head.
     len: usize,
     /// Rows of all sequences and heads.
     rows: usize,
-    /// Pairs of elements of a row.
     pairs: usize,
 }
 
-/// The outputs of parts of the keys, and of each what the rounding of its LSE lost.
+/// The outputs of parts of the keys, with the rounding error of each part's LSE.
 #[derive(CubeType, CubeLaunch)]
 struct Parts {
     /// Contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum.
     pub out: Box<[Vector<f32, Const<2>>]>,
     /// Contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys.
     pub lse: Box<[f32]>,
-    /// As `lse`.
+    /// Shaped as `lse`.
     pub lse_rest: Box<[f32]>,
 }
 
-/// A unit owns two neighbouring elements of a row of `out`, and the first unit of a row the row's `lse`:
+/// A unit owns two neighbouring elements of a row of `out`, and the first unit of a row also the row's `lse`:
 ///
 /// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, in the order of the parts.
 ///
@@ -42,7 +39,7 @@ struct Parts {
 /// |---|---|
 /// | `of_parts` | see [`Parts`] |
 /// | `out` | `[sequences, heads, queries, 2 * pairs]` in the given order of rows, overwritten |
-/// | `residual` | as `out`: what its rounding loses |
+/// | `residual` | the rounding error of `out`, in the same layout |
 /// | `lse`, `lse_rest` | contiguous `[rows]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn merge_kernel<E: Float>(
@@ -53,7 +50,7 @@ fn merge_kernel<E: Float>(
     lse_rest: &mut ComptimeOption<Box<[f32]>>,
     order: &RowOrder,
     sizes: &MergedSizes,
-    // To CubeCL's disk cache, the optional arguments do not tell kernels apart.
+    // CubeCL's disk cache does not tell kernels apart by their optional arguments.
     #[comptime] _written: [bool; 2],
     #[define(E)] _element: ElemType,
 ) {
@@ -68,7 +65,7 @@ fn merge_kernel<E: Float>(
     for part in 0..parts {
         greatest = max(greatest, of_parts.lse[part * rows + row]);
     }
-    // All values are -inf, or NaN besides: any finite reference works.
+    // All values are -inf or NaN: any finite reference works.
     let reference = select(greatest == none, 0.0f32, greatest);
     let mut sum = 0.0f32;
     let mut value = Vector::<f32, Const<2>>::new(0.0f32);

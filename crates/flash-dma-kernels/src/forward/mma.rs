@@ -66,7 +66,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let queries = load_queries::<E, NA>(&operands.q, &own, &rows);
 
     let mut stages = Stages::<E>::new(bp);
-    // Whether a boundary tile had values that are not finite.
+    // True if a boundary tile had values that are not finite.
     let mut not_finite = Shared::<[u32]>::new_slice(1usize);
     if UNIT_POS == 0 {
         not_finite[0] = 0u32;
@@ -81,8 +81,8 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<2>>(operands, source, &attended, &stages);
-    // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
-    // empty one past the end, so that the number of groups under way says which tile has landed.
+    // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an empty one past the
+    // end, so that the number of groups in flight tells which tile has landed.
     let ahead = comptime!(bp.stages - 1);
     for turn in 0..tiles + ahead {
         if turn >= ahead {
@@ -150,7 +150,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let lower = select(sums.lower.empty, 0.0f32, sums.lower.inverse());
     scale_rows(&mut acc, upper, lower, segments);
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
-    // First: then the places of these rows and of those of the output are not in registers at once.
+    // First, so that the places of these rows and those of the output are not in registers at once.
     outputs.write_lse(&sums, &OutputRows::of_pair(&rows, first_head, own.q_len));
     let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);
     #[unroll]
@@ -178,7 +178,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     }
 }
 
-/// Writes what the rounding of both rows of `acc` loses.
+/// Writes the rounding error of both rows of `acc`.
 #[cube]
 fn write_residual<O: Float, NC: Size>(
     residual: &mut [Vector<O, Const<2>>],
@@ -284,8 +284,8 @@ fn multiply_values<E: Float, NA: Size, NB: Size, NC: Size>(
     }
 }
 
-/// Turns the products of key tile `tile` into logits, and raises the maxima to them: as
-/// [`visible_logits`], but with a branch at each logit, see [`MmaBlueprint::hides_apart`].
+/// Turns the products of key tile `tile` into logits, and raises the maxima to them: like [`visible_logits`], but with
+/// a branch at each logit, see [`MmaBlueprint::hides_apart`].
 #[cube]
 fn hide_each<E: Float, NC: Size>(
     s: &mut Accumulators<NC>,

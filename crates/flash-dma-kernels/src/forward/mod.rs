@@ -16,17 +16,18 @@ use crate::host::pass::Plan;
 use cubecl::client::Client;
 use flash_dma_problem::AttentionError;
 
-/// Problems that have a forward pass: [`Problem`](crate::Problem), whose queries attend to the keys that scores select
-/// or to all, and [`MaskedProblem`](crate::MaskedProblem), whose queries attend to what a mask shows, with a bias.
+/// Problems that have a forward pass: [`Problem`](crate::Problem), whose queries attend to the keys selected by scores
+/// or to all, and [`MaskedProblem`](crate::MaskedProblem), whose queries attend to the keys shown by a mask, with a
+/// bias.
 pub trait Forward {
-    /// Their inputs.
+    /// The problem's inputs.
     type Inputs;
 
     /// [`plan_on`] a given engine, or [`plan`].
     ///
     /// # Errors
     ///
-    /// As these.
+    /// The errors of [`plan_on`] or [`plan`].
     fn plan_forward<'a>(
         &'a self,
         client: &'a Client,
@@ -37,21 +38,21 @@ pub trait Forward {
 
 /// Attention of every query over the keys that it selects or sees, on the fastest engine that supports the problem: the
 /// first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that does and that
-/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The tensor-core engines support with a mask what they
-/// support without; a bias of keys that all queries share must be contiguous along the keys.
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The tensor-core engines support the same problems with
+/// and without a mask; a bias per key that all queries share must be contiguous along the keys.
 ///
 /// The plan's [`run`](Plan::run) overwrites all [`Outputs`]. A query that selects or sees nothing gets zeros and −∞.
 ///
-/// Memory besides the arguments is O(N): lists of the keys of each query tile, in slices of bounded size. If there are
-/// fewer query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35
-/// MB more on 132 multiprocessors. Under a mask these are the lists of visible keys of each query tile on the tensor
-/// cores, and nothing on [`Engine::Portable`]: blocks of the mask's plan that a query tile does not see are skipped,
-/// and blocks that it sees completely are not tested.
+/// The pass allocates O(N) memory: lists of the keys of each query tile, in slices of bounded size. If there are fewer
+/// query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35 MB more
+/// on 132 multiprocessors. Under a mask the lists hold the visible keys of each query tile on the tensor cores, and
+/// [`Engine::Portable`] has none: blocks of the mask's plan that a query tile does not see are skipped, and blocks that
+/// it sees completely are not tested.
 ///
 /// # Errors
 ///
 /// [`AttentionError`] if the device lacks what the kernels need, or [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names
-/// no engine. Of the inputs only strides and offsets are used here; the plan checks the rest when it runs.
+/// no engine. Only the inputs' strides and offsets are used here; the plan checks the rest when it runs.
 pub fn plan<'a, P: Forward>(
     client: &'a Client,
     problem: &'a P,
@@ -64,7 +65,7 @@ pub fn plan<'a, P: Forward>(
 ///
 /// # Errors
 ///
-/// As [`plan`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
+/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn plan_on<'a, P: Forward>(
     engine: Engine,
     client: &'a Client,

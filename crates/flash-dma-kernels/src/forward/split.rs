@@ -6,9 +6,9 @@ use crate::pattern::intervals::tiles::QueryTiles;
 use flash_dma_problem::Problem;
 
 impl MmaBlueprint {
-    /// The cubes' size and the parts of the keys (1: not split) for the forward pass of `problem`, for which `self` was
-    /// chosen: the combination that [`MmaBlueprint::time`] expects to finish first. If there is enough work for more
-    /// than the smallest cube, nothing is changed.
+    /// The cubes' size and the number of parts of the keys (1: not split) for the forward pass of `problem`, for which
+    /// `self` was chosen: the combination that [`MmaBlueprint::time`] expects to finish first. If there is enough work
+    /// for more than the smallest cube, nothing is changed.
     pub(crate) fn split(
         self,
         problem: &Problem,
@@ -61,13 +61,13 @@ impl MmaBlueprint {
         problem.q_len.div_ceil(self.queries()) * heads
     }
 
-    /// Whether a smaller cube would leave queries over.
+    /// True if a smaller cube would leave queries over.
     fn is_filled(&self, problem: &Problem) -> bool {
         self.warps == 4 || problem.q_len > self.queries() / 2
     }
 
-    /// Cubes that a multiprocessor holds at once, at most two: 512 units of 128 registers fill one, as do 256 units
-    /// of 255, and so does their shared memory.
+    /// Number of cubes that a multiprocessor holds at once, at most two: 512 units of 128 registers fill one, as do 256
+    /// units of 255, and so does their shared memory.
     fn resident(&self, max_shared: usize) -> usize {
         let units = match self.instruction {
             Instruction::Mma => 256,

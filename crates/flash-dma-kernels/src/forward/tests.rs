@@ -160,7 +160,8 @@ fn merged_parts_are_weighted_by_their_lse() {
                 out[(part * rows + row) * dim..][..dim].fill(0.0);
             }
         }
-        // Logits of -1e9: the LSEs of all parts are the same number, and only what they lost tells the parts apart.
+        // Logits of -1e9: the LSEs of all parts are the same number, and only their rounding errors tell the parts
+        // apart.
         for part in 0..parts {
             lse[part * rows + 17] = -1e9;
         }
@@ -211,7 +212,7 @@ fn merged_parts_are_weighted_by_their_lse() {
                 0.0 => assert!(lse == none && rest == 0.0),
                 _ => close(lse - offset + rest, sum.ln(), 1e-5),
             }
-            // The rest is only what the rounding of the LSE loses.
+            // The rest is only the rounding error of the LSE.
             close(f64::from((lse + rest) as f32), lse, 0.0);
             for d in 0..dim {
                 let value = |part: usize| weights[part] * out[(part * rows + row) * dim + d];

@@ -54,7 +54,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     copy_queries::<E>(&operands.q, &mut queries, &own);
 
     let mut stages = Stages::<E>::new(bp);
-    // Whether a boundary tile had values that are not finite.
+    // True if a boundary tile had values that are not finite.
     let mut not_finite = Shared::<[u32]>::new_slice(1usize);
     if UNIT_POS == 0 {
         not_finite[0] = 0u32;
@@ -110,7 +110,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         if tile + ahead < tiles {
             copies.fill::<E>(&ring, source, &attended, tile + ahead, &mut stages);
         }
-        // Under way while the tensor cores multiply.
+        // In flight while the tensor cores multiply.
         let seen = (attended.mask).words_of_pair::<E>(&stages, &rows, tile, boundary, bp);
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
         if comptime!(lag == 2) {
@@ -164,7 +164,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     }
 }
 
-/// Writes one of the two rows of an output, divided by its sum, and what rounding it loses if that is wanted.
+/// Writes one of the two rows of an output, divided by its sum, and its rounding error if requested.
 #[cube]
 fn write_output<O: Float, N: Size>(
     outputs: &mut Outputs<O>,
@@ -183,7 +183,6 @@ fn write_output<O: Float, N: Size>(
     }
 }
 
-/// Multiplies each of the two rows of an output by its factor.
 #[cube]
 fn scale_output<N: Size>(acc: &mut Vector<f32, N>, factors: &PerRow, #[comptime] bp: MmaBlueprint) {
     #[unroll]

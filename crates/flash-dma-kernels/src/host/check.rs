@@ -24,13 +24,13 @@ pub enum Layout {
     Strided,
     /// Row-major without gaps.
     Contiguous,
-    /// Of `[batch, heads, len, features]`: as [`Contiguous`](Self::Contiguous), or with each token's heads together.
+    /// For `[batch, heads, len, features]`: like [`Contiguous`](Self::Contiguous), or with each token's heads together.
     Rows,
     /// Any strides on any axis, such as 0 where it broadcasts.
     Broadcast,
 }
 
-/// Whether the rows of `[.., heads, len, features]` lie token by token, and not head by head.
+/// True if the rows of `[.., heads, len, features]` lie token by token, not head by head.
 pub(crate) fn queries_before_heads(rows: &TensorBinding) -> bool {
     let axes = rows.shape.len();
     let (heads, len) = (axes - 3, axes - 2);
@@ -93,7 +93,6 @@ pub fn check_tensor(
     Ok(())
 }
 
-/// Checks every input against the problem.
 pub(crate) fn check_inputs(problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
     let (q, kv) = (problem.q_shape(), problem.kv_shape());
     let (size, strided) = (problem.element.size(), Layout::Strided);
@@ -118,7 +117,7 @@ fn check_selection(problem: &Problem, selection: &Selection) -> Result<(), Atten
     check_words(TensorName::KeptFrom, kept_from, &shape)
 }
 
-/// As [`check_tensor`], of a contiguous tensor of words that may be missing.
+/// [`check_tensor`] for a contiguous tensor of words that may be missing.
 fn check_words(
     name: TensorName,
     tensor: Option<&TensorBinding>,
@@ -129,7 +128,6 @@ fn check_words(
     })
 }
 
-/// Checks the residual of `out`, if there is one.
 fn check_residual(
     problem: &Problem,
     residual: Option<&TensorBinding>,
@@ -162,7 +160,6 @@ pub(crate) fn check_outputs(problem: &Problem, outputs: &Outputs) -> Result<(), 
     check_words(TensorName::LseRest, outputs.lse_rest.as_ref(), &lse)
 }
 
-/// Checks every tensor against the problem.
 pub(crate) fn check_saved(problem: &Problem, saved: &Saved) -> Result<(), AttentionError> {
     let (rows, lse) = (problem.q_shape(), problem.lse_shape());
     let (size, strided) = (problem.element.size(), Layout::Strided);
@@ -235,8 +232,7 @@ pub(crate) fn limits(client: &Client) -> [usize; 3] {
     [x, y, z].map(|limit| limit as usize)
 }
 
-/// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must start at a multiple of
-/// its size.
+/// The widest vector that reads all `tensors` (elements of `size` bytes): rows must start at multiples of its size.
 pub fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     let aligned = tensors.iter().all(|tensor| {
         let outer = tensor.strides.len() - 1;
@@ -245,14 +241,13 @@ pub fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     if aligned { 4 } else { 1 }
 }
 
-/// Whether a tensor begins at a multiple of `bytes`.
 pub(crate) fn begins_at(tensor: &TensorBinding, bytes: usize) -> bool {
     let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
     begin.is_multiple_of(bytes)
 }
 
-/// Whether the rows of a tensor, of elements of `size` bytes, can be read in vectors of `n` elements: strides of axes of
-/// one element, unlike in [`vector_size`], do not count.
+/// True if the rows of a tensor, of elements of `size` bytes, can be read in vectors of `n` elements. Unlike in
+/// [`vector_size`], strides of axes of one element do not count.
 pub(crate) fn reads_in(tensor: &TensorBinding, n: usize, size: usize) -> bool {
     let axes = tensor.shape.len();
     let outer = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis].is_multiple_of(n);
@@ -280,7 +275,7 @@ pub(crate) fn check_segments<'a>(
     aligned.then_some(()).ok_or(Obstacle::UnalignedRows)
 }
 
-/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and their distance fits 32 bits.
+/// True if every row of a tensor of four axes begins at a multiple of 16 bytes, and their distance fits 32 bits.
 pub(crate) fn rows_are_segments(tensor: &TensorBinding, element_size: usize) -> bool {
     let pitch = |axis: usize| tensor.strides[axis] * element_size;
     let aligned = |axis| tensor.shape[axis] <= 1 || pitch(axis).is_multiple_of(SEGMENT_BYTES);

@@ -1,4 +1,4 @@
-//! The matrix engines, and which of them to try.
+//! The matrix engines, and the choice among them.
 
 pub use flash_dma_problem::Engine;
 use flash_dma_problem::{AttentionError, EngineChoice, Obstacle, PassKind, PassedOver};
@@ -23,12 +23,12 @@ pub(crate) fn allowed() -> Result<&'static [Engine], AttentionError> {
     }
 }
 
-/// Whether [`ENGINE_VARIABLE`] leaves an engine in.
+/// True if [`ENGINE_VARIABLE`] does not exclude an engine.
 pub(crate) fn is_allowed(engine: Engine) -> bool {
     engine == Engine::Portable || allowed().is_ok_and(|engines| engines.contains(&engine))
 }
 
-/// Why an engine gives no configuration: it cannot serve the pass, or the call is wrong for every engine.
+/// The reason why an engine has no configuration: it cannot serve the pass, or the call is wrong for every engine.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
     Obstacle(Obstacle),

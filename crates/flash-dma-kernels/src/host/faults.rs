@@ -1,4 +1,4 @@
-//! How failures of a device are reported.
+//! The report of a device's failures.
 //!
 //! CubeCL notes a failed launch on its output buffers, skips every launch that reads one of them and propagates the
 //! note; a read of a buffer with a note is an error. It drops the note when another launch writes the buffer, even if

@@ -5,7 +5,6 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Elements that a unit writes.
 const PER_UNIT: usize = 16;
 
 /// Sets every element of the contiguous `dst` to `value`.

@@ -1,4 +1,4 @@
-//! What every operation shares on the host: engines, plans, checks of tensors, scratch buffers, errors reported late.
+//! Host code shared by every operation: engines, plans, checks of tensors, scratch buffers, late errors.
 
 pub(crate) mod check;
 pub(crate) mod cpu;

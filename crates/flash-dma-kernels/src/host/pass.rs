@@ -12,27 +12,23 @@ use flash_dma_problem::{
 };
 use std::fmt::{self, Debug, Formatter};
 
-/// A pass and its inputs: what [`Plan`] has to know of it.
+/// A pass and its inputs, as [`Plan`] needs them.
 pub(crate) trait Pass {
-    /// The tensors that it writes.
     type Outputs;
-    /// What [`Engine::Portable`] is configured by.
     type Portable;
-    /// What the tensor cores are configured by.
     type Matrix;
 
     /// The most buffers of any of its kernels.
     const BINDINGS: u32;
-    /// Which pass it is.
     const KIND: PassKind;
 
-    /// The rows that it computes with.
+    /// The properties of its rows that a plan needs.
     fn rows(&self) -> Rows;
 
-    /// The configuration for single units.
     fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError>;
 
-    /// The configuration for an instruction, or why there is none. Of the inputs only strides and offsets are read.
+    /// The configuration for an instruction, or the reason for having none. Only the inputs' strides and offsets are
+    /// read.
     fn matrix(
         &self,
         instruction: Instruction,
@@ -45,7 +41,6 @@ pub(crate) trait Pass {
     /// The peak number of bytes in buffers that the launches hold at once, if there are pairs.
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize;
 
-    /// Checks every tensor.
     fn check(&self, outputs: &Self::Outputs) -> Result<(), AttentionError>;
 
     /// Writes the outputs of checked tensors without pairs.
@@ -55,14 +50,13 @@ pub(crate) trait Pass {
     fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: Self::Outputs);
 }
 
-/// The rows that a pass computes with.
+/// The properties of a pass's rows that its plan needs.
 pub(crate) struct Rows {
     pub element: ElementType,
-    /// The engine that the problem asks for.
     pub choice: EngineChoice,
-    /// Whether there are a query and a key, so that there is something to compute.
+    /// True if there are a query and a key, so that there is something to compute.
     pub paired: bool,
-    /// The bytes of the slopes of ALiBi; 0 without.
+    /// Bytes of the ALiBi slopes; 0 without.
     pub alibi: usize,
 }
 
@@ -77,7 +71,6 @@ impl From<&Problem> for Rows {
     }
 }
 
-/// The configuration of a kind of engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Config<P, M> {
     Portable(P),
@@ -120,7 +113,7 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         })
     }
 
-    /// As [`new`](Self::new), with a given configuration.
+    /// [`new`](Self::new) with a given configuration.
     pub(crate) fn with<P: Pass<Outputs = Outputs> + 'a>(
         client: &'a Client,
         engine: Engine,
@@ -155,20 +148,20 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         })
     }
 
-    /// The engine that it runs on.
+    /// The engine that the pass runs on.
     #[must_use]
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// The engines that were considered before it, the fastest first, and why they do not run the pass.
+    /// The engines that were considered before it, the fastest first, and the reasons why they do not run the pass.
     #[must_use]
     pub fn passed_over(&self) -> &[PassedOver] {
         &self.passed_over
     }
 
-    /// The bytes that [`run`](Self::run) needs on the device besides its arguments: the peak total of the buffers that
-    /// it holds at once, each at its requested size.
+    /// The bytes that [`run`](Self::run) allocates on the device: the peak total of the buffers that it holds at once,
+    /// each at its requested size, without its arguments.
     ///
     /// A buffer is free for the next request on the stream once the launches that use it are enqueued, so consecutive
     /// calls need as much as the largest of them. The client's pool rounds sizes up and keeps its memory.

@@ -1,4 +1,4 @@
-//! The warning that a pass falls to the portable kernels although its device has tensor cores.
+//! The warning that a pass falls back to the portable kernels although its device has tensor cores.
 
 use cubecl::ir::DeviceProperties;
 use flash_dma_problem::{Engine, Obstacle, PassKind, PassedOver};
@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 /// Warns once for each device and reason if `engine` is [`Engine::Portable`] for a reason that the caller can change.
-/// Nothing is said on devices without tensor cores, and where the caller or the environment has excluded them.
+/// There is no warning on devices without tensor cores, or if the caller or the environment has excluded them.
 pub(crate) fn warn(
     properties: &DeviceProperties,
     pass: PassKind,
@@ -26,7 +26,7 @@ pub(crate) fn warn(
     }
 }
 
-/// What [`warn`] says, if anything.
+/// The text of the warning, if there is one.
 fn text(pass: PassKind, engine: Engine, passed_over: &[PassedOver]) -> Option<String> {
     if engine != Engine::Portable {
         return None;

@@ -6,8 +6,7 @@ use cubecl::prelude::{CubeCount, TensorBinding};
 use cubecl::{CubeDim, calculate_cube_count_elemwise};
 use flash_dma_problem::contiguous_strides;
 
-/// A new contiguous u32 buffer of undefined content. Empty shapes get one word, so that the buffer
-/// can always be bound.
+/// A new contiguous u32 buffer with undefined content; one word for empty shapes, so that it can always be bound.
 pub(crate) fn scratch<const R: usize>(client: &Client, shape: [usize; R]) -> TensorBinding {
     let strides = contiguous_strides(&shape).collect();
     let handle = client.empty(bytes(shape));

@@ -1,4 +1,4 @@
-//! What the query-outer kernels of tensor cores are launched with.
+//! The launch arguments of the tensor-core kernels that own query tiles.
 
 use crate::alibi::AlibiArg;
 use crate::matrix::rows::{OutputRows, RowOrder};
@@ -14,67 +14,62 @@ pub(crate) struct Operands<E: Float, NQ: Size> {
     pub q: OwnedTensor<Vector<E, NQ>>,
     /// `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes.
     pub k: OwnedTensor<Segment<E>>,
-    /// As `k`.
+    /// Like `k`.
     pub v: OwnedTensor<Segment<E>>,
 }
 
-/// Where the keys of a query tile come from, and what is added to their logits. What the kernel's
-/// [`Pattern`](crate::pattern::kind::Pattern) does not have is absent: without intervals and plan the tile's queries
-/// see all keys.
+/// The source of a query tile's keys, and of the numbers that are added to their logits. Parts that the kernel's
+/// [`Pattern`](crate::pattern::kind::Pattern) lacks are absent: without intervals and plan the tile's queries see all
+/// keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeySource {
-    /// Of keys with intervals their scores, `[batch, kv_heads, k_len]`; otherwise a bias: per key
+    /// With intervals the keys' scores, `[batch, kv_heads, k_len]`; otherwise a bias: per key
     /// `[batch | 1, heads, 1, k_len]`, per pair of any other shape. The last axis of scores and of a bias per key is
     /// contiguous.
     pub bias: ComptimeOption<OwnedTensor<f32>>,
-    /// `Pattern::Intervals`.
     pub intervals: ComptimeOption<IntervalKeys>,
-    /// `Pattern::Planned`.
     pub plan: ComptimeOption<PlannedKeys>,
-    /// The slopes of ALiBi.
     pub slopes: AlibiArg,
 }
 
-/// Keys that each have an interval of positions.
+/// Keys with an interval of positions each.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct IntervalKeys {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of first and end.
     pub intervals: Box<[Vector<u32, Const<2>>]>,
     /// Key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists).
     pub list: OwnedTensor<u32>,
-    /// How many keys each list has.
     pub counts: OwnedTensor<u32>,
 }
 
-/// Keys that a tile plan leaves, see [`mask`](crate::matrix::mask).
+/// Keys of a tile plan, see [`mask`](crate::matrix::mask).
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PlannedKeys {
     /// The bits of the plan, a pair of words per query and key block.
     pub bits: Box<[Vector<u32, Const<2>>]>,
     /// `[mask batch, mask heads, tiles, capacity]`: the content of a tile's columns.
     pub list: OwnedTensor<u32>,
-    /// What the lists hold.
+    /// Header and counts of the lists.
     pub counts: OwnedTensor<u32>,
 }
 
-/// What a forward kernel writes. All are overwritten.
+/// The outputs of a forward kernel; all are overwritten.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Outputs<O: Float> {
-    /// The rows of `[batch, q_heads, q_len, head_dim]`, in the order that `order` says.
+    /// The rows of `[batch, q_heads, q_len, head_dim]`, in the given `order`.
     pub out: Box<[Vector<O, Const<2>>]>,
-    /// As `out`: what its rounding lost.
+    /// The rounding errors of `out`, in its layout.
     pub residual: ComptimeOption<Box<[Vector<O, Const<2>>]>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
-    /// As `lse`: what its rounding lost.
+    /// The rounding errors of `lse`, in its layout.
     pub lse_rest: ComptimeOption<Box<[f32]>>,
-    /// The order of the rows of `out` and `residual`.
     pub order: RowOrder,
 }
 
 #[cube]
 impl<O: Float> Outputs<O> {
-    /// Writes the LSEs of a lane's two rows, and what their rounding lost if that is wanted.
+    /// Writes the LSEs of a lane's two rows, and their rounding errors if requested.
     pub(crate) fn write_lse(&mut self, sums: &SoftmaxSums, to: &OutputRows) {
         sums.write_lse(to, &mut self.lse);
         #[comptime]
@@ -85,28 +80,24 @@ impl<O: Float> Outputs<O> {
     }
 }
 
-/// What the forward pass left per query row, and the row sums of the backward pass.
+/// The saved numbers of every query row, and the row sums of the backward pass.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SavedRows {
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
-    /// Contiguous `[batch, q_heads, q_len]`: what the rounding of the LSEs lost.
+    /// Contiguous `[batch, q_heads, q_len]`: the rounding errors of the LSEs.
     pub lse_rest: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub delta: Box<[f32]>,
 }
 
-/// The query tiles of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct LaunchedTiles {
-    /// The first.
     pub first: u32,
-    /// Their number, `CUBE_COUNT_X`.
     pub count: u32,
 }
 
 impl<E: Float, NQ: Size> OperandsLaunch<E, NQ> {
-    /// The launch argument of q, k and v.
     pub(crate) fn of(rows: [&TensorBinding; 3]) -> Self {
         let [q, k, v] = rows.map(|rows| rows.clone().into_tensor_arg());
         Self::new(q, k, v)
@@ -114,7 +105,7 @@ impl<E: Float, NQ: Size> OperandsLaunch<E, NQ> {
 }
 
 impl SourceTensors {
-    /// The launch argument of kernels that own query tiles, with the slopes of ALiBi.
+    /// The launch argument of kernels that own query tiles, with the ALiBi slopes.
     pub(crate) fn into_query_tiles(self, slopes: Option<TensorBinding>) -> KeySourceLaunch {
         let (mut intervals, mut plan) = (None, None);
         match self.keys {

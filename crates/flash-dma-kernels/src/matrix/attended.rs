@@ -1,4 +1,4 @@
-//! The keys of a query tile, as the key tiles' steps of a query-outer kernel need them.
+//! The keys of a query tile, as the steps over key tiles need them.
 
 use crate::args::Scaling;
 use crate::dropout::{DropoutArg, copied};
@@ -13,8 +13,8 @@ use crate::matrix::tile_keys::TileKeys;
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// The keys that the query tile of a cube attends to: which they are, where their rows, scores and intervals lie in
-/// global memory, and how a product with one of them becomes a logit.
+/// The keys that a cube's query tile attends to: the locations of their rows, scores and intervals in global memory,
+/// and the factors that turn products with them into logits.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct AttendedKeys {
     pub own: CubeTile,
@@ -28,7 +28,6 @@ pub(crate) struct AttendedKeys {
     pub score_row: usize,
     pub bias: PairBias,
     pub scale: LogitScale,
-    /// The seed of the mask of pairs.
     pub dropout: DropoutArg,
 }
 
@@ -61,7 +60,6 @@ impl AttendedKeys {
         }
     }
 
-    /// Offset of the first key in the intervals.
     pub(crate) fn interval_row(&self) -> usize {
         self.own.kv_row * self.own.k_len
     }
@@ -80,7 +78,7 @@ impl AttendedKeys {
         first
     }
 
-    /// Whether a tile may hold numbers that are not finite and hidden from some row. A full tile hides nothing.
+    /// True if a tile may hold numbers that are not finite and hidden from some row. A full tile hides nothing.
     pub(crate) fn may_hide_not_finite(&self, boundary: bool) -> bool {
         let mut may = boundary;
         if comptime!(self.own.bp.pattern.is_planned()) {

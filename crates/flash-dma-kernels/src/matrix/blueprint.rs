@@ -8,65 +8,58 @@ use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprint {
-    /// The matrix instruction.
     pub instruction: Instruction,
-    /// The element type; f16 or bf16.
+    /// f16 or bf16.
     pub element: ElementType,
-    /// Elements per row; a multiple of 32, with `wgmma` of 16.
+    /// A multiple of 32, with `wgmma` of 16.
     pub head_dim: usize,
     /// Warps per cube; each owns 16 rows of the query tile.
     pub warps: usize,
     /// Keys per tile; a multiple of 16.
     pub key_tile: usize,
-    /// Key tiles copied ahead, and the one in use.
+    /// Key tiles copied ahead, plus the one in use.
     pub stages: usize,
     /// Query heads of one kv head that share the rows of a tile.
     pub heads: usize,
-    /// Bottom-right aligned causal masking.
     pub causal: bool,
     /// The keys that the kernel reads, and their biases.
     pub pattern: Pattern,
-    /// Whether the scaled product is capped.
     pub softcap: bool,
-    /// Whether pairs are dropped.
     pub dropout: bool,
-    /// Whether there is ALiBi.
     pub alibi: bool,
-    /// Several cubes share a query tile, each with a part of its keys.
+    /// True if several cubes share a query tile, each with a part of its keys.
     pub split: bool,
-    /// The residual of the output is wanted, from this kernel or, if `split`, from the one that merges the parts. Then
-    /// the sum that divides the output has the greatest probabilities as the product with V rounds them: their rounding
-    /// would lose as much as that of the output.
+    /// True if the residual of the output is requested, from this kernel or, if `split`, from the one that merges the
+    /// parts. Then the sum that divides the output includes the greatest probabilities as rounded for the product with
+    /// V: their rounding would lose as much as that of the output.
     pub residual: bool,
-    /// What the rounding of the LSE loses is wanted, as it is of every part if `split`.
+    /// True if the rounding error of the LSE is requested, as it is for every part if `split`.
     pub rest: bool,
-    /// How `wgmma` writes rows of 16-bit elements.
+    /// The way `wgmma` writes rows of 16-bit elements.
     pub stores: RowStores,
 }
 
-/// How the four lanes across which a row lies write it.
+/// The way in which the four lanes that hold a row write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RowStores {
-    /// Each writes its own pairs of elements.
+    /// Each lane writes its own pairs of elements.
     Pairs,
-    /// Each writes every fourth segment of 16 bytes, which it collects from the others: a quarter of the instructions,
-    /// each of which touches as many rows.
+    /// Each lane writes every fourth segment of 16 bytes, which it collects from the others: a quarter of the
+    /// instructions, each of which touches as many rows.
     Segments,
 }
 
-/// CubeCL's name of the devices that have `wgmma`, which exists on sm_90 only.
+/// CubeCL's name of the devices with `wgmma`, which exists on sm_90 only.
 const WGMMA_DEVICE: &str = "ptx_sm90";
 
-/// Whether a device has `wgmma`.
 pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == WGMMA_DEVICE
 }
 
-/// Whether a device has `mma.sync`, `ldmatrix` and `cp.async` for an element type; for f32, which has no kernel there,
-/// whether it has them for bf16.
+/// True if a device has `mma.sync`, `ldmatrix` and `cp.async` for an element type or, for f32, which has no kernel
+/// there, for bf16.
 pub(crate) fn has_mma(element: ElementType, properties: &DeviceProperties) -> bool {
     let element = elem_type(match element {
         ElementType::F32 => ElementType::Bf16,
@@ -85,7 +78,7 @@ pub(crate) fn has_mma(element: ElementType, properties: &DeviceProperties) -> bo
         && properties.features.copy_async
 }
 
-/// Why tensor cores with a device's instructions do not serve rows of a problem: their type or their length.
+/// The reason why tensor cores with a device's instructions do not serve a problem's rows: their type or their length.
 pub(crate) fn check_rows(
     on_device: bool,
     element: ElementType,
@@ -105,7 +98,7 @@ pub(crate) fn check_rows(
     }
 }
 
-/// The multiprocessors of a device; 1 if it does not say.
+/// The number of multiprocessors; 1 if the device does not report it.
 pub(crate) fn processors(properties: &DeviceProperties) -> usize {
     (properties.hardware.num_streaming_multiprocessors).unwrap_or(1) as usize
 }
@@ -122,8 +115,8 @@ pub(crate) fn heads_per_tile(problem: &Problem, most: usize) -> usize {
 }
 
 impl MmaBlueprint {
-    /// With the widest stores that the begin of all that `wgmma` writes allows, and its rows, of which a quad collects
-    /// four segments at a time; parts are f32, whose pairs are wide enough.
+    /// Chooses the widest stores that the alignment of all rows and starts written by `wgmma` allows, and the rows'
+    /// length: a quad collects four segments at a time. Parts are f32, whose pairs are wide enough.
     pub(crate) fn writing<'a>(self, rows: impl IntoIterator<Item = &'a TensorBinding>) -> Self {
         let size = self.element.size();
         let wide = self.instruction == Instruction::Wgmma
@@ -140,17 +133,18 @@ impl MmaBlueprint {
         }
     }
 
-    /// The configuration for `problem` on an instruction, or why it does not support it.
+    /// The configuration for `problem` on an instruction, or the reason why it is not supported.
     ///
-    /// - `mma`: f16 and bf16 on a device with `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head
-    ///   dimensions that are multiples of 32. A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of
-    ///   255 registers fill a multiprocessor; 64 keys per tile keep its tensor cores busy between two barriers, and 32
-    ///   leave room for the registers of `head_dim > 128`. Four warps are used for problems that would leave
-    ///   multiprocessors idle with eight.
-    /// - `wgmma`: f16 and bf16 on sm_90, head dimensions that are multiples of 16, at least 32. The warpgroups of a cube
-    ///   share every key that is copied, and while one computes its softmax the tensor cores work for the others. There
-    ///   are as many as the registers of an output and two products in flight allow: four of 128 registers, three of 168
-    ///   or two of 255. Problems of few cubes take the number that wastes least of the last wave of multiprocessors.
+    /// - `mma`: f16 and bf16 on a device with `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator),
+    ///   head dimensions that are multiples of 32. A warp holds `16 x head_dim` of Q and of O in registers, so eight
+    ///   warps of 255 registers fill a multiprocessor; 64 keys per tile keep its tensor cores busy between two
+    ///   barriers, and 32 leave room for the registers of `head_dim > 128`. Four warps are used for problems that would
+    ///   leave multiprocessors idle with eight.
+    /// - `wgmma`: f16 and bf16 on sm_90, head dimensions that are multiples of 16, at least 32. The warpgroups of a
+    ///   cube share every key that is copied, and while one computes its softmax the tensor cores work for the others.
+    ///   There are as many as the registers of an output and two products in flight allow: four of 128 registers, three
+    ///   of 168 or two of 255. Problems of few cubes take the number that wastes least of the last wave of
+    ///   multiprocessors.
     pub(crate) fn choose(
         instruction: Instruction,
         problem: &Problem,
@@ -196,7 +190,7 @@ impl MmaBlueprint {
         })
     }
 
-    /// The configuration for a supported problem in tiles of `heads` heads, with as many stages as are of use.
+    /// The configuration for a supported problem in tiles of `heads` heads, with as many stages as are useful.
     pub(crate) fn of(
         instruction: Instruction,
         problem: &Problem,
@@ -230,7 +224,7 @@ impl MmaBlueprint {
         }
     }
 
-    /// As [`choose`](Self::choose) for a problem with a mask or a bias. A tile has rows of heads that share both.
+    /// [`choose`](Self::choose) for a problem with a mask or a bias. The heads of a tile's rows share both.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -249,7 +243,7 @@ impl MmaBlueprint {
         .fitting(properties)
     }
 
-    /// With as many stages as fit, but at least two.
+    /// The configuration with as many stages as fit, but at least two.
     fn fitting(self, properties: &DeviceProperties) -> Result<Self, Obstacle> {
         let most = properties.hardware.max_shared_memory_size;
         let with = |stages| Self { stages, ..self };
@@ -258,14 +252,14 @@ impl MmaBlueprint {
             .ok_or(Obstacle::SharedMemory)
     }
 
-    /// Whether the `mma` kernel masks a boundary tile in a separate pass after its logits, not by a branch at each of
+    /// True if the `mma` kernel masks a boundary tile in a separate pass after its logits, not by a branch at each of
     /// them. This is 7 % faster at a head dimension of 128, but was not faster at 64 with lists of keys.
     pub(crate) fn hides_apart(&self) -> bool {
         !self.pattern.has_intervals() || self.head_dim >= 128
     }
 
-    /// Shared memory per cube: keys, values, scores and intervals of every stage, the mark of values that are not
-    /// finite, and the queries if they do not stay in registers.
+    /// Bytes of shared memory per cube: keys, values, scores and intervals of every stage, the mark of values that are
+    /// not finite, and the queries if they do not stay in registers.
     pub(crate) fn shared_bytes(&self) -> usize {
         let key = 2 * 16 * self.segments() + 4;
         let queries = match self.instruction {
@@ -277,7 +271,7 @@ impl MmaBlueprint {
         self.stages * stage + queries + 4 * 1024
     }
 
-    /// Intervals per stage in shared memory, or the data that takes their place.
+    /// Intervals per stage in shared memory, or of the data in their place.
     pub(crate) fn stage_intervals(&self) -> usize {
         if self.pattern.is_planned() {
             self.queries() + 1
@@ -291,7 +285,6 @@ impl MmaBlueprint {
         self.warps * 16
     }
 
-    /// Queries per tile.
     pub(crate) fn queries(&self) -> usize {
         self.tile_rows() / self.heads
     }
@@ -307,17 +300,15 @@ impl MmaBlueprint {
         (self.head_dim / 2).next_power_of_two()
     }
 
-    /// Units per cube.
     pub(crate) fn units(&self) -> usize {
         self.warps * 32
     }
 
-    /// What the units note of every column of a stage: the word of the mask of dropout, and the key of ALiBi.
+    /// Words noted for every column of a stage: the key's word of the dropout mask, and its place for ALiBi.
     pub(crate) fn column_words(&self) -> usize {
         usize::from(self.dropout) + usize::from(self.alibi)
     }
 
-    /// Whether they note anything.
     pub(crate) fn notes_columns(&self) -> bool {
         self.column_words() > 0
     }
@@ -332,7 +323,7 @@ impl MmaBlueprint {
         (self.key_tile * self.segments()).div_ceil(self.units())
     }
 
-    /// Whether all segments of a tile that a unit copies are in one column, whole groups of eight rows apart.
+    /// True if all segments of a tile that a unit copies are in one column, whole groups of eight rows apart.
     pub(crate) fn regular_copies(&self) -> bool {
         self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.segments())
     }
@@ -345,7 +336,7 @@ impl MmaBlueprint {
         }
     }
 
-    /// The units in CubeCL's layout: lanes along x, warps along y.
+    /// CubeCL's layout of the units: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps as u32)
     }

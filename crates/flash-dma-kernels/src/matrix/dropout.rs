@@ -1,4 +1,4 @@
-//! Dropout of the pairs of a lane's two rows and the columns of an accumulator, whichever of them are the queries.
+//! Dropout of the pairs of a lane's two rows and the columns of an accumulator, of which either may be the queries.
 //!
 //! A word of each query and of each key is made once, not per pair: the words of a tile's columns lie in its stage in
 //! shared memory. A pair then takes one multiplication, one comparison and one selection.
@@ -10,31 +10,29 @@ use crate::matrix::ptx::{read_pair, shared_address, value};
 use crate::matrix::rows::{CubeTile, RowPair, TileRow};
 use cubecl::prelude::*;
 
-/// The mask of the two queries of which a lane holds elements in an accumulator, see [`RowPair`].
+/// The dropout mask of the two queries whose elements a lane holds in an accumulator, see [`RowPair`].
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LaneMask {
     upper: u32,
     lower: u32,
-    /// `wgmma` only: the address in shared memory of the words of the stages' columns, this lane's first. Read by it, the
-    /// words take no registers before their use.
+    /// `wgmma` only: the address in shared memory of the words of the stages' columns, this lane's first. Read through
+    /// it, the words take no registers before their use.
     columns: u32,
     seed: DropoutSeed,
     #[cube(comptime)]
     bp: MmaBlueprint,
 }
 
-/// The mask of two rows of an accumulator and two neighbouring columns.
+/// The dropout mask of two rows of an accumulator and two neighbouring columns.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct PairMask {
-    /// The words of the rows.
     pub upper: u32,
     pub lower: u32,
-    /// The words of the columns.
     pub columns: Vector<u32, Const<2>>,
     pub seed: DropoutSeed,
 }
 
-/// The mask of the queries of a lane, if there is dropout; `words` are those of the
+/// The dropout mask of a lane's queries, if there is dropout; `words` are those of the
 /// [stages](crate::matrix::stages::Stages::columns).
 #[cube]
 pub(crate) fn lane_mask(
@@ -57,14 +55,13 @@ pub(crate) fn lane_mask(
     })
 }
 
-/// The word of a query.
 #[cube]
 pub(crate) fn word_of(seed: &DropoutSeed, own: &CubeTile, row: &TileRow) -> u32 {
     let head = head_word(own.batch * own.q_heads + row.head, seed);
     row_word(head, row.query, own.q_len, own.k_len)
 }
 
-/// The mask of columns `first + column + 2 quad` and the next of key tile `tile`; `words` are those of the
+/// The dropout mask of columns `first + column + 2 quad` and the next of key tile `tile`; `words` are those of the
 /// [stages](crate::matrix::stages::Stages::columns).
 #[cube]
 pub(crate) fn pair_mask(
@@ -92,7 +89,6 @@ pub(crate) fn pair_mask(
     })
 }
 
-/// Words `at` and `at + 1`.
 #[cube]
 pub(crate) fn pair_at(words: &Shared<[u32]>, at: usize) -> Vector<u32, Const<2>> {
     let mut pair = Vector::<u32, Const<2>>::new(words[at]);
@@ -102,7 +98,6 @@ pub(crate) fn pair_at(words: &Shared<[u32]>, at: usize) -> Vector<u32, Const<2>>
 
 #[cube]
 impl PairMask {
-    /// The word of one of the two rows.
     fn row(&self, #[comptime] lower: bool) -> u32 {
         if comptime!(lower) {
             self.lower
@@ -127,19 +122,19 @@ impl PairMask {
         out
     }
 
-    /// Whether the pair of the `lower` row or the other and column `e` is dropped.
+    /// True if the pair of column `e` and one of the rows (the `lower` one, or else the upper) is dropped.
     pub(crate) fn drops(&self, #[comptime] e: usize, #[comptime] lower: bool) -> bool {
         (self.seed).drops(self.row(lower), self.columns.extract(e))
     }
 
-    /// The factor of its probability.
+    /// The factor of this pair's probability.
     pub(crate) fn weight(&self, #[comptime] e: usize, #[comptime] lower: bool) -> f32 {
         (self.seed).weight(self.row(lower), self.columns.extract(e))
     }
 }
 
-/// A probability of the `lower` row or the other and the first or the second (`e`) of two columns; 0 if the pair is
-/// dropped. The others lack their factor, which the output gets.
+/// A probability of one of the rows (the `lower` one, or else the upper) and column `e` of two; 0 if the pair is
+/// dropped. Kept ones lack their factor, which the output gets.
 #[cube]
 pub(crate) fn kept(
     mask: &ComptimeOption<PairMask>,
@@ -155,8 +150,8 @@ pub(crate) fn kept(
     }
 }
 
-/// [`kept`] by a predicated product with 0 in place of a selection: a multiprocessor starts twice as many products of
-/// floats as selections or comparisons. It takes registers, which the forward pass on `wgmma` has left.
+/// [`kept`] by a predicated product with 0 instead of a selection: a multiprocessor starts twice as many products of
+/// floats as selections or comparisons. It takes registers that only the forward pass on `wgmma` has left.
 #[cube]
 pub(crate) fn kept_by_product(
     mask: &ComptimeOption<PairMask>,
@@ -171,7 +166,6 @@ pub(crate) fn kept_by_product(
     }
 }
 
-/// A probability times its factor.
 #[cube]
 pub(crate) fn weighed(
     mask: &ComptimeOption<PairMask>,

@@ -25,7 +25,6 @@ pub(crate) fn swizzle(row: usize, col: usize, #[comptime] segments: usize) -> us
     }
 }
 
-/// `count` accumulators of zero.
 #[cube]
 pub(crate) fn zeros<N: Size>(#[comptime] count: usize) -> Accumulators<N> {
     let mut all = Accumulators::<N>::new();
@@ -39,7 +38,6 @@ pub(crate) fn zeros<N: Size>(#[comptime] count: usize) -> Accumulators<N> {
     all
 }
 
-/// Sets one register of a fragment.
 #[cube]
 pub(crate) fn set<N: Size>(
     fragment: &mut Array<Vector<f32, N>>,
@@ -49,7 +47,7 @@ pub(crate) fn set<N: Size>(
     fragment[register] = value;
 }
 
-/// This lane's elements of `count` accumulators side by side, in the layout of `wgmma`: for accumulator `n`, the two
+/// This lane's elements of `count` adjacent accumulators, in the layout of `wgmma`: for accumulator `n`, the two
 /// columns of the upper row at `4 n` and of the lower row at `4 n + 2`.
 #[cube]
 pub(crate) fn gathered<NC: Size, N: Size>(
@@ -109,8 +107,8 @@ pub(crate) fn scale_rows<N: Size>(
     }
 }
 
-/// `out[n / 8] += a * B[.., n]` and the next eight columns, where `B` is `[16, 16]` at the sixteen rows
-/// that the lanes' `segment`s begin.
+/// `out[n / 8] += a * B[.., n]` and the next eight columns, where `B` is `[16, 16]` at the sixteen rows to which the
+/// lanes' `segment`s point.
 ///
 /// Not transposed, the tile's rows are B's columns (keys of `Q K^T`): lane `l` points at row `(l / 16) * 8 + l % 8`,
 /// segment `(l / 8) % 2`. Transposed, they are B's rows (keys of `P V`): at row `l % 16`, segment `l / 16`.

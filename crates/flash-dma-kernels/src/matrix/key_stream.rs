@@ -15,7 +15,7 @@ use crate::matrix::wgmma::ring::Ring;
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// This unit's part in the copies of a cube's key tiles.
+/// This unit's part of the copies of a cube's key tiles.
 #[derive(CubeType)]
 pub(crate) struct KeyCopies {
     /// Address of the column of its first segment in K and V, and the row strides in bytes.
@@ -32,7 +32,7 @@ pub(crate) struct KeyCopies {
     own: u32,
     /// The last key of the head; masked only.
     last: u32,
-    /// Whether the list of a tile plan has single keys; masked only.
+    /// True if the list of a tile plan has single keys; masked only.
     gathered: bool,
     /// The copies of the visibility bits; masked only.
     bits: BitCopies,
@@ -94,7 +94,6 @@ impl KeyCopies {
         copies
     }
 
-    /// Reads the keys of tile `tile` from the list.
     fn read(&mut self, keys: &TileKeys, tile: usize) {
         let bp = comptime!(self.bp);
         if comptime!(bp.pattern.has_intervals()) {
@@ -184,7 +183,7 @@ impl KeyCopies {
             if comptime!(!bp.pattern.has_intervals() && !bp.pattern.is_planned()) {
                 key = within(tile * key_tile + segment.row, keys) as u32;
             }
-            // Whole groups of eight rows further on in the same column: the same swizzle.
+            // Whole groups of eight rows further down in the same column: the same swizzle.
             let mut place =
                 self.own + comptime!((c * units / segments * 2 * panel_width(8 * segments)) as u32);
             let (mut k, mut v) = (self.k, self.v);
@@ -254,7 +253,7 @@ impl KeyCopies {
         let bp = comptime!(self.bp);
         let interval_row = attended.interval_row();
         let stage = tile % comptime!(bp.stages);
-        // The number of earlier fills of the stage.
+        // Number of earlier fills of the stage.
         let turn = tile / comptime!(bp.stages);
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);
@@ -274,7 +273,7 @@ fn within(column: usize, keys: &TileKeys) -> usize {
     min(column, max(keys.total, 1usize) - 1)
 }
 
-/// This unit's part in the copies of the bits of a cube's steps: the bits of one query.
+/// This unit's part of the copies of the bits of a cube's steps: the bits of one query.
 #[derive(CubeType, Clone, Copy)]
 struct BitCopies {
     /// Address of the pair of words of step or block 0, and the stride in bytes.
@@ -319,8 +318,8 @@ impl BitCopies {
         copies
     }
 
-    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all
-    /// queries see all of it.
+    /// Starts the copies of key tile `tile`'s step (key block `block` if not gathered), unless all queries see all of
+    /// it.
     fn start(&self, keys: &TileKeys, tile: usize, block: u32, #[comptime] bp: MmaBlueprint) {
         let unit = UNIT_POS;
         let step = step_of(tile, bp);

@@ -10,51 +10,51 @@ use cubecl::prelude::*;
 /// then moves a probability by 6e-6 at most. A greater one is subtracted first, which is exact for logits near it.
 const LARGE: f32 = 128.0;
 
-/// What the pairs of a tile of queries and a tile of keys need.
+/// The treatment that the pairs of a tile of queries and a tile of keys need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PairKind {
     /// Every row sees every key, and no LSE is large.
     Full,
     /// Some row may not see some key.
     Boundary,
-    /// As `Boundary`, and some LSE is large.
+    /// Like `Boundary`, and some LSE is large.
     Large,
 }
 
-/// Whether an LSE is [`LARGE`]; -inf, the LSE of a row without keys, is not.
+/// True if an LSE exceeds [`LARGE`]; -inf, the LSE of a row without keys, does not.
 #[cube]
 pub(crate) fn is_large(lse: f32) -> bool {
     lse.abs() > LARGE && lse != f32::new(f32::NEG_INFINITY)
 }
 
-/// Whether an LSE is large, or that of a row without keys.
+/// True if an LSE is large or is that of a row without keys.
 #[cube]
 pub(crate) fn is_unusual(lse: f32) -> bool {
     lse.abs() > LARGE
 }
 
-/// `-log2(e)` times an LSE, plus `rest`, for [`exp_of`]: +inf of a row without keys, and -inf of one whose LSE is large,
-/// for which [`ExactLse`] serves. Both are no finite number, so that one test finds the rows that need care.
+/// `-log2(e)` times an LSE, plus `rest`, for [`exp_of`]: +inf for a row without keys, and -inf for one whose LSE is
+/// large, which needs [`ExactLse`]. Neither is finite, so one test finds the rows that need care.
 #[cube]
 pub(crate) fn scaled_lse(lse: f32, rest: f32) -> f32 {
     let scaled = fma(-lse, comptime!(LOG2_E), rest);
     select(is_large(lse), f32::new(f32::NEG_INFINITY), scaled)
 }
 
-/// [`is_large`] of the LSE that [`scaled_lse`] scaled.
+/// [`is_large`] for an LSE after [`scaled_lse`].
 #[cube]
 pub(crate) fn is_large_scaled(scaled: f32) -> bool {
     scaled == f32::new(f32::NEG_INFINITY)
 }
 
-/// The greatest magnitude of a greatest logit from which a [`Reference`] is made by one product.
+/// The magnitude of the greatest logit up to which a [`Reference`] is made by one product.
 const NEAR: f32 = 4_194_304.0;
 
-/// The number that the logits of a row are measured from, near its greatest logit so far: any number serves, if all of
+/// The number from which the logits of a row are measured, near its greatest logit so far: any number serves, if all of
 /// its keys and its LSE are measured from it. A logit `x` is `(x - base) * log2(e) + scaled` powers of two above it.
 ///
-/// Up to a magnitude of [`NEAR`] the base is zero, and the reference is what `scaled`, as it was rounded, stands for:
-/// within 0.2 of the greatest logit. A greater one is itself the base, which is exact for logits near it.
+/// Up to a magnitude of [`NEAR`] the base is zero, and the reference is the number that the rounded `scaled` stands
+/// for: within 0.2 of the greatest logit. A greater one is itself the base, which is exact for logits near it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Reference {
     pub base: f32,
@@ -63,7 +63,7 @@ pub(crate) struct Reference {
 
 #[cube]
 impl Reference {
-    /// Of the greatest logit; without one, -inf, any reference serves.
+    /// The reference for a greatest logit; if that is -inf (no logit), any reference serves.
     pub(crate) fn of(greatest: f32) -> Reference {
         let far = is_far(greatest);
         let none = greatest == f32::new(f32::NEG_INFINITY);
@@ -73,21 +73,21 @@ impl Reference {
         }
     }
 
-    /// The reference minus the greatest logit that it was made of.
+    /// The reference minus the greatest logit from which it was made.
     pub(crate) fn above(&self, greatest: f32) -> f32 {
         let log2 = fma(greatest - self.base, comptime!(LOG2_E), self.scaled);
         select(is_far(greatest), 0.0f32, -log2 * comptime!(LN_2))
     }
 }
 
-/// Whether the [`Reference`] of a greatest logit has a base, or there is no logit yet, -inf.
+/// True if the [`Reference`] of a greatest logit has a base, or if there is no logit yet (-inf).
 #[cube]
 pub(crate) fn is_far(greatest: f32) -> bool {
     greatest.abs() > NEAR
 }
 
-/// The factor that turns sums measured from the [`Reference`] of the greatest logit `old` into those from that of `new`,
-/// which is not less; 1 if there was no logit before.
+/// The factor that turns sums measured from the [`Reference`] of the greatest logit `old` into sums measured from that
+/// of `new`, which is not less; 1 if there was no logit before.
 #[cube]
 pub(crate) fn rescale_reference(old: f32, new: f32) -> f32 {
     let (from, to) = (Reference::of(old), Reference::of(new));
@@ -100,17 +100,16 @@ pub(crate) fn rescale_reference(old: f32, new: f32) -> f32 {
     select(same, 1.0f32, ex2(power))
 }
 
-/// The LSE of a row and what its rounding lost, for probabilities whatever the size of the logits.
+/// The LSE of a row and its rounding error, for probabilities of logits of any size.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ExactLse {
     pub lse: f32,
-    /// `-log2(e)` times what the rounding lost.
+    /// `-log2(e)` times the rounding error.
     pub rest: f32,
 }
 
 #[cube]
 impl ExactLse {
-    /// That of the row at index `at`.
     pub(crate) fn read(lse: &[f32], lse_rest: &[f32], at: usize) -> ExactLse {
         ExactLse {
             lse: lse[at],
@@ -130,7 +129,6 @@ impl ExactLse {
     }
 }
 
-/// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LogitScale {
     /// Factor of the product: `scale`; with a softcap `c`, `scale / c`.
@@ -165,8 +163,8 @@ impl LogitScale {
         }
     }
 
-    /// `exp(logit - reference)` of a product and a score, `scaled` as in [`exp_of`], of a reference that is not large;
-    /// without a score in one multiply-add less.
+    /// `exp(logit - reference)` of a product and a score, with `scaled` as in [`exp_of`] and a reference that is not
+    /// large; one multiply-add less without a score.
     pub(crate) fn weight(
         &self,
         product: f32,
@@ -206,8 +204,8 @@ impl LogitScale {
     }
 }
 
-/// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is `-log2(e) * reference`, of
-/// a reference that is not [`LARGE`].
+/// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is `-log2(e) * reference`,
+/// where the reference is not [`LARGE`].
 #[cube]
 pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(LOG2_E), scaled))
@@ -234,8 +232,8 @@ pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
 }
 
 /// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where
-/// most capped logits lie and that would be a large part of them, by the series. The `tanh.approx` instruction's error,
-/// 5e-4, would show in the logits.
+/// most capped logits lie and that error would be a large part of them, by the series. The `tanh.approx` instruction's
+/// error, 5e-4, would show in the logits.
 #[cube]
 pub(crate) fn tanh(x: f32) -> f32 {
     let e = ex2(x * comptime!(2.0 * LOG2_E));

@@ -11,7 +11,7 @@ use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use cubecl::prelude::*;
 
-/// Whether the query of `row` attends to column `col` of key tile `tile`.
+/// True if the query of `row` attends to column `col` of key tile `tile`.
 #[cube]
 pub(crate) fn sees<E: Float>(
     row: &TileRow,
@@ -33,7 +33,7 @@ pub(crate) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
-/// What is added to a column's scaled and capped products, but for a bias of pairs: its score, and both rows' ALiBi.
+/// Additions to a column's scaled and capped products except biases per pair: the score and both rows' ALiBi.
 #[cube]
 pub(crate) fn scores<E: Float>(
     rows: &RowPair,
@@ -64,8 +64,8 @@ fn score<E: Float>(
 }
 
 /// The logits of key tile `tile` of a list, from its products, in the layout of [`tile_logits`], plus the bias if
-/// [`bp.pattern.has_pair_bias()`](MmaBlueprint); on a `boundary` tile they are -inf where a row does not see a key.
-/// With `bp.pattern.is_planned()` `seen` says which.
+/// [`bp.pattern.has_pair_bias()`](MmaBlueprint); on a `boundary` tile they are -inf where a row does not see a key, as
+/// given by `seen` if `bp.pattern.is_planned()`.
 ///
 /// Boundary tiles are masked in a separate pass: a branch per element would keep other instructions from overlapping.
 #[cube]
@@ -152,7 +152,7 @@ fn hide_unseen<E: Float, N: Size>(
     hidden
 }
 
-/// `z`, a part of the logits of column `col` of key tile `tile`, with what ALiBi adds to those of both rows.
+/// Adds both rows' ALiBi to `z`, a part of the logits of column `col` of key tile `tile`.
 #[cube]
 pub(crate) fn with_alibi<E: Float>(
     z: PerRow,

@@ -1,4 +1,4 @@
-//! How the tensor-core kernels read a tile plan.
+//! The tile plan as the tensor-core kernels read it.
 //!
 //! The arguments of a kernel with a plan, [`PlannedKeys`](crate::matrix::args::PlannedKeys):
 //!
@@ -35,7 +35,7 @@ pub(crate) struct MaskRows {
     /// The first key that the first query of the tile does not see by its position.
     pub first_end: u32,
     pub gathered: bool,
-    /// Whether a boundary step may hold values that are not finite.
+    /// True if a boundary step may hold values that are not finite.
     pub not_finite: bool,
 }
 
@@ -102,8 +102,8 @@ impl MaskRows {
         seen
     }
 
-    /// [`words`](Self::words) of the two rows of a lane; all ones for a full tile, whose bits are not copied, and without
-    /// a plan.
+    /// [`words`](Self::words) of a lane's two rows; all ones without a plan and for a full tile, whose bits are not
+    /// copied.
     pub(crate) fn words_of_pair<E: Float>(
         &self,
         stages: &Stages<E>,
@@ -124,7 +124,7 @@ impl MaskRows {
         SeenPair { upper, lower }
     }
 
-    /// Whether a row sees a column, read from global memory.
+    /// True if a row sees a column, read from global memory.
     pub(crate) fn sees(
         &self,
         source: &KeySource,
@@ -175,13 +175,12 @@ pub(crate) fn until(
     seen
 }
 
-/// The step that key tile `tile` is a part of.
 #[cube]
 pub(crate) fn step_of(tile: usize, #[comptime] bp: MmaBlueprint) -> usize {
     tile / comptime!(KEY_BLOCK / bp.key_tile)
 }
 
-/// Whether this lane sees column `first + 2 * quad` of a key block, of which `seen` are its row's words.
+/// True if this lane sees column `first + 2 * quad` of a key block; `seen` are its row's words.
 #[cube]
 pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> bool {
     // Only the constant part of this lane's columns remains.

@@ -1,10 +1,10 @@
-//! The `mma.sync` matrix engine, tensor cores of sm_80 and newer: products of fragments with shared-memory tiles, each
-//! one block of PTX: fragments of B are loaded and used inside it. Written out in the kernel language, the same products
-//! are forty lines of C++ each, and the backward kernels took NVRTC ten times as long.
+//! The `mma.sync` matrix engine, tensor cores of sm_80 and newer: products of fragments with shared-memory tiles. Each
+//! is one block of PTX, inside which fragments of B are loaded and used. Written out in the kernel language, the same
+//! products are forty lines of C++ each, and the backward kernels took NVRTC ten times as long.
 //!
-//! An accumulator block is 16 columns: for each group of 16 rows (*fragment*) the eight values that a lane
-//! holds of `[16, 16]`, four of the left half, then four of the right, each `[row g: 2t, 2t + 1; row
-//! g + 8: the same]` with `g = lane / 4`, `t = lane % 4`.
+//! An accumulator block is 16 columns: for each group of 16 rows (*fragment*) the eight values that a lane holds of
+//! `[16, 16]`, four of the left half, then four of the right, each `[row g: 2t, 2t + 1; row g + 8: the same]` with
+//! `g = lane / 4`, `t = lane % 4`.
 
 use crate::matrix::ptx::{ptx_type, value};
 use cubecl::prelude::*;
@@ -13,10 +13,8 @@ use flash_dma_problem::ElementType;
 /// Columns of a block of accumulators, and rows of a fragment.
 const BLOCK: usize = 16;
 
-/// The shape of a product of [`multiply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// The element type of both operands.
     pub element: ElementType,
     /// Groups of 16 rows of A.
     pub fragments: usize,
@@ -28,12 +26,12 @@ pub(crate) struct Shape {
     pub transposed: bool,
     /// The first column of the tile: of the 16 of A and B that are summed over; transposed, of the accumulators.
     pub column: usize,
-    /// Whether non-finite elements of the tile count as zero.
+    /// True if non-finite elements of the tile count as zero.
     pub cleaned: bool,
 }
 
 impl Shape {
-    /// The same product from another column on.
+    /// The same product, starting at another column.
     pub(crate) fn at(&self, column: usize) -> Self {
         Self { column, ..*self }
     }
@@ -43,8 +41,8 @@ impl Shape {
         8 * self.fragments * self.blocks
     }
 
-    /// Index of the accumulator, of several side by side, that holds the columns `8 n ..` of fragment `m`, and of the
-    /// first of the lane's four values there.
+    /// The index of the accumulator, among adjacent ones, that holds the columns `8 n ..` of fragment `m`, and the
+    /// index of the first of the lane's four values there.
     pub(crate) fn place(&self, m: usize, n: usize) -> (usize, usize) {
         let (block, half) = (n / 2, n % 2);
         let within = block % self.blocks * self.fragments + m;
@@ -52,7 +50,7 @@ impl Shape {
     }
 }
 
-/// A lane's part in the address of a fragment of a tile whose segments are placed by
+/// A lane's part of the address of a fragment of a tile whose segments are placed by
 /// [`swizzle`](crate::matrix::fragment::swizzle), in bytes.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LanePlace {
@@ -87,8 +85,8 @@ pub(crate) fn place(row: u32, segment: u32, #[comptime] segments: usize) -> Lane
     }
 }
 
-/// The A fragments of the rows that begin at address `tile`, at [`LanePlace::rows`]; a multiple of eight rows
-/// lies before them.
+/// The A fragments of the rows from address `tile` on, at [`LanePlace::rows`]; a multiple of eight rows lies before
+/// them.
 #[cube]
 pub(crate) fn load_a<N: Size>(
     tile: u32,
@@ -127,9 +125,9 @@ fn load_asm(shape: Shape) -> String {
     s + "}"
 }
 
-/// `acc + A B` for every fragment of `a` (four registers each) and every block of `acc`
-/// (`[blocks, fragments, 8]`). B's rows begin at address `tile`, a multiple of eight rows before them;
-/// `place` is [`LanePlace::columns`], or transposed [`LanePlace::rows`].
+/// `acc + A B` for every fragment of `a` (four registers each) and every block of `acc` (`[blocks, fragments, 8]`). B's
+/// rows begin at address `tile`, a multiple of eight rows before them; `place` is [`LanePlace::columns`], or transposed
+/// [`LanePlace::rows`].
 #[cube]
 pub(crate) fn multiply<N: Size, NA: Size>(
     acc: Vector<f32, N>,
@@ -174,7 +172,7 @@ fn multiply_asm(shape: Shape) -> String {
     let trans = if transposed { ".trans" } else { "" };
     let mut s = String::from("{ .reg .b32 t, b0, b1, b2, b3; .reg .pred p;\n");
     for block in 0..blocks {
-        // The next block of columns, in bytes; or of rows.
+        // The next block, in bytes: of columns, or of rows if transposed.
         let (columns, rows) = if transposed {
             (2 * column + 32 * block, 0)
         } else {

@@ -1,6 +1,6 @@
-//! What both tensor-core engines share: copies, fragments, query tiles, key streams, logits and repairs.
+//! The code shared by both tensor-core engines: copies, fragments, query tiles, key streams, logits and repairs.
 //!
-//! [`mma`] and [`wgmma`] hold what differs: products, and for `wgmma` the ring of stages and the boxes of the TMA.
+//! [`mma`] and [`wgmma`] hold the differences: products, and for `wgmma` the ring of stages and the boxes of the TMA.
 
 pub(crate) mod args;
 pub(crate) mod attended;

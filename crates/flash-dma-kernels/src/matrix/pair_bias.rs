@@ -1,4 +1,4 @@
-//! Biases that differ from query to query, or are the same for all keys: read from global memory when they are added.
+//! Biases that differ from query to query, or are the same for all keys; read from global memory when they are added.
 
 use crate::matrix::args::KeySource;
 use crate::matrix::query_tile::broadcast;
@@ -51,13 +51,13 @@ impl PairBias {
         bias
     }
 
-    /// The bias of a query and a key.
     pub(crate) fn at(&self, scores: &Tensor<f32>, query: usize, key: usize) -> f32 {
         scores[self.base + query * self.query_step + key * self.key_step]
     }
 
     /// The biases of an accumulator of `wgmma` (see [`tile_logits`](crate::matrix::logits::tile_logits)) of `keys`
-    /// columns from key `first` on, for this lane's two rows. Those past the last are the last one's, and not used.
+    /// columns from key `first` on, for this lane's two rows. Past the last row or key the last one's bias is read, and
+    /// not used.
     pub(crate) fn tile<N: Size>(
         &self,
         scores: &Tensor<f32>,

@@ -44,7 +44,6 @@ pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32) -> f32 {
     out
 }
 
-/// [`shuffle_xor`] of a word.
 #[cube]
 pub(crate) fn shuffle_xor_word(x: u32, #[comptime] mask: u32) -> u32 {
     let out: u32;
@@ -60,14 +59,14 @@ pub(crate) fn shuffle(x: u32, from: u32) -> u32 {
     out
 }
 
-/// The first lane's `x`, which is every lane's. The compiler then knows that it is uniform, and keeps derived values,
+/// The first lane's `x`, which every lane has. The compiler then knows that it is uniform, and keeps derived values,
 /// such as loop counters and operand descriptors, in uniform registers. All 32 lanes take part.
 #[cube]
 pub(crate) fn uniform(x: usize) -> usize {
     shuffle(x as u32, 0u32) as usize
 }
 
-/// [`uniform`] for what is true or false: code behind a branch on anything else gets no uniform registers.
+/// [`uniform`] for a boolean: code after a branch on anything else gets no uniform registers.
 #[cube]
 pub(crate) fn uniform_bool(x: bool) -> bool {
     shuffle(u32::cast_from(x), 0u32) != 0u32
@@ -101,7 +100,7 @@ pub(crate) fn copy_or_zero<T: CubePrimitive>(
     })
 }
 
-/// The address in global memory of the first of `elements`. This makes the compiler keep it in registers; otherwise it
+/// The address of the first of `elements` in global memory. This makes the compiler keep it in registers; otherwise it
 /// would recompute it before each use.
 #[cube]
 pub(crate) fn global_address<T: CubePrimitive>(elements: &[T]) -> u64 {
@@ -128,7 +127,7 @@ pub(crate) fn copy_of_row(first: u64, row: u32, stride: u32, place: u32) {
     );
 }
 
-/// As [`copy_of_row`], of 8 bytes.
+/// [`copy_of_row`] for 8 bytes.
 #[cube]
 pub(crate) fn copy_pair(first: u64, row: u32, stride: u32, place: u32) {
     gpu_asm!(
@@ -141,7 +140,7 @@ pub(crate) fn copy_pair(first: u64, row: u32, stride: u32, place: u32) {
     );
 }
 
-/// As [`copy_of_row`], for word `index` from `first` on.
+/// [`copy_of_row`] for word `index` from `first` on.
 #[cube]
 pub(crate) fn copy_word(first: u64, index: u32, place: u32) {
     gpu_asm!(
@@ -180,7 +179,7 @@ pub(crate) fn wait_copies(#[comptime] pending: u32) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending, options(explicit_mem, reads_address_space shared, writes_address_space shared));
 }
 
-/// Whether `x` holds for any of the 32 lanes, all of which take part.
+/// True if `x` holds for any of the 32 lanes, all of which take part.
 #[cube]
 pub(crate) fn any_lane(x: bool) -> bool {
     let word = u32::cast_from(x);
@@ -194,7 +193,7 @@ pub(crate) fn any_lane(x: bool) -> bool {
     out != 0u32
 }
 
-/// Whether `x` holds for any unit of the cube, all of which take part: a barrier.
+/// True if `x` holds for any unit of the cube, all of which take part: a barrier.
 #[cube]
 pub(crate) fn any_unit(x: bool) -> bool {
     let word = u32::cast_from(x);
@@ -208,7 +207,7 @@ pub(crate) fn any_unit(x: bool) -> bool {
     out != 0u32
 }
 
-/// The position of this unit in a cube whose rows are warps, read where it is called: for seldom run code, for which a
+/// The position of this unit in a cube whose rows are warps, read where it is called: for rarely run code, for which a
 /// variable would take a register from everything before it.
 #[cube]
 pub(crate) fn unit_position() -> usize {
@@ -219,7 +218,7 @@ pub(crate) fn unit_position() -> usize {
     (warp * 32 + lane) as usize
 }
 
-/// The address in shared memory of the first of `elements`, in bytes.
+/// The address of the first of `elements` in shared memory, in bytes.
 #[cube]
 pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {
     let address: u32;
@@ -245,7 +244,6 @@ pub(crate) fn read_pair(address: u32) -> Vector<u32, Const<2>> {
     words
 }
 
-/// PTX's name of the element type.
 pub(crate) fn ptx_type(element: ElementType) -> &'static str {
     match element {
         ElementType::F16 => "f16",

@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 #[cube]
 impl CubeTile {
     /// The tile of this cube's turn: the last tiles see the most keys, so they start first; if
-    /// `bp.pattern.is_planned()` those with the longest lists.
+    /// `bp.pattern.is_planned()`, those with the longest lists start first.
     pub(crate) fn new<E: Float, NQ: Size>(
         operands: &Operands<E, NQ>,
         source: &KeySource,
@@ -63,7 +63,7 @@ impl CubeTile {
         }
     }
 
-    /// Where a row begins in `rows`, `[batch, q_heads, q_len, head_dim]`, in elements.
+    /// The offset of a row in `rows`, `[batch, q_heads, q_len, head_dim]`, in elements.
     pub(crate) fn offset<E: Float, N: Size>(
         &self,
         rows: &Tensor<Vector<E, N>>,
@@ -110,8 +110,7 @@ pub(crate) fn copy_queries<E: Float>(
     }
 }
 
-/// The row of a mask or bias, whose first two axes are those of `tensor`, that the heads of a cube read: its
-/// sequence and its head.
+/// The row (sequence and head) that the heads of a cube read from a mask or bias with the first two axes of `tensor`.
 #[cube]
 pub(crate) fn broadcast_row(tensor: &Tensor<u32>, own: &CubeTile) -> (usize, usize) {
     broadcast(tensor.shape(0), tensor.shape(1), own)
@@ -142,7 +141,6 @@ pub(crate) fn score_row(source: &KeySource, own: &CubeTile) -> usize {
     }
 }
 
-/// Offset of the counts of tile `tile` of a cube's heads.
 #[cube]
 pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> usize {
     let (batch, head) = broadcast_row(list, own);

@@ -29,8 +29,8 @@ pub(crate) struct ColumnKey {
 
 #[cube]
 impl ColumnKey {
-    /// The key of column `column`; keys are seen until `end` if there is neither a list nor a mask. Positions count
-    /// keys from `keys.begin`, as the key does. `interval_row` is that of `attended`.
+    /// The key of column `column`; without a list or a mask, keys are seen until `end`. Positions count keys from
+    /// `keys.begin`, as the key does. `interval_row` is that of `attended`.
     pub(crate) fn new(
         column: usize,
         end: i32,
@@ -52,7 +52,7 @@ impl ColumnKey {
         } else if comptime!(bp.pattern.is_planned()) {
             let plan = source.plan.as_ref().unwrap();
             key = listed_key(&plan.list, &attended.keys, column);
-            // What it sees lies before the end of the keys, and of causal masking.
+            // It sees everything before the end of the keys, and of causal masking.
             first = i32::new(comptime!(i32::MIN as i64));
             if !attended.mask.sees(source, &attended.own, row, column) {
                 end = first;
@@ -93,7 +93,7 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
             let key = listed.key;
             if !key_is_finite::<E>(&operands.v, &attended.v_rows, key, bp) {
                 let x = logit::<E, NQ>(operands, source, attended, &row, key, q_row, q_width);
-                // Of a factor of what is not finite only the sign matters, so the LSE as it was rounded serves.
+                // Only the sign of a non-finite number's factor matters, so the rounded LSE serves.
                 let row_lse = ExactLse {
                     lse: outputs.lse[lse_row],
                     rest: 0.0f32,
@@ -118,7 +118,6 @@ fn weighed(p: f32, key: usize, row: &TileRow, attended: &AttendedKeys) -> f32 {
     }
 }
 
-/// Whether the row of key `key` in `values` is finite.
 #[cube]
 fn key_is_finite<E: Float>(
     values: &Tensor<Segment<E>>,
@@ -215,7 +214,7 @@ fn are_finite<E: Float>(values: Segment<E>) -> bool {
 }
 
 /// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`](crate::matrix::stages::Stages), that
-/// are not finite, and returns whether there are any: on a tile that some row does not see completely, `0 * NaN` would
+/// are not finite, and returns true if there are any: on a tile that some row does not see completely, `0 * NaN` would
 /// leak them into that row. This unit checks the elements that it copied itself, which must have landed; without `zero`
 /// it only checks.
 #[cube]

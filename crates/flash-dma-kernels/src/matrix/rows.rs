@@ -6,14 +6,12 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::position::last_key;
 use cubecl::prelude::*;
 
-/// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
+/// The query tile and the heads that a cube of the query-outer kernels owns: tile
 /// `first_tile + CUBE_COUNT_X - 1 - CUBE_POS_X`, of the heads from `CUBE_POS_Y * bp.heads` on, counted over all
 /// sequences.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct CubeTile {
-    /// The sequence.
     pub batch: usize,
-    /// Query heads of a sequence.
     pub q_heads: usize,
     /// Queries and keys of a sequence.
     pub q_len: usize,
@@ -33,9 +31,8 @@ pub(crate) struct CubeTile {
 /// One row of a query tile, as its quad of lanes sees it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileRow {
-    /// Whether the row has a query.
+    /// True if the row has a query.
     pub valid: bool,
-    /// The query's index in its head.
     pub query: usize,
     /// The query's head among all heads of `q`.
     pub head: usize,
@@ -58,7 +55,7 @@ impl TileRow {
         }
     }
 
-    /// The same row where keys count from key `begin`.
+    /// The same row, with keys counted from key `begin`.
     pub(crate) fn starting_at(&self, begin: usize) -> TileRow {
         TileRow {
             valid: self.valid,
@@ -69,7 +66,7 @@ impl TileRow {
     }
 }
 
-/// The two rows of a tile of which a lane holds elements in an accumulator: of the sixteen rows of its warp, row
+/// The two rows of a tile whose elements a lane holds in an accumulator: of the sixteen rows of its warp, row
 /// `lane / 4` and the row eight further down.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowPair {
@@ -82,7 +79,7 @@ pub(crate) struct RowPair {
 
 #[cube]
 impl RowPair {
-    /// Row `upper` of the tile that a cube owns and the one eight rows further down, where keys count from key `begin`.
+    /// Row `upper` of the tile that a cube owns and the one eight rows below, with keys counted from key `begin`.
     pub(crate) fn new(upper: usize, own: &CubeTile, begin: usize, slopes: &AlibiArg) -> RowPair {
         let lower = TileRow::new(upper + 8, own).starting_at(begin);
         let upper = TileRow::new(upper, own).starting_at(begin);
@@ -97,7 +94,7 @@ impl RowPair {
     }
 }
 
-/// Where the two rows of a lane lie among the rows of outputs, and which of them exist.
+/// The indices of a lane's two rows among the rows of outputs, and whether each exists.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OutputRows {
     pub upper: usize,
@@ -108,7 +105,7 @@ pub(crate) struct OutputRows {
 
 #[cube]
 impl OutputRows {
-    /// In `[.., heads, q_len]`; `first_head` is the sequence's first head there.
+    /// The indices in `[.., heads, q_len]`; `first_head` is the sequence's first head there.
     pub(crate) fn of_pair(rows: &RowPair, first_head: usize, q_len: usize) -> OutputRows {
         OutputRows {
             upper: (first_head + rows.upper.head) * q_len + rows.upper.query,
@@ -118,7 +115,7 @@ impl OutputRows {
         }
     }
 
-    /// The same among rows of the given order.
+    /// The indices among rows of the given order.
     pub(crate) fn in_order(
         rows: &RowPair,
         first_head: usize,
@@ -137,9 +134,9 @@ impl OutputRows {
 /// The order of the rows of a sequence, `[q_heads, q_len]`, which lie without gaps.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RowOrder {
-    /// By how many rows a head lies behind the one before it.
+    /// Number of rows from one head to the next.
     head: u32,
-    /// By how many rows a query lies behind the one before it.
+    /// Number of rows from one query to the next.
     query: u32,
 }
 
@@ -164,7 +161,7 @@ impl RowOrder {
     }
 }
 
-/// ALiBi of a row, whose place is the number of the key that it stands at.
+/// ALiBi of a row, whose place is the index of the key at the same position.
 #[cube]
 pub(crate) fn row_alibi(
     slopes: &AlibiArg,

@@ -1,4 +1,4 @@
-//! Online softmax: probabilities of one key tile after the other, against a reference that seldom moves.
+//! Online softmax: probabilities of one key tile after another, against a reference that rarely moves.
 
 use crate::dropout::DropoutArg;
 use crate::math::{log_sum_rest, rounding_loss};
@@ -23,13 +23,12 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// The first `count`.
     pub(crate) fn first(count: usize) -> Self {
         Self { first: 0, count }
     }
 }
 
-/// A number for each of the two rows of which a lane holds elements in an accumulator.
+/// A number for each of the two rows whose elements a lane holds in an accumulator.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct PerRow {
     pub upper: f32,
@@ -38,7 +37,7 @@ pub(crate) struct PerRow {
 
 #[cube]
 impl PerRow {
-    /// Raises the numbers to those of a logit of each row.
+    /// Raises the numbers to a logit of each row.
     pub(crate) fn raise(&mut self, upper: f32, lower: f32) {
         self.upper = max(self.upper, upper);
         self.lower = max(self.lower, lower);
@@ -72,10 +71,10 @@ impl PerRow {
 /// [note](Self::note_tops) of the maxima.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OnlineSoftmax {
-    /// The logits whose [`Reference`]s the probabilities are measured from; -inf before the first key.
+    /// The logits from whose [`Reference`]s the probabilities are measured; -inf before the first key.
     max0: f32,
     max1: f32,
-    /// Made of them, for every tile: the limits of [`slack_above`], and the numbers that [`exp_of`] subtracts.
+    /// Made from them, for every tile: the limits of [`slack_above`], and the numbers that [`exp_of`] subtracts.
     limit0: f32,
     limit1: f32,
     scaled0: f32,
@@ -83,19 +82,19 @@ pub(crate) struct OnlineSoftmax {
     /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
-    /// The greatest logits, and what [`exp_of`] subtracted from them; if `exact`.
+    /// The greatest logits, and the numbers that [`exp_of`] subtracted from them; if `exact`.
     top0: f32,
     top1: f32,
     from0: f32,
     from1: f32,
-    /// Whether the sums shall have the greatest probabilities as they were rounded, see [`finish`](Self::finish).
+    /// True if the sums include the greatest probabilities as rounded, see [`finish`](Self::finish).
     #[cube(comptime)]
     exact: bool,
 }
 
 #[cube]
 impl OnlineSoftmax {
-    /// Before the first key; `exact` as in [`finish`](Self::finish).
+    /// The state before the first key; `exact` as in [`finish`](Self::finish).
     pub(crate) fn new(#[comptime] exact: bool) -> OnlineSoftmax {
         OnlineSoftmax {
             max0: f32::new(f32::NEG_INFINITY),
@@ -114,7 +113,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// The maxima so far, as far as they matter: the logits of the next tile are to raise them.
+    /// The maxima so far, as far as they matter, for the logits of the next tile to raise.
     pub(crate) fn maxima(&self) -> PerRow {
         let mut maxima = PerRow {
             upper: self.max0,
@@ -127,16 +126,16 @@ impl OnlineSoftmax {
         maxima
     }
 
-    /// Shares the maxima of a tile among the lanes of a row, and returns whether all rows of the warp are to be rescaled:
-    /// those of one rose far, or a reference has a base, which only the rescaling path subtracts. Logits so large are rare,
-    /// and the path of all others has neither a branch nor a register for them.
+    /// Shares the maxima of a tile among the lanes of a row, and returns true if all rows of the warp must be rescaled:
+    /// those of one rose far, or a reference has a base, which only the rescaling path subtracts. Logits so large are
+    /// rare, and the path of all others has neither a branch nor a register for them.
     pub(crate) fn outgrown(&self, maxima: &mut PerRow) -> bool {
         maxima.upper = quad_max(maxima.upper);
         maxima.lower = quad_max(maxima.lower);
         any_lane(maxima.upper > self.limit0 || maxima.lower > self.limit1)
     }
 
-    /// Notes the maxima of a tile and what their probabilities are measured from, if `exact`.
+    /// Notes the maxima of a tile and the numbers from which their probabilities are measured, if `exact`.
     pub(crate) fn note_tops(&mut self, maxima: &PerRow) {
         if comptime!(self.exact) {
             self.from0 = select(maxima.upper > self.top0, self.scaled0, self.from0);
@@ -146,8 +145,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Measures from the maxima of a tile from now on, and returns the factors of the accumulators. A row that has seen no
-    /// key yet rescales zeros, by any finite factor.
+    /// Measures from the maxima of a tile from now on, and returns the factors of the accumulators. A row that has seen
+    /// no key yet rescales zeros, by any finite factor.
     pub(crate) fn rescale(&mut self, maxima: &PerRow) -> PerRow {
         let upper = rescale_reference(self.max0, maxima.upper);
         let lower = rescale_reference(self.max1, maxima.lower);
@@ -162,8 +161,8 @@ impl OnlineSoftmax {
         PerRow { upper, lower }
     }
 
-    /// What [`exp_of`] subtracts from the rebased logits. A row that has seen no key yet: against any finite reference
-    /// its probabilities are 0.
+    /// The numbers that [`exp_of`] subtracts from the rebased logits. A row that has seen no key yet has probabilities
+    /// of 0 against any finite reference.
     pub(crate) fn references(&self) -> PerRow {
         PerRow {
             upper: self.scaled0,
@@ -211,7 +210,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Whether a row of the warp has a base.
+    /// True if a row of the warp has a base.
     fn has_bases(&self) -> bool {
         let bases = self.bases();
         any_lane(bases.upper != 0.0f32 || bases.lower != 0.0f32)
@@ -282,7 +281,7 @@ impl OnlineSoftmax {
         p
     }
 
-    /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output has the greatest
+    /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output includes the greatest
     /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has
     /// the same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities
     /// moves the output by no more than it moves the gradients of those probabilities. If dropout takes that key, the
@@ -294,7 +293,7 @@ impl OnlineSoftmax {
         if comptime!(self.exact) {
             let lost0 = lost_by_rounding::<E>(self.top0, self.from0, self.scaled0);
             let lost1 = lost_by_rounding::<E>(self.top1, self.from1, self.scaled1);
-            // A greatest logit with a base is its own: its probability is 1, which loses nothing.
+            // If the greatest logit has a base, it is its own reference: its probability is 1, which loses nothing.
             rounded0 -= select(is_far(self.max0), 0.0f32, lost0);
             rounded1 -= select(is_far(self.max1), 0.0f32, lost1);
         }
@@ -315,16 +314,16 @@ impl OnlineSoftmax {
     }
 }
 
-/// The greatest number that a row's logits may reach before it is rescaled, of what they are measured from: less than all
-/// that are seen, if there is none yet, or it has a base.
+/// The greatest number that a row's logits may reach before it is rescaled, given the one from which they are measured;
+/// lower than any logit if there is none yet or it has a base.
 #[cube]
 fn slack_above(greatest: f32) -> f32 {
     let none = f32::new(f32::NEG_INFINITY);
     select(is_far(greatest), none, greatest + SLACK)
 }
 
-/// The loss of a probability by rounding to `E`: that of logit `x`, from which [`exp_of`] subtracted `scaled`, the loss in terms
-/// of `now` in its place.
+/// The rounding error to `E` of the probability of logit `x`, from which [`exp_of`] subtracted `scaled`; expressed
+/// relative to `now` instead.
 #[cube]
 fn lost_by_rounding<E: Float>(x: f32, scaled: f32, now: f32) -> f32 {
     rounding_loss::<E>(exp_of(x, scaled)) * ex2(now - scaled)
@@ -338,7 +337,7 @@ pub(crate) struct RowSum {
     sum: f32,
     /// The sum that divides the output, see [`OnlineSoftmax::finish`].
     rounded: f32,
-    /// No key at all, or none with a logit above -inf: the output is zero and the LSE -inf. NaN stays NaN.
+    /// True if no key has a logit above -inf, or there is no key: the output is zero and the LSE -inf. NaN stays NaN.
     pub empty: bool,
 }
 
@@ -349,7 +348,7 @@ impl RowSum {
         1.0f32 / self.rounded
     }
 
-    /// How its output is written to row `row`, if there is such a row.
+    /// The way its output is written to row `row`, if there is such a row.
     pub(crate) fn row_to_write(&self, row: usize, valid: bool) -> RowToWrite {
         RowToWrite {
             valid,
@@ -364,19 +363,16 @@ impl RowSum {
         Reference::of(self.greatest).above(self.greatest) + self.sum.ln()
     }
 
-    /// The row's LSE.
     pub(crate) fn lse(&self) -> f32 {
         let none = f32::new(f32::NEG_INFINITY);
         select(self.empty, none, self.greatest + self.log_sum())
     }
 
-    /// What the rounding of the LSE lost.
     pub(crate) fn lse_rest(&self) -> f32 {
         log_sum_rest(self.greatest, self.log_sum(), self.lse())
     }
 }
 
-/// The sums of the two rows of a lane.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SoftmaxSums {
     pub upper: RowSum,
@@ -385,7 +381,7 @@ pub(crate) struct SoftmaxSums {
 
 #[cube]
 impl SoftmaxSums {
-    /// Gives the outputs the factor of the probabilities that dropout has left, if there is any.
+    /// Multiplies the outputs by the factor of the probabilities that dropout has left, if there is dropout.
     pub(crate) fn with_dropout(&mut self, dropout: &DropoutArg) {
         #[comptime]
         match dropout {
@@ -410,7 +406,7 @@ impl SoftmaxSums {
         }
     }
 
-    /// Writes what the rounding of the LSEs lost, as [`write_lse`](Self::write_lse) writes these.
+    /// Writes the rounding errors of the LSEs, as [`write_lse`](Self::write_lse) writes the LSEs.
     pub(crate) fn write_lse_rest(&self, to: &OutputRows, rest: &mut [f32]) {
         let quad = UNIT_POS_X as usize % 4;
         if quad == 0 {

@@ -1,4 +1,4 @@
-//! The stages of keys and values in shared memory, the sources of their rows, and which segments of a tile a unit copies.
+//! The stages of keys and values in shared memory, the sources of their rows, and the segments that a unit copies.
 
 use crate::dropout::{DropoutArg, column_word};
 use crate::host::engine::Instruction;
@@ -59,7 +59,7 @@ impl<E: Float> Stages<E> {
     }
 }
 
-/// Room for what is noted of columns, if it is.
+/// Room for the notes on columns, if there are any.
 #[cube]
 fn column_stages<T: CubePrimitive>(
     #[comptime] noted: bool,
@@ -75,7 +75,6 @@ fn column_stages<T: CubePrimitive>(
     }
 }
 
-/// Offset of segment `col` of row `row` in a stage.
 #[cube]
 pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
     match comptime!(bp.instruction) {
@@ -115,7 +114,6 @@ impl RowAddress {
     }
 }
 
-/// A segment of a tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileSegment {
     pub row: usize,

@@ -18,15 +18,13 @@ pub(crate) struct TileKeys {
     pub begin: usize,
     /// Keys that every query of the tile attends to; they come first.
     pub full: usize,
-    /// All keys.
     pub total: usize,
-    /// Whether a tile plan's list has single keys, not blocks of them.
+    /// True if a tile plan's list has single keys, not blocks of them.
     pub gathered: bool,
 }
 
 #[cube]
 impl TileKeys {
-    /// The keys of the tile that the cube owns.
     pub(crate) fn new(source: &KeySource, own: &CubeTile) -> TileKeys {
         let bp = comptime!(own.bp);
         // Without causal masking all tiles share one list.
@@ -95,7 +93,7 @@ impl TileKeys {
         part
     }
 
-    /// The number of key tiles, the full ones of which come first.
+    /// The number of key tiles; full ones come first.
     pub(crate) fn tiles(&self, #[comptime] bp: MmaBlueprint) -> usize {
         self.total.div_ceil(comptime!(bp.key_tile))
     }
@@ -106,7 +104,7 @@ impl TileKeys {
     }
 }
 
-/// The key of column `column` of a listed tile; past the last key of a last block.
+/// The key of column `column` of a listed tile; may be past the last key in a last block.
 #[cube]
 pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, column: usize) -> usize {
     let mut place = keys.list + column / KEY_BLOCK;

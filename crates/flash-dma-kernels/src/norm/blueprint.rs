@@ -1,4 +1,4 @@
-//! What the kernels of norms are compiled for.
+//! The compile-time configuration of the norm kernels.
 
 use crate::team::Team;
 use cubecl::CubeDim;
@@ -7,16 +7,15 @@ use flash_dma_problem::NormProblem;
 
 /// Units of a cube, except where units are threads of a processor.
 const UNITS: usize = 256;
-/// Units of a cube where shared memory does not hold the gradients of gamma of so many.
+/// Units of a cube if shared memory does not hold the gradients of gamma of [`UNITS`] units.
 const FEW_UNITS: usize = 128;
 /// Bytes of shared memory that [`UNITS`] units need at most, and some to spare.
 const SHARED_BYTES: usize = 40 << 10;
-/// Lanes of a plane.
 const PLANE: usize = 32;
 /// The most items of a lane, if no more than a plane shares a row.
 const LANE_ITEMS: usize = 4;
 
-/// How the units that share a row add up.
+/// How the units that share a row add up their sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LaneSums {
     /// One unit has the row to itself.
@@ -27,10 +26,8 @@ pub(crate) enum LaneSums {
     Shared,
 }
 
-/// Compile-time configuration of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NormBlueprint {
-    /// Features of a row.
     pub width: usize,
     /// Neighbouring features that a lane owns at a time, a divisor of `width`; even with rotary encoding.
     pub item: usize,
@@ -39,15 +36,14 @@ pub(crate) struct NormBlueprint {
     /// Rows that a cube processes at once.
     pub rows: usize,
     pub sums: LaneSums,
-    /// Whether there is a norm. The options of the kernels say this and the next, too, but not to CubeCL's disk cache,
-    /// see `docs/upstream.md`.
+    /// True if there is a norm. This and the next are also among the kernels' options, but CubeCL's disk cache does not
+    /// see those, see `docs/upstream.md`.
     pub norm: bool,
-    /// Whether there is rotary encoding.
     pub rotary: bool,
 }
 
 impl NormBlueprint {
-    /// For tensors that are read in vectors of `vector` elements.
+    /// The configuration for tensors that are read in vectors of `vector` elements.
     pub(crate) fn choose(client: &Client, problem: &NormProblem, vector: usize) -> Self {
         let hardware = &client.properties().hardware;
         let most = match hardware.max_shared_memory_size >= SHARED_BYTES {
@@ -66,7 +62,7 @@ impl NormBlueprint {
         Self::with(problem, vector, sums, units)
     }
 
-    /// As [`choose`](Self::choose), for cubes of `units` that add up as given.
+    /// [`choose`](Self::choose) for cubes of `units` units that add up as given.
     pub(crate) fn with(problem: &NormProblem, vector: usize, sums: LaneSums, units: usize) -> Self {
         let width = problem.width;
         // Pairs of features stay in one lane.
@@ -92,17 +88,15 @@ impl NormBlueprint {
         (self.width / self.item).div_ceil(self.lanes)
     }
 
-    /// Features of a lane.
     pub(crate) fn features(&self) -> usize {
         self.steps() * self.item
     }
 
-    /// Whether loops over a lane's features are unrolled, so that these stay in registers.
+    /// True if loops over a lane's features are unrolled, so that these stay in registers.
     pub(crate) fn unroll(&self) -> bool {
         self.sums != LaneSums::Alone
     }
 
-    /// Units of a cube.
     pub(crate) fn units(&self) -> usize {
         self.lanes * self.rows
     }
@@ -132,7 +126,6 @@ impl NormBlueprint {
 /// Compile-time configuration of the kernel that adds up the cubes' sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SumsBlueprint {
-    /// Columns of a cube.
     pub columns: usize,
     /// Units that share a column.
     pub slices: usize,

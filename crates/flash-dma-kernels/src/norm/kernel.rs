@@ -37,7 +37,7 @@ pub(crate) struct Row {
     batch: usize,
     token: usize,
     head: usize,
-    /// Whether there is such a row.
+    /// True if there is such a row.
     exists: bool,
     /// The unit among those of the row.
     lane: usize,
@@ -63,7 +63,7 @@ impl Row {
         (step * comptime!(bp.lanes) + self.lane) * comptime!(bp.item)
     }
 
-    /// Where it begins in a tensor of these strides.
+    /// The start of the row in a tensor of these strides.
     fn at(&self, batch: usize, token: usize, head: usize) -> usize {
         self.batch * batch + self.token * token + self.head * head
     }
@@ -150,7 +150,7 @@ impl Row {
                         sin = -sin;
                     }
                     let first = step * comptime!(bp.item) + comptime!(2 * pair);
-                    // Both before either is stored.
+                    // Both are computed before either is stored.
                     let turned = values[first] * cos - values[first + 1] * sin;
                     let partner = values[first + 1] * cos + values[first] * sin;
                     values[first] = turned;
@@ -373,7 +373,7 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
     }
 }
 
-/// Writes the sums of the cube's rows, which are those of its lanes added up row by row.
+/// Writes the sums over the cube's rows: those of its lanes, added up row by row.
 #[cube]
 fn store_sums(sums: &Array<f32>, grad_gamma: &mut [f32], #[comptime] bp: NormBlueprint) {
     let row = UNIT_POS as usize / comptime!(bp.lanes);

@@ -1,4 +1,4 @@
-//! Host side: which kernels run, on how many cubes, on which buffers.
+//! Host side: the kernels that run, their number of cubes and their buffers.
 
 use crate::host::check::{address_type, begins_at, elem_type, reads_in};
 use crate::host::scratch::scratch;
@@ -21,7 +21,7 @@ const CUBES: usize = 65535;
 /// Bytes of the widest vector that is read at once.
 const VECTOR_BYTES: usize = 16;
 
-/// What both passes launch with.
+/// The launch parameters of both passes.
 pub(crate) struct Call<'a> {
     client: &'a Client,
     problem: &'a NormProblem,
@@ -32,7 +32,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// For the tensors `typed`, of the problem's element type.
+    /// The parameters for the tensors `typed`, of the problem's element type.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a NormProblem,
@@ -58,7 +58,6 @@ impl<'a> Call<'a> {
         NormBlueprint::choose(self.client, self.problem, self.vector)
     }
 
-    /// With narrower vectors.
     #[cfg(test)]
     pub(crate) fn with_vector(self, vector: usize) -> Self {
         Self { vector, ..self }
@@ -163,7 +162,7 @@ impl<'a> Call<'a> {
             .into()
     }
 
-    /// Whether cosine and sine are read at once: 2, or 1.
+    /// The elements of the table that are read at once: 2 (cosine and sine) or 1.
     fn table_vector(&self) -> usize {
         let together = |table: &TensorBinding| {
             let mut outer = table.strides[..2].iter();

@@ -22,7 +22,7 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, NormProblem, TensorName};
 
-/// What rows are weighted and rotated by.
+/// The weights and the rotary table of rows.
 #[derive(Clone, Debug)]
 pub struct NormParameters {
     /// `[width]`, contiguous, the problem's element type; given exactly if the problem has a norm.
@@ -49,8 +49,8 @@ pub struct NormGradients {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device lacks the element type, or a shape, stride or buffer does not fit; nothing is
-/// launched in that case.
+/// [`AttentionError`], before any launch, if the device lacks the element type or a shape, stride or buffer does not
+/// fit.
 pub fn norm_forward(
     client: &Client,
     problem: &NormProblem,
@@ -78,8 +78,8 @@ pub fn norm_forward(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device lacks the element type, or a shape, stride or buffer does not fit; nothing is
-/// launched in that case.
+/// [`AttentionError`], before any launch, if the device lacks the element type or a shape, stride or buffer does not
+/// fit.
 pub fn norm_backward(
     client: &Client,
     problem: &NormProblem,
@@ -112,7 +112,6 @@ impl NormParameters {
     }
 }
 
-/// Checks gamma or its gradient.
 fn check_gamma(
     name: TensorName,
     gamma: &Option<TensorBinding>,
@@ -123,7 +122,7 @@ fn check_gamma(
     check_given(name, gamma, shape, size, Layout::Contiguous)
 }
 
-/// As [`check_tensor`], of a tensor that is given exactly if it has a shape.
+/// [`check_tensor`] for a tensor that is given exactly if it has a shape.
 fn check_given<const R: usize>(
     name: TensorName,
     tensor: &Option<TensorBinding>,

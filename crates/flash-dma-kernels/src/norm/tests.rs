@@ -1,4 +1,4 @@
-//! Rows that several units share, as on a GPU: on cubecl-cpu by shared memory, which shuffles stand for there.
+//! Rows that several units share, as on a GPU: on cubecl-cpu through shared memory, in place of shuffles.
 
 use crate::norm::blueprint::{LaneSums, NormBlueprint};
 use crate::norm::launch::Call;
@@ -16,7 +16,7 @@ fn upload(values: &[f64], shape: &[usize]) -> TensorBinding {
     testing::upload(&client(), values, shape, F32, Placement::Contiguous)
 }
 
-/// Both passes with `units` units a cube that share rows in vectors of `vector` elements.
+/// Compares both passes with the oracle, with `units` units a cube that share rows in vectors of `vector` elements.
 fn check(problem: NormProblem, vector: usize, units: usize) {
     let client = client();
     let inputs = Norm::random(problem, 11);

@@ -13,12 +13,11 @@ pub(crate) enum Pattern {
     Planned(Bias),
 }
 
-/// The bias added to the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Bias {
-    /// Nothing.
     None,
-    /// A number per key, for all queries. Also one per key and query head, if only dk and dv have to distinguish these.
+    /// A number per key, for all queries. Also one per key and query head in kernels other than dk and dv, which alone
+    /// have to distinguish these.
     Key,
     /// A number per key and query head; the heads of a group must not share its gradients.
     HeadKey,
@@ -50,17 +49,17 @@ impl Pattern {
         }
     }
 
-    /// Whether keys come from lists of intervals.
+    /// True if keys come from lists of intervals.
     pub(crate) fn has_intervals(self) -> bool {
         self == Self::Intervals
     }
 
-    /// Whether keys come from a tile plan.
+    /// True if keys come from a tile plan.
     pub(crate) fn is_planned(self) -> bool {
         matches!(self, Self::Planned(_))
     }
 
-    /// The bias added to the logits besides the score of an interval.
+    /// The bias added to the logits, not counting the score of a key with an interval.
     pub(crate) fn bias(self) -> Bias {
         match self {
             Self::All(bias) | Self::Planned(bias) => bias,
@@ -68,29 +67,29 @@ impl Pattern {
         }
     }
 
-    /// Whether keys carry a bias, other than the score of an interval, that all queries share.
+    /// True if keys carry a bias, other than the score of an interval, that all queries share.
     pub(crate) fn has_key_bias(self) -> bool {
         matches!(self.bias(), Bias::Key | Bias::HeadKey)
     }
 
-    /// Whether the query heads of a group have biases of their own for a key.
+    /// True if each query head of a group has its own bias for a key.
     pub(crate) fn has_head_bias(self) -> bool {
         self.bias() == Bias::HeadKey
     }
 
-    /// Whether keys have a score or a bias that the query heads of a group share.
+    /// True if keys have a score or a bias that the query heads of a group share.
     pub(crate) fn has_shared_score(self) -> bool {
         self.has_intervals() || self.bias() == Bias::Key
     }
 
-    /// Whether pairs of a query and a key carry a bias.
+    /// True if pairs of a query and a key carry a bias.
     pub(crate) fn has_pair_bias(self) -> bool {
         self.bias() == Bias::Pair
     }
 }
 
 impl Bias {
-    /// How the tensor-core kernels read the bias of a problem.
+    /// The bias as the tensor-core kernels read it.
     pub(crate) fn of(problem: &MaskedProblem) -> Self {
         match problem.bias {
             None => Self::None,
@@ -99,7 +98,7 @@ impl Bias {
         }
     }
 
-    /// How the portable kernels read it: by its strides, whatever its shape.
+    /// The bias as the portable kernels read it: by its strides, whatever its shape.
     pub(crate) fn strided(problem: &MaskedProblem) -> Self {
         match problem.bias {
             None => Self::None,

@@ -1,4 +1,4 @@
-//! What kernels stream: headers of lists, and words of bits, one per key. Writers and readers import it from here.
+//! The layout of the lists and bit words (one bit per key) that kernels stream, for writers and readers alike.
 
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
@@ -9,7 +9,6 @@ pub(crate) const TILE_LIST_HEADER: usize = 4;
 /// Words per tile in the counts.
 pub(crate) const TILE_LIST_WORDS: usize = 4;
 
-/// Keys per block.
 pub(crate) const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
 /// Words before the counts. They are strides, 0 where an axis broadcasts: in lists, between sequences and between kv
@@ -28,7 +27,7 @@ pub(crate) fn first_bits(count: i32) -> u32 {
     select(count > 0, 0xFFFF_FFFFu32 >> shift as u32, 0u32)
 }
 
-/// Which of the four bytes of a word are nonzero, one bit each.
+/// The nonzero bytes among the four of a word, one bit each.
 #[cube]
 pub(crate) fn nonzero_bytes(word: u32) -> u32 {
     // Bit 7 of each byte: its low bits carry into it unless all are 0.

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
-/// What is added to a position for the query that has it, with causal masking.
+/// The number added to a query's index to get its position, with causal masking.
 #[cube]
 pub(crate) fn query_shift(q_len: usize, k_len: usize) -> i32 {
     q_len as i32 - k_len as i32
@@ -35,7 +35,7 @@ pub(crate) fn position(query: usize, q_len: usize, k_len: usize, #[comptime] cau
     at
 }
 
-/// What is added to the index of a query for its position, with causal masking.
+/// The number added to a query's index to get its position, with causal masking.
 pub(crate) fn position_shift(geometry: &PlanGeometry) -> i32 {
     // Both are at most i32::MAX.
     (geometry.k_len as i64 - geometry.q_len as i64) as i32

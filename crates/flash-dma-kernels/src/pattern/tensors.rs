@@ -2,15 +2,14 @@
 
 use cubecl::prelude::*;
 
-/// The tensors that say which keys a kernel reads, and what is added to their logits.
+/// The tensors of the keys that a kernel reads, and of the numbers added to their logits.
 #[derive(Clone, Default)]
 pub(crate) struct SourceTensors {
-    /// Scores or a bias.
     pub bias: Option<TensorBinding>,
     pub keys: KeyTensors,
 }
 
-/// Which keys are read, and the tensors that say so.
+/// The keys that are read, and the tensors that list them.
 #[derive(Clone, Default)]
 pub(crate) enum KeyTensors {
     #[default]
@@ -24,14 +23,12 @@ pub(crate) enum KeyTensors {
 /// The query tiles of one launch, and their keys.
 pub(crate) struct TileLaunch {
     pub source: SourceTensors,
-    /// The first query tile.
     pub first: usize,
-    /// Query tiles, the size of the grid along x.
+    /// Number of query tiles, the size of the grid along x.
     pub count: usize,
 }
 
 impl SourceTensors {
-    /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = &TensorBinding> {
         let keys: &[TensorBinding] = match &self.keys {
             KeyTensors::All => &[],

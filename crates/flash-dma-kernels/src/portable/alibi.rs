@@ -12,10 +12,10 @@ use cubecl::prelude::*;
 pub(crate) struct TileAlibi<'a> {
     slopes: &'a Tensor<f32>,
     slope: Shared<[f32]>,
-    /// A query stands at the key of the same number, the last one at the last key.
+    /// A query has the place of the key at the same position: the last query that of the last key.
     queries: Shared<[i32]>,
     keys: Shared<[i32]>,
-    /// Whether the keys are the outer rows.
+    /// True if the keys are the outer rows.
     #[cube(comptime)]
     keys_outer: bool,
 }
@@ -73,7 +73,6 @@ impl<'a> TileAlibi<'a> {
         }
     }
 
-    /// The logit of a pair with what ALiBi adds to it.
     pub(crate) fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
         let (query, key) = query_and_key(outer, inner, self.keys_outer);
         let distance = f32::cast_from(self.queries[query] - self.keys[key]).abs();
@@ -81,7 +80,7 @@ impl<'a> TileAlibi<'a> {
     }
 }
 
-/// The logit of a pair with what ALiBi adds to it, if there is ALiBi.
+/// Adds ALiBi, if there is any, to the logit of a pair.
 #[cube]
 pub(crate) fn with_alibi(
     alibi: &ComptimeOption<TileAlibi>,

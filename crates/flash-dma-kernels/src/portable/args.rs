@@ -1,4 +1,4 @@
-//! What the portable kernels are launched with.
+//! The launch arguments of the portable kernels.
 
 use crate::alibi::AlibiArg;
 use crate::args::Scaling;
@@ -13,14 +13,14 @@ pub(crate) struct Operands<F: Float, N: Size> {
     pub v: OwnedTensor<Vector<F, N>>,
 }
 
-/// What the backward pass knows per query row.
+/// The saved numbers of every query row in the backward pass.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SavedRows<F: Float, N: Size> {
     /// The output gradient, strides as of Q.
     pub grad_out: OwnedTensor<Vector<F, N>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: OwnedTensor<f32>,
-    /// As `lse`: what its rounding lost.
+    /// The rounding errors of `lse`, in its layout.
     pub lse_rest: OwnedTensor<f32>,
     /// The row sums, contiguous `[batch, q_heads, q_len]`.
     pub delta: OwnedTensor<f32>,
@@ -60,7 +60,6 @@ pub(crate) struct ListedIntervals {
     pub intervals: OwnedTensor<u32>,
     /// Key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists).
     pub list: OwnedTensor<u32>,
-    /// How many keys each list has.
     pub counts: OwnedTensor<u32>,
 }
 
@@ -92,7 +91,7 @@ pub(crate) struct TilePlan {
     pub counts: OwnedTensor<u32>,
 }
 
-/// A bias that broadcasts to the logits, any strides; given exactly if the blueprint's pattern has a bias of pairs.
+/// A bias that broadcasts to the logits, any strides; given exactly if the blueprint's pattern has a bias per pair.
 pub(crate) type PairBiasArg = ComptimeOption<OwnedTensor<f32>>;
 
 /// All that stands between the product of a query and a key and its weight.
@@ -141,7 +140,6 @@ impl Sizes {
         }
     }
 
-    /// The kv head that a query head attends to.
     pub(crate) fn kv_head(&self, head: usize) -> usize {
         head / (self.q_heads / self.kv_heads)
     }

@@ -10,11 +10,11 @@ use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
 
 /// One cube owns the tile of keys `CUBE_POS_X` and of queries `CUBE_POS_Y` of the bias's head `CUBE_POS_Z`, counted
-/// over its sequences: every pair that reads one of its elements, in all the heads, sequences and queries that the bias
-/// broadcasts to, is summed in f32 in the registers of this cube, in a fixed order. It writes its elements of the
-/// contiguous `grad_bias`, which has the shape of `bias` and is overwritten. Inputs as in
-/// [`dkdv_kernel`](crate::portable::dkdv::dkdv_kernel), but keys without intervals. If the queries are `shared`, the bias
-/// has one element for all of them; it has all keys.
+/// over its sequences. It sums every pair that reads one of its elements, in all the heads, sequences and queries to
+/// which the bias broadcasts, in f32 in registers, in a fixed order. It writes its elements of the contiguous
+/// `grad_bias`, which has the shape of `bias` and is overwritten. Inputs as in
+/// [`dkdv_kernel`](crate::portable::dkdv::dkdv_kernel), but keys have no intervals. If the queries are `shared`, the
+/// bias has one element for all of them; it has all keys.
 ///
 /// It costs two matrix products per pair more than the gradients of k and v, and needs neither atomics nor memory.
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -13,14 +13,14 @@ const PLAN_QUERIES: usize = 16;
 /// Keys that share a count of a tile plan.
 const PLAN_KEYS: usize = 64;
 
-/// The keys of a tile, at most 32, that each query of a tile attends to, one word per query in shared memory.
+/// The keys of a tile, at most 32, that each query of a tile attends to: one word per query in shared memory.
 #[derive(CubeType)]
 pub(crate) struct QueryBits<'a> {
     words: Shared<[u32]>,
     /// The mask; without one, all keys up to a query's position are visible.
     plan: ComptimeOption<&'a TilePlan>,
     bias: ComptimeOption<PairBias<'a>>,
-    /// Whether the keys are the outer rows.
+    /// True if the keys are the outer rows.
     #[cube(comptime)]
     keys_outer: bool,
 }
@@ -42,7 +42,7 @@ impl<'a> QueryBits<'a> {
         }
     }
 
-    /// Whether the plan's counts of the blocks of a tile are not all zero.
+    /// True if the plan's counts of the blocks of a tile are not all zero.
     pub(crate) fn is_active(
         &self,
         queries: &TileRows,
@@ -70,7 +70,7 @@ impl<'a> QueryBits<'a> {
         }
     }
 
-    /// Sets what the queries of a tile see of the keys of a tile. All units cooperate; the caller synchronises.
+    /// Sets the keys of a tile that each query of a tile sees. All units cooperate; the caller synchronises.
     pub(crate) fn set(
         &mut self,
         queries: &TileRows,
@@ -115,7 +115,7 @@ impl<'a> QueryBits<'a> {
         }
     }
 
-    /// The bits of `word` that row `row` of the plan leaves; they stand for the keys from `first_key` on.
+    /// The bits of `word`, for the keys from `first_key` on, that row `row` of the plan leaves.
     fn masked(&self, word: u32, row: usize, query: usize, first_key: usize) -> u32 {
         #[comptime]
         match self.plan {
@@ -136,8 +136,8 @@ impl<'a> QueryBits<'a> {
         }
     }
 
-    /// The first and one past the last query that the causal mask lets see some key of a tile; the same number twice if
-    /// there is none.
+    /// The first and one past the last query that sees some key of a tile under the causal mask; equal if there is
+    /// none.
     pub(crate) fn queries(
         &self,
         keys: &TileRows,
@@ -156,7 +156,7 @@ impl<'a> QueryBits<'a> {
         (min(first, sizes.q_len), sizes.q_len)
     }
 
-    /// Whether the query of the pair attends to its key.
+    /// True if the query of the pair attends to its key.
     pub(crate) fn selected(&self, outer: usize, inner: usize) -> bool {
         let (query, key) = query_and_key(outer, inner, self.keys_outer);
         (self.words[query] >> key as u32) & 1u32 == 1u32
@@ -173,7 +173,7 @@ impl<'a> QueryBits<'a> {
     }
 }
 
-/// A bias of pairs, and its elements for a tile: pair `(query, key)` of the tile reads the element
+/// A bias per pair, and its elements for a tile: pair `(query, key)` of the tile reads the element
 /// `origin + query * query_step + key * key_step`. Steps of 0 broadcast.
 #[derive(CubeType)]
 pub(crate) struct PairBias<'a> {
@@ -208,7 +208,6 @@ impl<'a> PairBias<'a> {
         }
     }
 
-    /// Moves on to a tile.
     fn place(&mut self, queries: &TileRows, keys: &TileRows, sizes: &Sizes) {
         let head = queries.head / (sizes.q_heads / self.bias.shape(1));
         let mut origin = head * self.bias.stride(1);

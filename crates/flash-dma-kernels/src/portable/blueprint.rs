@@ -8,7 +8,7 @@ use flash_dma_problem::{AttentionError, Problem};
 /// Elements of one shared-memory vector: rows are read 16 bytes at a time.
 pub(crate) const LANES: usize = 4;
 
-/// Which kernel a blueprint is for: they differ in the content of shared memory.
+/// The kernel that a blueprint is for: they differ in the content of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// Owns queries; streams keys and values.
@@ -64,7 +64,7 @@ const PARALLEL_ROWS: [Micro; 4] = [
     micro(4, 8, 1, 4),
 ];
 
-/// The same where a unit works alone.
+/// Choices for the few query rows of a decode step where a unit works alone.
 const SERIAL_ROWS: [Micro; 3] = [micro(1, 1, 4, 8), micro(1, 1, 16, 8), micro(1, 1, 4, 4)];
 
 /// Comptime configuration of one attention kernel.
@@ -78,13 +78,13 @@ pub struct Blueprint {
     pub(crate) pattern: Pattern,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// Whether the scaled product is capped.
+    /// True if the scaled product is capped.
     pub softcap: bool,
-    /// Whether there is ALiBi.
+    /// True if there is ALiBi.
     pub alibi: bool,
-    /// Whether pairs are dropped.
+    /// True if pairs are dropped out.
     pub dropout: bool,
-    /// What the rounding of the LSE loses is wanted, from the forward kernel.
+    /// True if the rounding error of the LSE is requested from the forward kernel.
     pub(crate) rest: bool,
 }
 
@@ -180,7 +180,7 @@ impl Blueprint {
         CubeDim::new_2d(self.micro.units_x as u32, self.micro.units_y as u32)
     }
 
-    /// Whether register tiles are unrolled: a lone unit holds them in memory and loops.
+    /// True if register tiles are unrolled: a lone unit holds them in memory and loops.
     pub fn unroll(&self) -> bool {
         self.units() > 1
     }
@@ -195,7 +195,6 @@ impl Blueprint {
         self.micro.units_x * self.micro.inner
     }
 
-    /// Rows of the outer or of an inner tile.
     pub(crate) fn rows(&self, outer: bool) -> usize {
         if outer {
             self.outer_rows()
@@ -214,8 +213,7 @@ impl Blueprint {
         self.unit_vectors() * self.micro.units_x
     }
 
-    /// Row stride in shared memory, in vectors. The odd vector keeps the rows that a plane reads at once in different
-    /// banks.
+    /// Row stride in shared memory, in vectors: one more than a row has, to keep rows read at once in different banks.
     pub(crate) fn row_stride(&self) -> usize {
         self.vectors() + 1
     }
@@ -230,7 +228,7 @@ impl Blueprint {
         self.micro.units_x * self.weight_vectors() + 1
     }
 
-    /// Shared memory per cube: rows, weights, partial row results, and a few words per row.
+    /// Bytes of shared memory per cube: rows, weights, partial row results, and a few words per row.
     fn shared_bytes(&self, kernel: Kernel) -> usize {
         let (outer, inner) = (self.outer_rows(), self.inner_rows());
         let (outer_tiles, inner_tiles, weights) = match kernel {

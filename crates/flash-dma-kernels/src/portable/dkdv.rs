@@ -84,7 +84,6 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     }
 }
 
-/// The keys that a cube owns.
 #[cube]
 fn key_tile<'a>(
     keys: &'a Keys<OrderedIntervals>,
@@ -156,8 +155,7 @@ impl KeySums {
         }
     }
 
-    /// Adds what a tile of queries, which must have been synchronised, contributes; the caller synchronises before it
-    /// loads another tile.
+    /// Adds the contributions of a synchronised tile of queries; the caller synchronises before it loads another.
     fn add<V: Visibility>(
         &mut self,
         keys: &KeyRows,

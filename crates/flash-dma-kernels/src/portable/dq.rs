@@ -101,8 +101,7 @@ impl QueryGradient {
         }
     }
 
-    /// Adds what a tile of keys, which must have been synchronised, contributes; the caller synchronises before it
-    /// loads another tile.
+    /// Adds the contributions of a synchronised tile of keys; the caller synchronises before it loads another.
     fn add<V: Visibility>(
         &mut self,
         queries: &QueryRows,

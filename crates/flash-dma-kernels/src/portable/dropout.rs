@@ -13,7 +13,7 @@ pub(crate) struct TileMask {
     rows: Shared<[u32]>,
     columns: Shared<[u32]>,
     seed: DropoutSeed,
-    /// Whether the keys are the outer rows.
+    /// True if the keys are the outer rows.
     #[cube(comptime)]
     keys_outer: bool,
 }

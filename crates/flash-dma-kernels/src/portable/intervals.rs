@@ -13,13 +13,11 @@ use cubecl::prelude::*;
 pub struct KeyIntervals {
     /// Position of each query; -1 selects nothing.
     position: Shared<[i32]>,
-    /// First position that attends to each key.
     first: Shared<[i32]>,
     /// One past the last position that attends to each key.
     end: Shared<[i32]>,
-    /// Score of each key.
     score: Shared<[f32]>,
-    /// Whether the keys are the outer rows.
+    /// True if the keys are the outer rows.
     #[cube(comptime)]
     keys_outer: bool,
 }
@@ -39,7 +37,6 @@ impl KeyIntervals {
         }
     }
 
-    /// Sets the position of query `local` of the tile.
     pub(crate) fn set_query(&mut self, local: usize, position: i32) {
         self.position[local] = position;
     }
@@ -162,8 +159,8 @@ impl KeyIntervals {
         }
     }
 
-    /// The first and one past the last query that attends to any key; the same number twice if none does. To be called
-    /// after a synchronisation.
+    /// The first and one past the last query that attends to any key, equal if none does. Call it after a
+    /// synchronisation.
     pub fn queries(&self, sizes: &Sizes, #[comptime] bp: Blueprint) -> (usize, usize) {
         let mut first = sizes.k_len as i32;
         let mut end = 0i32;

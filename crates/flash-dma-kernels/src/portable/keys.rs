@@ -6,8 +6,8 @@ use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{RowList, TileRows};
 use cubecl::prelude::*;
 
-/// Location of the keys of a query tile: in its list if they have intervals, else all keys up to the last that one of
-/// its queries may see.
+/// Location of the keys of a query tile: in its list if they have intervals, otherwise all keys up to the last that one
+/// of its queries may see.
 #[derive(CubeType)]
 pub(crate) struct KeyTiles<'a> {
     /// The lists, if the keys have intervals.
@@ -18,7 +18,6 @@ pub(crate) struct KeyTiles<'a> {
     base: usize,
     /// Keys of the list that every query of the tile attends to; they come first.
     pub full: usize,
-    /// All keys.
     total: usize,
 }
 
@@ -68,12 +67,10 @@ impl<'a> KeyTiles<'a> {
         }
     }
 
-    /// The number of tiles.
     pub(crate) fn count(&self, #[comptime] bp: Blueprint) -> usize {
         self.total.div_ceil(comptime!(bp.inner_rows()))
     }
 
-    /// The keys of tile `n`.
     pub(crate) fn tile(&self, n: usize, #[comptime] bp: Blueprint) -> TileRows<'a> {
         TileRows::<'a> {
             batch: self.batch,

@@ -25,28 +25,26 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, Problem};
 
-/// The keys that queries may attend to.
 #[derive(Debug)]
 pub(crate) enum PortableKeys<'a> {
     All,
-    /// The fields of [`ListedIntervals`] where query tiles are launched, else of [`OrderedIntervals`].
+    /// The fields of [`ListedIntervals`] for kernels that own query tiles, otherwise of [`OrderedIntervals`].
     Intervals(Box<[TensorBinding; 4]>),
     Planned(&'a MaskBits),
 }
 
-/// What all portable kernels of a checked, non-empty problem read.
+/// The inputs of all portable kernels of a checked, non-empty problem.
 pub(crate) struct PortableLaunch<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
-    /// q, k and v.
     pub rows: [&'a TensorBinding; 3],
     pub keys: PortableKeys<'a>,
-    /// Given exactly if the blueprint's pattern has a bias of pairs.
+    /// Given exactly if the blueprint's pattern has a bias per pair.
     pub bias: Option<&'a TensorBinding>,
     pub blueprint: Blueprint,
 }
 
-/// What the backward pass knows per query row.
+/// The saved numbers of every query row in the backward pass.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedTensors<'a> {
     pub saved: &'a Saved,
@@ -140,7 +138,6 @@ impl<'a> PortableLaunch<'a> {
         }
     }
 
-    /// Launches [`forward_kernel`] for `count` query tiles from `first` on.
     pub(crate) fn forward(&self, first: usize, count: usize, outputs: &Outputs) {
         let p = self.problem;
         let Outputs {

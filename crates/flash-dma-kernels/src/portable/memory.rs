@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 pub type Row4 = Vector<f32, Const<4>>;
 
 /// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on, or from entry `first` of a list
-/// on; what is at or past `end` does not exist.
+/// on; those at or past `end` do not exist.
 #[derive(CubeType)]
 pub struct TileRows<'a> {
     pub(crate) batch: usize,
@@ -40,7 +40,7 @@ impl<'a> TileRows<'a> {
         }
     }
 
-    /// The row that entry `n`, less than `end`, stands for.
+    /// The row of entry `n`, which is less than `end`.
     pub(crate) fn index(&self, n: usize) -> usize {
         #[comptime]
         match &self.list {
@@ -50,9 +50,9 @@ impl<'a> TileRows<'a> {
     }
 }
 
-/// Whether the inner tile is not finite: it holds NaN or infinities, so that the products that weight its rows must
-/// skip the pairs that are not selected, as zero times such an element is NaN. Two flags in shared memory alternate:
-/// loading a tile sets one while the other is cleared. A third belongs to the outer tile and is never read.
+/// Marks an inner tile as not finite: it holds NaN or infinities, so that the products that weight its rows must skip
+/// the pairs that are not selected, as zero times such an element is NaN. Two flags in shared memory alternate: loading
+/// a tile sets one while the other is cleared. A third belongs to the outer tile and is never read.
 #[derive(CubeType)]
 pub struct NotFinite {
     flags: Shared<[u32]>,
@@ -80,20 +80,19 @@ impl NotFinite {
         self.tile = 0usize;
     }
 
-    /// Clears the next tile's flag. To be called between the synchronisation after this tile is loaded and the one
-    /// before the next is.
+    /// Clears the next tile's flag. Call it between the synchronisations after loading this tile and before loading the
+    /// next.
     pub(crate) fn clear_next(&mut self) {
         if UNIT_POS == 0 {
             self.flags[1 - self.tile] = 0u32;
         }
     }
 
-    /// Moves on to the next tile's flag.
     pub(crate) fn next_tile(&mut self) {
         self.tile = 1 - self.tile;
     }
 
-    /// Says that the tile which is loaded is not finite unless `value` is finite.
+    /// Marks the loaded tile as not finite unless `value` is finite.
     pub(crate) fn check(&mut self, value: Row4) {
         let mut finite = true;
         #[unroll]
@@ -109,7 +108,6 @@ impl NotFinite {
         }
     }
 
-    /// Whether the tile is not finite.
     pub(crate) fn get(&self) -> bool {
         self.flags[self.tile] != 0u32
     }
@@ -162,12 +160,12 @@ impl KeyRows {
     }
 }
 
-/// What the backward pass knows of a tile of queries, in shared memory, f32.
+/// The saved numbers of a tile of queries in shared memory, f32.
 #[derive(CubeType)]
 pub(crate) struct QueryRows {
     /// −∞ past the last query.
     pub lse: Shared<[f32]>,
-    /// What the rounding of the LSEs lost.
+    /// The rounding errors of the LSEs.
     pub lse_rest: Shared<[f32]>,
     pub delta: Shared<[f32]>,
     pub q: Shared<[Row4]>,
@@ -214,8 +212,8 @@ impl QueryRows {
         }
     }
 
-    /// By how much a logit lies above the LSE of row `row`. The LSE is subtracted before what it lost is, so that nothing
-    /// of the size of the logits is rounded.
+    /// The difference of a logit and the LSE of row `row`. The LSE is subtracted before its rounding error, so that
+    /// nothing of the size of the logits is rounded.
     pub(crate) fn above_lse(&self, logit: f32, row: usize) -> f32 {
         (logit - self.lse[row]) - self.lse_rest[row]
     }
@@ -291,8 +289,7 @@ pub(crate) fn load_vector<F: Float, N: Size>(
     value
 }
 
-/// Writes the vector `vector` of a row that starts at element `base` of `dst`, converted to its type;
-/// nothing past `head_dim`.
+/// Writes the vector `vector` of a row from element `base` of `dst` on, converted; nothing past `head_dim`.
 #[cube]
 pub(crate) fn store_row<F: Float, N: Size>(
     dst: &mut Tensor<Vector<F, N>>,
@@ -315,8 +312,7 @@ pub(crate) fn store_row<F: Float, N: Size>(
     }
 }
 
-/// Writes each unit's part of an outer tile, `unit_vectors` vectors per row, to a contiguous tensor
-/// `[batch, heads, len, head_dim]`.
+/// Writes each unit's part of an outer tile, `unit_vectors` per row, to a contiguous `[batch, heads, len, head_dim]`.
 #[cube]
 pub(crate) fn store_tile<F: Float, N: Size>(
     dst: &mut Tensor<Vector<F, N>>,

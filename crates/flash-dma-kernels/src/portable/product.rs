@@ -47,7 +47,7 @@ pub fn products(
 ///
 /// The weights of a row are in the layout in which their unit wrote them: vector `x * weight_vectors + k` holds the
 /// inner rows `x + (4 k + e) * units_x`. They are zero for the pairs that are not selected, which is enough while the
-/// inner rows are finite; else [`accumulate_selected`] must be used.
+/// inner rows are finite; otherwise use [`accumulate_selected`].
 #[cube]
 pub(crate) fn accumulate(
     acc: &mut Array<Row4>,

@@ -1,5 +1,5 @@
-//! The gradient of the rank: tiles of runners-up stream the queries that they just miss, tiles of kept keys those that
-//! keep them.
+//! The gradient of the rank: tiles of runners-up stream the queries whose window they just miss, tiles of kept keys
+//! those that keep them.
 
 use crate::alibi::AlibiArg;
 use crate::args::Scaling;
@@ -14,11 +14,11 @@ use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use crate::rank_terms::{Change, ChangeKind, RankTerms, adds};
 use cubecl::prelude::*;
 
-/// One cube owns the tile `CUBE_POS_X` of the keys of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams, for
-/// every query head of the group, the queries by which the rank of one of its keys learns, and writes the gradients of
-/// its keys' ranks, for kept keys behind a launch for runners-up adds them: with `x` a pair's logit minus the LSE, the
-/// sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, and of kept keys what
-/// those are [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
+/// One cube owns the tile `CUBE_POS_X` of the keys of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`. It streams, for
+/// every query head of the group, the queries that train the rank of one of its keys, and writes the gradients of its
+/// keys' ranks; the launch for kept keys, which runs after the one for runners-up, adds them. With `x` a pair's logit
+/// minus the LSE, a gradient is the sum of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`; that of a kept
+/// key is given at [`OWN_OUTPUT_WEIGHT`](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -48,7 +48,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     }
 
     let mut spans = RankedSpans::new(&logits.alibi, bp);
-    // Nothing multiplies a row by weights of zero, so nobody asks whether it is finite.
+    // Nothing multiplies a row by weights of zero, so the flags are not read.
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
@@ -85,7 +85,6 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     sums.store(rank, &tile, adds, bp);
 }
 
-/// The keys that a cube owns.
 #[cube]
 fn ranked_tile<'a>(
     ranked: &'a RankedList,
@@ -107,7 +106,7 @@ fn ranked_tile<'a>(
     }
 }
 
-/// The positions by which the ranks of a tile's keys learn, and the ALiBi of its pairs.
+/// The positions that train the ranks of a tile's keys, and the ALiBi of its pairs.
 #[derive(CubeType)]
 struct RankedSpans<'a> {
     intervals: KeyIntervals,
@@ -153,8 +152,7 @@ impl<'a> RankedSpans<'a> {
     }
 }
 
-/// Loads the gradients of the LSEs of a tile of queries, if there are some. All units cooperate; the caller
-/// synchronises.
+/// Loads the LSE gradients of a tile of queries, if there are any. All units cooperate; the caller synchronises.
 #[cube]
 fn load_lse_gradients(
     terms: &RankTerms,
@@ -226,8 +224,7 @@ impl RankSums {
         }
     }
 
-    /// Adds the contributions of a tile of queries, which must have been synchronised; the caller synchronises before
-    /// it loads another tile.
+    /// Adds the contributions of a synchronised tile of queries; the caller synchronises before it loads another.
     fn add(
         &mut self,
         keys: &KeyRows,
@@ -271,7 +268,7 @@ impl RankSums {
         }
     }
 
-    /// Writes the gradients of the ranks of the `keys`, or adds them to what is there.
+    /// Writes the gradients of the ranks of the `keys`, or adds them.
     fn store(
         &self,
         rank: &mut Tensor<f32>,

@@ -16,9 +16,9 @@ pub(crate) struct OnlineSoftmax {
     s: Array<f32>,
     /// The output, `unit_vectors` per outer row: relative to the running maximum until [`finish`](Self::finish).
     pub acc: Array<Row4>,
-    /// The running maximum of each outer row; finished, its LSE.
+    /// The running maximum of each outer row; after [`finish`](Self::finish), its LSE.
     pub row_max: Array<f32>,
-    /// Finished, what the rounding of each LSE lost.
+    /// After [`finish`](Self::finish), the rounding error of each LSE.
     pub row_rest: Array<f32>,
     /// This unit's part of each row's sum.
     row_sum: Array<f32>,
@@ -55,8 +55,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Processes the inner tile `k_rows`, `v_rows`, which must have been synchronised; the caller synchronises before
-    /// it loads another tile.
+    /// Processes a synchronised inner tile `k_rows`, `v_rows`; the caller synchronises before it loads another.
     pub(crate) fn attend<V: Visibility>(
         &mut self,
         q_rows: &Shared<[Row4]>,
@@ -93,8 +92,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Makes the logits [`s`](Self::s), −∞ where a pair is not selected, weights relative to the new maxima, to which
-    /// it rescales sums and output. Dropout is in the weights, not in the sums. Synchronises.
+    /// Turns the logits [`s`](Self::s), −∞ where a pair is not selected, into weights relative to the new maxima, to
+    /// which it rescales sums and output. Dropout is in the weights, not in the sums. Synchronises.
     fn weigh<V: Visibility>(&mut self, visibility: &V, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
@@ -149,8 +148,7 @@ impl OnlineSoftmax {
         sync_cube();
     }
 
-    /// Divides the output by the sums and makes the maxima LSEs: zeros and −∞ where nothing was selected.
-    /// Synchronises.
+    /// Divides the output by the sums and turns maxima into LSEs: zeros and −∞ if nothing was selected. Synchronises.
     pub(crate) fn finish(&mut self, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
@@ -190,8 +188,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes the finished rows to `out`, `[batch, heads, len, head_dim]` in either order of heads and queries, and
-    /// their LSEs.
+    /// Writes the finished rows to `out`, `[batch, heads, len, head_dim]` with heads and queries in either order, and
+    /// the LSEs.
     pub(crate) fn store<F: Float, N: Size>(
         &self,
         out: &mut Tensor<Vector<F, N>>,
@@ -212,7 +210,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes what the rounding of the LSEs lost, as [`store`](Self::store) writes these; there are `heads` of them.
+    /// Writes the rounding errors of the LSEs, as [`store`](Self::store) writes the LSEs; there are `heads` heads.
     pub(crate) fn store_lse_rest(
         &self,
         lse_rest: &mut Tensor<f32>,
@@ -231,7 +229,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes what the rounding of the finished rows loses, as [`store`](Self::store) writes these. Ends them.
+    /// Writes the rounding errors of the finished rows, as [`store`](Self::store) writes the rows, and overwrites them.
     pub(crate) fn store_residual<F: Float, N: Size>(
         &mut self,
         residual: &mut Tensor<Vector<F, N>>,

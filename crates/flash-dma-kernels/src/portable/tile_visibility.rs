@@ -1,4 +1,4 @@
-//! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
+//! The pairs of a tile of queries and a tile of keys that attend: one variant for each representation in shared memory.
 
 use crate::portable::alibi::{TileAlibi, with_alibi};
 use crate::portable::args::{Keys, KeysExpand, LogitTerms, OrderedIntervals, PairBiasArg, Sizes};
@@ -19,7 +19,7 @@ pub(crate) struct TileVisibility<'a> {
     dropout: ComptimeOption<TileMask>,
 }
 
-/// Which pairs attend: one variant for each representation in shared memory. A new pattern is a value of
+/// The pairs that attend: one variant for each representation in shared memory. A new pattern is a value of
 /// [`Pattern`](crate::pattern::kind::Pattern) that one of them represents.
 #[expect(dead_code, reason = "kernels make the type that CubeCL derives")]
 #[derive(CubeType)]
@@ -47,8 +47,8 @@ impl<'a> TileVisibility<'a> {
         }
     }
 
-    /// Whether some query of a tile may attend to some key of a tile: the answer is the same for all units of a cube,
-    /// which skips the tile otherwise.
+    /// True if some query may attend to some key of the tiles: the same for all units of a cube, which skips them
+    /// otherwise.
     pub(crate) fn is_active(
         &self,
         queries: &TileRows,
@@ -63,7 +63,7 @@ impl<'a> TileVisibility<'a> {
         }
     }
 
-    /// Sets a tile's queries of dropout and ALiBi.
+    /// Sets a tile's queries for dropout and ALiBi.
     fn place_queries(&mut self, queries: &TileRows, sizes: &Sizes, #[comptime] bp: Blueprint) {
         #[comptime]
         match &mut self.dropout {
@@ -77,7 +77,7 @@ impl<'a> TileVisibility<'a> {
         }
     }
 
-    /// Sets a tile's keys of dropout and ALiBi.
+    /// Sets a tile's keys for dropout and ALiBi.
     fn place_keys(&mut self, keys: &TileRows, #[comptime] bp: Blueprint) {
         #[comptime]
         match &mut self.dropout {
@@ -170,7 +170,7 @@ impl<'a> TileVisibility<'a> {
     }
 
     /// The first and one past the last query that attends to any of the keys that a cube owns; the same number twice if
-    /// none does. To be called after a synchronisation.
+    /// none does. Call it after a synchronisation.
     pub(crate) fn queries(
         &self,
         keys: &TileRows,

@@ -1,20 +1,20 @@
-//! Which pairs of a tile of queries and a tile of keys attend, and their logits.
+//! The pairs of a tile of queries and a tile of keys that attend, and their logits.
 
 use crate::finite::negative_infinity;
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::portable::blueprint::Blueprint;
 use cubecl::prelude::*;
 
-/// Which pairs of an outer and an inner row attend, and the biases of their logits.
+/// The pairs of outer and inner rows that attend, and the biases of their logits.
 #[cube]
 pub trait Visibility {
-    /// Whether the query of the pair attends to its key.
+    /// True if the query of the pair attends to its key.
     fn selected(&self, outer: usize, inner: usize) -> bool;
 
     /// The logit of a selected pair with its bias.
     fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32;
 
-    /// A value of a pair with dropout: times the factor of its probability.
+    /// Applies dropout to a value of a pair: multiplies it by the factor of the pair's probability.
     fn dropped(&self, value: f32, outer: usize, inner: usize) -> f32;
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn query_and_key(
     (query, key)
 }
 
-/// Whether a row attends to nothing, which its LSE says, if given: it has no gradients, whatever its logits.
+/// True if a row attends to nothing, by its LSE, if given: it has no gradients, whatever its logits.
 #[cube]
 pub(crate) fn is_blind(lse: ComptimeOption<&Shared<[f32]>>, row: usize) -> bool {
     #[comptime]

@@ -15,7 +15,7 @@ pub struct Operands {
     pub element: ElementType,
 }
 
-/// Where a product goes, contiguous: `[m, n]`, or in parts `[parts, m, n]`.
+/// The destination of a product, contiguous: `[m, n]`, or in parts `[parts, m, n]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output<'a> {
     pub tensor: &'a TensorBinding,
@@ -42,14 +42,12 @@ pub struct Sizes {
 /// The axis along which the elements of a matrix are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Major {
-    /// The rows are contiguous.
     Row,
-    /// The columns are contiguous.
     Column,
 }
 
 impl Operands {
-    /// The sizes.
+    /// The sizes of the product.
     ///
     /// # Panics
     ///
@@ -99,7 +97,7 @@ impl Operands {
         check_tensor(TensorName::Product, out.tensor, &[m, n], size, contiguous)
     }
 
-    /// The same operands with strides as of a matrix for axes of one element, whose strides are never used.
+    /// The same operands, but axes of one element, whose strides are never used, get the strides of a matrix.
     pub(crate) fn canonical(&self) -> Self {
         let canonical = |tensor: &TensorBinding| {
             let mut tensor = tensor.clone();
@@ -119,8 +117,7 @@ impl Operands {
         }
     }
 
-    /// Whether the tensor memory accelerator can copy both operands: every row (or column) begins at a multiple of 16
-    /// bytes.
+    /// True if the TMA can copy both operands: every row (or column) begins at a multiple of 16 bytes.
     pub(crate) fn takes_boxes(&self) -> bool {
         [&self.a, &self.b].iter().all(|tensor| {
             let pitch = match major(tensor) {

@@ -7,13 +7,12 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// A part is a multiple of this, so that all but the last begin where vectors and boxes do.
+/// The step of a part's length, so that all parts begin where vectors and boxes do.
 const STEP: usize = 128;
 
-/// The division of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Division {
-    /// Terms of each part but the last.
+    /// Terms of each part except a shorter last one.
     pub length: usize,
     /// Parts of that length.
     pub full: usize,
@@ -32,7 +31,6 @@ impl Division {
         }
     }
 
-    /// The number of parts.
     pub(crate) fn count(&self) -> usize {
         self.full + usize::from(self.rest > 0)
     }
@@ -50,7 +48,6 @@ pub(crate) fn batch(operands: &Operands, division: &Division) -> [TensorBinding;
     [a, b]
 }
 
-/// The operands of `count` terms from `first` on.
 pub(crate) fn terms(operands: &Operands, first: usize, count: usize) -> [TensorBinding; 2] {
     let size = operands.element.size();
     let mut a = shifted(&operands.a, first * operands.a.strides[1] * size);

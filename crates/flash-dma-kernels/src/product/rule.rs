@@ -1,4 +1,4 @@
-//! Which kernel multiplies, and in how many parts.
+//! The choice of a product's kernel and of its number of parts.
 
 use super::few_rows;
 use super::operands::{Operands, Sizes};
@@ -10,36 +10,33 @@ use cubecl::client::Client;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// CubeK's choice without autotune, which is Burn's: a simple tensor-core routine, without tensor cores one of single
-    /// units.
+    /// CubeK's kernel without autotune, as in Burn: a simple tensor-core routine, or single units without tensor cores.
     Standard,
     /// The `wgmma` kernel of this crate.
     Wgmma(Tile),
-    /// The kernel of this crate for a few rows. A row has the same sums in any number of rows, bit for bit; they are
-    /// never cut into parts.
+    /// This crate's kernel for a few rows, never cut into parts. A row's sums are the same, bit for bit, in any number
+    /// of rows.
     FewRows,
 }
 
-/// What is decided about a product before it is launched.
+/// The decisions about a product before it is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// The kernel.
     pub route: Route,
-    /// Into how many parts the sums over `k` are cut, each computed by cubes of its own; 1 for none. The parts are f32
-    /// and are added in a fixed order. A kernel may use fewer.
+    /// Number of parts into which the sums over `k` are cut, each computed by separate cubes; 1 for none. The parts are
+    /// f32 and are added in a fixed order. A kernel may use fewer.
     pub parts: usize,
 }
 
 /// Sums shorter than this are never cut.
 const LONG: usize = 4096;
 
-/// A part is at least this long.
 const SHORTEST_PART: usize = 512;
 
-/// The most parts.
 const MOST_PARTS: usize = 64;
 
-/// What starting and finishing a cube costs, in steps along `k`.
+/// The cost of starting and finishing a cube, in steps along `k`.
 const CUBE_COST: usize = 256;
 
 /// Elements of the result that are written as a part, read and added in the time of a step along `k` of a full wave of
@@ -49,11 +46,11 @@ const ADDED_PER_STEP: usize = 4700;
 /// Multiplications of a product below which starting it costs more than computing it.
 const LARGE: usize = 1 << 27;
 
-/// At most so many rows are always few: their product is bound by the memory that B is read from.
+/// The most rows that always count as few: their product is bound by the memory from which B is read.
 const FEW_ROWS: usize = 16;
 
-/// At most so many are few where the product is not [`LARGE`]: tiles of 128 rows would compute more than twice what was
-/// asked for, on fewer cubes than the device has multiprocessors.
+/// The most rows that count as few if the product is not [`LARGE`]: tiles of 128 rows would compute more than twice the
+/// requested rows, on fewer cubes than the device has multiprocessors.
 const MOST_ROWS: usize = 64;
 
 impl Choice {
@@ -90,7 +87,7 @@ impl Choice {
 }
 
 impl Route {
-    /// The rows and columns that one cube computes, for the estimate of waves; none if sums are never cut.
+    /// The rows and columns that one cube computes, for the estimate of waves; `None` if sums are never cut.
     fn tile(self) -> Option<[usize; 2]> {
         match self {
             Self::Standard => Some([128, 128]),
@@ -101,7 +98,7 @@ impl Route {
 }
 
 /// The number of parts with the least estimated time: waves of cubes over the multiprocessors, each as long as a part
-/// and the start of a cube, and the parts' way through memory.
+/// and the start of a cube, plus the parts' writes and reads.
 fn parts(sizes: Sizes, [rows, columns]: [usize; 2], processors: usize) -> usize {
     let Sizes { m, n, k } = sizes;
     if k < LONG || processors <= 1 {

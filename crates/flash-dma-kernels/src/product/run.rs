@@ -34,7 +34,7 @@ pub fn product(
 ///
 /// # Errors
 ///
-/// Those of [`product`], or [`AttentionError::Unsupported`] if the route refuses the product.
+/// The errors of [`product`], or [`AttentionError::Unsupported`] if the route refuses the product.
 pub fn product_by(
     client: &Client,
     operands: &Operands,
@@ -74,7 +74,7 @@ fn by_first(
     Err(AttentionError::Unsupported { what })
 }
 
-/// Launches the kernels of a choice, or returns why it refuses.
+/// Launches the kernels of a choice, or returns the reason for its refusal.
 fn launch(client: &Client, operands: &Operands, out: Output, choice: Choice) -> Result<(), String> {
     let Sizes { m, n, .. } = operands.sizes();
     match choice.route {

@@ -1,4 +1,4 @@
-//! CubeK's product, where no kernel of this crate serves.
+//! CubeK's product, for operands that no kernel of this crate serves.
 
 use super::operands::{Operands, Output, Sizes};
 use super::parts::{self, Division};
@@ -14,7 +14,7 @@ use cubek_matmul::routine::BlueprintStrategy;
 use cubek_std::InputBinding;
 use flash_dma_problem::ElementType;
 
-/// Writes `A B` to the contiguous `out` with sums in at most `most` parts, or returns why nothing serves.
+/// Writes `A B` to the contiguous `out` with sums in at most `most` parts, or returns the reason why nothing serves.
 pub(super) fn launch(
     client: &Client,
     operands: &Operands,
@@ -47,11 +47,11 @@ pub(super) fn launch(
     Ok(())
 }
 
-/// Writes the product of A `[(batch,) m, k]` and B `[(batch,) k, n]` to `out`, `[(batch,) m, n]`, by what Burn's products
-/// take without autotune, or returns why nothing serves.
+/// Writes the product of A `[(batch,) m, k]` and B `[(batch,) k, n]` to `out`, `[(batch,) m, n]`, by the routines of
+/// Burn's products without autotune, or returns the reason why nothing serves.
 ///
-/// It is CubeK's `Strategy::Auto`, but what refuses a product is followed by the next routine where that panics, and
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) may exclude the tensor cores.
+/// It is CubeK's `Strategy::Auto`, except that a routine that refuses a product is followed by the next one instead of
+/// a panic, and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) may exclude the tensor cores.
 fn multiply(
     client: &Client,
     factors: [TensorBinding; 2],

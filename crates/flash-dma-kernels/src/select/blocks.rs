@@ -60,10 +60,10 @@ const LONGEST: usize = 512 << 10;
 
 const _: () = assert!(LONGEST <= MAX_KEYS);
 
-/// Planes per cube: two cubes and more share a multiprocessor, so that one counts while another searches.
+/// Planes per cube: at least two cubes share a multiprocessor, so that one counts while another searches.
 const PLANES: usize = 16;
 
-/// Launches the selection of checked `scores` `[batch, kv_heads, n]`, not empty, into `intervals`; some of the `n` keys,
+/// Launches the selection of checked, non-empty `scores` `[batch, kv_heads, n]` into `intervals`; some of the `n` keys,
 /// at most [`MAX_KEYS`], are kept for their ranks, but not all.
 pub(crate) fn launch(
     client: &Client,

@@ -2,13 +2,12 @@
 
 use crate::team::Team;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlocksBlueprint {
     /// The units of a cube; a power of two.
     pub team: Team,
     /// Positions per block; a multiple of 32.
     pub block: usize,
-    /// Whether kernels may contain PTX: on CUDA, through the C++ generator.
+    /// True if kernels may contain PTX: on CUDA, through the C++ generator.
     pub ptx: bool,
 }

@@ -12,11 +12,9 @@ const STRIDE: usize = 32;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Evictions {
     pub rows: u32,
-    /// Keys of a row.
     pub n: u32,
-    /// Keys that are kept for their rank.
     pub best: u32,
-    /// Positions that a key lives beyond that, at most `n`.
+    /// Positions that a key lives beyond its rank's interval, at most `n`.
     pub recent: u32,
 }
 
@@ -25,21 +23,20 @@ pub(crate) struct Evictions {
 struct Keys {
     /// Sort keys of the keys born in the block, by position; [`NEVER`] past the row.
     born: Shared<[u32]>,
-    /// The same, four at a time.
+    /// The sort keys of `born`, four at a time.
     born4: Shared<[Vector<u32, Const<4>>]>,
     /// Sort keys and indices of the older keys that the block's newborns evict, in any order.
     old: Shared<[Vector<u32, Const<2>>]>,
     /// Positions in the block of newborns that are evicted before it ends, in any order.
     young: Shared<[u32]>,
-    /// The lengths of `old` and of `young`.
     lens: Shared<[Atomic<u32>]>,
 }
 
-/// Writes the interval of every key that is evicted at a position of the block, and of every key of the
-/// block that never ranks among the best or is never evicted.
+/// Writes the interval of every key that is evicted at a position of the block, and of every key of the block that
+/// never ranks among the best or is never evicted.
 ///
-/// A key is evicted by the newborn that is the `best`-th better key. Keys better than the threshold at the block's
-/// end outlive the block, and keys worse than that at its beginning do not count in it: this leaves the block's
+/// A key is evicted by the newborn that is the `best`-th better key. Keys better than the threshold at the block's end
+/// outlive the block, and keys worse than the threshold at its beginning do not count in it: this leaves the block's
 /// newborns and at most as many older keys as the block has positions. Each of them counts the better newborns in order
 /// of position.
 ///
@@ -155,7 +152,6 @@ pub(crate) fn evictions_kernel<S: Size>(
 
 #[cube]
 impl Evictions {
-    /// The end of a key that is evicted at `end`.
     fn until(&self, end: u32) -> u32 {
         min(end + self.recent, self.n)
     }
@@ -193,7 +189,7 @@ fn load_newborns<S: Size>(
     }
 }
 
-/// Fills `keys.old`: keys before `start` that are attended there, not at the block's end. The caller synchronises.
+/// Fills `keys.old`: keys before `start` attended to there, but not at the block's end. The caller synchronises.
 #[cube]
 fn gather_old<S: Size>(
     scores: &Tensor<Vector<f32, S>>,

@@ -1,4 +1,4 @@
-//! Host side: which kernels run, in which order, on which buffers.
+//! Host side: the kernels that run, their order and their buffers.
 
 use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
 use crate::select::blocks;
@@ -287,7 +287,6 @@ fn digit_tables(rows: usize, n: usize, width: u32) -> [[usize; 3]; 2] {
     [[rows, runs, values], [rows, spans, values]]
 }
 
-/// Bits of the indices `0..n`.
 fn index_bits(n: usize) -> u32 {
     usize::BITS - (n - 1).leading_zeros()
 }

@@ -46,16 +46,15 @@ use flash_dma_problem::{AttentionError, KeptKeys, TensorName};
 
 /// Selects the keys: writes the [`Interval`](flash_dma_problem::Interval) of every key.
 ///
-/// `scores` is `[batch, kv_heads, k_len]`, f32, of any strides with a contiguous last axis;
-/// `intervals` is contiguous `[batch, kv_heads, k_len, 2]` of 32-bit integers and is overwritten. A position keeps the
-/// keys of `kept`, by rank only if that is a number; at least `k_len` best keys are all whose score is not −∞.
+/// `scores` is `[batch, kv_heads, k_len]`, f32, of any strides with a contiguous last axis; `intervals` is contiguous
+/// `[batch, kv_heads, k_len, 2]` of 32-bit integers and is overwritten. A position keeps the keys of `kept`, none with
+/// a score of −∞ for its rank; if `kept.best` is `k_len` or more, it keeps all other keys.
 ///
 /// The call only enqueues: a failure on the device is reported when the intervals are read.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if no key is kept, a shape, stride or buffer does not fit, or `k_len` passes `i32::MAX`; nothing
-/// is launched in that case.
+/// [`AttentionError`], before any launch, if no key is kept, a tensor does not fit, or `k_len` exceeds `i32::MAX`.
 pub fn select(
     client: &Client,
     scores: TensorBinding,
@@ -88,8 +87,8 @@ pub fn select(
     Ok(())
 }
 
-/// The bytes that [`select`] needs on the device besides its arguments, known before it is called, for scores
-/// `[batch, kv_heads, k_len]`: the peak total of the buffers that it holds at once, each at its requested size.
+/// The bytes that [`select`] allocates on the device for scores `[batch, kv_heads, k_len]`, known before it is called:
+/// the peak total of the buffers that it holds at once, each at its requested size, without its arguments.
 #[must_use]
 pub fn select_workspace(
     client: &Client,

@@ -82,7 +82,6 @@ pub(crate) struct Level {
     pub spans: Box<[u32]>,
 }
 
-/// Sizes of a level.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct LevelSizes {
     pub rows: u32,
@@ -99,7 +98,7 @@ pub(crate) struct Queries {
     pub nodes: Box<[u32]>,
     /// The number of its better keys in the node, which are the node's first; 0 if there is nothing to find.
     pub candidates: Box<[u32]>,
-    /// The rank by index of the one that it looks for, from 1.
+    /// The rank by index of the better key that it looks for, from 1.
     pub wanted: Box<[u32]>,
 }
 
@@ -255,7 +254,7 @@ pub(crate) fn write_intervals_kernel(
     }
 }
 
-/// Intervals without regard to ranks: every key but those of score −∞ lives for `lifetime` positions, at most `n`.
+/// Intervals regardless of ranks: every key except those of score −∞ lives for `lifetime` positions, at most `n`.
 ///
 /// One unit per key; `scores` `[batch, kv_heads, n]` of any strides with a contiguous last axis; `intervals` contiguous
 /// `[batch, kv_heads, n, 2]`, overwritten.

@@ -30,8 +30,7 @@ pub(crate) fn sort_key(score: f32) -> u32 {
     key
 }
 
-/// Sorts each block of [`BLOCK`] keys by counting: a key's rank in its block is the number of better
-/// keys there.
+/// Sorts each block of [`BLOCK`] keys by counting: a key's rank is the number of better keys in its block.
 ///
 /// One unit per key. `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis; `keys` and `order`
 /// are contiguous `[batch * kv_heads, n]`, overwritten with the sort keys and the key indices.
@@ -64,8 +63,8 @@ pub(crate) fn sort_blocks_kernel(
     }
 }
 
-/// Merges pairs of sorted blocks of `block` keys: a key's place in the merged block is its place in
-/// its own plus the number of better keys in the sibling, found by bisection.
+/// Merges pairs of sorted blocks of `block` keys: a key's place in the merged block is its place in its own plus the
+/// number of better keys in the sibling, found by bisection.
 ///
 /// Blocks hold contiguous index ranges, so a tie goes to the key of the left block. One unit per key; all buffers are
 /// contiguous `[rows, n]`, the `_out` buffers are overwritten.

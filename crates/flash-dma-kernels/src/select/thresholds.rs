@@ -1,4 +1,4 @@
-//! The kernel that finds the keys attended at the beginning of every block of positions.
+//! The kernel that finds the keys attended to at the beginning of every block of positions.
 
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
@@ -35,7 +35,7 @@ impl Threshold {
         }
     }
 
-    /// Whether a key, which must not be [`NEVER`], is the threshold or better.
+    /// True if a key, which must not be [`NEVER`], is the threshold or better.
     pub(crate) fn keeps(&self, key: u32, index: u32) -> bool {
         key > self.key || (key == self.key && index <= self.last)
     }

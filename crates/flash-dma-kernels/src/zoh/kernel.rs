@@ -1,14 +1,13 @@
-//! The kernel.
+//! The kernel for scores of a few tokens.
 
 use crate::math::softplus;
 use cubecl::prelude::*;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ZohBlueprint {
-    /// Units of a cube.
     pub units: usize,
-    /// Whether there is a bias: the kernel's options say so, but not to CubeCL's disk cache, see `docs/upstream.md`.
+    /// True if there is a bias; also among the kernel's options, but CubeCL's disk cache does not see those, see
+    /// `docs/upstream.md`.
     pub bias: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The scores of Dynamic Mask Attention of a few tokens, from their values, in one launch: what a step over a cache
-//! needs. Every token reads the whole projection again, so many tokens are a matrix product's.
+//! The scores of Dynamic Mask Attention for a few tokens, from their values, in one launch, as in a step over a cache.
+//! Every token reads the whole projection again, so for many tokens use a matrix product.
 
 mod kernel;
 
@@ -15,12 +15,12 @@ use kernel::{ZohBlueprint, zoh_scores_kernel};
 /// Units of a cube, except where units are threads of a processor.
 const UNITS: usize = 64;
 
-/// What scores are computed with, all of one element type.
+/// The parameters from which scores are computed, all of one element type.
 #[derive(Clone, Debug)]
 pub struct ZohParameters {
     /// `[heads, heads * head_dim]`, contiguous.
     pub dt_proj: TensorBinding,
-    /// `[heads]`, contiguous: what is added before the softplus.
+    /// `[heads]`, contiguous: the bias added before the softplus.
     pub bias: Option<TensorBinding>,
     /// `[heads]`, contiguous.
     pub a: TensorBinding,

@@ -1,4 +1,4 @@
-//! Cubes of several units, as on a GPU, and of one.
+//! Cubes of several units, as on a GPU, and of one unit.
 
 use super::{ZohParameters, run};
 use crate::testing::{client, contiguous, read_f64, strided, zeros};
@@ -31,7 +31,6 @@ impl Inputs {
         }
     }
 
-    /// The terms of the step of one score.
     fn terms(&self, batch: usize, head: usize, token: usize) -> Vec<(f32, f32)> {
         let [_, heads, len, head_dim] = self.shape;
         let of_head = move |other: usize| {
@@ -42,7 +41,7 @@ impl Inputs {
         (0..heads).flat_map(of_head).collect()
     }
 
-    /// By definition, and in f32.
+    /// The scores by definition, and in f32.
     fn scores(&self, biased: bool) -> (Exact, Vec<f64>) {
         let [batch, heads, len, _] = self.shape;
         let (mut values, mut magnitude, mut naive) = (Vec::new(), Vec::new(), Vec::new());

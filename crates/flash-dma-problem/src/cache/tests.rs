@@ -1,4 +1,4 @@
-//! The inputs that a cache accepts, and its errors for the rest.
+//! The inputs that a cache accepts, and its errors for all others.
 
 use super::*;
 

@@ -1,14 +1,14 @@
 use super::*;
 use crate::{AttentionOptions, ElementType, Problem};
 
-/// Rows and columns of a mask that is looked at.
+/// Number of rows and of columns of the masks under test.
 const SIDE: usize = 1024;
 
 fn mask(rate: f32, seed: u64) -> PairMask {
     Dropout::new(rate, seed).unwrap().mask()
 }
 
-/// Whether the pairs of a head are dropped, row by row, from a position and a key on.
+/// The dropped pairs of a head as booleans, row by row, from a position and a key on.
 fn dropped(mask: PairMask, head: usize, [position, key]: [u32; 2]) -> Vec<bool> {
     let head = mask.head_word(head);
     let columns: Vec<u32> = (0..SIDE as u32)
@@ -20,10 +20,10 @@ fn dropped(mask: PairMask, head: usize, [position, key]: [u32; 2]) -> Vec<bool> 
         .collect()
 }
 
-/// The place of pair `i` of a line of the mask.
+/// The index of pair `i` of a line of the mask.
 type Place = fn(line: usize, i: usize) -> usize;
 
-/// The number of standard deviations by which the count of `true` differs from that of `len` independent ones.
+/// The deviation of a count of `true` among `len` independent draws from its mean, in standard deviations.
 fn excess(count: usize, len: usize, probability: f64) -> f64 {
     let len = len as f64;
     (count as f64 - probability * len) / (len * probability * (1.0 - probability)).sqrt()

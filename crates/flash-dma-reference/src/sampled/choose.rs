@@ -26,8 +26,8 @@ pub fn spread(len: usize, count: usize, rng: &mut Rng) -> Vec<usize> {
     numbers
 }
 
-/// Up to `count` keys of a head, ascending: spread over the keys that are attended at all, from the shortest interval
-/// to the longest, and two that are never attended (more where too few are attended).
+/// Up to `count` keys of a head, ascending: spread over the keys that are attended to at all, from the shortest
+/// interval to the longest, and two that never are (more if too few are attended to).
 #[must_use]
 pub fn attended_keys(intervals: &[Interval], count: usize, rng: &mut Rng) -> Vec<usize> {
     let length = |j: usize| intervals[j].end - intervals[j].first;

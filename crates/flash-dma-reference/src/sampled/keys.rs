@@ -70,7 +70,6 @@ impl Source<'_> {
     }
 }
 
-/// A key with its rows.
 struct Key {
     /// Row number in `k`.
     row: usize,
@@ -99,7 +98,6 @@ struct Sums {
     naive: [Vec<f32>; 3],
 }
 
-/// A key that a query attends to.
 struct Pair<'a> {
     key: &'a Key,
     /// The score of the key, with ALiBi.
@@ -108,7 +106,6 @@ struct Pair<'a> {
     weight: f32,
 }
 
-/// A query row and its data.
 struct Query {
     q: Vec<f64>,
     grad_out: Vec<f64>,
@@ -187,7 +184,7 @@ impl Sums {
         dv.add_row(n * dim, prob, size * prob, &query.grad_out);
     }
 
-    /// As `naive::backward` does it.
+    /// Adds a pair as `naive::backward` does.
     fn add_naive_pair(&mut self, p: &Problem, n: usize, pair: &Pair, query: &Query) {
         let &Pair { key, bias, weight } = pair;
         let (dim, element, scale) = (p.head_dim, p.element, p.scale);

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// `work` of `0..len`, in order.
+/// The results of `work` for `0..len`, in order.
 pub fn map<T: Send>(len: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let threads = thread::available_parallelism()
         .map_or(1, usize::from)

@@ -1,4 +1,4 @@
-//! ALiBi in the oracle: the bias that it is.
+//! ALiBi in the oracle, compared with a bias.
 
 use crate::{bits, masked, problem};
 use flash_dma_problem::{AlibiSlopes, AttentionOptions, Dropout};
@@ -54,7 +54,7 @@ fn it_is_a_bias_of_pairs_with_every_option_and_any_lengths() {
 #[test]
 fn a_selection_does_not_depend_on_it() {
     let options = AttentionOptions::new().with_keep_window(3);
-    // So steep that a query's weight is all at its nearest selected key.
+    // So steep that a query's whole weight is on its nearest selected key.
     let steep = options.with_alibi(AlibiSlopes::new(&[1000.0; 4]).unwrap());
     let inputs = |options| {
         let problem = problem([4, 9, 8], [2, 9], true, options);

@@ -1,5 +1,4 @@
-//! Recent keys, sinks and documents: the definition, position by position, against "the selection of the older keys,
-//! and one addition".
+//! Recent keys, sinks and documents: the definition against "the selection of the older keys, and one addition".
 
 use flash_dma_problem::{Interval, SelectionRule};
 use flash_dma_reference::generate::Scores;
@@ -62,8 +61,8 @@ fn the_plain_rule_is_the_plain_selection() {
     }
 }
 
-/// What the slots of a cache and the tokens `from..to` behind them attend to, if the slots in order of position, the
-/// empty ones first, and the tokens are a sequence of their own.
+/// The keys that the slots of a cache and the tokens `from..to` after them attend to, if the slots in order of
+/// position, the empty ones first, and the tokens form a separate sequence.
 fn chunk(
     cache: &SlotCache,
     scores: &[f64],
@@ -135,7 +134,7 @@ fn as_many_slots_as_the_window_suffice() {
     }
 }
 
-/// A hidden sink does not hold a place that a shown key could have: only shown ones are protected.
+/// A hidden sink does not hold a place that a visible key could have: only visible ones are protected.
 #[test]
 fn slots_of_a_small_sequence_by_hand() {
     let hidden = f64::NEG_INFINITY;

@@ -1,4 +1,4 @@
-//! Dropout in the oracle: what its masks do to outputs and gradients.
+//! Dropout in the oracle: the effect of its masks on outputs and gradients.
 
 use crate::problem;
 use flash_dma_problem::{AttentionOptions, Dropout};

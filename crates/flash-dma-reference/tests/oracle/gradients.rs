@@ -43,7 +43,7 @@ fn weigh(out: &[f64], weights: &[f64]) -> f64 {
     terms.map(|(x, w)| x * w).sum()
 }
 
-/// Loss of which these are the gradients; without those of the LSE it depends on the output alone.
+/// The loss with these gradients; without the gradient of the LSE it depends on the output alone.
 fn loss(forward: &Forward, grad_out: &[f64], grad_lse: Option<&[f64]>) -> f64 {
     let of_lse = grad_lse.map_or(0.0, |grads| weigh(&forward.lse.values, grads));
     weigh(&forward.out.values, grad_out) + of_lse
@@ -186,8 +186,8 @@ fn zoh_scores_read_every_head_of_their_own_token() {
     }
 }
 
-/// The results of a problem whose query heads attend to the pairs of `visible`, `[batch, heads, q_len, k_len]`, with the
-/// scores as a bias of keys: dense attention under a mask, which knows nothing of selections.
+/// The results of a problem whose query heads attend to the pairs of `visible`, `[batch, heads, q_len, k_len]`, with
+/// the scores as a bias per key: dense attention under a mask, independent of selections.
 fn masked_forward(inputs: &Inputs, visible: &[bool]) -> Forward {
     let p = &inputs.problem;
     let visible = Broadcast {
@@ -197,7 +197,6 @@ fn masked_forward(inputs: &Inputs, visible: &[bool]) -> Forward {
     masked(inputs, Some(visible), Some(key_bias(inputs))).forward()
 }
 
-/// The scores as a bias of keys.
 fn key_bias(inputs: &Inputs) -> Broadcast<f64> {
     let [batch, kv_heads, k_len] = inputs.problem.scores_shape();
     Broadcast {
@@ -206,8 +205,8 @@ fn key_bias(inputs: &Inputs) -> Broadcast<f64> {
     }
 }
 
-/// For each query row the pairs with the keys that a window keeps: a pair's place in `[batch, heads, q_len, k_len]`, and
-/// its key's in the scores.
+/// For each query row its pairs with the keys that a window keeps: a pair's index in `[batch, heads, q_len, k_len]`,
+/// and its key's in the scores.
 fn kept_pairs(inputs: &Inputs, window: usize) -> Vec<Vec<(usize, usize)>> {
     let p = &inputs.problem;
     let scores = inputs.scores.as_ref().unwrap();
@@ -230,7 +229,7 @@ fn visible(p: &Problem, pairs: &[Vec<(usize, usize)>]) -> Vec<bool> {
     visible
 }
 
-/// Compares the gradient of each key with what the loss changes by, pair by pair; a key without a pair has none.
+/// Compares the gradient of each key with the change of the loss, pair by pair; a key without a pair has none.
 fn check_changes(gradient: &Exact, changes: &[(usize, f64)], tolerance: f64) {
     let mut expected = vec![None; gradient.values.len()];
     for &(key, change) in changes {
@@ -299,8 +298,8 @@ fn the_gradient_of_a_runner_up_is_the_change_of_the_loss_if_it_is_attended() {
     }
 }
 
-/// By the definition: the output and the LSE of a query without the key, whose place the output itself has with its own
-/// weight.
+/// Checks the definition: the output and the LSE of a query without the key, with the output itself in its place by its
+/// own weight.
 fn check_kept(p: Problem, kind: Scores, with_lse: bool) {
     let inputs = generate::inputs(p, kind, 1.0, 12);
     let (grad_out, grad_lse) = generate::gradients(&p, 12);
@@ -359,7 +358,6 @@ fn the_gradient_of_a_kept_key_is_the_change_of_the_loss_if_it_is_left_out() {
     }
 }
 
-/// The oracles of selections and of masks, which agree on the pairs of a selection.
 #[test]
 fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
     let options = AttentionOptions::new().with_keep_window(3);
@@ -458,7 +456,7 @@ fn norm_gradients_equal_central_differences() {
     }
 }
 
-/// The rotation is that of neighbouring features, and turns by the position alone: products depend on distances.
+/// Neighbouring features are rotated, by the position alone: products depend on distances.
 #[test]
 fn rotated_products_depend_on_the_distance_alone() {
     let product = |q: usize, k: usize| {

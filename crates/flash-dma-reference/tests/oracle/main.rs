@@ -23,7 +23,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The same q, k and v under a mask and a bias in place of the scores.
+/// The same q, k and v under a mask and a bias instead of the scores.
 fn masked(
     inputs: &Inputs,
     visible: Option<Broadcast<bool>>,

@@ -31,7 +31,7 @@ fn case(
     }
 }
 
-/// Every kind of problem: causal or not, more queries than keys and fewer, groups, ties, NaN and −∞.
+/// All kinds of problems: causal or not, more queries than keys and fewer, groups, ties, NaN and −∞.
 fn cases() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
     let window = |w| AttentionOptions::new().with_keep_window(w);
@@ -85,7 +85,7 @@ impl Case {
         })
     }
 
-    /// The gradients of the whole oracle, if those of `out` and `lse` are zero outside `rows`.
+    /// The gradients of the whole oracle if those of `out` and `lse` are zero outside `rows`.
     fn backward_of(&self, rows: &[usize]) -> Backward {
         let (mut grad_out, mut grad_lse) = (self.grad_out.clone(), self.grad_lse());
         for (row, grads) in grad_out.chunks_exact_mut(16).enumerate() {

@@ -1,4 +1,4 @@
-//! Both ways to compute the intervals agree, and the order is the documented one.
+//! Both ways to compute the intervals agree, and the order is as documented.
 
 use flash_dma_problem::Interval;
 use flash_dma_reference::generate::Scores;

@@ -1,4 +1,4 @@
-//! A headless browser with a profile of its own, ended with the value.
+//! A headless browser with its own profile, ended with the value.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// A running browser.
 pub struct Browser {
     child: Child,
-    /// Its profile, and the file of its messages.
+    /// The folder of its profile, with the file of its messages.
     dir: PathBuf,
 }
 
@@ -37,7 +37,7 @@ impl Browser {
         Ok(Self { child, dir })
     }
 
-    /// Waits until `poll`, which pauses for the time it is given, has something.
+    /// Waits until `poll`, which pauses for the given time, returns something.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use flash_dma_reference::generate::Scores;
 use flash_dma_reference::{Rng, compose};
 use serde_json::{Value, json};
 
-/// Cases of each kind of scores, and those that the page must refuse.
+/// Number of cases of each kind of scores, and of those that the page must refuse.
 const EACH: usize = 110;
 const REFUSED: usize = 40;
 const LONGEST: usize = 96;
@@ -13,20 +13,20 @@ const LONGEST: usize = 96;
 /// Scores of one head and a rule.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Of each key.
+    /// The score of each key.
     pub scores: Vec<f64>,
-    /// Which keys a position attends to.
+    /// The rule by which a position selects its keys.
     pub rule: SelectionRule,
-    /// Keys by rank behind the window.
+    /// Number of runners-up: keys that rank just after the window.
     pub runners_up: usize,
 }
 
-/// What the reference says of a case.
+/// The reference's results for a case.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Expected {
     /// One past the last position that attends to each key.
     pub ends: Vec<usize>,
-    /// The same in a window with the runners-up.
+    /// One past the last position that would attend to each key if the window included the runners-up.
     pub fars: Vec<usize>,
     /// The keys that each position attends to, ascending.
     pub attended: Vec<Vec<usize>>,
@@ -35,7 +35,7 @@ pub struct Expected {
 }
 
 impl Case {
-    /// By the definition of the reference.
+    /// The results by the reference's definition.
     pub fn expected(&self) -> Expected {
         let wider = self.rule.widened(self.runners_up);
         let len = self.scores.len();
@@ -60,7 +60,7 @@ impl Case {
         }
     }
 
-    /// As the driver reads it: numbers that JSON lacks are texts.
+    /// The form that the driver reads: numbers that JSON lacks are texts.
     pub fn to_json(&self) -> Value {
         let number = |&score: &f64| match score {
             f64::INFINITY => json!("Infinity"),
@@ -131,11 +131,11 @@ fn case(kind: Scores, rng: &mut Rng) -> Case {
     }
 }
 
-/// How many cases have what a selection can go wrong by.
+/// Counts the cases that have each property by which a selection can go wrong.
 ///
 /// # Errors
 ///
-/// If there are few of one, so that the comparison would say little.
+/// If few cases have one, so that the comparison would say little.
 pub fn coverage(cases: &[Case]) -> Result<String, String> {
     let counts = COVERED.map(|(name, has)| (name, cases.iter().filter(|case| has(case)).count()));
     let text = counts
@@ -148,7 +148,7 @@ pub fn coverage(cases: &[Case]) -> Result<String, String> {
     Ok(text)
 }
 
-/// A name, and whether a case is of that kind.
+/// A name, and the test of whether a case is of that kind.
 type Kind = (&'static str, fn(&Case) -> bool);
 
 const COVERED: [Kind; 10] = [

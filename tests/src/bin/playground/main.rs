@@ -90,7 +90,6 @@ fn run(book: PathBuf, browser: &std::path::Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The report of the page.
 fn drive(server: &Server, browser: &std::path::Path, width: u32) -> Result<Value, String> {
     let mut browser = Browser::start(browser, &server.url(width))?;
     let report = browser.wait_for(LIMIT, |pause| server.report(pause))?;

@@ -1,10 +1,10 @@
-//! What the page draws after each step of the driver, compared with the reference and with what the step asked for.
+//! Compares the page's drawing after each step of the driver with the reference and with the step's request.
 
 use crate::cases::{Case, Expected};
 use flash_dma_problem::SelectionRule;
 use serde_json::Value;
 
-/// Where the driver moves the range inputs, in order. Some do not fit beside the others, and the page makes them fit.
+/// The driver's moves of the range inputs, in order. Some do not fit with the others, and the page makes them fit.
 pub const MOVES: [(&str, usize); 20] = [
     ("window", 1),
     ("window", 32),
@@ -28,10 +28,9 @@ pub const MOVES: [(&str, usize); 20] = [
     ("window", 7),
 ];
 
-/// Most that a drawn score may be off: scores are hundredths, and a bar of 0 is drawn as well.
+/// The greatest error of a drawn score: scores are hundredths, and a bar of 0 is drawn as well.
 const DRAWN: f64 = 0.02;
 
-/// One state of the page.
 struct State<'a> {
     step: &'a str,
     /// The numbers of the range inputs: window, recent, sinks and runners-up.
@@ -75,14 +74,14 @@ pub fn compare(report: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the page has the width that it should be driven in, and nothing sticks out.
+/// Checks that the page has the width in which it should be driven, and that nothing overflows.
 ///
 /// # Errors
 ///
-/// If not, with both widths.
+/// Both widths, if not.
 pub fn check_width(report: &Value, wanted: u64) -> Result<(), String> {
     let [content, page] = [0, 1].map(|at| report["width"][at].as_u64().unwrap_or(0));
-    // A scroll bar takes its part.
+    // A scroll bar takes some of the width.
     if page + 30 < wanted || page > wanted || content > page {
         return Err(format!(
             "the page is {page} pixels wide, its content {content}"
@@ -91,7 +90,8 @@ pub fn check_width(report: &Value, wanted: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the inputs show what a move to `to` leaves of the numbers, and the picture has changed with them.
+/// Checks that the inputs show the numbers that remain after a move to `to`, and that the picture has changed with
+/// them.
 fn check_move(before: &State, after: &State, name: &str, to: usize) -> Result<(), String> {
     let [mut window, mut recent, mut sinks, mut runners_up] = before.numbers;
     match name {
@@ -135,7 +135,7 @@ impl<'a> State<'a> {
         })
     }
 
-    /// The text of a fault, with what repeats it.
+    /// The text of a fault, with the data that reproduces it.
     fn fault(&self, fault: &str) -> String {
         format!(
             "after `{}` with window, recent, sinks and runners-up {:?} and scores {:?}: {fault}",
@@ -143,7 +143,7 @@ impl<'a> State<'a> {
         )
     }
 
-    /// Bars, mask and scores, as drawn.
+    /// Checks bars, mask and scores as drawn.
     fn check_drawing(&self) -> Result<(), String> {
         let [window, recent, sinks, runners_up] = self.numbers;
         let rule = SelectionRule {
@@ -189,7 +189,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// One bar per key, by its attributes and by its rectangles.
+    /// Checks that there is one bar per key, by its attributes and by its rectangles.
     fn check_bars(&self, expected: &Expected) -> Result<(), String> {
         let bars = self.report["bars"].as_array().ok_or("there are no bars")?;
         if bars.len() != self.scores.len() {
@@ -220,14 +220,13 @@ impl<'a> State<'a> {
     }
 }
 
-/// A list of pairs of numbers.
 fn pairs(list: &Value) -> Option<Vec<[usize; 2]>> {
     let number = |value: &Value| value.as_u64().map(|n| n as usize);
     let pair = |pair: &Value| Some([number(&pair[0])?, number(&pair[1])?]);
     list.as_array()?.iter().map(pair).collect()
 }
 
-/// A step that changes scores, and whether the scores after it follow from those before.
+/// A step that changes scores, and the test of whether the scores after it follow from those before.
 type Action = (&'static str, fn(&[f64], &[f64]) -> bool);
 
 /// The driver's steps after the moves.
@@ -296,7 +295,7 @@ fn line(from: (usize, f64), to: (usize, f64)) -> Vec<(usize, f64)> {
         .collect()
 }
 
-/// Whether these keys have these scores, and all others the scores they had.
+/// True if these keys have these scores and all others are unchanged.
 fn only(before: &[f64], after: &[f64], changed: impl IntoIterator<Item = (usize, f64)>) -> bool {
     let mut wanted = before.to_vec();
     for (key, score) in changed {

@@ -16,7 +16,6 @@ pub struct Server {
     missing: Arc<Mutex<Vec<String>>>,
 }
 
-/// What a connection needs.
 #[derive(Clone)]
 struct Site {
     book: PathBuf,
@@ -34,7 +33,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If no port can be had.
+    /// If no port is available.
     pub fn start(book: PathBuf, page: &'static str, cases: String) -> Result<Self, String> {
         let fail = |error: std::io::Error| format!("the server: {error}");
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(fail)?;
@@ -62,17 +61,17 @@ impl Server {
         })
     }
 
-    /// The page with the driver, in a frame of this width: windows cannot be as narrow as a phone.
+    /// The URL of the page with the driver, in a frame of this width: windows cannot be as narrow as a phone.
     pub fn url(&self, width: u32) -> String {
         format!("http://{}/drive/frame.html?{width}", self.address)
     }
 
-    /// What the driver posted, if it comes within the time.
+    /// The driver's report, if it comes within the time.
     pub fn report(&self, within: Duration) -> Option<String> {
         self.reports.recv_timeout(within).ok()
     }
 
-    /// The files that were asked for in vain.
+    /// The files that were requested and do not exist.
     pub fn missing(&self) -> Vec<String> {
         self.missing
             .lock()
@@ -82,7 +81,6 @@ impl Server {
 }
 
 impl Site {
-    /// Reads one request and answers it.
     fn answer(&self, mut stream: &TcpStream) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream);
         let mut line = String::new();
@@ -150,9 +148,9 @@ impl Site {
         }
     }
 
-    /// A document with nothing but the page with the driver.
+    /// A document with only the page with the driver.
     fn frame(&self, width: &str) -> String {
-        // An icon of its own, so that the browser asks for none.
+        // The document has an icon, so that the browser requests none.
         format!(
             "<!DOCTYPE html><html><head><link rel=\"icon\" href=\"data:,\"></head><body>\
              <iframe src=\"/{}?drive\" width=\"{width}\" height=\"900\"></iframe></body></html>",
@@ -160,7 +158,6 @@ impl Site {
         )
     }
 
-    /// A file of the book.
     fn file(&self, path: &Path) -> Answer {
         let inside = (path.components()).all(|part| matches!(part, Component::Normal(_)));
         let kind = match path.extension()?.to_str()? {

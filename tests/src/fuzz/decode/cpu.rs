@@ -55,7 +55,7 @@ fn run<E: Host + Element>(
     steps(decoding).map(step).collect()
 }
 
-/// The results of a step, of which `run` writes the output, of this shape, and the LSE.
+/// The results of a step: `run` writes the output, of this shape, and the LSE.
 fn outputs<E: Host>(
     shape: [usize; 4],
     run: impl FnOnce(&mut [E], &mut [f32]) -> Result<(), AttentionError>,
@@ -69,7 +69,6 @@ fn outputs<E: Host>(
     })
 }
 
-/// Tokens of every sequence.
 struct Part<E> {
     tokens: Range<usize>,
     rows: [Raw; 3],
@@ -79,7 +78,7 @@ struct Part<E> {
 }
 
 impl<E: Host> Part<E> {
-    /// The tokens of the range, and behind them as many `wrong` ones: the first of the sequence.
+    /// The tokens of the range, followed by `wrong` others: the first of the sequence.
     fn new(spec: &Spec, all: &Inputs, range: Range<usize>, wrong: usize) -> Self {
         let (len, dim) = (spec.k_len, spec.head_dim);
         let kv = [spec.batch, spec.kv_heads, range.len() + wrong, dim];
@@ -127,7 +126,6 @@ struct Held<'a, E> {
     score: Vec<f32>,
     /// Positions of slots, or the table of pages.
     index: Vec<i32>,
-    /// Tokens of each sequence.
     seen: Vec<i32>,
 }
 

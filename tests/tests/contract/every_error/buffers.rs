@@ -23,7 +23,7 @@ fn problem(scores: bool) -> Result<Problem, AttentionError> {
     Problem::new(&SHAPE, &SHAPE, &SHAPE, scores, ElementType::F32, &causal())
 }
 
-/// What a forward pass of the CPU engine left.
+/// The saved results of a forward pass of the CPU engine.
 fn saved<'a>(rows: View<'a, f32, 4>, lse: &'a [f32]) -> cpu::Saved<'a, f32> {
     cpu::Saved {
         out: rows,
@@ -35,8 +35,7 @@ fn saved<'a>(rows: View<'a, f32, 4>, lse: &'a [f32]) -> cpu::Saved<'a, f32> {
     }
 }
 
-/// A backward pass of the CPU engine, with or without the scores, their gradient and that of a rank that no runner-up
-/// has.
+/// A backward pass of the CPU engine, with or without scores, their gradient and that of a rank without runners-up.
 pub fn backward(scores: bool, gradient: bool, rank: bool) -> Result<(), AttentionError> {
     let (row, one) = ([0.0f32; 8], [0.0f32]);
     let rows = View::contiguous(&row, SHAPE);

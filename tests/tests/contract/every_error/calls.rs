@@ -47,7 +47,7 @@ pub fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::zeros(shape, &here())
 }
 
-/// On another device.
+/// A tensor on another device.
 pub fn elsewhere<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     let values = vec![0.0f32; shape.iter().product()];
     Tensor::from_data(TensorData::new(values, shape), &Device::cpu())
@@ -194,7 +194,7 @@ fn panics<T>(call: impl FnOnce() -> T) -> Result<(), AttentionError> {
     Err(error)
 }
 
-/// The same from the backward pass of a norm.
+/// The second gradient of a norm.
 pub fn second_norm() -> Result<(), AttentionError> {
     let problem = NormProblem::rows(&[3, 8], &[8], ElementType::F32, 1e-5)?;
     let rows = || Tensor::<2>::zeros([3, 8], &tracking());
@@ -262,7 +262,7 @@ pub fn step(spoil: impl FnOnce(&mut Step)) -> Result<(), AttentionError> {
         .map(drop)
 }
 
-/// Slots beside which 3 tokens wait.
+/// Slots with 3 held tokens.
 pub fn waiting() -> Result<DynamicMaskCache, AttentionError> {
     let s = Step::spoiled(|_| {});
     let mut cache = slots(8, |_| {})?;
@@ -271,7 +271,7 @@ pub fn waiting() -> Result<DynamicMaskCache, AttentionError> {
     Ok(cache)
 }
 
-/// Pages of 4 tokens: 3 are there, and a sequence may have 2.
+/// Pages of 4 tokens: 3 exist, and a sequence may have 2.
 pub fn pages(spoil: impl FnOnce(&mut PagedCacheConfig)) -> Result<PagedCache, AttentionError> {
     let mut config = PagedCacheConfig::new(2, 2, 8, 8)
         .with_page_len(4)

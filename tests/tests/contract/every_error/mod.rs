@@ -25,7 +25,6 @@ use calls::{
 use flash_dma_problem::check_grid;
 use std::collections::BTreeSet;
 
-/// The expected error, and the call.
 type Row = (&'static str, fn() -> Result<(), AttentionError>);
 
 /// The table, of an error's kind and a call that is refused with it in each row.

@@ -5,33 +5,28 @@ use crate::pattern::kind::{Bias, Pattern};
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem};
 
-/// Compile-time configuration of the bias-gradient kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BiasBlueprint {
     /// The element type; f16 or bf16.
     pub element: ElementType,
-    /// Elements per row; 64 or 128.
+    /// 64 or 128.
     pub head_dim: usize,
-    /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// All keys or those of a tile plan, with a bias of pairs.
+    /// All keys or those of a tile plan, with a bias per pair.
     pub pattern: Pattern,
-    /// Whether the scaled product is capped.
     pub softcap: bool,
 }
 
 impl BiasBlueprint {
     /// Queries per tile: 64 for each of two warpgroups.
     pub(crate) const QUERIES: usize = 128;
-    /// Keys per tile.
     pub(crate) const KEYS: usize = 128;
     /// Keys that are multiplied and copied at a time.
     pub(crate) const HALF: usize = 64;
-    /// Query tiles in shared memory: the one in use, and one in flight.
+    /// Query tiles in shared memory: one in use, one in flight.
     pub(crate) const ROW_STAGES: usize = 2;
-    /// Halves of key tiles in shared memory: both of the one in use, and one in flight.
+    /// Halves of key tiles in shared memory: both halves of the tile in use, and one in flight.
     pub(crate) const KEY_STAGES: usize = 3;
-    /// Warps per cube.
     pub(crate) const WARPS: usize = 8;
 
     /// The configuration for `problem`, or `None` if the kernel does not support it: a bias with all queries and keys,
@@ -54,7 +49,7 @@ impl BiasBlueprint {
             .then_some(blueprint)
     }
 
-    /// Query tiles and output gradients with their row sums, keys and values, and barriers.
+    /// Bytes of query tiles and output gradients with their row sums, keys and values, and barriers.
     pub(crate) fn shared_bytes(&self) -> usize {
         let row = 4 * self.head_dim;
         Self::ROW_STAGES * Self::QUERIES * (row + 8) + Self::KEY_STAGES * Self::HALF * row + 256

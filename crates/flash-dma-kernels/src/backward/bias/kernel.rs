@@ -1,4 +1,4 @@
-//! The gradient of a bias of pairs on Hopper's tensor cores.
+//! The gradient of a bias per pair on Hopper's tensor cores.
 
 use crate::args::Scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
@@ -16,7 +16,7 @@ use crate::matrix::wgmma::ring::Turns;
 use crate::pattern::position::last_key;
 use cubecl::prelude::*;
 
-/// The LSEs of all rows, contiguous `[batch, q_heads, q_len]`, and what their rounding lost.
+/// The LSEs of all rows and their rounding errors, each contiguous `[batch, q_heads, q_len]`.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SavedLses {
     pub lse: Box<[f32]>,
@@ -102,7 +102,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         copies.fill_keys(0usize, step.batch, step.kv_head, key, bp);
         copies.fill_keys(1usize, step.batch, step.kv_head, key + half, bp);
     }
-    // The number of query tiles, key tiles and half key tiles processed so far.
+    // Number of query tiles, key tiles and half key tiles processed so far.
     let mut row_turn = 0usize;
     let mut key_turn = 0usize;
     let mut turn = 0usize;
@@ -111,7 +111,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         let mut sum0 = Vector::<f32, N>::new(0.0f32);
         let mut sum1 = Vector::<f32, N>::new(0.0f32);
         if steps.key_tile(now.at) == key_tile {
-            // The same for all steps of the tile.
+            // These are the same for all steps of the tile.
             let (upper, lower) = (&rows.upper, &rows.lower);
             let (q_len, k_len) = (steps.sizes.q_len, steps.sizes.k_len);
             let z0 = pairs.tile::<N>(bias, upper, lower, first_key, q_len, k_len, half);
@@ -192,7 +192,6 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     }
 }
 
-/// The row of query `query`.
 #[cube]
 fn tile_row(query: usize, sizes: &Sizes, #[comptime] bp: BiasBlueprint) -> TileRow {
     TileRow {
@@ -211,14 +210,13 @@ fn lane_row(words: Vector<f32, Const<2>>) -> LaneRow {
     }
 }
 
-/// This lane's two rows of the query tile.
 #[derive(CubeType, Clone, Copy)]
 struct TileRows {
     upper: TileRow,
     lower: TileRow,
 }
 
-/// What is known of these two rows for the head of a step.
+/// The LSEs and row sums of these two rows for the head of a step.
 #[derive(CubeType, Clone, Copy)]
 struct StepRows {
     upper: LaneRow,
@@ -236,8 +234,7 @@ struct Products<N: Size> {
 
 #[cube]
 impl<N: Size> Products<N> {
-    /// Starts the products of the `turn`-th half of a key tile with the queries `q` and their output gradients `o`:
-    /// first S, followed by dP.
+    /// Starts the products of the `turn`-th half of a key tile with queries `q` and output gradients `o`: S, then dP.
     fn start(
         copies: &BiasCopies,
         q: &Panels,
@@ -262,8 +259,8 @@ impl<N: Size> Products<N> {
     }
 }
 
-/// `sum` and dS of 64 keys from `first` on, of S, of dP, which is in flight, and of the biases `z`; zero is added where
-/// a row does not see a key.
+/// Returns `sum` plus dS of 64 keys from `first` on, computed from S, dP (still in flight) and the biases `z`; adds
+/// zero where a row does not see a key.
 #[cube]
 fn add_half<N: Size>(
     sum: Vector<f32, N>,
@@ -284,7 +281,7 @@ fn add_half<N: Size>(
         lanes.upper.reference == infinite,
         lanes.lower.reference == infinite,
     );
-    // As has one with a large LSE, for another reason.
+    // A row with a large LSE is a boundary, too, for another reason.
     let mut boundary = !step.full
         || any_lane(
             lanes.upper.reference.abs() == infinite || lanes.lower.reference.abs() == infinite,
@@ -295,7 +292,7 @@ fn add_half<N: Size>(
     }
     let capped = comptime!(steps.bp.softcap);
     let none = ExactRows::none();
-    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     if boundary {
         let block = first / comptime!(BiasBlueprint::HALF);
         let nothing = Vector::<u32, Const<2>>::new(0u32);
@@ -364,7 +361,7 @@ fn sums<N: Size>(
 
 #[cube]
 impl SavedLses {
-    /// The LSEs of a lane's two rows. A row of no query has that of another.
+    /// The LSEs of a lane's two rows. A row without a query gets those of another.
     fn rows(&self, steps: &BiasSteps, step: &BiasStep, rows: &TileRows) -> ExactRows {
         let sizes = &steps.sizes;
         let of_head = (step.batch * sizes.bias_heads * sizes.heads_each + step.head) * sizes.q_len;
@@ -378,7 +375,7 @@ impl SavedLses {
     }
 }
 
-/// P of the products `s` with biases `z`; `is_exact` by the LSEs `exact`, which may be large.
+/// P of the products `s` with biases `z`; if `is_exact`, by the LSEs `exact`, which may be large.
 #[cube]
 fn probabilities<N: Size>(
     s: &Vector<f32, N>,

@@ -1,4 +1,4 @@
-//! Host side of the gradient of a bias of pairs on `wgmma`.
+//! Host side of the gradient of a bias per pair on `wgmma`.
 
 use crate::args::scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;

@@ -1,5 +1,5 @@
-//! The gradients of biases that need kernels of their own: on `wgmma`, one with a query axis; everywhere, one that all
-//! keys share ([`rows`]).
+//! Gradients of biases with kernels of their own: with a query axis on `wgmma`; shared by all keys on all engines
+//! ([`rows`]).
 
 pub(crate) mod blueprint;
 pub(crate) mod kernel;

@@ -46,7 +46,7 @@ pub(crate) fn row_bias_gradient(
             has_grad_lse,
         );
     }
-    // The parts of heads that share an element lie side by side, as the heads themselves do.
+    // The parts of heads that share an element are adjacent, as the heads themselves are.
     let mut parts = parts;
     if grad.shape[2] == 1 {
         parts.shape = [batch, heads * each, 1].into();
@@ -64,7 +64,7 @@ fn parts_shape(problem: &Problem, queries: usize) -> [usize; 3] {
     [problem.batch, problem.q_heads, parts]
 }
 
-/// The bytes that [`row_bias_gradient`] holds besides its arguments.
+/// The bytes that [`row_bias_gradient`] allocates.
 pub(crate) fn row_bias_bytes(problem: &Problem, shape: [usize; 4]) -> usize {
     bytes(parts_shape(problem, shape[2]))
 }
@@ -83,7 +83,7 @@ fn row_bias_kernel(
     q_len: usize,
     each: usize,
     items: usize,
-    // Says to CubeCL's disk cache which of the two kernels this is, see `docs/upstream.md`.
+    // Tells CubeCL's disk cache which of the two kernels this is, see `docs/upstream.md`.
     #[comptime] _has_grad_lse: bool,
 ) {
     let at = ABSOLUTE_POS;

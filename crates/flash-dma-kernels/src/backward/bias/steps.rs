@@ -1,5 +1,4 @@
-//! The steps of a cube of the kernel of the gradient of a bias: which heads and keys it multiplies, and which of these
-//! its queries see.
+//! The steps of a cube of the bias-gradient kernel: the heads and keys that it multiplies and that its queries see.
 
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::mask::until;
@@ -17,7 +16,6 @@ const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 pub(crate) struct Sizes {
     pub q_len: usize,
     pub k_len: usize,
-    /// Query heads per kv head.
     pub group: usize,
     /// Heads of the bias, query heads that read each of them, and the total of these over all sequences that read it.
     pub bias_heads: usize,
@@ -39,41 +37,39 @@ pub(crate) struct PlanTensors {
 }
 
 /// The steps of a cube: for each of its key tiles in order, all heads of all sequences that share a row of the bias.
-/// Steps of which the queries see nothing are skipped.
+/// Steps whose queries see nothing are skipped.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BiasSteps {
-    /// Key tiles, the last of which may have no step: `first..end`.
+    /// Key tiles `first..end`; the last may have no step.
     pub first: usize,
     pub end: usize,
-    /// Steps of all key tiles that causal masking leaves.
+    /// Number of steps of all key tiles that causal masking leaves.
     pub total: usize,
     /// The position of step 0.
     batch: usize,
     head: usize,
-    /// The first query of the tile.
     pub first_query: usize,
     pub sizes: Sizes,
     #[cube(comptime)]
     pub bp: BiasBlueprint,
 }
 
-/// A step of which the queries see something.
+/// A step whose queries see something.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Found {
     /// The step's index; at least the number of steps if there is none.
     pub at: usize,
-    /// Whether the mask shows all of its keys to its queries, causal masking included; true without a mask.
+    /// True if the mask shows all of its keys to its queries, causal masking included; also without a mask.
     pub full: bool,
 }
 
-/// Whether, by the plan, the queries of a tile see some or all of a key tile.
+/// Flags by the plan: the queries of a tile see some, and all, of a key tile.
 #[derive(CubeType, Clone, Copy)]
 struct Visibility {
     some: bool,
     full: bool,
 }
 
-/// One step.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BiasStep {
     pub key_tile: usize,
@@ -113,7 +109,6 @@ impl BiasSteps {
         }
     }
 
-    /// The step that was found.
     pub(crate) fn step(&self, found: &Found) -> BiasStep {
         self.step_at(found.at, found.full)
     }
@@ -167,12 +162,11 @@ impl BiasSteps {
         }
     }
 
-    /// The row of the mask that a step reads.
     fn mask_row(&self, step: &BiasStep) -> usize {
         step.head / self.sizes.mask_heads_each + step.batch * self.sizes.mask_batch
     }
 
-    /// The first step from `from` on of which the queries see something.
+    /// The first step from `from` on whose queries see something.
     pub(crate) fn find(&self, plan: &ComptimeOption<PlanTensors>, from: usize) -> Found {
         let mut at = from;
         let mut full = true;

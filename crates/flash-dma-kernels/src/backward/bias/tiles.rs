@@ -1,4 +1,4 @@
-//! The shared memory of the kernel of the gradient of a bias, and the copies to it.
+//! The shared memory of the bias-gradient kernel, and the copies to it.
 
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::ptx::{shared_address, uniform};
@@ -14,17 +14,16 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 pub(crate) struct BiasTiles<E: Float> {
     /// `[stages, 2 warpgroups, head_dim / 64, 64 queries, 64]`, panels.
     pub q: Shared<[Segment<E>]>,
-    /// As `q`.
+    /// Like `q`.
     pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, queries]`: `-log2(e)` times the LSE, and the row sum.
     pub rows: Shared<[Vector<f32, Const<2>>]>,
     /// `[stages, head_dim / 64, 64 keys, 64]`, panels: half a key tile per stage.
     pub k: Shared<[Segment<E>]>,
-    /// As `k`.
+    /// Like `k`.
     pub v: Shared<[Segment<E>]>,
 }
 
-/// The boxes in which tiles are copied.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct BiasBoxes<E: Float> {
     pub q: TensorMap<E, Tiled>,
@@ -141,8 +140,8 @@ impl BiasCopies {
         self.key_ring.arrive_empty(key_stage(turn) as usize);
     }
 
-    /// Starts the copies of the `turn`-th query tile, the queries from `first` on, as soon as its stage is empty. Only
-    /// one unit calls it.
+    /// Starts the copies of the `turn`-th query tile, from query `first` on, once its stage is empty. Only one unit
+    /// calls it.
     pub(crate) fn fill_rows(
         &self,
         turn: usize,
@@ -174,8 +173,8 @@ impl BiasCopies {
         }
     }
 
-    /// Starts the copies of the `turn`-th half of a key tile, the keys from `first` on, as soon as its stage is empty.
-    /// Only one unit calls it.
+    /// Starts the copies of the `turn`-th half of a key tile, from `first` on, once its stage is empty. Only one unit
+    /// calls it.
     pub(crate) fn fill_keys(
         &self,
         turn: usize,

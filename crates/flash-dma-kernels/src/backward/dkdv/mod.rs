@@ -1,5 +1,5 @@
-//! dK, dV and the gradients of scores on tensor cores: a cube owns a key tile within a chunk of queries, and streams
-//! the queries.
+//! dK, dV and score gradients on tensor cores: a cube owns a key tile within a chunk of queries and streams the
+//! queries.
 
 pub(crate) mod mma;
 pub(crate) mod shared;

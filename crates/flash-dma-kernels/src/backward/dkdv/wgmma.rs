@@ -175,7 +175,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     let (q_tile, o_tile) = (copies.queries(stage, bp), copies.grad_out(stage, bp));
                     let s = start_products::<NS>(&k_panels, &q_tile, bp);
                     let dp = start_products::<NS>(&v_panels, &o_tile, bp);
-                    // A product under way beside the exact probabilities would take registers from the steps above.
+                    // Starting a product during the exact probabilities would take registers from the steps above.
                     let s = finish::<NS>(s, comptime!(bp.rows / 2));
                     let products = StepProducts::<NS> { s, dp };
                     let kind = comptime!(PairKind::Large);

@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 pub(crate) struct KeyMaps<E: Float> {
     pub k: ComptimeOption<TensorMap<E, Tiled>>,
     pub v: ComptimeOption<TensorMap<E, Tiled>>,
-    /// Whether there are maps: a kernel's stable hash, by which CubeCL's disk cache goes, does not tell an absent map from a
+    /// True if there are maps: CubeCL's stable hash, the key of its disk cache, does not tell an absent map from a
     /// present one.
     #[cube(comptime)]
     pub exist: bool,
@@ -34,7 +34,7 @@ pub(crate) struct KeyBoxes {
     head: usize,
     /// The key of column 0.
     begin: usize,
-    /// Whether there are tensor maps.
+    /// True if there are tensor maps.
     #[cube(comptime)]
     exist: bool,
 }
@@ -81,7 +81,7 @@ impl KeyBoxes {
     /// Starts the copies of tile `tile` as soon as its stage is empty. Only one unit calls it.
     fn fill(&self, ring: &Ring, tile: usize, #[comptime] bp: MmaBlueprint) {
         let stage = tile % comptime!(bp.stages);
-        // The number of earlier fills of the stage.
+        // Number of earlier fills of the stage.
         let turn = tile / comptime!(bp.stages);
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);

@@ -62,7 +62,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     load_rows::<E>(operands, grad_out, &mut q_tile, &mut o_tile, own);
     sync_cube();
     let rows = LaneRows::read::<E>(saved, source, scaling, &stages, own);
-    // Boundary tiles alone compute probabilities by exact LSEs.
+    // Only boundary tiles compute probabilities by exact LSEs.
     let full_tiles = keys.full_tiles(tile_bp);
     let plain_tiles = select(rows.any_large(), 0usize, full_tiles);
 

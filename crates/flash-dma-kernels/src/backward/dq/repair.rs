@@ -1,8 +1,9 @@
 //! NaN in dQ from keys that are not finite.
 //!
 //! The products treat the elements of such keys on boundary tiles as zero, as `0 * NaN` would reach rows that do not
-//! select the key. A selected one's logit is not finite, hence dS is zero or NaN, and its product with the element NaN:
-//! that is written here, after the gradients. Rare, hence simple: everything is read from global memory again.
+//! select the key. For a row that selects it the logit is not finite, so dS is zero or NaN and its product with the
+//! element is NaN: that is written here, after the gradients. Rare, hence simple: everything is read from global memory
+//! again.
 
 use crate::backward::dq::rows::LaneRows;
 use crate::finite::is_finite;
@@ -13,8 +14,8 @@ use crate::matrix::rows::TileRow;
 use crate::vectors::pick;
 use cubecl::prelude::*;
 
-/// Sets dQ of the two rows of this lane to NaN in the elements, of those that the lane has written, where a key that
-/// they select is not finite.
+/// Sets dQ of the two rows of this lane to NaN in those elements, among the ones that the lane has written, where a key
+/// that they select is not finite.
 #[cube]
 pub(crate) fn mark_pair<E: Float>(
     operands: &Operands<E, Const<8>>,
@@ -38,8 +39,7 @@ pub(crate) fn mark_pair<E: Float>(
     }
 }
 
-/// Looks at the keys from column `from` on, whose intervals have the row `intervals`; `to` is the index of the row in
-/// `grad_q`.
+/// Checks the keys from column `from` on, with intervals at row `intervals`; `to` is the row's index in `grad_q`.
 #[cube]
 fn mark_elements<E: Float>(
     operands: &Operands<E, Const<8>>,
@@ -74,8 +74,8 @@ fn mark_elements<E: Float>(
     }
 }
 
-/// Sets dQ of the one row of the query tile that this unit owns to NaN in the elements where a key that it selects is
-/// not finite. All of dQ must be visible.
+/// Sets dQ of this unit's own row of the query tile to NaN in the elements where a key that it selects is not finite.
+/// All of dQ must be visible.
 #[cube]
 pub(crate) fn mark_row<E: Float>(
     operands: &Operands<E, Const<8>>,

@@ -10,25 +10,24 @@ use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use cubecl::prelude::*;
 
-/// A row's numbers for the weights of its pairs.
+/// The LSE and row sum of a row, for the weights of its pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LaneRow {
-    /// Its [`scaled_lse`].
+    /// The [`scaled_lse`].
     pub reference: f32,
-    /// Its row sum.
     pub delta: f32,
 }
 
-/// The two rows of which a lane holds elements, and what was saved of them.
+/// The two rows whose elements a lane holds, and their saved numbers.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LaneRows {
     pub pair: RowPair,
-    /// Where they lie in the gradient of q and in what was saved.
+    /// Their locations in the gradient of q and in the saved tensors.
     pub to: OutputRows,
     pub lse: PerRow,
     pub upper: LaneRow,
     pub lower: LaneRow,
-    /// Which of their pairs dropout leaves, if there is any.
+    /// Their dropout mask, if there is any.
     pub mask: ComptimeOption<LaneMask>,
 }
 
@@ -86,13 +85,13 @@ impl LaneRows {
 
 #[cube]
 impl LaneRows {
-    /// Whether an LSE of the cube's rows is large, whose probabilities are computed by [`exact`](Self::exact) LSEs. To be
-    /// called by all units, once: a vote in each tile would take time from all.
+    /// True if some LSE of the cube's rows is large; its probabilities are computed by [`exact`](Self::exact) LSEs. All
+    /// units must call it, once: a vote in each tile would take time from all.
     pub(crate) fn any_large(&self) -> bool {
         any_unit(self.own_large())
     }
 
-    /// Whether the LSE of a row of the warp is large. To be called by all lanes.
+    /// True if the LSE of a row of the warp is large. All lanes must call it.
     pub(crate) fn large(&self) -> bool {
         any_lane(self.own_large())
     }
@@ -103,7 +102,7 @@ impl LaneRows {
 
     /// The LSEs of the rows, read again: seldom needed, they would take registers from all tiles.
     pub(crate) fn exact(&self, saved: &SavedRows) -> ExactRows {
-        // A row that does not exist has that of another.
+        // A row that does not exist gets that of another.
         let upper = select(self.to.has_upper, self.to.upper, 0usize);
         let lower = select(self.to.has_lower, self.to.lower, 0usize);
         ExactRows {
@@ -122,7 +121,7 @@ pub(crate) struct ExactRows {
 
 #[cube]
 impl ExactRows {
-    /// Those of probabilities that are not exact.
+    /// A placeholder for probabilities that are not exact.
     pub(crate) fn none() -> ExactRows {
         ExactRows {
             upper: ExactLse {

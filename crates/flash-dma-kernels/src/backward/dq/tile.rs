@@ -22,7 +22,7 @@ pub(crate) struct TileOperands<NA: Size> {
     /// The warp's 16 rows of Q and dO.
     pub q: u32,
     pub o: u32,
-    /// Their fragments, one per step of 16 columns; only with `bp.resident`.
+    /// The fragments of these rows, one per step of 16 columns; only with `bp.resident`.
     pub q_rows: Sequence<Vector<u32, NA>>,
     pub o_rows: Sequence<Vector<u32, NA>>,
     /// The stages of keys and values.
@@ -34,10 +34,9 @@ pub(crate) struct TileOperands<NA: Size> {
 }
 
 /// Adds the contribution of the keys of tile `tile` to dQ (`head_dim / 32` accumulators of 32 columns). Without
-/// `boundary` every row selects every key, and no LSE is large; with it, the mask, if there is one, says which keys a
-/// row selects. Returns
-/// whether all keys are finite, as far as this warp can tell: non-finite elements of a key add nothing here, which is
-/// left to [`mark_pair`](crate::backward::dq::repair::mark_pair).
+/// `boundary` every row selects every key, and no LSE is large; with it, the mask, if there is one, tells which keys a
+/// row selects. Returns true if all keys are finite, as far as this warp can tell: non-finite elements of a key add
+/// nothing here, which is left to [`mark_pair`](crate::backward::dq::repair::mark_pair).
 #[cube]
 pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     stages: &Stages<E>,
@@ -184,9 +183,8 @@ fn multiply_keys<N: Size, NA: Size>(
 #[derive(CubeType, Clone, Copy)]
 struct Columns {
     tile: usize,
-    /// The first of them.
     first: usize,
-    /// The words of these columns; on a boundary tile of a plan.
+    /// The mask words of these columns; on a boundary tile of a plan.
     seen: SeenPair,
 }
 
@@ -270,7 +268,7 @@ fn gradient<E: Float, N: Size>(
     let mut ds0 = p0 * of_pair0;
     let mut ds1 = p1 * of_pair1;
     if comptime!(bp.softcap) {
-        // From the product alone: what is added may be infinite, or so large that the logit has lost it.
+        // From the product alone: the added number may be infinite, or so large that the logit has lost the product.
         let capped0 = logit_scale.apply(s0, 0.0f32, bp.softcap);
         let capped1 = logit_scale.apply(s1, 0.0f32, bp.softcap);
         ds0 *= logit_scale.slope(capped0, bp.softcap);
@@ -292,8 +290,7 @@ fn gradient<E: Float, N: Size>(
     }
 }
 
-/// Whether all keys of a block of logits' products are finite: a key with a non-finite element makes its products
-/// non-finite in every row.
+/// True if all keys of a block are finite: a non-finite element of a key makes its products non-finite in every row.
 #[cube]
 fn keys_are_finite<N: Size>(products: &Vector<f32, N>) -> bool {
     let mut exponent = 0u32;

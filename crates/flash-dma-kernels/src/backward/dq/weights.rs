@@ -14,18 +14,18 @@ use crate::matrix::stages::Stages;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
-/// What decides the weights of a key tile's pairs besides their products, read while the tensor cores multiply.
+/// The visibility and biases of a key tile's pairs, read while the tensor cores multiply.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TilePairs<N: Size> {
-    /// Which pairs a tile plan leaves; on a boundary tile.
+    /// The pairs that a tile plan leaves; on a boundary tile.
     seen: SeenPair,
-    /// Their biases, if they have any.
+    /// The pairs' biases, if they have any.
     bias: Vector<f32, N>,
 }
 
 #[cube]
 impl<N: Size> TilePairs<N> {
-    /// Of key tile `tile` and the rows of this lane.
+    /// Reads them for key tile `tile` and this lane's rows.
     pub(crate) fn read<E: Float>(
         source: &KeySource,
         attended: &AttendedKeys,
@@ -48,7 +48,7 @@ impl<N: Size> TilePairs<N> {
     }
 }
 
-/// See [`gradients`]: those of a tile that may be a `boundary` tile, or all by `exact` LSEs.
+/// [`gradients`] of a tile that may be a `boundary` tile, or of any tile by `exact` LSEs.
 #[cube]
 pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
@@ -62,7 +62,7 @@ pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
     boundary: bool,
     #[comptime] exact: bool,
 ) -> Vector<u32, NP> {
-    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     if comptime!(exact) {
         let kind = comptime!(PairKind::Large);
         gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)

@@ -55,7 +55,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     copy_queries::<E>(grad_out, &mut o_tile, &own);
 
     let mut stages = Stages::<E>::new(bp);
-    // Whether a stage has held boundary keys that are not finite.
+    // True for a stage that has held boundary keys that are not finite.
     let mut not_finite = Shared::<[u32]>::new_slice(comptime!(bp.stages));
     if (UNIT_POS as usize) < comptime!(bp.stages) {
         not_finite[UNIT_POS as usize] = 0u32;
@@ -93,10 +93,10 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         wait_copies(0u32);
         sync_cube();
     }
-    // Behind the first copies, which need not wait for the LSEs.
+    // After the first copies, which need not wait for the LSEs.
     let large = uniform_bool(rows.any_large());
     let plain_tiles = select(large, 0usize, keys.full_tiles(bp));
-    // A loop of its own for cubes with a large LSE: what it needs would take time from every tile of the others.
+    // A separate loop for cubes with a large LSE, whose additional work would take time from every tile of the others.
     #[unroll]
     for pass in 0..2usize {
         let exact = comptime!(pass == 1);

@@ -26,7 +26,7 @@ impl MmaBlueprints {
     pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
         let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
         let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
-        // As many as there could be keys whose ranks learn.
+        // As many tiles as there could be keys whose ranks learn.
         let rank = self.rank.map_or(0, |rank| {
             let tiles = problem.k_len.div_ceil(rank.tiles.keys());
             tiles * rank.chunks(problem) * problem.batch * problem.kv_heads
@@ -50,16 +50,16 @@ impl MmaBlueprints {
         each * self.dkdv.chunks(problem) * problem.batch * problem.kv_heads
     }
 
-    /// The bytes of the buffers that [`launch`] holds at once at most.
+    /// The most bytes of buffers that [`launch`] holds at once.
     pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made, and
-        // those before the lists of the keys whose ranks learn, of which there is one at a time.
+        // those before the lists of the keys whose ranks learn, which exist one at a time.
         let dq = slice_bytes(problem, self.dq.tile.queries());
         let keys = (self.key_bytes(problem)).max(self.rank_bytes(problem, selection));
         LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(keys)
     }
 
-    /// The keys whose ranks learn, and with several chunks those of each. Kept ones take no more than runners-up.
+    /// Bytes of the lists of keys whose ranks learn and, with several chunks, of each chunk; kept keys need no more.
     fn rank_bytes(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let learning = selection.and_then(|selection| selection.learning.as_ref());
         let (Some(learning), Some(rank)) = (learning, self.rank) else {
@@ -72,7 +72,7 @@ impl MmaBlueprints {
         RankedKeys::bytes(problem, selection) + chunked
     }
 
-    /// The keys of each chunk, and the sums or parts of keys with several chunks.
+    /// Bytes of the keys of each chunk, and of the sums or parts of keys with several chunks.
     fn key_bytes(&self, problem: &Problem) -> usize {
         let ChunkedBlueprint { tiles, chunk } = self.dkdv;
         let chunks = self.dkdv.chunks(problem);
@@ -146,7 +146,7 @@ impl MmaPass<'_> {
             source,
             capacity,
             chunks: dkdv.chunks(problem),
-            // As many as the lists may fill: any other bound could silently drop keys.
+            // As many tiles as the lists may fill: any other bound could silently drop keys.
             tiles: capacity.div_ceil(dkdv.tiles.keys()),
         };
         if dkdv.tiles.parts {
@@ -177,7 +177,7 @@ impl MmaPass<'_> {
         self.launch_dkdv(lists, to, scores, element);
     }
 
-    /// The gradient of the rank, if one learns; all other keys get zero.
+    /// The gradient of the rank, if it is learned; all other keys get zero.
     fn launch_ranks(&self, keys: &SelectedKeys, grads: &Gradients) {
         let (Some((selection, _)), Some(rank)) = (&keys.selection, &grads.rank) else {
             return;

@@ -29,21 +29,18 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// The inputs of a backward pass's kernels.
 pub(crate) struct MmaPass<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
-    /// q, k and v.
     pub rows: [&'a TensorBinding; 3],
     pub saved: &'a Saved,
     pub blueprints: MmaBlueprints,
     pub data: QueryData,
-    /// The slopes of ALiBi.
     slopes: Option<TensorBinding>,
 }
 
-/// The keys of the dk/dv kernel: one list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles`
-/// key tiles each.
+/// The dk/dv kernel's keys: a list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles` tiles
+/// each.
 pub(crate) struct KeyLists {
     pub source: SourceTensors,
     pub capacity: usize,
@@ -65,13 +62,12 @@ impl KeyLists {
     }
 }
 
-/// The preprocessed data of every query row.
 pub(crate) struct QueryData {
     pub sums: RowSums,
     /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
     /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
-    /// The words of the rows, see [`words_shape`]; with dropout only.
+    /// The rows' words of the dropout mask, see [`words_shape`]; with dropout only.
     words: Option<TensorBinding>,
 }
 
@@ -91,7 +87,6 @@ fn words_shape(problem: &Problem, for_boxes: bool) -> [usize; 3] {
     [batch, heads, len]
 }
 
-/// The bytes of the row sums of a pass.
 pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
     let for_boxes = blueprints.dkdv.tiles.instruction == Instruction::Wgmma;
     let boxed = match for_boxes {
@@ -191,7 +186,6 @@ impl<'a> MmaPass<'a> {
         address_type(&typed, self.problem.element.size()).max(address_type(&words, 4))
     }
 
-    /// One launch of the dq kernel.
     pub(crate) fn launch_dq(&self, tiles: TileLaunch, grad_q: &TensorBinding) {
         let (problem, blueprint) = (self.problem, self.blueprints.dq);
         let tile = blueprint.tile.writing([grad_q]);
@@ -279,7 +273,7 @@ impl<'a> MmaPass<'a> {
         QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
 
-    /// The launch of the rank kernel for `keys`, which are those of `source` on their intervals; kept ones add to the rank.
+    /// Launches the rank kernel for `keys`, which are those of `source` on their intervals; kept ones add to the rank.
     pub(crate) fn launch_rank(
         &self,
         keys: KeyLists,
@@ -320,8 +314,8 @@ impl<'a> MmaPass<'a> {
         }
     }
 
-    /// One launch of the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores
-    /// or biases of the kv heads.
+    /// Launches the dk/dv kernel; it writes or adds to the gradients of k, v (`output` elements) and of scores or
+    /// biases.
     pub(crate) fn launch_dkdv(
         &self,
         keys: KeyLists,

@@ -1,8 +1,8 @@
 //! The gradient of the rank by `mma.sync`.
 //!
-//! The parts of the dk/dv kernel, with two products per pair instead of four and one number per key instead of two
-//! rows: the two warps of a pair own the same keys and take one half of the rows of each query tile, so that each makes
-//! both products of its pairs and none waits for another inside a tile.
+//! The kernel uses the parts of the dk/dv kernel, with two products per pair instead of four and one number per key
+//! instead of two rows: the two warps of a pair own the same keys and take one half of the rows of each query tile, so
+//! that each makes both products of its pairs and none waits for another inside a tile.
 
 use crate::alibi::biased;
 use crate::args::Scaling;
@@ -27,11 +27,12 @@ use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use crate::rank_terms::{RankTerms, adds};
 use cubecl::prelude::*;
 
-/// One cube owns one tile of the keys of a kv head and of a chunk of queries, see [`of_ranked`](ChunkTile::of_ranked). It
-/// streams the queries of the chunk by which the rank of one of its keys learns, of every head of the group, and writes
-/// the gradients of its keys' ranks, or with `bp.shared_keys`, and for kept keys behind a launch for runners-up, adds to
-/// them: with `x` a pair's logit minus the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`,
-/// and of kept keys what those are [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
+/// One cube owns one tile of the keys of a kv head and of a chunk of queries, see [`of_ranked`](ChunkTile::of_ranked).
+/// It streams the chunk's queries that train the rank of one of its keys, of every head of the group, and writes the
+/// gradients of its keys' ranks. With `bp.shared_keys` it adds to them instead, as does the launch for kept keys, which
+/// runs after the one for runners-up. With `x` a pair's logit minus the LSE, a gradient is the sum of
+/// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`; that of a kept key is given at
+/// [`OWN_OUTPUT_WEIGHT`](flash_dma_problem::OWN_OUTPUT_WEIGHT).
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -239,7 +240,7 @@ fn add_changes<E: Float, NS: Size>(
     let stage = step.turn % comptime!(bp.stages);
     let half = UNIT_POS_Y as usize / comptime!(bp.role_warps);
     let first_row = half * comptime!(bp.product_rows()) + UNIT_POS_X as usize % 4 * 2;
-    // First and end of the queries by which the ranks of this lane's keys learn.
+    // First and end of the queries that train the ranks of this lane's keys.
     let mut bounds = Array::<i32>::new(comptime!(bp.fragments * 4));
     if comptime!(boundary) {
         #[unroll]
@@ -290,8 +291,7 @@ fn add_changes<E: Float, NS: Size>(
     }
 }
 
-/// Writes or adds the sums of both halves of every pair of warps, with `adds` to what is there. All units of the cube
-/// take part.
+/// Writes the sums of both halves of every pair of warps, or adds them if `adds`. All units of the cube take part.
 #[cube]
 fn write_sums(
     source: &KeyTileSource,

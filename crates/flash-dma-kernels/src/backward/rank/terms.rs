@@ -10,9 +10,9 @@ use cubecl::prelude::*;
 
 #[cube]
 impl Change {
-    /// `log2` of what a key's weight is computed from, of [`ExactLse::exponent`](crate::matrix::logit_scale::ExactLse):
-    /// a kept key's is that of a probability, at most 0, though its logit may be recomputed higher than the forward pass
-    /// had it.
+    /// `log2` of the number from which a key's weight is computed, given by
+    /// [`ExactLse::exponent`](crate::matrix::logit_scale::ExactLse). A kept key's is that of a probability, at most 0,
+    /// though its logit may be recomputed higher than in the forward pass.
     pub(crate) fn above(&self, exponent: f32) -> f32 {
         match comptime!(self.kind) {
             ChangeKind::Added => exponent,
@@ -20,8 +20,8 @@ impl Change {
         }
     }
 
-    /// The factor of `v - out` of a key whose logit is `x log(2)` above the LSE, by two special-function instructions;
-    /// NaN stays NaN.
+    /// The factor of `v - out` of a key with logit `x log(2)` above the LSE; two special-function instructions, NaN
+    /// stays NaN.
     pub(crate) fn weight_of_power(&self, x: f32) -> f32 {
         match comptime!(self.kind) {
             ChangeKind::Added => sigmoid_of_power(x),

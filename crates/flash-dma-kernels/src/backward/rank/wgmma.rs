@@ -1,7 +1,7 @@
 //! The gradient of the rank on Hopper's tensor cores.
 //!
-//! The dk/dv kernel's stream of queries, without its sums over queries: a warpgroup has registers to spare, and while
-//! one computes its sigmoids the tensor cores multiply for another.
+//! It has the dk/dv kernel's stream of queries without the sums over queries: a warpgroup has registers to spare, and
+//! while one computes its sigmoids the tensor cores multiply for another.
 
 use crate::alibi::biased;
 use crate::args::Scaling;
@@ -103,7 +103,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let products = StepProducts::<NS> { s, dp };
             let tiles = &tiles;
             let none = StepLses::none::<E>(inputs);
-            // Code of its own for each kind, as in the dk/dv kernel.
+            // Separate code for each kind, as in the dk/dv kernel.
             if span.misses(query, bp) {
                 finish::<NS>(products.dp, comptime!(bp.rows / 2));
             } else if step.at.large {
@@ -123,7 +123,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     sums.write(&keys, rank);
 }
 
-/// The gradients of the LSEs of the rows of a step that this lane has columns of; zeros without.
+/// The LSE gradients of a step's rows whose columns this lane holds; zeros without.
 #[derive(CubeType)]
 struct LseGradients {
     values: Array<f32>,
@@ -133,7 +133,7 @@ struct LseGradients {
 
 #[cube]
 impl LseGradients {
-    /// Those of the rows of the step at `cursor`, read before its products so that they arrive meanwhile.
+    /// Reads them for the step at `cursor`, before its products so that they arrive meanwhile.
     fn read(
         grad_lse: &ComptimeOption<Box<[f32]>>,
         rows: &QueryRows,
@@ -166,14 +166,14 @@ impl LseGradients {
 struct KeySums {
     upper: f32,
     lower: f32,
-    /// What they are sums of.
+    /// The change that they are sums for.
     change: Change,
 }
 
 #[cube]
 impl KeySums {
-    /// Adds the contributions of a step; dP is in flight while the sigmoids are computed.
-    /// Pairs by which no rank learns, which a full step has none of, add nothing.
+    /// Adds the contributions of a step; dP is in flight while the sigmoids are computed. Pairs that train no rank,
+    /// which a full step does not have, add nothing.
     fn add<E: Float, NS: Size>(
         &mut self,
         products: &StepProducts<NS>,

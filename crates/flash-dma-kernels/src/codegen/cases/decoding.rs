@@ -35,7 +35,7 @@ pub(crate) fn all() -> Vec<Case> {
     let of_one = |call: Decoding| with(call, |c| c.steps = &[1]);
     let capped = with(of_one(slots), |c| (c.appends, c.options) = (false, options));
     let scored = with(of_one(pages), |c| c.scored = true);
-    // The rule is in numbers, but the rank of a chunk's keys is another kernel's.
+    // The rule is a runtime argument, but the rank of a chunk's keys is computed by another kernel.
     let sinks = with(of_one(slots), |c| (c.recent, c.sinks) = (128, 4));
     let ranks = with(slots, |c| (c.appends, c.role) = (false, ScoreRole::Rank));
     // Pages that exceed 32-bit indices.
@@ -70,15 +70,13 @@ struct Decoding {
     element: ElementType,
     head_dim: usize,
     paged: bool,
-    /// Pages with scores.
     scored: bool,
     pages: usize,
     /// Recent keys and sinks, of slots.
     recent: usize,
     sinks: usize,
-    /// What the scores of slots are for.
     role: ScoreRole,
-    /// Whether there is a prefill first.
+    /// True if there is a prefill first.
     appends: bool,
     /// Tokens of each step.
     steps: &'static [usize],
@@ -141,7 +139,6 @@ impl Decoding {
         .expect("a valid cache")
     }
 
-    /// A prefill.
     fn append(&self, client: &Client) {
         const LEN: usize = 4096;
         let (shape, new) = (self.shape(), [1, HEADS, LEN, self.head_dim]);

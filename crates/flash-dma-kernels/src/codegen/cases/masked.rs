@@ -9,7 +9,6 @@ use crate::pattern::mask::plan::{plan, plan_ranges};
 use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use cubecl::client::Client;
 
-/// Lengths of a problem.
 const LEN: usize = 32 << 10;
 
 pub(crate) fn all() -> Vec<Case> {
@@ -96,7 +95,6 @@ fn planned(client: &Client, queries: usize, len: usize) -> (PlanGeometry, MaskBi
     (geometry, bits)
 }
 
-/// One call of forward and backward.
 #[derive(Clone, Copy)]
 struct Masked {
     head_dim: usize,

@@ -6,7 +6,6 @@ use crate::{ElementType, NormGradients, NormParameters, NormProblem, Rotary};
 use crate::{norm_backward, norm_forward};
 use cubecl::client::Client;
 
-/// Tokens.
 const LEN: usize = 32 << 10;
 /// Tokens whose features pass 32-bit indices.
 const LONG_LEN: usize = 8 << 20;

@@ -1,4 +1,4 @@
-//! Products of matrices on `wgmma`, the addition of parts of their sums, and products of a few rows. CubeK's kernels are not ours to check.
+//! Products on `wgmma`, the addition of their parts, and products of a few rows. CubeK's kernels are not checked here.
 
 use super::{Case, with};
 use crate::ElementType;
@@ -65,7 +65,7 @@ pub(super) fn all() -> Vec<Case> {
             }
         }
     }
-    // Terms behind the last tile, and columns that are read one by one.
+    // Terms after the last tile, and columns that are read one by one.
     let (name, layout) = (
         "product-few-bf16-odd".into(),
         ([3, 1023, 1001], [false, false]),
@@ -74,7 +74,7 @@ pub(super) fn all() -> Vec<Case> {
     cases
 }
 
-/// A product of these sizes, with the columns of the factors that are `turned` contiguous.
+/// A product of these sizes; the columns of the factors in `turned` are contiguous.
 fn case(
     name: String,
     (sizes, turned): ([usize; 3], [bool; 2]),

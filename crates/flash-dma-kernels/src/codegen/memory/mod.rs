@@ -48,11 +48,10 @@ fn window(keys: usize) -> Option<AttentionOptions> {
     Some(AttentionOptions::new().with_keep_window(keys))
 }
 
-/// The tensors of both passes.
 type Tensors = Attention<Problem>;
 
 impl Tensors {
-    /// The same with runners-up, and with kept keys that learn.
+    /// Adds runners-up, and kept keys that learn.
     fn with_runners_up(mut self, client: &Client, p: &Problem) -> Self {
         let words = || tensor(client, p.scores_shape(), 4);
         let selection = self.inputs.selection.as_mut().expect("there are scores");
@@ -105,7 +104,7 @@ fn requested<Outputs>(
     Some([peak.requested, said])
 }
 
-/// Compares what both passes requested with what they said, and counts those that an engine supports.
+/// Compares the bytes that both passes requested and announced, and counts the passes that an engine supports.
 fn compare(passes: [Option<[usize; 2]>; 2], compared: &mut [usize; 2], what: &str) {
     for ((name, pass), count) in ["forward", "backward"]
         .into_iter()
@@ -119,7 +118,6 @@ fn compare(passes: [Option<[usize; 2]>; 2], compared: &mut [usize; 2], what: &st
     }
 }
 
-/// The fastest engine of a device.
 fn fastest(gpu: Gpu) -> Engine {
     match gpu {
         Gpu::H200 => Engine::Wgmma,
@@ -181,8 +179,7 @@ fn every_pass_requests_the_workspace_it_says() {
     }
 }
 
-/// Twice the tokens take at most twice the memory and the budget of the lists, whether or not the window grows with
-/// them.
+/// Twice the tokens take at most twice the memory plus the lists' budget, whether or not the window grows with them.
 #[test]
 fn memory_is_linear_in_the_tokens_up_to_four_million() {
     const LISTS: usize = 144 << 20;
@@ -282,7 +279,7 @@ fn a_planned_length_or_batch_fits_and_one_more_does_not() {
     });
 }
 
-/// A problem's own choice of engine, selection included.
+/// Launches both passes on the engine that the problem chooses, selection included.
 fn launch_all(client: &Client, p: &Problem) {
     let tensors = Tensors::scored(client, p);
     tensors.select(client, p);
@@ -290,13 +287,12 @@ fn launch_all(client: &Client, p: &Problem) {
     tensors.backward(client, p, None).expect("a valid call");
 }
 
-/// The compiled kernels by name: each counts once per difference in its code or in the size of its cubes. The 64-bit
-/// form of a kernel, which tensors of 2^32 elements or bytes take, counts as the one of 32 bits.
+/// The compiled kernels by name. Each counts once per difference in its code or in the size of its cubes; the 64-bit
+/// form of a kernel, for tensors of 2^32 elements or bytes, counts as the 32-bit one.
 #[derive(Default)]
 struct Compiled(BTreeMap<String, HashSet<KernelId>>);
 
 impl Compiled {
-    /// Adds the kernels that `run` launches.
     fn add(&mut self, client: &Client, run: impl FnOnce(&Client)) {
         for kernel in recorder::record(client, run) {
             let mut id = kernel.id();

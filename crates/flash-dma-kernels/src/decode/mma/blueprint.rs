@@ -6,21 +6,19 @@ use cubecl::CubeDim;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use flash_dma_problem::{DecodeProblem, ElementType, Obstacle, Storage};
 
-/// Rows of a fragment.
 pub(crate) const ROWS: usize = 16;
 
 /// Elements of a 16-byte segment.
 pub(crate) const SEGMENT: usize = 8;
 
-/// The least number of key tiles worth a warp of their own.
+/// The least number of key tiles worth a separate warp.
 const LEAST_TILES: usize = 4;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeMmaBlueprint {
-    /// The element type; f16 or bf16.
+    /// f16 or bf16.
     pub element: ElementType,
-    /// Elements per row; a multiple of 32.
+    /// A multiple of 32.
     pub head_dim: usize,
     /// Warps per cube; a power of two. Each warp has a part of the keys.
     pub warps: usize,
@@ -28,23 +26,22 @@ pub(crate) struct DecodeMmaBlueprint {
     pub key_tile: usize,
     /// Key tiles of a warp copied ahead, and the one in use.
     pub stages: usize,
-    /// The cache has pages, not slots.
+    /// True if the cache has pages, not slots.
     pub paged: bool,
-    /// Keys carry scores, which hide keys if they are −∞.
+    /// True if keys carry scores, which hide keys if they are −∞.
     pub scored: bool,
-    /// The scores rank and hide keys, and are not added to their logits.
+    /// True if the scores rank and hide keys, and are not added to their logits.
     pub only_ranked: bool,
-    /// Whether the scaled product is capped.
     pub softcap: bool,
 }
 
 impl DecodeMmaBlueprint {
-    /// The configuration for `problem`, or why this engine does not support it: f16 and bf16 on a device with
-    /// `mma.sync` and `cp.async`, head dimensions that are multiples of 32, pages of whole key tiles and without a
-    /// window.
+    /// The configuration for `problem`, or the reason why this engine does not support it. Supported are f16 and bf16
+    /// on a device with `mma.sync` and `cp.async`, head dimensions that are multiples of 32, and pages of whole key
+    /// tiles without a window.
     ///
-    /// Two tiles of 8 KiB ahead of each of eight warps are four times what a multiprocessor of an H200 must have in
-    /// flight to saturate the memory.
+    /// Two tiles of 8 KiB ahead of each of eight warps are four times the bytes in flight that a multiprocessor of an
+    /// H200 needs to saturate the memory.
     pub(crate) fn choose(
         problem: &DecodeProblem,
         properties: &DeviceProperties,
@@ -88,7 +85,7 @@ impl DecodeMmaBlueprint {
         }
     }
 
-    /// Shared memory per cube: keys, values and scores of every stage of every warp.
+    /// Bytes of shared memory per cube: keys, values and scores of every stage of every warp.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.warps * self.stages * self.key_tile * (4 * self.head_dim + 4)
     }
@@ -98,7 +95,6 @@ impl DecodeMmaBlueprint {
         self.head_dim / SEGMENT
     }
 
-    /// Segments per stage.
     pub(crate) fn stage_segments(&self) -> usize {
         self.key_tile * self.segments()
     }
@@ -130,12 +126,12 @@ impl DecodeMmaBlueprint {
         }
     }
 
-    /// The units in CubeCL's layout: lanes along x, warps along y.
+    /// CubeCL's layout of the units: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps as u32)
     }
 
-    /// Cubes that share the keys of a kv head, whose group has `rows` query rows, and of 16 of these.
+    /// Cubes that share the keys of a kv head and 16 of its group's `rows` query rows.
     ///
     /// They depend on the capacity of the cache, not on its content, so that the launches of a step never change.
     pub(crate) fn cubes(

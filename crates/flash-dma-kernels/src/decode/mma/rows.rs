@@ -29,7 +29,7 @@ impl StepRow {
     }
 }
 
-/// Where a row of `q` begins, in pairs.
+/// The start of a row in `q`, in pairs.
 #[cube]
 pub(crate) fn q_at<E: Float>(q: &Tensor<Vector<E, Const<2>>>, held: &Held, row: &StepRow) -> usize {
     (held.batch * q.stride(0) + row.head * q.stride(1) + row.token * q.stride(2)) / 2

@@ -8,7 +8,7 @@ use crate::matrix::ptx::{copy_or_zero, shared_address, shuffle, value};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
-/// The stages of a cube in shared memory, each warp's its own.
+/// The stages of a cube in shared memory; each warp has its own.
 #[derive(CubeType)]
 pub(crate) struct WarpStages<E: Float> {
     /// `[warps, stages, key_tile, segments]`, segments placed by [`swizzle`].
@@ -73,7 +73,6 @@ pub(crate) struct Held {
     row: usize,
     /// Rows from one page to the next.
     page_rows: usize,
-    /// Query heads of the kv head.
     pub group: usize,
 }
 
@@ -176,7 +175,6 @@ impl NextTile {
         }
     }
 
-    /// Reads the data of tile `tile`.
     pub(crate) fn read<E: Float>(
         &mut self,
         tensors: &StepTensors<E, Const<8>>,

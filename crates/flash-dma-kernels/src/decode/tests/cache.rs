@@ -15,7 +15,7 @@ use std::ops::Range;
 
 const F32: ElementType = ElementType::F32;
 
-/// A cache of slots of rows of 8 f32, and how many tokens it has been given.
+/// A cache of slots with rows of 8 f32, and the number of tokens it has been given.
 struct Cache {
     client: Client,
     shape: CacheShape,
@@ -269,7 +269,7 @@ fn a_chunk_sees_the_slots_in_order() {
         for (row, head) in scores.iter().enumerate() {
             let mut oracle = OracleSlots::new(rule);
             head[..first].iter().for_each(|&z| oracle.push(z));
-            // A hidden key that is no longer recent may be there or not, and is nothing in either case.
+            // A hidden key that is no longer recent may be there or not, and is worth nothing in either case.
             let worth =
                 |&(key, z): &(usize, f64)| z != f64::NEG_INFINITY || rule.is_recent(key, first - 1);
             let held = oracle.keys().into_iter().filter(worth).map(|(key, _)| key);

@@ -9,7 +9,6 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{CacheShape, ElementType, Storage};
 
-/// A tensor of one word.
 fn filled(client: &Client, shape: &[usize], word: u32) -> TensorBinding {
     contiguous(client, &vec![word; shape.iter().product()], shape)
 }
@@ -19,7 +18,6 @@ fn unused_rows(client: &Client, shape: &[usize], element: ElementType) -> Tensor
     upload(client, &[], shape, element, Placement::Contiguous)
 }
 
-/// Slots without tokens.
 fn empty_slots(client: &Client, shape: &CacheShape) -> Slots {
     let kv = shape.kv_shape();
     Slots {

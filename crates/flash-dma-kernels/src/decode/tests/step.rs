@@ -28,9 +28,8 @@ struct Case {
     element: ElementType,
     /// `None` is a cache of pages.
     window: Option<usize>,
-    /// Whether pages have scores.
+    /// True if pages have scores.
     biased: bool,
-    /// What the scores of slots are for.
     role: ScoreRole,
     scores: Scores,
     options: AttentionOptions,
@@ -73,7 +72,6 @@ impl Case {
         self.window.is_some() || self.biased
     }
 
-    /// The inputs of the whole decoding.
     fn inputs(&self, seed: u64) -> Inputs {
         inputs(self.problem(self.len, self.len), self.scores, 1.0, seed)
     }

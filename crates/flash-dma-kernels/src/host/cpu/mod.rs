@@ -24,7 +24,7 @@ use cubecl::client::Client;
 pub(crate) const NO_ROUNDING: &str = "tensors of bf16 on this CPU, which has no instruction for the conversion to them, \
                                       without the feature `cpu` of flash-dma-kernels";
 
-/// Whether kernels on the client's device can convert to bf16.
+/// True if kernels on the client's device can convert to bf16.
 pub(crate) fn rounds_to_bf16(client: &Client) -> bool {
     // Only the CPU runtime counts cores.
     if client.properties().hardware.num_cpu_cores.is_none() {

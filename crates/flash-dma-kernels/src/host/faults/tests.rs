@@ -26,7 +26,6 @@ fn launch(client: &Client, out: &TensorBinding, broken: bool) {
     }
 }
 
-/// Eight words and their handle.
 fn result(client: &Client) -> (Handle, TensorBinding) {
     let handle = client.create_from_slice(u32::as_bytes(&[0; 8]));
     // SAFETY: the buffer holds the eight words of the shape.

@@ -6,10 +6,9 @@ mod nvtx;
 
 use tracing::span::EnteredSpan;
 
-/// The target of the spans.
 pub(crate) const TARGET: &str = "flash_dma";
 
-/// An open range, which ends when it is dropped: what was launched since then belongs to it. Made by [`range`].
+/// An open range, which ends when it is dropped and covers everything launched in between. Made by [`range`].
 #[must_use = "a range ends when it is dropped"]
 pub(crate) struct Range {
     _span: EnteredSpan,
@@ -18,7 +17,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Of a span and the same name, which ends in a zero byte.
+    /// Opens a range for a span, with the same name ending in a zero byte.
     pub(crate) fn new(span: tracing::Span, name: &'static str) -> Self {
         #[cfg(not(all(feature = "nvtx", unix)))]
         let _ = name;
@@ -30,7 +29,7 @@ impl Range {
     }
 }
 
-/// Opens a range of a name, with fields as those of `tracing`. Without a subscriber it costs a comparison.
+/// Opens a range with a name and fields in the syntax of `tracing`. Without a subscriber it costs a comparison.
 macro_rules! range {
     ($name:literal $(, $($fields:tt)+)?) => {
         $crate::host::range::Range::new(

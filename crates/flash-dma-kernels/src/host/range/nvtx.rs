@@ -18,7 +18,6 @@ struct Functions {
     pop: Pop,
 }
 
-/// An open range of this thread.
 pub(crate) struct Range(Option<Functions>);
 
 impl Range {
@@ -49,7 +48,7 @@ impl Drop for Range {
 }
 
 impl Functions {
-    /// Those of a library, which stays loaded; `None` if it or one of them is missing.
+    /// Loads them from a library, which stays loaded; `None` if it or one of them is missing.
     fn load(library: &CStr) -> Option<Self> {
         unsafe extern "C" {
             fn dlopen(name: *const c_char, mode: c_int) -> *mut c_void;

@@ -70,7 +70,7 @@ pub fn products_alone(
     Ok(())
 }
 
-/// What the products are added to and written to.
+/// The sums that the products are added to, and the outputs.
 #[derive(CubeType, CubeLaunch)]
 struct Results {
     sums: Box<[Vector<f32, Const<2>>]>,

@@ -37,7 +37,7 @@ pub(crate) fn boxes_of(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
-/// Whether the TMA accepts a tensor's strides. Rows start at multiples of 16 bytes; the stride of repeated rows is 0.
+/// True if the TMA accepts a tensor's strides. Rows start at multiples of 16 bytes; the stride of repeated rows is 0.
 pub(crate) fn takes_boxes(tensor: &TensorBinding, element_size: usize) -> bool {
     (0..3).all(|axis| {
         let bytes = tensor.strides[axis] * element_size;
@@ -45,8 +45,8 @@ pub(crate) fn takes_boxes(tensor: &TensorBinding, element_size: usize) -> bool {
     })
 }
 
-/// The tensor map of the contiguous f32 `tensor`, `[batch, heads, words]`, in boxes of `words` words, 16 bytes or
-/// more, of `heads` heads.
+/// The tensor map of the contiguous f32 `tensor`, `[batch, heads, words]`: boxes of `words` (16 bytes or more) by
+/// `heads`.
 pub(crate) fn word_boxes_of(
     tensor: &TensorBinding,
     heads: usize,
@@ -59,7 +59,7 @@ pub(crate) fn word_boxes_of(
     TensorMapArg::new(boxes, tensor.clone().into_tensor_arg(), word)
 }
 
-/// Where the tensor map of an operand lies; 0 if it has none.
+/// The address of an operand's tensor map; 0 if it has none.
 #[cube]
 pub(crate) fn map_address<E: Float>(map: &ComptimeOption<TensorMap<E, Tiled>>) -> u64 {
     #[comptime]
@@ -100,7 +100,7 @@ pub(crate) fn copy_boxes(
     }
 }
 
-/// As [`copy_boxes`], of the box of words at `[batch, head, word]` to `place` in shared memory.
+/// [`copy_boxes`] for the box of words at `[batch, head, word]`, to `place` in shared memory.
 #[cube]
 pub(crate) fn copy_words(
     map: u64,

@@ -45,7 +45,7 @@ fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
     s
 }
 
-/// Waits until at most `under_way` products are, and then moves the `n` registers of `$1` to `$0`: the moves
+/// Waits until at most `under_way` products are in flight, and then moves the `n` registers of `$1` to `$0`: the moves
 /// cost nothing, but bind what follows.
 fn finish_asm(n: usize, under_way: usize) -> String {
     let mut s = format!("wgmma.wait_group.sync.aligned {under_way};\n");
@@ -61,7 +61,7 @@ pub(crate) fn finish<N: Size>(started: Vector<f32, N>, #[comptime] n: usize) -> 
     finish_but::<N>(started, 0usize, n)
 }
 
-/// As [`finish`], but it does not wait for the last `under_way` products.
+/// [`finish`] without waiting for the last `under_way` products.
 #[cube]
 pub(crate) fn finish_but<N: Size>(
     started: Vector<f32, N>,

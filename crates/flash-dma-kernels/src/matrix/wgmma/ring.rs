@@ -65,7 +65,7 @@ impl Ring {
         );
     }
 
-    /// Arrives at `stage` with what this unit has stored there itself.
+    /// Arrives at `stage` with the data that this unit has stored there itself.
     pub(crate) fn arrive_stored(&self, stage: usize) {
         arrive(self.full(stage));
     }
@@ -114,7 +114,6 @@ pub(crate) struct Turns {
 
 #[cube]
 impl Turns {
-    /// The turns of this warpgroup.
     pub(crate) fn new() -> Turns {
         Turns {
             warpgroup: UNIT_POS_Y / 4,

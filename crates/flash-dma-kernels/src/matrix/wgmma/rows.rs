@@ -6,16 +6,16 @@ use crate::matrix::fragment::quad_sum;
 use crate::matrix::ptx::{global_address, shuffle_xor_word, value};
 use cubecl::prelude::*;
 
-/// How one of the two rows of a lane is written.
+/// The destination and factor of one of the two rows of a lane.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowToWrite {
-    /// Nothing is written unless there is such a row.
+    /// True if there is such a row; otherwise nothing is written.
     pub valid: bool,
-    /// The index of the row among those of `head_dim` elements.
+    /// The row's index among rows of `head_dim` elements.
     pub row: usize,
-    /// What its elements are multiplied by.
+    /// The factor of its elements.
     pub factor: f32,
-    /// Zeros are written.
+    /// True if zeros are written.
     pub empty: bool,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn write_row<O: Float, N: Size>(
     }
 }
 
-/// [`write_row`], and what rounding the row loses to `residual`: zeros if an element is not finite.
+/// [`write_row`], and the row's rounding error to `residual`: zeros if an element is not finite.
 #[cube]
 pub(crate) fn write_row_exactly<O: Float, N: Size>(
     to: &mut [Vector<O, Const<2>>],
@@ -147,14 +147,14 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
         row.store::<O>(to, &rounded, n, bp);
         row.store::<O>(residual, &losses, n, bp);
     }
-    // Rare, and dear if asked of each element.
+    // Rare, and expensive if tested for each element.
     let finite = is_finite(quad_sum(all));
     if !finite && row.valid {
         #[unroll]
         for n in 0..comptime!(fours(bp)) {
             #[unroll]
             for i in 0..comptime!(segments_of(n, bp)) {
-                // What this lane has stored itself: the order of the stores of two lanes is undefined.
+                // Only elements that this lane has stored itself: the order of the stores of two lanes is undefined.
                 residual[row.place(n, i, bp)] = Vector::new(O::from_int(0));
             }
         }

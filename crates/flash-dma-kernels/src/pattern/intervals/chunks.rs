@@ -1,11 +1,11 @@
 //! The keys of each chunk of queries, in an order that makes neighbours live together.
 //!
 //! A key tile streams the queries from the first birth to the last death among its keys, clipped to the chunk. The
-//! chunk's order puts first the keys that die in it, earliest death first; then the keys that live through it; then the
-//! keys born in it that outlive it, earliest birth first; last the brief ones, which are born and die in it within an
-//! eighth of it, latest birth first: among recent keys nearly all, and one that stays would make its tile stream all
-//! queries that are left. A key that is born and dies in the chunk without being brief counts as alive from the chunk's
-//! beginning or to its end, whichever is nearer. Any cut of this order into tiles then wastes little.
+//! order is: the keys that die in the chunk, earliest death first; the keys that live through it; the keys born in it
+//! that outlive it, earliest birth first; last the brief ones, which are born and die in it within an eighth of it,
+//! latest birth first. Nearly all recent keys are brief, and one that stays would make its tile stream all queries that
+//! are left. A key that is born and dies in the chunk without being brief counts as alive from the chunk's beginning or
+//! to its end, whichever is nearer. Any cut of this order into tiles then wastes little.
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
@@ -20,7 +20,7 @@ use flash_dma_problem::Problem;
 
 /// Classes of deaths, and of births, in a chunk.
 const CLASSES: usize = 32;
-/// The first class of brief keys, in which, as in those after it, keys descend.
+/// The first class of brief keys. In it and the classes after it keys descend.
 pub(crate) const BRIEF_CLASSES: usize = 2 * CLASSES + 1;
 /// The classes of a chunk's keys: deaths, the whole chunk, births, and, from last to first, births of brief keys.
 const ALL_CLASSES: usize = BRIEF_CLASSES + CLASSES;
@@ -36,7 +36,7 @@ const READS: usize = 4;
 /// Words per chunk in [`ChunkKeys::starts`].
 pub(crate) const STARTS: usize = ALL_CLASSES + 1;
 
-/// The keys that some query of a chunk attends to, or whose ranks learn by it.
+/// The keys that some query of a chunk attends to, or whose ranks it trains.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; undefined past the count.
@@ -46,12 +46,11 @@ pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks, STARTS]`, u32: where each class of keys begins in its chunk's list, and
     /// last the count. Within a class the keys ascend, from [`BRIEF_CLASSES`] on they descend. A single chunk has none.
     pub starts: Option<TensorBinding>,
-    /// The most keys of a chunk.
     pub capacity: usize,
 }
 
 impl ChunkKeys {
-    /// The shapes of `keys`, `counts` and `starts`, of keys of which at most `max_live` are alive at one position.
+    /// The shapes of `keys`, `counts` and `starts` if at most `max_live` keys are alive at one position.
     fn shapes(
         problem: &Problem,
         max_live: usize,
@@ -70,12 +69,10 @@ impl ChunkKeys {
     }
 }
 
-/// What the keys of the chunks are listed from.
+/// The lists from which the keys of the chunks are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Listed {
-    /// [`LiveKeys`].
     Live,
-    /// [`RankedKeys`].
     Ranked,
 }
 
@@ -86,11 +83,11 @@ struct KeyList {
     ranked: ComptimeOption<RankedLists>,
 }
 
-/// The lists of [`RankedKeys`], as kernels have them.
+/// The lists of [`RankedKeys`] as kernel arguments.
 #[derive(CubeType, CubeLaunch)]
 struct RankedLists {
     keys: Box<[u32]>,
-    /// Of each entry of `keys`, the first and one past the last position.
+    /// First and one past the last position of each entry of `keys`.
     spans: Box<[Vector<u32, Const<2>>]>,
     counts: Box<[u32]>,
 }
@@ -101,7 +98,7 @@ struct ChunkEntries {
     count: usize,
     /// [`Listed::Live`] only.
     live: LiveFrom,
-    /// [`Listed::Ranked`] only: the first.
+    /// [`Listed::Ranked`] only: the first entry.
     base: usize,
 }
 
@@ -109,7 +106,7 @@ struct ChunkEntries {
 #[derive(CubeType)]
 struct ListedKeys {
     keys: Array<u32>,
-    /// The first, and one past the last position of each.
+    /// First and one past the last position of each.
     firsts: Array<u32>,
     ends: Array<u32>,
 }
@@ -148,7 +145,7 @@ impl KeyList {
         }
     }
 
-    /// This lane's of the `READS * lanes` entries from `at` on, before `end`.
+    /// Reads this lane's entries among the `READS * lanes` from `at` on, before `end`.
     fn read(
         &self,
         entries: &ChunkEntries,
@@ -187,7 +184,6 @@ impl KeyList {
     }
 }
 
-/// Queries of a chunk.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ChunkQueries {
     first: i32,
@@ -197,25 +193,24 @@ pub(crate) struct ChunkQueries {
     k_len: u32,
 }
 
-/// The queries `from .. to` of a chunk that see a key; none if they are not less.
+/// The queries `from .. to` of a chunk that see a key; none if `from >= to`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Seen {
     pub from: i32,
     pub to: i32,
 }
 
-/// How queries are cut into chunks.
+/// The cut of queries into chunks.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct QueryChunks {
     pub q_len: u32,
     pub k_len: u32,
-    /// Queries of a chunk.
     pub chunk: u32,
 }
 
 #[cube]
 impl QueryChunks {
-    /// Whether the queries that see the key of an interval, if any, are not all of one chunk.
+    /// True if the queries that see the key of an interval are in more than one chunk.
     pub(crate) fn share(&self, interval: Vector<u32, Const<2>>, #[comptime] causal: bool) -> bool {
         let (first, end) = (interval.extract(0usize), interval.extract(1usize));
         let seen = ChunkQueries::all(self.q_len, self.k_len).seen(first, end, causal);
@@ -228,15 +223,14 @@ impl QueryChunks {
 #[derive(CubeType, Clone, Copy)]
 struct Classed {
     is_listed: bool,
-    /// Of a listed key.
     class: usize,
-    /// The lanes whose keys are listed in the same class, if it is listed, one bit each.
+    /// If the key is listed, the lanes whose keys are listed in the same class, one bit each.
     same: u32,
 }
 
 #[cube]
 impl Classed {
-    /// Whether the lane is the first of its class.
+    /// True if the lane is the first of its class.
     fn leads(&self, member: &Member) -> bool {
         self.is_listed && self.same & member.before == 0u32
     }
@@ -244,7 +238,6 @@ impl Classed {
 
 #[cube]
 impl ChunkQueries {
-    /// Those of chunk `chunk` of chunks of `size` queries.
     pub(crate) fn of_chunk(chunk: u32, size: u32, q_len: u32, k_len: u32) -> ChunkQueries {
         ChunkQueries {
             first: (chunk * size) as i32,
@@ -254,12 +247,11 @@ impl ChunkQueries {
         }
     }
 
-    /// All queries.
     pub(crate) fn all(q_len: u32, k_len: u32) -> ChunkQueries {
         ChunkQueries::of_chunk(0u32, q_len, q_len, k_len)
     }
 
-    /// Where each key of a plane's lanes, with positions `first .. end`, is listed. Every lane must take part.
+    /// Classifies the key of each of a plane's lanes, with positions `first .. end`. Every lane must take part.
     fn classed(
         &self,
         first: u32,
@@ -283,7 +275,6 @@ impl ChunkQueries {
         classed
     }
 
-    /// Those that see a key with positions `first .. end`.
     pub(crate) fn seen(&self, first: u32, end: u32, #[comptime] causal: bool) -> Seen {
         let mut seen = Seen {
             from: self.first,
@@ -318,7 +309,7 @@ impl ChunkQueries {
     }
 }
 
-/// The power of two of queries of a class of deaths or births: the least with which [`CLASSES`] cover a chunk.
+/// `log2` of the queries per class of deaths or births: the least with which [`CLASSES`] cover a chunk.
 #[cube]
 pub(crate) fn class_bits(chunk: u32) -> u32 {
     let width = chunk.div_ceil(comptime!(CLASSES as u32));
@@ -358,7 +349,7 @@ fn chunk_keys_kernel(
     let class_words = comptime!(team.planes + 1);
     let counters = Shared::<[Atomic<u32>]>::new_slice(comptime!(ALL_CLASSES * class_words));
     let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
-    // For each class of brief keys: what a place and its mirror image in the class add up to.
+    // For each class of brief keys: the sum of a place and its mirror image in the class.
     let mut mirrors = Shared::<[u32]>::new_slice(CLASSES);
     let mut counter = unit;
     while counter < comptime!(ALL_CLASSES * class_words) {
@@ -439,12 +430,12 @@ fn chunk_keys_kernel(
     }
 }
 
-/// A list of keys, with the most of a row that are alive at one position.
+/// A list of keys, with the most keys of a row that are alive at one position.
 #[derive(Clone, Copy)]
 pub(crate) enum Keys<'a> {
     /// The keys that are attended to, by the window.
     Live(&'a LiveKeys),
-    /// Those whose ranks learn, and the most of them at one position.
+    /// The keys whose ranks learn, and the most of them at one position.
     Ranked(&'a RankedKeys, usize),
 }
 

@@ -1,4 +1,4 @@
-//! The kernel that drops the keys no position attends to, and how other kernels read what it leaves.
+//! The kernel that drops the keys no position attends to, and the access of other kernels to its lists.
 
 use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
@@ -6,12 +6,12 @@ use cubecl::prelude::*;
 /// Keys that a lane reads before it uses the first of them, so that the reads overlap.
 const READS: usize = 8;
 /// The most positions that a brief key lives; the others are lasting. With recent keys every key lives, most of them
-/// briefly, and whoever looks for the keys of a late position would read them all.
+/// briefly, and a search for the keys of a late position would read them all.
 pub(crate) const BRIEF: usize = 256;
-/// Keys of a block, before each of which the entries are counted; a multiple of what a plane reads at once.
+/// Keys of a block: entries are counted before each. A multiple of the keys that a plane reads at once.
 pub(crate) const BLOCK: usize = 256;
 
-/// The lists of [`LiveKeys`](crate::pattern::intervals::LiveKeys), as kernels have them.
+/// The lists of [`LiveKeys`](crate::pattern::intervals::LiveKeys) as kernel arguments.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct LiveLists {
     pub entries: Box<[Vector<u32, Const<2>>]>,
@@ -19,7 +19,7 @@ pub(crate) struct LiveLists {
     pub starts: Box<[Vector<u32, Const<2>>]>,
 }
 
-/// Lists the keys of non-empty interval, and those of them that last, in order.
+/// Lists the keys of non-empty intervals and, separately, those that last, in order.
 ///
 /// One cube per row. Each plane counts the live keys of its share and, after a barrier, when the counts of the
 /// preceding planes are known, writes them; the second read hits the L2 cache.
@@ -133,13 +133,13 @@ fn pair(first: u32, second: u32) -> Vector<u32, Const<2>> {
     pair
 }
 
-/// Whether the key lives longer than a brief one.
+/// True if the key lives longer than a brief one.
 #[cube]
 fn lasts(key: u32, end: u32) -> bool {
     end > key + comptime!(BRIEF as u32)
 }
 
-/// The ends of this lane's keys of the turn that begins at `at`; 0, before every key, past `end`.
+/// The ends of this lane's keys of the turn that begins at `at`; 0, which is before every key, past `end`.
 #[cube]
 fn read_ends(
     intervals: &[Vector<u32, Const<2>>],
@@ -163,13 +163,12 @@ fn read_ends(
 /// and all live keys from it on.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LiveFrom {
-    /// How many entries there are.
     pub count: u32,
-    /// How many of them, the first ones, are lasting keys before the block.
+    /// Number of lasting keys before the block, which are the first entries.
     lasting: u32,
-    /// How many live keys before the block are no entries.
+    /// Number of live keys before the block that are not entries.
     skipped: u32,
-    /// Where the row's first live key is among all entries, and how far behind it the first lasting one.
+    /// Place of the row's first live key among all entries, and the distance from it to the first lasting one.
     base: usize,
     n: u32,
 }
@@ -208,12 +207,11 @@ impl LiveFrom {
         }
     }
 
-    /// The place of an entry among all.
     pub(crate) fn place(&self, entry: u32) -> usize {
         self.base + (entry + select(entry < self.lasting, self.n, self.skipped)) as usize
     }
 
-    /// How many entries there are if none with a key from `end` on matters; `end` is after the position.
+    /// An upper bound on the number of entries with keys before `end`, which is after the position.
     pub(crate) fn until(&self, end: u32) -> u32 {
         // Live keys ascend: the key of a row's live key number `n` is at least `n`.
         min(self.count, max(end, self.skipped) - self.skipped)

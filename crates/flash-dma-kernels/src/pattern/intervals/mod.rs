@@ -41,9 +41,9 @@ pub(crate) struct LiveKeys {
     /// Contiguous `[batch * kv_heads, 2, k_len]`, pairs of u32: the intervals of the live keys, ascending, and of those
     /// that live longer than [`live::BRIEF`] positions; undefined past their counts. An interval begins at its key.
     pub entries: TensorBinding,
-    /// Contiguous `[batch * kv_heads]`, u32: how many keys of the row are live.
+    /// Contiguous `[batch * kv_heads]`, u32: the number of live keys of the row.
     pub counts: TensorBinding,
-    /// Contiguous `[batch * kv_heads, blocks, 2]`, u32: how many entries either list has before each block of
+    /// Contiguous `[batch * kv_heads, blocks, 2]`, u32: the number of entries in either list before each block of
     /// [`live::BLOCK`] keys.
     pub starts: TensorBinding,
 }
@@ -88,13 +88,12 @@ pub(crate) struct TileKeyLists {
 }
 
 impl TileKeyLists {
-    /// The shapes of `keys` and `counts` for the given number of tiles.
     fn shapes(problem: &Problem, tiles: &QueryTiles, listed: usize) -> [[usize; 3]; 2] {
         let rows = problem.batch * problem.kv_heads;
         [[rows, listed, tiles.capacity], [rows, listed, 2]]
     }
 
-    /// The bytes of the buffers that [`tile_key_lists`] allocates for the largest of the slices, which share them.
+    /// The bytes that [`tile_key_lists`] allocates for the largest of the slices, which share them.
     pub(crate) fn bytes(problem: &Problem, tiles: &QueryTiles) -> usize {
         let of = |slice: Range<usize>| Self::shapes(problem, tiles, slice.len()).map(bytes);
         // The first slice is the largest.
@@ -213,7 +212,7 @@ fn tile_key_lists_with(
 }
 
 /// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: all of
-/// its launches but the attention kernel. `problem` must have scores, and `selection` must fit it.
+/// its launches except the attention kernel. `problem` must have scores, and `selection` must fit it.
 #[cfg(feature = "internals")]
 pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {
     let live = live_keys(client, problem, selection);

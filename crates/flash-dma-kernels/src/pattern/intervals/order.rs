@@ -15,22 +15,20 @@ use flash_dma_problem::Problem;
 /// Classes of deaths.
 const CLASSES: usize = 64;
 
-/// For each of the `batch * kv_heads` rows the keys that some query attends to, those that die together side by side.
+/// The keys that some query attends to, for each of the `batch * kv_heads` rows; keys that die together are adjacent.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedKeys {
     /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then ascending;
     /// undefined past the count.
     pub keys: TensorBinding,
-    /// The same: the end of the interval of each entry of `keys`.
+    /// Shaped as `keys`: the end of the interval of each entry.
     pub ends: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32, at most `capacity`.
     pub counts: TensorBinding,
-    /// The most keys of a row.
     pub capacity: usize,
 }
 
-/// Positions that a class spans: half a window, because deaths are that far apart anyway, unless the classes would not
-/// cover all positions.
+/// Positions per class: half a window, as deaths are that far apart anyway, or more if needed to cover all positions.
 fn class_width(problem: &Problem) -> usize {
     let half_window = problem.window.min(problem.k_len) / 2;
     half_window.max(problem.k_len.div_ceil(CLASSES)).max(1)
@@ -126,7 +124,6 @@ fn order_kernel(
 }
 
 impl OrderedKeys {
-    /// The shapes of `keys` and `ends`, and of `counts`.
     fn shapes(problem: &Problem) -> ([usize; 2], [usize; 1]) {
         let rows = problem.batch * problem.kv_heads;
         ([rows, most_keys(problem, problem.q_len)], [rows])

@@ -1,11 +1,12 @@
 //! The keys whose ranks learn at some position: runners-up, which just miss the window, from the end of their interval
-//! to their `far`; and kept keys that learn what they are worth, from where their rank keeps them to that end.
+//! to their `far`; and kept keys that learn, from the position at which their rank keeps them to the end of their
+//! interval.
 //!
-//! They are grouped into tiles by their first position. Runners-up move up through the ranks behind the window together,
-//! so that the keys of a tile also leave it at about the same time, and a tile streams few queries for which it has no
-//! runners-up. Within a tile they are grouped by the position at which they leave, so that each
-//! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
-//! are listed. Where tensor cores cut the queries into chunks, [`chunks`](super::chunks) lists them again for each.
+//! They are grouped into tiles by their first position. Runners-up move up through the ranks after the window together,
+//! so the keys of a tile also leave it at about the same time, and a tile streams few queries for which it has no
+//! runners-up. Within a tile they are grouped by the position at which they leave, so that each warp of a cube has keys
+//! that begin and leave together. A key's positions do not begin at its own index, so both ends are listed. Where
+//! tensor cores cut the queries into chunks, [`chunks`](super::chunks) lists them again for each.
 
 use crate::args::{RankLearning, Selection};
 use crate::finite::negative_infinity;
@@ -23,7 +24,7 @@ const OWN_CLASSES: usize = 16;
 /// Cubes per row.
 const PARTS: usize = CLASSES / OWN_CLASSES;
 
-/// Which keys' ranks learn, and by what, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.
+/// The keys whose ranks learn, contiguous `[batch, kv_heads, k_len]`, 32-bit integers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RankedSource<'a> {
     /// Runners-up: [`RankLearning::ends`](flash_dma_problem::tensors::RankLearning::ends).
@@ -32,30 +33,30 @@ pub(crate) enum RankedSource<'a> {
     Kept(&'a TensorBinding),
 }
 
-/// The keys whose ranks learn, launch by launch.
+/// The sources of keys whose ranks learn, one per launch.
 pub(crate) fn sources(learning: &RankLearning) -> impl Iterator<Item = RankedSource<'_>> {
     let kept = learning.kept_from.as_ref().map(RankedSource::Kept);
     iter::once(RankedSource::RunnersUp(&learning.ends)).chain(kept)
 }
 
-/// Those keys of each of the `batch * kv_heads` rows.
+/// The keys of one source, for each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]
 pub(crate) struct RankedKeys {
-    /// Contiguous `[batch * kv_heads, k_len]`, u32: the keys whose ranks learn by some query, by ascending class of
-    /// their first position, in a fixed order within a class; undefined past the count.
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the keys whose ranks some query trains, by ascending class of their
+    /// first position, in a fixed order within a class; undefined past the count.
     pub keys: TensorBinding,
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of u32: the first and one past the last position at which a
     /// key's rank learns; undefined for keys that are not listed.
     pub spans: TensorBinding,
-    /// As `spans`, `[batch * kv_heads, k_len]`, of each entry of `keys`; undefined past the count.
+    /// The span of each entry of `keys`, `[batch * kv_heads, k_len]` pairs; undefined past the count.
     pub listed: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32.
     pub counts: TensorBinding,
 }
 
 impl RankedKeys {
-    /// Puts the `keys` of each tile of `tile` keys, at most as many as a cube has units, into the order of their last
-    /// positions, and leaves `listed` as it is.
+    /// Sorts the `keys` of each tile of `tile` keys (at most a cube's units) by last position; leaves `listed`
+    /// unchanged.
     pub(crate) fn order_tiles(&self, client: &Client, problem: &Problem, tile: usize) {
         let rows = problem.batch * problem.kv_heads;
         // SAFETY: a unit reads and writes an entry of its own tile, below the count.
@@ -74,7 +75,6 @@ impl RankedKeys {
         }
     }
 
-    /// The shapes of `keys`, `spans` and `counts`.
     fn shapes(problem: &Problem) -> ([usize; 2], [usize; 4], [usize; 1]) {
         let rows = problem.batch * problem.kv_heads;
         ([rows, problem.k_len], problem.intervals_shape(), [rows])
@@ -106,8 +106,9 @@ pub(crate) struct RankedSizes {
     pub rows: u32,
 }
 
-/// A counting sort, by class of first position, of the keys of a row: one cube for each [`OWN_CLASSES`] classes
-/// and row, the classes of a row side by side, every `units`-th key per unit. Cubes past the last return. The keys of a class are in order of their units, then ascending.
+/// A counting sort, by class of first position, of the keys of a row: one cube for each [`OWN_CLASSES`] classes and
+/// row, the classes of a row in adjacent cubes, every `units`-th key per unit. Cubes past the last return. The keys of
+/// a class are in order of their units, then ascending.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -189,14 +190,14 @@ fn ranked_keys_kernel(
 /// Keys that a unit reads at once.
 const READS: usize = 4;
 
-/// Where the spans of a row come from.
+/// The tensors that give a row's spans.
 #[derive(CubeType, Clone, Copy)]
 struct GivenSpans {
     /// The row's first key, and its first score with the stride of the scores.
     base: usize,
     scores: usize,
     step: usize,
-    /// Whether they are of kept keys.
+    /// True if they are of kept keys.
     #[cube(comptime)]
     kept: bool,
 }
@@ -228,7 +229,7 @@ impl GivenSpans {
 }
 
 /// Turns the numbers of keys in `counters`, `[OWN_CLASSES + 1, units]`, into the places in the list at which the keys
-/// of each class and unit begin, and returns the place behind them. All units of the cube take part.
+/// of each class and unit begin, and returns the place after them. All units of the cube take part.
 #[cube]
 fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> u32 {
     let parts = comptime!(parts_of(units));
@@ -282,8 +283,8 @@ fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> 
     all
 }
 
-/// Puts the keys of each tile of a row's list into the order of their last positions, so that neighbours begin and
-/// leave together: one cube for each tile (x) and row (y), one unit per key.
+/// Sorts the keys of each tile of a row's list by their last positions, so that neighbours begin and leave together:
+/// one cube for each tile (x) and row (y), one unit per key.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -328,7 +329,7 @@ fn order_tiles_kernel(
     }
 }
 
-/// The first and one past the last position at which a key's rank learns; the same number twice if it does by no query.
+/// The first and one past the last position at which a key's rank learns; the same number twice if there is none.
 #[cube]
 fn span_of(
     interval: Vector<u32, Const<2>>,
@@ -344,7 +345,7 @@ fn span_of(
         first = bound;
     }
     let seen = first < end && first < sizes.to && end > sizes.from;
-    // A key that is never attended learns nothing.
+    // A key that is never attended to learns nothing.
     let runs = seen && score != negative_infinity();
     let mut span = Vector::<u32, Const<2>>::new(0u32);
     span.insert(0usize, select(runs, first, 0u32));
@@ -368,7 +369,7 @@ fn own_class(span: Vector<u32, Const<2>>, first_class: usize, sizes: &RankedSize
     own
 }
 
-/// Lists the keys of every row whose ranks learn by `source`, that of `selection`, in one launch.
+/// Lists the keys of every row whose ranks learn by `source`, which belongs to `selection`, in one launch.
 pub(crate) fn ranked_keys(
     client: &Client,
     problem: &Problem,
@@ -396,7 +397,7 @@ fn shared_bytes(units: usize) -> usize {
     (OWN_CLASSES + 1) * (units + parts_of(units) + 1) * size_of::<u32>()
 }
 
-/// The parts in which the units' counters of a class are summed, side by side.
+/// The adjacent parts in which the units' counters of a class are summed.
 fn parts_of(units: usize) -> usize {
     (units / OWN_CLASSES).max(1)
 }
@@ -460,10 +461,9 @@ mod tests {
     use crate::testing::{client, contiguous, read_u32};
     use flash_dma_reference::Rng;
 
-    /// Keys of a tile.
     const TILE: usize = 8;
 
-    /// 32 KiB is what Mesa's driver and Apple's GPUs have.
+    /// Mesa's driver and Apple's GPUs have 32 KiB.
     #[test]
     fn the_counters_fit_the_device() {
         let mut hardware = client().properties().hardware.clone();

@@ -10,11 +10,11 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
 
-/// The keys that the scores of a call select, or all of them.
+/// The keys that a call's scores select, or all keys.
 pub(crate) struct SelectedKeys<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
-    /// With scores.
+    /// Given with scores.
     pub selection: Option<(&'a Selection, LiveKeys)>,
 }
 
@@ -38,8 +38,8 @@ impl<'a> SelectedKeys<'a> {
         }
     }
 
-    /// Calls `launch` for each slice of tiles of `queries` queries. Each call writes a part of every one of `results`; if
-    /// a slice fails, they carry the failure regardless of later slices.
+    /// Calls `launch` for each slice of tiles of `queries` queries. Each call writes a part of every one of `results`;
+    /// if a slice fails, they carry the failure regardless of later slices.
     pub(crate) fn for_each_slice(
         &self,
         queries: usize,

@@ -221,7 +221,6 @@ fn brief_keys_that_are_gone_are_not_read() {
     }
 }
 
-/// The most intervals that contain one position.
 fn most_alive(rows: &[Vec<Interval>], n: usize) -> usize {
     let alive = |row: &Vec<Interval>, p| row.iter().filter(|i| i.contains(p)).count();
     let most = |row| (0..n as i64).map(move |p| alive(row, p)).max();
@@ -257,7 +256,7 @@ fn boundary_keys_spill_where_many_die_at_once() {
     }
 }
 
-/// All keys die inside a tile, and those that spill fill more than half of the places that are left.
+/// All keys die inside a tile, and the spilled ones fill more than half of the places that are left.
 #[test]
 fn spilled_keys_that_stand_on_each_others_places_are_in_order() {
     let n = 200;

@@ -9,7 +9,6 @@ const READS: usize = 8;
 /// Waiting entries that a lane checks per round.
 const PICKS: usize = 4;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileKeysBlueprint {
     /// A plane for every tile of a cube.
@@ -56,12 +55,12 @@ impl Positions {
         }
     }
 
-    /// Whether a query attends to the key: its interval meets the positions.
+    /// True if a query attends to the key: its interval meets the positions.
     fn meets(&self, key: u32, end: u32) -> bool {
         key as i32 <= self.last && end as i32 > self.first
     }
 
-    /// Whether every query attends to the key.
+    /// True if every query attends to the key.
     fn is_within(&self, key: u32, end: u32) -> bool {
         key as i32 <= self.first && end as i32 > self.last
     }
@@ -259,8 +258,8 @@ pub(crate) fn tile_keys_kernel(
     }
 }
 
-/// Brings `spilled` keys, which stand in reverse order at the end of `places` places from `start` on, to their begin
-/// and in order: the places are reversed. A lane swaps pairs of places, so no lane reads what another one writes.
+/// Moves `spilled` keys, which are in reverse order at the end of the `places` places from `start` on, to the beginning
+/// and into order: the places are reversed. A lane swaps pairs of places, so no lane reads what another one writes.
 #[cube]
 fn unspill(
     lists: &mut [u32],
@@ -277,7 +276,7 @@ fn unspill(
             let (to, from) = (start + near as usize, start + far as usize);
             let (moved, displaced) = (lists[from], lists[to]);
             lists[to] = moved;
-            // What stood among the first places is another spilled key, or nothing.
+            // The first places hold another spilled key, or nothing.
             if far < spilled {
                 lists[from] = displaced;
             }

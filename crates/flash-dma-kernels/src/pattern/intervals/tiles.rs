@@ -1,12 +1,11 @@
-//! How the queries are cut into tiles, and how much memory their lists take.
+//! The cut of queries into tiles, and the memory of their lists.
 
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-/// The lists of one slice of tiles take at most this many bytes, unless a single tile takes more.
+/// The most bytes of the lists of one slice of tiles, unless a single tile takes more.
 ///
-/// The one launch per slice has to fill the device; 32K tokens of 8 heads with a window of 2048 take 65 MiB in tiles of
-/// 32 queries, and thus one slice.
+/// A launch has to fill the device; 32K tokens of 8 heads, window 2048, take 65 MiB in tiles of 32 queries: one slice.
 const SLICE_BYTES: usize = 144 << 20;
 
 /// Words per list in the counts.
@@ -18,11 +17,10 @@ const COUNT_WORDS: usize = 2;
 /// tile reads list 0. With it, `lists` equals `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueryTiles {
-    /// Queries per tile.
     pub size: usize,
-    /// Tiles that cover the queries.
+    /// Number of tiles that cover the queries.
     pub count: usize,
-    /// Key lists that the tiles read.
+    /// Number of key lists that the tiles read.
     pub lists: usize,
     /// The most keys that one tile can attend to, at least 1.
     pub capacity: usize,
@@ -34,7 +32,7 @@ pub(crate) fn most_keys(problem: &Problem, queries: usize) -> usize {
     most_alive(problem, problem.window, queries)
 }
 
-/// As [`most_keys`], of intervals of which at most `max_live` hold any one position.
+/// [`most_keys`] for intervals of which at most `max_live` hold any one position.
 pub(crate) fn most_alive(problem: &Problem, max_live: usize, queries: usize) -> usize {
     let newborn = match problem.causal {
         true => queries.saturating_sub(1),

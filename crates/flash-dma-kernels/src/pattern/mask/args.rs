@@ -42,7 +42,6 @@ pub struct MaskedGradients {
 }
 
 impl MaskBits {
-    /// Checks both against a geometry.
     pub(crate) fn check(&self, geometry: &PlanGeometry) -> Result<(), AttentionError> {
         let (bits, counts) = (geometry.bits_shape(), geometry.counts_shape());
         let contiguous = Layout::Contiguous;
@@ -52,7 +51,6 @@ impl MaskBits {
 }
 
 impl MaskedInputs {
-    /// Checks every input against the problem.
     pub(crate) fn check(&self, problem: &MaskedProblem) -> Result<(), AttentionError> {
         let p = &problem.attention;
         let (size, kv) = (p.element.size(), p.kv_shape());
@@ -82,7 +80,7 @@ impl MaskedInputs {
     }
 }
 
-/// The error of a tensor that the problem has or has not, unlike the call.
+/// The error for a tensor that the problem has and the call has not, or vice versa.
 fn mismatch(
     tensor: TensorName,
     needed: Option<usize>,
@@ -96,7 +94,6 @@ fn mismatch(
 }
 
 impl MaskedGradients {
-    /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &MaskedProblem) -> Result<(), AttentionError> {
         let p = &problem.attention;
         let (size, kv, contiguous) = (p.element.size(), p.kv_shape(), Layout::Contiguous);

@@ -1,5 +1,5 @@
-//! The rest of the [lists](crate::pattern::mask::tile_lists): bits of gathered keys, the order of tiles, and the check
-//! for non-finite values.
+//! The second part of the [lists](crate::pattern::mask::tile_lists): bits of gathered keys, the order of tiles, and the
+//! check for non-finite values.
 
 use crate::finite::{NO_NUMBER, exponent_bits};
 use crate::host::check::{address_type, elem_type};
@@ -111,7 +111,7 @@ fn finish_kernel<E: Float>(
     let columns = totals[at + 1];
     let member = Member::this(team);
     if part == 0 && member.plane == 0 {
-        // The number of tiles with longer lists.
+        // Number of tiles with longer lists.
         let first = TILE_LIST_HEADER + row * lists.tiles * TILE_LIST_WORDS;
         let mut longer = 0u32;
         let mut next = member.lane;
@@ -171,7 +171,7 @@ fn finish_kernel<E: Float>(
     }
 }
 
-/// Whether segment `at % segments` of the [`ROWS`] rows of group `at / segments`, counted over all heads, is finite.
+/// True if segment `at % segments` of the [`ROWS`] rows of group `at / segments`, counted over all heads, is finite.
 #[cube]
 fn is_finite_segment<E: Float>(rows: &Tensor<Segment<E>>, at: usize, segments: usize) -> bool {
     let (heads, len) = (rows.shape(1), rows.shape(2));

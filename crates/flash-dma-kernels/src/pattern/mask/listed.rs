@@ -10,7 +10,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, Obstacle};
 
-/// Whether lists may hold single keys; with a bias of pairs they hold blocks.
+/// True if lists may hold single keys; with a bias per pair they hold blocks.
 fn gathers(problem: &MaskedProblem) -> bool {
     problem.bias.is_none() || problem.has_key_bias()
 }
@@ -30,7 +30,7 @@ impl MaskedInputs {
         [&self.q, &self.k, &self.v]
     }
 
-    /// Refuses rows without the alignment, and a bias without the layout, that the tensor-core engines read.
+    /// Refuses rows whose alignment, or a bias whose layout, the tensor-core engines cannot read.
     pub(crate) fn check_segments(&self, problem: &MaskedProblem) -> Result<(), Obstacle> {
         check_segments(self.rows(), problem.attention.element.size())?;
         match &self.bias {

@@ -1,8 +1,8 @@
 //! Arbitrary masks: bits, counts of visible pairs per block, and the lists of the remaining keys or queries.
 //!
-//! [`plan`](plan::plan) packs a mask into bits and counts the visible pairs of its blocks, and
-//! [`plan_ranges`](plan::plan_ranges) does so for ranges of keys without a mask; the attention kernels skip the blocks
-//! whose count is 0.
+//! [`plan`](plan::plan) packs a mask into bits and counts the visible pairs of its blocks;
+//! [`plan_ranges`](plan::plan_ranges) does so from a range of keys per query, without a mask. The attention kernels
+//! skip the blocks whose count is 0.
 
 pub(crate) mod args;
 pub(crate) mod gather;

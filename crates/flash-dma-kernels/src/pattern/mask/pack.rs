@@ -1,4 +1,4 @@
-//! From a mask of any shape and strides to its tile plan: bits, then counts.
+//! A mask of any shape and strides to its tile plan: bits, then counts.
 
 use crate::pattern::layout::first_bits;
 use crate::pattern::position::end_key;

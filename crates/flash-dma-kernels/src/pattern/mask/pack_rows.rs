@@ -1,31 +1,27 @@
-//! From a mask with a row for every query and an element for every key to its tile plan, in one pass.
+//! A mask with a row for every query and an element for every key to its tile plan, in one pass.
 
 use crate::pattern::layout::{first_bits, nonzero_bytes};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
-/// Queries per block.
 const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 /// Stride in words between key blocks in shared memory: odd, so that neighbours use different banks.
 const STRIDE: usize = 2 * QUERIES + 1;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowsBlueprint {
     /// Units per cube: two per key block.
     pub units: usize,
     /// Bytes of an element of the mask: 1 or 4.
     pub size: usize,
-    /// Whether a nonzero element hides its key.
+    /// True if a nonzero element hides its key.
     pub hidden: bool,
-    /// Causal masking on top.
     pub causal: bool,
-    /// Whether every 32 elements begin at a multiple of four words, and these are read at once; otherwise singly.
+    /// True if every 32 elements begin at a multiple of four words, so that these are read at once; otherwise singly.
     pub aligned: bool,
 }
 
 impl RowsBlueprint {
-    /// Key blocks per cube.
     pub(crate) fn blocks(&self) -> usize {
         self.units / 2
     }

@@ -77,8 +77,7 @@ pub fn plan(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the geometry, or the geometry's mask does not have all keys. Nothing is
-/// launched in that case.
+/// [`AttentionError`], before any launch, if a tensor does not fit the geometry, or the geometry's mask lacks keys.
 pub fn plan_ranges(
     client: &Client,
     geometry: &PlanGeometry,
@@ -139,7 +138,7 @@ fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
         .ilog2()
 }
 
-/// Whether a mask has a row for every query and an element for every key, with contiguous rows.
+/// True if a mask has a row for every query and an element for every key, with contiguous rows.
 fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding) -> bool {
     let [_, _, queries, keys] = geometry.mask;
     queries == geometry.q_len
@@ -149,7 +148,7 @@ fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding) -> bool {
         && begins_at(mask, 4)
 }
 
-/// Whether the rows of such a mask are whole words of bits, and begin at multiples of the vector.
+/// True if the rows of such a mask are whole words of bits and begin at multiples of the vector.
 fn is_aligned(mask: &TensorBinding, size: usize) -> bool {
     mask.shape[3].is_multiple_of(32)
         && begins_at(mask, VECTOR)

@@ -9,8 +9,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// The steps of the dk/dv kernel under a mask: for each key tile, the query tiles that see some of it, for each group
-/// of heads that share a tile.
+/// The steps of the dk/dv kernel under a mask: for each key tile and group of heads that share a tile, its query tiles.
 ///
 /// A list holds first the steps whose queries see all of the keys, then the others, both head by head in the order of
 /// the queries. Heads that see the same keys share a list: there is one for each kv head of the mask, or for all.
@@ -22,16 +21,13 @@ pub(crate) struct QueryLists {
     /// [`QUERY_LIST_HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of steps that see all keys,
     /// and of all steps.
     pub counts: TensorBinding,
-    /// Entries per list.
     pub capacity: usize,
 }
 
 /// The shape of a step of the dk/dv kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepShape {
-    /// Keys of a key tile.
     pub keys: usize,
-    /// Queries of a query tile.
     pub queries: usize,
     /// Query heads of one kv head that share a tile.
     pub heads: usize,
@@ -64,7 +60,7 @@ impl QueryLists {
 /// The bits of a step's entry that are left for the query tile.
 const TILE_BITS: usize = 32 - HEAD_BITS;
 
-/// Whether [`query_lists`] can write the steps of a problem.
+/// True if [`query_lists`] can write the steps of a problem.
 pub(crate) fn lists_fit(problem: &MaskedProblem, step: StepShape) -> bool {
     let p = &problem.attention;
     p.q_len.div_ceil(step.queries) < 1 << TILE_BITS && p.group() / step.heads <= 1 << HEAD_BITS
@@ -240,7 +236,7 @@ fn query_list_kernel(
 /// Steps that a lane checks together.
 const AT_ONCE: usize = 4;
 
-/// Whether the queries of a tile see none, all or some of the keys of another.
+/// The kinds of a query tile, by which keys of a key tile its queries see: none, all or some.
 const EMPTY: u32 = 0;
 const FULL: u32 = 1;
 const BOUNDARY: u32 = 2;
@@ -328,7 +324,7 @@ fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
     let mut sum = 0.0f32;
     let (batches_each, heads_each) = (batches / own_batches, heads / own_heads);
     for batch in 0..batches_each {
-        // A sum of its own, so that long sums round less.
+        // Summed separately, so that long sums round less.
         let mut of_batch = 0.0f32;
         for head in 0..heads_each {
             let from = (own_batch * batches_each + batch) * heads + own_head * heads_each + head;

@@ -1,4 +1,4 @@
-//! From a range of keys per query to a tile plan.
+//! A range of keys per query to a tile plan.
 
 use crate::pattern::layout::first_bits;
 use cubecl::prelude::*;
@@ -13,20 +13,20 @@ pub(crate) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 pub(crate) struct KeyRanges {
     /// `[batch, heads, queries, 1]` with any strides.
     pub first: OwnedTensor<i32>,
-    /// As `first`.
+    /// Like `first`.
     pub end: OwnedTensor<i32>,
 }
 
 /// Sizes of a launch of [`ranges_kernel`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RangeSizes {
-    /// Units.
+    /// Number of units.
     pub items: usize,
     /// Units per row of the mask and 16 key blocks, one per query: a multiple of 16.
     pub padded_queries: usize,
     pub q_len: usize,
     pub k_len: usize,
-    /// What is added to a query's index for its position.
+    /// The number added to a query's index to get its position.
     pub position_shift: i32,
 }
 

@@ -16,21 +16,18 @@ pub(crate) struct TileLists {
     pub counts: TensorBinding,
 }
 
-/// Sizes of the lists of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     /// Tiles of a row of the mask, and of all rows.
     pub tiles: usize,
     pub items: usize,
-    /// Queries per tile.
     pub queries: usize,
-    /// Key blocks.
     pub blocks: usize,
     /// Capacity of a gathered list in keys, in whole steps; its bits begin after them.
     pub room: usize,
 }
 
-/// The sizes of the lists of one call, as their kernels have them.
+/// The sizes of the lists of one call as kernel arguments.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct ListSizes {
     pub tiles: usize,
@@ -61,7 +58,6 @@ impl Sizes {
         }
     }
 
-    /// The launch argument.
     pub(crate) fn of_kernels(&self, geometry: &PlanGeometry) -> ListSizesLaunch {
         let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
         ListSizesLaunch::new(
@@ -76,18 +72,16 @@ impl Sizes {
         )
     }
 
-    /// The shape of [`TileLists::list`].
     pub(crate) fn list(&self, geometry: &PlanGeometry) -> [usize; 4] {
         let [batch, heads, ..] = geometry.counts_shape();
         [batch, heads, self.tiles, self.capacity()]
     }
 
-    /// The shape of [`TileLists::counts`].
     pub(crate) fn counts(&self) -> [usize; 1] {
         [TILE_LIST_HEADER + self.items * TILE_LIST_WORDS]
     }
 
-    /// The keys of each block that some, and that all, queries of a tile see: two words each.
+    /// The shape of the keys of each block that some, and that all, queries of a tile see: two words each.
     pub(crate) fn spans(&self) -> [usize; 2] {
         [self.items * self.blocks, 4]
     }

@@ -8,15 +8,14 @@ use crate::testing::{client, contiguous, read_u32, zeros};
 use flash_dma_problem::{ElementType, PlanGeometry};
 use flash_dma_reference::Rng;
 
-/// A mask, and how it is drawn.
+/// A mask, and the way it is drawn.
 struct Case {
     mask: [usize; 4],
     lengths: [usize; 2],
     causal: bool,
-    /// Queries per tile.
     queries: usize,
     gather: bool,
-    /// Whether row `row` of the mask shows key `key` to query `query`.
+    /// True if row `row` of the mask shows key `key` to query `query`.
     shows: fn(&mut Rng, usize, usize) -> bool,
     /// Index of a non-finite value.
     not_finite: Option<usize>,
@@ -36,7 +35,7 @@ impl Case {
         if self.mask[axis] == 1 { 0 } else { own }
     }
 
-    /// Whether the mask, causal masking included, shows a key.
+    /// True if the mask, causal masking included, shows a key.
     fn sees(&self, visible: &[u32], row: usize, query: usize, key: usize) -> bool {
         let [q_len, k_len] = self.lengths;
         let at = row * self.mask[2] * self.mask[3] + query * self.stride(2) + key * self.stride(3);
@@ -163,7 +162,7 @@ fn window(_: &mut Rng, query: usize, key: usize) -> bool {
     key <= query && query < key + 100
 }
 
-/// Every fifth key, which are gathered, and later too many for that: a stretch of whole blocks besides.
+/// Every fifth key, which are gathered, and later too many for that; and a stretch of whole blocks.
 fn columns(_: &mut Rng, query: usize, key: usize) -> bool {
     key.is_multiple_of(5) || query > 200 && (64..320).contains(&key)
 }

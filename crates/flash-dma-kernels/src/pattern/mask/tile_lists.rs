@@ -16,8 +16,8 @@ use flash_dma_problem::{ElementType, PlanGeometry};
 const GATHERED_OF_4: u32 = 3;
 
 /// Lists the keys that tiles of `queries` queries see, in two launches. `watched` is k or v,
-/// `[batch, kv_heads, k_len, head_dim]` in segments of 16 bytes, of which the header says whether all values are
-/// finite. Without `gather` all lists are of blocks.
+/// `[batch, kv_heads, k_len, head_dim]` in segments of 16 bytes; the header tells whether all of its values are finite.
+/// Without `gather` all lists are of blocks.
 ///
 /// Memory: about half of the bits of a plan that broadcasts no queries, and 16 bytes per tile and key block.
 pub(crate) fn tile_lists(
@@ -125,7 +125,7 @@ fn list_kernel(
     }
     sync_cube();
 
-    // The same for all planes, and for the planes before this one.
+    // The sums over all planes, and over the planes before this one.
     let mut total = Array::<u32>::new(4usize);
     let mut before = Array::<u32>::new(4usize);
     #[unroll]
@@ -194,7 +194,6 @@ fn list_kernel(
     }
 }
 
-/// A word of ones.
 #[cube]
 fn every() -> u32 {
     u32::new(comptime!(u32::MAX as i64))

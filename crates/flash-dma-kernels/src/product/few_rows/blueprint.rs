@@ -1,4 +1,4 @@
-//! What the kernel is compiled for.
+//! The compile-time configuration of the kernel.
 
 use crate::product::operands::Major;
 use cubecl::CubeDim;
@@ -15,20 +15,18 @@ const ROUND: usize = 4;
 /// Columns of a unit, or terms that it multiplies at once: the axis of B that is not contiguous.
 const TILE: usize = 8;
 /// Bytes of a row (or column) of B that neighbouring units read at once: at least a sector of the L2 cache, and a line
-/// where there are cubes enough.
+/// if there are enough cubes.
 const SEGMENTS: [usize; 3] = [128, 64, 32];
-/// Words between the sums of two values beyond those of the units, so that they lie in different banks.
+/// Additional words between the sums of two values, so that they lie in different banks.
 const PADDING: usize = 8;
 
-/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
-    /// How B `[k, n]` lies in memory.
+    /// The layout of B `[k, n]`.
     pub b: Major,
     /// Neighbouring elements of B that are loaded at once.
     pub b_vector: usize,
-    /// Neighbouring elements of A that are loaded at once, a divisor of [`terms`](Self::terms); 1 if these do not divide
-    /// `k`.
+    /// Neighbouring elements of A loaded at once, a divisor of [`terms`](Self::terms); 1 if these do not divide `k`.
     pub a_vector: usize,
     /// Rows of the result that a cube owns, a power of two.
     pub rows: usize,
@@ -45,17 +43,15 @@ pub(crate) struct Blueprint {
 pub(crate) struct Task {
     pub b: Major,
     pub b_vector: usize,
-    /// Rows of A.
     pub m: usize,
-    /// Columns of B.
     pub n: usize,
     /// Bytes of an element.
     pub size: usize,
 }
 
 impl Blueprint {
-    /// For a device, with A read element by element. The number of rows decides how many a cube owns, and nothing about
-    /// the order of a sum.
+    /// The configuration for a device, with A read element by element. The number of rows decides how many a cube owns,
+    /// and nothing about the order of a sum.
     pub(crate) fn choose(client: &Client, task: &Task) -> Self {
         let hardware = &client.properties().hardware;
         let processors = (hardware.num_streaming_multiprocessors).map_or(1, |n| n as usize);
@@ -72,7 +68,7 @@ impl Blueprint {
         blueprint
     }
 
-    /// For cubes of `units`, a power of two, on a device with this many multiprocessors.
+    /// The configuration for cubes of `units` units, a power of two, on a device with this many multiprocessors.
     pub(crate) fn with(task: &Task, units: usize, processors: usize) -> Self {
         let rows = task.m.next_power_of_two().min(MOST_ROWS);
         let mut blueprint = Self {
@@ -102,7 +98,6 @@ impl Blueprint {
         }
     }
 
-    /// Columns of the result that a unit owns.
     pub(crate) fn unit_columns(&self) -> usize {
         match self.b {
             Major::Row => self.b_vector,
@@ -110,7 +105,6 @@ impl Blueprint {
         }
     }
 
-    /// Columns that a cube owns.
     pub(crate) fn columns(&self) -> usize {
         self.lanes * self.unit_columns()
     }
@@ -120,12 +114,11 @@ impl Blueprint {
         self.units / self.lanes
     }
 
-    /// Whether `k` may have terms beyond the last tile.
+    /// True if `k` may have terms beyond the last tile.
     pub(crate) fn has_rest(&self) -> bool {
         self.b == Major::Row && self.a_vector == 1
     }
 
-    /// Sums of a unit.
     pub(crate) fn sums(&self) -> usize {
         self.rows * self.unit_columns()
     }
@@ -150,7 +143,7 @@ impl Blueprint {
         self.round_sums() * self.stride()
     }
 
-    /// Whether loops over rows are unrolled, so that their sums stay in registers.
+    /// True if loops over rows are unrolled, so that their sums stay in registers.
     pub(crate) fn unroll(&self) -> bool {
         self.units > HELPERS
     }
@@ -175,8 +168,8 @@ mod tests {
         Blueprint::with(&task, UNITS, 132).lanes
     }
 
-    /// Narrow results have cubes of 16 columns, wide ones of 64: of 1024 columns every second multiprocessor of an H200
-    /// has some, and more would read less than a sector.
+    /// Narrow results have cubes of 16 columns, wide ones of 64: with 1024 columns every second multiprocessor of an
+    /// H200 has some, and more cubes would read less than a sector.
     #[test]
     fn wide_results_have_wide_cubes() {
         assert_eq!(lanes(Major::Row, 1024, 2, 8), 2);

@@ -1,10 +1,9 @@
-//! The kernel.
+//! The kernel for products of a few rows.
 
 use crate::product::few_rows::blueprint::Blueprint;
 use crate::product::operands::Major;
 use cubecl::prelude::*;
 
-/// The sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Extent {
     pub m: usize,
@@ -16,16 +15,15 @@ pub(crate) struct Extent {
     pub b_pitch: usize,
 }
 
-/// The place of a unit.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
     /// The first row of the cube.
     row: usize,
     /// The first column of the unit; past the last there is none, and another unit's is read again.
     column: usize,
-    /// Which tiles of the terms are the unit's.
+    /// The unit's share of the tiles of terms.
     slice: usize,
-    /// Where its sums are in shared memory: lanes vary fastest.
+    /// The index of its sums in shared memory: lanes vary fastest.
     index: usize,
 }
 
@@ -114,10 +112,10 @@ impl Place {
 /// | `b` | `[k, n]`, contiguous rows or columns as the blueprint says |
 /// | `out` | `[m, n]`, contiguous, overwritten |
 ///
-/// A cube owns `bp.columns()` columns of `bp.rows` rows: cube x is their column, y their row. Its units are `bp.lanes` side
-/// by side; each owns `bp.unit_columns()` of the columns and every `bp.slices()`th tile of the terms, which it multiplies
-/// one after the other. What the slices have is then added in an order that depends on the blueprint's units and lanes
-/// alone: a row has the same sums in any number of rows.
+/// A cube owns `bp.columns()` columns of `bp.rows` rows: cube x is their column, y their row. Its units are in rows of
+/// `bp.lanes`; each owns `bp.unit_columns()` of the columns and every `bp.slices()`th tile of the terms, which it
+/// multiplies one after the other. The slices' sums are then added in an order that depends only on the blueprint's
+/// units and lanes: a row has the same sums in any number of rows.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn product_few_rows_kernel<E: Float, O: Float, NA: Size, NB: Size>(
     a: &[Vector<E, NA>],
@@ -149,7 +147,7 @@ pub(crate) fn product_few_rows_kernel<E: Float, O: Float, NA: Size, NB: Size>(
     let mut shared = Shared::<[f32]>::new_slice(comptime!(bp.shared()));
     #[unroll(bp.unroll())]
     for round in 0..comptime!(bp.rows / bp.round) {
-        // The sums of the round before have been read.
+        // The sums of the previous round have been read.
         sync_cube();
         #[unroll(bp.unroll())]
         for i in 0..comptime!(bp.round_sums()) {
@@ -164,7 +162,7 @@ pub(crate) fn product_few_rows_kernel<E: Float, O: Float, NA: Size, NB: Size>(
     }
 }
 
-/// Adds up what the slices have of each value, down to one per helper.
+/// Adds up the slices' sums of each value, down to one per helper.
 #[cube]
 fn add_slices(shared: &mut Shared<[f32]>, #[comptime] bp: Blueprint) {
     let helpers = comptime!(bp.helpers());
@@ -181,7 +179,7 @@ fn add_slices(shared: &mut Shared<[f32]>, #[comptime] bp: Blueprint) {
     }
 }
 
-/// Adds up what the helpers have, and writes the rows of a round from `row` on.
+/// Adds up the helpers' sums, and writes the rows of a round from `row` on.
 #[cube]
 fn write_sums<O: Float>(
     shared: &Shared<[f32]>,

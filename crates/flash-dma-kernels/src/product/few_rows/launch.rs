@@ -1,4 +1,4 @@
-//! Which products the kernel serves, and its launch.
+//! The products that the kernel serves, and its launch.
 
 use super::blueprint::{Blueprint, Task};
 use super::kernel::{ExtentLaunch, product_few_rows_kernel};
@@ -7,7 +7,6 @@ use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// A product that the kernel serves.
 pub(crate) struct Plan<'a> {
     operands: &'a Operands,
     blueprint: Blueprint,
@@ -15,7 +14,7 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// The product of canonical operands that are not empty, or why it is not served.
+    /// The plan for canonical operands that are not empty, or the reason why they are not served.
     pub(crate) fn new(client: &Client, operands: &'a Operands) -> Result<Self, String> {
         let (size, Sizes { m, n, k }) = (operands.element.size(), operands.sizes());
         if major(&operands.a) != Some(Major::Row) {
@@ -46,7 +45,6 @@ impl<'a> Plan<'a> {
         Self::with(client, operands, blueprint)
     }
 
-    /// With a blueprint for these operands.
     pub(super) fn with(
         client: &Client,
         operands: &'a Operands,

@@ -1,4 +1,4 @@
-//! Blueprints as on a GPU, of several units a cube, and of one as on processors.
+//! Blueprints of several units a cube, as on a GPU, and of one, as on processors.
 
 use super::blueprint::{Blueprint, Task};
 use super::launch::Plan;
@@ -27,7 +27,7 @@ impl Matrix {
         }
     }
 
-    /// On the device, with `gap` elements behind each row or column.
+    /// Uploads it, with `gap` elements after each row or column.
     fn upload(&self, major: Major, gap: usize) -> TensorBinding {
         let [rows, columns] = self.shape;
         let strides = match major {
@@ -57,7 +57,7 @@ fn products(a: &Matrix, b: &Matrix) -> (Exact, Vec<f64>) {
     (exact, naive.collect())
 }
 
-/// How the kernel is launched, whatever the device.
+/// The configuration with which the kernel is launched, whatever the device.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     b: Major,
@@ -115,7 +115,7 @@ fn check([m, n, k]: [usize; 3], element: ElementType, shape: Shape) {
         .unwrap_or_else(|failure| panic!("{m} x {k} x {n} of {element}, {shape:?}: {failure}"));
 }
 
-/// Of every vector and number of units: sizes off the tile, rests, columns and rows past the last.
+/// All vectors and numbers of units: sizes off the tile, rests, columns and rows past the last.
 #[test]
 fn cubes_of_several_units_agree_with_the_oracle() {
     use ElementType::{Bf16, F16, F32};
@@ -133,7 +133,7 @@ fn cubes_of_several_units_agree_with_the_oracle() {
     check([1, 40, 64], F32, shape(column, 0, [2, 4], 1));
 }
 
-/// Bit for bit, whatever the other rows are.
+/// Compared bit for bit, with any other rows.
 #[test]
 fn a_row_has_the_same_sums_in_any_number_of_rows() {
     let element = ElementType::F32;
@@ -155,7 +155,7 @@ fn a_row_has_the_same_sums_in_any_number_of_rows() {
     }
 }
 
-/// A NaN or infinity reaches its row or its column and nothing else, also beside rows and columns that do not exist.
+/// A NaN or infinity reaches only its row or its column, even next to rows and columns that do not exist.
 #[test]
 fn numbers_that_are_not_finite_stay_where_they_belong() {
     let element = ElementType::F32;

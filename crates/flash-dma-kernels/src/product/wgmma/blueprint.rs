@@ -19,13 +19,13 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// Both.
+    /// Both tiles.
     pub const ALL: [Self; 2] = [Self::Columns128, Self::Columns256];
 
-    /// Rows of either.
+    /// Rows of either tile.
     pub const ROWS: usize = 64 * CONSUMERS;
 
-    /// Columns.
+    /// Number of columns.
     #[must_use]
     pub const fn columns(self) -> usize {
         match self {
@@ -34,7 +34,6 @@ impl Tile {
         }
     }
 
-    /// The tile for a result of `n` columns.
     pub(crate) fn for_columns(n: usize) -> Self {
         if n > 128 {
             Self::Columns256
@@ -44,19 +43,18 @@ impl Tile {
     }
 }
 
-/// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     pub element: ElementType,
     pub tile: Tile,
-    /// How A `[m, k]` lies in memory.
+    /// The layout of A `[m, k]`.
     pub a: Major,
-    /// How B `[k, n]` lies in memory.
+    /// The layout of B `[k, n]`.
     pub b: Major,
 }
 
 impl Blueprint {
-    /// Tiles of A and B that are copied ahead, and the one in use.
+    /// Tiles of A and B that are copied ahead, plus the one in use.
     pub(crate) fn stages(self) -> usize {
         match self.tile {
             Tile::Columns128 => 3,
@@ -64,12 +62,10 @@ impl Blueprint {
         }
     }
 
-    /// 16-byte segments of a tile of A.
     pub(crate) fn a_segments(self) -> usize {
         Tile::ROWS * DEPTH / 8
     }
 
-    /// 16-byte segments of a tile of B.
     pub(crate) fn b_segments(self) -> usize {
         self.tile.columns() * DEPTH / 8
     }

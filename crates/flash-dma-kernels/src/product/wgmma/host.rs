@@ -11,7 +11,7 @@ use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
 
-/// Why the kernel does not multiply these operands on this device; none if it does.
+/// The reason why the kernel does not multiply these operands on this device; `None` if it does.
 pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'static str> {
     let Sizes { m, n, k } = operands.sizes();
     // The LLVM generator, which has no inline PTX, has no asynchronous copies either.
@@ -32,7 +32,6 @@ pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Opt
     }
 }
 
-/// A product that the kernel serves.
 pub(crate) struct Plan<'a> {
     operands: &'a Operands,
     blueprint: Blueprint,
@@ -40,7 +39,7 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// The product in at most `parts` parts, or why it is not served.
+    /// The plan with at most `parts` parts, or the reason why the product is not served.
     pub(crate) fn new(
         client: &Client,
         operands: &'a Operands,

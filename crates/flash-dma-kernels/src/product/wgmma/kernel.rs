@@ -1,4 +1,4 @@
-//! The kernel.
+//! The kernel for products on `wgmma`.
 
 use crate::matrix::ptx::{uniform, value};
 use crate::matrix::wgmma::panel::Panels;
@@ -10,14 +10,12 @@ use crate::vectors::Segment;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// The sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Extent {
     pub rows: u32,
     pub columns: u32,
     /// Tiles of [`DEPTH`] terms that cover `k`.
     pub depth_tiles: u32,
-    /// Those of a part.
     pub part_tiles: u32,
 }
 
@@ -28,9 +26,9 @@ pub(crate) struct Extent {
 /// | `a`, `b` | `[m, k]` and `[k, n]` | boxes of 64 elements along their contiguous axis; zeros past the last |
 /// | `out` | `[parts, m, n]`, contiguous | overwritten |
 ///
-/// A cube owns a tile of the result, `[128, n]`, of a part: cube x is the tile's column, y its row, z the part, so that the
-/// cubes of a wave share rows of A. Its last warp copies, up to `stages` tiles of A and B ahead of the two warpgroups,
-/// each of which multiplies 64 rows; while one of them starts over, the tensor cores work for the other.
+/// A cube owns a tile of the result, `[128, n]`, of a part: cube x is the tile's column, y its row, z the part, so that
+/// the cubes of a wave share rows of A. Its last warp copies, up to `stages` tiles of A and B ahead of the two
+/// warpgroups, each of which multiplies 64 rows; while one of them starts over, the tensor cores work for the other.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn product_wgmma_kernel<E: Float, O: Float>(
     a: &TensorMap<E, Tiled>,

@@ -1,4 +1,4 @@
-//! The keys that a lane of an `mma` warp holds rows of, and what turns their products into logits.
+//! The keys whose rows a lane of an `mma` warp holds, and the step from their products to logits.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
@@ -11,7 +11,7 @@ use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;
 use cubecl::prelude::*;
 
-/// A logit, and the scaled and capped product in it; without a softcap the second is not used.
+/// A logit, and its scaled and capped product, which is not used without a softcap.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct CappedLogit {
     pub logit: f32,
@@ -29,13 +29,12 @@ pub(crate) struct LaneKeys {
     pub count: usize,
     /// Offset of the gradients of the biases of the group's first head.
     bias_row: usize,
-    /// The seed of the mask of dropout.
     pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
 }
 
-/// The index in the tile of the key that this lane holds of the `n`-th eight rows of its warp's fragments.
+/// The index in the tile of this lane's key among the `n`-th eight rows of its warp's fragments.
 #[cube]
 pub(crate) fn local_key(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> usize {
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -44,7 +43,7 @@ pub(crate) fn local_key(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> 
 
 #[cube]
 impl LaneKeys {
-    /// The keys of this lane with the scores that all heads of the group share, 0 without.
+    /// The keys of this lane, with the scores that all heads of the group share or 0.
     pub(crate) fn new(source: &KeyTileSource, place: &ChunkTile, pairs: &Pairs) -> LaneKeys {
         let (scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
         let first_head = place.batch * place.sizes.q_heads + pairs.rows.head;
@@ -75,7 +74,6 @@ impl LaneKeys {
         }
     }
 
-    /// Loads the biases for head `head` of the group.
     pub(crate) fn load_biases(&self, mask: &KeyMask, head: usize) {
         let bp = comptime!(self.bp);
         let mut scores = self.scores;
@@ -88,7 +86,7 @@ impl LaneKeys {
         }
     }
 
-    /// [`load_biases`](Self::load_biases) for the second role, which makes logits of capped products.
+    /// [`load_biases`](Self::load_biases) for the second role, which turns capped products into logits.
     pub(crate) fn load_biases_of_capped(&self, mask: &KeyMask, head: usize) {
         if comptime!(self.bp.softcap) {
             self.load_biases(mask, head);
@@ -125,8 +123,8 @@ impl LaneKeys {
         }
     }
 
-    /// The logit of a product of a key with score `z`, and with a softcap the capped product, of which the second role
-    /// makes the logit again by the same sum.
+    /// The logit of a product with a key of score `z`, and with a softcap the capped product, from which the second
+    /// role computes the logit again by the same sum.
     pub(crate) fn logit_of(&self, product: f32, z: f32) -> CappedLogit {
         if comptime!(self.bp.softcap) {
             let capped = (self.logit_scale).apply(product, 0.0f32, true);
@@ -143,7 +141,6 @@ impl LaneKeys {
         }
     }
 
-    /// The logit of a product of a key with score `z`.
     pub(crate) fn logit(&self, product: f32, z: f32) -> f32 {
         self.logit_of(product, z).logit
     }

@@ -22,19 +22,19 @@ pub(crate) struct Tiles<E: Float> {
     pub k: Shared<[Segment<E>]>,
     /// `[keys, segments]`, segments swizzled.
     pub v: Shared<[Segment<E>]>,
-    /// `[stages, rows, segments]`, likewise; rows without a query are zero.
+    /// `[stages, rows, segments]`, swizzled likewise; rows without a query are zero.
     pub q: Shared<[Segment<E>]>,
-    /// `[stages, rows, segments]`, likewise; rows without a query are zero.
+    /// `[stages, rows, segments]`, swizzled likewise; rows without a query are zero.
     pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, rows]`.
     pub lse: Shared<[f32]>,
     /// `[stages, rows]`.
     pub delta: Shared<[f32]>,
-    /// `[stages, rows]`: the rows' words of the mask of dropout, if there is any.
+    /// `[stages, rows]`: the rows' words of the dropout mask, if there is dropout.
     pub words: ComptimeOption<Shared<[u32]>>,
-    /// `[keys]`: those of the keys, which registers have no room for.
+    /// `[keys]`: the keys' words of the dropout mask, which do not fit into registers.
     pub columns: ComptimeOption<Shared<[u32]>>,
-    /// `[group]`: the slopes of ALiBi, if there is any.
+    /// `[group]`: the ALiBi slopes, if there are any.
     pub slopes: ComptimeOption<Shared<[f32]>>,
     /// `[keys]`: the places of the keys for ALiBi.
     pub places: ComptimeOption<Shared<[f32]>>,
@@ -71,7 +71,7 @@ impl<E: Float> Tiles<E> {
     }
 }
 
-/// Sets the slopes of a cube's group of heads, and the places of its keys; the caller synchronises.
+/// Sets the slopes of a cube's group of heads and the places of its keys; the caller synchronises.
 #[cube]
 pub(crate) fn enter_alibi<E: Float>(
     tiles: &mut Tiles<E>,
@@ -146,7 +146,7 @@ pub(crate) fn step_at<E: Float>(
     }
 }
 
-/// Whether the LSEs of a tile have some of two kinds.
+/// Two kinds of unusual LSEs, and whether a tile has some.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct UnusualLses {
     /// -inf, of a row that attends to nothing.
@@ -156,7 +156,7 @@ pub(crate) struct UnusualLses {
 
 #[cube]
 impl UnusualLses {
-    /// Looks at the rows of step `step`, whose tile is in its stage.
+    /// Checks the rows of step `step`, whose tile is in its stage.
     pub(crate) fn find<E: Float>(
         tiles: &Tiles<E>,
         step: usize,

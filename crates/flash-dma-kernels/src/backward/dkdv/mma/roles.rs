@@ -1,10 +1,11 @@
 //! The two roles of the dk/dv kernel's warps.
 //!
-//! A warp of the first role owns keys' dV: it makes `P^T` of `S^T = K Q^T`, passes it on through shared memory and
+//! A warp of the first role owns keys' dV: it computes `P^T` from `S^T = K Q^T`, passes it on through shared memory and
 //! accumulates `P^T dO`. Its partner of the second role owns the same keys' dK and the gradient of their scores: it
-//! makes `dS^T = P^T (dP^T - delta)` of `dP^T = V dO^T` and accumulates `dS^T Q`. The second role lags by one query
-//! tile, so that one role's products overlap the other's exponentials and no warp waits for another inside a tile. A
-//! warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in registers.
+//! computes `dS^T = P^T (dP^T - delta)` from `dP^T = V dO^T` and accumulates `dS^T Q`. The second role lags by one
+//! query tile, so that one role's products overlap the other's exponentials and no warp waits for another inside a
+//! tile. A warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in
+//! registers.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
@@ -26,7 +27,7 @@ pub(crate) struct Operands {
     pub keys: u32,
     /// The stages of the other operand of these products: Q or dO.
     pub products: u32,
-    /// The stages of the rows that the weights multiply: dO or Q.
+    /// The stages of the rows that are multiplied by the weights: dO or Q.
     pub sums: u32,
     /// This lane's contribution to the addresses of fragments.
     pub rows: LanePlace,
@@ -83,7 +84,6 @@ impl NextStep {
         NextStep { at, entry }
     }
 
-    /// Moves on from step `turn`.
     fn advance(&mut self, order: &StepOrder, turn: usize, #[comptime] bp: DkdvBlueprint) {
         if comptime!(bp.pattern.is_planned()) {
             let step = Cursor::listed(self.entry, bp);
@@ -97,7 +97,7 @@ impl NextStep {
 }
 
 /// Streams the queries of a cube's steps, the first of which is in flight together with the keys. The second role adds
-/// the gradients of biases that differ between heads to `grad_scores`. Returns whether some row of some boundary step
+/// the gradients of biases that differ between heads to `grad_scores`. Returns true if some row of some boundary step
 /// was not finite.
 #[cube]
 pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
@@ -188,8 +188,8 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     not_finite
 }
 
-/// The words of the mask of the queries of step `turn`, which begins at query `query` of head `head` of the group; only
-/// the first role reads them, if `bp.pattern.is_planned()`.
+/// The mask words of the queries of step `turn`, which begins at query `query` of head `head` of the group; only the
+/// first role reads them, if `bp.pattern.is_planned()`.
 #[cube]
 fn step_words(
     turn: usize,
@@ -208,7 +208,7 @@ fn step_words(
     }
 }
 
-/// Which pairs of the step `at` the words of its queries show, see [`WarpStep::seen`].
+/// The pairs of the step `at` that are visible by its queries' words, see [`WarpStep::seen`].
 #[cube]
 fn seen_pairs(
     words: &SeenWords,

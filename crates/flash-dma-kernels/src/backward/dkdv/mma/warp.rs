@@ -4,7 +4,6 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::queries::Step;
 use cubecl::prelude::*;
 
-/// What a warp accumulates.
 #[derive(CubeType)]
 pub(crate) struct WarpSums<NS: Size, NO: Size> {
     /// The products with the query tile in use, shaped as [`DkdvBlueprint::products`].
@@ -17,7 +16,6 @@ pub(crate) struct WarpSums<NS: Size, NO: Size> {
 
 #[cube]
 impl<NS: Size, NO: Size> WarpSums<NS, NO> {
-    /// Sums of zero.
     pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> WarpSums<NS, NO> {
         let mut gradients = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
         #[unroll]
@@ -39,10 +37,8 @@ impl<NS: Size, NO: Size> WarpSums<NS, NO> {
     }
 }
 
-/// A step as a warp takes it.
 #[derive(CubeType)]
 pub(crate) struct WarpStep {
-    /// Its index.
     pub turn: usize,
     pub at: Step,
     /// Which pairs of a boundary step are seen, for each fragment in the format of [`SeenWords::pack`](crate::backward::dkdv::shared::mask::SeenWords::pack); first role
@@ -52,7 +48,7 @@ pub(crate) struct WarpStep {
 
 #[cube]
 impl WarpStep {
-    /// Without `seen`.
+    /// A step of the second role, which has no `seen`.
     pub(crate) fn without_seen(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
         let seen = Array::<u32>::new(comptime!(bp.fragments));
         WarpStep { turn, at, seen }

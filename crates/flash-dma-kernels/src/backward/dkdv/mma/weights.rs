@@ -17,12 +17,11 @@ use cubecl::prelude::*;
 
 /// The weight that marks a pair as not selected.
 const NOT_SELECTED: f32 = -1.0;
-/// The same with dropout, whose dropped pairs are negative probabilities.
+/// The mark with dropout, where dropped pairs are negative probabilities.
 const NOT_SELECTED_OR_DROPPED: f32 = f32::NEG_INFINITY;
-/// The same among capped products.
+/// The mark among capped products.
 const NOT_SELECTED_CAPPED: f32 = f32::INFINITY;
 
-/// What marks a pair as not selected.
 fn not_selected(bp: DkdvBlueprint) -> f32 {
     match (bp.softcap, bp.dropout) {
         (true, _) => NOT_SELECTED_CAPPED,
@@ -31,7 +30,7 @@ fn not_selected(bp: DkdvBlueprint) -> f32 {
     }
 }
 
-/// The mask of the two keys of fragment `m` and two queries with these words.
+/// The dropout mask of the two keys of fragment `m` and two queries with these words.
 #[cube]
 fn fragment_mask(
     dropout: &DropoutArg,
@@ -55,7 +54,7 @@ fn fragment_mask(
     }
 }
 
-/// A probability for the second role: negative if the pair is dropped. Of 0 and NaN the sign does not matter.
+/// A probability for the second role: negative if the pair is dropped. For 0 and NaN the sign does not matter.
 #[cube]
 fn marked(
     mask: &ComptimeOption<PairMask>,
@@ -70,7 +69,7 @@ fn marked(
     }
 }
 
-/// What the second role gets of a selected pair, see [`Tiles::weights`].
+/// The number that a selected pair hands to the second role, see [`Tiles::weights`].
 #[cube]
 fn handed_on(
     mask: &ComptimeOption<PairMask>,
@@ -117,7 +116,7 @@ fn of_marked(dropout: &DropoutArg, weight: f32, dp: f32, delta: f32) -> f32 {
     }
 }
 
-/// Which of a lane's two queries select a key.
+/// A flag for each of a lane's two queries: it selects the key.
 #[derive(CubeType, Clone, Copy)]
 struct Keep {
     first: bool,
@@ -137,7 +136,7 @@ fn weight_place(
     (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8) + n)) * 32 + lane
 }
 
-/// The probability of a logit by the result of [`lse_of`].
+/// The probability of a logit, by the result of [`lse_of`].
 #[cube]
 fn probability(logit: f32, lse: &ExactLse, #[comptime] boundary: bool) -> f32 {
     if comptime!(boundary) {
@@ -147,9 +146,9 @@ fn probability(logit: f32, lse: &ExactLse, #[comptime] boundary: bool) -> f32 {
     }
 }
 
-/// The probabilities of the query rows `8 n ..`, as one half of the A fragments `a`, and to shared memory what the second
-/// role makes them of again, see [`Tiles::weights`]. On a `boundary` step `bounds` says which pairs are selected, or if
-/// `bp.pattern.is_planned()` the step's own words.
+/// The probabilities of the query rows `8 n ..`, as one half of the A fragments `a`; also stores to shared memory the
+/// numbers from which the second role computes them again, see [`Tiles::weights`]. On a `boundary` step the selected
+/// pairs are given by `bounds` or, if `bp.pattern.is_planned()`, by the step's own words.
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
@@ -271,7 +270,8 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
                 let dp: f32 = sums.products[index].extract(comptime!(first + lower * 2 + e));
                 let delta = tiles.delta[first_row + e];
                 if comptime!(bp.softcap) {
-                    // Neither the slope nor, if what is added is large, the product can be told from a probability.
+                    // Neither the slope nor, if a large number is added, the product can be recovered from a
+                    // probability.
                     let at = &step.at;
                     let lse = lse_of::<E>(lses, tiles, row + e, stage, at, boundary, bp);
                     let alibi = row_alibi(&tiles.slopes, &step.at, row + e, bp);

@@ -29,8 +29,7 @@ pub(crate) fn enter_slopes(
     }
 }
 
-/// ALiBi of row `row` of the tile of step `at`, whose place is the number of its query. A row of no query has that of
-/// another.
+/// ALiBi of row `row` of the tile of step `at`, placed at its query's index; without a query, that of another row.
 #[cube]
 pub(crate) fn row_alibi(
     slopes: &ComptimeOption<Shared<[f32]>>,
@@ -52,7 +51,7 @@ pub(crate) fn row_alibi(
     }
 }
 
-/// The place of a key: the number of the query that stands at it, as far as there is one. Not read without ALiBi.
+/// The place of a key: the index of the query at the same position, which may not exist. Not read without ALiBi.
 #[cube]
 pub(crate) fn key_place(
     key: usize,

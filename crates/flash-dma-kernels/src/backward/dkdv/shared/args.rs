@@ -1,4 +1,4 @@
-//! What the dk/dv kernels of tensor cores are launched with.
+//! The launch arguments of the tensor-core dk/dv kernels.
 
 use crate::alibi::AlibiArg;
 use crate::backward::blueprint::DkdvBlueprint;
@@ -7,35 +7,34 @@ use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
-/// The inputs, the output gradient, and what is known per query row.
+/// The inputs, the output gradient, and the preprocessed numbers of every query row.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct BackwardInputs<E: Float> {
     /// `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes.
     pub q: OwnedTensor<Segment<E>>,
     /// `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes.
     pub k: OwnedTensor<Segment<E>>,
-    /// As `k`.
+    /// Like `k`.
     pub v: OwnedTensor<Segment<E>>,
-    /// As `q`.
+    /// Like `q`.
     pub grad_out: OwnedTensor<Segment<E>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
-    /// Contiguous `[batch, q_heads, q_len]`: what the rounding of the LSEs lost.
+    /// Contiguous `[batch, q_heads, q_len]`: the rounding errors of the LSEs.
     pub lse_rest: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub delta: Box<[f32]>,
-    /// Contiguous `[batch, q_heads, q_len]`: the rows' words of the mask of dropout, for `mma`.
+    /// Contiguous `[batch, q_heads, q_len]`: the rows' words of the dropout mask, for `mma`.
     pub words: ComptimeOption<Box<[u32]>>,
-    /// The slopes of ALiBi.
     pub slopes: AlibiArg,
 }
 
-/// Where the keys of a key tile come from, and what is added to their logits. Without intervals and without a plan
-/// every chunk has all keys, in order.
+/// The source of a key tile's keys, and of the numbers that are added to their logits. Without intervals and without a
+/// plan every chunk has all keys, in order.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyTileSource {
-    /// With intervals their scores, `[batch, kv_heads, k_len]`, last axis contiguous. Otherwise the bias: of keys
-    /// `[batch | 1, heads, 1, k_len]`, of pairs `[batch | 1, heads, q_len | 1, k_len | 1]`, any strides.
+    /// With intervals the keys' scores, `[batch, kv_heads, k_len]`, last axis contiguous. Otherwise the bias: per key
+    /// `[batch | 1, heads, 1, k_len]`, per pair `[batch | 1, heads, q_len | 1, k_len | 1]`, any strides.
     pub bias: ComptimeOption<OwnedTensor<f32>>,
     /// `bp.pattern.has_intervals()` only.
     pub intervals: ComptimeOption<KeyTileIntervals>,
@@ -43,21 +42,19 @@ pub(crate) struct KeyTileSource {
     pub plan: ComptimeOption<KeyTilePlan>,
 }
 
-/// Keys on intervals of positions.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyTileIntervals {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of first and end.
     pub ends: Box<[Vector<u32, Const<2>>]>,
     /// The keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys).
     pub list: Box<[u32]>,
-    /// How many keys each chunk has.
     pub counts: Box<[u32]>,
 }
 
 /// The keys of a tile plan. There is one chunk, of all queries.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyTilePlan {
-    /// The bits of the plan, a pair of words for a query and a key block.
+    /// The plan's bits, a pair of words for a query and a key block.
     pub bits: Box<[Vector<u32, Const<2>>]>,
     /// The steps of each key tile, as `mask::query_lists` writes them.
     pub list: Box<[u32]>,
@@ -66,29 +63,28 @@ pub(crate) struct KeyTilePlan {
     pub counts: Box<[u32]>,
 }
 
-/// The gradients of the keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyGradients<O: Float> {
     pub k: GradientRows<O>,
     pub v: GradientRows<O>,
-    /// Of the scores, or of a bias of keys: one per row of `k`, which a cube overwrites or, with `bp.shared_keys`, adds
-    /// to; with `bp.pattern.has_head_bias()` contiguous `[batch, q_heads, k_len]`, added to.
+    /// Gradients of the scores, or of a bias per key: one per row of `k`, which a cube overwrites or, with
+    /// `bp.shared_keys`, adds to; with `bp.pattern.has_head_bias()` contiguous `[batch, q_heads, k_len]`, added to.
     pub scores: ComptimeOption<Box<[f32]>>,
 }
 
-/// The gradients of k or v, rows of `head_dim`.
+/// The gradients of k or v, in rows of `head_dim`.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct GradientRows<O: Float> {
-    /// Contiguous; a cube overwrites the rows of its keys. With `bp.shared_keys` only of those whose queries are all of
-    /// its chunk.
+    /// Contiguous; a cube overwrites its keys' rows, with `bp.shared_keys` only those whose queries are all in its
+    /// chunk.
     own: Box<[Vector<O, Const<2>>]>,
-    /// `bp.shared_keys` only: as `own`, to which cubes add the rows of their other keys.
+    /// `bp.shared_keys` only: shaped as `own`; cubes add the rows of their other keys.
     sums: ComptimeOption<Box<[Vector<f32, Const<2>>]>>,
 }
 
 #[cube]
 impl<O: Float> GradientRows<O> {
-    /// Writes the pair `at` of a key's row, or adds it if the key is `shared`, which keys are with `bp.shared_keys` only.
+    /// Writes the pair `at` of a key's row, or adds it if the key is `shared` (with `bp.shared_keys` only).
     pub(crate) fn write(
         &mut self,
         at: usize,
@@ -129,16 +125,12 @@ impl<O: Float> GradientRows<O> {
     }
 }
 
-/// How the key tiles of a launch are laid out over its cubes.
+/// The layout of a launch's key tiles over its cubes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct KeyGrid {
-    /// Queries per chunk.
     pub chunk: u32,
-    /// Chunks per kv head.
     pub chunks: u32,
-    /// Key tiles per chunk.
     pub tiles: u32,
-    /// Entries per list.
     pub capacity: u32,
 }
 
@@ -149,20 +141,20 @@ pub(crate) struct QueryBoxes<E: Float> {
     pub grad_out: TensorMap<E, Tiled>,
     /// `-log2(e)` times the LSEs, and row sums.
     pub rows: TensorMap<f32, Tiled>,
-    /// The rows' words of the mask of dropout.
+    /// The rows' words of the dropout mask.
     pub words: ComptimeOption<TensorMap<f32, Tiled>>,
 }
 
-/// Where the gradients of k or v go, see [`GradientRows`].
+/// The destination of the gradients of k or v, see [`GradientRows`].
 #[derive(Clone, Debug)]
 pub(crate) struct GradientTensors {
     pub own: TensorBinding,
-    /// f32, where several cubes add to one key's gradients.
+    /// f32, for keys to whose gradients several cubes add.
     pub sums: Option<TensorBinding>,
 }
 
 impl GradientTensors {
-    /// Those of a kernel whose cubes share no keys.
+    /// The destination for a kernel whose cubes share no keys.
     pub(crate) fn of(own: &TensorBinding) -> Self {
         Self {
             own: own.clone(),
@@ -185,7 +177,6 @@ impl<O: Float> KeyGradientsLaunch<O> {
 }
 
 impl SourceTensors {
-    /// The launch argument of kernels that own key tiles.
     pub(crate) fn into_key_tiles(self) -> KeyTileSourceLaunch {
         let (mut intervals, mut plan) = (None, None);
         match self.keys {

@@ -5,14 +5,12 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
-/// The heads and lengths of a launch.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct HeadSizes {
     pub q_heads: usize,
     pub q_len: usize,
     pub kv_heads: usize,
     pub k_len: usize,
-    /// Query heads of a kv head.
     pub group: usize,
 }
 
@@ -64,7 +62,7 @@ impl ChunkTile {
         ChunkTile::new(source, grid, item, tile, sizes, bp)
     }
 
-    /// As [`of_cube`](Self::of_cube) for tiles of keys whose ranks learn, in the order that suits the rank kernel.
+    /// [`of_cube`](Self::of_cube) for tiles of keys whose ranks learn, in the order that suits the rank kernel.
     pub(crate) fn of_ranked<E: Float>(
         inputs: &BackwardInputs<E>,
         source: &KeyTileSource,
@@ -74,7 +72,7 @@ impl ChunkTile {
         let sizes = HeadSizes::of::<E>(inputs);
         let items = CUBE_COUNT_X as usize / grid.tiles as usize;
         if comptime!(bp.shared_keys) {
-            // All tiles of a chunk, of every kv head, before those of the next.
+            // All tiles of a chunk, of every kv head, come before those of the next chunk.
             let chunks = grid.chunks as usize;
             let rows = items / chunks;
             let chunk = CUBE_POS_X as usize / (rows * grid.tiles as usize);
@@ -139,7 +137,7 @@ impl ChunkTile {
         }
     }
 
-    /// How all queries are cut.
+    /// The cut of all queries into chunks.
     pub(crate) fn chunks(&self, grid: &KeyGrid) -> QueryChunks {
         QueryChunks {
             q_len: self.sizes.q_len as u32,

@@ -1,4 +1,4 @@
-//! The words of a step's queries and of a tile's keys for the mask of dropout, in shared memory.
+//! The words of a step's queries and of a tile's keys for the dropout mask, in shared memory.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
@@ -29,7 +29,7 @@ pub(crate) fn enter_columns(
     }
 }
 
-/// The words of rows `stage * rows + row` and the next of the stages.
+/// The words of row `stage * rows + row` of all stages and of the row after it.
 #[cube]
 pub(crate) fn words_of_rows(
     words: &ComptimeOption<Shared<[u32]>>,

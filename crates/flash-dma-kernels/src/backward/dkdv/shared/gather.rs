@@ -19,7 +19,7 @@ const CUBE_KEYS: usize = 8;
 pub(crate) struct KeyParts {
     /// Contiguous `[batch * kv_heads, chunks, capacity, head_dim]`.
     pub k: TensorBinding,
-    /// The same.
+    /// Like `k`.
     pub v: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks, capacity]`.
     pub scores: TensorBinding,
@@ -171,7 +171,6 @@ impl KeyParts {
         2 * bytes(rows) + bytes(scores)
     }
 
-    /// Allocates the parts of every chunk's keys.
     pub(crate) fn new(client: &Client, problem: &Problem, chunks: usize, capacity: usize) -> Self {
         let (rows, scores) = Self::shapes(problem, chunks, capacity);
         let [k, v] = [rows; 2].map(|shape| scratch(client, shape));

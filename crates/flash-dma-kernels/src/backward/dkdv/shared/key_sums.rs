@@ -15,15 +15,14 @@ pub(crate) struct KeySums<'a> {
     client: &'a Client,
     problem: &'a Problem,
     intervals: &'a TensorBinding,
-    /// Queries of a chunk.
     chunk: usize,
     k: TensorBinding,
     v: TensorBinding,
 }
 
 impl<'a> KeySums<'a> {
-    /// Allocates the sums, zeroed for every key that is attended to, except those whose queries are all of one chunk of
-    /// `chunk`: its cube writes their gradients.
+    /// Allocates the sums, zeroed for every key that is attended to, except those whose queries are all in one chunk of
+    /// `chunk`: the chunk's cube writes their gradients.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
@@ -64,7 +63,7 @@ impl<'a> KeySums<'a> {
         2 * bytes(problem.kv_shape())
     }
 
-    /// Where the cubes write and add the gradients of k and v.
+    /// The destinations to which the cubes write and add the gradients of k and v.
     pub(crate) fn beside(&self, grads: &Gradients) -> [GradientTensors; 2] {
         [(&grads.k, &self.k), (&grads.v, &self.v)].map(|(own, sums)| GradientTensors {
             own: own.clone(),

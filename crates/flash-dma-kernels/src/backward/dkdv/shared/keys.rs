@@ -13,16 +13,14 @@ use crate::vectors::Segment;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-/// A key of the tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OwnKey {
-    /// Whether there is such a key.
+    /// True if there is such a key.
     pub valid: bool,
-    /// Its index in the head.
+    /// The key's index in the head.
     pub key: usize,
-    /// Its row of the gradients.
     pub row: usize,
-    /// Its queries in the chunk.
+    /// The key's queries in the chunk.
     pub first: i32,
     pub end: i32,
     pub score: f32,
@@ -30,19 +28,19 @@ pub(crate) struct OwnKey {
 
 #[cube]
 impl OwnKey {
-    /// Sets its bias for head `head` of the group.
+    /// Sets the key's bias for head `head` of the group.
     pub(crate) fn bias(&mut self, mask: &KeyMask, head: usize) {
         self.score = mask.bias(head, 0usize, self.behind(mask));
     }
 
-    /// Its offset from the first key of `mask`, which contains it; 0 if it is not a key.
+    /// The offset from the first key of `mask`, which contains the key; 0 if it is not a key.
     pub(crate) fn behind(&self, mask: &KeyMask) -> usize {
         select(self.valid, self.key - mask.first, 0usize)
     }
 }
 
-/// The key at index `local` of the tile; an index past the last key is seen by no query, but does not narrow
-/// the queries that all keys share. Its score is read if it is `scored`.
+/// The key at index `local` of the tile. An index past the last key is seen by no query, but does not narrow the
+/// queries that all keys share. The score is read if it is `scored`.
 #[cube]
 pub(crate) fn own_key(
     local: usize,
@@ -87,8 +85,8 @@ pub(crate) fn own_key(
     own
 }
 
-/// Whether cubes of several chunks add to the gradients of a key, of which `row` is the row. This is read again when the
-/// gradients are written, for the sake of the registers of the loop before.
+/// True if cubes of several chunks add to the gradients of the key with row `row`. This is read again when the
+/// gradients are written, to save registers in the loop before.
 #[cube]
 pub(crate) fn is_shared(
     source: &KeyTileSource,

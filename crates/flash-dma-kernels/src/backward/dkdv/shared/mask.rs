@@ -1,5 +1,5 @@
-//! The mask and the biases of keys as the dk/dv kernel reads them, from a tile plan and from a bias, and which of a warp's
-//! keys the queries of a step see.
+//! The mask and the biases of keys as the dk/dv kernel reads them, from a tile plan and from a bias, and the keys of a
+//! warp that the queries of a step see.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
@@ -11,7 +11,7 @@ use flash_dma_problem::PlanGeometry;
 
 const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
-/// Locations of the bits and biases of 16 neighbouring keys (or 32), the first of them a multiple of 16 (or 32).
+/// Locations of the bits and biases of 16 (or 32) neighbouring keys, the first of them a multiple of 16 (or 32).
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct KeyMask {
     /// Address of the word of query 0 and the first head of the group.
@@ -25,7 +25,6 @@ pub(crate) struct KeyMask {
     bias_head: u64,
     bias_query: u64,
     bias_key: u32,
-    /// The first key.
     pub(crate) first: usize,
 }
 
@@ -100,7 +99,6 @@ impl KeyMask {
         ))
     }
 
-    /// The word of a query of head `head` of the group.
     pub(crate) fn word(&self, head: usize, query: usize) -> u32 {
         read_ahead(
             self.words + head as u64 * self.head_step,
@@ -128,8 +126,7 @@ impl KeyMask {
     }
 }
 
-/// The words of the mask of two neighbouring queries of a step's tile: lane `l` has those of queries `2 l` and
-/// `2 l + 1`, modulo the tile.
+/// Mask words of two neighbouring queries of a step's tile: lane `l` has queries `2 l` and `2 l + 1`, modulo the tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SeenWords {
     even: u32,
@@ -138,7 +135,6 @@ pub(crate) struct SeenWords {
 
 #[cube]
 impl SeenWords {
-    /// No bit set.
     pub(crate) fn none() -> SeenWords {
         SeenWords {
             even: 0u32,
@@ -169,8 +165,8 @@ impl SeenWords {
         words
     }
 
-    /// Bit `k + 16 e`: whether query `2 l + e` of the step that begins at query `step` sees key `k` of the sixteen keys
-    /// that begin `further` keys after the first of `mask`.
+    /// Bit `k + 16 e` is set if query `2 l + e` of the step that begins at query `step` sees key `k` of the sixteen
+    /// keys that begin `further` keys after the first of `mask`.
     pub(crate) fn pack(
         &self,
         step: usize,
@@ -193,8 +189,8 @@ fn own_query(step: usize, #[comptime] bp: DkdvBlueprint) -> usize {
     step + UNIT_POS_X as usize * 2 % comptime!(bp.queries())
 }
 
-/// The bits of the two rows among the `n`-th eight rows of a step's tile that this lane holds columns of: bit `16 e`
-/// says whether row `8 n + 2 quad + e` sees the lane's first key, bit `16 e + 8` its second.
+/// The bits of the two rows among the `n`-th eight rows of a step's tile whose columns this lane holds: bit `16 e` is
+/// set if row `8 n + 2 quad + e` sees the lane's first key, bit `16 e + 8` if it sees the second.
 #[cube]
 pub(crate) fn seen_pair(packed: u32, #[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> u32 {
     let lane = UNIT_POS_X;

@@ -1,4 +1,4 @@
-//! The queries that stream past a key tile: where they are, and how the pairs of a step must be treated.
+//! The queries that stream past a key tile: their locations, and the treatment of a step's pairs.
 
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
@@ -19,7 +19,7 @@ pub(crate) struct QueryRows {
     pub q: usize,
     pub q_head: usize,
     pub q_row: usize,
-    /// The same of the output gradient.
+    /// The same for the output gradient.
     pub o: usize,
     pub o_head: usize,
     pub o_row: usize,
@@ -51,23 +51,22 @@ impl QueryRows {
     }
 }
 
-/// How the pairs of a step must be treated.
+/// The treatment of a step's pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Step {
-    /// The first query of the tile.
+    /// First query of the tile.
     pub query: usize,
-    /// The first head of the tile, within the group; only with biases of pairs and with ALiBi.
+    /// First head of the tile, within the group; only with biases per pair and with ALiBi.
     pub head: usize,
-    /// Whether some pair may not be selected, or some LSE is large.
+    /// True if some pair may not be selected, or some LSE is large.
     pub boundary: bool,
-    /// Whether some LSE is large: probabilities are then computed by [`StepLses`].
+    /// True if some LSE is large: probabilities are then computed by [`StepLses`].
     pub large: bool,
-    /// Whether, in addition, some row of Q or dO may not be finite.
+    /// True if, in addition, some row of Q or dO may not be finite.
     pub not_finite: bool,
 }
 
-/// Where the LSEs of a step's rows are in memory, of which they are read if some are large: that is rare, and they would
-/// take shared memory from all steps.
+/// Locations of the LSEs of a step's rows in memory, read only if some are large, so as not to take shared memory.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepLses<'a> {
     /// All LSEs, and the part that their rounding lost.
@@ -83,7 +82,7 @@ pub(crate) struct StepLses<'a> {
 
 #[cube]
 impl<'a> StepLses<'a> {
-    /// The places of step `step`, at turn `turn` of `order`, if some LSEs are large.
+    /// The locations of step `step`, at turn `turn` of `order`, if some LSEs are large.
     pub(crate) fn of<E: Float>(
         inputs: &'a BackwardInputs<E>,
         step: &Step,
@@ -105,7 +104,7 @@ impl<'a> StepLses<'a> {
         }
     }
 
-    /// The places of step `step` of head `head` of the group and those behind it.
+    /// The locations of step `step` of head `head` of the group and of the heads after it.
     pub(crate) fn of_head<E: Float>(
         inputs: &'a BackwardInputs<E>,
         head: usize,
@@ -132,7 +131,7 @@ impl<'a> StepLses<'a> {
         }
     }
 
-    /// The LSE of row `row` of the tile. A row of no query has that of another.
+    /// The LSE of row `row` of the tile. A row without a query gets that of another.
     pub(crate) fn exact(&self, row: usize, #[comptime] bp: DkdvBlueprint) -> ExactLse {
         let queries = comptime!(bp.queries());
         let query = min(self.query + row % queries, self.len - 1);
@@ -153,7 +152,7 @@ pub(crate) struct StepProducts<NS: Size> {
     pub dp: Vector<f32, NS>,
 }
 
-/// Whether this lane's share of the rows of `stage` is finite.
+/// True if this lane's share of the rows of `stage` is finite.
 #[cube]
 pub(crate) fn all_finite<E: Float>(
     rows: &Shared<[Segment<E>]>,
@@ -173,15 +172,12 @@ pub(crate) fn all_finite<E: Float>(
     finite
 }
 
-/// What the pairs of a warp's keys and the queries are computed from.
+/// The inputs of the pairs of a warp's keys and the queries.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Pairs {
-    /// Where the rows of the queries are.
     pub rows: QueryRows,
-    /// The bits and the biases of the keys.
     pub mask: KeyMask,
     pub logit_scale: LogitScale,
-    /// The seed of the mask of dropout.
     pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,

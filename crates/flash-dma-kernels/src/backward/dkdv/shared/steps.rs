@@ -8,11 +8,9 @@ use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use cubecl::prelude::*;
 
-/// The steps of a cube, in order: a range's tiles for each group of heads in turn, or if `bp.pattern.is_planned()` the
-/// entries of a list.
+/// The steps of a cube, in order: a range's tiles by group of heads or, if `bp.pattern.is_planned()`, a list's entries.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepOrder {
-    /// Number of steps.
     pub count: usize,
     pub range: Range,
     pub list: StepList,
@@ -20,8 +18,7 @@ pub(crate) struct StepOrder {
 
 #[cube]
 impl StepOrder {
-    /// The steps of this cube's key tile, which is at `place`; the queries of the tile's keys are in `bounds` unless
-    /// `bp.pattern.is_planned()`.
+    /// The steps of this cube's key tile at `place`; `bounds` has the keys' queries unless `bp.pattern.is_planned()`.
     pub(crate) fn of_cube(
         source: &KeyTileSource,
         grid: &KeyGrid,
@@ -46,7 +43,6 @@ impl StepOrder {
         }
     }
 
-    /// The first step.
     pub(crate) fn first(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.list.entry(0usize), bp)
@@ -55,7 +51,7 @@ impl StepOrder {
         }
     }
 
-    /// Step `turn`, for those that seldom need it: a [`Cursor`] that moves along takes no division.
+    /// Step `turn`, for infrequent use: a [`Cursor`] that moves along needs no division.
     pub(crate) fn at(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.list.entry(turn), bp)
@@ -67,7 +63,7 @@ impl StepOrder {
         }
     }
 
-    /// Whether all rows of step `turn`, which begins at query `query`, see all keys.
+    /// True if all rows of step `turn`, which begins at query `query`, see all keys.
     pub(crate) fn is_full(&self, turn: usize, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         if comptime!(bp.pattern.is_planned()) {
             turn < self.list.full
@@ -82,9 +78,7 @@ impl StepOrder {
 /// The query tiles that a key tile streams.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Range {
-    /// The first query tile of a head.
     pub first: usize,
-    /// Query tiles of a head.
     pub tiles: usize,
     /// Every key is attended to by the queries `full_from .. full_to`, if any.
     pub full_from: i32,
@@ -93,7 +87,6 @@ pub(crate) struct Range {
 
 #[cube]
 impl Range {
-    /// An empty range.
     pub(crate) fn none() -> Range {
         Range {
             first: 0usize,
@@ -107,7 +100,6 @@ impl Range {
 /// The queries and the heads of a step. Steps run over a range's tiles for each group of heads in turn.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Cursor {
-    /// The query tile of a head.
     pub tile: usize,
     /// The first head, within the group of the kv head.
     pub head: usize,
@@ -115,7 +107,6 @@ pub(crate) struct Cursor {
 
 #[cube]
 impl Cursor {
-    /// The first step of a range.
     pub(crate) fn first(range: &Range) -> Cursor {
         Cursor {
             tile: range.first,
@@ -131,7 +122,6 @@ impl Cursor {
         }
     }
 
-    /// Moves on to the next step.
     pub(crate) fn advance(&mut self, range: &Range, #[comptime] bp: DkdvBlueprint) {
         self.tile += 1;
         if self.tile == range.first + range.tiles {
@@ -141,7 +131,6 @@ impl Cursor {
     }
 }
 
-/// The list of a cube's steps.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepList {
     /// The offset of its first entry.
@@ -198,12 +187,12 @@ pub(crate) struct QuerySpan {
 
 #[cube]
 impl QuerySpan {
-    /// Whether no query of the tile from `query` on attends to any of the keys.
+    /// True if no query of the tile from `query` on attends to any of the keys.
     pub(crate) fn misses(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         query as i32 >= self.any_to || (query + comptime!(bp.queries())) as i32 <= self.any_from
     }
 
-    /// Whether all rows of the tile from query `query` on attend to all of the keys.
+    /// True if all rows of the tile from query `query` on attend to all of the keys.
     pub(crate) fn fills(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         comptime!(bp.rows == bp.queries() * bp.heads)
             && self.full_from <= query as i32

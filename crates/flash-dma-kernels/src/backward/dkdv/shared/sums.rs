@@ -6,7 +6,7 @@ use crate::matrix::ptx::value;
 use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
-/// Adds to the f32 that `to` begins with, in global memory. The order of such additions is not fixed.
+/// Adds to the first f32 of `to`, in global memory. The order of such additions is not fixed.
 #[cube]
 pub(crate) fn add_to(to: &mut [f32], x: f32) {
     let p = unsafe { to.as_ptr_unchecked() };
@@ -18,8 +18,7 @@ pub(crate) fn add_to(to: &mut [f32], x: f32) {
     );
 }
 
-/// Adds to both elements of the pair of f32 that `to` begins with, in the same way; in one instruction where
-/// `instruction` is Hopper's.
+/// Adds to the first pair of f32 of `to` in the same way; in one instruction if `instruction` is Hopper's.
 #[cube]
 pub(crate) fn add_pair(
     to: &mut [Vector<f32, Const<2>>],
@@ -56,15 +55,15 @@ pub(crate) fn write_score(grad: &mut [f32], at: usize, sum: f32, #[comptime] bp:
     }
 }
 
-/// Whether any position attends to the key of `interval`.
+/// True if some position attends to the key of `interval`.
 #[cube]
 fn lives(interval: Vector<u32, Const<2>>) -> bool {
     interval.extract(0usize) < interval.extract(1usize)
 }
 
-/// Zeroes the sums of the keys that some position attends to, except those whose queries are all of one chunk: one unit
-/// per four elements of `sums_k` and of `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the other
-/// keys stay undefined.
+/// Zeroes the sums of the keys that some position attends to, except those whose queries are all in one chunk: one unit
+/// per four elements of `sums_k` and of `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the
+/// other keys stay undefined.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn clear_sums_kernel(
     intervals: &[Vector<u32, Const<2>>],
@@ -85,9 +84,8 @@ pub(crate) fn clear_sums_kernel(
     }
 }
 
-/// Rounds the sums of both tensors to the gradients' type; zeros for the keys that nothing attends to. Layout and
-/// units as in [`clear_sums_kernel`]; the gradients are overwritten, but not of the keys whose queries are all of one
-/// chunk.
+/// Rounds the sums of both tensors to the gradients' type; zeros for the keys that nothing attends to. Layout and units
+/// as in [`clear_sums_kernel`]; the gradients are overwritten, except those of keys whose queries are all in one chunk.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn round_sums_kernel<E: Float>(
     intervals: &[Vector<u32, Const<2>>],

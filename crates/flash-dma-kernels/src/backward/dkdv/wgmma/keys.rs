@@ -1,4 +1,4 @@
-//! The two keys that a lane of a warpgroup holds rows of.
+//! The two keys whose rows a lane of a warpgroup holds.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::key_place;
@@ -16,16 +16,15 @@ use cubecl::prelude::*;
 pub(crate) struct LaneKeys {
     pub upper: OwnKey,
     pub lower: OwnKey,
-    /// Their places for ALiBi.
+    /// The keys' places for ALiBi.
     pub upper_place: f32,
     pub lower_place: f32,
-    /// The keys' words of the mask of dropout.
+    /// The keys' words of the dropout mask.
     mask: ComptimeOption<KeyWords>,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
 }
 
-/// The words of the two keys.
 #[derive(CubeType, Clone, Copy)]
 struct KeyWords {
     upper: u32,
@@ -74,7 +73,7 @@ impl LaneKeys {
         }
     }
 
-    /// The mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are those of all stages.
+    /// The dropout mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are of all stages.
     pub(crate) fn pair_mask(
         &self,
         words: &ComptimeOption<Shared<[u32]>>,
@@ -99,7 +98,6 @@ impl LaneKeys {
         }
     }
 
-    /// Sets the keys' biases for head `head` of the group.
     pub(crate) fn load_biases(&mut self, mask: &KeyMask, head: usize) {
         self.upper.bias(mask, head);
         self.lower.bias(mask, head);

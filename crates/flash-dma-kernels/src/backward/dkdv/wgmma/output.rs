@@ -39,7 +39,7 @@ pub(crate) fn write_rows<O: Float, N: Size>(
         if key.valid {
             let shared = is_shared(source, chunks, key.row, bp);
             let at = key.row * comptime!(bp.head_dim / 2) + quad;
-            // One branch around all stores, not one at each.
+            // One branch around all stores instead of one at each.
             if comptime!(bp.shared_keys) && shared {
                 write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
                 write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
@@ -51,7 +51,7 @@ pub(crate) fn write_rows<O: Float, N: Size>(
     }
 }
 
-/// Writes, or adds if it is `shared`, `factor` times one of the two rows that this lane holds elements of.
+/// Writes, or adds if `shared`, `factor` times one of the two rows whose elements this lane holds.
 #[cube]
 fn write_row<O: Float, N: Size>(
     grad: &mut GradientRows<O>,
@@ -95,8 +95,7 @@ pub(crate) fn write_scores<NP: Size>(
     }
 }
 
-/// Adds the gradients of the biases of this lane's two keys for head `head` of the group, to which no other cube adds,
-/// and resets them.
+/// Adds the bias gradients of this lane's two keys for head `head`, to which no other cube adds, and resets them.
 #[cube]
 pub(crate) fn add_bias_gradients<O: Float, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -124,7 +123,7 @@ pub(crate) fn add_bias_gradients<O: Float, NP: Size>(
     }
 }
 
-/// Adds to the gradients of this lane's two keys what the zeroed elements of dO and Q would have added.
+/// Adds to the gradients of this lane's two keys the contributions of the zeroed elements of dO and Q.
 #[cube]
 pub(crate) fn repair_keys<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,

@@ -28,9 +28,9 @@ pub(crate) struct Tiles<E: Float> {
     pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, rows / 2]`: for each of two rows, `-log2(e)` times the LSE and the row sum.
     pub rows: Shared<[Vector<f32, Const<4>>]>,
-    /// `[stages, rows]`: the rows' words of the mask of dropout, if there is any.
+    /// `[stages, rows]`: the rows' words of the dropout mask, if there is dropout.
     pub words: ComptimeOption<Shared<[u32]>>,
-    /// `[group]`: the slopes of ALiBi, if there is any.
+    /// `[group]`: the ALiBi slopes, if there are any.
     pub slopes: ComptimeOption<Shared<[f32]>>,
     pub bounds: KeyBounds,
     /// `[2]`: see [`found_large`](Self::found_large) and [`found_not_finite`](Self::found_not_finite).
@@ -66,19 +66,19 @@ impl<E: Float> Tiles<E> {
         }
     }
 
-    /// Whether a step that this unit has seen had a row with a large LSE. Every unit sees all steps, so that they agree
-    /// behind the last one, without a barrier. A variable would take a register from all steps.
+    /// True if a step that this unit has seen had a row with a large LSE. Every unit sees all steps, so after the last
+    /// one they agree without a barrier. A variable would take a register from all steps.
     pub(crate) fn found_large(&self) -> bool {
         uniform_bool(self.found[0usize] == 1u32)
     }
 
-    /// Whether a step had rows that may not be finite, which [`clean_stage`] has zeroed.
+    /// True if a step had rows that may not be finite, which [`clean_stage`] has zeroed.
     pub(crate) fn found_not_finite(&self) -> bool {
         self.found[1usize] == 1u32
     }
 }
 
-/// How a step's queries, output gradients and rows are copied.
+/// The copies of a step's queries, output gradients and rows.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepCopies {
     /// Addresses of the tensor maps.
@@ -89,7 +89,7 @@ pub(crate) struct StepCopies {
     q_panels: u32,
     o_panels: u32,
     places: u32,
-    /// Those of the words of rows, if there is dropout.
+    /// The copies of the words of rows, if there is dropout.
     words: ComptimeOption<WordCopies>,
     /// The sequence, and the first head of the group.
     batch: usize,
@@ -139,13 +139,11 @@ impl StepCopies {
         }
     }
 
-    /// The queries in `stage`.
     pub(crate) fn queries(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
         let address = self.q_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32);
         Panels { address }
     }
 
-    /// The output gradients in `stage`.
     pub(crate) fn grad_out(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
         let address = self.o_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32);
         Panels { address }
@@ -186,8 +184,7 @@ impl StepCopies {
     }
 }
 
-/// The step that begins at query `query` of head `head` of the group and whose tile is in `stage`; `full` if its queries
-/// see all keys.
+/// The step from query `query` of head `head` of the group, its tile in `stage`; `full` if its queries see all keys.
 #[cube]
 pub(crate) fn step_at<E: Float>(
     stage: usize,
@@ -247,8 +244,7 @@ pub(crate) fn step_at<E: Float>(
     }
 }
 
-/// Zeroes the elements of the queries and output gradients in `stage` that are not finite. All units cooperate; the
-/// stage is published.
+/// Zeroes the non-finite elements of Q and dO in `stage`. All units cooperate; the stage is published.
 #[cube]
 pub(crate) fn clean_stage<E: Float>(
     tiles: &mut Tiles<E>,

@@ -1,4 +1,4 @@
-//! The steps of a dk/dv cube: the queries that it streams, and which of its keys they see.
+//! The steps of a dk/dv cube: the queries that it streams, and the keys they see.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
@@ -12,10 +12,9 @@ use crate::matrix::ptx::uniform;
 use crate::matrix::wgmma::ring::Ring;
 use cubecl::prelude::*;
 
-/// The steps of a cube, and where it is among them.
+/// The steps of a cube, and its place among them.
 #[derive(CubeType)]
 pub(crate) struct Steps {
-    /// The number of steps.
     pub count: usize,
     order: StepOrder,
     /// The step whose copies start next, and the one in use; without a mask.
@@ -76,14 +75,13 @@ impl Steps {
         }
     }
 
-    /// Advances past it.
+    /// Advances past the step whose copies start next.
     pub(crate) fn advance_coming(&mut self, #[comptime] bp: DkdvBlueprint) {
         if comptime!(!bp.pattern.is_planned()) {
             self.coming.advance(&self.order.range, bp);
         }
     }
 
-    /// The step in use.
     pub(crate) fn present(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.entry, bp)
@@ -95,7 +93,7 @@ impl Steps {
         }
     }
 
-    /// Advances past it; `turn` is its turn.
+    /// Advances past the step in use; `turn` is its turn.
     pub(crate) fn advance_present(&mut self, turn: usize, #[comptime] bp: DkdvBlueprint) {
         if comptime!(bp.pattern.is_planned()) {
             self.entry = self.next;
@@ -139,7 +137,7 @@ impl Steps {
         }
     }
 
-    /// Where the LSEs of a step are, see [`StepLses::of`].
+    /// The locations of a step's LSEs, see [`StepLses::of`].
     pub(crate) fn lses<'a, E: Float>(
         &self,
         inputs: &'a BackwardInputs<E>,
@@ -150,7 +148,7 @@ impl Steps {
         StepLses::of::<E>(inputs, &step.at, step.turn, &self.order, rows, bp)
     }
 
-    /// Whether all queries of the step at turn `turn` see all keys.
+    /// True if all queries of the step at turn `turn` see all keys.
     pub(crate) fn is_full(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         let query = self.present(bp).tile * comptime!(bp.queries());
         self.order.is_full(turn, query, bp)
@@ -174,7 +172,7 @@ impl Steps {
     }
 }
 
-/// The step in use at turn `turn`, whose tile has landed; `words` are its queries' words of the mask.
+/// The step in use at turn `turn`, whose tile has landed; `words` are its queries' mask words.
 #[cube]
 pub(crate) fn staged_step<E: Float>(
     turn: usize,

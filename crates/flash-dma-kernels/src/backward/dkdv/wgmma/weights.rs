@@ -26,13 +26,12 @@ pub(crate) struct StepWeights<NP: Size> {
     pub dz1: f32,
 }
 
-/// A step, and what is known of its pairs.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StagedStep {
     pub at: Step,
     pub turn: usize,
     pub stage: usize,
-    /// Which pairs of a boundary step are selected, in the format of
+    /// The selected pairs of a boundary step, in the format of
     /// [`SeenWords::pack`](crate::backward::dkdv::shared::mask::SeenWords::pack); `bp.pattern.is_planned()` only.
     pub seen: u32,
 }
@@ -48,7 +47,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     step: &StagedStep,
     pairs: &Pairs,
 ) {
-    // Code of its own for each kind: a branch per element would prevent the other instructions from overlapping.
+    // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     let none = StepLses::none::<E>(inputs);
     if step.at.boundary {
         let kind = comptime!(PairKind::Boundary);
@@ -59,8 +58,8 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     }
 }
 
-/// See [`step_weights`]. The weights of pairs that are not selected are zero, and if the kind is `Large` those of rows
-/// without a large LSE.
+/// See [`step_weights`]. Sets the weights of pairs that are not selected to zero; if the kind is `Large`, also those of
+/// rows without a large LSE.
 #[cube]
 pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -201,8 +200,7 @@ fn probabilities<E: Float, NS: Size>(
     unrounded
 }
 
-/// Whether a row with this reference takes part: it sees a key, and its LSE is large if the kind is `Large`, and not
-/// otherwise.
+/// True if a row with this reference takes part: it sees a key, and its LSE is large exactly if the kind is `Large`.
 #[cube]
 fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
     if comptime!(kind == PairKind::Large) {
@@ -212,15 +210,15 @@ fn takes_part(reference: f32, #[comptime] kind: PairKind) -> bool {
     }
 }
 
-/// Whether this lane's two keys are selected by a query.
+/// A flag for each of this lane's two keys: a query selects it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Selected {
     pub first: bool,
     pub second: bool,
 }
 
-/// Whether row `row` of a step's tile selects the two keys, if it `counts`; `seen` is the result of [`seen_pair`], in
-/// which the row has bit `16 e`.
+/// Tests whether row `row` of a step's tile selects the two keys, if it `counts`; `seen` is the result of
+/// [`seen_pair`], in which the row has bit `16 e`.
 #[cube]
 pub(crate) fn selected(
     keys: &LaneKeys,
@@ -248,11 +246,11 @@ pub(crate) fn selected(
 /// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pattern.has_pair_bias()` only.
 #[derive(CubeType)]
 struct PairBiases {
-    /// The biases of both keys for each query of which the lane has columns, in the order of the columns.
+    /// The biases of both keys for each query whose columns the lane holds, in the order of the columns.
     values: Array<f32>,
 }
 
-/// Groups of eight rows of a step's tile with distinct queries; the heads of the tile repeat them.
+/// Number of groups of eight rows of a step's tile with distinct queries; the heads of the tile repeat them.
 fn eights(bp: DkdvBlueprint) -> usize {
     (bp.queries() / 8).max(1)
 }
@@ -285,8 +283,8 @@ impl PairBiases {
         PairBiases { values }
     }
 
-    /// The bias of one of the two keys, the `lower` one or the other, and element `e` of its columns of the `n`-th
-    /// eight rows; without `bp.pattern.has_pair_bias()` its score.
+    /// The bias of one of the two keys (the second if `lower`) and element `e` of its columns of the `n`-th eight rows;
+    /// without `bp.pattern.has_pair_bias()` its score.
     fn of(
         &self,
         key: &OwnKey,
