@@ -495,7 +495,7 @@ def by_length(name, title, phase):
 
 # Pages.
 PAGES = {
-    "README.md": [step, attention, learned],
+    "README.md": [step, attention],
     "book/src/performance.md": [peers, parts, engines, decode, masks, cpu],
     "book/src/training-step.md": [times, memory, kinds, products],
     "book/src/tutorial.md": [arms, small],
