@@ -2,6 +2,7 @@
 
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::{MmaBlueprint, heads_per_tile, processors};
+use crate::matrix::logit_scale::LogitTerms;
 use crate::matrix::mma::Shape;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::query_lists::StepShape;
@@ -264,6 +265,14 @@ fn whole_heads(problem: &Problem, most: usize) -> usize {
 }
 
 impl DkdvBlueprint {
+    /// The terms of its logits.
+    pub(crate) fn logit_terms(&self) -> LogitTerms {
+        LogitTerms {
+            capped: self.softcap,
+            scored: self.pattern.adds_scores() || self.slopes > 0,
+        }
+    }
+
     fn choose(
         instruction: Instruction,
         problem: &Problem,

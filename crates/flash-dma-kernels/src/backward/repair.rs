@@ -147,7 +147,7 @@ fn add_not_finite<E: Float, O: Float>(
                 product += f32::cast_from(a.extract(e)) * f32::cast_from(b.extract(e));
             }
         }
-        let x = (pairs.logit_scale).apply(product, pair.score, comptime!(bp.softcap));
+        let x = (pairs.logit_scale).apply(product, pair.score);
         // Only the sign of a non-finite number's factor matters, so the rounded LSE serves.
         let lse = ExactLse {
             lse: pair.lse,

@@ -307,8 +307,8 @@ fn hide_each<E: Float, NC: Size>(
         for e in 0..2usize {
             let col = comptime!(n * 8 + e) + quad * 2;
             let z = scores::<E>(rows, stages, tile, col, bp);
-            let mut x0 = attended.scale.apply(upper.extract(e), z.upper, bp.softcap);
-            let mut x1 = attended.scale.apply(lower.extract(e), z.lower, bp.softcap);
+            let mut x0 = attended.scale.apply(upper.extract(e), z.upper);
+            let mut x1 = attended.scale.apply(lower.extract(e), z.lower);
             if boundary {
                 let none = f32::new(f32::NEG_INFINITY);
                 let upper = sees::<E>(&rows.upper, stages, tile, col, k_len, bp);

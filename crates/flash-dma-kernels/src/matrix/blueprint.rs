@@ -2,6 +2,7 @@
 
 use crate::host::check::{elem_type, rows_are_segments};
 use crate::host::engine::Instruction;
+use crate::matrix::logit_scale::LogitTerms;
 use crate::pattern::kind::{Bias, Pattern};
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
@@ -115,6 +116,14 @@ pub(crate) fn heads_per_tile(problem: &Problem, most: usize) -> usize {
 }
 
 impl MmaBlueprint {
+    /// The terms of its logits.
+    pub(crate) fn logit_terms(&self) -> LogitTerms {
+        LogitTerms {
+            capped: self.softcap,
+            scored: self.pattern.adds_scores() || self.alibi,
+        }
+    }
+
     /// Chooses the widest stores that the alignment of all rows and starts written by `wgmma` allows, and the rows'
     /// length: a quad collects four segments at a time. Parts are f32, whose pairs are wide enough.
     pub(crate) fn writing<'a>(self, rows: impl IntoIterator<Item = &'a TensorBinding>) -> Self {

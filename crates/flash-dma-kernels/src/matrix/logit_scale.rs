@@ -129,21 +129,33 @@ impl ExactLse {
     }
 }
 
+/// The logits of a kernel's products.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LogitScale {
     /// Factor of the product: `scale`; with a softcap `c`, `scale / c`.
-    pub inner: f32,
+    inner: f32,
     /// With a softcap: `c`, and `1 / c`.
-    pub outer: f32,
-    pub inverse: f32,
+    outer: f32,
+    inverse: f32,
+    #[cube(comptime)]
+    terms: LogitTerms,
+}
+
+/// The terms of the logits that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LogitTerms {
+    /// True if the scaled product is capped.
+    pub capped: bool,
+    /// True if something is added to it: a score, a bias or ALiBi.
+    pub scored: bool,
 }
 
 #[cube]
 impl LogitScale {
-    pub(crate) fn new(scaling: &Scaling, #[comptime] capped: bool) -> LogitScale {
+    pub(crate) fn new(scaling: &Scaling, #[comptime] terms: LogitTerms) -> LogitScale {
         let mut inner = scaling.scale;
         let mut inverse = 1.0f32;
-        if comptime!(capped) {
+        if comptime!(terms.capped) {
             inner = scaling.scale / scaling.softcap;
             inverse = 1.0f32 / scaling.softcap;
         }
@@ -151,12 +163,23 @@ impl LogitScale {
             inner,
             outer: scaling.softcap,
             inverse,
+            terms,
+        }
+    }
+
+    /// The same, for a struct to own.
+    pub(crate) fn copied(&self) -> LogitScale {
+        LogitScale {
+            inner: self.inner,
+            outer: self.outer,
+            inverse: self.inverse,
+            terms: self.terms,
         }
     }
 
     /// The logit of a product and a score, natural units.
-    pub(crate) fn apply(&self, product: f32, score: f32, #[comptime] capped: bool) -> f32 {
-        if comptime!(capped) {
+    pub(crate) fn apply(&self, product: f32, score: f32) -> f32 {
+        if comptime!(self.terms.capped) {
             fma(self.outer, tanh(product * self.inner), score)
         } else {
             fma(product, self.inner, score)
@@ -165,38 +188,24 @@ impl LogitScale {
 
     /// `exp(logit - reference)` of a product and a score, with `scaled` as in [`exp_of`] and a reference that is not
     /// large; one multiply-add less without a score.
-    pub(crate) fn weight(
-        &self,
-        product: f32,
-        score: f32,
-        scaled: f32,
-        #[comptime] capped: bool,
-        #[comptime] scored: bool,
-    ) -> f32 {
-        ex2(self.exponent(product, score, scaled, capped, scored))
+    pub(crate) fn weight(&self, product: f32, score: f32, scaled: f32) -> f32 {
+        ex2(self.exponent(product, score, scaled))
     }
 
     /// `log2` of [`weight`](Self::weight).
-    pub(crate) fn exponent(
-        &self,
-        product: f32,
-        score: f32,
-        scaled: f32,
-        #[comptime] capped: bool,
-        #[comptime] scored: bool,
-    ) -> f32 {
+    pub(crate) fn exponent(&self, product: f32, score: f32, scaled: f32) -> f32 {
         let mut exponent = fma(product, self.inner * comptime!(LOG2_E), scaled);
-        if comptime!(capped || scored) {
-            let x = self.apply(product, score, capped);
+        if comptime!(self.terms.capped || self.terms.scored) {
+            let x = self.apply(product, score);
             exponent = fma(x, comptime!(LOG2_E), scaled);
         }
         exponent
     }
 
     /// The derivative of the logit by `scale * product`, from the logit without its score.
-    pub(crate) fn slope(&self, logit: f32, #[comptime] capped: bool) -> f32 {
+    pub(crate) fn slope(&self, logit: f32) -> f32 {
         let mut slope = 1.0f32;
-        if comptime!(capped) {
+        if comptime!(self.terms.capped) {
             let t = logit * self.inverse;
             slope = fma(-t, t, 1.0f32);
         }

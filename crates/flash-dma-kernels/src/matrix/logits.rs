@@ -115,8 +115,8 @@ fn tile_logits<E: Float, N: Size>(
         for e in 0..2usize {
             let z = scores::<E>(rows, stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            logits.insert(at0, scale.apply(products.extract(at0), z.upper, bp.softcap));
-            logits.insert(at1, scale.apply(products.extract(at1), z.lower, bp.softcap));
+            logits.insert(at0, scale.apply(products.extract(at0), z.upper));
+            logits.insert(at1, scale.apply(products.extract(at1), z.lower));
         }
     }
     logits

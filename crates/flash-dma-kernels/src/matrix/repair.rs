@@ -170,7 +170,7 @@ fn logit<E: Float, NQ: Size>(
         z,
         f32::cast_from((attended.keys.begin + key) as u32),
     );
-    attended.scale.apply(product, z, bp.softcap)
+    attended.scale.apply(product, z)
 }
 
 /// Adds `p` times the non-finite elements of the row of key `key` in V to row `out_row` of the output.

@@ -82,6 +82,11 @@ impl Pattern {
         self.has_intervals() || self.bias() == Bias::Key
     }
 
+    /// True if keys or pairs have a score or a bias.
+    pub(crate) fn adds_scores(self) -> bool {
+        self.has_intervals() || self.bias() != Bias::None
+    }
+
     /// True if pairs of a query and a key carry a bias.
     pub(crate) fn has_pair_bias(self) -> bool {
         self.bias() == Bias::Pair

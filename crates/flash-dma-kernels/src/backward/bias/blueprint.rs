@@ -1,6 +1,7 @@
 //! The configuration of the gradient kernel for a bias with a query axis.
 
 use crate::matrix::blueprint::has_wgmma;
+use crate::matrix::logit_scale::LogitTerms;
 use crate::pattern::kind::{Bias, Pattern};
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem};
@@ -18,6 +19,14 @@ pub(crate) struct BiasBlueprint {
 }
 
 impl BiasBlueprint {
+    /// The terms of its logits.
+    pub(crate) fn logit_terms(&self) -> LogitTerms {
+        LogitTerms {
+            capped: self.softcap,
+            scored: true,
+        }
+    }
+
     /// Queries per tile: 64 for each of two warpgroups.
     pub(crate) const QUERIES: usize = 128;
     pub(crate) const KEYS: usize = 128;

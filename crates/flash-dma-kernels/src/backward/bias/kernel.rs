@@ -80,7 +80,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     let tiles = BiasTiles::<E>::new(bp);
     let copies = BiasCopies::new::<E>(&tiles, boxes);
     let turns = Turns::new();
-    let scale = LogitScale::new(scaling, bp.softcap);
+    let scale = LogitScale::new(scaling, comptime!(bp.logit_terms()));
     let bias_row = CUBE_POS_Z as usize;
     let pairs = PairBias::row(
         bias,
@@ -290,7 +290,6 @@ fn add_half<N: Size>(
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > rows.upper.position);
     }
-    let capped = comptime!(steps.bp.softcap);
     let none = ExactRows::none();
     // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     if boundary {
@@ -310,10 +309,10 @@ fn add_half<N: Size>(
         );
         if large {
             let exact = lses.rows(steps, step, rows);
-            let p = probabilities::<N>(&products.s, &z, lanes, &exact, logit_scale, true, capped);
+            let p = probabilities::<N>(&products.s, &z, lanes, &exact, logit_scale, true);
             sums::<N>(&sum, products, &p, &seen, lanes, true)
         } else {
-            let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped);
+            let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false);
             sums::<N>(&sum, products, &p, &seen, lanes, true)
         }
     } else {
@@ -322,7 +321,7 @@ fn add_half<N: Size>(
             upper: all,
             lower: all,
         };
-        let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false, capped);
+        let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false);
         sums::<N>(&sum, products, &p, &seen, lanes, false)
     }
 }
@@ -384,7 +383,6 @@ fn probabilities<N: Size>(
     exact: &ExactRows,
     logit_scale: &LogitScale,
     #[comptime] is_exact: bool,
-    #[comptime] capped: bool,
 ) -> Vector<f32, N> {
     let mut p = Vector::<f32, N>::new(0.0f32);
     #[unroll]
@@ -395,14 +393,14 @@ fn probabilities<N: Size>(
             let (z0, z1) = (z.extract(at0), z.extract(at1));
             let (x0, x1) = (s.extract(at0), s.extract(at1));
             if comptime!(is_exact) {
-                let logit0 = logit_scale.apply(x0, z0, capped);
-                let logit1 = logit_scale.apply(x1, z1, capped);
+                let logit0 = logit_scale.apply(x0, z0);
+                let logit1 = logit_scale.apply(x1, z1);
                 p.insert(at0, exact.upper.probability(logit0));
                 p.insert(at1, exact.lower.probability(logit1));
             } else {
                 let (upper, lower) = (lanes.upper.reference, lanes.lower.reference);
-                p.insert(at0, logit_scale.weight(x0, z0, upper, capped, true));
-                p.insert(at1, logit_scale.weight(x1, z1, lower, capped, true));
+                p.insert(at0, logit_scale.weight(x0, z0, upper));
+                p.insert(at1, logit_scale.weight(x1, z1, lower));
             }
         }
     }

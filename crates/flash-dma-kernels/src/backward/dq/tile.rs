@@ -250,8 +250,8 @@ fn gradient<E: Float, N: Size>(
     let (s0, s1) = (products.s.extract(at0), products.s.extract(at1));
     let dp0: f32 = products.dp.extract(at0);
     let dp1: f32 = products.dp.extract(at1);
-    let x0 = logit_scale.apply(s0, z.upper, bp.softcap);
-    let x1 = logit_scale.apply(s1, z.lower, bp.softcap);
+    let x0 = logit_scale.apply(s0, z.upper);
+    let x1 = logit_scale.apply(s1, z.lower);
     let e = comptime!(column % 2);
     let of_pair0 = without_delta(mask, dp0, rows.upper.delta, e, false);
     let of_pair1 = without_delta(mask, dp1, rows.lower.delta, e, true);
@@ -269,10 +269,10 @@ fn gradient<E: Float, N: Size>(
     let mut ds1 = p1 * of_pair1;
     if comptime!(bp.softcap) {
         // From the product alone: the added number may be infinite, or so large that the logit has lost the product.
-        let capped0 = logit_scale.apply(s0, 0.0f32, bp.softcap);
-        let capped1 = logit_scale.apply(s1, 0.0f32, bp.softcap);
-        ds0 *= logit_scale.slope(capped0, bp.softcap);
-        ds1 *= logit_scale.slope(capped1, bp.softcap);
+        let capped0 = logit_scale.apply(s0, 0.0f32);
+        let capped1 = logit_scale.apply(s1, 0.0f32);
+        ds0 *= logit_scale.slope(capped0);
+        ds1 *= logit_scale.slope(capped1);
     }
     if comptime!(boundary && bp.pattern.is_planned()) {
         ds0 = select(is_set(columns.seen.upper, column), ds0, 0.0f32);

@@ -163,29 +163,22 @@ fn probabilities<E: Float, NS: Size>(
             } else {
                 scores::<E>(&rows.pair, stages, tile, col, bp)
             };
-            let (capped, scored) = comptime!((
-                bp.softcap,
-                bp.pattern.has_intervals()
-                    || bp.pattern.has_key_bias()
-                    || bp.pattern.has_pair_bias()
-                    || bp.alibi
-            ));
             let (s0, s1) = (s.extract(at0), s.extract(at1));
             let mut p0 = if comptime!(exact) {
-                (lses.upper).probability(logit_scale.apply(s0, z.upper, capped))
+                (lses.upper).probability(logit_scale.apply(s0, z.upper))
             } else {
-                logit_scale.weight(s0, z.upper, rows.upper.reference, capped, scored)
+                logit_scale.weight(s0, z.upper, rows.upper.reference)
             };
             let mut p1 = if comptime!(exact) {
-                (lses.lower).probability(logit_scale.apply(s1, z.lower, capped))
+                (lses.lower).probability(logit_scale.apply(s1, z.lower))
             } else {
-                logit_scale.weight(s1, z.lower, rows.lower.reference, capped, scored)
+                logit_scale.weight(s1, z.lower, rows.lower.reference)
             };
             if comptime!(bp.softcap) {
-                let x0 = logit_scale.apply(s0, 0.0f32, bp.softcap);
-                let x1 = logit_scale.apply(s1, 0.0f32, bp.softcap);
-                p0 *= logit_scale.slope(x0, bp.softcap);
-                p1 *= logit_scale.slope(x1, bp.softcap);
+                let x0 = logit_scale.apply(s0, 0.0f32);
+                let x1 = logit_scale.apply(s1, 0.0f32);
+                p0 *= logit_scale.slope(x0);
+                p1 *= logit_scale.slope(x1);
             }
             p.insert(at0, p0);
             p.insert(at1, p1);

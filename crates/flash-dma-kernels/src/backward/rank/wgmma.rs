@@ -280,10 +280,10 @@ impl KeySums {
                     let product = s.extract(value);
                     let exponent = if comptime!(exact) {
                         let lse = lses.exact(row, bp);
-                        let logit = pairs.logit_scale.apply(product, score, bp.softcap);
+                        let logit = pairs.logit_scale.apply(product, score);
                         self.change.above(lse.exponent(logit))
                     } else {
-                        (pairs.logit_scale).exponent(product, score, reference, bp.softcap, true)
+                        (pairs.logit_scale).exponent(product, score, reference)
                     };
                     exponents.insert(value, exponent);
                 }

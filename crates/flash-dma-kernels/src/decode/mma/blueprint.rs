@@ -1,6 +1,7 @@
 //! The comptime configuration of the tensor-core decode kernel, and the rule that chooses it.
 
 use crate::matrix::blueprint::{check_rows, has_mma};
+use crate::matrix::logit_scale::LogitTerms;
 use crate::matrix::mma::Shape;
 use cubecl::CubeDim;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
@@ -36,6 +37,14 @@ pub(crate) struct DecodeMmaBlueprint {
 }
 
 impl DecodeMmaBlueprint {
+    /// The terms of its logits.
+    pub(crate) fn logit_terms(&self) -> LogitTerms {
+        LogitTerms {
+            capped: self.softcap,
+            scored: self.scored && !self.only_ranked,
+        }
+    }
+
     /// The configuration for `problem`, or the reason why this engine does not support it. Supported are f16 and bf16
     /// on a device with `mma.sync` and `cp.async`, head dimensions that are multiples of 32, and pages of whole key
     /// tiles without a window.

@@ -34,7 +34,7 @@ pub(crate) fn decode_mma_kernel<E: Float>(
     #[define(E)] _element: ElemType,
 ) {
     let held = Held::of_cube::<E>(q, tensors);
-    let logit_scale = LogitScale::new(scaling, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, comptime!(bp.logit_terms()));
     if CUBE_POS_Y == 0 {
         attend_newcomers::<E>(q, tensors, &held, &logit_scale, out, lse, lse_rest, bp);
     } else {
@@ -145,8 +145,8 @@ fn attend_held<E: Float>(
                         there = z != none;
                     }
                     let (i0, i1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-                    let x0 = logit_scale.apply(s.extract(i0), z, bp.softcap);
-                    let x1 = logit_scale.apply(s.extract(i1), z, bp.softcap);
+                    let x0 = logit_scale.apply(s.extract(i0), z);
+                    let x1 = logit_scale.apply(s.extract(i1), z);
                     let x0 = select(there, x0, none);
                     let x1 = select(there, x1, none);
                     maxima.raise(x0, x1);

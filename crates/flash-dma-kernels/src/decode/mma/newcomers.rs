@@ -134,7 +134,7 @@ pub(crate) fn attend_newcomers<E: Float>(
                 dot += shuffle_xor(dot, comptime!(1u32 << step));
             }
             let sees = first <= query && query < end;
-            let x = select(sees, logit_scale.apply(dot, z, bp.softcap), none);
+            let x = select(sees, logit_scale.apply(dot, z), none);
             let new = max(greatest, x);
             let rescale = rescale_to(greatest, new);
             let p = select(sees, rescale_to(x, new), 0.0f32);

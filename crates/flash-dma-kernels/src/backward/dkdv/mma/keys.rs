@@ -60,11 +60,7 @@ impl LaneKeys {
             }
         }
         LaneKeys {
-            logit_scale: LogitScale {
-                inner: scale.inner,
-                outer: scale.outer,
-                inverse: scale.inverse,
-            },
+            logit_scale: scale.copied(),
             scores,
             start: place.start,
             count: place.count,
@@ -127,13 +123,13 @@ impl LaneKeys {
     /// role computes the logit again by the same sum.
     pub(crate) fn logit_of(&self, product: f32, z: f32) -> CappedLogit {
         if comptime!(self.bp.softcap) {
-            let capped = (self.logit_scale).apply(product, 0.0f32, true);
+            let capped = (self.logit_scale).apply(product, 0.0f32);
             CappedLogit {
                 logit: capped + z,
                 capped,
             }
         } else {
-            let logit = (self.logit_scale).apply(product, z, false);
+            let logit = (self.logit_scale).apply(product, z);
             CappedLogit {
                 logit,
                 capped: product,
@@ -147,6 +143,6 @@ impl LaneKeys {
 
     /// The slope of a [capped](Self::logit_of) product, see [`LogitScale::slope`].
     pub(crate) fn slope(&self, capped: f32) -> f32 {
-        (self.logit_scale).slope(capped, true)
+        (self.logit_scale).slope(capped)
     }
 }

@@ -196,7 +196,7 @@ impl Pairs {
         Pairs {
             rows: QueryRows::new::<E>(inputs, place),
             mask,
-            logit_scale: LogitScale::new(scaling, bp.softcap),
+            logit_scale: LogitScale::new(scaling, comptime!(bp.logit_terms())),
             dropout: copied(&scaling.dropout),
             bp,
         }

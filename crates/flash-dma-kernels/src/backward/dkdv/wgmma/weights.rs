@@ -109,10 +109,10 @@ pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
             dz0 += ds0;
             dz1 += ds1;
             if comptime!(bp.softcap) {
-                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
-                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
-                ds0 *= logit_scale.slope(x0, bp.softcap);
-                ds1 *= logit_scale.slope(x1, bp.softcap);
+                let x0 = logit_scale.apply(s.extract(at0), 0.0f32);
+                let x1 = logit_scale.apply(s.extract(at1), 0.0f32);
+                ds0 *= logit_scale.slope(x0);
+                ds1 *= logit_scale.slope(x1);
             }
             dss.insert(e, ds0);
             dss.insert(comptime!(2 + e), ds1);
@@ -164,13 +164,6 @@ fn probabilities<E: Float, NS: Size>(
             let row = comptime!(n * 8 + e) + quad * 2;
             let reference = pair.extract(comptime!(2 * e));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((
-                bp.softcap,
-                bp.pattern.has_intervals()
-                    || bp.pattern.has_key_bias()
-                    || bp.pattern.has_pair_bias()
-                    || bp.slopes > 0
-            ));
             let alibi = row_alibi(&tiles.slopes, &step.at, row, bp);
             let z0 = bias.of(&keys.upper, n, e, false, bp);
             let z0 = biased(&alibi, z0, keys.upper_place);
@@ -179,13 +172,13 @@ fn probabilities<E: Float, NS: Size>(
             let (s0, s1) = (s.extract(at0), s.extract(at1));
             if comptime!(kind == PairKind::Large) {
                 let lse = lses.exact(row, bp);
-                let p0 = lse.probability(logit_scale.apply(s0, z0, capped));
-                let p1 = lse.probability(logit_scale.apply(s1, z1, capped));
+                let p0 = lse.probability(logit_scale.apply(s0, z0));
+                let p1 = lse.probability(logit_scale.apply(s1, z1));
                 unrounded.insert(at0, p0);
                 unrounded.insert(at1, p1);
             } else {
-                let p0 = logit_scale.weight(s0, z0, reference, capped, scored);
-                let p1 = logit_scale.weight(s1, z1, reference, capped, scored);
+                let p0 = logit_scale.weight(s0, z0, reference);
+                let p1 = logit_scale.weight(s1, z1, reference);
                 unrounded.insert(at0, p0);
                 unrounded.insert(at1, p1);
             }
