@@ -1,4 +1,4 @@
-//! What makes the scores of a layer.
+//! The parameters and the computation of a layer's scores.
 
 use super::config::Scores;
 use crate::fallback::tensors::{at_least_f32, constant};
@@ -9,24 +9,24 @@ use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 
-/// Where the projections that scores are made with start.
+/// Initialiser of the score projections.
 const INITIAL: Initializer = Initializer::Normal {
     mean: 0.0,
     std: 0.02,
 };
 
-/// Added to the square of a projection's length, so that the gradient of one of zeros is finite.
+/// Added to the square of a projection's length, so that the gradient of a zero projection is finite.
 const LEAST_SQUARE: f32 = 1e-12;
 
-/// The parts of a layer that learn through its scores.
+/// Parts of a layer that learn through its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learns {
-    /// Nothing: the scores are constants. A graph of them that no loss reaches and that nothing but parameters is part of
-    /// would stay in memory: Burn frees a graph behind the backward pass of one of its nodes.
+    /// Nothing: the scores are constants. Otherwise their graph would stay in memory if it has only parameters and no
+    /// loss reaches it, as Burn frees a graph only after a backward pass of one of its nodes.
     Nothing,
     /// The parameters of the scores.
     Projection,
-    /// These, and the tokens, or their values.
+    /// The parameters, and the tokens or their values.
     Tokens,
 }
 
@@ -39,7 +39,8 @@ impl Learns {
         }
     }
 
-    /// Tokens of linear scores: in f32 where the projection alone learns, of which no copy is kept for the backward pass.
+    /// Tokens of linear scores. If only the projection learns, they are cast to f32 without keeping a copy for the
+    /// backward pass.
     fn of_wide_tokens(self, tokens: Tensor<3>) -> Tensor<3> {
         match (self, tokens.dtype()) {
             (Self::Projection, DType::F16 | DType::BF16) => {
@@ -57,43 +58,43 @@ impl Learns {
     }
 }
 
-/// The parameters of a layer's scores.
+/// Parameters of a layer's scores.
 #[derive(Module, Debug)]
 pub enum Scorer {
-    /// Parameters of [`Scores::Dma`].
+    /// Those of [`Scores::Dma`].
     Zoh(ZohScorer),
-    /// Parameters of [`Scores::Ranking`] and [`Scores::Added`].
+    /// Those of [`Scores::Ranking`] and [`Scores::Added`].
     Linear(LinearScorer),
 }
 
-/// The parameters of [`Scores::Dma`].
+/// Parameters of [`Scores::Dma`].
 ///
 /// # Initialisation
 ///
-/// `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal with standard deviation 0.02: the scores differ from the first step, and stay in `(0, 1)`, near plain
-/// attention. (With `a = 0`, a common choice, all keys tie, the window keeps the *first* ones, and no gradient reaches
-/// `dt_proj` until `a` has moved.) Either may change sign in training.
+/// `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal with standard deviation 0.02: the scores
+/// differ from the first step, and stay in `(0, 1)`, near plain attention. (With `a = 0`, a common choice, all keys
+/// tie, the window keeps the *first* ones, and no gradient reaches `dt_proj` until `a` has moved.) Either may change
+/// sign in training.
 #[derive(Module, Debug)]
 pub struct ZohScorer {
-    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
-    /// head_dim]`.
+    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads * head_dim]`.
     pub dt_proj: Param<Tensor<2>>,
-    /// Added to the steps before the softplus: `[n_kv_heads]`, which starts at zero. Only in a layer with biases.
+    /// Bias of the steps, before the softplus: `[n_kv_heads]`, initialised to zero. Only in a layer with biases.
     pub dt_bias: Option<Param<Tensor<1>>>,
-    /// The decay of each key/value head: `[n_kv_heads]`.
+    /// Decay of each key/value head: `[n_kv_heads]`.
     pub a: Param<Tensor<1>>,
 }
 
-/// The parameters of [`Scores::Ranking`] and [`Scores::Added`].
+/// Parameters of [`Scores::Ranking`] and [`Scores::Added`].
 #[derive(Module, Debug)]
 pub struct LinearScorer {
-    /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. It starts normal with standard
-    /// deviation 0.02.
+    /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. Initialised normal with
+    /// standard deviation 0.02.
     pub score_proj: Param<Tensor<2>>,
 }
 
 impl Scorer {
-    /// New parameters, with a bias of the steps of each key/value head, which linear scores have none of.
+    /// New parameters. `bias` adds a bias to the steps of DMA's scores; linear scores have none.
     pub(super) fn new(
         scores: Scores,
         [d_model, kv_heads, head_dim]: [usize; 3],
@@ -116,8 +117,8 @@ impl Scorer {
         }
     }
 
-    /// The scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]` or of their values
-    /// `[batch, kv_heads, len, head_dim]`, each made only for the form that reads it.
+    /// Scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]` or of their values `[batch, kv_heads,
+    /// len, head_dim]`; each is made only for the kind that reads it.
     pub(super) fn scores(
         &self,
         role: ScoreRole,
@@ -143,8 +144,8 @@ impl Scorer {
     }
 }
 
-/// The directions of a projection's columns, one per head, as unit vectors: nothing would hold back the length of a column
-/// whose scores only rank, and what a token learns from them, in proportion to it, would drown what the loss says.
+/// Columns of a projection (one per head) as unit vectors. If scores only rank, nothing bounds the length of a
+/// column, and the gradient of the tokens, which is proportional to it, would drown that of the loss.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
     let projection = at_least_f32(projection);
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();
