@@ -1,4 +1,4 @@
-//! One rule on the scores of a batch, in plain tensor operations around the selection of the engines.
+//! One selection rule for a batch of scores, in plain tensor operations around the engines' selection.
 
 use super::documents::{Document, Documents};
 use crate::ops::attention::DynamicMaskOps;
@@ -43,8 +43,8 @@ pub(crate) fn compose(
     }
 }
 
-/// The first position at which its rank keeps each key of scores `[batch, kv_heads, k_len]`, the same shape, i32: from
-/// where it is not one of the `recent` keys any more; past the last for the first `sinks` keys, of each document.
+/// First position at which its rank keeps each key of scores `[batch, kv_heads, k_len]`, the same shape, i32: where
+/// it leaves the `recent` keys; past the last position for the first `sinks` keys of each document.
 pub(crate) fn kept_by_rank_from(
     scores: &Tensor<3>,
     [recent, sinks]: [usize; 2],
@@ -72,7 +72,7 @@ pub(crate) fn kept_by_rank_from(
     from.expand([batch, heads, k_len])
 }
 
-/// Selects in rows that are documents of their own, `[rows, heads, len]` of any meaning.
+/// Selects in rows, `[rows, heads, len]`, each of which is a document of its own.
 fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
     let [rows, heads, len] = scores.dims();
     let ranks = if rule.sinks == 0 {
@@ -88,8 +88,8 @@ fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
     Tensor::from_dispatch(intervals)
 }
 
-/// Documents of different lengths on a device. They are padded with hidden keys to buckets of equal lengths, which are
-/// selected at once: at most twice as many keys in all.
+/// Documents of different lengths on a device, padded with hidden keys into buckets of equal length that are selected
+/// at once: at most twice as many keys in all.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) device: Device,
@@ -107,12 +107,12 @@ struct Bucket {
     documents: usize,
     /// Keys per document, hidden ones included.
     padded: usize,
-    /// `[documents * padded]`: the tokens of the batch, and one past them for a hidden key.
+    /// `[documents * padded]`: index of the token in the batch, one past the last for a hidden key.
     tokens: Tensor<1, Int>,
 }
 
 impl Layout {
-    /// The layout of sequences of equal lengths.
+    /// Layout of sequences of equal lengths.
     pub(crate) fn new(documents: &Documents, device: &Device) -> Self {
         let batch = documents.lengths().len();
         let k_len = documents.all().map(|document| document.len).sum::<usize>() / batch.max(1);
@@ -151,7 +151,7 @@ impl Layout {
         }
     }
 
-    /// The intervals of scores `[batch, kv_heads, k_len]`, in positions of each document; a key that is never evicted
+    /// Intervals of scores `[batch, kv_heads, k_len]`, in positions of each document; a key that is never evicted
     /// ends at or past the end of its document.
     fn select(&self, scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
         let [batch, heads, k_len] = scores.dims();
@@ -172,7 +172,7 @@ impl Layout {
     }
 }
 
-/// The documents by padded length, a power of two. Buckets of short documents join the next one as long as all buckets
+/// The documents by padded length, a power of two. Buckets of short documents join the next one while all buckets
 /// together have at most twice the tokens.
 fn buckets(documents: &Documents, tokens: usize) -> Vec<(usize, Vec<Document>)> {
     let mut by_len: BTreeMap<usize, Vec<Document>> = BTreeMap::new();
@@ -197,7 +197,6 @@ fn buckets(documents: &Documents, tokens: usize) -> Vec<(usize, Vec<Document>)> 
     joined
 }
 
-/// An i32 tensor of these values.
 pub(crate) fn ints<const D: usize>(
     values: Vec<i32>,
     shape: [usize; D],

@@ -8,11 +8,11 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use std::sync::{Arc, OnceLock};
 
-/// The lengths of the documents that are packed into each sequence of a batch, or of sequences that are padded to one
-/// length ([`try_from_padded`](Self::try_from_padded)).
+/// Lengths of the documents packed into each sequence of a batch, or of sequences padded to one length
+/// ([`try_from_padded`](Self::try_from_padded)).
 ///
-/// A token attends to its own document only, whose recent keys and sinks are those of a [`Selector`](crate::Selector). No
-/// query attends to padding, and the output of a padding query is zero.
+/// A token attends only to its own document. A [`Selector`](crate::Selector) counts recent keys and sinks per
+/// document. No query attends to padding, and the output of a padding query is zero.
 ///
 /// ```
 /// use burn_flash_dma::Documents;
@@ -28,21 +28,21 @@ use std::sync::{Arc, OnceLock};
 /// # Ok::<(), burn_flash_dma::AttentionError>(())
 /// ```
 ///
-/// The first call puts a few integers per token on its device; clones share them, so make one value per batch and clone
+/// The first call puts a few integers per token on its device, which clones share: make one value per batch and clone
 /// it for every layer.
 #[derive(Clone, Debug)]
 pub struct Documents {
     lengths: Arc<[Vec<usize>]>,
-    /// Tokens behind the documents of each sequence that belong to none of them.
+    /// Tokens after the documents of each sequence that belong to none.
     padding: Arc<[usize]>,
     layout: Kept<Layout>,
-    /// First and end of the intervals of all keys of a document, `[batch, 1, k_len, 2]`.
+    /// First and end of the intervals that keep all keys of a document, `[batch, 1, k_len, 2]`.
     whole: Kept<Tensor<4, Int>>,
-    /// Which tokens are padding, `[batch, 1, k_len]`.
+    /// True for padding, `[batch, 1, k_len]`.
     is_padding: Kept<Tensor<3, Bool>>,
 }
 
-/// What has been made for the first device that asked for it.
+/// A value cached for the first device that asked for it.
 #[derive(Clone, Debug)]
 struct Kept<T>(Arc<OnceLock<(Device, T)>>);
 
@@ -67,19 +67,19 @@ impl PartialEq for Documents {
 
 impl Eq for Documents {}
 
-/// Where a document lies in its sequence.
+/// Place of a document in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
     pub(crate) sequence: usize,
     pub(crate) start: usize,
     pub(crate) len: usize,
-    /// No document, but the padding behind them.
+    /// The padding after the documents of a sequence.
     pub(crate) is_padding: bool,
 }
 
 impl Documents {
-    /// The lengths of each sequence's documents, in order. That they add up to the length of the sequence is checked
-    /// where the scores are known. A document may be empty.
+    /// Documents by the lengths of each sequence's, in order; they may be empty. That they add up to the length of
+    /// the sequence is checked with the scores.
     #[must_use]
     pub fn from_lengths(lengths: impl IntoIterator<Item = Vec<usize>>) -> Self {
         let lengths: Arc<[Vec<usize>]> = lengths.into_iter().collect();
@@ -114,12 +114,12 @@ impl Documents {
         Ok(Self::new(documents.collect(), padding))
     }
 
-    /// The documents of a single sequence by the cumulative lengths of FlashAttention's interface: document `d` has the
-    /// tokens `cu_seqlens[d] .. cu_seqlens[d + 1]`.
+    /// Documents of a single sequence by FlashAttention's cumulative lengths: document `d` has the tokens
+    /// `cu_seqlens[d] .. cu_seqlens[d + 1]`.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CumulativeLengths`] if they do not begin with 0 or if they fall.
+    /// [`AttentionError::CumulativeLengths`] if they do not begin with 0 or decrease.
     pub fn try_from_cu_seqlens(cu_seqlens: &[usize]) -> Result<Self, AttentionError> {
         if cu_seqlens.first() != Some(&0) {
             return Err(AttentionError::CumulativeLengths { index: 0 });
@@ -132,12 +132,12 @@ impl Documents {
         Ok(Self::from_lengths([lengths.collect()]))
     }
 
-    /// The documents by the id of each token's, `[batch, k_len]` of any integer type: a document is a run of equal ids.
-    /// Reads the tensor to the host, once.
+    /// Documents by the document id of each token, `[batch, k_len]` of any integer type: a document is a run of equal
+    /// ids. Reads the tensor to the host, once.
     ///
     /// # Panics
     ///
-    /// If the device fails to read the tensor.
+    /// If reading the tensor fails.
     #[must_use]
     pub fn from_ids(ids: Tensor<2, Int>) -> Self {
         let [batch, k_len] = ids.dims();
@@ -150,16 +150,16 @@ impl Documents {
         Self::from_lengths((0..batch).map(runs))
     }
 
-    /// The lengths of each sequence's documents, without the padding.
+    /// Lengths of each sequence's documents, without padding.
     #[must_use]
     pub fn lengths(&self) -> &[Vec<usize>] {
         &self.lengths
     }
 
     twin! {
-        /// The selection that keeps every key of a document up to its end, for keys of `shape`
-        /// `[batch, kv_heads, k_len]`: dense causal attention inside documents, in the work of the documents' own squares.
-        /// See [`Attention::intervals`](crate::Attention::intervals).
+        /// The selection that keeps every key to the end of its document, for keys of shape `[batch, kv_heads,
+        /// k_len]`: dense causal attention inside documents, with work proportional to the sum of the squared
+        /// lengths. See [`Attention::intervals`](crate::Attention::intervals).
         pub fn intervals(&self, shape: [usize; 3], device: &Device) -> Intervals
             = Self::try_intervals;
     }
@@ -197,20 +197,20 @@ impl Documents {
         Ok(Intervals::new(tensor, None, self.longest(), origin))
     }
 
-    /// The length of the longest document, at least 1.
+    /// Length of the longest document, at least 1.
     pub(crate) fn longest(&self) -> usize {
         let lengths = self.lengths.iter().flatten().copied();
         lengths.max().unwrap_or(0).max(1)
     }
 
-    /// The tokens of the first sequence, padding included.
+    /// Tokens of the first sequence, padding included.
     pub(crate) fn tokens(&self) -> usize {
         let padding = self.padding.first().copied().unwrap_or(0);
         let own = self.lengths.first().into_iter().flatten();
         own.fold(padding, |sum, &n| sum.saturating_add(n))
     }
 
-    /// Which tokens of checked sequences are padding, `[batch, 1, k_len]`; `None` if there is none.
+    /// True for padding, `[batch, 1, k_len]`; `None` if there is none. The sequences are checked.
     pub(crate) fn padded(&self, k_len: usize, device: &Device) -> Option<Tensor<3, Bool>> {
         if self.padding.iter().all(|&tokens| tokens == 0) {
             return None;
@@ -224,7 +224,7 @@ impl Documents {
         }))
     }
 
-    /// Every document that holds a token, the padding of a sequence as one more.
+    /// All documents that are not empty, with the padding of a sequence as one more.
     pub(crate) fn all(&self) -> impl Iterator<Item = Document> {
         let sequences = self.lengths.iter().zip(self.padding.iter()).enumerate();
         let all = sequences.flat_map(|(sequence, (lengths, padding))| {
@@ -243,19 +243,18 @@ impl Documents {
         all.filter(|document| document.len > 0)
     }
 
-    /// The length of every document, if they are equally long.
+    /// Length of every document, if they are equally long.
     pub(crate) fn equal(&self) -> Option<usize> {
         let mut all = self.all();
         let len = all.next()?.len;
         all.all(|document| document.len == len).then_some(len)
     }
 
-    /// The documents of checked sequences on a device.
     pub(crate) fn layout(&self, device: &Device) -> Layout {
         self.layout.on(device, || Layout::new(self, device))
     }
 
-    /// Checks the sequences against the scores, `[batch, kv_heads, k_len]`, or queries instead of keys.
+    /// Checks the sequences against scores `[batch, kv_heads, k_len]` (or queries instead of keys).
     pub(crate) fn check(&self, [batch, _, k_len]: [usize; 3]) -> Result<(), AttentionError> {
         if self.lengths.len() != batch {
             return Err(AttentionError::DocumentBatch {

@@ -1,4 +1,4 @@
-//! The selection: from scores to the interval of queries that attends to each key.
+//! The selection: from scores to the interval of positions that attend to each key.
 
 use super::composition::ints;
 use super::documents::Documents;
@@ -7,15 +7,14 @@ use crate::validate::{check_shape, same_device};
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 
-/// The positions of the queries that attend to each key: a selection, as a value.
+/// A selection: the interval of positions that attend to each key.
 ///
-/// [`select`] and [`Selector`](crate::Selector) make one of scores, [`sliding_window`] of nothing, and
-/// [`try_from_tensor`](Self::try_from_tensor) of anything that can be written as one interval per key.
+/// Made from scores by [`select`] and [`Selector`](crate::Selector), without scores by [`sliding_window`], and by
+/// [`try_from_tensor`](Self::try_from_tensor) from anything that can be written as one interval per key.
 ///
-/// A query's position is the index of the last key it may see, so one selection serves causal and
-/// full attention, any number of queries, and any tensors with as many keys (see
-/// [`Interval`](crate::Interval)). Only recent keys, sinks and documents need causal masking, and documents as many
-/// queries as keys. It is a constant to autodiff.
+/// A query's position is the index of the last key it may see, so one selection serves causal and full attention, any
+/// number of queries, and any tensors with as many keys (see [`Interval`](crate::Interval)). Only recent keys, sinks
+/// and documents need causal masking, and documents as many queries as keys. It is a constant to autodiff.
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
@@ -24,22 +23,23 @@ pub struct Intervals {
     origin: Origin,
 }
 
-/// What a tensor that ranks the keys learns by: the keys that are ranked next after the window, and kept keys.
+/// Learning of the tensor that ranks the keys: from runners-up and from kept keys.
 #[derive(Clone, Debug)]
 pub(crate) struct RankedNext {
-    /// One past the last position at which each key is one of those, `[batch, kv_heads, k_len]` i32.
+    /// One past the last position at which each key is a runner-up, `[batch, kv_heads, k_len]` i32.
     pub(crate) far: Tensor<3, Int>,
-    /// The most keys of a head that one position would attend to if the intervals ended there.
+    /// Most keys of a head that one position would attend to if the intervals ended at `far`.
     pub(crate) max_live: usize,
-    /// The tensor that ranks the keys, which gets their gradient: f32, and tracked by autodiff.
+    /// The tensor that ranks the keys and gets the gradient: f32, and tracked by autodiff.
     pub(crate) rank: Tensor<3>,
-    /// The share of each key in what is charged to all of a head, f32, if it is: the keys in parts, `[batch, kv_heads, parts, keys]`.
+    /// If gradients are centred: share of each key in its head's total, f32, in parts, `[batch, kv_heads, parts,
+    /// keys]`.
     pub(crate) shares: Option<Tensor<4>>,
-    /// If kept keys learn: the first position at which its rank keeps each of them, `[batch, kv_heads, k_len]` i32.
+    /// If kept keys learn: first position at which its rank keeps each key, `[batch, kv_heads, k_len]` i32.
     pub(crate) left_out: Option<Tensor<3, Int>>,
 }
 
-/// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.
+/// Parts of the rule that made the intervals; empty for a plain selection and for given intervals.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
     pub(crate) recent: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Origin {
 }
 
 impl Intervals {
-    /// Intervals of an engine, `[batch, kv_heads, k_len, 2]` i32, of which at most `max_live` hold any one position.
+    /// Intervals of an engine, `[batch, kv_heads, k_len, 2]` i32, at most `max_live` of which hold any one position.
     pub(crate) fn new(
         tensor: Tensor<4, Int>,
         runners_up: Option<RankedNext>,
@@ -63,13 +63,14 @@ impl Intervals {
         }
     }
 
-    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which is the
-    /// key's own index, and one past the last, the index (never attended) to `k_len`. Reads the tensor to the host, once.
+    /// Intervals made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: the first position, which is the
+    /// key's own index, and one past the last, from the index (never attended) to `k_len`. Reads the tensor to the
+    /// host, once.
     ///
     /// # Errors
     ///
     /// [`AttentionError::Shape`] if the last axis does not have size 2, [`AttentionError::IntervalBounds`],
-    /// [`AttentionError::TooLarge`], or [`AttentionError::DeviceFailed`] if the device fails to read the tensor.
+    /// [`AttentionError::TooLarge`], or [`AttentionError::DeviceFailed`] if reading the tensor fails.
     pub fn try_from_tensor(tensor: Tensor<4, Int>) -> Result<Self, AttentionError> {
         let shape @ [batch, heads, k_len, _] = tensor.dims();
         check_shape(TensorName::Intervals, &shape, &[batch, heads, k_len, 2])?;
@@ -92,7 +93,7 @@ impl Intervals {
         Ok(Self::new(tensor, None, max_live, Origin::default()))
     }
 
-    /// As [`try_from_tensor`](Self::try_from_tensor), from one past the last position of each key alone,
+    /// [`try_from_tensor`](Self::try_from_tensor) with only the ends, one past the last position of each key,
     /// `[batch, kv_heads, k_len]`.
     ///
     /// # Errors
@@ -116,13 +117,13 @@ impl Intervals {
         &self.tensor
     }
 
-    /// The same as [`tensor`](Self::tensor), by value.
+    /// [`tensor`](Self::tensor) by value.
     #[must_use]
     pub fn into_tensor(self) -> Tensor<4, Int> {
         self.tensor
     }
 
-    /// The same as a constant: without runners-up, whose rank has a graph.
+    /// This selection as a constant: without runners-up, whose rank has a graph.
     #[cfg(feature = "train")]
     pub(crate) fn without_autodiff(self) -> Self {
         Self {
@@ -132,7 +133,7 @@ impl Intervals {
         }
     }
 
-    /// The same with another tensor that ranks the runners-up, if there are any.
+    /// This selection with another tensor that ranks the runners-up, if there are any.
     pub(crate) fn ranked_by(self, rank: &Tensor<3>) -> Self {
         let runners_up = self.runners_up.map(|next| RankedNext {
             rank: rank.clone(),
@@ -141,21 +142,20 @@ impl Intervals {
         Self { runners_up, ..self }
     }
 
-    /// Intervals and runners-up.
     pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<RankedNext>) {
         (self.tensor, self.runners_up)
     }
 
-    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32,
-    /// never before the end of its interval: present if autodiff tracks the scores and the selector has
-    /// [runners-up](crate::Selector::runners_up) or [leaves keys out](crate::Selector::leave_one_out).
+    /// One past the last position at which each key is attended or a runner-up, `[batch, kv_heads, k_len]` i32, never
+    /// before the end of its interval. Present if autodiff tracks the scores and the selector has
+    /// [runners-up](crate::Selector::runners_up) or [kept keys that learn](crate::Selector::leave_one_out).
     #[must_use]
     pub fn far(&self) -> Option<&Tensor<3, Int>> {
         self.runners_up.as_ref().map(|next| &next.far)
     }
 
-    /// The most keys of a head that one position attends to: the window that a selector keeps (the greatest, if every
-    /// head has its own), or what was counted in given intervals, at least 1.
+    /// Most keys of a head that one position attends to: the selector's window (the largest, if heads differ), or the
+    /// count in given intervals, at least 1.
     #[must_use]
     pub fn max_live(&self) -> usize {
         self.max_live
@@ -165,7 +165,7 @@ impl Intervals {
         &self.origin
     }
 
-    /// The options with this window, if they do not ask for another one.
+    /// The options with this window, unless they ask for another one.
     pub(crate) fn resolve_window(
         &self,
         options: AttentionOptions,
@@ -192,7 +192,7 @@ impl Intervals {
 }
 
 impl Origin {
-    /// Whether each key of a sequence is a sink.
+    /// True for each key of a sequence that is a sink.
     pub(crate) fn sinks_of(&self, sequence: usize, k_len: usize) -> Vec<bool> {
         let mut is_sink = vec![false; k_len];
         let mut mark = |start: usize, len: usize| {
@@ -208,7 +208,7 @@ impl Origin {
         is_sink
     }
 
-    /// Where the documents of a sequence begin and end, without its padding; the sequence itself if it has none.
+    /// Begin and end of the documents of a sequence, without padding; the whole sequence if it has none.
     pub(crate) fn spans_of(&self, sequence: usize, k_len: usize) -> Vec<(usize, usize)> {
         let Some(documents) = &self.documents else {
             return vec![(0, k_len)];
@@ -219,7 +219,7 @@ impl Origin {
         own.map(|d| (d.start, d.start + d.len)).collect()
     }
 
-    /// Refuses calls in which positions are not those of the rule.
+    /// Refuses calls that number positions differently from the rule.
     fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let by_position = self.recent > 0 || self.sinks > 0 || self.documents.is_some();
         if by_position && !problem.causal {
@@ -235,7 +235,7 @@ impl Origin {
     }
 }
 
-/// The most keys that are alive at one position, of a head's first positions and ends, which are checked.
+/// Most keys alive at one position, from checked first positions and ends of a head.
 fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
     let k_len = row.len() / 2;
     let mut deaths = vec![0usize; k_len + 1];
@@ -253,7 +253,7 @@ fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
     }
     let (mut most, mut alive) = (0, 0);
     for dead in &deaths[..k_len] {
-        // The key of this position is born; if it is never attended to, it is among the dead.
+        // The key of this position is born; if it is never attended, it is among the dead.
         alive = alive + 1 - dead;
         most = most.max(alive);
     }
@@ -261,8 +261,8 @@ fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
 }
 
 twin! {
-    /// The selection that keeps the last `window` keys of each position, of scores of `shape`
-    /// `[batch, kv_heads, k_len]`: none is read, so none is hidden. With scores to hide keys or to keep sinks, see
+    /// The selection of the last `window` keys at each position, for scores of `shape` `[batch, kv_heads, k_len]`. No
+    /// scores are read, so no key is hidden. To hide keys or keep sinks, use
     /// [`Selector::recent`](crate::Selector::recent).
     pub fn sliding_window(shape: [usize; 3], window: usize, device: &Device) -> Intervals
         = try_sliding_window;
@@ -294,9 +294,9 @@ pub fn try_sliding_window(
 }
 
 twin! {
-    /// Selects the `window` highest scored visible keys of each query, exactly, as one interval per key: the short form of
-    /// [`Selector::top`](crate::Selector::top). `scores` are those of [`Selector::select`](crate::Selector::select);
-    /// `window >= k_len` keeps every key.
+    /// Selects exactly the `window` highest scored visible keys of each query, as one interval per key: the short
+    /// form of [`Selector::top`](crate::Selector::top). For `scores` see
+    /// [`Selector::select`](crate::Selector::select); `window >= k_len` keeps every key.
     pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
 }
 
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
     use crate::Attention;
 
-    /// Attention to two keys per query, with two runners-up if asked for: the gradient of the scores.
+    /// Gradient of the scores in attention to two keys per query, with two runners-up if asked for.
     fn run(runners_up: bool, far_keys: usize) -> Result<Vec<f32>, AttentionError> {
         let device = Device::flex().autodiff();
         let rows = |heads: usize, step: f32| {
@@ -323,7 +323,7 @@ mod tests {
             (all * step).sin().reshape([1, heads, 9, 8])
         };
         let (q, k, v) = (rows(2, 0.7), rows(1, 1.3), rows(1, 2.9));
-        // The first two keys stay, the next two are runners-up from their own positions on.
+        // The first two keys stay; the next two are runners-up from their own positions on.
         let scores = (0..9).map(|n| -(n as f32)).collect::<Vec<_>>();
         let scores = Tensor::<1>::from_floats(&scores[..], &device).reshape([1, 1, 9]);
         let scores = scores.require_grad();
