@@ -1,9 +1,9 @@
-//! Caches of keys and values for decoding: the memory of a model between the tokens that it generates.
+//! Caches of keys and values for decoding.
 //!
 //! An evicted key never returns, so decoding under dynamic-mask attention needs only the `keep_window` keys of
-//! greatest score of each key/value head, however long the context: [`DynamicMaskCache`] holds exactly these,
-//! in memory that is allocated once. A [`PagedCache`] keeps every key, or the last ones, and grows by whole pages, which
-//! sequences that begin alike share. [`AttentionCache`] is either, so a model can be written once.
+//! greatest score of each key/value head, however long the context: [`DynamicMaskCache`] holds exactly these, in
+//! memory allocated once. A [`PagedCache`] keeps every key, or those of a sliding window, and grows by whole pages,
+//! which sequences with a common prefix share. [`AttentionCache`] is either, so a model can be written once.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {

@@ -41,7 +41,7 @@ use std::marker::PhantomData;
 /// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
 /// let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
 ///
-/// One selection for two layers. The LSE is differentiable too.
+/// // One selection for two layers. The LSE is differentiable too.
 /// let intervals = select(scores.clone(), 16);
 /// let layer = |q| Attention::new(q, k.clone(), v.clone()).scores(scores.clone()).intervals(&intervals);
 /// let hidden = layer(q).forward();

@@ -25,14 +25,14 @@ twin! {
     ///
     /// let device = Device::flex();
     /// let rows = |heads, len| Tensor::<4>::random([1, heads, len, 16], Distribution::Normal(0.0, 1.0), &device);
-    /// Ten queries over a shared prefix of 50 keys, and causally over their own ten keys.
+    /// // Ten queries over a shared prefix of 50 keys, and causally over their own ten keys.
     /// let (q, prefix, own) = (rows(4, 10), rows(2, 50), rows(2, 10));
     /// let shared = Attention::new(q.clone(), prefix.clone(), prefix.clone());
     /// let shared = shared.options(AttentionOptions::new().with_causal(false)).forward_with_lse();
     /// let rest = Attention::new(q.clone(), own.clone(), own.clone()).forward_with_lse();
     /// let (out, lse) = merge_attention([shared, rest]);
     ///
-    /// One call over both: causal masking is aligned bottom-right.
+    /// // One call over both: causal masking is aligned bottom-right.
     /// let keys = Tensor::cat(vec![prefix, own], 2);
     /// let (all, all_lse) = Attention::new(q, keys.clone(), keys).forward_with_lse();
     /// assert!((out - all).abs().max().into_scalar::<f32>() < 1e-5);

@@ -45,7 +45,7 @@ use std::marker::PhantomData;
 /// let (out, lse) = sparse.forward_with_lse();
 /// assert_eq!((dense.dims(), out.dims(), lse.dims()), ([100, 4, 32], [100, 4, 32], [4, 100]));
 ///
-/// With fewer queries than keys: 3 queries over the 30 keys of the first document, and so on.
+/// // With fewer queries than keys: 3 queries over the 30 keys of the first document, and so on.
 /// let queries = Documents::try_from_cu_seqlens(&[0, 3, 3, 10])?;
 /// let few = PackedAttention::new(rows(10, 4), k, v, &documents).query_documents(&queries);
 /// assert_eq!(few.forward().dims(), [10, 4, 32]);

@@ -25,7 +25,7 @@ impl<S> Attention<S> {
         /// let call = Attention::new(random(4), random(2), random(2)).scores(scores);
         /// let call = call.options(AttentionOptions::new().with_keep_window(8));
         ///
-        /// Probabilities of the last two queries: each attends to 8 keys.
+        /// // Probabilities of the last two queries: each attends to 8 keys.
         /// let p = call.probabilities(&[98, 99]);
         /// assert_eq!(p.dims(), [1, 4, 2, 100]);
         /// let attended = p.clone().greater_elem(0.0).int().sum_dim(3);

@@ -25,7 +25,7 @@ twin! {
     /// let [q, k, v] = split_qkv(qkv.clone());
     /// let options = AttentionOptions::new().with_keep_window(16);
     /// let out = Attention::new(q, k, v).scores(scores).options(options).forward();
-    /// A token's heads lie together: this is a view.
+    /// // A token's heads lie together: this is a view.
     /// let out = out.swap_dims(1, 2);
     /// assert_eq!(out.dims(), [2, 100, 4, 32]);
     /// assert_eq!(qkv.grad(&out.sum().backward()).unwrap().dims(), [2, 100, 3, 4, 32]);

@@ -38,7 +38,7 @@ impl From<Vec<usize>> for Window {
 /// use burn_flash_dma::{Documents, Selector};
 ///
 /// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &Device::flex());
-/// The first key of each document, the last 8, and the 7 best of the others.
+/// // The first key of each document, the last 8, and the 7 best of the others.
 /// let selector = Selector::top(16).recent(8).sinks(1);
 /// let selector = selector.documents(Documents::from_lengths([vec![40, 60]]));
 /// let intervals = selector.select(scores);

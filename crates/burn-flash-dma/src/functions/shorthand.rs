@@ -96,7 +96,7 @@ twin! {
     /// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
     /// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
     /// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-    /// One bias per key and kv head, and no key attends to the last ten.
+    /// // One bias per key and kv head, and no key attends to the last ten.
     /// let bias = Tensor::<4>::random([1, 2, 1, 100], normal, &device).require_grad();
     /// let padding = Tensor::<1, burn::tensor::Int>::arange(0..100, &device).greater_equal_elem(90);
     ///

@@ -32,7 +32,7 @@ twin! {
     /// let device = Device::flex();
     /// let rows = || Tensor::<4>::random([1, 2, 10, 16], Distribution::Normal(0.0, 1.0), &device);
     /// let (out, lse) = Attention::new(rows(), rows(), rows()).forward_with_lse();
-    /// One head leaves its keys nearly all weight, the other nearly none.
+    /// // One head leaves its keys nearly all weight, the other nearly none.
     /// let logits = Tensor::from_floats([-20.0, 20.0], &device);
     /// let (shared, _) = learnable_sink(out.clone(), lse, logits);
     /// let change = (shared - out.clone()).abs();

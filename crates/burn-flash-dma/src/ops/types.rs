@@ -1,5 +1,5 @@
-//! The structures that the operations take and return beside plain tensors.
-// The derived enums are meant, too: a call has one, and nothing boxed crosses the dispatch boundary.
+//! Structures that the operations take and return, besides plain tensors.
+// Applies to the derived enums too: a call has one, and nothing boxed crosses the dispatch boundary.
 #![allow(clippy::large_enum_variant)]
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -16,8 +16,8 @@ pub enum Selection<B: Backend> {
     Scored {
         /// `[batch, kv_heads, k_len]`, f32.
         scores: FloatTensor<B>,
-        /// `[batch, kv_heads, k_len, 2]`, i32: what
-        /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
+        /// `[batch, kv_heads, k_len, 2]`, i32, made from the scores by
+        /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select).
         intervals: IntTensor<B>,
         /// Present if a tensor that ranks the keys has a gradient; only the backward pass reads them.
         #[extension_type]
@@ -58,7 +58,7 @@ impl<B: Backend> OptionalFloat<B> {
         }
     }
 
-    /// The tensor after `f`, perhaps of another backend.
+    /// Applies `f`, possibly to another backend.
     #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
     pub(crate) fn map<T: Backend>(
         self,
@@ -82,7 +82,6 @@ pub struct PackedRows<B: Backend> {
 }
 
 impl<B: Backend> PackedRows<B> {
-    /// Of two or three parts.
     pub(crate) fn from_parts(mut parts: Vec<FloatTensor<B>>) -> Self {
         let mut last = || parts.pop().expect("two or three parts");
         let (v, k) = (last(), last());
@@ -93,47 +92,46 @@ impl<B: Backend> PackedRows<B> {
         }
     }
 
-    /// The parts in their order.
     pub(crate) fn into_parts(self) -> Vec<FloatTensor<B>> {
         let q = self.q.into_option();
         q.into_iter().chain([self.k, self.v]).collect()
     }
 }
 
-/// The keys that just miss the window, and what the tensor that ranks the keys learns by.
+/// Runners-up, the keys that just missed the window, and the learning of the tensor that ranks the keys.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum RunnersUp<B: Backend> {
     /// None: only the scores of attended keys have a gradient.
     None,
-    /// Some, whose gradient is that of the tensor that ranks the keys. A `far` that nowhere is after the end of its
-    /// interval says that there are none.
+    /// Runners-up whose gradient goes to the tensor that ranks the keys. If `far` is nowhere after the end of an
+    /// interval, there are none.
     Some {
-        /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
-        /// from the end of its interval on.
+        /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which begins
+        /// at the end of its interval.
         far: IntTensor<B>,
-        /// The most keys of a head that one position would attend to if the intervals ended there: the window and its
-        /// runners-up. What the kernels have room for follows from it.
+        /// Most keys of a head that one position would attend to if the intervals ended there: the window and its
+        /// runners-up. The kernels size their memory by it.
         max_live: usize,
         /// `[batch, kv_heads, k_len]`, f32: the tensor that ranks the keys, the scores or another one. Nothing reads
         /// its values; autodiff gives it the gradient.
         rank: FloatTensor<B>,
-        /// Present if kept keys learn what they are worth, too.
+        /// Kept keys that learn from their worth.
         #[extension_type]
         left_out: LeftOut<B>,
     },
 }
 
-/// The kept keys that learn what they are worth.
+/// Kept keys that learn from their worth.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum LeftOut<B: Backend> {
     /// None.
     None,
-    /// Those that their rank keeps.
+    /// Keys that their rank keeps.
     Some {
-        /// `[batch, kv_heads, k_len]`, i32: the first position at which its rank keeps a key, not before the key itself;
-        /// one from the end of its interval on is none.
+        /// `[batch, kv_heads, k_len]`, i32: the first position at which its rank keeps a key, not before the key
+        /// itself; none if it is at or after the end of its interval.
         from: IntTensor<B>,
     },
 }
@@ -155,35 +153,36 @@ impl<B: Backend> LeftOut<B> {
     }
 }
 
-/// The results of the forward pass that the backward pass needs.
+/// Results of the forward pass that the backward pass needs.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Forwarded<B: Backend> {
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
     pub out: FloatTensor<B>,
-    /// As `out`: what its rounding to 16 bits lost, itself rounded to 16 bits. Present exactly if `out` has 16 bits.
+    /// Rounding error of a 16-bit `out`, itself in 16 bits and in the shape of `out`. Present exactly if `out` has 16
+    /// bits.
     #[extension_type]
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
-    /// As `lse`: what its rounding lost; 0 where it is not finite.
+    /// Rounding error of `lse`, in its shape; 0 where it is not finite.
     pub lse_rest: FloatTensor<B>,
 }
 
-/// The results of the forward pass that the backward pass needs, and the incoming gradients.
+/// Results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Saved<B: Backend> {
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
     pub out: FloatTensor<B>,
-    /// As [`Forwarded::residual`]; absent means zero. Then the gradients of logits, and with them those of scores and
-    /// biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    /// See [`Forwarded::residual`]; absent means zero. Then the gradients of logits, and so of scores and biases,
+    /// contain the rounding of `out`, which adds up over the queries of a key.
     #[extension_type]
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
-    /// As [`Forwarded::lse_rest`]; absent means zero. Then every probability has the rounding of `lse` in it, a factor
-    /// of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
+    /// See [`Forwarded::lse_rest`]; absent means zero. Then every probability contains the rounding of `lse`, a
+    /// factor of up to `exp(ulp(lse) / 2)`, which is 1.00003 at 1000 and 8e13 at 1e9.
     #[extension_type]
     pub lse_rest: OptionalFloat<B>,
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
@@ -206,13 +205,13 @@ pub struct AttentionGrads<B: Backend> {
     /// `[batch, kv_heads, k_len]`, f32; present exactly if the selection has scores.
     #[extension_type]
     pub scores: OptionalFloat<B>,
-    /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; present exactly if the
-    /// selection has a tensor that does.
+    /// `[batch, kv_heads, k_len]`, f32: gradient of the tensor that ranks the keys; present exactly if the selection
+    /// has one.
     #[extension_type]
     pub rank: OptionalFloat<B>,
 }
 
-/// A mask, cut into tiles: see [`PlanGeometry`](crate::PlanGeometry) for both layouts.
+/// A mask as a tile plan: see [`PlanGeometry`](crate::PlanGeometry) for both layouts.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct PlanTensors<B: Backend> {
@@ -222,7 +221,7 @@ pub struct PlanTensors<B: Backend> {
     pub counts: IntTensor<B>,
 }
 
-/// The keys that a mask shows to each query, before causal masking.
+/// Keys that a mask shows to each query, before causal masking.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalPlan<B: Backend> {
@@ -230,9 +229,9 @@ pub enum OptionalPlan<B: Backend> {
     None,
     /// The keys of a mask.
     Some {
-        /// As [`PlanTensors::bits`].
+        /// See [`PlanTensors::bits`].
         bits: IntTensor<B>,
-        /// As [`PlanTensors::counts`].
+        /// See [`PlanTensors::counts`].
         counts: IntTensor<B>,
     },
 }
@@ -264,9 +263,9 @@ pub struct MaskedGrads<B: Backend> {
     pub bias: OptionalFloat<B>,
 }
 
-/// The tensors of a cache of slots. The slots of a head are in no order; an empty one has the score −∞ and the position
-/// −1. A recent token of score −∞ has a slot, too, which counts as empty once it is no longer recent. The rows of a
-/// slot of score −∞ are never used.
+/// Tensors of a cache of slots. The slots of a head are in no order; an empty one has score −∞ and position −1. A
+/// recent token of score −∞ also has a slot, which counts as empty once it is no longer recent. The rows of a slot of
+/// score −∞ are never used.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct SlotTensors<B: Backend> {
@@ -278,7 +277,7 @@ pub struct SlotTensors<B: Backend> {
     pub score: FloatTensor<B>,
     /// `[batch, kv_heads, window]`, i32: the position of the key in its sequence.
     pub position: IntTensor<B>,
-    /// `[batch]`, i32: the number of tokens that each sequence has been given.
+    /// `[batch]`, i32: number of tokens each sequence has received.
     pub seen: IntTensor<B>,
 }
 
@@ -295,17 +294,17 @@ pub struct PageTensors<B: Backend> {
     pub scores: OptionalFloat<B>,
     /// `[batch, max_pages]`, i32: the pages of each sequence in order.
     pub table: IntTensor<B>,
-    /// `[batch]`, i32: the number of tokens that each sequence holds.
+    /// `[batch]`, i32: number of tokens each sequence holds.
     pub lengths: IntTensor<B>,
 }
 
-/// The host's copy of the `table` and `lengths` of pages.
+/// Host's copy of the `table` and `lengths` of pages.
 #[derive(Clone, Debug)]
 pub struct PageMap {
-    /// The pages of each sequence in order, those of the new tokens included. Several sequences may have a page that no
-    /// new token is written to.
+    /// Pages of each sequence in order, including those of the new tokens. Sequences may share a page that no new
+    /// token is written to.
     pub table: Arc<Vec<Vec<i32>>>,
-    /// The tokens that each sequence held before the call.
+    /// Number of tokens each sequence held before the call.
     pub lengths: Vec<usize>,
 }
 
@@ -322,7 +321,7 @@ pub struct TokenTensors<B: Backend> {
     pub scores: OptionalFloat<B>,
 }
 
-/// Keys in order of position: those of the slots, the empty ones first, and the new tokens behind them.
+/// Keys in order of position: those of the slots, empty ones first, then the new tokens.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct ChunkKeys<B: Backend> {
@@ -332,8 +331,8 @@ pub struct ChunkKeys<B: Backend> {
     pub v: FloatTensor<B>,
     /// `[batch, kv_heads, window + tokens]`, f32; −∞ in an empty slot.
     pub scores: FloatTensor<B>,
-    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Present exactly if
-    /// the cache's rule has sinks; otherwise the scores rank.
+    /// `[batch, kv_heads, window + tokens]`, f32: ranks the keys, +∞ for a visible sink. Present exactly if the
+    /// cache's rule has sinks; otherwise the scores rank.
     #[extension_type]
     pub rank: OptionalFloat<B>,
 }
@@ -368,9 +367,9 @@ pub struct DecodedPages<B: Backend> {
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum Normed<B: Backend> {
-    /// There is no norm.
+    /// No norm.
     None,
-    /// There is one.
+    /// A norm.
     Some {
         /// `[batch, len, heads, head_dim]`, the element type of `gamma`.
         x: FloatTensor<B>,
