@@ -12,17 +12,16 @@ use flash_dma_problem::{AttentionError, TensorName};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// An attention pass of `N` tensors and what it keeps beside them.
+/// An attention pass of `N` tensors, and everything else it keeps.
 pub(crate) trait Pass<B: Backend, const N: usize>:
     Clone + Debug + Send + Sync + 'static
 {
-    /// The output and the LSE.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>);
 
-    /// The same, the residual of the output and the rest of the LSE, for a backward pass.
+    /// [`forward`](Self::forward) with the residual of the output and the rest of the LSE, for a backward pass.
     fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B>;
 
-    /// The gradients of the inputs; `tracked` says whose are wanted.
+    /// Gradients of the inputs that are `tracked`.
     fn backward(
         self,
         inputs: [FloatTensor<B>; N],
@@ -34,9 +33,9 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
 /// A tensor of the graph.
 pub(super) type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// The forward pass, recorded.
+/// Records the forward pass.
 ///
-/// Where `lse` must be differentiable it is the node with the inputs as parents, and `out` a node on top of it, see
+/// If `lse` must be differentiable, it is the node with the inputs as parents, and `out` a node on top of it, see
 /// [`HandedGradient`]. So there is still one backward pass.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: usize>(
     inputs: [Recorded<B, C>; N],
@@ -82,17 +81,17 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
     }
 }
 
-/// The state that the backward pass keeps.
+/// State of the backward pass.
 #[derive(Clone, Debug)]
 struct State<B: Backend, P, const N: usize> {
-    /// The checkpointed parents.
+    /// Checkpointed parents.
     inputs: [NodeId; N],
     pass: P,
     out: FloatTensor<B>,
     residual: Option<FloatTensor<B>>,
     lse: FloatTensor<B>,
     lse_rest: FloatTensor<B>,
-    /// Present if the node's own gradient is that of `lse`, and not that of `out`.
+    /// Present if the node's own gradient is that of `lse` rather than of `out`.
     grad_out: Option<HandedGradient<B>>,
 }
 
@@ -114,7 +113,7 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
         let (grad_out, grad_lse) = match state.grad_out {
             None => (grad, OptionalFloat::None),
             Some(shared) => {
-                // The loss may depend on `lse` alone: then the node of `out` never ran.
+                // If the loss depends only on `lse`, the node of `out` never ran.
                 let grad_out = shared.take();
                 let grad_out = grad_out.unwrap_or_else(|| zeros_like::<B>(&state.out));
                 (grad_out, OptionalFloat::Some(grad))
@@ -141,12 +140,12 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
     }
 }
 
-/// The node of `out` on top of a differentiable `lse`: hands its gradient over.
+/// The node of `out` on top of a differentiable `lse`: passes its gradient on.
 #[derive(Debug)]
 struct OutNode;
 
 impl<B: Backend> Backward<B, 1> for OutNode {
-    /// The place for the gradient, and the `lse` for the shape of its zeros.
+    /// The slot for the gradient, and `lse`, which gives the shape of its zeros.
     type State = (HandedGradient<B>, FloatTensor<B>);
 
     fn backward(
@@ -159,7 +158,7 @@ impl<B: Backend> Backward<B, 1> for OutNode {
         let (shared, lse) = ops.state;
         shared.put(grad);
         if let [Some(parent)] = ops.parents {
-            // The parent's step runs next and must find a gradient, whatever the loss uses.
+            // The parent's step runs next and needs a gradient, whatever the loss uses.
             grads.register::<B>(parent.id, zeros_like::<B>(&lse));
         }
     }
@@ -194,7 +193,7 @@ pub(crate) fn constants<B: Backend, C: CheckpointStrategy>(
     }
 }
 
-/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently
+/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would silently be
 /// zero.
 ///
 /// # Panics

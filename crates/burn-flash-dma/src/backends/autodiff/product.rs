@@ -1,4 +1,4 @@
-//! The gradients of a product: the two other products of a linear layer.
+//! Gradients of a product: the two other products of a linear layer.
 
 use crate::fallback::product as fallback;
 use crate::ops::product::ProductOps;
@@ -33,7 +33,7 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
         }
     }
 
-    // In Burn's operations, and so differentiable: a second derivative is not worth kernels of its own.
+    // Burn's operations, and so differentiable: a second derivative is not worth kernels of its own.
 
     fn linear_product_input_gradient(
         grad: FloatTensor<Self>,
@@ -55,7 +55,7 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
 #[derive(Debug)]
 struct LinearProduct;
 
-/// What the backward pass keeps.
+/// State of the backward pass.
 #[derive(Clone, Debug)]
 struct State {
     /// Kept if the weight is tracked.

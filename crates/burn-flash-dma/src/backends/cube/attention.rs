@@ -1,4 +1,4 @@
-//! Every CubeCL runtime, on the kernels: strided bindings in, tensors without gaps out.
+//! Dynamic-mask attention on every CubeCL runtime: strided bindings in, tensors without gaps out.
 
 use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, rows, run_checked};
@@ -92,7 +92,7 @@ impl DynamicMaskOps for CubeBackend {
     }
 }
 
-/// The forward pass, into `results`.
+/// Runs the forward pass into `results`.
 fn run_forward(
     rows: [CubeTensor; 3],
     selection: Selection<CubeBackend>,
@@ -106,18 +106,17 @@ fn run_forward(
     run_checked("attention's forward pass", results.all(), result);
 }
 
-/// The results of a forward pass.
 pub(super) struct Results {
     pub(super) out: CubeTensor,
     pub(super) lse: CubeTensor,
-    /// For the backward pass: what rounding `out`, if it is of 16 bits, and `lse` loses.
+    /// For the backward pass: rounding error of a 16-bit `out`, and of `lse`.
     residual: Option<CubeTensor>,
     lse_rest: Option<CubeTensor>,
 }
 
 impl Results {
-    /// Before a forward pass that no backward pass follows, on the device of `q`: each token's heads together, as the
-    /// product behind attention reads them.
+    /// Empty results on the device of `q`, for a forward pass without a backward pass: each token's heads together,
+    /// as the output projection reads them.
     pub(super) fn alone(q: &CubeTensor, problem: &Problem) -> Self {
         Self {
             out: empty_rows(q, problem.q_shape()),
@@ -127,7 +126,7 @@ impl Results {
         }
     }
 
-    /// As [`alone`](Self::alone), with what the backward pass needs.
+    /// [`alone`](Self::alone) with the buffers for a backward pass.
     pub(super) fn for_backward(q: &CubeTensor, problem: &Problem) -> Self {
         Self {
             residual: (problem.residual_shape()).map(|shape| empty_rows(q, shape)),
@@ -136,7 +135,7 @@ impl Results {
         }
     }
 
-    /// The bindings through which the kernels write them.
+    /// Bindings for the kernels to write.
     pub(super) fn bindings(&self) -> Outputs {
         let optional = |tensor: &Option<CubeTensor>| tensor.clone().map(CubeTensor::binding);
         Outputs {
@@ -153,7 +152,7 @@ impl Results {
         always.chain(&self.residual).chain(&self.lse_rest)
     }
 
-    /// As the backward pass takes them.
+    /// The results for the backward pass.
     ///
     /// # Panics
     ///
@@ -175,7 +174,7 @@ fn empty_rows(q: &CubeTensor, [batch, heads, len, head_dim]: [usize; 4]) -> Cube
     rows
 }
 
-/// What the forward pass saved, and the incoming gradients.
+/// Bindings of the forward pass's saved tensors and of the incoming gradients.
 pub(super) fn saved_bindings(
     choice: EngineChoice,
     saved: Saved<CubeBackend>,

@@ -1,5 +1,5 @@
-//! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied only if
-//! the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
+//! Dynamic-mask attention of Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied
+//! only if the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
 
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
@@ -65,7 +65,7 @@ impl DynamicMaskOps for Flex {
     }
 }
 
-/// The buffers of the results of a forward pass.
+/// Result buffers of a forward pass.
 pub(super) struct Results<E> {
     out: Vec<E>,
     residual: Option<Vec<E>>,
@@ -74,7 +74,7 @@ pub(super) struct Results<E> {
 }
 
 impl<E: Element + Stored> Results<E> {
-    /// With the residual if it is wanted and there is one.
+    /// With a residual if it is wanted and there is one.
     pub(super) fn new(problem: &Problem, residual: bool) -> Self {
         let shape = problem.residual_shape().filter(|_| residual);
         Self {
@@ -85,7 +85,7 @@ impl<E: Element + Stored> Results<E> {
         }
     }
 
-    /// What `forward` makes of them.
+    /// Fills them by `forward`.
     pub(super) fn forwarded(
         mut self,
         problem: &Problem,
@@ -107,7 +107,7 @@ impl<E: Element + Stored> Results<E> {
     }
 }
 
-/// Tensors that a forward pass saved, in a form the engine can address.
+/// Tensors saved by a forward pass, in a form the engine can address.
 pub(super) fn addressable_saved(saved: Saved<Flex>) -> Saved<Flex> {
     Saved {
         out: addressable(saved.out),
@@ -130,11 +130,11 @@ pub(super) fn view_saved<E: Element + Stored>(saved: &Saved<Flex>) -> flash_dma_
     }
 }
 
-/// The keys that a call attends to.
+/// Keys that a call attends to.
 struct Selected {
     scores: FlexTensor,
     intervals: Vec<Interval>,
-    /// The ends of the runners-up.
+    /// Ends of the runners-up.
     far: Option<Vec<u32>>,
     left_out: Option<Vec<u32>>,
 }
@@ -152,14 +152,14 @@ impl Selected {
     }
 }
 
-/// The positions of a tensor of the engine's.
+/// Positions of an engine's tensor.
 fn positions(tensor: &FlexTensor) -> Vec<u32> {
     let tensor = tensor.to_contiguous();
     let values: &[i32] = contiguous(&tensor);
     values.iter().map(|&position| position as u32).collect()
 }
 
-/// The tensors of a call in a form the engine can address.
+/// Tensors of a call in a form the engine can address.
 struct Call {
     rows: [FlexTensor; 3],
     selection: Option<Selected>,
