@@ -1,4 +1,4 @@
-//! The metric of Burn's training loop, by the trait that the loop calls.
+//! The metric of Burn's training loop, through the trait that the loop calls.
 
 use crate::case::{grad, uniform};
 use crate::layer::{self, Groups, of_scores};
