@@ -45,7 +45,7 @@ fn any_integers_and_no_tokens_are_served() {
 fn a_document_that_comes_back_is_another_one() {
     let ids = Tensor::<2, Int>::from_data([[7, 7, 0, 7, 7]], &Device::flex());
     let plan = TilePlan::from_ranges(KeyRanges::documents(ids), [5, 5], false);
-    // One word per query and block of keys; the second block is empty.
+    // Two words per query, the second of which has no keys.
     let rows = [0b00011, 0, 0b00011, 0, 0b00100, 0, 0b11000, 0, 0b11000, 0];
     assert_eq!(ints(plan.bits().clone()), rows);
     assert_eq!(ints(plan.counts().clone()), [9]);
