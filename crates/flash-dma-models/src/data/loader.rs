@@ -1,4 +1,4 @@
-//! Shuffled batches in an order that can be taken up again.
+//! Shuffled batches in a resumable order.
 
 use super::batch::{Batch, RowBatcher};
 use super::error::DataError;
@@ -15,37 +15,37 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Where a [`Loader`] stands, and what its batches depend on. A checkpoint keeps it beside the model.
+/// Position of a [`Loader`], and everything its batches depend on. A checkpoint keeps it with the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
-    /// The batches that have been served, over all epochs.
+    /// Batches served, over all epochs.
     pub step: usize,
-    /// The rows of a batch.
+    /// Rows of a batch.
     pub batch: usize,
-    /// The seed of the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// The tokens of a row.
+    /// Tokens of a row.
     pub row_len: usize,
-    /// The tokens of the file that rows are made of.
+    /// Tokens of the file that rows are made of.
     pub tokens: Range<usize>,
-    /// That of the file.
+    /// Fingerprint of the file.
     pub fingerprint: u64,
 }
 
-/// Shuffled batches of packed rows for a training loop, Burn's or one of your own: each iterator serves one epoch, or
-/// what is left of the one in which the loader stands. All batches have one shape: the rows that do not fill one are
-/// left out, others in every epoch.
+/// Shuffled batches of packed rows for a training loop, Burn's or your own: each iterator serves one epoch, or the
+/// rest of the current one. All batches have one shape: rows that do not fill one are left out, different ones in
+/// every epoch.
 ///
-/// The order is Burn's [`ShuffledDataset`] by the seed and the epoch's number; it takes 8 bytes a row. The batches
-/// depend on the token file, the length of a row, the size of a batch and the seed alone, so a loader that
-/// [resumes](Self::resume) from a saved [state](Self::state) goes on with the same batches as one that was never
-/// stopped, also in the middle of an epoch. For rows in their own order, once, use Burn's loader with [`RowBatcher`].
+/// The order is Burn's [`ShuffledDataset`] by the seed and the number of the epoch; it takes 8 bytes a row. The
+/// batches depend only on the token file, the length of a row, the size of a batch and the seed, so a loader that
+/// [resumes](Self::resume) from a saved [state](Self::state), even in the middle of an epoch, continues with the
+/// batches of one that never stopped. For rows in file order, once, use Burn's loader with [`RowBatcher`].
 ///
-/// Clones, and what Burn makes of it for another device, share the place. Burn itself resumes behind its last
-/// checkpoint, which is where [`begin`](Self::begin) goes. It validates and keeps checkpoints between the iterators: with
-/// [`with_parts`](Self::with_parts) each of them serves a part of an epoch. For several devices Burn slices a loader. A
-/// slice has a place of its own and begins at the epoch's beginning; its last batch may be smaller.
+/// Clones, and copies that Burn makes for another device, share the position. Burn itself resumes after its last
+/// checkpoint: move there with [`begin`](Self::begin). It validates and keeps checkpoints between iterators:
+/// [`with_parts`](Self::with_parts) makes each serve a part of an epoch. For several devices Burn slices a loader. A
+/// slice has its own position, initially the epoch's beginning; its last batch may be smaller.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -77,16 +77,16 @@ pub struct Loader {
     batch: usize,
     seed: u64,
     device: Device,
-    /// The places of an epoch's order that are served.
+    /// Range of an epoch's order that is served.
     places: Range<usize>,
-    /// The parts of an epoch.
+    /// Parts of an epoch.
     parts: usize,
-    /// The batches that have been served, over all epochs.
+    /// Batches served, over all epochs.
     step: Arc<AtomicUsize>,
 }
 
 impl Loader {
-    /// A loader of batches of so many rows, at the beginning of the first epoch.
+    /// A loader of batches of `batch` rows, at the beginning of the first epoch.
     ///
     /// # Errors
     ///
@@ -113,9 +113,9 @@ impl Loader {
         })
     }
 
-    /// The loader with every epoch divided into so many parts, whose numbers of batches differ by 1 at most. An iterator
-    /// serves one part, or what is left of it, so Burn validates and keeps a checkpoint after each, and its `num_epochs`
-    /// counts parts. Gradients that Burn accumulates do not reach from one part into the next.
+    /// Divides every epoch into parts, whose numbers of batches differ by at most 1. An iterator serves one part, or
+    /// the rest of it, so Burn validates and keeps a checkpoint after each, and its `num_epochs` counts parts. Burn
+    /// does not accumulate gradients across parts.
     ///
     /// # Errors
     ///
@@ -128,13 +128,13 @@ impl Loader {
         Ok(Self { parts, ..self })
     }
 
-    /// The batches of an epoch.
+    /// Number of batches of an epoch.
     #[must_use]
     pub fn batches(&self) -> usize {
         self.places.len().div_ceil(self.batch)
     }
 
-    /// Where the loader stands: behind the last batch that has been served.
+    /// Position of the loader: after the last batch served.
     #[must_use]
     pub fn state(&self) -> LoaderState {
         LoaderState {
@@ -147,7 +147,7 @@ impl Loader {
         }
     }
 
-    /// Goes to where another loader of the same file, row length, batches and seed stood.
+    /// Moves to the position of another loader with the same file, row length, batches and seed.
     ///
     /// # Errors
     ///
@@ -165,19 +165,19 @@ impl Loader {
         Ok(())
     }
 
-    /// Goes to the beginning of a part, counted from 0 over all epochs: behind Burn's checkpoint of this number.
+    /// Moves to the beginning of a part, counted from 0 over all epochs: after Burn's checkpoint of this number.
     pub fn begin(&self, part: usize) {
         let before = part.checked_sub(1).map_or(0, |before| self.end(before));
         self.step.store(before, Ordering::Relaxed);
     }
 
-    /// The epoch in which the loader stands.
+    /// Current epoch.
     fn epoch(&self) -> usize {
         let step = self.step.load(Ordering::Relaxed);
         step.checked_div(self.batches()).unwrap_or(0)
     }
 
-    /// The batches up to the end of a part, counted from 0 over all epochs.
+    /// Number of batches up to the end of a part, counted from 0 over all epochs.
     fn end(&self, part: usize) -> usize {
         let (epoch, part) = (part / self.parts, part % self.parts);
         epoch * self.batches() + (part + 1) * self.batches() / self.parts
@@ -224,9 +224,9 @@ impl DataLoader<Batch> for Loader {
 struct Epoch<'a> {
     loader: &'a Loader,
     order: ShuffledDataset<PackedRows, Row>,
-    /// The number of the epoch's first batch.
+    /// Number of the epoch's first batch.
     first: usize,
-    /// One past that of the part's last batch.
+    /// Number of the part's last batch, plus one.
     end: usize,
 }
 
@@ -237,7 +237,7 @@ impl Iterator for Epoch<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let loader = self.loader;
         let step = loader.step.load(Ordering::Relaxed);
-        // The loader may have been sent elsewhere.
+        // The loader may have been moved.
         if !(self.first..self.end).contains(&step) {
             return None;
         }
@@ -252,7 +252,7 @@ impl Iterator for Epoch<'_> {
 }
 
 impl DataLoaderIterator<Batch> for Epoch<'_> {
-    /// In rows of the epoch, of which the part is not the first.
+    /// In rows of the epoch, since the part may not be the first.
     fn progress(&self) -> Progress {
         let all = self.loader.places.len();
         let step = self.loader.step.load(Ordering::Relaxed);
