@@ -64,7 +64,7 @@ impl Launches {
 }
 
 struct Kept {
-    /// The same as long as it is installed.
+    /// Active as long as it is held.
     request: TimingRequest,
     taken: Mutex<Taken>,
 }

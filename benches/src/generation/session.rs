@@ -15,7 +15,7 @@ pub const VOCABULARY: usize = 256;
 pub struct Prompt {
     /// `[batch, prompt]`.
     tokens: Tensor<2, Int>,
-    /// [`tokens`](Self::tokens) on the host.
+    /// Tokens on the host.
     pub rows: Vec<Vec<u32>>,
     chunk: usize,
 }

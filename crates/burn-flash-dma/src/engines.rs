@@ -73,7 +73,6 @@ pub fn engine_for<P: EngineProblem>(
     }
 }
 
-/// True if the kernels run on the device.
 pub(crate) fn has_kernels(device: &Device) -> bool {
     match Kind::of(device) {
         #[cfg(feature = "cube")]
@@ -124,7 +123,6 @@ fn no_engine(device: &str) -> AttentionError {
     AttentionError::NoEngine { backend }
 }
 
-/// Refuses any engine but the CPU's.
 #[cfg(feature = "flex")]
 fn check_cpu(choice: EngineChoice) -> Result<(), AttentionError> {
     match choice {

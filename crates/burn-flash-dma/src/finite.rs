@@ -139,7 +139,6 @@ pub struct FiniteChecks {
 struct Piece {
     tensor: String,
     shape: Vec<usize>,
-    /// Number of elements before them.
     start: usize,
     /// Number of elements that are not finite, index of the first of them, and its kind: 1 for NaN, 2 for +∞, 3 for
     /// −∞.

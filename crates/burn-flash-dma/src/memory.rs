@@ -60,7 +60,7 @@ pub fn required_bytes(
 ///
 /// # Errors
 ///
-/// Those of [`required_bytes`].
+/// See [`required_bytes`].
 pub fn longest(
     problem: &Problem,
     passes: Passes,
@@ -81,7 +81,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// Those of [`required_bytes`].
+/// See [`required_bytes`].
 pub fn largest_batch(
     problem: &Problem,
     passes: Passes,

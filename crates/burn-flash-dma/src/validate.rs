@@ -6,7 +6,6 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName, TensorSpec};
 
-/// The element type of `q`, `k` or `v`.
 pub(crate) fn element_type<const D: usize>(
     name: TensorName,
     tensor: &Tensor<D>,
@@ -14,7 +13,6 @@ pub(crate) fn element_type<const D: usize>(
     supported_element(name, tensor.dtype())
 }
 
-/// The element type of a tensor by its Burn type.
 pub(crate) fn supported_element(
     name: TensorName,
     dtype: DType,
@@ -42,7 +40,6 @@ fn element_of(dtype: DType) -> Option<ElementType> {
     }
 }
 
-/// Common element type of q, k and v.
 pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, AttentionError> {
     let names = [TensorName::Query, TensorName::Key, TensorName::Value];
     let element = element_type(names[0], &rows[0])?;
@@ -52,7 +49,6 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     Ok(element)
 }
 
-/// Refuses a size above its limit.
 pub(crate) fn at_most(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
     match size <= limit {
         true => Ok(()),
@@ -157,7 +153,6 @@ pub(crate) fn same_device(
     }
 }
 
-/// The value, or a panic with the error's text.
 #[track_caller]
 pub(crate) fn expect<T>(result: Result<T, impl std::fmt::Display>) -> T {
     match result {

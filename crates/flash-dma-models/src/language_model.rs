@@ -23,7 +23,7 @@ pub trait LanguageModel {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_init_cache`](burn_flash_dma::nn::DynamicMaskAttention::try_init_cache).
+    /// See [`DynamicMaskAttention::try_init_cache`](burn_flash_dma::nn::DynamicMaskAttention::try_init_cache).
     fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError>;
 
     /// Length up to which [`try_read`](Self::try_read) of one token per sequence launches the same work at every
@@ -40,7 +40,7 @@ pub trait LanguageModel {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached).
+    /// See [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached).
     fn try_read(
         &self,
         tokens: Tensor<2, Int>,

@@ -19,13 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Ids of a byte-level model.
 const BYTES: usize = 256;
 
-/// Maximum global norm of the gradients.
 const MAX_NORM: f64 = 1.0;
 
-/// Maximum number of rows of a validation.
 const VALIDATED: usize = 64;
 
 /// Training of a byte-level [`Decoder`] on text: AdamW, a learning rate that rises for a twentieth of the steps and
@@ -187,7 +184,6 @@ impl TextTraining {
         }
     }
 
-    /// Learning rate of a step.
     fn rate_at(&self, step: usize) -> f64 {
         let warm_up = self.steps.div_ceil(20);
         if step < warm_up {
@@ -320,7 +316,6 @@ impl<'a> Run<'a> {
         Ok(sum / count.max(1) as f64)
     }
 
-    /// Settings, as a checkpoint stores them.
     fn settings(&self) -> String {
         serde_json::to_string(self.training).expect("numbers and names")
     }
@@ -372,7 +367,6 @@ fn input(batch: &Batch) -> TokenInput {
     TokenInput::new(batch.inputs.clone()).documents(batch.documents.clone())
 }
 
-/// Checkpoints of a run, by step.
 fn checkpoints(folder: &Path) -> Vec<(usize, PathBuf)> {
     let step = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok()?;

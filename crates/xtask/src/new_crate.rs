@@ -51,7 +51,6 @@ fn in_temporary_crate(command: &mut Command) -> Result {
     outcome
 }
 
-/// Writes the crate's files; returns its folder.
 fn make(folder: &Path) -> Result<PathBuf> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     if !is_package_name(&name) {
@@ -110,7 +109,6 @@ fn program(readme: &str) -> Result<String> {
     Ok(format!("{imports}\n\nfn main() {{\n    {statements}\n}}\n"))
 }
 
-/// The first code block of a language.
 fn block<'a>(text: &'a str, language: &str) -> Result<&'a str> {
     let begin = format!("```{language}\n");
     let rest = text.split_once(&begin).map(|(_, rest)| rest);

@@ -20,7 +20,6 @@ pub fn check() -> Result {
     run_command(publish.args(["--allow-dirty", "--no-verify"]))
 }
 
-/// Features in a manifest's section for docs.rs.
 fn docs_features(manifest: &str) -> Option<String> {
     let section = manifest.split_once("[package.metadata.docs.rs]")?.1;
     let (list, _) = section.split_once("features = [")?.1.split_once(']')?;

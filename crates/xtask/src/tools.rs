@@ -9,7 +9,6 @@ use std::process::Command;
 pub struct Tool {
     package: &'static str,
     version: &'static str,
-    /// Further options of `cargo install`.
     options: &'static [&'static str],
 }
 

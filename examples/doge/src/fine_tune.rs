@@ -205,7 +205,7 @@ impl Student {
     // ANCHOR_END: loss
 }
 
-/// What the metrics of a step need.
+/// Input of a step's metrics.
 struct Output {
     loss: Tensor<1>,
     tokens: usize,

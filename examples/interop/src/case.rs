@@ -35,7 +35,7 @@ pub struct CaseOptions {
 }
 
 impl CaseOptions {
-    /// As the library's options.
+    /// Converts to the library's options.
     pub fn attention(&self) -> AttentionOptions {
         AttentionOptions {
             keep_window: self.window,

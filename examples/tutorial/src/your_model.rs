@@ -21,7 +21,7 @@ mod plain {
     pub mod model;
 }
 
-/// The same file, with this library's.
+/// The model with this library's attention, from the same file.
 #[path = "your_model"]
 mod dropped_in {
     use burn_flash_dma::nn::mha as attention;

@@ -8,8 +8,8 @@
 //! It was not until..                 Nobody had..
 //! ```
 //!
-//! A training text has one or more facts, and the same number of questions whatever their number. A prompt ends with
-//! the only question of its text.
+//! A training text has one or more facts, and always the same number of questions. A prompt ends with the only
+//! question of its text.
 //!
 //! A model must learn to copy before anything can be compared, and does so after a plateau on which it guesses the
 //! digits. The plateau is shortened by names of one byte, short sentences, many questions, and some texts with a

@@ -44,7 +44,7 @@ impl DynamicMaskCacheConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`try_init`](Self::try_init).
+    /// See [`try_init`](Self::try_init).
     pub fn bytes(&self) -> Result<usize, AttentionError> {
         Ok(self.shape()?.bytes())
     }
@@ -134,7 +134,6 @@ impl PagedCacheConfig {
         PagedCache::try_new(self, device)
     }
 
-    /// Maximum number of pages per sequence.
     pub(crate) fn max_pages(&self) -> usize {
         self.max_len.div_ceil(self.page_len.max(1))
     }

@@ -68,7 +68,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
+    /// Errors of [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -83,7 +83,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -124,7 +124,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
+    /// Errors of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         of_either!(self, try_reorder(indices))
     }
@@ -138,7 +138,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_reset`].
+    /// See [`DynamicMaskCache::try_reset`].
     pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
         of_either!(self, try_reset(sequence))
     }
@@ -152,7 +152,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_cat`], and [`AttentionError::JoinedCaches`] if caches of slots and of pages
+    /// Errors of [`DynamicMaskCache::try_cat`], and [`AttentionError::JoinedCaches`] if caches of slots and of pages
     /// are mixed.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let (mut slots, mut pages) = (Vec::new(), Vec::new());

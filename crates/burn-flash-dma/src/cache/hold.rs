@@ -19,7 +19,6 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
-    /// Number of tokens per sequence that wait.
     pub(crate) fn waiting(&self) -> usize {
         match self {
             Self::Off | Self::Next => 0,
@@ -59,7 +58,7 @@ impl Hold {
         Ok(first)
     }
 
-    /// Whether the tokens of the next step are appended at once or later.
+    /// When the tokens of the next step are appended.
     pub(crate) fn appending(&self) -> Appending {
         match self {
             Self::Off => Appending::Now,
@@ -163,7 +162,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_accept`].
+    /// See [`DynamicMaskCache::try_accept`].
     pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
         of_either!(self, try_accept(count))
     }

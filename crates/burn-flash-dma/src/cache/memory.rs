@@ -89,7 +89,6 @@ impl PagedCache {
         }
     }
 
-    /// Uploads the table and the lengths to the device.
     pub(super) fn upload(&mut self) {
         let lengths = lengths_tensor(&self.held(), &self.device);
         self.state_mut().lengths = lengths;

@@ -11,11 +11,12 @@
 //! # }
 //! ```
 //!
-//! A step equals the last rows of attention over everything that the sequence has been given, in whatever
-//! pieces. A guess can be taken back: after [`hold`](AttentionCache::hold) the tokens of a step wait beside the cache
-//! until [`accept`](AttentionCache::accept) says how many of them stay. Only functions named `_sync` wait for the device.
+//! A step equals the last rows of attention over all tokens of the sequence, however they were divided into steps. A
+//! guess can be taken back: after [`hold`](AttentionCache::hold) the tokens of a step stay outside the cache until
+//! [`accept`](AttentionCache::accept) says how many of them to keep. Only functions named `_sync` wait for the
+//! device.
 //!
-//! For inference only: a tensor that autodiff tracks is refused (`model.valid()`, or
+//! For inference only: a tensor that autodiff tracks is refused (use `model.valid()` or
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).
 
 mod block_table;

@@ -57,7 +57,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`PagedCacheConfig::try_init`].
+    /// See [`PagedCacheConfig::try_init`].
     pub fn try_new(config: &PagedCacheConfig, device: &Device) -> Result<Self, AttentionError> {
         // Backends differ on tensors without elements, so the pool has at least one page.
         let pages = config.pages.max(1);
@@ -143,7 +143,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -204,7 +204,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,

@@ -36,7 +36,6 @@ impl PagePool {
         Self::restored(page_len, pages, vec![Vec::new(); batch])
     }
 
-    /// A pool with these tables.
     pub(crate) fn restored(page_len: usize, pages: usize, table: Vec<Vec<i32>>) -> Self {
         let mut owners = vec![0; pages];
         for &page in table.iter().flatten() {
@@ -65,7 +64,6 @@ impl PagePool {
         self.pages
     }
 
-    /// Number of pages in use.
     pub(crate) fn used(&self) -> usize {
         match &self.supply {
             Supply::Own { free, .. } => self.pages - free.len(),
@@ -78,7 +76,6 @@ impl PagePool {
         }
     }
 
-    /// Refuses to change external tables.
     pub(crate) fn check_own(&self) -> Result<(), AttentionError> {
         match self.supply {
             Supply::Own { .. } => Ok(()),

@@ -184,7 +184,6 @@ impl DynamicMaskCache {
         }
     }
 
-    /// Configuration of a cache like this one.
     fn config(&self) -> DynamicMaskCacheConfig {
         let shape = self.shape();
         let dtype = self.state().k.dtype().into();

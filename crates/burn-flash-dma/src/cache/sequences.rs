@@ -178,7 +178,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_cat`], and [`AttentionError::BlockTable`] if a table is external.
+    /// Errors of [`DynamicMaskCache::try_cat`], and [`AttentionError::BlockTable`] if a table is external.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let first = caches.first().ok_or(AttentionError::NoCaches)?;
         let sizes = |cache: &Self| {
@@ -225,7 +225,6 @@ impl PagedCache {
     }
 }
 
-/// Refuses a cache that differs from the first one.
 fn check_equal(index: usize, equal: &[(bool, &'static str)]) -> Result<(), AttentionError> {
     match equal.iter().find(|(equal, _)| !equal) {
         Some(&(_, what)) => Err(AttentionError::JoinedCaches { index, what }),

@@ -17,7 +17,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_reorder`](Self::try_reorder).
+    /// See [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
         let new = self.sequences();
         self.try_reorder(&with_another(new, sequence))?;
@@ -52,7 +52,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_reorder`](Self::try_reorder).
+    /// See [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
         let new = self.sequences();
         self.try_reorder(&with_another(new, sequence))?;
@@ -117,7 +117,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_reorder`](Self::try_reorder).
+    /// See [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
         of_either!(self, try_fork(sequence))
     }

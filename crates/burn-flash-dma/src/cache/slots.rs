@@ -77,7 +77,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCacheConfig::try_init`].
+    /// See [`DynamicMaskCacheConfig::try_init`].
     pub fn try_new(
         config: &DynamicMaskCacheConfig,
         device: &Device,
@@ -140,7 +140,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -228,7 +228,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,

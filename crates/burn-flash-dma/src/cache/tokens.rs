@@ -66,7 +66,6 @@ impl Rows {
         cache.append(&self.k.dims(), &self.v.dims(), scores, cache.element, held)
     }
 
-    /// Checks a step of queries `q`.
     pub(crate) fn decode_over(
         &self,
         cache: &CacheShape,
@@ -106,7 +105,6 @@ pub(crate) fn plain<const D: usize>(
     Ok(tensor.without_autodiff())
 }
 
-/// The element type of a cache.
 pub(crate) fn cache_element(dtype: FloatDType) -> Result<ElementType, AttentionError> {
     supported_element(TensorName::CachedKey, dtype.into())
 }
@@ -116,7 +114,6 @@ pub(crate) fn check_support(device: &Device, dtype: FloatDType) -> Result<(), At
     computes_in(device, dtype.into(), cache_element(dtype)?)
 }
 
-/// Refuses sequences that do not exist.
 pub(crate) fn check_sequences(indices: &[usize], batch: usize) -> Result<(), AttentionError> {
     match indices.iter().find(|&&index| index >= batch) {
         Some(&index) => Err(AttentionError::Sequence { index, batch }),

@@ -152,7 +152,7 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.attend(Dispatch::dynamic_mask_forward_with_lse)
     }
@@ -169,7 +169,7 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward) and, for the logits, of
+    /// Errors of [`try_forward`](Self::try_forward) and, for the logits, of
     /// [`try_learnable_sink`](crate::try_learnable_sink()).
     pub fn try_forward_with_sink(
         self,
@@ -194,7 +194,6 @@ impl<S> Attention<S> {
         Ok(results.residual.into_option().map(Tensor::from_dispatch))
     }
 
-    /// This call in another state.
     pub(super) fn state<T>(self) -> Attention<T> {
         Attention {
             rows: self.rows,

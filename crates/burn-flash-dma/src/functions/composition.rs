@@ -112,7 +112,6 @@ struct Bucket {
 }
 
 impl Layout {
-    /// Layout of sequences of equal lengths.
     pub(crate) fn new(documents: &Documents, device: &Device) -> Self {
         let batch = documents.lengths().len();
         let k_len = documents.all().map(|document| document.len).sum::<usize>() / batch.max(1);

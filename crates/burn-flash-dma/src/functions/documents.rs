@@ -67,7 +67,6 @@ impl PartialEq for Documents {
 
 impl Eq for Documents {}
 
-/// Place of a document in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
     pub(crate) sequence: usize,

@@ -145,7 +145,7 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.run(Dispatch::masked_attention_forward_with_lse)
     }

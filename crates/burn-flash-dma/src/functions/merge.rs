@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 twin! {
-    /// Merges parts of an attention over disjoint keys, `(out, lse)` each, into the `(out, lse)` over all keys: `lse
-    /// = log sum_p exp(lse_p)` and `out = sum_p exp(lse_p - lse) out_p`.
+    /// Merges parts of an attention over disjoint keys, `(out, lse)` each, into the `(out, lse)` over all keys:
+    /// `lse = log sum_p exp(lse_p)` and `out = sum_p exp(lse_p - lse) out_p`.
     ///
     /// | tensor | shape | type |
     /// |---|---|---|
@@ -88,7 +88,6 @@ pub fn try_merge_attention(
     Ok((out.cast(dtype), lse.squeeze_dim(3)))
 }
 
-/// Refuses parts that do not belong to one attention.
 fn check(parts: &[(Tensor<4>, Tensor<3>)]) -> Result<(), AttentionError> {
     let (first, _) = parts.first().ok_or(AttentionError::NoParts)?;
     let (shape, device) = (first.dims(), first.device());

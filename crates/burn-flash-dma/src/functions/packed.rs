@@ -207,7 +207,7 @@ impl<S> PackedAttention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<3>, Tensor<2>), AttentionError> {
         let (out, lse) = match self.call()? {
             Call::Attention(attention) => attention.try_forward_with_lse()?,

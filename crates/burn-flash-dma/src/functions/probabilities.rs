@@ -43,7 +43,7 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if a query does not exist;
+    /// Errors of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if a query does not exist;
     /// nothing is computed then.
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
         let (call, problem) = self.checked()?;
@@ -73,7 +73,7 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward) and [`Attention::try_probabilities`].
+    /// Errors of [`try_forward`](Self::try_forward) and [`Attention::try_probabilities`].
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
         let (call, problem) = self.checked()?;
         let ([q, k, _], problem) = (call.rows, &problem.attention);
@@ -104,7 +104,7 @@ impl<S> PackedAttention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward) and [`Attention::try_probabilities`].
+    /// Errors of [`try_forward`](Self::try_forward) and [`Attention::try_probabilities`].
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<3>, AttentionError> {
         let p = match self.call()? {
             Call::Attention(attention) => attention.try_probabilities(rows)?,

@@ -156,7 +156,7 @@ macro_rules! from_packed {
             ///
             /// # Errors
             ///
-            /// Those of [`try_split_qkv`].
+            /// See [`try_split_qkv`].
             pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
                 let [q, k, v] = try_split_qkv(qkv)?;
                 Ok(Self::new(q, k, v))
@@ -176,7 +176,7 @@ macro_rules! from_packed {
             ///
             /// # Errors
             ///
-            /// Those of [`try_split_kv`].
+            /// See [`try_split_kv`].
             pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
                 let [k, v] = try_split_kv(kv)?;
                 Ok(Self::new(q, k, v))

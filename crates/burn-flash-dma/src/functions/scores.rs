@@ -142,7 +142,6 @@ pub fn try_linear_scores(
     Ok(try_products(tokens, score_proj)? * SHARPNESS)
 }
 
-/// The scores before the factor.
 pub(crate) fn try_products(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,

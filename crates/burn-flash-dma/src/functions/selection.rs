@@ -98,7 +98,7 @@ impl Intervals {
     ///
     /// # Errors
     ///
-    /// Those of [`try_from_tensor`](Self::try_from_tensor).
+    /// See [`try_from_tensor`](Self::try_from_tensor).
     pub fn try_from_ends(ends: Tensor<3, Int>) -> Result<Self, AttentionError> {
         let [batch, heads, k_len] = ends.dims();
         let options = (&ends.device(), ends.dtype());
@@ -192,7 +192,6 @@ impl Intervals {
 }
 
 impl Origin {
-    /// True for each key of a sequence that is a sink.
     pub(crate) fn sinks_of(&self, sequence: usize, k_len: usize) -> Vec<bool> {
         let mut is_sink = vec![false; k_len];
         let mut mark = |start: usize, len: usize| {

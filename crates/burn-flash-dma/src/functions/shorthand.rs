@@ -43,7 +43,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// Those of [`try_dynamic_mask_attention`].
+/// See [`try_dynamic_mask_attention`].
 pub fn try_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -68,7 +68,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// Those of [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
+/// Errors of [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
 pub fn try_flash_dma_attention(
     q: Tensor<4>,
     k: Tensor<4>,

@@ -145,7 +145,6 @@ impl TilePlan {
     }
 }
 
-/// Bits of a word.
 const WORD: usize = 32;
 const KEYS: usize = PlanGeometry::KEY_BLOCK;
 

@@ -207,7 +207,6 @@ impl KeyRanges {
         self.first.device()
     }
 
-    /// The geometry of the plan.
     pub(super) fn geometry(
         &self,
         lengths: [usize; 2],
@@ -222,7 +221,6 @@ impl KeyRanges {
         Ok(geometry)
     }
 
-    /// First and end in one shape.
     pub(super) fn into_bounds(self) -> [Tensor<3, Int>; 2] {
         let shape = broadcast_shape(self.first.dims(), self.end.dims(), "ranges");
         [self.first, self.end].map(|keys| expand(keys, shape))

@@ -241,7 +241,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError`] if the shape, the element type or the
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError`] if the shape, the element type or the
     /// device of the scores does not fit.
     pub fn try_forward_with_scores(
         &self,
@@ -271,7 +271,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
     /// between queries, whose selection is not one interval per key.
     pub fn try_forward_and_intervals(
         &self,
@@ -295,7 +295,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward_and_intervals`](Self::try_forward_and_intervals), or [`AttentionError`] if the
+    /// Errors of [`try_forward_and_intervals`](Self::try_forward_and_intervals), or [`AttentionError`] if the
     /// intervals have another shape, device or window.
     pub fn try_forward_with_intervals(
         &self,
@@ -318,7 +318,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_scores(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -336,7 +336,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
     /// between queries, whose selection is not one interval per key.
     pub fn try_selection(
         &self,
@@ -415,7 +415,6 @@ impl DynamicMaskAttention {
         check_type(x, &self.q_norm)
     }
 
-    /// The tokens of an input, after checks.
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
         let [batch, len, _] = input.x.dims();
         self.check_tokens(&input.x)?;
@@ -492,7 +491,6 @@ impl DynamicMaskAttention {
         self.learning.in_training(self.kind, window)
     }
 
-    /// The layer after encoded q and k, and v.
     fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -564,7 +562,6 @@ impl DynamicMaskAttention {
         Ok((out, intervals.ranked_by(&scores.detach())))
     }
 
-    /// The layer after the selection.
     fn attend_to(
         &self,
         intervals: &Intervals,
@@ -680,7 +677,6 @@ impl DynamicMaskAttention {
         window.filter(|&window| self.rule(window).ranked() > 0)
     }
 
-    /// The layer's rule for a window.
     pub(super) fn rule(&self, window: usize) -> SelectionRule {
         self.rule.of(Some(window))
     }

@@ -134,7 +134,6 @@ impl ScoreLearning {
             .compete(self.compete)
     }
 
-    /// Number of runners-up of a window.
     fn runners_up(&self, window: usize) -> usize {
         self.runners_up
             .unwrap_or((window / 4).max(LEAST_RUNNERS_UP))

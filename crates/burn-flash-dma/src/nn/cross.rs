@@ -221,7 +221,7 @@ impl DynamicMaskCrossAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_keys`](Self::try_keys) and [`try_forward_with_keys`](Self::try_forward_with_keys).
+    /// Errors of [`try_keys`](Self::try_keys) and [`try_forward_with_keys`](Self::try_forward_with_keys).
     pub fn try_forward(
         &self,
         x: Tensor<3>,

@@ -17,7 +17,6 @@ pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     x.reshape([batch, len, heads, width / heads])
 }
 
-/// Projects tokens to heads: `[batch, len, heads, head_dim]`.
 pub(super) fn project(
     layer: &Linear,
     x: &Tensor<3>,
@@ -142,7 +141,6 @@ pub(super) fn rotary(
     Ok(Some(config.init(device)))
 }
 
-/// Refuses a sequence longer than the rotary table.
 pub(super) fn check_positions(
     rope: &Option<RotaryEncoding>,
     len: usize,

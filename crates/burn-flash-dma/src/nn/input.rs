@@ -74,7 +74,6 @@ impl DynamicMaskInput {
         self
     }
 
-    /// The tokens.
     pub(crate) fn tokens(&self) -> &Tensor<3> {
         &self.x
     }
@@ -154,7 +153,6 @@ impl From<Tensor<3>> for DynamicMaskInput {
     }
 }
 
-/// A checked input.
 pub(super) struct Tokens {
     /// `[batch, len, d_model]`, zeros for padding.
     pub(super) x: Tensor<3>,

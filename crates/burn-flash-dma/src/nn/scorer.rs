@@ -9,7 +9,6 @@ use burn::module::{Initializer, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 
-/// Initialiser of the score projections.
 const INITIAL: Initializer = Initializer::Normal {
     mean: 0.0,
     std: 0.02,
@@ -61,9 +60,9 @@ impl Learns {
 /// Parameters of a layer's scores.
 #[derive(Module, Debug)]
 pub enum Scorer {
-    /// Those of [`Scores::Dma`].
+    /// See [`Scores::Dma`].
     Zoh(ZohScorer),
-    /// Those of [`Scores::Ranking`] and [`Scores::Added`].
+    /// Errors of [`Scores::Ranking`] and [`Scores::Added`].
     Linear(LinearScorer),
 }
 

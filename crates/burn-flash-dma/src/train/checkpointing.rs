@@ -17,7 +17,6 @@ use flash_dma_problem::{AttentionError, Dropout};
 pub struct Selections {
     made: Vec<Intervals>,
     dropout: Vec<Option<Dropout>>,
-    /// Index of the next one while they are reused.
     next: Option<usize>,
 }
 
@@ -45,7 +44,7 @@ impl Selections {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward_and_intervals`] and
+    /// Errors of [`DynamicMaskAttention::try_forward_and_intervals`] and
     /// [`DynamicMaskAttention::try_forward_with_intervals`].
     ///
     /// # Panics

@@ -51,10 +51,8 @@ pub fn clip_gradients<M: Module>(
     norm
 }
 
-/// Sums the squares of the gradients.
 struct Squares<'a> {
     gradients: &'a GradientsParams,
-    /// Device of the first parameter.
     device: Option<Device>,
     /// A module may hold a parameter in several places.
     seen: HashSet<ParamId>,
@@ -109,11 +107,9 @@ impl ModuleVisitor for Squares<'_> {
     }
 }
 
-/// Multiplies the gradients.
 struct Scale<'a> {
     gradients: &'a mut GradientsParams,
     seen: HashSet<ParamId>,
-    /// `[1]`.
     factor: Tensor<1>,
 }
 

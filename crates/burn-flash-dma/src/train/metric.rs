@@ -223,7 +223,6 @@ impl SelectionInput {
     }
 }
 
-/// Source of parameters' gradients.
 enum Source<'a> {
     Graph(&'a Gradients),
     Optimiser(&'a GradientsParams),

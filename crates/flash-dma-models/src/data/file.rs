@@ -12,7 +12,6 @@ fn width(vocabulary: usize) -> usize {
     if vocabulary <= 1 << 16 { 2 } else { 4 }
 }
 
-/// Path of the index of a token file.
 fn index_of(path: &Path) -> PathBuf {
     with_end(path, ".starts")
 }

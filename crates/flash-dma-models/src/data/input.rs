@@ -32,7 +32,6 @@ pub(super) struct Raw {
 }
 
 impl TextFormat {
-    /// Text of a document.
     pub(super) fn text<'r>(&self, raw: &'r Raw) -> Result<Cow<'r, str>, LineFault> {
         let text = std::str::from_utf8(&raw.bytes).map_err(|_| LineFault::Utf8)?;
         match self {
@@ -54,7 +53,6 @@ pub(super) struct Documents<'f> {
     format: &'f TextFormat,
     path: PathBuf,
     file: BufReader<File>,
-    /// Number of lines read.
     lines: usize,
     done: bool,
 }
@@ -145,7 +143,6 @@ impl<'f> Documents<'f> {
     }
 }
 
-/// A line without its line ending.
 fn without_end(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     line.strip_suffix(b"\r").unwrap_or(line)

@@ -79,7 +79,6 @@ pub struct Loader {
     device: Device,
     /// Range of an epoch's order that is served.
     places: Range<usize>,
-    /// Parts of an epoch.
     parts: usize,
     /// Batches served, over all epochs.
     step: Arc<AtomicUsize>,
@@ -171,7 +170,6 @@ impl Loader {
         self.step.store(before, Ordering::Relaxed);
     }
 
-    /// Current epoch.
     fn epoch(&self) -> usize {
         let step = self.step.load(Ordering::Relaxed);
         step.checked_div(self.batches()).unwrap_or(0)

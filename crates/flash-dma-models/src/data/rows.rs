@@ -84,7 +84,6 @@ impl Row {
 pub struct PackedRows {
     file: Arc<TokenFile>,
     len: usize,
-    /// Tokens of the documents.
     tokens: Range<usize>,
 }
 

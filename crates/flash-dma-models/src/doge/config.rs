@@ -180,7 +180,6 @@ impl DogeConfig {
             .with_norm_epsilon(self.rms_norm_eps)
     }
 
-    /// Initialiser of new matrices.
     pub(super) fn initializer(&self) -> Initializer {
         Initializer::Normal {
             mean: 0.0,

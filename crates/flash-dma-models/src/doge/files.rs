@@ -16,9 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The configuration.
 const CONFIG: &str = "config.json";
-/// All tensors.
 const TENSORS: &str = "model.safetensors";
 /// Maps tensors to files if there are several.
 const INDEX: &str = "model.safetensors.index.json";
@@ -42,7 +40,7 @@ impl Doge {
     ///
     /// # Errors
     ///
-    /// Those of [`from_safetensors`](Self::from_safetensors).
+    /// See [`from_safetensors`](Self::from_safetensors).
     pub fn from_safetensors_as(
         dir: impl AsRef<Path>,
         dtype: FloatDType,
@@ -116,10 +114,8 @@ impl Doge {
     }
 }
 
-/// The index of several files.
 #[derive(Deserialize)]
 struct Index {
-    /// File of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
@@ -146,7 +142,6 @@ fn entries(dir: &Path) -> Result<Entries, ModelError> {
     Ok(all)
 }
 
-/// Names of the files with a directory's tensors.
 fn files(dir: &Path) -> Result<BTreeSet<String>, ModelError> {
     let index = dir.join(INDEX);
     // Like `transformers`: the index counts only if there is no single file.
@@ -215,7 +210,6 @@ fn untie(tensors: &mut Entries, dir: &Path) -> Result<(), ModelError> {
     }
 }
 
-/// Checks that the tensors are exactly the expected ones.
 fn check(expected: &BTreeMap<String, Vec<usize>>, tensors: &Entries) -> Result<(), ModelError> {
     let absent = |name: &&String| !tensors.contains_key(*name);
     let names: Vec<_> = expected.keys().filter(absent).cloned().collect();

@@ -87,7 +87,6 @@ pub(super) fn per_kv_head(
     Ok((config, tensors))
 }
 
-/// Name of a part of a layer's attention.
 fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.self_attn.{part}")
 }

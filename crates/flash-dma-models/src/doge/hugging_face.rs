@@ -18,7 +18,6 @@ impl Fields {
         serde_json::from_value(value).map_err(wrong)
     }
 
-    /// Takes a required field.
     fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ModelError> {
         let field = self.take(name)?;
         field.ok_or_else(|| ModelError::config(format!("{name} is missing")))

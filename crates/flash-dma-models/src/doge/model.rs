@@ -127,7 +127,6 @@ impl Doge {
         crate::nn::expect(self.try_loss(input, targets))
     }
 
-    /// The parts, ready to compute.
     pub(super) fn stack(&self) -> Stack<'_> {
         Stack {
             embedding: &self.embedding,

@@ -40,17 +40,14 @@ const MODULE: [(&str, &str); 18] = [
     (".attention.", ".self_attn."),
 ];
 
-/// Renames older names to current ones.
 pub(super) fn from_old() -> KeyRemapper {
     remapper(OLD.map(|(old, new)| (old.to_owned(), new)))
 }
 
-/// Renames current names to the module's.
 pub(super) fn to_module() -> KeyRemapper {
     remapper(MODULE.map(|(module, file)| (pattern(file), module)))
 }
 
-/// Renames the module's names to current ones.
 pub(super) fn from_module() -> KeyRemapper {
     remapper(MODULE.map(|(module, file)| (pattern(module), file)))
 }

@@ -119,12 +119,10 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         (self.caches.iter()).all(|cache| cache.can_replay() && inside(cache))
     }
 
-    /// See [`AttentionCache::set_recorded`].
     pub(super) fn set_recorded(&mut self, recorded: bool) {
         (self.caches.iter_mut()).for_each(|cache| cache.set_recorded(recorded));
     }
 
-    /// See [`AttentionCache::replayed`].
     pub(super) fn replayed(&mut self, tokens: usize) {
         (self.caches.iter_mut()).for_each(|cache| cache.replayed(tokens));
     }

@@ -100,14 +100,12 @@ pub struct Beam {
     pub score: f64,
 }
 
-/// A text that has not ended.
 #[derive(Default)]
 struct Open {
     tokens: Vec<u32>,
     log_probability: f64,
 }
 
-/// An open text and a next token.
 #[derive(Clone, Copy)]
 struct Candidate {
     log_probability: f64,
@@ -134,7 +132,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_stream`](Self::try_stream), and [`GenerateError`] if a setting of `beams` is out of its range
+    /// Errors of [`try_stream`](Self::try_stream), and [`GenerateError`] if a setting of `beams` is out of its range
     /// or the sampler is not greedy.
     pub fn try_beams(&self, prompt: &[u32], beams: &Beams) -> Result<Vec<Beam>, GenerateError> {
         beams.check()?;
@@ -223,17 +221,14 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     }
 }
 
-/// A beam search.
 struct Search<'a> {
     beams: &'a Beams,
     /// Open texts, by row of the batch, the most likely first.
     open: Vec<Open>,
-    /// Finished texts, the greatest scores first.
     finished: Vec<Beam>,
 }
 
 impl Search<'_> {
-    /// The text of a row with one more token.
     fn extend(&self, row: usize, token: Option<u32>, log_probability: f64) -> Open {
         let tokens = self.open[row].tokens.iter().copied().chain(token);
         Open {

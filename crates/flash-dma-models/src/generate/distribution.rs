@@ -66,7 +66,6 @@ impl Distribution {
     }
 }
 
-/// The logits in f64.
 pub(super) fn scores(logits: &[f32]) -> Result<Vec<f64>, SampleError> {
     if logits.iter().any(|logit| logit.is_nan()) {
         return Err(SampleError::NotANumber);
@@ -79,13 +78,11 @@ pub(super) fn scores(logits: &[f32]) -> Result<Vec<f64>, SampleError> {
     Ok(logits.iter().map(|&logit| f64::from(logit)).collect())
 }
 
-/// The tokens that are possible, with their scores.
 pub(super) fn possible(scores: Vec<f64>) -> impl Iterator<Item = (u32, f64)> {
     let all = (0..).zip(scores);
     all.filter(|&(_, score)| score > f64::NEG_INFINITY)
 }
 
-/// The log probabilities of scores.
 pub(super) fn log_softmax(mut scores: Vec<f64>) -> Result<Vec<f64>, SampleError> {
     let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if best == f64::NEG_INFINITY {

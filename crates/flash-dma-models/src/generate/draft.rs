@@ -36,7 +36,7 @@ pub trait Draft {
     ///
     /// # Errors
     ///
-    /// Those of reading the prompts.
+    /// Errors of reading the prompts.
     fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
         let _ = (prompts, limits);
         Ok(())
@@ -47,7 +47,7 @@ pub trait Draft {
     ///
     /// # Errors
     ///
-    /// Those of the draft's model.
+    /// Errors of the draft's model.
     fn try_propose(
         &mut self,
         rows: &[DraftRow<'_>],
@@ -59,7 +59,7 @@ pub trait Draft {
     ///
     /// # Errors
     ///
-    /// Those of the draft's caches.
+    /// Errors of the draft's caches.
     fn try_retain(&mut self, rows: &[usize]) -> Result<(), GenerateError> {
         let _ = rows;
         Ok(())

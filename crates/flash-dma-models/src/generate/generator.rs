@@ -131,7 +131,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_stream`](Self::try_stream).
+    /// See [`try_stream`](Self::try_stream).
     pub fn try_generate<P: AsRef<[u32]>>(
         &self,
         prompts: &[P],
@@ -196,7 +196,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(texts.push(&tokens, &self.stops, on_event))
     }
 
-    /// Refuses what can be refused before anything is computed.
     pub(super) fn check<P: AsRef<[u32]>>(&self, prompts: &[P]) -> Result<(), GenerateError> {
         self.sampler.try_check().map_err(GenerateError::Sampler)?;
         if self.chunk == 0 {
@@ -244,7 +243,6 @@ pub(super) fn check_lengths<P: AsRef<[u32]>>(
     }
 }
 
-/// Refuses tokens outside the vocabulary.
 pub(super) fn check_tokens(
     tokens: &[u32],
     vocabulary: usize,
@@ -261,7 +259,6 @@ pub(super) fn check_tokens(
     }
 }
 
-/// The texts of a batch.
 pub(super) struct Texts {
     /// Unfinished texts, by row of the batch.
     pub(super) active: Vec<Writing>,

@@ -13,7 +13,6 @@ pub(super) enum Laws {
     All(Logits),
 }
 
-/// Logits on the host.
 pub(super) struct Logits {
     values: Vec<f32>,
     vocabulary: usize,
@@ -27,7 +26,6 @@ impl Logits {
         Ok(Self { values, vocabulary })
     }
 
-    /// Row `row` of all.
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.vocabulary..][..self.vocabulary]
     }

@@ -75,7 +75,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_stream`](Self::try_stream), and [`GenerateError`] if the draft has another vocabulary, cannot
+    /// Errors of [`try_stream`](Self::try_stream), and [`GenerateError`] if the draft has another vocabulary, cannot
     /// continue the prompts, or makes invalid proposals.
     pub fn try_speculate<P: AsRef<[u32]>>(
         &self,
@@ -113,7 +113,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(Speculated { texts, report })
     }
 
-    /// Refuses what can be refused before anything is computed.
     fn check_draft(
         &self,
         prompts: &[&[u32]],

@@ -16,14 +16,11 @@ const WARM_UP: usize = 3;
 /// A batch that reads one token per sequence, step by step.
 pub(super) struct Steps<'a, M: ?Sized> {
     batch: Batch<'a, M>,
-    /// Prompt tokens read at once.
     chunk: usize,
-    /// True if steps may be recorded.
     records: bool,
     way: Way,
 }
 
-/// How the next step is computed.
 enum Way {
     /// Launched.
     Launched,
@@ -33,7 +30,6 @@ enum Way {
     Replayed(Box<Recorded>),
 }
 
-/// Steps before one is recorded.
 struct WarmUp {
     preparation: Preparation,
     /// `[sequences, 1]`.

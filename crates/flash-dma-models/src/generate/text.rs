@@ -63,12 +63,9 @@ impl Stops {
     }
 }
 
-/// A prompt and the tokens written after it.
 #[derive(Clone, Debug)]
 pub(super) struct Writing {
-    /// Index of the prompt.
     pub(super) sequence: usize,
-    /// The prompt and the new tokens.
     pub(super) text: Vec<u32>,
     prompt: usize,
 }
@@ -110,7 +107,6 @@ impl Writing {
         }
     }
 
-    /// The text for a draft.
     pub(super) fn view(&self) -> DraftRow<'_> {
         DraftRow {
             sequence: self.sequence,
@@ -119,7 +115,6 @@ impl Writing {
         }
     }
 
-    /// Writes a token and calls the callback.
     pub(super) fn push(
         &mut self,
         token: u32,
@@ -140,7 +135,6 @@ impl Writing {
         }
     }
 
-    /// The finished text.
     pub(super) fn finish(self, ended: Ended) -> Generated {
         Generated {
             tokens: self.text[self.prompt..].to_vec(),

@@ -62,7 +62,7 @@ impl DecoderBlockConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttentionConfig::try_init`], or [`AttentionError::Epsilon`].
+    /// Errors of [`DynamicMaskAttentionConfig::try_init`], or [`AttentionError::Epsilon`].
     pub fn try_init(&self, device: &Device) -> Result<DecoderBlock, AttentionError> {
         let epsilon = self.norm_epsilon as f32;
         if !(epsilon.is_finite() && epsilon > 0.0) {
@@ -96,7 +96,7 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward`].
+    /// See [`DynamicMaskAttention::try_forward`].
     pub fn try_forward(
         &self,
         x: Tensor<3>,
@@ -110,7 +110,7 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     ///
     /// # Panics
     ///
@@ -131,7 +131,7 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward_cached`].
+    /// See [`DynamicMaskAttention::try_forward_cached`].
     // ANCHOR: block
     pub fn try_forward_cached(
         &self,
@@ -145,7 +145,7 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// Those of `attend`.
+    /// Errors of `attend`.
     pub fn try_forward_with(
         &self,
         x: Tensor<3>,

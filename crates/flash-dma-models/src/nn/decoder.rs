@@ -14,7 +14,6 @@ use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreLearning, Scores, Sele
 use burn_flash_dma::{AttentionError, Intervals};
 use serde::{Deserialize, Serialize};
 
-/// Epsilon of every norm.
 const EPSILON: f64 = 1e-5;
 
 /// Minimum window of a layer that selects its keys, in short texts.
@@ -115,7 +114,7 @@ impl DecoderConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttentionConfig::try_init`].
+    /// See [`DynamicMaskAttentionConfig::try_init`].
     pub fn try_init(&self, device: &Device) -> Result<Decoder, AttentionError> {
         let d_model = self.attention.d_model;
         // Small enough that the first logits are nearly uniform: after the norm, which gives unit mean square, a
@@ -148,12 +147,10 @@ impl DecoderConfig {
         DecoderBlockConfig::new(self.layer(number), feed_forward).with_norm_epsilon(EPSILON)
     }
 
-    /// True if layer `number` is local.
     fn is_local(&self, number: usize) -> bool {
         self.local_window.is_some() && number % 2 == 1
     }
 
-    /// Attention of block `number`.
     fn layer(&self, number: usize) -> DynamicMaskAttentionConfig {
         let (mut layer, index) = match self.local_window {
             Some(_) if self.is_local(number) => {
@@ -206,7 +203,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Those of [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
+    /// See [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
     pub fn try_set_share(&mut self, divisor: usize) -> Result<(), AttentionError> {
         let selection = &self.config.attention.selection;
         let Some(window) = selection.window else {
@@ -228,7 +225,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_selections(
         &self,
         input: impl Into<TokenInput>,

@@ -18,7 +18,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Those of [`try_token_losses`](Self::try_token_losses).
+    /// See [`try_token_losses`](Self::try_token_losses).
     ///
     /// # Panics
     ///

@@ -10,7 +10,6 @@ use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::{AttentionError, try_linear, try_product};
 use std::borrow::Cow;
 
-/// The parts of a model, for computing.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack<'a> {
     pub embedding: &'a Embedding,
@@ -151,7 +150,7 @@ macro_rules! whole_model {
             ///
             /// # Errors
             ///
-            /// Those of [`try_token_losses`](Self::try_token_losses).
+            /// See [`try_token_losses`](Self::try_token_losses).
             pub fn try_loss(
                 &self,
                 input: impl Into<crate::nn::TokenInput>,
@@ -165,7 +164,7 @@ macro_rules! whole_model {
             ///
             /// # Errors
             ///
-            /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::Shape`] if tokens and targets
+            /// Errors of [`try_forward`](Self::try_forward), and [`AttentionError::Shape`] if tokens and targets
             /// differ in number.
             pub fn try_token_losses(
                 &self,
@@ -179,7 +178,7 @@ macro_rules! whole_model {
             ///
             /// # Errors
             ///
-            /// Those of [`try_token_losses`](Self::try_token_losses).
+            /// See [`try_token_losses`](Self::try_token_losses).
             #[cfg(feature = "train")]
             pub fn try_loss_and_selections(
                 &self,
@@ -249,7 +248,6 @@ impl ModuleVisitor for Of {
     }
 }
 
-/// Refuses a size above a limit.
 fn within(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
     match size <= limit {
         true => Ok(()),

@@ -20,7 +20,6 @@ const COMPILERS: Wheels = Wheels {
     ],
 };
 
-/// Folder of the gate and its tests.
 const GATE: &str = "crates/xtask/src/codegen";
 
 /// An integration test that builds within a second: one of the reference's.

@@ -46,13 +46,10 @@ fn features((name, _, also): Part, tuned: bool) -> impl Iterator<Item = &'static
     also.iter().chain(&["cuda"]).chain(burn).copied()
 }
 
-/// The contents of one archive.
 #[derive(Debug)]
 struct Request {
     parts: Vec<Part>,
-    /// True to build with autotune.
     tuned: bool,
-    /// The options for cargo's build.
     cargo: Vec<String>,
 }
 
@@ -85,7 +82,6 @@ impl Request {
         Ok(request)
     }
 
-    /// The archive's one directory.
     fn directory(&self) -> &'static str {
         match self.tuned {
             false => "flash-dma-gpu",

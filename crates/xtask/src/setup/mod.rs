@@ -39,7 +39,6 @@ fn script(what: &str) -> Command {
     script
 }
 
-/// Version of the bundler in a lock file.
 fn bundler(lock: &str) -> Option<&str> {
     let (_, package) = lock.split_once("name = \"tracel-llvm-bundler\"\nversion = \"")?;
     Some(package.split_once('"')?.0)

@@ -56,7 +56,6 @@ const STEPS: [Step; 9] = [
     Step::building("generated code", || codegen::run(&[])),
 ];
 
-/// The other steps, for `--full`.
 const FULL_STEPS: [Step; 8] = [
     SETUP,
     Step::new("dependencies", dependencies),
@@ -73,12 +72,10 @@ const FULL_STEPS: [Step; 8] = [
 
 const TESTS: [&str; 3] = ["test", "--workspace", "--no-fail-fast"];
 
-/// All tests except those in `tests/long.txt`.
 fn tests_but_long() -> Result {
     programs::run(without(&mut linting(TESTS), &long_names()?))
 }
 
-/// The tests in `tests/long.txt`.
 fn long_tests() -> Result {
     let names = long_names()?;
     let ran = programs::run_counted(alone(&mut linting(TESTS), &names))?;
@@ -101,13 +98,11 @@ fn names(text: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// `cargo test` of all other tests.
 fn without<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
     tests.args(["--", "--exact"]);
     tests.args(names.iter().flat_map(|name| ["--skip", name]))
 }
 
-/// `cargo test` of these tests.
 fn alone<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
     tests.args(["--tests", "--", "--exact"]).args(names)
 }

@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Number of slowest tests listed.
 const SLOWEST: usize = 20;
 
 /// Runs `cargo test` with its output on the terminal. The error names each test that failed, and each crate with warnings.
@@ -85,19 +84,15 @@ pub struct Summary {
     failed: usize,
     ignored: usize,
     programs: usize,
-    /// Failed programs with their failed tests.
     failures: Vec<Failure>,
     /// Cargo's line for each crate built with warnings.
     warnings: Vec<String>,
-    /// Build time of cargo.
     built: Duration,
     /// Time and name of every test, with its program's name.
     times: Vec<(Duration, String)>,
-    /// The running program, and its output so far.
     current: Current,
 }
 
-/// A test program that failed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Failure {
     program: String,
@@ -110,9 +105,7 @@ struct Failure {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Current {
     program: String,
-    /// Start of its tests.
     start: Duration,
-    /// Tests ended so far.
     ended: Vec<Ended>,
     /// Names below the last `failures:`, as long as nothing else follows.
     list: Option<Vec<String>>,
@@ -191,7 +184,6 @@ impl Summary {
         }
     }
 
-    /// All programs in one line.
     fn totals(&self) -> String {
         let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
         let programs = self.programs;
@@ -219,14 +211,12 @@ impl Display for Summary {
     }
 }
 
-/// Name of the test that a line reports on.
 fn test(line: &str) -> Option<String> {
     let (name, _result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
     Some(name.to_owned())
 }
 
-/// Name of the program that cargo says it runs now.
 fn program(line: &str) -> Option<String> {
     let line = line.trim_start();
     if let Some(name) = line.strip_prefix("Doc-tests ") {
@@ -250,7 +240,6 @@ fn rerun(line: &str) -> Option<String> {
     Some(rest.strip_suffix('`')?.to_owned())
 }
 
-/// A line without the escape sequences that color it.
 fn without_colors(line: &str) -> String {
     let mut parts = line.split("\u{1b}[");
     let first = parts.next().unwrap_or_default().to_owned();

@@ -4,7 +4,6 @@
 use crate::process::{Result, after, cargo, read};
 use std::path::{Path, PathBuf};
 
-/// A library or a program.
 struct Target<'a> {
     is_lib: bool,
     name: &'a str,
@@ -74,7 +73,6 @@ fn owner<'a>(targets: &'a [Target<'a>], file: &Path) -> Option<&'a Target<'a>> {
     targets.max_by_key(|target| (target.root == file, depth(target), target.is_lib))
 }
 
-/// Folder of the example that a file belongs to.
 fn example(file: &Path) -> Option<&Path> {
     let is_example = |folder: &&Path| folder.parent().is_some_and(|f| f.ends_with("examples"));
     file.ancestors().find(is_example)

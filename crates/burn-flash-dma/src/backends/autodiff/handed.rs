@@ -103,7 +103,6 @@ impl<B: Backend> Backward<B, 1> for Whole {
     }
 }
 
-/// The node of a part.
 #[derive(Debug)]
 struct Part;
 

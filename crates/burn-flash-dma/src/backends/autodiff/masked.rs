@@ -126,7 +126,6 @@ fn run<B: MaskedAttentionOps, C: CheckpointStrategy>(
     }
 }
 
-/// Attention of q, k, v and the bias, if any.
 #[derive(Clone, Debug)]
 struct Masked<B: MaskedAttentionOps> {
     /// Bits and counts.

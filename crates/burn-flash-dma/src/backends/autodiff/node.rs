@@ -81,10 +81,8 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
     }
 }
 
-/// State of the backward pass.
 #[derive(Clone, Debug)]
 struct State<B: Backend, P, const N: usize> {
-    /// Checkpointed parents.
     inputs: [NodeId; N],
     pass: P,
     out: FloatTensor<B>,

@@ -100,7 +100,6 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
 struct RmsNormNode;
 
 impl<B: NormOps> Backward<B, 2> for RmsNormNode {
-    /// Checkpointed parents.
     type State = ([NodeId; 2], NormProblem);
 
     fn backward(
@@ -155,7 +154,6 @@ impl<B: NormOps> Backward<B, 2> for HeadsNode {
 struct RotaryNode;
 
 impl<B: NormOps> Backward<B, 1> for RotaryNode {
-    /// The table.
     type State = (Option<FloatTensor<B>>, NormProblem);
 
     fn backward(

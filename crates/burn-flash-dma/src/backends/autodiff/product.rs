@@ -51,11 +51,9 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     }
 }
 
-/// The node of a product.
 #[derive(Debug)]
 struct LinearProduct;
 
-/// State of the backward pass.
 #[derive(Clone, Debug)]
 struct State {
     /// Kept if the weight is tracked.

@@ -146,7 +146,6 @@ impl Results {
         }
     }
 
-    /// All tensors.
     pub(super) fn all(&self) -> impl Iterator<Item = &CubeTensor> {
         let always = [&self.out, &self.lse].into_iter();
         always.chain(&self.residual).chain(&self.lse_rest)

@@ -109,7 +109,6 @@ impl CacheOps for CubeBackend {
     }
 }
 
-/// A decode step: its output and LSE.
 fn step(
     q: CubeTensor,
     cache: Cache,

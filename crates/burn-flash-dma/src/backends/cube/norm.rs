@@ -13,7 +13,6 @@ use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::{NormGradients, NormParameters, norm_backward, norm_forward};
 use flash_dma_problem::{AttentionError, NormProblem, contiguous_strides};
 
-/// Name of the operation in errors.
 const FORWARD: &str = "the norm's forward pass";
 const BACKWARD: &str = "the norm's backward pass";
 

@@ -65,7 +65,6 @@ impl DynamicMaskOps for Flex {
     }
 }
 
-/// Result buffers of a forward pass.
 pub(super) struct Results<E> {
     out: Vec<E>,
     residual: Option<Vec<E>>,
@@ -130,11 +129,10 @@ pub(super) fn view_saved<E: Element + Stored>(saved: &Saved<Flex>) -> flash_dma_
     }
 }
 
-/// Keys that a call attends to.
 struct Selected {
     scores: FlexTensor,
     intervals: Vec<Interval>,
-    /// Ends of the runners-up.
+/// Ends of the runners-up.
     far: Option<Vec<u32>>,
     left_out: Option<Vec<u32>>,
 }
@@ -152,7 +150,6 @@ impl Selected {
     }
 }
 
-/// Positions of an engine's tensor.
 fn positions(tensor: &FlexTensor) -> Vec<u32> {
     let tensor = tensor.to_contiguous();
     let values: &[i32] = contiguous(&tensor);

@@ -98,7 +98,6 @@ enum Access<'a, E> {
     Read(CacheRef<'a, E>),
 }
 
-/// A step: its output and LSE.
 fn step<E: Element + Stored>(
     q: &FlexTensor,
     cache: Access<'_, E>,

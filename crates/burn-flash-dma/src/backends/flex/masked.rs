@@ -175,7 +175,6 @@ impl Call {
     }
 }
 
-/// A tensor without negative strides.
 fn forward_strides(tensor: FlexTensor) -> FlexTensor {
     if tensor.layout().strides().iter().all(|&s| s >= 0) {
         tensor

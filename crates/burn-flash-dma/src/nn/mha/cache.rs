@@ -62,7 +62,6 @@ impl MhaCache {
         }
     }
 
-    /// Number of tokens with cached outputs.
     fn queries(&self) -> usize {
         self.output.as_ref().map_or(0, |output| output.dims()[1])
     }
@@ -81,7 +80,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError`] if the input has another batch than the
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError`] if the input has another batch than the
     /// cache, or no new token. The cache is unchanged then.
     pub fn try_forward_cache(
         &self,
@@ -130,7 +129,6 @@ impl MultiHeadAttention {
         Ok(MhaOutput { context, logits })
     }
 
-    /// Keys and values of an input, from a token on.
     fn keys_and_values(
         &self,
         input: &MhaInput,

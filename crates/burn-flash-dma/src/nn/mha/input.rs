@@ -15,7 +15,6 @@ pub struct MhaInput {
     pub(super) hidden: Hidden,
 }
 
-/// Pairs that an input hides.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hidden {
     /// `[batch | 1, k_len]`, `true` hides.
@@ -91,7 +90,6 @@ impl Hidden {
     }
 }
 
-/// The rows of `[batch, len, ..]` from `first` on.
 pub(super) fn rows_from<K: Basic>(tensor: Tensor<3, K>, first: usize) -> Tensor<3, K> {
     let [_, len, _] = tensor.dims();
     match first {

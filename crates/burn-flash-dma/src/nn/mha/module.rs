@@ -73,7 +73,6 @@ pub struct MultiHeadAttention {
     pub d_k: usize,
     /// True if the softmax has one more logit of 0.
     pub quiet_softmax: bool,
-    /// Seeds of the dropout.
     #[module(skip)]
     seeds: Seeds,
 }
@@ -165,7 +164,6 @@ impl MultiHeadAttention {
         Ok(MhaOutput { context, logits })
     }
 
-    /// Refuses an input that does not fit.
     pub(super) fn check(&self, input: &MhaInput) -> Result<(), AttentionError> {
         let [batch, q_len, _] = input.query.dims();
         let [_, k_len, _] = input.key.dims();
@@ -236,7 +234,6 @@ impl MultiHeadAttention {
     }
 }
 
-/// Refuses heads that attention does not support.
 fn check_sizes(d_model: usize, n_heads: usize) -> Result<(), AttentionError> {
     let d_k = d_model / n_heads.max(1);
     check_heads([n_heads; 2], d_k, false, &AttentionOptions::new())?;

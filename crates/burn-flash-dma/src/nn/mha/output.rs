@@ -27,7 +27,6 @@ pub(super) struct Logits {
     pub(super) k: Tensor<4>,
     pub(super) hidden: Hidden,
     pub(super) quiet: bool,
-    /// Dropout of the call.
     pub(super) dropout: Option<Dropout>,
 }
 

@@ -105,7 +105,7 @@ impl GradientCheck {
     ///
     /// # Errors
     ///
-    /// Those of [`try_check_gradients`].
+    /// See [`try_check_gradients`].
     pub fn run(&self, device: &Device) -> Result<GradientReport, GradientError> {
         let p = &self.problem;
         if p.batch == 0 || p.q_len == 0 || p.k_len == 0 {

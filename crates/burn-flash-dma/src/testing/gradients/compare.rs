@@ -86,7 +86,6 @@ impl Expected {
 }
 
 struct Log {
-    /// Element type of the problem.
     element: ElementType,
     checked: Vec<Checked>,
     failures: Vec<(Sample, Failure)>,

@@ -1,4 +1,4 @@
-//! The program of the book's page "Generate text".
+//! The program of the book's page "Generate".
 
 use crate::generate::model::{Model, prompt};
 use flash_dma_models::LanguageModel;
