@@ -175,7 +175,7 @@ struct Competitor {
     enters: usize,
     /// One past the last position that attends to it.
     leaves: usize,
-/// Sort key of its score.
+    /// Sort key of its score.
     place: i32,
 }
 

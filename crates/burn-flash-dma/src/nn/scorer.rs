@@ -60,9 +60,9 @@ impl Learns {
 /// Parameters of a layer's scores.
 #[derive(Module, Debug)]
 pub enum Scorer {
-    /// See [`Scores::Dma`].
+    /// Parameters of [`Scores::Dma`].
     Zoh(ZohScorer),
-    /// Errors of [`Scores::Ranking`] and [`Scores::Added`].
+    /// Parameters of [`Scores::Ranking`] and [`Scores::Added`].
     Linear(LinearScorer),
 }
 

@@ -132,7 +132,7 @@ pub(super) fn view_saved<E: Element + Stored>(saved: &Saved<Flex>) -> flash_dma_
 struct Selected {
     scores: FlexTensor,
     intervals: Vec<Interval>,
-/// Ends of the runners-up.
+    /// Ends of the runners-up.
     far: Option<Vec<u32>>,
     left_out: Option<Vec<u32>>,
 }
