@@ -13,7 +13,7 @@ const LEAST_RUNNERS_UP: usize = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scores {
     /// Only rank: `x . score_proj / |score_proj|` per key/value head, where `x` is the layer's (normalised) input.
-    /// They learn as [`ScoreLearning`] says, and not at all where every key is kept.
+    /// They learn as [`ScoreLearning`] says, and not at all without a window.
     #[default]
     Ranking,
     /// Dynamic Mask Attention's scores, also added to the logits: `exp(a * softplus(v_cat . dt_projᵀ + dt_bias))`,

@@ -9,7 +9,7 @@ use burn_flash_dma::cache::try_overwrite;
 
 type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 
-/// Steps launched before one is recorded: the first ones tune their launches and allocate memory, which a recording
+/// Steps launched before one is recorded: the first ones choose their kernels and allocate memory, which a recording
 /// must not.
 const WARM_UP: usize = 3;
 
@@ -64,7 +64,7 @@ impl Preparation {
         Dispatch::graph_start_capture(self.0.as_dispatch()).ok()?;
         let result = step();
         let graph = Dispatch::graph_stop_capture(self.0.as_dispatch()).ok();
-        // The recording has ended both.
+        // The end of the recording also ended the preparation.
         std::mem::forget(self);
         Some((result, graph))
     }
