@@ -166,7 +166,6 @@ mod sealed {
     }
 }
 
-/// Backends with engines of their own.
 enum Kind {
     #[cfg(feature = "cube")]
     Cube(cubecl::client::Client),

@@ -253,7 +253,6 @@ impl FiniteChecks {
     }
 }
 
-/// Findings in a [`Piece`] of at least one element.
 fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
     let (len, device) = (flat.dims()[0] as i64, flat.device());
     let mut infinite = flat.clone().is_inf();
@@ -272,7 +271,6 @@ fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
     Tensor::cat(words.map(|word| word.cast(DType::I32)).into(), 0)
 }
 
-/// Index of an element on every axis.
 pub(crate) fn index_of(mut place: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = shape.to_vec();
     for axis in index.iter_mut().rev() {

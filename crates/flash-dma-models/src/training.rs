@@ -298,7 +298,6 @@ impl<'a> Run<'a> {
         Ok(self.model.valid())
     }
 
-    /// Mean loss of whole, evenly spread texts.
     fn validate(&self) -> Result<f64, TrainingError> {
         let mut model = self.model.valid();
         model.try_set_share(1)?;

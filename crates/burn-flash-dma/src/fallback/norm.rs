@@ -8,7 +8,6 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 use flash_dma_problem::NormProblem;
 
-/// Maximum number of first-stage sums of the gradient of gamma.
 const PARTS: usize = 256;
 
 /// See [`NormOps::rms_norm`](crate::ops::NormOps::rms_norm).

@@ -76,7 +76,6 @@ fn unrounded<B: Backend>(out: FloatTensor<B>, residual: OptionalFloat<B>) -> Flo
     }
 }
 
-/// True where a tensor is NaN or infinite.
 fn no_number<B: Backend>(tensor: FloatTensor<B>) -> BoolTensor<B> {
     let bools = bool_dtype::<B>(&tensor.device());
     let size = B::float_abs(tensor.clone());

@@ -169,7 +169,6 @@ impl Intervals {
     }
 }
 
-/// A key that competes for a place in the window.
 struct Competitor {
     /// First position at which its score decides about it.
     enters: usize,

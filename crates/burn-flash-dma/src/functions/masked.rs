@@ -217,5 +217,4 @@ pub(crate) enum Mask {
 
 type Float = FloatTensor<Dispatch>;
 
-/// One of the two forward operations.
 type Operation = fn(Float, Float, Float, Masking<Dispatch>, MaskedProblem) -> (Float, Float);

@@ -239,7 +239,6 @@ impl ChosenRows {
     }
 }
 
-/// The probabilities of a call without pairs.
 fn none(rows: usize, problem: &Problem, device: &Device) -> Tensor<4> {
     let shape = [problem.batch, problem.q_heads, rows, problem.k_len];
     Tensor::zeros(shape, (device, DType::F32))

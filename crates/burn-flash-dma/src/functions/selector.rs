@@ -193,7 +193,6 @@ impl Selector {
         Ok(Intervals::new(tensor, runners_up, max_live, origin))
     }
 
-    /// The distinct rules and the heads of each.
     fn heads(&self, kv_heads: usize) -> Result<Vec<(SelectionRule, Vec<usize>)>, AttentionError> {
         let windows = match &self.window {
             Window::Uniform(window) => vec![*window; kv_heads.max(1)],

@@ -92,7 +92,6 @@ pub(super) fn broadcast_shape<const D: usize>(
     })
 }
 
-/// The tensor in a shape that it broadcasts to.
 pub(super) fn expand<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     shape: [usize; D],

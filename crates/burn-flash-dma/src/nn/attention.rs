@@ -588,7 +588,6 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// Selector of every pass over whole sequences.
     fn selector(&self, documents: Option<Documents>) -> Selector {
         let selector = match self.options.keep_window {
             Some(window) => {

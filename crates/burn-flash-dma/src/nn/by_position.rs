@@ -17,7 +17,6 @@ pub(super) enum First<'a> {
 /// Subtracted from a token's score in heads it was not dealt to: more than any score of a normalised token.
 const PENALTY: f32 = 1000.0;
 
-/// Position-dependent part of the scores.
 #[derive(Module, Debug)]
 pub(super) struct ByPosition {
     /// 1 for heads that rank later tokens higher, 0 for the others: `[1, kv_heads, 1]`.
@@ -100,7 +99,6 @@ impl ByPosition {
     }
 }
 
-/// Consecutive positions: `[1, 1, len]`.
 fn in_a_row(first: usize, len: usize, device: &Device) -> Tensor<3, Int> {
     let positions = first as i64..(first + len) as i64;
     Tensor::<1, Int>::arange(positions, (device, DType::I32)).reshape([1, 1, len])

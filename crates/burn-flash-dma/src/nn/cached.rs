@@ -83,7 +83,6 @@ impl DynamicMaskAttention {
         merge(out, &self.o_proj)
     }
 
-    /// Scores of the tokens after those of the cache.
     fn scores_of_next(
         &self,
         x: &Tensor<3>,

@@ -218,7 +218,6 @@ pub struct Rope {
     pub base: f32,
 }
 
-/// A layer's selection rule for any window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
     /// `None` for a quarter of the window.

@@ -17,7 +17,6 @@ const INITIAL: Initializer = Initializer::Normal {
 /// Added to the square of a projection's length, so that the gradient of a zero projection is finite.
 const LEAST_SQUARE: f32 = 1e-12;
 
-/// Parts of a layer that learn through its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learns {
     /// Nothing: the scores are constants. Otherwise their graph would stay in memory if it has only parameters and no

@@ -224,7 +224,6 @@ impl ModuleVisitor for Initialise {
     }
 }
 
-/// Runs the backward pass from a tensor whose gradient is known.
 fn resume(output: Tensor<3>, gradient: Tensor<3>) -> Gradients {
     let zero = Dispatch::training_resume(output.into_dispatch(), gradient.into_dispatch());
     Tensor::<1>::from_dispatch(zero).backward()

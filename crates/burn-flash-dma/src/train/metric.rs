@@ -112,7 +112,6 @@ pub struct SelectionInput {
     squares: Option<Tensor<1>>,
 }
 
-/// A layer's selection, and the scores it was made from.
 #[derive(Clone, Debug)]
 struct Layer {
     intervals: Intervals,
@@ -228,7 +227,6 @@ enum Source<'a> {
     Optimiser(&'a GradientsParams),
 }
 
-/// Adds the gradients of a module's parameters.
 struct Add<'a> {
     source: Source<'a>,
     input: SelectionInput,

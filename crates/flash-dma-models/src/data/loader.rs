@@ -218,11 +218,9 @@ impl DataLoader<Batch> for Loader {
     }
 }
 
-/// The rest of a part of an epoch.
 struct Epoch<'a> {
     loader: &'a Loader,
     order: ShuffledDataset<PackedRows, Row>,
-    /// Number of the epoch's first batch.
     first: usize,
     /// Number of the part's last batch, plus one.
     end: usize,

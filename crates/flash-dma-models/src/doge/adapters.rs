@@ -32,7 +32,6 @@ impl Doge {
         self.valid().materialize()
     }
 
-    /// Paths of the parameters whose values something changes.
     pub(super) fn adapted(&self) -> Vec<String> {
         let mut visitor = Adapted::default();
         self.visit(&mut visitor);

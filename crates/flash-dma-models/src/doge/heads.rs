@@ -91,7 +91,6 @@ fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.self_attn.{part}")
 }
 
-/// True if the rows of each group are equal.
 fn rows_agree(data: &TensorData, rows: usize, group: usize) -> bool {
     let bytes = data.as_bytes();
     let mut groups = bytes.chunks_exact(bytes.len() / rows * group);
@@ -102,7 +101,6 @@ fn rows_agree(data: &TensorData, rows: usize, group: usize) -> bool {
     })
 }
 
-/// Replaces a tensor by one of another shape.
 fn change(
     tensors: &mut Entries,
     name: &str,

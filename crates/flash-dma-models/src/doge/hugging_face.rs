@@ -194,7 +194,6 @@ fn number(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// PyTorch's name of an element type.
 fn name_of(dtype: FloatDType) -> &'static str {
     match dtype {
         FloatDType::F16 => "float16",

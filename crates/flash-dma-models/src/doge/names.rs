@@ -166,7 +166,6 @@ impl ModuleAdapter for PairOrder {
     }
 }
 
-/// Selects rows of a tensor, along its first axis.
 pub(super) fn take(data: &TensorData, rows: impl Iterator<Item = usize>) -> TensorData {
     let mut shape = data.shape().to_vec();
     let width = data.as_bytes().len() / shape[0].max(1);

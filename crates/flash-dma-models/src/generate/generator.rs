@@ -260,7 +260,6 @@ pub(super) fn check_tokens(
 }
 
 pub(super) struct Texts {
-    /// Unfinished texts, by row of the batch.
     pub(super) active: Vec<Writing>,
     ended: Vec<Option<Generated>>,
 }

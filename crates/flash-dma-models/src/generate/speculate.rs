@@ -137,7 +137,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(limits)
     }
 
-    /// Proposals of one length for all rows, possibly 0.
     fn propose(
         &self,
         active: &[Writing],
@@ -242,7 +241,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok([tokens, &[last]].concat())
     }
 
-    /// True if a text ends with one of these tokens.
     fn ends(&self, writing: &Writing, tokens: &[u32]) -> bool {
         let written = [writing.new_tokens(), tokens].concat();
         let mut ends = writing.new_tokens().len() + 1..=written.len();

@@ -13,7 +13,6 @@ type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 /// must not.
 const WARM_UP: usize = 3;
 
-/// A batch that reads one token per sequence, step by step.
 pub(super) struct Steps<'a, M: ?Sized> {
     batch: Batch<'a, M>,
     chunk: usize,

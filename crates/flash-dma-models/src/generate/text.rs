@@ -40,7 +40,6 @@ pub struct Event {
     pub ended: Option<Ended>,
 }
 
-/// Conditions that end a text without a callback.
 #[derive(Clone, Debug)]
 pub(super) struct Stops {
     pub(super) max_new: usize,
@@ -83,7 +82,6 @@ impl Writing {
         &self.text[self.prompt..]
     }
 
-    /// The last token, as a row of a batch.
     pub(super) fn last(&self) -> &[u32] {
         &self.text[self.text.len() - 1..]
     }

@@ -161,7 +161,6 @@ impl DecoderBlock {
     // ANCHOR_END: block
 }
 
-/// The residual stream around a layer, scaled.
 fn scaled(residual: &Option<Param<Tensor<1>>>, x: Tensor<3>) -> Tensor<3> {
     match residual {
         None => x,

@@ -236,7 +236,6 @@ macro_rules! whole_model {
 }
 pub(crate) use whole_model;
 
-/// Checks whether all parameters have one element type.
 struct Of {
     dtype: DType,
     all: bool,

@@ -17,7 +17,6 @@ use std::time::Instant;
 /// features.
 type Part = (&'static str, &'static str, &'static [&'static str]);
 
-/// The part that is a workspace of its own.
 const LAB: &str = "lab";
 
 /// The part that calls the kernels alone, without Burn.
@@ -260,7 +259,6 @@ fn by_size(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The packed commit, marked if the tree differs from it.
 fn commit() -> String {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12"])

@@ -120,7 +120,6 @@ mod tests {
             self.0.join(".local/share/tracel/tracel-llvm-1")
         }
 
-        /// Notes of a stand-in.
         fn noted(&self, name: &str) -> String {
             std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
         }

@@ -91,7 +91,6 @@ fn long_names() -> Result<Vec<String>> {
     Ok(names(&read_file(&root().join("tests/long.txt"))?))
 }
 
-/// The names in a file, without comments.
 fn names(text: &str) -> Vec<String> {
     let lines = text.lines().map(str::trim);
     let names = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));

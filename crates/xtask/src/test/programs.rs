@@ -85,7 +85,6 @@ pub struct Summary {
     ignored: usize,
     programs: usize,
     failures: Vec<Failure>,
-    /// Cargo's line for each crate built with warnings.
     warnings: Vec<String>,
     built: Duration,
     /// Time and name of every test, with its program's name.

@@ -71,7 +71,6 @@ fn loop_faults(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// The repository's files, in order, without hidden files and build outputs.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let entries = std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;

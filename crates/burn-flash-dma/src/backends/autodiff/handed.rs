@@ -69,7 +69,6 @@ pub(super) fn record_parts<B: Backend, C: CheckpointStrategy>(
     parts.into_iter().zip(gradients).map(part).collect()
 }
 
-/// Concatenates tensors along an axis.
 type Join<B> = fn(Vec<FloatTensor<B>>, usize) -> FloatTensor<B>;
 
 #[derive(Clone, Debug)]
@@ -82,7 +81,6 @@ struct Parts<B: Backend> {
     dtype: FloatDType,
 }
 
-/// The node of the whole tensor, below those of its parts.
 #[derive(Debug)]
 struct Whole;
 
@@ -107,7 +105,6 @@ impl<B: Backend> Backward<B, 1> for Whole {
 struct Part;
 
 impl<B: Backend> Backward<B, 1> for Part {
-    /// Destination of its gradient.
     type State = HandedGradient<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -128,7 +128,6 @@ fn run<B: MaskedAttentionOps, C: CheckpointStrategy>(
 
 #[derive(Clone, Debug)]
 struct Masked<B: MaskedAttentionOps> {
-    /// Bits and counts.
     plan: Option<(IntTensor<B>, IntTensor<B>)>,
     problem: MaskedProblem,
 }

@@ -30,7 +30,6 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
     ) -> [Option<FloatTensor<B>>; N];
 }
 
-/// A tensor of the graph.
 pub(super) type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// Records the forward pass.

@@ -95,7 +95,6 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     }
 }
 
-/// RMS norm of rows: `x` and gamma.
 #[derive(Debug)]
 struct RmsNormNode;
 
@@ -120,7 +119,6 @@ impl<B: NormOps> Backward<B, 2> for RmsNormNode {
     }
 }
 
-/// Heads with a norm: `x` and gamma.
 #[derive(Debug)]
 struct HeadsNode;
 

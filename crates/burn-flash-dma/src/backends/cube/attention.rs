@@ -92,7 +92,6 @@ impl DynamicMaskOps for CubeBackend {
     }
 }
 
-/// Runs the forward pass into `results`.
 fn run_forward(
     rows: [CubeTensor; 3],
     selection: Selection<CubeBackend>,
@@ -135,7 +134,6 @@ impl Results {
         }
     }
 
-    /// Bindings for the kernels to write.
     pub(super) fn bindings(&self) -> Outputs {
         let optional = |tensor: &Option<CubeTensor>| tensor.clone().map(CubeTensor::binding);
         Outputs {

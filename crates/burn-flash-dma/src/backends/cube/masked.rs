@@ -101,7 +101,6 @@ impl MaskedAttentionOps for CubeBackend {
     }
 }
 
-/// Runs the forward pass into `results`.
 fn run_forward(
     rows: [CubeTensor; 3],
     masking: Masking<CubeBackend>,

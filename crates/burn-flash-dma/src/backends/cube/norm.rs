@@ -149,7 +149,6 @@ fn rows(tensor: CubeTensor, shape: [usize; 4]) -> TensorBinding {
     addressable(reshape(tensor, Shape::new(shape)))
 }
 
-/// A contiguous tensor in another shape.
 fn shaped(tensor: &CubeTensor, shape: [usize; 4]) -> TensorBinding {
     TensorBinding {
         shape: shape.into(),

@@ -71,7 +71,6 @@ impl NormOps for Flex {
     }
 }
 
-/// A contiguous tensor in another shape.
 fn relaid(tensor: FlexTensor, shape: Shape) -> FlexTensor {
     tensor.with_layout(burn_flex::Layout::contiguous(shape))
 }

@@ -61,7 +61,6 @@ fn share_buffer(a: &FlexTensor, b: &FlexTensor) -> bool {
     Arc::ptr_eq(&a.data_arc(), &b.data_arc())
 }
 
-/// Buffers of the gradients of q, k and v.
 pub(super) enum RowGradients<E> {
     /// One for each.
     Apart([Vec<E>; 3]),

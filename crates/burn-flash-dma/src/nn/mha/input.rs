@@ -83,7 +83,6 @@ impl Hidden {
         Some(mask.into_visible().bool_not())
     }
 
-    /// The pairs of the queries from `first` on.
     pub(super) fn rows_from(mut self, first: usize) -> Self {
         self.attn = self.attn.map(|attn| rows_from(attn, first));
         self

@@ -18,7 +18,6 @@ pub struct MhaOutput {
     pub(super) logits: Logits,
 }
 
-/// Everything the weights are computed from.
 #[derive(Clone, Debug)]
 pub(super) struct Logits {
     /// `[batch, n_heads, q_len, d_k]`.
@@ -73,7 +72,6 @@ impl Logits {
         self.dropped(weights).cast(dtype)
     }
 
-    /// The weights after the call's dropout.
     fn dropped(&self, weights: Tensor<4>) -> Tensor<4> {
         let Some(dropout) = self.dropout else {
             return weights;
