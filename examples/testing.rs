@@ -1,4 +1,4 @@
-//! Helpers of the tests of the programs: a folder for files, calls of a program, and the calls that documents show.
+//! Helpers for tests of the programs: a folder for files, calls of a program, and the calls shown in documents.
 #![allow(dead_code, reason = "no program's tests use all of it")]
 
 use std::fs;
@@ -25,7 +25,7 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// The same as an argument.
+    /// [`path`](Self::path) as an argument.
     pub fn text(&self, name: &str) -> String {
         text(&self.path(name))
     }
@@ -52,14 +52,14 @@ pub fn text(path: &Path) -> String {
 pub struct Program(pub &'static str);
 
 impl Program {
-    /// A call with the words of a line, and further arguments behind them.
+    /// Calls with the words of a line, followed by more arguments.
     pub fn call(&self, line: &str, more: &[&str]) -> Output {
         let words = line.split_whitespace().chain(more.iter().copied());
         let output = Command::new(self.0).args(words).output();
         output.expect("cargo has built the program")
     }
 
-    /// What it prints.
+    /// Its output.
     #[track_caller]
     pub fn printed(&self, line: &str, more: &[&str]) -> String {
         let output = self.call(line, more);
@@ -68,7 +68,7 @@ impl Program {
         String::from_utf8(output.stdout).expect("it prints text")
     }
 
-    /// Why it refuses its arguments, without its name before and the end of the line behind it.
+    /// Error for refused arguments, without the program's name before it and the newline after it.
     #[track_caller]
     pub fn refused(&self, line: &str, more: &[&str]) -> String {
         let output = self.call(line, more);
@@ -79,15 +79,15 @@ impl Program {
         reason.trim_end().to_owned()
     }
 
-    /// Reads the calls of the package that pages show, and returns how many there are. With `--help` behind it a call is
-    /// read and not carried out.
+    /// Reads the package's calls shown in pages, and returns their number. With `--help` appended, a call is parsed
+    /// and not carried out.
     #[track_caller]
     pub fn reads_calls_in(&self, pages: &[&str]) -> usize {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut calls = 0;
         for page in pages {
             let text = fs::read_to_string(root.join(page).with_extension("md")).expect("the page");
-            // A call may go on in the next line.
+            // A call may continue in the next line.
             for line in text.replace("\\\n", " ").lines() {
                 let line = line.split('#').next().unwrap_or_default();
                 let package = concat!(" -p ", env!("CARGO_PKG_NAME"), " ");
@@ -95,7 +95,7 @@ impl Program {
                 let Some((_, options)) = line.split_once(" -- ").filter(|_| is_call) else {
                     continue;
                 };
-                // What stands between quotation marks is one word.
+                // Text between quotation marks is one word.
                 let parts = options.split(['"', '\'']).enumerate();
                 let words = parts.flat_map(|(at, part)| match at % 2 {
                     0 => part.split_whitespace().collect(),

@@ -22,12 +22,12 @@ pub fn name(client: &Client) -> String {
     format!("{} ({})", client.properties().identity.name, client.name())
 }
 
-/// Waits until everything that was launched has run. Panics if something failed.
+/// Waits until all launches have run. Panics if something failed.
 pub fn sync(client: &Client) {
     block_on(client.sync()).expect("the device works");
 }
 
-/// The device's time for the launches of `f`, in milliseconds. Panics if the device cannot be timed, or nothing was
+/// Device time of the launches of `f`, in milliseconds. Panics if the device cannot be timed, or nothing was
 /// launched.
 pub fn time(client: &Client, f: impl FnOnce() + Send) -> f64 {
     let ((), duration) = client.profile(f, "phase").expect("the device can be timed");

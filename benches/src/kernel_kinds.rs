@@ -1,32 +1,32 @@
-//! Kinds of kernels, by the names that CubeCL reports: what a training step spends its time on.
+//! Kinds of kernels, by the names that CubeCL reports.
 
 use serde::Serialize;
 
-/// What a kernel of a training step does.
+/// Purpose of a kernel in a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Selection and attention, forward and backward.
     Attention,
-    /// RMS norm and rotary encoding by kernels of their own.
+    /// RMS norm and rotary encoding by their own kernels.
     Norm,
     /// Matrix products.
     Product,
-    /// Sums, maxima and the like, fused ones included.
+    /// Sums, maxima and the like, including fused ones.
     Reduction,
-    /// Element by element, fused or not.
+    /// Elementwise operations, fused or not.
     ElementWise,
-    /// Everything between the backward pass and the next step, whatever its kernels are: clipping and the update.
+    /// All kernels between the backward pass and the next step: clipping and the update.
     Optimiser,
     /// Copies, casts and fills.
     Copy,
     /// Rows by index: lookups, and sums into rows.
     Lookup,
-    /// What no rule knows.
+    /// Kernels without a rule.
     Other,
 }
 
-/// The first rule that a name contains all words of decides. A name is the path of the kernel's type without its
+/// The first rule whose words all occur in a name decides. A name is the path of the kernel's type without its
 /// generic arguments: the module of the function, its name, and that in camel case.
 const RULES: &[(&[&str], Kind)] = &[
     (&["flash_dma_kernels::", "norm"], Kind::Norm),
@@ -34,7 +34,7 @@ const RULES: &[(&[&str], Kind)] = &[
     (&["flash_dma_kernels::", "product"], Kind::Product),
     (&["flash_dma_kernels::", "matmul"], Kind::Product),
     (&["flash_dma_kernels::"], Kind::Attention),
-    // Layouts that a product wants first.
+    // Layout changes that a product needs first.
     (&["cubek_matmul::", "relayout"], Kind::Copy),
     (&["cubek_matmul::"], Kind::Product),
     (&["matmul"], Kind::Product),
@@ -56,7 +56,7 @@ const RULES: &[(&[&str], Kind)] = &[
 ];
 
 impl Kind {
-    /// The kind of a kernel, by its name as CubeCL reports it: the path of its type.
+    /// Kind of a kernel, by the name that CubeCL reports: the path of its type.
     pub fn of(name: &str) -> Self {
         // The types in the generic arguments have paths, too.
         let path = path(name);

@@ -1,4 +1,4 @@
-//! The kernels that some work launches, with their times on the device.
+//! Kernels that some work launches, with their times on the device.
 
 use crate::shares::{Launch, Launched};
 use cubecl::future::block_on;
@@ -8,7 +8,7 @@ use cubecl::logging::{
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Watches every launch of the process, until it is dropped.
+/// Watches every launch of the process until it is dropped.
 pub struct Launches {
     kept: Arc<Kept>,
     begin: Instant,
@@ -16,14 +16,13 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// Counts launches from now on; the host is as fast as ever.
+    /// Counts launches from now on; does not slow the host.
     pub fn count() -> Self {
         Self::watch(TimingRequest::None)
     }
 
-    /// Takes the time of each on the device as well. Nothing waits for a kernel, so kernels run one behind the other as
-    /// they always do; the host is slower. A device that waits for the host in the meantime counts that time as the
-    /// kernel's.
+    /// Also takes the device time of each launch. Nothing waits for a kernel, so kernels run one after another as
+    /// usual; the host is slower. If the device waits for the host in between, that time counts as the kernel's.
     pub fn time() -> Self {
         Self::watch(TimingRequest::Deferred)
     }
@@ -40,7 +39,7 @@ impl Launches {
         }
     }
 
-    /// The launches since the last call. The device is to be idle. Panics if a thread has panicked while it launched.
+    /// Launches since the last call. The device should be idle. Panics if a thread has panicked while it launched.
     pub fn take(&self) -> Launched {
         let taken = self.kept.change(std::mem::take);
         let launch = |(name, time)| {
@@ -65,7 +64,7 @@ impl Launches {
 }
 
 struct Kept {
-    /// The same as long as it is installed.
+    /// Active as long as it is held.
     request: TimingRequest,
     taken: Mutex<Taken>,
 }

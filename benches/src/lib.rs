@@ -1,4 +1,4 @@
-//! Benchmarks of flash-dma: the program `bench` with a command for each part of the library, and the rows that they write.
+//! Benchmarks of flash-dma: the program `bench` with a command for each part of the library, and the rows they write.
 #![warn(missing_docs)]
 
 #[cfg(feature = "cube")]
@@ -38,7 +38,7 @@ mod tensor;
 use clap::{Parser, Subcommand};
 use std::error::Error;
 
-/// Why a command ended early, or what it gives.
+/// Result of a command, or its error.
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 /// Times the parts of flash-dma.
@@ -70,11 +70,11 @@ enum Command {
 }
 
 impl Cli {
-    /// Runs the command, which prints its rows and writes them to a file if one is named.
+    /// Runs the command, which prints its rows and writes them to the named file, if any.
     ///
     /// # Errors
     ///
-    /// When an option is wrong, the device is missing, or a file cannot be written.
+    /// If an option is wrong, the device is missing, or a file cannot be written.
     pub fn run(self) -> Result {
         match self.command {
             #[cfg(feature = "cube")]

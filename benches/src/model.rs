@@ -1,4 +1,4 @@
-//! What `bench step` and `bench generation` share: a decoder, its device, and whose rows they are.
+//! The decoder and its options, shared by `bench step` and `bench generation`, and the origin of their rows.
 
 use crate::Result;
 use crate::options::Common;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::time::Instant;
 
-/// A model, and what is told of it.
+/// A model and the options of its measurement.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct Model {
     /// Transformer blocks.
@@ -27,16 +27,16 @@ pub struct Model {
     /// Key and value heads.
     #[arg(long, default_value_t = 2)]
     pub kv_heads: usize,
-    /// Keys that a query attends to; all of them if left out.
+    /// Keys that a query attends to [default: all].
     #[arg(long)]
     pub window: Option<usize>,
-    /// Keys of a query in every other layer, which is local; 0 if none is.
+    /// Window of every other layer, which is local; 0 for no local layers.
     #[arg(long, default_value_t = 256)]
     pub local_window: usize,
     /// The layers' scores.
     #[arg(long, value_enum, default_value_t = ScoresName::Ranking)]
     pub scores: ScoresName,
-    /// Keeps the last keys of the window in place of the best ones: a sliding window.
+    /// Keep the last keys of the window instead of the best ones: a sliding window.
     #[arg(long, requires = "window")]
     pub last: bool,
     #[command(flatten)]
@@ -48,11 +48,11 @@ pub struct Model {
     #[command(flatten)]
     #[serde(flatten)]
     pub place: Place,
-    /// Leaves out the time of each kernel.
+    /// Skip the time of each kernel.
     #[arg(long)]
     #[serde(skip)]
     pub no_profile: bool,
-    /// Kernels to list, the slowest first.
+    /// Number of kernels to list, the slowest first.
     #[arg(long, default_value_t = 24)]
     #[serde(skip)]
     pub kernels: usize,
@@ -61,22 +61,22 @@ pub struct Model {
     pub common: Common,
 }
 
-/// The parts of a layer's learning that are left out, to time them.
+/// Parts of a layer's learning that are left out, to time them.
 #[derive(Args, Clone, Copy, Debug, Serialize)]
 pub struct Learning {
-    /// Has no runners-up.
+    /// No runners-up.
     #[arg(long)]
     pub without_runners_up: bool,
-    /// Lets kept keys learn nothing by their ranks.
+    /// Kept keys do not learn from their ranks.
     #[arg(long)]
     pub without_kept: bool,
-    /// Does not charge what scores of a head gain to all of them.
+    /// Rank gradients are not centred within a head.
     #[arg(long)]
     pub without_compete: bool,
 }
 
 impl Learning {
-    /// The rest of what these scores learn by default.
+    /// The rest of the default learning of these scores.
     fn of(self, scores: Scores) -> ScoreLearning {
         let all = ScoreLearning::of(scores);
         ScoreLearning {
@@ -95,11 +95,11 @@ impl Learning {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoresName {
-    /// They only rank.
+    /// Scores that only rank.
     Ranking,
-    /// DMA's own, which are added to the logits.
+    /// DMA's own scores, which are added to the logits.
     Dma,
-    /// Linear ones, which are added to the logits.
+    /// Linear scores, which are added to the logits.
     Added,
 }
 
@@ -114,7 +114,7 @@ impl ScoresName {
 }
 
 impl Model {
-    /// Its attention: the layer as it is by default, but for what the options say.
+    /// Configuration of its attention: the default layer, except for the options.
     pub fn attention(&self, positions: usize) -> DynamicMaskAttentionConfig {
         let scores = self.scores.of_layer();
         let layer = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
@@ -137,20 +137,20 @@ impl Model {
     }
 }
 
-/// What was measured.
+/// Origin of a measurement.
 #[derive(Serialize)]
 pub struct Origin {
-    /// `burn`; a peer's is another.
+    /// `burn`; peers have other names.
     implementation: &'static str,
-    /// Of Burn and CubeCL.
+    /// Versions of Burn and CubeCL.
     versions: String,
-    /// The chip if there are kernels, else the device as Burn prints it.
+    /// The chip if there are kernels, otherwise Burn's text for the device.
     gpu: String,
     /// Burn's backend.
     backend: String,
-    /// Burn's fusion.
+    /// True with Burn's fusion.
     fusion: bool,
-    /// Burn's autotune.
+    /// True with Burn's autotune.
     autotune: bool,
 }
 
@@ -173,7 +173,7 @@ impl Origin {
     }
 }
 
-/// Prints a row as one line of JSON, and appends it to the file if one is named.
+/// Prints a row as one line of JSON, and appends it to the named file, if any.
 pub fn append(row: &impl Serialize, common: &Common) -> Result {
     let line = serde_json::to_string(row)?;
     println!("{line}");
@@ -187,8 +187,8 @@ pub fn append(row: &impl Serialize, common: &Common) -> Result {
     Ok(())
 }
 
-/// The milliseconds of a call, from an idle device until it is idle again, and what it returned: that lives until the
-/// device is idle, as lazy engines leave out what nobody holds.
+/// Time of a call in milliseconds, from idle device to idle device, and its result, which lives until then, as lazy
+/// engines skip results that nobody holds.
 pub fn clock<T>(device: &Device, call: impl FnOnce() -> T) -> Result<(f64, T)> {
     device.sync()?;
     let start = Instant::now();
@@ -206,7 +206,7 @@ fn versions() -> String {
     ["burn", "cubecl"].map(named).join(", ")
 }
 
-/// The version behind `name = { version = "=`.
+/// Version after `name = { version = "=`.
 fn pinned(name: &str) -> Option<&'static str> {
     let start = format!("{name} = {{ version = \"=");
     let line = MANIFEST.lines().find_map(|line| line.strip_prefix(&start));

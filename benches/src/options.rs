@@ -1,4 +1,4 @@
-//! The options that the commands share.
+//! Options shared by the commands.
 
 use crate::Result;
 use clap::Args;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// How often calls are timed, and where the rows go.
+/// Number of timed calls, and destination of the rows.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct Common {
     /// Timed calls of each kind.
@@ -16,13 +16,13 @@ pub struct Common {
     #[arg(long)]
     #[serde(skip)]
     pub json: Option<PathBuf>,
-    /// The commit that was built, for the rows; by default that of the working directory.
+    /// Commit of the build, for the rows [default: that of the working directory].
     #[arg(long, default_value_t = output("git", &["rev-parse", "--short", "HEAD"]))]
     pub commit: String,
 }
 
 impl Common {
-    /// Writes the rows to the file, if one is named.
+    /// Writes the rows to the named file, if any.
     pub fn write(&self, rows: &impl Serialize) -> Result {
         let Some(path) = &self.json else {
             return Ok(());
@@ -69,7 +69,7 @@ pub struct Selected {
     /// Cases by name; by default all.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// Phases by the names that the rows have; by default all.
+    /// Phases, by their names in the rows; by default all.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
 }
@@ -87,13 +87,13 @@ impl Selected {
         Ok(table.iter().filter(wanted).copied().collect())
     }
 
-    /// Whether a phase is timed.
+    /// True if the phase is timed.
     pub fn phase(&self, phase: &str) -> bool {
         self.phases.is_empty() || self.phases.iter().any(|name| name == phase)
     }
 }
 
-/// Each of some choices; a single one that leaves the choice to the library if there are none.
+/// Each of the choices; if there are none, a single `None` that leaves the choice to the library.
 #[cfg(feature = "cube")]
 pub fn each<T: Copy>(choices: &[T]) -> Vec<Option<T>> {
     match choices {

@@ -1,11 +1,11 @@
-//! Where Burn computes: the devices and element types that one can ask for by name.
+//! Devices and element types by name.
 
 use crate::Result;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-/// Where Burn computes, and in which type.
+/// Device and element type for Burn.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct Place {
     /// Device.
@@ -41,7 +41,7 @@ pub enum DtypeName {
 }
 
 impl Place {
-    /// The device, which draws the same random numbers in every process, if this binary has it and it computes in the
+    /// Opens the device, with the same random numbers in every process, if this binary has it and it supports the
     /// type.
     pub fn open(&self) -> Result<Device> {
         let device = match self.device {

@@ -1,6 +1,6 @@
-//! `bench selections`: the selections that a Burn user may make, timed through `Selector`, attention and autodiff. Every
-//! round times all of them in turn, so that a device that grows slow grows so for all. Times are the host's, from a device
-//! that is idle to one that is again, so they have all that a user waits for.
+//! `bench selections`: the selections available to a Burn user, timed through `Selector`, attention and autodiff.
+//! Every round times all of them in turn, so that a device that slows down does so for all. Times are the host's,
+//! from idle device to idle device, so they include everything a user waits for.
 
 use crate::Result;
 use crate::model::clock;
@@ -15,13 +15,13 @@ use serde::Serialize;
 /// Times selections, attention over them, and a training step's part of both.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// The numbers of keys.
+    /// Numbers of keys.
     #[arg(long, value_delimiter = ',', default_value = "32768,131072")]
     lens: Vec<usize>,
     /// Keys that a query attends to.
     #[arg(long, default_value_t = 2048)]
     window: usize,
-    /// The tokens of each document.
+    /// Tokens of each document.
     #[arg(long, default_value_t = 8192)]
     document: usize,
     #[command(flatten)]
@@ -36,9 +36,9 @@ struct Row {
     selection: &'static str,
     len: usize,
     window: usize,
-    /// Making the intervals.
+    /// Time to make the intervals.
     select: Millis,
-    /// The forward pass over given intervals, without autodiff.
+    /// Forward pass over given intervals, without autodiff.
     forward: Millis,
     /// Selection, forward and backward pass under autodiff, of all inputs.
     train: Millis,
@@ -75,7 +75,7 @@ impl Inputs {
             .forward()
     }
 
-    /// The same with autodiff, tracked.
+    /// The inputs with autodiff, tracked.
     fn tracked(&self) -> Self {
         let rows = |x: &Tensor<4>| x.clone().autodiff().require_grad();
         Self {

@@ -1,4 +1,4 @@
-//! What launches add up to, by kind and by kernel.
+//! Totals of launches, by kind and by kernel.
 
 use crate::kernel_kinds::{Kind, path};
 use serde::Serialize;
@@ -7,31 +7,31 @@ use std::collections::BTreeMap;
 /// The launches of some work.
 #[derive(Clone, Debug, Default)]
 pub struct Launched {
-    /// How many there were.
+    /// Number of launches.
     pub launched: usize,
-    /// Those of which a time was asked for, in the order in which they were made.
+    /// Timed launches, in order.
     pub timed: Vec<Launch>,
 }
 
 /// A launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Launch {
-    /// The kernel, as CubeCL names it.
+    /// CubeCL's name of the kernel.
     pub name: &'static str,
-    /// Its time on the device, if the device has measured one.
+    /// Device time, if measured.
     pub milliseconds: Option<f64>,
-    /// When it ended, after the moment in which watching began, if the device tells.
+    /// End relative to the beginning of the measurement, if the device reports it.
     pub ended_ms: Option<f64>,
 }
 
 impl Launched {
-    /// Launches of which the device has no time.
+    /// Number of launches without a time.
     pub fn not_timed(&self) -> usize {
         let timed = |launch: &&Launch| launch.milliseconds.is_some();
         self.launched - self.timed.iter().filter(timed).count()
     }
 
-    /// From the begin of the first kernel to the end of the last.
+    /// Time from the begin of the first kernel to the end of the last.
     pub fn span_ms(&self) -> Option<f64> {
         let (first, last) = (self.timed.first()?, self.timed.last()?);
         Some(last.ended_ms? - (first.ended_ms? - first.milliseconds?))
@@ -41,9 +41,9 @@ impl Launched {
 /// Launches of one kind, phase or kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Share {
-    /// How many.
+    /// Number of launches.
     pub launches: usize,
-    /// Their times on the device, added.
+    /// Sum of their device times.
     pub ms: f64,
 }
 
@@ -60,13 +60,13 @@ impl Share {
 pub struct Profile {
     /// Launches.
     pub launches: usize,
-    /// Launches of which the device has no time.
+    /// Number of launches without a time.
     pub not_timed: usize,
     /// The sum of the kernels' times.
     pub kernels_ms: f64,
     /// By kind of kernel.
     pub kinds: BTreeMap<Kind, Share>,
-    /// The kernels that take longest, by path.
+    /// Slowest kernels, by path.
     pub kernels: Vec<(String, Share)>,
 }
 
@@ -90,12 +90,12 @@ impl Shares {
         }
     }
 
-    /// Adds a launch as one of the kind that its name tells.
+    /// Adds a launch as one of the kind that its name implies.
     pub fn add(&mut self, launch: &Launch) {
         self.add_as(Kind::of(launch.name), launch);
     }
 
-    /// The profile of the launches that were added, with at most so many kernels.
+    /// Profile of the added launches, with at most `kernels` kernels.
     pub fn profile(self, launched: &[Launched], kernels: usize) -> Profile {
         Profile {
             launches: launched.iter().map(|phase| phase.launched).sum(),
@@ -106,7 +106,7 @@ impl Shares {
         }
     }
 
-    /// The kernels that take longest, by path, at most `count`.
+    /// Slowest kernels, by path, at most `count`.
     fn slowest(&self, count: usize) -> Vec<(String, Share)> {
         let named = |(name, share): (&&str, &Share)| ((*name).to_owned(), *share);
         let mut slowest: Vec<_> = self.kernels.iter().map(named).collect();

@@ -20,7 +20,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Of these elements.
+    /// A tensor of these elements.
     pub fn of<T: NoUninit>(client: &Client, shape: &[usize], elements: &[T]) -> Self {
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         Self {
@@ -30,7 +30,7 @@ impl Tensor {
         }
     }
 
-    /// Of these numbers in an element type.
+    /// A tensor of these numbers, rounded to an element type.
     pub fn rounded(client: &Client, shape: &[usize], values: &[f32], element: ElementType) -> Self {
         match element {
             ElementType::F32 => Self::of(client, shape, values),
@@ -39,7 +39,7 @@ impl Tensor {
         }
     }
 
-    /// Of elements of this size that nobody has written.
+    /// A tensor with elements of this size, uninitialised.
     pub fn empty(client: &Client, shape: &[usize], element_size: usize) -> Self {
         let bytes = shape.iter().product::<usize>() * element_size;
         Self {
@@ -49,23 +49,23 @@ impl Tensor {
         }
     }
 
-    /// Of words, each by its index.
+    /// A tensor of words, each computed from its index.
     pub fn words(client: &Client, shape: &[usize], word: impl FnMut(usize) -> u32) -> Self {
         let words: Vec<u32> = (0..shape.iter().product()).map(word).collect();
         Self::of(client, shape, &words)
     }
 
-    /// Of zeros of 4 bytes.
+    /// A tensor of 4-byte zeros.
     pub fn zeros(client: &Client, shape: &[usize]) -> Self {
         Self::words(client, shape, |_| 0)
     }
 
-    /// Its sizes.
+    /// Sizes of the axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The argument of a launch.
+    /// Argument of a launch.
     pub fn binding(&self) -> TensorBinding {
         TensorBinding {
             handle: self.handle.clone().binding(),
@@ -93,8 +93,8 @@ impl Tensor {
     }
 }
 
-/// Normal values of the element type. Generating them would dominate a long run, so the cores of the host share the
-/// work; the values depend on the seed alone.
+/// Normal values of the element type. Generating them would dominate a long run, so the host's cores share the work;
+/// the values depend only on the seed.
 pub fn normal(len: usize, seed: u64, element: ElementType) -> Vec<f32> {
     const CHUNK: usize = 1 << 20;
     let mut values = vec![0.0; len];

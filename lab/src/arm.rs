@@ -1,20 +1,20 @@
-//! What chooses the keys: ours, and the controls.
+//! Arms: methods of selecting keys, ours and the controls.
 
 use burn_flash_dma::nn;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What chooses the keys that a query attends to, within `w` keys per query and kv head.
+/// Selects the keys that a query attends to, `w` per query and kv head.
 ///
-/// Every arm has the same parameters, initial values and data; a control that adds no scores leaves the parameters of
-/// the scores alone.
+/// Every arm has the same parameters, initial values and data; a control that adds no scores leaves their parameters
+/// unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arm {
     /// All keys, and nothing added to their logits.
     Dense,
-    /// The layer as it is by default, but for what options say: linear scores that rank the keys and are not added to their
-    /// logits, a quarter of the window recent.
+    /// The default layer, except for the options: linear scores that only rank the keys, a quarter of the window
+    /// recent.
     Ours,
     /// Ours without recent keys: the whole window by score.
     NoRecent,
@@ -28,43 +28,42 @@ pub enum Arm {
     AddedZoh,
     /// Scores are learned and added to the logits of all keys; nothing is pruned.
     Unpruned,
-    /// [`Added`](Self::Added), but of a score `z` only `4 tanh(z / 4)` is added to the logits: it ranks as it is, and
-    /// cannot outweigh them. Of recall.
+    /// [`Added`](Self::Added), but a score `z` adds only `4 tanh(z / 4)` to the logits: it ranks as it is, and cannot
+    /// outweigh them. Recall only.
     Bounded,
-    /// Ours with scores that stay a random projection of the tokens: they rank the keys, nothing is added to the
-    /// logits, and no gradient passes through them. Of recall.
+    /// Ours with scores that stay a random projection of the tokens: they only rank the keys, and no gradient passes
+    /// through them. Recall only.
     Frozen,
-    /// The first `w` keys. Of recall.
+    /// The first `w` keys. Recall only.
     First,
     /// The last `w` keys.
     Sliding,
-    /// The first 4 keys (a quarter of a smaller window than 16), and the last of them up to `w`: StreamingLLM's. Of
-    /// recall.
+    /// StreamingLLM: the first 4 keys (a quarter of windows below 16), and the last ones up to `w`. Recall only.
     Sinks,
-    /// Positional windows of different lengths per kv head, as many keys in the sum: CoWA's form. Half of the heads
-    /// see the last `w / 4` keys, the others the last `2 w − w / 4`. Of recall.
+    /// CoWA: positional windows of different lengths per kv head, as many keys in total. Half of the heads see the
+    /// last `w / 4` keys, the others the last `2 w − w / 4`. Recall only.
     HeadWindows,
-    /// The keys that will be asked for: see [`oracle`](crate::recall::keys::oracle). Of recall.
+    /// The keys that will be asked for: see [`oracle`](crate::recall::keys::oracle). Recall only.
     Oracle,
 }
 
-/// How an arm makes the scores of its layers.
+/// Scores of an arm's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scores {
-    /// The layer's own rank the keys and are added to the logits.
+    /// The layer's own, which rank the keys and are added to the logits.
     RankAndBias,
-    /// The layer's own rank the keys; within bounds they are added to the logits.
+    /// The layer's own, which rank the keys and are added to the logits within bounds.
     RankAndBounded,
-    /// The layer's own rank the keys, and are added to nothing.
+    /// The layer's own, which only rank the keys.
     Rank,
-    /// The layer's own rank the keys, as they were drawn.
+    /// The layer's own at their initial values, which only rank the keys.
     FrozenRank,
-    /// None.
+    /// No scores.
     None,
 }
 
 impl Arm {
-    /// How it makes scores.
+    /// Scores of its layers.
     pub fn scores(self) -> Scores {
         match self {
             Self::Ours | Self::NoRecent => Scores::Rank,
@@ -79,28 +78,28 @@ impl Arm {
         }
     }
 
-    /// Whether a layer does it by its configuration alone; others only the model of recall does.
+    /// True if a layer's configuration suffices; only the model of recall has the other arms.
     pub fn is_of_a_layer(self) -> bool {
         let scores = matches!(self.scores(), Scores::Rank | Scores::RankAndBias);
         scores || matches!(self, Self::Dense | Self::Sliding)
     }
 
-    /// Whether its layers can deal tokens to their heads: if their scores only rank.
+    /// True if its layers can deal tokens to their heads: if their scores only rank.
     pub fn deals(self) -> bool {
         matches!(self.scores(), Scores::Rank | Scores::FrozenRank)
     }
 
-    /// Whether its scores learn, and only by what they rank.
+    /// True if its scores learn from their ranks alone.
     pub fn learns_by_rank(self) -> bool {
         self.scores() == Scores::Rank
     }
 
-    /// Whether a query attends to a limited number of keys.
+    /// True if a query attends to a limited number of keys.
     pub fn is_pruned(self) -> bool {
         !matches!(self, Self::Dense | Self::Unpruned)
     }
 
-    /// Whether a part of its window is recent.
+    /// True if part of its window is recent.
     pub fn has_recent(self) -> bool {
         matches!(
             self,
@@ -113,17 +112,17 @@ impl Arm {
         )
     }
 
-    /// The last keys that its layers keep whatever their scores; `None` is what they do by themselves.
+    /// Number of most recent keys that its layers always keep; `None` for the layer's default.
     pub fn recent(self, window: usize) -> Option<usize> {
         match self {
-            // The layer has none by itself with these scores.
+            // The layer's default with these scores is 0.
             Self::AddedZoh => Some(window / 4),
             _ if self.has_recent() => None,
             _ => Some(0),
         }
     }
 
-    /// The scores of its layers.
+    /// Kind of its layers' scores.
     pub fn layer_scores(self) -> nn::Scores {
         match (self, self.scores()) {
             (Self::AddedZoh, _) => nn::Scores::Dma,
@@ -132,12 +131,12 @@ impl Arm {
         }
     }
 
-    /// Whether scores of keys ranked next learn.
+    /// True if runners-up learn.
     pub fn has_runners_up(self) -> bool {
         self.is_pruned() && self.runners_up(4) != Some(0)
     }
 
-    /// The keys ranked next whose scores learn; `None` is what the layer does by itself.
+    /// Number of runners-up; `None` for the layer's default.
     pub fn runners_up(self, window: usize) -> Option<usize> {
         match self {
             Self::Ours | Self::NoRecent | Self::Added | Self::AddedNoRecent | Self::Bounded => None,
@@ -169,7 +168,7 @@ mod tests {
         assert_eq!(parts(Arm::Added), (added, recent, runners_up));
         assert_eq!(parts(Arm::AddedNoRunnersUp), (added, recent, Some(0)));
         assert_eq!(parts(Arm::AddedNoRecent), (added, Some(0), runners_up));
-        // What the layers of the others have by themselves.
+        // Defaults of the other arms' layers.
         assert_eq!(parts(Arm::AddedZoh), (added, Some(16), Some(16)));
         assert_ne!(Arm::AddedZoh.layer_scores(), Arm::Added.layer_scores());
         let bounded = Scores::RankAndBounded;

@@ -1,4 +1,4 @@
-//! The command line, and the runs that it asks for.
+//! The command line, and its runs.
 
 use crate::Result;
 use crate::arm::Arm;
@@ -10,14 +10,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Trains small models that differ in which keys their attention keeps, and says what they learn and lose.
+/// Trains small models that differ in which keys their attention keeps, and reports what they learn and lose.
 ///
-/// The arms of a seed begin with the same parameters and read the same texts in the same order. A row of JSON is added
-/// to --out after each run. Runs whose rows are there are skipped, so a call that was ended goes on.
+/// The arms of a seed begin with the same parameters and read the same texts in the same order. Each run adds a row
+/// of JSON to --out. Runs that already have a row are skipped, so an interrupted call can be resumed.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub struct Cli {
-    /// What the models are trained on.
+    /// Training task.
     #[command(subcommand)]
     pub task: Command,
 }
@@ -34,46 +34,46 @@ pub enum Command {
     Needles(Options),
 }
 
-/// What a run is made of.
+/// Options of the runs.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Sizes that the options left out have.
+    /// Defaults of the sizes below.
     #[arg(long, value_enum, default_value = "small")]
     pub size: Size,
     /// Device to train on.
     #[arg(long, value_enum, default_value = "flex")]
     pub device: DeviceName,
-    /// Element type of the activations; parameters stay f32 [default: f32, of text and needles on cuda bf16].
+    /// Element type of the activations; parameters stay f32 [default: f32; for text and needles on cuda bf16].
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeName>,
-    /// What chooses the keys [default: of recall every arm, else dense,ours,sliding].
+    /// Methods of selecting keys [default: for recall every arm, otherwise dense,ours,sliding].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub arms: Vec<Arm>,
-    /// Seeds of the parameters and of the texts: numbers, and ranges with both of their ends, as in 0,3..5.
+    /// Seeds of the parameters and of the texts: numbers, and inclusive ranges, as in 0,3..5.
     #[arg(long, value_delimiter = ',', default_value = "0")]
     pub seeds: Vec<Seeds>,
-    /// Tokens of a training text; of recall 16 per pair, of text and needles bytes.
+    /// Tokens of a training text; for recall 16 per pair, for text and needles bytes.
     #[arg(long, value_delimiter = ',')]
     pub tokens: Vec<usize>,
-    /// A kv head keeps one key in so many of a training text, and as many of longer ones. Arms that prune nothing are
-    /// trained once.
+    /// A kv head keeps one key in this many of a training text, and the same number for longer ones. Arms that prune
+    /// nothing are trained once.
     #[arg(long, value_delimiter = ',', default_value = "8")]
     pub shares: Vec<usize>,
     /// Peak learning rates; with several each arm is trained with each of them.
     #[arg(long, value_delimiter = ',')]
     pub rates: Vec<f64>,
-    /// Of recall: takes the best rate of each arm from the rows in this file, that an earlier call with several --rates
-    /// has made.
+    /// Recall only: takes the best rate of each arm from the rows in this file, made by an earlier call with several
+    /// --rates.
     #[arg(long, value_name = "FILE", conflicts_with = "rates")]
     pub rates_from: Option<PathBuf>,
-    /// How the layers choose their keys.
+    /// How the layers select their keys.
     #[command(flatten)]
     pub choice: Choice,
-    /// Of text and needles: makes odd layers local, which keep so many last keys and alone have the rotary encoding; 0
-    /// for none [default: of needles 32, of the size `table` 256].
+    /// Text and needles only: makes odd layers local, which keep this many last keys and alone have the rotary
+    /// encoding; 0 for none [default: for needles 32, for the size `table` 256].
     #[arg(long)]
     pub local_window: Option<usize>,
-    /// The most training steps of a run.
+    /// Maximum number of training steps of a run.
     #[arg(long)]
     pub steps: Option<usize>,
     /// Texts per step.
@@ -91,32 +91,32 @@ pub struct Options {
     /// Key and value heads.
     #[arg(long)]
     pub kv_heads: Option<usize>,
-    /// Of text and needles: text to train on, a file or every UTF-8 file under a directory.
+    /// Text and needles only: text to train on, a file or every UTF-8 file under a directory.
     #[arg(long, value_name = "FILE|DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates"))]
     pub data: PathBuf,
-    /// Of text: the most validation windows, at most 256. Of needles: texts per length, kind and depth.
+    /// For text: maximum number of validation windows, at most 256. For needles: texts per length, kind and depth.
     #[arg(long)]
     pub texts: Option<usize>,
-    /// Of needles: the weight of the loss of an answer's byte in training, where that of any other byte is 1.
+    /// Needles only: weight of an answer's byte in the training loss, where any other byte has 1.
     #[arg(long)]
     pub answer_weight: Option<f64>,
-    /// Runs at once, each in a process of its own: small models leave a GPU waiting for the host. The rows are the same,
-    /// but for their order and their times.
+    /// Runs at once, each in a process of its own: small models leave a GPU waiting for the host. The rows are the
+    /// same, except for their order and times.
     #[arg(long, default_value = "1")]
     pub processes: NonZeroUsize,
-    /// Makes the runs that the standard input orders, for the program that has started this one.
+    /// Makes the runs ordered on the standard input, for the program that started this one.
     #[arg(long, hide = true)]
     pub worker: bool,
-    /// The file of rows.
+    /// File of rows.
     #[arg(long, value_name = "FILE", default_value = "runs/lab.json")]
     pub out: PathBuf,
-    /// Where to write the parameters of each trained model.
+    /// Folder for the parameters of each trained model.
     #[arg(long, value_name = "DIR")]
     pub checkpoints: Option<PathBuf>,
-    /// The commit that was built [default: that of the working directory].
+    /// Commit of the build [default: that of the working directory].
     #[arg(long)]
     pub commit: Option<String>,
-    /// The machine, in words [default: Burn's name of the device, and the threads].
+    /// Description of the machine [default: Burn's name of the device, and the threads].
     #[arg(long)]
     pub machine: Option<String>,
 }
@@ -133,7 +133,7 @@ impl Cli {
 }
 
 impl Options {
-    /// The element type that runs of a task have.
+    /// Element type of a task's runs.
     pub fn dtype(&self, task: Task) -> DtypeName {
         self.dtype.unwrap_or(match (task, self.device) {
             (Task::Text | Task::Needles, DeviceName::Cuda) => DtypeName::Bf16,
@@ -141,8 +141,8 @@ impl Options {
         })
     }
 
-    /// The runs that are asked for, on a corpus with this fingerprint: all arms of a length and a seed, then the next
-    /// seed. There is at least one.
+    /// The requested runs, on a corpus with this fingerprint: all arms of a length and a seed, then the next seed. At
+    /// least one.
     pub fn runs(&self, task: Task, corpus: &str) -> Result<Vec<Settings>> {
         let settings = self.settings(task, corpus);
         let or = |given: &[usize], default| match given {
@@ -177,7 +177,7 @@ impl Options {
         Ok(runs)
     }
 
-    /// The rates to train an arm with.
+    /// Rates to train an arm with.
     fn rates_of(&self, arm: Arm, default: f64) -> Result<Vec<f64>> {
         let Some(path) = &self.rates_from else {
             return Ok(match &self.rates[..] {
@@ -190,7 +190,7 @@ impl Options {
         Ok(vec![best.ok_or_else(missing)?])
     }
 
-    /// What of the options concerns an arm.
+    /// Settings of an arm, without options that do not concern it.
     fn run(&self, settings: &Settings, arm: Arm, [tokens, share]: [usize; 2]) -> Settings {
         let (pruned, by_rank) = (arm.is_pruned(), arm.learns_by_rank());
         let of_text = settings.task == Task::Text;
@@ -214,7 +214,7 @@ impl Options {
         }
     }
 
-    /// The settings that do not depend on arm, length, seed and rate.
+    /// Settings that do not depend on arm, length, seed and rate.
     fn settings(&self, task: Task, corpus: &str) -> Settings {
         let size = task.settings(self.size);
         Settings {
@@ -240,7 +240,7 @@ impl Options {
     }
 }
 
-/// Takes from an arm what it has no use for.
+/// Resets an option that an arm does not use.
 fn drop_unless<T: Default>(used: bool, option: &mut T) {
     if !used {
         *option = T::default();

@@ -1,11 +1,11 @@
-//! The devices and element types one can ask for by name.
+//! Devices and element types by name.
 
 use crate::Result;
 use burn::tensor::{Device, FloatDType};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Where to train; the name is also that of the Cargo feature.
+/// Device to train on; its name is also that of the Cargo feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceName {
@@ -28,7 +28,7 @@ pub enum DtypeName {
 }
 
 impl DeviceName {
-    /// The device, if this binary has it and it computes in `dtype`.
+    /// Opens the device, if this binary has it and it supports `dtype`.
     pub fn open(self, dtype: DtypeName) -> Result<Device> {
         let name = name(self);
         let device = match self {
@@ -60,7 +60,7 @@ impl DtypeName {
     }
 }
 
-/// The name of a value as it is written on the command line, and in the rows.
+/// Name of a value on the command line and in the rows.
 pub fn name(value: impl ValueEnum) -> String {
     let value = value.to_possible_value().expect("no value is hidden");
     value.get_name().to_owned()

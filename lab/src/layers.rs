@@ -1,32 +1,32 @@
-//! What the layers of a model select.
+//! Statistics of layers' selections.
 
 use crate::recall::evaluate::Facts;
 use burn::tensor::Tensor;
 use burn_flash_dma::Intervals;
 use serde::{Deserialize, Serialize};
 
-/// What a layer selects.
+/// Statistics of a layer's selection.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerStatistics {
-    /// Keys that a position attends to, in the mean.
+    /// Mean number of keys that a position attends to.
     pub alive: f64,
-    /// Positions that attend to a key, in the mean over the keys that any attends to.
+    /// Mean number of positions that attend to a key, over the keys with any.
     pub lifetime: f64,
-    /// The share of keys that no position attends to.
+    /// Share of keys that no position attends to.
     pub never_alive: f64,
-    /// The share of attended pairs whose key is recent by the rule.
+    /// Share of attended pairs whose key is recent by the rule.
     pub recent: f64,
-    /// The share of positions at which an index decides in place of a score; `None` without scores.
+    /// Share of positions at which an index decides instead of a score; `None` without scores.
     pub ties: Option<f64>,
-    /// The standard deviation of all scores; `None` without any, or if it is not finite.
+    /// Standard deviation of all scores; `None` without any, or if it is not finite.
     pub spread: Option<f64>,
-    /// Of recall: the facts that it keeps.
+    /// Recall only: facts that it keeps.
     #[serde(flatten)]
     pub facts: Option<Facts>,
 }
 
 impl LayerStatistics {
-    /// Of a selection by these scores `[batch, kv_heads, len]`.
+    /// Statistics of a selection by these scores `[batch, kv_heads, len]`.
     pub fn of(intervals: &Intervals, scores: Option<&Tensor<3>>) -> Self {
         let stats = intervals.stats();
         let spread = scores.map(|scores| {

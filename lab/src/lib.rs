@@ -1,6 +1,6 @@
-//! The parts of the program `lab`: small models whose layers choose their keys in one of several ways ([`arm`]), trained
-//! ([`mod@train`]) on associative recall ([`recall`]) or on running text ([`text`]), with one row of JSON per run
-//! ([`rows`]). Runs are made by processes of their own ([`processes`]).
+//! The parts of the program `lab`: small models whose layers select their keys in one of several ways ([`arm`]),
+//! trained ([`mod@train`]) on associative recall ([`recall`]) or on running text ([`text`]), with one row of JSON per
+//! run ([`rows`]). Processes of their own make the runs ([`processes`]).
 
 pub mod arm;
 pub mod cli;
@@ -15,5 +15,5 @@ pub mod settings;
 pub mod text;
 pub mod train;
 
-/// The result of what can go wrong; the error is one line.
+/// Result with an error of one line.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;

@@ -1,4 +1,5 @@
-//! `lab`: see `lab --help`, `arm.rs` for what is compared, and `recall/task.rs` and `text/needles.rs` for the tasks.
+//! `lab`: see `lab --help`, `arm.rs` for the compared methods, and `recall/task.rs` and `text/needles.rs` for the
+//! tasks.
 
 use clap::Parser;
 use lab::cli::{Cli, Options};
@@ -51,7 +52,7 @@ fn run(cli: &Cli) -> lab::Result<()> {
         left: Mutex::new(0..runs.len()),
         rows: Mutex::new(rows::read(&options.out)?),
     };
-    // One process that fails leaves the others their runs.
+    // If one process fails, the others make its remaining runs.
     let mut errors: Vec<String> = std::thread::scope(|scope| {
         let hands = (0..options.processes.get()).map(|_| scope.spawn(|| work.by_a_process()));
         let hands: Vec<_> = hands.collect();
@@ -72,7 +73,7 @@ fn run(cli: &Cli) -> lab::Result<()> {
     }
 }
 
-/// The runs of a call, from which every process gets the next one when it has made one.
+/// Runs of a call, from which every process takes the next one when it is idle.
 struct Work<'a> {
     options: &'a Options,
     runs: &'a [Settings],
@@ -82,7 +83,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Has runs made by one process, until none is left.
+    /// Has runs made by one process until none is left.
     fn by_a_process(&self) -> lab::Result<()> {
         let mut worker = None;
         loop {
@@ -157,7 +158,7 @@ fn show(number: usize, point: &Point) {
     println!("{line}");
 }
 
-/// Prints what a row says.
+/// Prints a summary of a row.
 fn summarise(row: &Row) {
     let (training, evaluation) = (&row.outcome.training, &row.outcome.evaluation);
     let step = training.step_milliseconds;

@@ -1,10 +1,10 @@
-//! Options of a command that are more than a number.
+//! Types of options that are more than a number.
 
 use crate::Result;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Consecutive seeds: a number, or a range with both of its ends, as in `3..5`.
+/// Consecutive seeds: a number, or an inclusive range, as in `3..5`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seeds(RangeInclusive<u64>);
 

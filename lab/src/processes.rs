@@ -1,9 +1,9 @@
-//! Runs in processes of their own: each has its own device, and threads of one process share what hands work to a GPU.
+//! Runs in processes of their own: each has its own device, as threads of one process share the queue of a GPU.
 //!
-//! The program that was called starts copies of itself with the same options and `--worker`. It alone knows which runs are
-//! left, and it alone writes rows; so nothing is claimed or locked between processes, and a run whose process dies has no
-//! row, as if it was not begun. A copy gets one [`Order`] per line of its input and answers each with an [`Answer`], one line
-//! of its output; its other lines are passed through. It ends where its input does.
+//! The called program starts copies of itself with the same options and `--worker`. It alone knows which runs are
+//! left, and it alone writes rows; so processes claim and lock nothing, and a run whose process dies has no row, as
+//! if it was not begun. A copy gets one [`Order`] per line of its input and answers each with an [`Answer`], one line
+//! of its output; its other lines are passed through. It ends with its input.
 
 use crate::Result;
 use crate::cli::Options;
@@ -15,19 +15,19 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// What begins the line of an answer, and no line of progress.
+/// Prefix of an answer's line, which no line of progress has.
 const ANSWER: &str = "answer: ";
 
 /// A run to make.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// Its number, which its lines of progress begin with.
+    /// Its number, the prefix of its lines of progress.
     pub number: usize,
     /// The run.
     pub run: Settings,
 }
 
-/// What came of an order: the outcome, and Burn's name of the device and the threads; or why it failed, and with it the
+/// Result of an order: the outcome, and Burn's name of the device and the threads; or the error that ended the
 /// process.
 type Answer = Result<(Outcome, String), String>;
 
@@ -54,11 +54,11 @@ impl Worker {
         Ok(Self { child, lines })
     }
 
-    /// The outcome of a run and the machine's name. What the process prints until then goes through `pass`.
+    /// Outcome of a run and the machine's name. `pass` gets the lines that the process prints until then.
     pub fn run(&mut self, order: &Order, pass: impl Fn(&str)) -> Result<(Outcome, String)> {
         let line = serde_json::to_string(order).expect("an order's keys are strings");
         let input = self.child.stdin.as_mut().expect("it is piped");
-        // A process that has ended before may have said why.
+        // A process that has already ended may have said why.
         let _ = writeln!(input, "{line}");
         let failed = |e| format!("a process: {e}");
         let mut line = Vec::new();
@@ -79,7 +79,7 @@ impl Worker {
     }
 }
 
-/// The process has nothing left to read, so it ends.
+/// Closing its input ends the process.
 impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
@@ -87,8 +87,8 @@ impl Drop for Worker {
     }
 }
 
-/// Makes the runs of a task that the input orders, until one fails. The device is opened, and a corpus read, when there is
-/// a run to make. `show` gets every point of a curve.
+/// Makes the runs of a task that the input orders, until one fails. Opens the device, and reads a corpus, when there
+/// is a run to make. `show` gets every point of a curve.
 pub fn serve(task: Task, options: &Options, show: impl Fn(usize, &Point)) -> Result<()> {
     let mut means = None;
     for line in std::io::stdin().lines() {
@@ -105,7 +105,7 @@ pub fn serve(task: Task, options: &Options, show: impl Fn(usize, &Point)) -> Res
     Ok(())
 }
 
-/// The corpus of a task that has one.
+/// Corpus of the task, if it has one.
 pub fn corpus(task: Task, options: &Options) -> Result<Option<Corpus>> {
     match task {
         Task::Recall => Ok(None),
@@ -143,7 +143,7 @@ mod tests {
     use crate::settings::Size;
     use std::cell::RefCell;
 
-    /// What a shell script in the place of the program leads to, and the lines that are passed through.
+    /// Result of a shell script in place of the program, and the lines passed through.
     fn script(script: &str) -> (String, Vec<String>) {
         let order = Order {
             number: 7,

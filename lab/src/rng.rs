@@ -1,4 +1,4 @@
-//! The random numbers of texts: a number depends on nothing but its seed, its stream and its index, on any device.
+//! Random numbers of texts: a number depends only on its seed, its stream and its index, on any device.
 
 use rand::rngs::ChaCha8Rng;
 use rand::{Rng as _, SeedableRng};

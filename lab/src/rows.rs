@@ -1,4 +1,4 @@
-//! Rows of results, one per run, and the rates that they recommend. A file of them is an array in JSON, a row per line.
+//! Rows of results, one per run, and the rates they recommend. A file of rows is a JSON array, a row per line.
 
 use crate::Result;
 use crate::arm::Arm;
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// A run: everything that a table needs, and everything to repeat it with.
+/// A run: everything needed for a table and to repeat it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The commit that has been built.
+    /// Commit of the build.
     pub commit: String,
-    /// The machine, in words.
+    /// Description of the machine.
     pub machine: String,
-    /// What decides the outcome.
+    /// Settings that determine the outcome.
     #[serde(flatten)]
     pub settings: Settings,
-    /// Of recall: how many facts there are, and can be kept.
+    /// Recall only: number of facts, and how many can be kept.
     #[serde(flatten)]
     pub places: Option<Places>,
     /// The outcome.
@@ -26,23 +26,22 @@ pub struct Row {
     pub outcome: Outcome,
 }
 
-/// The facts of a text, and the places for them.
+/// Facts of a text, and the room for them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Places {
     /// Pairs per text.
     pub pairs: usize,
-    /// Keys that a kv head may keep, per pair.
+    /// Window of a kv head, per pair.
     pub window_per_pair: f64,
-    /// The facts that all heads of a layer can keep between them, as a share of all facts, at most 1. An attention
-    /// layer that answers by looking at facts cannot do better; but several layers keep keys of their own, and a key
-    /// that is kept may have gathered what it saw in an earlier layer.
+    /// Share of all facts that the heads of a layer can keep together, at most 1. An attention layer that answers by
+    /// looking at facts cannot do better; but several layers keep keys of their own, and a kept key may have gathered
+    /// what it saw in an earlier layer.
     pub cap: f64,
-    /// As [`cap`](Self::cap), of all layers.
+    /// [`cap`](Self::cap) of all layers.
     pub cap_of_all_layers: f64,
 }
 
 impl Places {
-    /// Those of a run.
     pub fn of(settings: &Settings) -> Self {
         let pairs = settings.recall().pairs;
         let window = settings.window.unwrap_or(settings.tokens);
@@ -72,15 +71,15 @@ impl Row {
     }
 }
 
-/// A file of rows that one call has for itself.
+/// A file of rows held by one call.
 #[derive(Debug)]
 pub struct Held {
     path: PathBuf,
     _file: File,
 }
 
-/// Takes a file of rows for one call. Two of them would each write back what it has read at its start. The lock is on a
-/// file beside it, because the file of rows is replaced; it ends with the process, however that ends.
+/// Holds a file of rows for one call. Two calls would each write back what they read at their start. The lock is on a
+/// file next to it, because the file of rows is replaced; it ends with the process, however that ends.
 pub fn hold(path: &Path) -> Result<Held> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -101,7 +100,7 @@ pub fn hold(path: &Path) -> Result<Held> {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // A file that stays is in nobody's way.
+        // A file that stays does no harm.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -115,7 +114,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
     Ok(serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?)
 }
 
-/// Writes a file of rows. One that is there is replaced when the new one is complete.
+/// Writes a file of rows. Replaces an existing one when the new one is complete.
 pub fn write(path: &Path, rows: &[Row]) -> Result<()> {
     let line = |row| serde_json::to_string(row).expect("a row's keys are strings");
     let lines: Vec<String> = rows.iter().map(line).collect();
@@ -125,11 +124,11 @@ pub fn write(path: &Path, rows: &[Row]) -> Result<()> {
     Ok(written.map_err(|e| format!("{}: {e}", path.display()))?)
 }
 
-/// Rates whose means differ by no more answer alike.
+/// Rates count as equal if their means differ by no more.
 const ALIKE: f64 = 0.002;
 
-/// The rate with which an arm answered best in the mean over the seeds of a sweep over several; of those that answer
-/// alike the lowest: the fastest on one seed may fail on another. `None` if the sweep has no row of the arm.
+/// The rate with which an arm answered best on average over the seeds of a sweep; among equal ones the lowest: the
+/// fastest on one seed may fail on another. `None` if the sweep has no row of the arm.
 pub fn best_rate(sweep: &[Row], arm: Arm) -> Option<f64> {
     let of_arm = sweep.iter().filter(|row| row.settings.arm == arm);
     let answers =

@@ -1,4 +1,4 @@
-//! What decides the outcome of a run.
+//! Settings that determine the outcome of a run.
 
 use crate::Result;
 use crate::arm::{Arm, Scores};
@@ -10,13 +10,13 @@ use flash_dma_models::Curriculum;
 use flash_dma_models::nn::{DecoderConfig, last_keys};
 use serde::{Deserialize, Serialize};
 
-/// The fewest keys of a window.
+/// Minimum window.
 const LEAST_WINDOW: usize = 4;
 
-/// The most validation windows: each of them is a number in the row.
+/// Maximum number of validation windows: each is a number in the row.
 const MOST_WINDOWS: usize = 256;
 
-/// What a model is trained on and asked for.
+/// Training task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Task {
@@ -28,8 +28,8 @@ pub enum Task {
     Needles,
 }
 
-/// Everything that decides the outcome of a run: a row with equal settings need not be made again. An arm has `None` of
-/// what it has no use for.
+/// Everything that determines the outcome of a run: a row with equal settings need not be made again. Options that an
+/// arm does not use are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// The task.
@@ -38,21 +38,21 @@ pub struct Settings {
     pub device: DeviceName,
     /// Element type of the activations; parameters stay f32.
     pub dtype: DtypeName,
-    /// What chooses the keys.
+    /// Method of selecting keys.
     pub arm: Arm,
     /// Tokens, or bytes, of a training text.
     pub tokens: usize,
     /// Keys per query and kv head, at every length; `None` is all of them.
     pub window: Option<usize>,
-    /// How the layers choose their keys.
+    /// How the layers select their keys.
     #[serde(flatten)]
     pub choice: Choice,
-    /// Keys of a query in odd layers, which are local and alone have the rotary encoding; `None` if none is.
+    /// Window of the odd layers, which are local and alone have the rotary encoding; `None` for no local layers.
     pub local_window: Option<usize>,
     /// The model's sizes.
     #[serde(flatten)]
     pub sizes: Sizes,
-    /// The most training steps. The learning rate falls to 0 over them.
+    /// Maximum number of training steps. The learning rate falls to 0 over them.
     pub steps: usize,
     /// Texts per step.
     pub batch: usize,
@@ -60,67 +60,67 @@ pub struct Settings {
     pub rate: f64,
     /// Seed of the parameters and of the texts.
     pub seed: u64,
-    /// Not of recall: the corpus, by its fingerprint.
+    /// Text and needles only: fingerprint of the corpus.
     pub corpus: String,
-    /// Of text: the most validation windows. Of needles: texts per length, kind and depth.
+    /// For text: maximum number of validation windows. For needles: texts per length, kind and depth.
     pub texts: usize,
-    /// Of needles: the weight of the loss of an answer's byte, where that of any other byte is 1.
+    /// Needles only: weight of an answer's byte in the loss, where any other byte has 1.
     pub answer_weight: f64,
 }
 
-/// How the layers choose their keys, and what eases that in training: options of the program, and fields of a row, where
-/// an arm has none of what it has no use for.
+/// How the layers select their keys, and what eases that in training: options of the program and fields of a row,
+/// which leaves out those an arm does not use.
 #[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
 pub struct Choice {
-    /// The last keys that are kept whatever their scores, counted in the window, in arms that keep some
+    /// How many of the most recent keys are always kept, in arms that keep some; they count toward the window
     /// [default: a quarter of it].
     #[arg(long)]
     pub recent: Option<usize>,
-    /// Ranks tokens alike wherever they stand, in all heads of arms whose scores only rank.
+    /// Turns off recency in the ranking, in arms whose scores only rank: position does not matter in any head.
     #[arg(long)]
     pub without_recency: bool,
-    /// Deals the tokens of a text to the key/value heads in turn, so many at a time in the first layer and twice as many
-    /// in each behind it; a head ranks all others below its own. In arms whose scores only rank.
+    /// Deals runs of this many tokens to the key/value heads in turn, twice as many in each further layer; a head
+    /// ranks all other tokens below its own. In arms whose scores only rank.
     #[arg(long, value_name = "RUN")]
     pub turns: Option<usize>,
     /// Lets tokens learn through scores that only rank, in arms whose scores learn by rank alone.
     #[arg(long)]
     pub with_tokens: bool,
-    /// Lets the scores of kept keys learn nothing by their ranks, in arms whose scores learn by rank alone.
+    /// Kept keys do not learn from their ranks, in arms whose scores learn by rank alone.
     #[arg(long)]
     pub without_kept: bool,
-    /// Does not charge what scores of a head gain to all of them, in arms whose scores learn by rank alone.
+    /// Does not centre the rank gradients of a head, in arms whose scores learn by rank alone.
     #[arg(long)]
     pub without_compete: bool,
-    /// The keys ranked next whose scores learn, in arms that have some [default: a quarter of the window,
-    /// at least 8].
+    /// Number of runners-up, in arms that have some [default: a quarter of the window, at least 8].
     #[arg(long)]
     pub runners_up: Option<usize>,
-    /// The share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so on.
+    /// Share of the steps in which arms that prune have a wider window: half of the text, then half of that, and so
+    /// on.
     #[arg(long, default_value = "0")]
     pub narrowing: Curriculum,
-    /// The share of the steps that have shorter texts, and as many tokens: 64 at first, then twice as many, and so on, in
-    /// which arms that prune keep the same share of the keys. Not of needles.
+    /// Share of the steps with shorter texts but as many tokens: 64 at first, then twice as many, and so on; arms
+    /// that prune keep the same share of the keys. Not for needles.
     #[arg(long, default_value = "0")]
     pub lengthening: Curriculum,
-    /// Gives every layer a learned logit per head that has no key: what no key answers can attend to nothing.
+    /// Adds a learned sink logit per head to every layer: a query that no key answers can attend to nothing.
     #[arg(long)]
     pub sink: bool,
-    /// Of text and needles: numbers of layers, counted from 1, that attend to all keys in the arms that prune.
+    /// Text and needles only: layers, counted from 1, that attend to all keys in arms that prune.
     #[arg(long, value_delimiter = ',')]
     pub dense_layers: Vec<usize>,
-    /// Of text: evaluates arms whose scores learn by rank with windows of so many keys as well, at the training length.
+    /// Text only: also evaluates arms whose scores learn by rank with these windows, at the training length.
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     pub other_windows: Vec<usize>,
-    /// Of recall: where the pairs stand.
+    /// Recall only: positions of the pairs.
     #[arg(long, value_enum, default_value = "scattered")]
     pub layout: Layout,
 }
 
-/// What a training step trains with.
+/// Settings of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// How many times shorter its texts are.
+    /// Divisor of its texts' length.
     pub divisor: usize,
     /// Keys per query and kv head.
     pub window: Option<usize>,
@@ -141,19 +141,19 @@ pub struct Sizes {
     pub kv_heads: usize,
 }
 
-/// A size of everything that goes together.
+/// A preset of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// CI's: of recall seconds per row in an optimised build, a minute in a debug build.
+    /// For CI: for recall seconds per row in an optimised build, a minute in a debug build.
     Smallest,
-    /// For a processor: minutes per row, of needles a quarter of an hour.
+    /// For a processor: minutes per row, for needles a quarter of an hour.
     Small,
     /// For the table, on a GPU.
     Table,
 }
 
 impl Task {
-    /// The longest texts to evaluate with, in training lengths.
+    /// Longest texts for evaluation, in training lengths.
     pub fn longest(self) -> usize {
         match self {
             Self::Recall => 1,
@@ -162,9 +162,9 @@ impl Task {
         }
     }
 
-    /// What the program trains [`Arm::Dense`] with if it is told the task and the size alone.
+    /// Settings for [`Arm::Dense`] if only the task and the size are given.
     pub fn settings(self, size: Size) -> Settings {
-        // Scores of recall are linear in so many features: with 32 or 64 they kept far fewer facts.
+        // Scores of recall are linear in this many features: with 32 or 64 they kept far fewer facts.
         let (tokens, [width, layers, heads]) = match (self, size) {
             (Self::Recall, Size::Smallest) => (64, [128, 1, 4]),
             (Self::Recall, Size::Small) => (128, [128, 2, 4]),
@@ -217,7 +217,7 @@ impl Task {
 }
 
 impl Settings {
-    /// An arm of a task that keeps one key in eight if it prunes, and is as the program has it by default otherwise.
+    /// Settings of an arm of a task that keeps one key in eight if it prunes; otherwise the defaults.
     pub fn of(task: Task, arm: Arm, size: Size) -> Self {
         let settings = task.settings(size);
         Self {
@@ -232,14 +232,14 @@ impl Settings {
         Pairs::new(self.tokens, self.choice.layout)
     }
 
-    /// The window that narrows, at a training step counted from 0: what the model is evaluated with.
+    /// The (narrowing) window at a training step, counted from 0, with which the model is evaluated.
     pub fn window_at(&self, step: usize) -> Option<usize> {
         let (narrowing, tokens, steps) = (self.choice.narrowing, self.tokens, self.steps);
         let narrowed = |window| narrowing.window(window, tokens, step, steps);
         self.window.map(narrowed)
     }
 
-    /// What a training step, counted from 0, trains with.
+    /// Settings of a training step, counted from 0.
     pub fn step(&self, step: usize) -> Step {
         let choice = &self.choice;
         let divisor = (choice.lengthening).divisor(self.tokens, step, self.steps);
@@ -253,18 +253,18 @@ impl Settings {
         }
     }
 
-    /// Whether a step, counted from 0, trains with shorter texts or a wider window than the last one.
+    /// True if a step, counted from 0, has shorter texts or a wider window than the last one.
     pub fn is_easier(&self, step: usize) -> bool {
         self.window_at(step) != self.window || self.step(step).divisor > 1
     }
 
-    /// The last keys that are kept whatever their scores; `None` is what the layer does by itself.
+    /// How many of the most recent keys are always kept; `None` for the layer's default.
     fn recent(&self) -> Option<usize> {
         let of = |window| self.choice.recent.or(self.arm.recent(window));
         self.window.and_then(of)
     }
 
-    /// The blocks, and of text and needles the whole model.
+    /// Configuration of the blocks, and for text and needles of the whole model.
     pub fn decoder(&self) -> DecoderConfig {
         let (arm, window, choice) = (self.arm, self.window, &self.choice);
         let runners_up = arm.runners_up(window.unwrap_or(0));
@@ -301,7 +301,7 @@ impl Settings {
             .with_dtype(self.dtype.burn())
     }
 
-    /// Refuses what cannot be trained, beside what the layers refuse, in a line that names the option.
+    /// Refuses settings that cannot be trained with and that layers do not check, in a line that names the option.
     pub fn check(&self) -> Result<()> {
         let refuse = |line: String| Err(line.into());
         let (choice, tokens, recent, sizes) =
@@ -365,7 +365,7 @@ impl Settings {
         Ok(())
     }
 
-    /// One line.
+    /// The settings in one line.
     pub fn title(&self) -> String {
         let all = || "all keys".into();
         let window = self.window.map_or_else(all, |w| format!("{w} keys"));

@@ -24,10 +24,10 @@ use std::time::Instant;
 /// Evaluations of a run that uses up its steps, after the first, which is before its first step.
 const EVALUATIONS: usize = 20;
 
-/// One step in so many warms up.
+/// One step in this many warms up.
 const WARM_UP_SHARE: usize = 20;
 
-/// The gradients of all parameters together are clipped to this norm.
+/// Maximum global norm of the gradients.
 const MAX_NORM: f64 = 1.0;
 
 /// A model that twice in a row answers this share of the questions has learned the task.
@@ -36,31 +36,31 @@ const SOLVED: f64 = 0.999;
 /// A curve that rises by less in half of all steps is flat.
 const RISE: f64 = 0.01;
 
-/// What a run trains, on what, and how it is evaluated.
+/// Model, data and evaluation of a run.
 pub trait Subject {
-    /// What is trained.
+    /// The trained model.
     type Model: Module;
 
     /// A model with random parameters.
     fn model(&self, device: &Device) -> Result<Self::Model>;
 
-    /// The model with another window, and its parameters, which stay those that an optimiser knows.
+    /// The model with another window and the same parameters (identity included, for the optimiser).
     fn with_window(&self, model: Self::Model, window: Option<usize>) -> Result<Self::Model>;
 
     /// The blocks of a model.
     fn blocks(model: &Self::Model) -> &[DecoderBlock];
 
-    /// The loss of a training step, counted from 0, and the gradients of all parameters.
+    /// Loss of a training step, counted from 0, and the gradients of all parameters.
     fn gradients(&self, model: &Self::Model, step: usize) -> Result<(Tensor<1>, GradientsParams)>;
 
-    /// What is watched in training of a model without autodiff.
+    /// Watched values of a model without autodiff.
     fn watch(&self, model: &Self::Model) -> Result<Watched>;
 
     /// The evaluation of a trained model without autodiff.
     fn evaluate(&self, model: &Self::Model) -> Result<Evaluation>;
 }
 
-/// Why a run ended.
+/// Reason for the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stop {
@@ -72,35 +72,35 @@ pub enum Stop {
     Steps,
 }
 
-/// What is watched of a model in training.
+/// Values watched during training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watched {
-    /// As [`Evaluation::accuracy`].
+    /// See [`Evaluation::accuracy`].
     pub accuracy: Option<f64>,
-    /// As [`Evaluation::kept`].
+    /// See [`Evaluation::kept`].
     pub kept: Option<f64>,
-    /// Of recall: the standard deviation of each layer's scores; empty for an arm without scores.
+    /// Recall only: standard deviation of each layer's scores; empty for an arm without scores.
     pub spreads: Vec<f64>,
-    /// Of text and needles: cross-entropy of the validation texts of a training, in nats a byte.
+    /// Text and needles only: cross-entropy of the validation texts of a training, in nats per byte.
     pub validation_loss: Option<f64>,
-    /// Of needles: the same of the answers' bytes alone.
+    /// Needles only: cross-entropy of the answers' bytes alone.
     pub answer_loss: Option<f64>,
 }
 
-/// A place on a run's curve.
+/// A point of a run's curve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Steps done.
     pub step: usize,
     /// Seconds since the beginning.
     pub seconds: f64,
-    /// The training loss in the mean over the steps since the last point, weights included, in nats; `None` at the
-    /// first, or if it is not finite.
+    /// Mean training loss over the steps since the last point, weights included, in nats; `None` at the first, or if
+    /// it is not finite.
     pub training_loss: Option<f64>,
-    /// The Euclidean norm of the gradients of all scores' parameters in the next step, before clipping; `None` if it is
+    /// Euclidean norm of the gradients of all scores' parameters in the next step, before clipping; `None` if it is
     /// not finite.
     pub score_gradient: Option<f64>,
-    /// What is watched, with the narrowing window.
+    /// Watched values, with the narrowing window.
     #[serde(flatten)]
     pub watched: Watched,
 }
@@ -108,35 +108,35 @@ pub struct Point {
 /// A finished training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Training {
-    /// Trained numbers in the model.
+    /// Number of trained parameters.
     pub parameters: usize,
     /// Steps done.
     pub steps_done: usize,
-    /// Why it ended.
+    /// Reason for its end.
     pub stopped: Stop,
-    /// A step, in the mean without those before the first point; `None` if there were no others.
+    /// Mean time of a step, without those before the first point; `None` if there were no others.
     pub step_milliseconds: Option<f64>,
-    /// Bytes that the device's allocator has reserved at the end, if it tells. It gives nothing back, so only the first
-    /// run of a process says what a training needs.
+    /// Bytes that the device's allocator has reserved at the end, if it reports them. It gives nothing back, so only
+    /// the first run of a process shows what a training needs.
     pub reserved_bytes: Option<u64>,
     /// The points.
     pub curve: Vec<Point>,
 }
 
-/// What a trained model does.
+/// Evaluation of a trained model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Of recall: the share of right answers to the questions of texts that training never draws.
+    /// Recall only: share of right answers to the questions of texts that training never draws.
     pub accuracy: Option<f64>,
-    /// Of recall: the share of questions whose fact some kv head of some layer keeps until it is asked for.
+    /// Recall only: share of questions whose fact some kv head of some layer keeps until it is asked for.
     pub kept: Option<f64>,
-    /// What each layer selects; `None` of a layer that attends to all keys.
+    /// Selection of each layer; `None` for a layer that attends to all keys.
     pub by_layer: Vec<Option<LayerStatistics>>,
-    /// Of text: the losses at the training length, and at four times it, on the same bytes.
+    /// Text only: losses at the training length, and at four times it, on the same bytes.
     pub losses: Vec<Losses>,
-    /// Of text: the losses at the training length with other windows than the training's, in their order.
+    /// Text only: losses at the training length with other windows than the training's, in their order.
     pub losses_by_window: Vec<WindowLosses>,
-    /// Of needles: the answers.
+    /// Needles only: the answers.
     pub answers: Option<Answers>,
 }
 
@@ -149,7 +149,7 @@ pub struct Outcome {
     /// The evaluation.
     #[serde(flatten)]
     pub evaluation: Evaluation,
-    /// Everything, compilation and evaluations included.
+    /// Total time, including compilation and evaluations.
     pub seconds: f64,
 }
 
@@ -199,7 +199,7 @@ fn run_subject<S: Subject>(
     Ok(outcome)
 }
 
-/// Trains a model. The model returned is without autodiff.
+/// Trains a model. Returns it without autodiff.
 fn train<S: Subject>(
     subject: &S,
     settings: &Settings,
@@ -234,7 +234,7 @@ fn train<S: Subject>(
             let done = step - curve.last().map_or(0, |point| point.step);
             let training_loss = sum.take().map(|sum| scalar(sum) / done as f64);
             let score_gradient = score_gradient(S::blocks(&model), &gradients);
-            // The device has nothing left to do now, so the time is that of the steps.
+            // The device is idle now, so the time is that of the steps.
             if curve.last().is_some_and(|before| before.step > 0) {
                 seconds += begun.elapsed().as_secs_f64();
                 timed += done;
@@ -272,7 +272,7 @@ fn train<S: Subject>(
     Ok((model.valid(), training))
 }
 
-/// The model of a seed, all of its parameters drawn in their order. Threads share the random numbers of their device:
+/// The model of a seed, with all of its parameters drawn in order. Threads share the random numbers of their device:
 /// one model is drawn at a time.
 pub fn drawn<M: Module>(
     seed: u64,
@@ -284,13 +284,13 @@ pub fn drawn<M: Module>(
     device.seed(seed);
     let model = model(device)?;
     model.visit(&mut Draw);
-    // Some are drawn when the device comes to it.
+    // Some are drawn only when the device comes to it.
     device.sync().map_err(|error| format!("{error:?}"))?;
     Ok(model)
 }
 
-/// Draws every parameter. Burn draws one when it is first read, so the order, and with it the numbers, would depend on
-/// what an arm reads.
+/// Draws every parameter. Burn draws one on first use, so the order, and with it the numbers, would depend on what an
+/// arm reads.
 struct Draw;
 
 impl ModuleVisitor for Draw {
@@ -307,8 +307,8 @@ fn rate(settings: &Settings, step: usize) -> f64 {
     settings.rate * rise * (1.0 + (std::f64::consts::PI * done).cos()) / 2.0
 }
 
-/// Whether a curve needs no further steps: one of answers, of which nothing counts that was reached with a wider window
-/// or from shorter texts.
+/// Reason to stop, if a curve of answers needs no further steps; results with a wider window or from shorter texts do
+/// not count.
 fn stopped(curve: &[Point], settings: &Settings) -> Option<Stop> {
     let is_easier = |point: &&Point| settings.is_easier(point.step);
     let counted = curve.iter().skip_while(is_easier);
@@ -330,7 +330,7 @@ fn stopped(curve: &[Point], settings: &Settings) -> Option<Stop> {
     (old > f64::NEG_INFINITY && new < old + RISE).then_some(Stop::Flat)
 }
 
-/// The norm of the gradients of all scores' parameters; 0 if there are none.
+/// Norm of the gradients of all scores' parameters; 0 if there are none.
 fn score_gradient(blocks: &[DecoderBlock], gradients: &GradientsParams) -> f64 {
     let norm = |square: Option<Tensor<1>>| square.map_or(0.0, scalar);
     let square = |gradient: Tensor<2>| gradient.square().sum();
@@ -353,7 +353,7 @@ pub fn added(sum: Option<Tensor<1>>, summand: Tensor<1>) -> Tensor<1> {
     }
 }
 
-/// The number of a tensor of one.
+/// The number in a tensor of one element.
 pub fn scalar(tensor: Tensor<1>) -> f64 {
     f64::from(tensor.into_scalar::<f32>())
 }

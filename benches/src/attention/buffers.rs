@@ -1,4 +1,4 @@
-//! The device buffers of a problem, and the calls on them.
+//! Device buffers of a problem, and the calls on them.
 
 use super::row::Phase;
 use crate::tensor::{Tensor, normal};
@@ -12,46 +12,46 @@ use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use std::sync::OnceLock;
 
-/// The device buffers of one problem, all contiguous.
+/// Device buffers of one problem, all contiguous.
 #[derive(Debug)]
 pub struct Buffers {
     /// Sizes and options.
     pub problem: Problem,
     /// The engine of the forward pass.
     pub engine: Engine,
-    /// The fixed choices of the forward engine.
+    /// Fixed choices of the forward engine.
     pub tuning: Tuning,
     /// The engine of the backward pass.
     pub backward_engine: Engine,
     /// `q`, `k`, `v` and the gradient of `out`, with copies for the checks.
     pub rows: [(Tensor, Vec<f32>); 4],
-    /// A copy of the scores, likewise.
+    /// A copy of the scores for the checks.
     pub host_scores: Option<Vec<f32>>,
-    /// With their intervals.
+    /// Scores with their intervals.
     scores: Option<(Tensor, Tensor)>,
     pub out: Tensor,
-    /// Given exactly if the problem has one.
+    /// Present exactly if the problem has a residual.
     residual: Option<Tensor>,
     /// Zero before the first forward pass for a backward pass.
     lse_rest: Tensor,
     pub lse: Tensor,
     pub grads: [Tensor; 3],
     pub grad_scores: Option<Tensor>,
-    /// Made when they are first used.
+    /// Made on first use.
     runners_up: OnceLock<RunnersUp>,
 }
 
-/// The buffers of a quarter of the window as runners-up.
+/// Buffers for runners-up of a quarter of the window.
 #[derive(Debug)]
 struct RunnersUp {
-    /// The window with its runners-up.
+    /// The window including its runners-up.
     window: usize,
-    /// The intervals of this greater window.
+    /// Intervals of this larger window.
     intervals: Tensor,
-    /// Their ends.
+    /// Ends of these intervals.
     far: Tensor,
     grad_rank: Tensor,
-    /// The index of each key: from there its rank keeps it.
+    /// Index of each key: its rank keeps it from there.
     keys: Tensor,
 }
 
@@ -78,8 +78,8 @@ fn launch_select(client: &Client, scores: &Tensor, window: usize, intervals: &Te
 }
 
 impl Buffers {
-    /// Random inputs, every head's scores of the given kind, and the engines of the two passes; by default the engines
-    /// that the passes choose.
+    /// Random inputs, with scores of the given kind in every head, and the engines of the two passes, by default
+    /// those that the passes choose.
     pub fn new(
         client: &Client,
         problem: Problem,
@@ -131,7 +131,7 @@ impl Buffers {
         buffers
     }
 
-    /// Bytes of the inputs and outputs together.
+    /// Bytes of all inputs and outputs.
     pub fn bytes(&self) -> usize {
         let rows = self.rows.iter().map(|(rows, _)| rows);
         rows.chain([&self.out, &self.lse, &self.lse_rest])
@@ -143,7 +143,7 @@ impl Buffers {
             .sum()
     }
 
-    /// The intervals that the selection wrote; `None` without scores. Panics if a launch failed.
+    /// Intervals that the selection wrote; `None` without scores. Panics if a launch failed.
     pub fn read_intervals(&self, client: &Client) -> Option<Vec<Interval>> {
         let (_, intervals) = self.scores.as_ref()?;
         let words = intervals.read::<u32>(client);
@@ -154,8 +154,8 @@ impl Buffers {
         Some(words.chunks_exact(2).map(interval).collect())
     }
 
-    /// Launches a phase; what needs scores launches nothing without them. A backward pass reads what
-    /// [`Phase::ForwardResidual`] wrote. Panics if the engine does not support the problem.
+    /// Launches a phase, or nothing if it needs scores and there are none. A backward pass reads the results of
+    /// [`Phase::ForwardResidual`]. Panics if the engine does not support the problem.
     pub fn launch(&self, client: &Client, phase: Phase) {
         match phase {
             Phase::Select => self.select(client),
@@ -188,7 +188,7 @@ impl Buffers {
         }
     }
 
-    /// The key lists of the forward pass alone, for tiles of 128 rows, as in the tensor-core engines.
+    /// Only the key lists of the forward pass, for tiles of 128 rows, as in the tensor-core engines.
     fn lists(&self, client: &Client) {
         if let Some(selection) = self.inputs().selection {
             let queries = (128 / self.problem.group()).max(1);
@@ -259,7 +259,7 @@ impl Buffers {
         }
     }
 
-    /// What the forward pass wrote, without the residual.
+    /// Results of the forward pass, without the residual.
     fn saved(&self) -> Saved {
         Saved {
             out: self.out.binding(),

@@ -1,4 +1,4 @@
-//! The checks of selection, forward and backward pass before timing, by the oracle of samples and the suite's tolerance.
+//! Checks of selection, forward and backward pass before timing, by the oracle of samples and the suite's tolerance.
 
 use super::buffers::Buffers;
 use cubecl::client::Client;
@@ -7,12 +7,12 @@ use flash_dma_reference::compare::{GRADIENT, OUTPUT};
 use flash_dma_reference::sampled::{Source, attended_keys, reader, spread};
 use flash_dma_reference::{Failure, Report, Rng};
 
-/// The most kv heads of a sample, and of each of them the most query rows and keys.
+/// Maximum number of kv heads in a sample, and of query rows and keys in each of them.
 const HEADS: usize = 8;
 const ROWS: usize = 4;
 const KEYS: usize = 8;
 
-/// Calls `check` with the oracle of the inputs, and `out` and `lse` as the forward pass wrote them.
+/// Calls `check` with the oracle of the inputs, and `out` and `lse` of the forward pass.
 fn with_source(client: &Client, buffers: &Buffers, check: impl FnOnce(&Source, [&[f32]; 2])) {
     let problem = buffers.problem;
     let [q, k, v, grad_out] = buffers.rows.each_ref().map(|(_, host)| reader(host));
@@ -54,8 +54,8 @@ pub fn check_forward(client: &Client, buffers: &Buffers) {
     });
 }
 
-/// Compares sampled rows of every gradient with f64. The forward pass has been checked: the gradients of keys are those
-/// of its LSE and output as they are. Panics if a result is wrong.
+/// Compares sampled rows of every gradient with f64. The forward pass has been checked: the gradients of keys are
+/// computed from its LSE and output. Panics if a result is wrong.
 pub fn check_gradients(client: &Client, buffers: &Buffers) {
     let (p, f32) = (&buffers.problem, ElementType::F32);
     let [dq, dk, dv] = (buffers.grads.each_ref()).map(|grads| grads.read_as(client, p.element));

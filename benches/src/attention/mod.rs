@@ -1,10 +1,10 @@
 //! `bench attention`: selection, forward and backward pass of the CubeCL kernels on one device, a row per (workload,
 //! phase).
 //!
-//! Times are device times (events) of whole calls: a phase includes everything its public function launches. `cold` is
-//! the host's time from the first call of a process to its finished result: generating, compiling and loading every
-//! kernel. Before it is timed, each workload is checked: every interval against a heap, sampled rows of the output and of
-//! every gradient against f64.
+//! Times are device times (events) of whole calls: a phase includes everything its public function launches. `cold`
+//! is the host's time from the first call of a process to its finished result: generating, compiling and loading
+//! every kernel. Before timing, each workload is checked: every interval against a heap, sampled rows of the output
+//! and of every gradient against f64.
 
 mod buffers;
 mod check;
@@ -40,19 +40,20 @@ pub struct Options {
     /// The forward engine; by default the one that `forward` selects.
     #[arg(long, value_parser = engines())]
     engine: Option<Engine>,
-    /// Warps of a cube of the forward engine; several are timed one after the other.
+    /// Warps of a cube of the forward engine; several are timed in turn.
     #[arg(long, value_delimiter = ',')]
     warps: Vec<usize>,
-    /// Parts into which the forward engine splits the keys of a query tile, likewise; 1 does not split.
+    /// Parts into which the forward engine splits the keys of a query tile; several are timed in turn; 1 does not
+    /// split.
     #[arg(long, value_delimiter = ',')]
     parts: Vec<usize>,
-    /// The backward engine, likewise.
+    /// The backward engine; by default the one that `backward` selects.
     #[arg(long, value_parser = engines())]
     backward_engine: Option<Engine>,
     /// Repeat the backward pass this many times and print how far each gradient deviates from the first.
     #[arg(long, default_value_t = 0)]
     repeats: usize,
-    /// A file of the device's measured roof, as `benches/roof.py` prints it.
+    /// A file with the device's measured roof, as printed by `benches/roof.py`.
     #[arg(long, value_parser = Roof::read)]
     roof: Option<Roof>,
 }
@@ -196,7 +197,7 @@ fn bench_tuned(
         sync(client);
         let timed = |_| device::time(client, call);
         let sample = Millis::of((0..common.runs).map(timed).collect());
-        // The queue is empty before each call, so no call waits for a place in it.
+        // The queue is empty before each call, so no call waits for room in it.
         let enqueued = |_| {
             sync(client);
             let start = Instant::now();

@@ -1,9 +1,9 @@
-//! The measured peak rates of a device: `benches/roof.py` times PyTorch's matrix product (cuBLAS) and copy.
+//! Measured peak rates of a device: `benches/roof.py` times PyTorch's matrix product (cuBLAS) and copy.
 
 use flash_dma_problem::ElementType;
 use serde::Deserialize;
 
-/// The measured rates of one device.
+/// Measured rates of one device.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Roof {
     /// Matrix products in bf16, TFLOP/s.
@@ -17,7 +17,7 @@ pub struct Roof {
 }
 
 impl Roof {
-    /// Reads what `benches/roof.py` has printed to a file.
+    /// Reads a file that `benches/roof.py` has printed.
     pub fn read(path: &str) -> Result<Self, String> {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
         serde_json::from_str(&text).map_err(|error| error.to_string())
@@ -31,7 +31,7 @@ impl Roof {
         }
     }
 
-    /// The least time of this many operations on this many bytes, in milliseconds.
+    /// Minimum time of this many operations on this many bytes, in milliseconds.
     pub fn ms(&self, element: ElementType, flops: f64, bytes: f64) -> f64 {
         let compute = flops / (self.tflops(element) * 1e9);
         let memory = bytes / (self.copy_gbs * 1e6);

@@ -1,4 +1,4 @@
-//! What is timed, and the rows that are written.
+//! Timed phases, and the rows written for them.
 
 use crate::stats::Millis;
 use clap::ValueEnum;
@@ -9,34 +9,34 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// The process's first call of everything, from the host: generating, compiling, loading, running.
+    /// The process's first call of everything, timed on the host: generating, compiling, loading, running.
     Cold,
     /// Scores to intervals.
     Select,
-    /// The second selection of a quarter of the window as runners-up.
+    /// The second selection, of a quarter of the window as runners-up.
     SelectRunnersUp,
     /// Intervals to the key lists of every query tile, which the forward pass builds itself.
     Lists,
     /// `out` and LSE, given the intervals.
     Forward,
-    /// The same with the residual of `out`, as autodiff calls it.
+    /// [`Forward`](Self::Forward) with the residual of `out`, as autodiff calls it.
     ForwardResidual,
     /// Selection and forward pass.
     EndToEnd,
     /// All gradients.
     Backward,
-    /// The same with the residual of `out`, as autodiff calls it.
+    /// [`Backward`](Self::Backward) with the residual of `out`, as autodiff calls it.
     BackwardResidual,
-    /// The same with a quarter of the window as runners-up.
+    /// [`BackwardResidual`](Self::BackwardResidual) with a quarter of the window as runners-up.
     BackwardRunnersUp,
-    /// The same with what kept keys are worth.
+    /// [`BackwardRunnersUp`](Self::BackwardRunnersUp) with kept keys that learn.
     BackwardLeaveOneOut,
     /// All gradients with `options.deterministic`.
     BackwardDeterministic,
 }
 
 impl Phase {
-    /// Whether it is left out for a problem: it has no scores, or no residual.
+    /// True if the problem lacks scores or a residual that the phase needs.
     pub fn is_absent(self, problem: &Problem) -> bool {
         match self {
             Self::Select
@@ -49,7 +49,7 @@ impl Phase {
         }
     }
 
-    /// Whether it is a backward pass.
+    /// True for a backward pass.
     pub fn is_backward(self) -> bool {
         matches!(
             self,
@@ -67,9 +67,9 @@ impl Phase {
         value.get_name().to_owned()
     }
 
-    /// Useful operations, on active pairs alone, and bytes, if every input is read once and every output written once.
-    /// Selecting, listing and compiling have no operations; those of runners-up and of what kept keys are worth are not
-    /// counted.
+    /// Useful operations, on active pairs alone, and bytes, if every input is read once and every output written
+    /// once. Selecting, listing and compiling have no operations; those for runners-up and for kept keys that learn
+    /// are not counted.
     pub fn cost(self, problem: &Problem) -> (Option<u128>, Option<u128>) {
         let residual = problem.residual_shape().map_or(0, |shape| {
             (shape.iter().product::<usize>() * problem.element.size()) as u128
@@ -101,19 +101,19 @@ pub struct Row {
     pub phase: Phase,
     /// The engine that ran it, and its fixed choices.
     pub engine: String,
-    /// Device time of whole public calls; host time where the phase is cold.
+    /// Device time of whole public calls; host time for the cold phase.
     pub ms: Millis,
-    /// Host time until a call has returned, in microseconds (median): checking and enqueueing, not waiting.
+    /// Host time until a call has returned, in microseconds (median): checking and enqueueing, without waiting.
     pub host_us: Option<f64>,
     /// Useful operations per second, on active pairs alone.
     pub tflops: Option<f64>,
     /// Bytes of the phase if every input is read once and every output written once.
     pub bytes: Option<u64>,
-    /// The time the device's measured roof allows, in percent of the time it took.
+    /// Time allowed by the device's measured roof, in percent of the measured time.
     pub roof_percent: Option<f64>,
     /// Inputs and outputs of all phases together.
     pub io_mib: f64,
-    /// The most memory that the allocator held beyond them.
+    /// Maximum memory that the allocator held beyond them.
     pub workspace_mib: f64,
     /// Sum of both: the peak of the workload's memory.
     pub peak_mib: f64,

@@ -1,4 +1,4 @@
-//! How much the gradients of repeated calls differ.
+//! Differences between the gradients of repeated calls.
 
 use super::buffers::Buffers;
 use super::row::Phase;
@@ -38,15 +38,15 @@ pub fn print(client: &Client, buffers: &Buffers, what: &str, phase: Phase, repea
     }
 }
 
-/// How far one gradient of repeated calls deviates from the first call's.
+/// Deviation of one gradient over repeated calls from the first call's.
 struct Spread {
-    /// The greatest difference of an element.
+    /// Greatest difference of an element.
     absolute: f32,
-    /// The greatest difference relative to the element.
+    /// Greatest difference relative to the element.
     relative: f32,
-    /// The root mean square of the gradient.
+    /// Root mean square of the gradient.
     rms: f32,
-    /// Which elements differ in some repeat.
+    /// Elements that differ in some repeat.
     differs: Vec<bool>,
 }
 

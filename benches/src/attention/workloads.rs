@@ -1,4 +1,4 @@
-//! The workload table of the project: the timed shapes, as data.
+//! The project's workload table: the timed shapes, as data.
 
 use flash_dma_problem::{
     AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Problem,
@@ -8,7 +8,7 @@ use flash_dma_reference::generate::Scores;
 /// One attention shape and the distribution of its scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// The key of a row.
+    /// Name in the rows.
     pub name: &'static str,
     pub batch: usize,
     pub q_heads: usize,
@@ -18,15 +18,15 @@ pub struct Workload {
     /// Keys per head.
     pub len: usize,
     pub head_dim: usize,
-    /// Keys each query keeps; `None` is dense attention without scores.
+    /// Number of keys that each query keeps; `None` is dense attention without scores.
     pub window: Option<usize>,
     /// Element type of `q`, `k`, `v`.
     pub element: ElementType,
     /// The kind of scores, which determines which keys live and for how long.
     pub scores: Scores,
-    /// The probability that a pair is dropped; `None` is no dropout.
+    /// Dropout probability of a pair; `None` is no dropout.
     pub dropout: Option<f32>,
-    /// Whether logits have ALiBi, by the standard slopes.
+    /// Adds ALiBi with the standard slopes to the logits.
     pub alibi: bool,
 }
 
@@ -92,7 +92,7 @@ const fn wide(name: &'static str, head_dim: usize) -> Workload {
     }
 }
 
-/// A layer of 32K tokens that keeps 2048 keys, chosen by scores of this kind.
+/// A layer of 32K tokens that keeps 2048 keys by scores of this kind.
 const fn kind(name: &'static str, scores: Scores) -> Workload {
     Workload {
         scores,

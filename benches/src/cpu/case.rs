@@ -1,4 +1,4 @@
-//! One length's inputs and a step of each implementation on them.
+//! Inputs of one length, and a step of each implementation on them.
 
 use super::Options;
 use burn::tensor::module::attention;
@@ -152,7 +152,7 @@ impl Case {
         black_box([q, k, v].map(|x| x.grad(&grads)));
     }
 
-    /// Our engine with every key kept and zero scores computes Flex's dense attention.
+    /// Checks that our engine, with every key kept and zero scores, computes Flex's dense attention.
     pub fn check(&self) {
         let mut buffers = Buffers::new(self);
         let zeros = vec![0.0; self.scores.len()];

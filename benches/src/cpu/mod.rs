@@ -1,11 +1,11 @@
 //! `bench cpu`: the CPU engine against the dense attention of Burn's Flex backend, in one run.
 //!
-//! Our engine is timed end to end: selection, then attention with scores and grouped query heads. Flex gets the cheaper
-//! problem, plain causal attention without scores, and its keys and values repeated for every query head before timing
-//! starts (Burn's attention has no grouped heads). `forward+backward` of Flex is a step under autodiff, which
-//! materialises the attention matrix; it is left out where that would take too much memory. Each round times Flex once
-//! and every window once, so both see the same machine. Before that, our engine, with every key kept and zero scores,
-//! is checked against Flex.
+//! Our engine is timed end to end: selection, then attention with scores and grouped query heads. Flex gets the
+//! cheaper problem, plain causal attention without scores, with its keys and values repeated for every query head
+//! before timing starts (Burn's attention has no grouped heads). `forward+backward` of Flex is a step under autodiff,
+//! which materialises the attention matrix; it is left out where that would take too much memory. Each round times
+//! Flex once and every window once, so both see the same machine. Before that, our engine, with every key kept and
+//! zero scores, is checked against Flex.
 
 mod case;
 
@@ -32,7 +32,7 @@ pub struct Options {
     /// Heads of k and v.
     #[arg(long, default_value_t = 2)]
     kv_heads: usize,
-    /// The most memory Flex's backward pass may need, in GiB; longer sequences are left out.
+    /// Maximum memory for Flex's backward pass, in GiB; longer sequences are left out.
     #[arg(long, default_value_t = 6.0)]
     flex_gib: f64,
     #[command(flatten)]
@@ -52,7 +52,7 @@ struct Report {
     commit: String,
     date: String,
     rounds: usize,
-    /// The load average over the minute before the run: above 1, other processes were using the machine.
+    /// Load average over the minute before the run: above 1, other processes were using the machine.
     load: String,
     rows: Vec<Row>,
 }
@@ -70,7 +70,7 @@ struct Row {
     flex_ms: f64,
     /// Flex's time divided by ours: above 1, ours is faster.
     ratio: f64,
-    /// Least and greatest ratio of a round.
+    /// Minimum and maximum ratio of a round.
     spread: [f64; 2],
     /// Medians of the processor time of all threads, which other processes hardly change.
     ours_cpu_ms: f64,
@@ -126,7 +126,7 @@ pub fn run(options: &Options) -> Result {
     options.common.write(&report)
 }
 
-/// Times every window beside Flex, and prints the rows.
+/// Times every window together with Flex, and prints the rows.
 fn time_phase(options: &Options, case: &Case, phase: &'static str, windows: &[usize]) -> Vec<Row> {
     let backward = phase != FORWARD;
     let mut buffers = Buffers::new(case);
@@ -218,7 +218,7 @@ fn median(sample: Vec<f64>) -> f64 {
     Millis::of(sample).median
 }
 
-/// The processor, as the kernel names it.
+/// The kernel's name of the processor.
 fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let [name, family, model] = ["model name", "cpu family", "model\t"].map(|name| {
@@ -228,8 +228,8 @@ fn machine() -> String {
     format!("{name} family {family} model {model}")
 }
 
-/// Processor time of every thread of this process so far, in milliseconds; NaN where the kernel does not say (it is
-/// Linux's `schedstat`). Unlike elapsed time, it hardly depends on other processes.
+/// Processor time of all threads of this process so far, in milliseconds; NaN if the kernel does not report it
+/// (Linux's `schedstat`). Unlike elapsed time, it hardly depends on other processes.
 fn cpu_millis() -> f64 {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
         return f64::NAN;

@@ -11,22 +11,22 @@ use flash_dma_problem::{AttentionOptions, ElementType};
 use flash_dma_reference::Rng;
 use half::bf16;
 
-/// Tokens appended to a cache at once; a longer context repeats the same rows with other scores.
+/// Number of tokens appended to a cache at once; a longer context repeats the same rows with other scores.
 const CHUNK: usize = 16 << 10;
 
 /// Tokens per page.
 const PAGE: usize = 256;
 
-/// A cache, the tokens it holds, and the timed step.
+/// A cache, its tokens, and the timed step.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoding {
-    /// The key of a row.
+    /// Name in the rows.
     pub name: &'static str,
     pub batch: usize,
     /// Query heads, key/value heads.
     pub heads: [usize; 2],
     pub head_dim: usize,
-    /// Tokens that the cache has been given before the step.
+    /// Number of tokens in the cache before the step.
     pub context: usize,
     /// Slots per kv head; `None` keeps all keys, in pages.
     pub window: Option<usize>,
@@ -90,7 +90,7 @@ pub const DECODINGS: &[Decoding] = &[
 /// Steps that pages have room for before they are rewound.
 const MOST_STEPS: usize = 2048;
 
-/// Normal values in bf16. They repeat: drawing all of them would take too long.
+/// Normal values in bf16, repeated: drawing all of them would take too long.
 fn rows(client: &Client, shape: &[usize], rng: &mut Rng) -> Tensor {
     let some: Vec<bf16> = (0..65_521).map(|_| bf16::from_f64(rng.normal())).collect();
     let values = some.into_iter().cycle().take(shape.iter().product());
@@ -129,7 +129,7 @@ impl TokenRows {
     }
 }
 
-/// The device buffers of a case in bf16, its cache filled, and the calls on them, which panic if the kernels refuse.
+/// Device buffers of a case in bf16, its cache filled, and the calls on them, which panic if the kernels refuse.
 #[derive(Debug)]
 pub struct DecodeBuffers {
     case: Decoding,
@@ -141,7 +141,7 @@ pub struct DecodeBuffers {
     pub tuning: DecodeTuning,
     step: DecodeProblem,
     prefill: AppendProblem,
-    /// As [`Slots`] or [`Pages`] have them; the last has the tokens that every sequence has been given.
+    /// Tensors of [`Slots`] or [`Pages`]; the last counts the tokens each sequence has received.
     cache: Vec<Tensor>,
     q: Tensor,
     new: TokenRows,
@@ -151,7 +151,7 @@ pub struct DecodeBuffers {
 }
 
 impl DecodeBuffers {
-    /// Random tokens, and a cache that has been given the case's context.
+    /// Random tokens, and a cache with the case's context.
     pub fn new(client: &Client, case: Decoding) -> Self {
         let element = ElementType::Bf16;
         let mut rng = Rng::new(5);
@@ -220,7 +220,7 @@ impl DecodeBuffers {
         buffers
     }
 
-    /// Sets the tokens that every sequence has been given: a call of the same step then writes the same rows.
+    /// Sets the number of tokens each sequence has received: the same step then writes the same rows again.
     fn set_held(&mut self, client: &Client, held: usize) {
         let last = self.cache.len() - 1;
         self.cache[last] = Tensor::words(client, &[self.case.batch], |_| held as u32);
@@ -246,7 +246,7 @@ impl DecodeBuffers {
         }
     }
 
-    /// Appends a chunk of 16K tokens (of the context if that is less).
+    /// Appends a chunk of 16K tokens (or the context, if shorter).
     pub fn append(&self, client: &Client) {
         let tokens = self.chunk.tokens();
         match self.cache() {
@@ -286,9 +286,9 @@ impl DecodeBuffers {
         }
     }
 
-    /// Compares the engine with the portable one. With slots, the step's tokens have scores of −∞, because other tokens
-    /// would change the cache between the two runs. (The tests cover new tokens.) Panics if they differ by more than
-    /// two roundings of an output.
+    /// Compares the engine with the portable one. With slots, the step's tokens have scores of −∞, because other
+    /// tokens would change the cache between the two runs. (The tests cover new tokens.) Panics if they differ by
+    /// more than two roundings of an output.
     pub fn check(&mut self, client: &Client) {
         self.rewind(client);
         let scores = self.new.scores.take();
@@ -316,7 +316,7 @@ impl DecodeBuffers {
         self.step.bytes(self.keys()) as u64
     }
 
-    /// Bytes of an append: the scores, the rows that stay, and where they are written; at most the rows of the window.
+    /// Bytes of an append: the scores, the rows that stay, and their destinations; at most the rows of the window.
     pub fn append_bytes(&self) -> u64 {
         let p = &self.prefill;
         let heads = p.cache.batch * p.cache.kv_heads;
@@ -325,7 +325,7 @@ impl DecodeBuffers {
         (heads * (scores + 2 * rows * 2 * p.cache.head_dim * 2)) as u64
     }
 
-    /// Keys that a kv head holds.
+    /// Number of keys that a kv head holds.
     pub fn keys(&self) -> usize {
         let Decoding {
             window, context, ..

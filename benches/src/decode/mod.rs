@@ -1,7 +1,7 @@
 //! `bench decode`: decode steps and appends on one device, a row per (case, phase).
 //!
 //! Times are device times (events) of many calls in a row, divided by their number: of calls that the host enqueues,
-//! and of a replayed graph of them. Before it is timed, each case is compared with the portable engine.
+//! and of a replayed graph of them. Before timing, each case is compared with the portable engine.
 
 mod buffers;
 
@@ -26,10 +26,10 @@ pub struct Options {
     /// Calls of a sample.
     #[arg(long, default_value_t = 20)]
     calls: usize,
-    /// Cubes that share the keys of a kv head; several are timed one after the other.
+    /// Cubes that share the keys of a kv head; several are timed in turn.
     #[arg(long, value_delimiter = ',')]
     cubes: Vec<usize>,
-    /// Warps, keys per tile and stages of the tensor-core kernel, as `4x16x3`; several likewise.
+    /// Warps, keys per tile and stages of the tensor-core kernel, as `4x16x3`; several are timed in turn.
     #[arg(long, value_delimiter = ',', value_parser = size)]
     sizes: Vec<[usize; 3]>,
     /// Skip the graph.
@@ -48,11 +48,11 @@ struct Row {
     engine: String,
     /// Device time of one call, in a sequence of calls.
     ms: Millis,
-    /// The same in a replayed graph of calls; only for `decode`.
+    /// Device time of one call in a replayed graph; only for `decode`.
     graph_ms: Option<Millis>,
     /// Host time until a call has returned, in microseconds (median).
     host_us: f64,
-    /// Keys that a kv head holds.
+    /// Number of keys that a kv head holds.
     keys: usize,
     /// Bytes of a call if every row is read or written once.
     bytes: u64,

@@ -1,23 +1,25 @@
-//! `bench generation`: generation as a Burn user waits for it. The model of `bench step` reads a prompt in chunks, then writes the most
-//! likely token again and again. `benches/generate_peer.py` times the same model in PyTorch, with dense attention.
+//! `bench generation`: generation as a Burn user experiences it. The model of `bench step` reads a prompt in chunks,
+//! then writes the most likely token repeatedly. `benches/generate_peer.py` times the same model in PyTorch, with
+//! dense attention.
 //!
 //! Every process times one configuration; a row is one line of JSON. A token is timed in several ways, each from the
-//! caches that the prompt has left:
+//! caches as the prompt left them:
 //!
 //! - `queued`: tokens are fed back on the device, and the host waits after the last;
-//! - `token_read`: the same, but the host waits for each token, as one that shows the text does;
-//! - `logits_read`: the host waits for the logits, chooses the token and uploads it, as one that samples does;
-//! - `enqueue`: until the call has returned, from an idle device, without the driver's part, on a thread of CubeCL's;
-//! - `generated`: a `Generator` hands out each token, which waits for it; its steps are launched;
-//! - `generated_replayed`: the same, with steps that a graph of the device replays;
-//! - `replayed`: one token captured in a graph of the device, again and again at its one position.
+//! - `token_read`: the same, but the host waits for each token, as when showing the text;
+//! - `logits_read`: the host waits for the logits, chooses the token and uploads it, as when sampling;
+//! - `enqueue`: until the call has returned, from an idle device, without the driver's part, which is on a thread of
+//!   CubeCL's;
+//! - `generated`: a `Generator` returns each token, which waits for it; its steps are launched;
+//! - `generated_replayed`: the same, with steps replayed from a device graph;
+//! - `replayed`: one token captured in a device graph, replayed at its one position.
 //!
-//! One more token runs with a measurement around each kernel. So that no kernel's time has the host's in it, work that
+//! One more token runs with a measurement around each kernel. To keep the host's time out of the kernels', work that
 //! keeps the device busy is queued first (`--busy`). `span_ms` is the time from the first kernel's begin to the last
-//! one's end; if it is much more than the sum, the device still waited for the host. Each time has that of an
-//! event in it: `benches/ncu_token.py` runs this program below `ncu`, with `--count-only`, for the kernels' own times.
+//! one's end; if it is much more than the sum, the device still waited for the host. Each time includes that of an
+//! event: for the kernels' own times, `benches/ncu_token.py` runs this program under `ncu` with `--count-only`.
 //!
-//! The rotary tables reach as far as the program goes, unless `--context` says otherwise: positions past a table are
+//! The rotary tables reach as far as the program goes, unless `--context` is given: positions past a table are
 //! computed in every layer of every token.
 
 mod row;
@@ -45,29 +47,29 @@ pub struct Options {
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 8192)]
     prompt: usize,
-    /// Tokens of each prompt that are read at once.
+    /// Number of prompt tokens read at once.
     #[arg(long, default_value_t = 1024)]
     chunk: usize,
-    /// Tokens of a run. `--runs` are those whose tokens are queued, and of replays; a run in which each token is timed is
-    /// one.
+    /// Tokens of a run. `--runs` counts runs with queued tokens, and of replays; the ways that time each token make
+    /// one run.
     #[arg(long, default_value_t = 64)]
     tokens: usize,
-    /// Tokens before each run that is timed.
+    /// Tokens before each timed run.
     #[arg(long, default_value_t = 8)]
     warm_up: usize,
-    /// Positions of the rotary tables; all that are reached if left out.
+    /// Positions of the rotary tables [default: all that are reached].
     #[arg(long)]
     context: Option<usize>,
-    /// Products of two square matrices of 8192 that keep the device busy while the token is queued whose kernels are
-    /// timed; 16 on CUDA and none elsewhere if left out.
+    /// Products of two square matrices of 8192 that keep the device busy while the profiled token is queued [default:
+    /// 16 on CUDA, otherwise none].
     #[arg(long)]
     #[serde(skip)]
     busy: Option<usize>,
-    /// Leaves out the captured token.
+    /// Skip the captured token.
     #[arg(long)]
     #[serde(skip)]
     no_graph: bool,
-    /// Times nothing: prints how many kernels are launched before the first token behind the warm-up, and by it.
+    /// Times nothing: prints how many kernels are launched before the first token after the warm-up, and by it.
     #[arg(long)]
     #[serde(skip)]
     count_only: bool,
@@ -84,7 +86,7 @@ impl Options {
         Ok(())
     }
 
-    /// The positions that the longest of the runs reaches.
+    /// Number of positions that the longest of the runs reaches.
     fn positions(&self) -> usize {
         // A capture runs the token up to five times.
         self.prompt + self.warm_up + self.model.common.runs * self.tokens + 5
@@ -92,7 +94,7 @@ impl Options {
 
     fn config(&self) -> DecoderConfig {
         let context = self.context.unwrap_or_else(|| self.positions());
-        // Of all keys a cache of constant size has room for all positions.
+        // If all keys are kept, a cache of constant size has room for all positions.
         let window = self.model.window.or(Some(self.positions()));
         let model = Model {
             window,
@@ -120,7 +122,7 @@ pub fn run(options: &Options) -> Result {
     }
 }
 
-/// The launches up to the first token behind the warm-up, and its own.
+/// Launches up to the first token after the warm-up, and its own.
 fn count(options: &Options) -> Result<Counts> {
     let launches = Launches::count();
     let device = options.model.place.open()?;
@@ -223,8 +225,8 @@ mod tests {
         assert_eq!(row["cache_bytes"], cache_bytes(keys));
     }
 
-    /// The caches of a sequence: a local layer of 4 slots and one of so many, one head of 16 features, f32, scores and
-    /// positions.
+    /// Bytes of a sequence's caches: a local layer of 4 slots and one of `slots`, one head of 16 features, f32,
+    /// scores and positions.
     fn cache_bytes(slots: usize) -> usize {
         let layer = |slots: usize| slots * (2 * 16 * 4 + 8) + 4;
         layer(4) + layer(slots)

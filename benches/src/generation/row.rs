@@ -1,4 +1,4 @@
-//! What is printed of a configuration. `benches/generate_peer.py` prints the same keys, as far as PyTorch knows them.
+//! The printed row of a configuration. `benches/generate_peer.py` prints the same keys, as far as PyTorch knows them.
 
 use super::Options;
 use super::timing::Times;
@@ -9,21 +9,21 @@ use serde::Serialize;
 /// One configuration.
 #[derive(Serialize)]
 pub struct Row {
-    /// Whose tokens they are.
+    /// Origin of the measurement.
     #[serde(flatten)]
     pub origin: Origin,
     /// The configuration.
     #[serde(flatten)]
     pub options: Options,
-    /// Trained numbers.
+    /// Number of trained parameters.
     pub parameters: usize,
     /// Bytes of all caches.
     pub cache_bytes: usize,
-    /// Reading the prompt, the first time, which compiles.
+    /// First reading of the prompt, which compiles.
     pub first_prompt_ms: f64,
-    /// The second time.
+    /// Second reading.
     pub prompt_ms: f64,
-    /// Behind the prompt.
+    /// Times after the prompt.
     #[serde(flatten)]
     pub times: Times,
 }
@@ -34,13 +34,13 @@ pub struct Profile {
     /// By kind and by kernel.
     #[serde(flatten)]
     pub all: shares::Profile,
-    /// From the begin of the first kernel to the end of the last.
+    /// Time from the begin of the first kernel to the end of the last.
     pub span_ms: Option<f64>,
-    /// The median of `queued` over the sum of the kernels' times.
+    /// Median of `queued` divided by the sum of the kernels' times.
     pub queued_over_kernels: f64,
 }
 
-/// What `--count-only` prints.
+/// Output of `--count-only`.
 #[derive(Serialize)]
 pub struct Counts {
     /// Launches before the token.
@@ -50,7 +50,7 @@ pub struct Counts {
 }
 
 impl Profile {
-    /// The profile of a token's launches; `queued_ms` is the time of a token that was not watched.
+    /// Profile of a token's launches; `queued_ms` is the time of a token without profiling.
     pub fn new(launched: &Launched, queued_ms: f64, kernels: usize) -> Self {
         let mut shares = Shares::default();
         for launch in &launched.timed {

@@ -1,4 +1,4 @@
-//! A model that writes behind its prompts.
+//! A model that writes after its prompts.
 
 use super::Options;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -8,14 +8,14 @@ use flash_dma_models::LanguageModel;
 use flash_dma_models::nn::Decoder;
 use flash_dma_reference::Rng;
 
-/// The tokens of the model: bytes.
+/// Vocabulary of the model: bytes.
 pub const VOCABULARY: usize = 256;
 
 /// Random bytes, one sequence each for a batch.
 pub struct Prompt {
     /// `[batch, prompt]`.
     tokens: Tensor<2, Int>,
-    /// The same on the host.
+    /// Tokens on the host.
     pub rows: Vec<Vec<u32>>,
     chunk: usize,
 }
@@ -37,8 +37,8 @@ impl Prompt {
     }
 }
 
-/// A model, its caches, and the token that it reads next. A clone shares the tensors of its caches until one of both
-/// writes. Errors are those of [`flash_dma_models::LanguageModel::try_read`].
+/// A model, its caches, and the token that it reads next. Clones share the tensors of their caches until one is
+/// written. Errors are those of [`flash_dma_models::LanguageModel::try_read`].
 #[derive(Clone)]
 pub struct Session {
     model: Decoder,
@@ -69,7 +69,7 @@ impl Session {
         Ok(())
     }
 
-    /// The logits behind the token that is read next, `[batch, 256]`.
+    /// Logits after the next token, `[batch, 256]`.
     pub fn logits(&mut self) -> Result<Tensor<2>, AttentionError> {
         let next = self.next.clone().expect("a prompt has been read");
         let logits = self.model.try_read(next, 1, &mut self.caches)?;
@@ -83,7 +83,7 @@ impl Session {
         Ok(next)
     }
 
-    /// `count` [steps](Self::step), and what they wrote.
+    /// `count` [steps](Self::step), and the tokens written.
     pub fn steps(&mut self, count: usize) -> Result<Vec<Tensor<2, Int>>, AttentionError> {
         (0..count).map(|_| self.step()).collect()
     }

@@ -1,4 +1,4 @@
-//! The ways in which a token is timed.
+//! The ways to time a token.
 
 use super::Options;
 use super::row::Profile;
@@ -17,40 +17,40 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// The sides of the matrices that keep a device busy.
+/// Side of the matrices that keep a device busy.
 const BUSY_SIDE: usize = 8192;
 
-/// A token's times. See the [command](super).
+/// Times of a token. See the [command](super).
 #[derive(Serialize)]
 struct TokenTimes {
-    /// Of a run without waiting, per token.
+    /// A run without waiting, per token.
     queued: Millis,
-    /// Of each token that was read.
+    /// Each token that was read.
     token_read: Millis,
-    /// Of each token that the host chose.
+    /// Each token that the host chose.
     logits_read: Millis,
     /// Until the call has returned.
     enqueue: Millis,
-    /// Of each token that a generator hands out, its steps launched.
+    /// Each token that a generator returns, with launched steps.
     generated: Millis,
-    /// The same, its steps replayed.
+    /// Each token that a generator returns, with replayed steps.
     generated_replayed: Millis,
-    /// Of a captured token.
+    /// A captured token.
     replayed: Replayed,
 }
 
-/// All that is measured behind the prompt.
+/// All measurements after the prompt.
 #[derive(Serialize)]
 pub struct Times {
     token_ms: TokenTimes,
-    /// Of the median of `queued`, over all sequences.
+    /// From the median of `queued`, over all sequences.
     tokens_per_second: f64,
-    /// Whether all ways have written the same tokens.
+    /// True if all ways have written the same tokens.
     same_tokens: bool,
-    /// The most memory that the allocator had reserved before the captured token and the products that keep the device
+    /// Maximum memory that the allocator had reserved before the captured token and the products that keep the device
     /// busy.
     peak_bytes: Option<u64>,
-    /// The kernels of a token. Engines without launches, and builds without CubeCL, have none.
+    /// Kernels of a token. Engines without launches, and builds without CubeCL, have none.
     profile: Option<Profile>,
 }
 
@@ -58,13 +58,13 @@ pub struct Times {
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Replayed {
-    /// Of a run of replays, per token.
+    /// Time per token of a run of replays.
     Ms(Millis),
-    /// Why there is none.
+    /// Reason for its absence.
     Missing(String),
 }
 
-/// Tokens are timed behind a session, which stays where it is.
+/// Times tokens after a session, which is not changed.
 pub struct Timing<'a> {
     pub session: &'a Session,
     pub writer: &'a Decoder,
@@ -89,7 +89,7 @@ impl Timing<'_> {
             session.write(&tokens, device);
             Ok(tokens)
         })?;
-        // What was written is held until it is there.
+        // The tokens are held until they are computed.
         let (enqueue, _written) = self.each(true, |session| Ok(session.step()?))?;
         device.sync()?;
         let (generated, launched_text) = self.generated(false)?;
@@ -101,7 +101,7 @@ impl Timing<'_> {
                 .filter(|launched| launched.launched > 0)
                 .map(|launched| Profile::new(&launched, queued.median, options.model.kernels)),
         };
-        // Last: a capture that fails may leave the device in a state that nobody has planned for.
+        // Last: a failed capture may leave the device in an undefined state.
         let replayed = match options.no_graph {
             true => Replayed::Missing("not asked for".into()),
             false => self.replayed()?,
@@ -124,7 +124,7 @@ impl Timing<'_> {
         })
     }
 
-    /// A session of its own that has written the tokens of the warm-up.
+    /// A copy of the session that has written the tokens of the warm-up.
     fn warm(&self) -> Result<Session> {
         let mut session = self.session.clone();
         session.steps(self.options.warm_up)?;
@@ -132,7 +132,7 @@ impl Timing<'_> {
         Ok(session)
     }
 
-    /// The time per token of each run, and the tokens of the first.
+    /// Time per token of each run, and the tokens of the first.
     fn queued(&self) -> Result<(Millis, Written)> {
         let (mut session, tokens) = (self.warm()?, self.options.tokens);
         let (mut first, mut times) = (None, Vec::new());
@@ -145,8 +145,8 @@ impl Timing<'_> {
         Ok((Millis::of(times), first.collect::<Result<_>>()?))
     }
 
-    /// The time in which each call for a token of one run returns, and what it returned; `idle`: the calls begin on an
-    /// idle device.
+    /// Time until each call for a token of one run returns, and the results; `idle`: the calls begin on an idle
+    /// device.
     fn each<T>(
         &self,
         idle: bool,
@@ -165,7 +165,7 @@ impl Timing<'_> {
         Ok((Millis::of(times), written))
     }
 
-    /// The time of each token that a generator hands out behind the warm-up, and those tokens.
+    /// Time of each token that a generator returns after the warm-up, and those tokens.
     fn generated(&self, replay: bool) -> Result<(Millis, Written)> {
         let Self {
             options, prompt, ..
@@ -190,7 +190,7 @@ impl Timing<'_> {
         Ok((Millis::of(times.split_off(before)), written.collect()))
     }
 
-    /// The launches of a token that is queued behind work enough to keep the device busy meanwhile.
+    /// Launches of a token that is queued after enough work to keep the device busy meanwhile.
     fn launched(&self) -> Result<Launched> {
         let (mut session, busy) = (self.warm()?, self.options.busy());
         // The first of them compiles.
@@ -206,7 +206,7 @@ impl Timing<'_> {
         Ok(launched)
     }
 
-    /// Queues products one behind the other.
+    /// Queues products one after another.
     fn busy(&self, products: usize) -> Option<Tensor<2>> {
         let dtype = self.options.model.place.dtype.burn();
         let zeros = || Tensor::<2>::zeros([BUSY_SIDE, BUSY_SIDE], (self.device, dtype.into()));
@@ -216,7 +216,7 @@ impl Timing<'_> {
         })
     }
 
-    /// The time per replay of a captured token.
+    /// Time per replay of a captured token.
     fn replayed(&self) -> Result<Replayed> {
         let (mut session, tokens) = (self.warm()?, self.options.tokens);
         let step = move || session.step();
@@ -254,7 +254,7 @@ fn tokens_of(tokens: Tensor<2, Int>) -> Result<Vec<i32>> {
     Ok(tokens.try_into_vec_as::<i32>()?)
 }
 
-/// The most likely token of each sequence, the first of equals, chosen on the host. Waits for the device.
+/// The most likely token of each sequence, the first among equals, chosen on the host. Waits for the device.
 fn choose(logits: Tensor<2>) -> Result<Vec<i32>> {
     let logits = logits.try_into_vec_as::<f32>()?;
     let best = |row: &[f32]| {

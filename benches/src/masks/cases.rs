@@ -11,9 +11,9 @@ pub enum Pattern {
     All,
     /// The keys less than this many positions before the query.
     Window(usize),
-    /// The keys of the same document, of this length.
+    /// The keys of the same document, each of this length.
     Documents(usize),
-    /// The `w` of greatest bias among those that causal masking leaves.
+    /// The `w` keys of greatest bias among those that causal masking leaves.
     Top(usize),
     /// Each key with this probability.
     Scattered(f64),
@@ -22,7 +22,7 @@ pub enum Pattern {
 /// The bias added to the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bias {
-    /// Nothing.
+    /// No bias.
     None,
     /// One value per key of every kv head.
     Keys,
@@ -33,7 +33,6 @@ pub enum Bias {
 }
 
 impl Bias {
-    /// Its shape.
     pub fn shape(self, q_heads: usize, kv_heads: usize, len: usize) -> Option<[usize; 4]> {
         match self {
             Self::None => None,
@@ -47,7 +46,7 @@ impl Bias {
 /// One shape and mask: causal self-attention of one sequence, bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// The key of a row.
+    /// Name in the rows.
     pub name: &'static str,
     pub q_heads: usize,
     pub kv_heads: usize,
@@ -58,7 +57,7 @@ pub struct Case {
     pub pattern: Pattern,
     /// The bias.
     pub bias: Bias,
-    /// The probability that a pair is dropped; `None` is no dropout.
+    /// Dropout probability of a pair; `None` is no dropout.
     pub dropout: Option<f32>,
 }
 
@@ -83,7 +82,7 @@ const fn dropping(name: &'static str, len: usize, pattern: Pattern) -> Case {
     }
 }
 
-/// The project's target cases, and the cases that they are compared with.
+/// The project's target cases, and the cases they are compared with.
 pub const CASES: &[Case] = &[
     layer("n8k-unmasked", 8192, Unmasked, Bias::None),
     layer("n8k-all-visible", 8192, All, Bias::None),

@@ -3,8 +3,8 @@
 use flash_dma_problem::Problem;
 use half::bf16;
 
-/// Compares the LSE and the output of a query with f64, given the logit of each key that it attends to, and the values
-/// of a key. Panics if a result is wrong.
+/// Compares the LSE and the output of a query with f64, given the logit of each attended key, and the values of a
+/// key. Panics if a result is wrong.
 pub fn check_row(
     problem: &Problem,
     [head, query]: [usize; 2],

@@ -1,4 +1,4 @@
-//! The buffers of a case on a device, the calls on them, and their check.
+//! Buffers of a case on a device, the calls on them, and their check.
 
 use super::cases::{Case, Pattern};
 use super::check::{check_row, dot};
@@ -18,23 +18,23 @@ pub type Call = fn(&Calls, &Client);
 
 /// The buffers of a case.
 pub struct Calls {
-    /// The fraction of visible pairs among those that causal masking leaves.
+    /// Fraction of visible pairs among those that causal masking leaves.
     pub density: f64,
     problem: MaskedProblem,
     pattern: Pattern,
     rows: [Vec<bf16>; 3],
     bias: Vec<f32>,
     mask: Option<Tensor>,
-    /// The first key and one past the last that each query sees, if it sees exactly the keys in between.
+    /// First key and one past the last that each query sees, if it sees exactly the keys in between.
     ranges: Option<[Tensor; 2]>,
-    /// The bits of the mask and their counts, which the phases `plan` and `plan-ranges` write.
+    /// Bits of the mask and their counts, written by the phases `plan` and `plan-ranges`.
     bits: Option<[Tensor; 2]>,
     inputs: MaskedInputs,
     out: Tensor,
     lse: Tensor,
     /// Without the residual.
     saved: Saved,
-    /// What the rounding of `out` loses, which a training step keeps.
+    /// Rounding error of `out`, which a training step keeps.
     residual: Tensor,
     lse_rest: Tensor,
     grads: MaskedGradients,
@@ -71,7 +71,7 @@ impl Calls {
         };
         let rows = [random(&q), random(&kv), random(&kv)];
         let grad_out = random(&q);
-        // The mask takes its best keys from it as well.
+        // The mask also takes its best keys from it.
         let biases = bias_shape.map_or(len, |shape| shape.iter().product());
         let bias: Vec<f32> = (0..biases).map(|_| rng.normal() as f32).collect();
         let pairs = len * (len + 1) / 2;
@@ -184,7 +184,7 @@ impl Calls {
         bits.each_ref().map(|tensor| tensor.read(client))
     }
 
-    /// `RESIDUAL`: as a training step calls it.
+    /// `RESIDUAL`: with the residual, as a training step calls it.
     fn forward<const RESIDUAL: bool>(&self, client: &Client) {
         let mut outputs = Outputs::new(self.out.binding(), self.lse.binding());
         if RESIDUAL {
@@ -196,7 +196,7 @@ impl Calls {
             .expect("a valid call");
     }
 
-    /// `RESIDUAL`: as a training step calls it.
+    /// `RESIDUAL`: with the residual, as a training step calls it.
     fn backward<const RESIDUAL: bool>(&self, client: &Client) {
         let saved = Saved {
             residual: RESIDUAL.then(|| self.residual.binding()),
@@ -214,7 +214,7 @@ impl Calls {
         sync(client);
     }
 
-    /// Builds the plan, in both ways where there are two, and compares sampled rows of a forward pass with f64. Panics
+    /// Builds the plan, in both ways if there are two, and compares sampled rows of a forward pass with f64. Panics
     /// if a result is wrong.
     pub fn check(&mut self, client: &Client) {
         if self.ranges.is_some() {
@@ -261,7 +261,7 @@ fn mask_bits([bits, counts]: &[Tensor; 2]) -> MaskBits {
     }
 }
 
-/// The keys that query `i` sees, for patterns of contiguous ranges.
+/// Keys that query `i` sees, for patterns of contiguous ranges.
 fn range(pattern: Pattern, i: usize, len: usize) -> Option<Range<usize>> {
     match pattern {
         Pattern::All => Some(0..len),
@@ -271,7 +271,7 @@ fn range(pattern: Pattern, i: usize, len: usize) -> Option<Range<usize>> {
     }
 }
 
-/// The first key and one past the last that each query sees, for these patterns.
+/// First key and one past the last that each query sees, for these patterns.
 fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
     let ranges = (0..len).map(|i| range(pattern, i, len));
     let (first, end) = ranges
@@ -280,7 +280,7 @@ fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
     Some([first, end])
 }
 
-/// The mask `[len, len]`, one byte per pair; what causal masking hides may be anything.
+/// The mask `[len, len]`, one byte per pair; pairs hidden by causal masking have any value.
 fn mask(pattern: Pattern, len: usize, bias: &[f32], rng: &mut Rng) -> Vec<u8> {
     let mut bytes = vec![0u8; len * len];
     // The keys seen so far, the best first.

@@ -1,4 +1,4 @@
-//! `bench masks`: attention under structured masks. Plan building from the mask and, where the mask is a range of keys
+//! `bench masks`: attention under structured masks. Plan building from the mask and, if the mask is a range of keys
 //! per query, from these ranges; forward and backward of the CubeCL kernels.
 //!
 //! Times are device times of whole calls: forward and backward are given the plan, and derive their lists of blocks
@@ -36,16 +36,16 @@ pub struct Options {
 #[derive(Serialize)]
 struct Row {
     case: &'static str,
-    /// Those with the residual of the output are the calls of a training step.
+    /// Phase; those with the residual of the output are the calls of a training step.
     phase: &'static str,
     engine: &'static str,
     q_heads: usize,
     kv_heads: usize,
     len: usize,
     head_dim: usize,
-    /// The fraction of visible pairs among all pairs that causal masking leaves.
+    /// Fraction of visible pairs among all pairs that causal masking leaves.
     density: f64,
-    /// The probability that a pair is dropped, if there is dropout.
+    /// Dropout probability of a pair, if there is dropout.
     #[serde(skip_serializing_if = "Option::is_none")]
     dropout: Option<f32>,
     ms: Millis,

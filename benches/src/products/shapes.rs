@@ -12,9 +12,9 @@ pub struct Layer {
     pub d_in: usize,
     /// Features of its output.
     pub d_out: usize,
-    /// How often a step has it.
+    /// Number of such layers in a step.
     pub times: usize,
-    /// Whether its weight is stored as `[d_out, d_in]`: the embedding, read backwards.
+    /// True if its weight is stored as `[d_out, d_in]`: the tied embedding.
     pub turned: bool,
 }
 
@@ -41,7 +41,7 @@ impl Layer {
         }
     }
 
-    /// With every width divided, but at least 24.
+    /// The layer with every width divided, but at least 24.
     pub fn shrunk(self, by: usize) -> Self {
         Self {
             d_in: (self.d_in / by).max(24),

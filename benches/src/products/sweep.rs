@@ -1,4 +1,4 @@
-//! What is timed, in which order, and the tables.
+//! Candidates, their order, and the tables.
 
 use super::Options;
 use super::shapes::{LAYERS, Layer, Pass};
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Parts of the sums of a gradient of a weight.
 const PARTS: [usize; 6] = [1, 4, 8, 16, 32, 64];
 
-/// One measurement, or why there is none.
+/// One measurement, or the reason for its absence.
 #[derive(Serialize)]
 struct Row {
     layer: &'static str,
@@ -26,16 +26,16 @@ struct Row {
     parts: Option<usize>,
     ms: Option<Millis>,
     tflops: Option<f64>,
-    /// The greatest error of a sampled entry, of what is allowed.
+    /// Greatest error of a sampled entry, relative to the allowed one.
     error: Option<f64>,
     refused: Option<String>,
-    /// Compilation, check and timing.
+    /// Time of compilation, check and timing.
     seconds: f64,
     device: String,
     commit: String,
 }
 
-/// What is timed, `None` for what the rule chooses.
+/// Candidates; `None` for the rule's choice.
 fn candidates(case: &Case) -> Vec<Option<Choice>> {
     let with = |route, parts| Some(Choice { route, parts });
     let mut all = vec![None, with(Route::Standard, 1)];
@@ -52,7 +52,7 @@ fn candidates(case: &Case) -> Vec<Option<Choice>> {
     all
 }
 
-/// The name of a candidate in its row, without its parts.
+/// Name of a candidate in its row, without its parts.
 fn name(candidate: Option<Choice>) -> String {
     match candidate.map(|choice| choice.route) {
         None => "rule".into(),
@@ -143,7 +143,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Every layer and product, the fastest first, and what a step takes.
+    /// Every layer and product, the fastest first, and the time of a step.
     fn report(&self, layers: &[Layer]) {
         let mut totals = [0.0f64; 3];
         for layer in layers {

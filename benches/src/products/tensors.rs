@@ -12,10 +12,10 @@ use flash_dma_kernels::product::{Choice, Operands, Sizes, product, product_by};
 use flash_dma_reference::Rng;
 use half::bf16;
 
-/// The entries of a result that are compared with f64.
+/// Number of entries of a result compared with f64.
 const SAMPLES: usize = 96;
 
-/// Random numbers that all operands are views of.
+/// Random numbers that all operands view.
 pub struct Pool {
     host: [Vec<bf16>; 2],
     device: [Handle; 2],
@@ -46,11 +46,11 @@ pub struct Case<'a> {
     pub layer: Layer,
     pub pass: Pass,
     tokens: usize,
-    /// Whether each timed launch reads another weight, which no cache holds.
+    /// True if each timed launch reads another weight, which no cache holds.
     pub cold: bool,
     /// Strides of A and B.
     strides: [[usize; 2]; 2],
-    /// The element type of the result: an f32 parameter gets an f32 gradient.
+    /// Element type of the result: an f32 parameter gets an f32 gradient.
     out_element: ElementType,
     out: Handle,
 }
@@ -65,7 +65,7 @@ fn binding(handle: &Handle, shape: [usize; 2], strides: [usize; 2]) -> TensorBin
 }
 
 impl<'a> Case<'a> {
-    /// A layer's output of the tokens of a decoding step, which reads each weight once.
+    /// A layer's output for the tokens of a decoding step, which reads each weight once.
     pub fn decoding(client: &Client, pool: &'a Pool, layer: Layer, tokens: usize) -> Self {
         Self {
             cold: true,
@@ -73,12 +73,12 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// A layer's product of so many tokens, at most those of the pool.
+    /// A layer's product of this many tokens, at most those of the pool.
     pub fn new(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass, tokens: usize) -> Self {
         let rows = |columns: usize| [columns, 1];
         let columns = |rows: usize| [1, rows];
         let Layer { d_in, d_out, .. } = layer;
-        // W is [d_in, d_out], or the embedding turned, and X and dY have rows of tokens.
+        // W is [d_in, d_out], or the transposed embedding, and X and dY have rows of tokens.
         let strides = match (pass, layer.turned) {
             (Pass::Forward, false) => [rows(d_in), rows(d_out)],
             (Pass::Forward, true) => [rows(d_in), columns(d_in)],
@@ -107,7 +107,8 @@ impl<'a> Case<'a> {
         self.pass.sizes(&self.layer, self.tokens)
     }
 
-    /// Launches the product into `out`, or says why it is refused. B is the matrix number `index` of the pool's.
+    /// Launches the product into `out`, or returns the reason for a refusal. B is the matrix number `index` of the
+    /// pool's.
     fn launch(
         &self,
         client: &Client,
@@ -133,11 +134,12 @@ impl<'a> Case<'a> {
         .map_err(|error| error.to_string())
     }
 
-    /// Launches the product once over zeros, waits, and returns its greatest error: in units of what rounding the result
-    /// and summing in f32 may lose. Or the reason, if it is refused, fails, or an error is greater than 1.
+    /// Launches the product once over zeros, waits, and returns its greatest error, relative to the possible loss
+    /// from rounding the result and summing in f32. Or the reason, if it is refused, fails, or an error is greater
+    /// than 1.
     pub fn check(&self, client: &Client, candidate: Option<Choice>) -> Result<f64, String> {
         let Sizes { m, n, k } = self.sizes();
-        // Zeros, so that a kernel that writes nothing is noticed.
+        // Zeros, so that a kernel that writes nothing is detected.
         let out = client.create_from_slice(&vec![0; m * n * self.out_element.size()]);
         self.launch(client, candidate, &out, 0)?;
         let failed = |error| format!("failed on the device: {error:?}");

@@ -1,10 +1,10 @@
-//! `bench step`: a training step as a Burn user waits for it. The model of the example `train-text`, or one attention layer
-//! of it, forward, backward, clipping and AdamW. `benches/train_peer.py` times the same model in PyTorch and prints the
-//! same row.
+//! `bench step`: a training step as a Burn user experiences it: the model of the example `train-text`, or one
+//! attention layer of it, forward, backward, clipping and AdamW. `benches/train_peer.py` times the same model in
+//! PyTorch and prints the same row.
 //!
-//! Every process times one configuration, since the memory that an allocator has reserved is never given back. A row is
-//! one line of JSON. Times of steps are the host's, each from an idle device to one that is idle again; one more step
-//! then runs with a measurement around each kernel, which says where the time goes.
+//! Every process times one configuration, since an allocator never gives back reserved memory. A row is one line of
+//! JSON. Times of steps are the host's, each from idle device to idle device; one more step then runs with a
+//! measurement around each kernel, to show where the time goes.
 
 mod row;
 mod task;
@@ -35,15 +35,15 @@ pub struct Options {
     /// Tokens of a sequence.
     #[arg(long, default_value_t = 32768)]
     seq: usize,
-    /// Keeps only the inputs of the model's blocks, and computes the rest a second time.
+    /// Keep only the inputs of the model's blocks, and recompute the rest.
     #[arg(long)]
     checkpoint: bool,
-    /// Steps before the timed ones, the first of which is reported by itself.
+    /// Steps before the timed ones, the first of which is reported separately.
     #[arg(long, default_value_t = 4)]
     warm_up: usize,
 }
 
-/// What is trained.
+/// Model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum What {
@@ -77,10 +77,10 @@ struct Training<T: Task> {
 
 const LEARNING_RATE: f64 = 3e-4;
 
-/// The gradients of all parameters together are clipped to this norm.
+/// Maximum global norm of the gradients.
 const MAX_NORM: f64 = 1.0;
 
-/// AdamW, for gradients that are clipped.
+/// AdamW, for clipped gradients.
 fn optimiser() -> ModuleOptimizer {
     AdamWConfig::new()
         .with_beta_2(0.95)
@@ -153,7 +153,7 @@ fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row> 
     })
 }
 
-/// One more step, phase by phase: its launches if asked for, and what is allocated between the phases.
+/// One more step, phase by phase: its launches if asked for, and the memory allocated between the phases.
 fn watch<T: Task>(
     training: &mut Training<T>,
     timed: bool,
@@ -167,7 +167,7 @@ fn watch<T: Task>(
     let mut between = None;
     training.step(|| {
         device.sync()?;
-        // Of the forward pass.
+        // After the forward pass.
         if phases.is_empty() {
             between = in_use();
         }
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(row["window"], 8);
         assert_eq!(row["seq"], 48);
         assert_eq!(row["step_ms"]["runs"], 2);
-        // Bytes that are all as likely.
+        // Bytes that are all equally likely.
         let first = row["losses"][0].as_f64().expect("a number");
         assert!((first - 256f64.ln()).abs() < 0.5, "{first}");
         let seconds = row["step_ms"]["median"].as_f64().expect("a number") / 1e3;

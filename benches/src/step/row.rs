@@ -1,4 +1,4 @@
-//! What is printed of a configuration. `benches/train_peer.py` prints the same keys, as far as PyTorch knows them.
+//! The printed row of a configuration. `benches/train_peer.py` prints the same keys, as far as PyTorch knows them.
 
 use super::Options;
 use crate::kernel_kinds::Kind;
@@ -11,27 +11,27 @@ use std::collections::BTreeMap;
 /// One configuration.
 #[derive(Serialize)]
 pub struct Row {
-    /// Whose training step it is.
+    /// Origin of the measurement.
     #[serde(flatten)]
     pub origin: Origin,
     /// The configuration.
     #[serde(flatten)]
     pub options: Options,
-    /// Trained numbers.
+    /// Number of trained parameters.
     pub parameters: usize,
-    /// The first step, which compiles: from an idle device until it is idle again.
+    /// First step, which compiles: from idle device to idle device.
     pub first_step_ms: f64,
-    /// The others.
+    /// The other steps.
     pub step_ms: Millis,
-    /// Of the median.
+    /// From the median.
     pub tokens_per_second: f64,
-    /// The most memory that the allocator had reserved after a step; it gives none back.
+    /// Maximum memory that the allocator had reserved after a step; it gives none back.
     pub peak_bytes: Option<u64>,
     /// Memory in use.
     pub memory: Option<Memory>,
-    /// The losses of the first and the last step.
+    /// Losses of the first and the last step.
     pub losses: [f64; 2],
-    /// Where the time of a step goes.
+    /// Profile of a step.
     pub profile: Option<Profile>,
 }
 
@@ -40,24 +40,24 @@ pub struct Row {
 pub struct Memory {
     /// Before a step: parameters and the optimiser's state.
     pub state_bytes: u64,
-    /// What the forward pass leaves for the backward pass.
+    /// Memory that the forward pass leaves for the backward pass.
     pub activation_bytes: u64,
 }
 
-/// Where the time of a step goes.
+/// Profile of a step.
 #[derive(Serialize)]
 pub struct Profile {
-    /// By kind and by kernel. All of the update counts as the optimiser's.
+    /// By kind and by kernel. The whole update counts as the optimiser's.
     #[serde(flatten)]
     pub all: shares::Profile,
-    /// The median step less the kernels' times: what the device waits for the host, and gaps between kernels.
+    /// The median step minus the kernels' times: waiting for the host, and gaps between kernels.
     pub host_gap_ms: f64,
     /// By phase: forward, backward, update.
     pub phases: BTreeMap<&'static str, Share>,
 }
 
 impl Profile {
-    /// The profile of a step's three phases; `step_ms` is the time of a step that was not watched.
+    /// Profile of a step's three phases; `step_ms` is the time of a step without profiling.
     pub fn new(phases: &[Launched; 3], step_ms: f64, kernels: usize) -> Self {
         let (mut by_phase, mut shares) = (BTreeMap::new(), Shares::default());
         for (name, phase) in ["forward", "backward", "update"].into_iter().zip(phases) {

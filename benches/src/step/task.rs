@@ -1,4 +1,4 @@
-//! What is trained: the decoder, or its attention layer alone.
+//! Training tasks: the decoder, or only its attention layer.
 
 use super::Options;
 use burn::module::Module;
@@ -8,12 +8,12 @@ use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
 use flash_dma_reference::Rng;
 
-/// A module and what it is trained on.
+/// A module and its training data.
 pub trait Task {
-    /// What is trained.
+    /// The trained module.
     type Module: Module;
 
-    /// The module with its first parameters.
+    /// The module with its initial parameters.
     fn init(&self, device: &Device) -> Self::Module;
 
     /// The loss of the next batch, and its backward pass.
@@ -53,7 +53,7 @@ impl Task for ModelTask {
     }
 
     fn forward<'a>(&mut self, model: &'a Decoder) -> (Tensor<1>, Backward<'a>) {
-        // Random bytes: what follows one is not known.
+        // Random bytes: the next one is unpredictable.
         let mut tokens = || -> Tensor<2, Int> {
             let bytes =
                 (0..self.shape.iter().product()).map(|_| (self.rng.next_u64() >> 56) as i32);
@@ -64,12 +64,12 @@ impl Task for ModelTask {
     }
 }
 
-/// One attention layer on a random input, which gets a gradient as it does within a model.
+/// One attention layer on a random input, which gets a gradient as within a model.
 pub struct LayerTask {
     config: DynamicMaskAttentionConfig,
     dtype: FloatDType,
     input: Tensor<3>,
-    /// The gradient of the output.
+    /// Gradient of the output.
     slope: Tensor<3>,
 }
 
@@ -102,7 +102,7 @@ impl Task for LayerTask {
     fn forward<'a>(&mut self, layer: &'a DynamicMaskAttention) -> (Tensor<1>, Backward<'a>) {
         let copy = cast(layer, self.dtype);
         let out = copy.forward(self.input.clone().autodiff().require_grad());
-        // A mean keeps the loss of 16 bits finite.
+        // A mean keeps the loss finite in 16 bits.
         let loss = (out * self.slope.clone().autodiff()).mean();
         let kept = loss.clone();
         let backward = move || GradientsParams::from_grads(kept.backward(), layer);

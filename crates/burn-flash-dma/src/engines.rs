@@ -1,4 +1,4 @@
-//! Which engine computes a call, and why: said by the code that launches, before anything is launched.
+//! Which engine computes a call, and why, answered before anything is launched by the code that chooses it.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A pass that falls to the portable kernels although its device has tensor cores warns through the crate `log`, once
-//! for each device and reason. [`AttentionOptions::engine`](crate::AttentionOptions::engine) forces an engine per call,
-//! and the environment variable `FLASH_DMA_ENGINE` excludes the faster ones in the whole process.
+//! for each device and reason. [`AttentionOptions::engine`](crate::AttentionOptions::engine) forces an engine per
+//! call, and the environment variable `FLASH_DMA_ENGINE` excludes the faster ones in the whole process.
 
 pub use flash_dma_problem::{Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
 
@@ -29,12 +29,12 @@ use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
-/// The engines that can be asked for on a device, the fastest first. On CubeCL's devices without those that
-/// `FLASH_DMA_ENGINE` excludes; none on a backend without an engine.
+/// Engines available on a device, the fastest first. On CubeCL's devices, without those that `FLASH_DMA_ENGINE`
+/// excludes; empty on a backend without an engine.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Unsupported`] if the variable names no engine.
+/// [`AttentionError::Unsupported`] if the variable does not name an engine.
 pub fn engines(device: &Device) -> Result<Vec<Engine>, AttentionError> {
     match Kind::of(device) {
         #[cfg(feature = "cube")]
@@ -45,16 +45,17 @@ pub fn engines(device: &Device) -> Result<Vec<Engine>, AttentionError> {
     }
 }
 
-/// The engines that compute both passes of a problem on a device if its tensors are contiguous, and why no faster one
-/// does. A [`Problem`], or a [`MaskedProblem`].
+/// Engines that compute both passes of a [`Problem`] or [`MaskedProblem`] on a device if its tensors are contiguous,
+/// and the reasons why no faster one does.
 ///
-/// Rows that do not begin at multiples of 16 bytes, or are repeated, exclude tensor cores unless the call asks for them.
-/// An engine may leave single kernels of a pass to the portable ones, as those of biases.
+/// Rows that do not begin at multiples of 16 bytes, or are repeated, exclude tensor cores unless the call asks for
+/// them. An engine may leave single kernels of a pass to the portable ones, such as those of biases.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Engine`] if the problem asks for an engine that does not serve it, [`AttentionError::NoEngine`] on a
-/// backend without one, or any other error with which attention would refuse the problem there.
+/// [`AttentionError::Engine`] if the problem asks for an engine that does not support it,
+/// [`AttentionError::NoEngine`] on a backend without one, or any other error with which attention would refuse the
+/// problem there.
 pub fn engine_for<P: EngineProblem>(
     problem: &P,
     device: &Device,
@@ -72,7 +73,6 @@ pub fn engine_for<P: EngineProblem>(
     }
 }
 
-/// Whether the kernels run on a device.
 pub(crate) fn has_kernels(device: &Device) -> bool {
     match Kind::of(device) {
         #[cfg(feature = "cube")]
@@ -81,8 +81,8 @@ pub(crate) fn has_kernels(device: &Device) -> bool {
     }
 }
 
-/// Refuses a backend without an engine, an engine that a call asks for and that does not serve it, and a call that is too
-/// large for the device's grid, before the operation fails when it is run. Checks the backward pass if `gradients`.
+/// Refuses a backend without an engine, a requested engine that does not support the call, and a call too large for
+/// the device's grid, before the operation fails when it runs. Checks the backward pass if `gradients`.
 pub(crate) fn check<P: EngineProblem>(
     problem: &P,
     device: &Device,
@@ -105,7 +105,7 @@ pub(crate) fn check<P: EngineProblem>(
     }
 }
 
-/// Refuses a device of a backend without an engine, which has no operation of this crate.
+/// Refuses a device whose backend has no engine, and so no operation of this crate.
 pub(crate) fn check_backend(device: &Device) -> Result<(), AttentionError> {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cube")]
@@ -117,13 +117,12 @@ pub(crate) fn check_backend(device: &Device) -> Result<(), AttentionError> {
     }
 }
 
-/// The refusal of a device, which begins with the name of its backend: `LibTorch(Cuda(0))`.
+/// Error for a device, which begins with the name of its backend: `LibTorch(Cuda(0))`.
 fn no_engine(device: &str) -> AttentionError {
     let backend = device.split('(').next().unwrap_or(device).into();
     AttentionError::NoEngine { backend }
 }
 
-/// Refuses any engine but the CPU's.
 #[cfg(feature = "flex")]
 fn check_cpu(choice: EngineChoice) -> Result<(), AttentionError> {
     match choice {
@@ -167,25 +166,24 @@ mod sealed {
     }
 }
 
-/// The backends that have engines of their own.
 enum Kind {
     #[cfg(feature = "cube")]
     Cube(cubecl::client::Client),
     #[cfg(feature = "flex")]
     Flex,
-    /// No engine, and the error that says so.
+    /// No engine, with the error for it.
     Other(AttentionError),
 }
 
 impl Kind {
-    /// That of a device, under autodiff or not.
+    /// Kind of a device, under autodiff or not.
     fn of(device: &Device) -> Self {
         match device.clone().inner().as_dispatch() {
             #[cfg(feature = "cube")]
             DispatchDevice::Cube(device) => Self::Cube(device.client()),
             #[cfg(feature = "flex")]
             DispatchDevice::Flex(_) => Self::Flex,
-            // There is no other kind in some builds.
+            // Some builds have no other kind.
             #[allow(unreachable_patterns)]
             other => Self::Other(no_engine(&format!("{other:?}"))),
         }

@@ -1,4 +1,4 @@
-//! Where a NaN or an infinity comes from: checks of tensors by name.
+//! Finding the source of a NaN or an infinity: checks of tensors by name.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -16,12 +16,12 @@
 //! # }
 //! ```
 //!
-//! [`FiniteChecks`] takes several tensors and waits for the device once. A check computes on the device and reads three
-//! numbers per tensor, but it does wait: use it to find a fault, not in every step of a run.
+//! [`FiniteChecks`] takes several tensors and waits for the device once. A check computes on the device and reads
+//! three numbers per tensor, but it does wait: use it to find a fault, not in every step of a run.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-/// A number that is not finite.
+/// Kind of a number that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Not a number.
@@ -32,33 +32,33 @@ pub enum Kind {
     NegativeInfinity,
 }
 
-/// The first element of a tensor that is not finite, in row-major order.
+/// First element of a tensor that is not finite, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NonFinite {
-    /// The name that the check gave the tensor.
+    /// Name of the tensor in the check.
     pub tensor: String,
-    /// The step that the check was told.
+    /// Step of the check.
     pub step: usize,
-    /// Where the element is, one number per axis.
+    /// Index of the element, one number per axis.
     pub index: Vec<usize>,
-    /// What it is.
+    /// Kind of the element.
     pub kind: Kind,
-    /// Elements of the tensor that are not finite. −∞ is not among them if the check allows it.
+    /// Number of elements that are not finite, without −∞ if the check allows it.
     pub count: usize,
-    /// Elements of the tensor.
+    /// Number of elements of the tensor.
     pub elements: usize,
 }
 
 impl NonFinite {
-    /// The row of the element: its place on every axis but the last.
+    /// Index of the element's row: without the last axis.
     #[must_use]
     pub fn row(&self) -> &[usize] {
         &self.index[..self.index.len() - 1]
     }
 }
 
-/// Why a check fails.
+/// Failure of a check.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FiniteError {
@@ -71,7 +71,7 @@ pub enum FiniteError {
     /// The device failed before the check could be read.
     #[error("the check of step {step} could not be read: {reason}")]
     Device {
-        /// The step that the check was told.
+        /// Step of the check.
         step: usize,
         /// The device's error.
         reason: String,
@@ -89,7 +89,7 @@ impl std::fmt::Display for Kind {
 }
 
 twin! {
-    /// Checks that every element of a float tensor is finite. `name` and `step` are for the error.
+    /// Checks that every element of a float tensor is finite. `name` and `step` appear in the error.
     pub fn check_finite<const D: usize>(tensor: &Tensor<D>, name: &str, step: usize)
         = try_check_finite;
 }
@@ -134,34 +134,33 @@ pub struct FiniteChecks {
     pieces: Vec<Piece>,
 }
 
-/// Consecutive elements of a tensor, and what was found in them.
+/// Consecutive elements of a tensor, and the findings in them.
 #[derive(Clone, Debug)]
 struct Piece {
     tensor: String,
     shape: Vec<usize>,
-    /// Elements before them.
     start: usize,
-    /// The number of elements that are not finite, the place of the first of them, and its kind: 1 for NaN, 2 for +∞, 3
-    /// for −∞.
+    /// Number of elements that are not finite, index of the first of them, and its kind: 1 for NaN, 2 for +∞, 3 for
+    /// −∞.
     found: Tensor<1, Int>,
 }
 
-/// The most elements of a piece: places are 32-bit integers on some devices.
+/// Maximum number of elements of a piece: indices are 32-bit integers on some devices.
 const PIECE: usize = 1 << 30;
 
 impl FiniteChecks {
-    /// No tensors yet. `step` is for the error.
+    /// No tensors yet. `step` appears in the error.
     pub fn new(step: usize) -> Self {
         let pieces = Vec::new();
         Self { step, pieces }
     }
 
-    /// Adds a float tensor, of which every element must be finite.
+    /// Adds a float tensor whose elements must all be finite.
     pub fn tensor<const D: usize>(self, name: &str, tensor: &Tensor<D>) -> Self {
         self.with(name, tensor, false)
     }
 
-    /// Adds a float tensor in which −∞ is no fault: scores, whose −∞ hides a key, masks that are added, or an LSE.
+    /// Adds a float tensor that may contain −∞: scores, in which it hides a key, additive masks, or an LSE.
     pub fn hiding<const D: usize>(self, name: &str, tensor: &Tensor<D>) -> Self {
         self.with(name, tensor, true)
     }
@@ -204,12 +203,12 @@ impl FiniteChecks {
         pub fn check(self) = Self::try_check;
     }
 
-    /// Like [`check`](Self::check), but returns the error. Reads the device once; each device, if there are several.
+    /// Like [`check`](Self::check), but returns the error. Reads each device once.
     ///
     /// # Errors
     ///
-    /// [`FiniteError`] with the first element of the first tensor that is not finite, in the order in which they were
-    /// added, or if the device failed.
+    /// [`FiniteError`] with the first element that is not finite of the first such tensor, in the order of adding, or
+    /// if the device failed.
     pub fn try_check(self) -> Result<(), FiniteError> {
         let step = self.step;
         let mut devices: Vec<Device> = Vec::new();
@@ -254,7 +253,6 @@ impl FiniteChecks {
     }
 }
 
-/// The numbers of a [`Piece`], of at least one element.
 fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
     let (len, device) = (flat.dims()[0] as i64, flat.device());
     let mut infinite = flat.clone().is_inf();
@@ -273,7 +271,6 @@ fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
     Tensor::cat(words.map(|word| word.cast(DType::I32)).into(), 0)
 }
 
-/// The place of an element on every axis.
 pub(crate) fn index_of(mut place: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = shape.to_vec();
     for axis in index.iter_mut().rev() {

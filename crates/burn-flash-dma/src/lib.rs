@@ -1,7 +1,7 @@
-//! Trainable dynamic-mask sparse attention for [Burn](burn): every query attends only to the `w` keys
-//! that learned importance scores rank highest among those it may see, in `O(N * w)` time and
-//! `O(N)` memory, forward and backward. The operation adds the scores that it is given to the logits, as in Dynamic Mask
-//! Attention; the layers of [`nn`] only rank by theirs unless they are told otherwise ([`nn::Scores`]).
+//! Trainable dynamic-mask sparse attention for [Burn](burn): every query attends only to the `w` keys that learned
+//! importance scores rank highest among those it may see, in `O(N * w)` time and `O(N)` memory, forward and backward.
+//! The operation adds the given scores to the logits, as in Dynamic Mask Attention; the layers of [`nn`] only rank by
+//! theirs by default ([`nn::Scores`]).
 //!
 //! ```
 //! # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -14,7 +14,7 @@
 //! let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device).require_grad();
 //! let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
 //! let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-//! // The importance of each key, the same for every query.
+//! // One score per key, the same for every query.
 //! let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
 //!
 //! // Causal, and each query keeps the 16 highest scored keys it may see.
@@ -29,26 +29,27 @@
 //!
 //! # Where to begin
 //!
-//! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
-//!   [`nn::DynamicMaskCrossAttention`]: the same over another sequence;
-//! - [`nn::mha`]: Burn's multi-head attention, for a model that has it; [`nn::MaskedAttentionLayer`]: a layer under any mask;
+//! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores; [`nn::DynamicMaskCrossAttention`]:
+//!   its counterpart over another sequence;
+//! - [`nn::mha`]: Burn's multi-head attention, for models that use it; [`nn::MaskedAttentionLayer`]: a layer under
+//!   any mask;
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
 //! - [`dynamic_mask_attention`]: attention with any scores; [`attention`]: without scores;
 //! - [`masked_attention`]: attention under any mask and bias;
-//! - [`Attention`] and [`MaskedAttention`]: the same with the LSE beside the output, and with a selection or a mask
-//!   that several calls share;
-//! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
-//!   padding, for every other call;
-//! - [`split_qkv`] and [`split_kv`]: q, k and v of one packed tensor; [`merge_attention`]: parts over disjoint keys made
-//!   one; [`learnable_sink`] and [`Attention::forward_with_sink`]: a logit without a key; [`Attention::probabilities`]: what
-//!   chosen queries attend to;
-//! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: what stands between them;
-//!   [`split_heads`]: q, k and v of one product;
+//! - [`Attention`] and [`MaskedAttention`]: builders that also return the LSE, and take a selection or a mask that
+//!   several calls share;
+//! - [`PackedAttention`]: documents packed one after another, by cumulative lengths; [`Documents`]: documents and
+//!   padding for every other call;
+//! - [`split_qkv`] and [`split_kv`]: q, k and v from one packed tensor; [`merge_attention`]: merges parts over
+//!   disjoint keys; [`learnable_sink`] and [`Attention::forward_with_sink`]: a logit without a key;
+//!   [`Attention::probabilities`]: attention weights of chosen queries;
+//! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: the gate between them;
+//!   [`split_heads`]: q, k and v from one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
-//! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
+//! - [`rms_norm`] and [`HeadEncoding`]: the steps before attention in a layer, in one pass each;
 //! - [`engines`]: which engine computes a call, and why; [`finite`]: where a NaN comes from;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
-//! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
+//! - [`select`]: the selection alone, to inspect or to share between calls; [`Selector`]: with recent keys, sinks,
 //!   documents or windows per head; [`Intervals`]: any other, if it is one interval per key;
 //! - [`ops`]: the operations below the `Tensor` API, to implement for your own backend.
 //!
@@ -67,21 +68,21 @@
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
 //! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
 //! | `train` | `train::SelectionMetric`: a metric of selections for Burn's training loop |
-//! | `persistence` | compiled kernels, and what autotune chose, can be kept on disk (`cubecl.toml`) |
+//! | `persistence` | compiled kernels and autotune's choices can be kept on disk (`cubecl.toml`) |
 //! | `autotune` | Burn's autotune, for its own operations |
 //! | `nvtx` | ranges for NVIDIA's profilers, where `libnvToolsExt.so.1` is found |
 //!
-//! With autodiff the graph keeps the inputs of attention, the output, the LSE and two integers per key. The results of
-//! [`rms_norm`], [`swiglu`] and a [`HeadEncoding`] with a norm are not kept: what they are made of is, and the backward
-//! pass makes them again, each once. With Burn's gradient checkpointing it does so with Burn's cheap operations, too.
+//! With autodiff the graph keeps the inputs of attention, the output, the LSE and two integers per key. The results
+//! of [`rms_norm`], [`swiglu`] and a [`HeadEncoding`] with a norm are not kept: the backward pass recomputes each
+//! once from its inputs, which are. With Burn's gradient checkpointing it does so with Burn's cheap operations too.
 //! Second derivatives are refused ([`AttentionError::SecondOrder`]).
 //!
 //! # Faults
 //!
-//! If a device runs out of memory or refuses a kernel, reading a result is an error that names the operation (the text
-//! of [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is ever
-//! returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its kernel instead,
-//! and leaves a cache that must be reset or dropped: some of its tokens may be missing.
+//! If a device runs out of memory or refuses a kernel, reading a result gives an error that names the operation (the
+//! text of [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is
+//! ever returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its kernel
+//! instead, and leaves a cache that must be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,5 +1,4 @@
-//! The device memory that attention needs, and the largest problem that fits into it, known before anything is
-//! allocated.
+//! The device memory that attention needs, and the largest problem that fits, known before anything is allocated.
 //!
 //! ```
 //! # #[cfg(feature = "cpu")] {
@@ -21,9 +20,9 @@
 //!
 //! All numbers are for one attention call: its tensors, contiguous and held at once, and the workspace of the engine.
 //! Between the passes autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the scores, two
-//! integers per key, `out`, the LSE and what its rounding loses, and in 16 bits the residual of `out`, as large as `out`,
-//! which [`Passes::ForwardAndBackward`] counts, and one more integer per key with runners-up ([`Passes::WithRunnersUp`];
-//! where kept keys are [left out](crate::Selector::leave_one_out) as well, yet another).
+//! integers per key, `out`, the LSE and its rounding error. [`Passes::ForwardAndBackward`] also counts the residual
+//! of `out` in 16 bits, as large as `out`, and [`Passes::WithRunnersUp`] one more integer per key (two if kept keys
+//! are [left out](crate::Selector::leave_one_out) as well).
 
 pub use flash_dma_problem::memory::{Passes, tensor_bytes};
 
@@ -32,8 +31,8 @@ use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use flash_dma_problem::{AttentionError, Problem};
 
-/// The bytes that the passes of a problem need on a device: its [tensors](tensor_bytes), and the largest workspace of
-/// the selection or a pass. A backend's pool rounds the sizes of buffers up and may hold more.
+/// Bytes that the passes of a problem need on a device: its [tensors](tensor_bytes), and the largest workspace of the
+/// selection or a pass. A backend's pool rounds buffer sizes up and may hold more.
 ///
 /// # Errors
 ///
@@ -53,15 +52,15 @@ pub fn required_bytes(
     }
 }
 
-/// The number of tokens of the longest sequences that fit into `bytes` of a device's memory, as [`required_bytes`]
-/// counts: `problem` with as many queries as keys. 0 if not even one token fits. Only arithmetic on the host.
+/// Number of tokens of the longest sequences that fit into `bytes` of a device's memory, by [`required_bytes`]:
+/// `problem` with as many queries as keys. 0 if not even one token fits. Only arithmetic on the host.
 ///
-/// The result fits, and one token more does not. An engine may make fewer lists and parts of a larger
-/// problem, so some greater length may fit again.
+/// The result fits, and one token more does not. An engine may make fewer lists and parts of a larger problem, so
+/// some greater length may fit again.
 ///
 /// # Errors
 ///
-/// Those of [`required_bytes`].
+/// See [`required_bytes`].
 pub fn longest(
     problem: &Problem,
     passes: Passes,
@@ -77,12 +76,12 @@ pub fn longest(
     }
 }
 
-/// The greatest number of sequences, each as long as those of `problem`, that fits into `bytes` of a device's memory,
-/// as [`required_bytes`] counts. 0 if not even one fits. The result is as in [`longest`].
+/// Largest number of sequences, each as long as those of `problem`, that fits into `bytes` of a device's memory, by
+/// [`required_bytes`]. 0 if not even one fits. The result is as in [`longest`].
 ///
 /// # Errors
 ///
-/// Those of [`required_bytes`].
+/// See [`required_bytes`].
 pub fn largest_batch(
     problem: &Problem,
     passes: Passes,
@@ -98,7 +97,7 @@ pub fn largest_batch(
     }
 }
 
-/// The client of a device of CubeCL's, under autodiff or not.
+/// Client of a CubeCL device, under autodiff or not.
 #[cfg(feature = "cube")]
 fn client(device: &Device) -> Result<cubecl::client::Client, AttentionError> {
     match device.clone().inner().as_dispatch() {

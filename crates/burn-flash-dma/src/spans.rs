@@ -1,5 +1,5 @@
-//! Named spans of `tracing` around calls and around the operations of the engines that have none of their own: those of
-//! `flash-dma-kernels` open theirs where they launch.
+//! Named `tracing` spans around calls, and around the operations of engines that have none of their own:
+//! `flash-dma-kernels` opens its spans where it launches.
 
 /// Opens a span for the rest of the block. Without a subscriber it costs a comparison.
 macro_rules! span {

@@ -1,6 +1,6 @@
-//! Functions that panic, made of those that return their error.
+//! Panicking forms of functions that return a `Result`.
 
-/// The function that panics where another one, of the same arguments, returns an error: with that error's text.
+/// Defines a function that calls another with the same arguments and panics with the text of its error.
 ///
 /// ```ignore
 /// twin! {
@@ -9,7 +9,7 @@
 /// }
 /// ```
 ///
-/// Its documentation is what stands before it, and where it panics. A result must be used.
+/// It has the given documentation and a section on panics. Its result must be used.
 macro_rules! twin {
     ($(#[$docs:meta])* pub fn $name:ident
         (&mut self $(, $arg:ident: $ty:ty)*) $(-> $out:ty)? = $try:path;) => {

@@ -6,7 +6,6 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName, TensorSpec};
 
-/// The element type of `q`, `k` or `v`.
 pub(crate) fn element_type<const D: usize>(
     name: TensorName,
     tensor: &Tensor<D>,
@@ -14,7 +13,6 @@ pub(crate) fn element_type<const D: usize>(
     supported_element(name, tensor.dtype())
 }
 
-/// The element type of a tensor by its Burn type.
 pub(crate) fn supported_element(
     name: TensorName,
     dtype: DType,
@@ -26,13 +24,13 @@ pub(crate) fn supported_element(
     })
 }
 
-/// The element type of an operand of an operation below `Tensor`, whose functions have checked it.
+/// Element type of an operand below `Tensor`, whose functions have checked it.
 #[cfg(any(feature = "autodiff", feature = "cube"))]
 pub(crate) fn checked_element(dtype: DType) -> ElementType {
     element_of(dtype).expect("f32, f16 or bf16")
 }
 
-/// The element type of a Burn tensor, if it is one of ours.
+/// Element type of a Burn type, if it is supported.
 fn element_of(dtype: DType) -> Option<ElementType> {
     match dtype {
         DType::F32 => Some(ElementType::F32),
@@ -42,7 +40,6 @@ fn element_of(dtype: DType) -> Option<ElementType> {
     }
 }
 
-/// The one element type of q, k and v.
 pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, AttentionError> {
     let names = [TensorName::Query, TensorName::Key, TensorName::Value];
     let element = element_type(names[0], &rows[0])?;
@@ -52,7 +49,6 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     Ok(element)
 }
 
-/// Refuses a size past its limit.
 pub(crate) fn at_most(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
     match size <= limit {
         true => Ok(()),
@@ -65,7 +61,6 @@ pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
     at_most("the number of keys", len, i32::MAX as usize)
 }
 
-/// Whether autodiff tracks a tensor.
 pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[cfg(feature = "autodiff")]
     return tensor.is_tracked();
@@ -76,12 +71,11 @@ pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     }
 }
 
-/// Whether autodiff tracks one of q, k and v.
 pub(crate) fn tracked(rows: &[Tensor<4>; 3]) -> bool {
     rows.iter().any(is_tracked)
 }
 
-/// The one device of q, k and v; refused if it does not compute in their element type.
+/// Common device of q, k and v; refused if it does not support their element type.
 pub(crate) fn supported(
     rows: &[Tensor<4>; 3],
     element: ElementType,
@@ -93,7 +87,7 @@ pub(crate) fn supported(
     Ok(device)
 }
 
-/// Refuses a device without an engine, or that does not compute in an element type.
+/// Refuses a device without an engine, or one that does not support an element type.
 pub(crate) fn computes_in(
     device: &Device,
     dtype: DType,
@@ -107,7 +101,7 @@ pub(crate) fn computes_in(
     Err(AttentionError::Unsupported { what })
 }
 
-/// Casts a tensor of a supported type up to f32: exact, and differentiable. The backward pass keeps what is cast.
+/// Casts a tensor of a supported type up to f32: exact, and differentiable. The backward pass keeps the input.
 pub(crate) fn as_f32<const D: usize>(
     name: TensorName,
     tensor: Tensor<D>,
@@ -120,7 +114,6 @@ pub(crate) fn as_f32<const D: usize>(
     })
 }
 
-/// Refuses a tensor of another element type.
 pub(crate) fn check_element<const D: usize>(
     name: TensorName,
     tensor: &Tensor<D>,
@@ -132,13 +125,12 @@ pub(crate) fn check_element<const D: usize>(
     }
 }
 
-/// Scores are f32. The 16-bit types are cast up, which keeps their order and their gradient; f64
-/// would be rounded, which could make two keys tie, and is refused.
+/// Casts 16-bit scores up to f32, which keeps their order and their gradient; refuses f64, as rounding could make two
+/// keys tie.
 pub(crate) fn scores_as_f32(scores: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
     as_f32(TensorName::Scores, scores)
 }
 
-/// Refuses a tensor of another shape.
 pub(crate) fn check_shape(
     name: TensorName,
     shape: &[usize],
@@ -153,7 +145,7 @@ pub(crate) fn check_shape(
     spec.check(expected)
 }
 
-/// Refuses a tensor of another device; tracked and untracked tensors of one device may be mixed.
+/// Refuses a tensor on another device; tracked and untracked tensors of one device may be mixed.
 pub(crate) fn same_device(
     expected: &Device,
     name: TensorName,
@@ -166,7 +158,6 @@ pub(crate) fn same_device(
     }
 }
 
-/// The value, or a panic with the error's text.
 #[track_caller]
 pub(crate) fn expect<T>(result: Result<T, impl std::fmt::Display>) -> T {
     match result {

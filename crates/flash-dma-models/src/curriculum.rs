@@ -1,4 +1,4 @@
-//! Texts that are short, and windows that are wide, when a training begins.
+//! A curriculum for training: short texts and wide windows first.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -7,11 +7,11 @@ use std::str::FromStr;
 /// Tokens of the shortest texts.
 const SHORTEST: usize = 64;
 
-/// A training that begins with what is easier, in a share of its steps: the first ones, which stages divide evenly. The
-/// share is from 0, for no step, to below 1.
+/// A share of a training's steps, the first ones, that are easier, divided evenly into stages. The share is from 0
+/// (no step) to below 1.
 ///
-/// In a long text many facts compete for every question, and a model may learn nothing for thousands of steps, dense
-/// attention included. In a short one it learns to look facts up soon, and goes on with longer ones.
+/// In a long text many facts compete for every question, and a model may learn nothing for thousands of steps, even
+/// with dense attention. In a short one it soon learns to look facts up, and then continues with longer ones.
 ///
 /// ```
 /// use flash_dma_models::Curriculum;
@@ -25,17 +25,17 @@ const SHORTEST: usize = 64;
 pub struct Curriculum(f64);
 
 impl Curriculum {
-    /// Whether no step is easier.
+    /// True if no step is easier.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.0 == 0.0
     }
 
-    /// How many times shorter the texts of a step are, counted from 0, of all the steps: 64 tokens at first (or the next
-    /// more of which the length is a multiple by a power of two), then twice as many, and so on. A power of two.
+    /// Divisor, a power of two, of the length of a step's texts (steps count from 0). Their length begins at 64 tokens,
+    /// or the smallest larger one that this can give, and doubles with each stage.
     ///
-    /// A batch of any loader holds such texts already: `[batch, tokens]` is cut by a reshape, and
-    /// `data::Batch::cut` cuts its documents, too.
+    /// Batches of any loader already contain such texts: a reshape cuts `[batch, tokens]`, and `data::Batch::cut`
+    /// also cuts its documents.
     #[must_use]
     pub fn divisor(self, tokens: usize, step: usize, steps: usize) -> usize {
         let stages = (tokens / SHORTEST).max(1).ilog2();
@@ -44,16 +44,16 @@ impl Curriculum {
         stage.map_or(1, |stage| 1 << (stages - stage))
     }
 
-    /// The stage, counted from 0, of a step, counted from 0, of all the steps; `None` behind the last stage.
+    /// Stage of a step, both counted from 0; `None` after the last stage.
     #[must_use]
     pub fn stage(self, stages: u32, step: usize, steps: usize) -> Option<u32> {
         let done = self.done(step, steps)?;
         (stages > 0).then_some((done * f64::from(stages)) as u32)
     }
 
-    /// The window of a step, counted from 0, of all the steps, of a layer that ends with `window` of `tokens`: half of the
-    /// tokens at first, then half of that, and so on. A key that no head keeps teaches nothing, so a model that must learn to
-    /// copy what it is told a long way off hardly begins to with few keys.
+    /// Window of a step, counted from 0, of a layer that ends with `window` of `tokens`: half of the tokens at first,
+    /// then half of that, and so on. A key that no head keeps teaches nothing, so with few keys a model that must
+    /// learn to copy from far away hardly begins to.
     #[must_use]
     pub fn window(self, window: usize, tokens: usize, step: usize, steps: usize) -> usize {
         let widest = (tokens / 2).max(window);
@@ -62,7 +62,7 @@ impl Curriculum {
         stage.map_or(window, |stage| (widest >> stage).max(window))
     }
 
-    /// How much of the share is done, from 0 to below 1, before a step, counted from 0, of all the steps; `None` behind it.
+    /// Fraction of the share that is done before a step, from 0 to below 1; `None` after it.
     fn done(self, step: usize, steps: usize) -> Option<f64> {
         let done = step as f64 / (self.0 * steps as f64);
         (!self.is_none() && done < 1.0).then_some(done)

@@ -1,8 +1,8 @@
 //! Language models with dynamic-mask attention for Burn.
 //!
-//! - [`nn`]: a decoder-only model, its blocks and what they are made of;
+//! - [`nn`]: a decoder-only model, its blocks and their parts;
 //! - `TextTraining` (features `autodiff` and `data`): one call from text to a trained model;
-//! - [`Curriculum`]: texts that are short when a training begins;
+//! - [`Curriculum`]: a training that begins with short texts;
 //! - [`doge`]: the Doge family, read from and written to Hugging Face's files;
 //! - [`generate`]: samplers, batches of prompts, beams, speculative decoding, for any [`LanguageModel`];
 //! - `data` (feature `data`): text to token files, packing, batches.

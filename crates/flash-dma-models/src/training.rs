@@ -1,4 +1,4 @@
-//! From text to a trained [`Decoder`].
+//! Training of a [`Decoder`] on text.
 
 use crate::data::{
     Batch, DataError, Loader, LoaderState, PackedRows, Row, TokenFile, TokenFileWriter,
@@ -19,17 +19,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Ids of a byte-level model.
 const BYTES: usize = 256;
 
-/// The gradients of all parameters together are clipped to this norm.
 const MAX_NORM: f64 = 1.0;
 
-/// The most rows of a validation.
 const VALIDATED: usize = 64;
 
-/// Training of a byte-level [`Decoder`] on text: AdamW, a learning rate that rises for a twentieth of the steps and falls
-/// on a cosine to a tenth, texts that are short at first, and checkpoints.
+/// Training of a byte-level [`Decoder`] on text: AdamW, a learning rate that rises for a twentieth of the steps and
+/// falls on a cosine to a tenth, optionally short texts first, and checkpoints.
 ///
 /// ```no_run
 /// # #[cfg(feature = "flex")] {
@@ -48,11 +45,11 @@ const VALIDATED: usize = 64;
 /// ```
 #[derive(Config, Debug)]
 pub struct TextTraining {
-    /// The model.
+    /// Configuration of the model.
     pub model: DecoderConfig,
     /// Bytes of a text.
     pub tokens: usize,
-    /// Texts of a step; of shorter ones as many more.
+    /// Texts of a step; proportionally more of shorter ones.
     #[config(default = 8)]
     pub batch: usize,
     /// Training steps.
@@ -61,49 +58,49 @@ pub struct TextTraining {
     /// Highest learning rate.
     #[config(default = 3e-3)]
     pub rate: f64,
-    /// The share of the steps with shorter texts, of which the layers that choose their keys keep as large a part. Default:
-    /// none.
+    /// Share of the steps with shorter texts, in which layers that select their keys keep the same fraction of them.
+    /// Default: none.
     #[config(default = "Curriculum::default()")]
     pub curriculum: Curriculum,
     /// Seed of the parameters and of the order of the texts.
     #[config(default = 0)]
     pub seed: u64,
-    /// Number of validations, behind each of which a checkpoint is written.
+    /// Number of validations, each followed by a checkpoint.
     #[config(default = 10)]
     pub evaluations: usize,
 }
 
-/// The losses at an evaluation, in nats a byte.
+/// Losses at an evaluation, in nats per byte.
 #[derive(Clone, Copy, Debug)]
 pub struct Evaluated {
     /// Steps done.
     pub step: usize,
-    /// In the mean over the steps since the last evaluation.
+    /// Mean over the steps since the last evaluation.
     pub training_loss: f32,
-    /// In the mean over at most 64 texts that are not trained on.
+    /// Mean over at most 64 texts that are not trained on.
     pub validation_loss: f64,
     /// Time since this call began.
     pub time: Duration,
 }
 
-/// Why a training ended early. The fields are what the text of the error says of them.
+/// Reason for a training to end early. The text of each error explains its fields.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TrainingError {
-    /// The model, or a step of it.
+    /// Error of the model or a step.
     #[error(transparent)]
     Attention(#[from] AttentionError),
-    /// The text, or a file of the run.
+    /// Error of the text or a file of the run.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A batch that cannot be read.
     #[error(transparent)]
     Batch(#[from] DatasetError),
-    /// A file of parameters or of the optimiser's state.
+    /// Error of a file of parameters or optimiser state.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Settings that nothing can be trained with.
+    /// Settings that cannot be trained with.
     #[error(
         "sizes and counts must be at least 1, the rate above 0 and at most 1, steps at least evaluations: {steps} \
          steps, {evaluations} evaluations, texts of {tokens} bytes, {batch} a step, rate {rate}"
@@ -115,25 +112,25 @@ pub enum TrainingError {
         batch: usize,
         rate: f64,
     },
-    /// A text of which too little would be left to train on and to validate with.
+    /// A text too short to train on and to validate with.
     #[error("{bytes} bytes are too few for texts of {tokens}: it takes {needed}")]
     TooShort {
         bytes: usize,
         tokens: usize,
         needed: usize,
     },
-    /// A run to go on with that is not there.
+    /// A run to resume that does not exist.
     #[error("{}: no checkpoint", folder.display())]
     NoCheckpoint { folder: PathBuf },
-    /// A run to go on with that was of other settings.
+    /// A run to resume that had other settings.
     #[error("the run was of {then}")]
     OtherRun { then: String },
 }
 
 impl TextTraining {
-    /// Trains a model on a text. Checkpoints and the tokens go to the folder, from which those of an earlier run are
-    /// removed; `see` gets every evaluation. The text is cut into up to sixteen blocks, of each of which the last tenth
-    /// is for validation. The model returned is without autodiff.
+    /// Trains a model on a text. Checkpoints and tokens go to the folder, which loses those of an earlier run; `see`
+    /// gets every evaluation. The text is cut into up to sixteen blocks, the last tenth of each being for validation.
+    /// Returns the model without autodiff.
     ///
     /// # Errors
     ///
@@ -154,12 +151,12 @@ impl TextTraining {
         run.train(see)
     }
 
-    /// Goes on with a run at the last checkpoint in its folder: the model is that of a run that was never ended.
+    /// Resumes a run from the last checkpoint in its folder: the model is that of an uninterrupted run.
     ///
     /// # Errors
     ///
-    /// [`TrainingError::NoCheckpoint`], [`TrainingError::OtherRun`] if the settings differ, [`DataError::State`] if the
-    /// text does, and those of [`try_run`](Self::try_run).
+    /// [`TrainingError::NoCheckpoint`], [`TrainingError::OtherRun`] if the settings differ, [`DataError::State`] if
+    /// the text does, and those of [`try_run`](Self::try_run).
     pub fn try_resume(
         &self,
         text: &[u8],
@@ -187,7 +184,6 @@ impl TextTraining {
         }
     }
 
-    /// The learning rate of a step.
     fn rate_at(&self, step: usize) -> f64 {
         let warm_up = self.steps.div_ceil(20);
         if step < warm_up {
@@ -197,7 +193,7 @@ impl TextTraining {
         self.rate * (0.55 + 0.45 * (std::f64::consts::PI * done).cos())
     }
 
-    /// The texts to train on and those to validate with: no text reaches into another block or part of one.
+    /// Texts to train on and to validate with: no text crosses a block or a part of one.
     fn rows(&self, text: &[u8], folder: &Path) -> Result<[PackedRows; 2], TrainingError> {
         let (bytes, tokens) = (text.len(), self.tokens);
         let needed = 10 * (tokens + 1);
@@ -208,7 +204,7 @@ impl TextTraining {
                 needed,
             });
         }
-        // The validation text of a block has four rows, if the text is as long.
+        // The validation text of a block has four rows, if the text is long enough.
         let blocks = (bytes / (4 * needed)).clamp(1, 16);
         let ends = |block: usize| (block * bytes / blocks, (block + 1) * bytes / blocks);
         let cut = |(start, end): (usize, usize)| end - (end - start) / 10;
@@ -226,7 +222,6 @@ impl TextTraining {
     }
 }
 
-/// A training under way.
 struct Run<'a> {
     training: &'a TextTraining,
     folder: &'a Path,
@@ -237,7 +232,6 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Before its first step.
     fn new(
         training: &'a TextTraining,
         text: &[u8],
@@ -288,7 +282,7 @@ impl<'a> Run<'a> {
             clip_gradients(&self.model, &mut gradients, MAX_NORM);
             let (rate, model) = (training.rate_at(step), self.model.clone());
             self.model = self.optimiser.step(rate, model, gradients);
-            // Read together: to read the loss of each step would make the device wait for the host.
+            // Read together: reading the loss of each step would make the device wait for the host.
             losses.push(loss.detach());
             if evaluations(step + 1) > evaluations(step) {
                 let mean = Tensor::cat(std::mem::take(&mut losses), 0).mean();
@@ -304,7 +298,6 @@ impl<'a> Run<'a> {
         Ok(self.model.valid())
     }
 
-    /// The mean loss of whole texts, evenly spread.
     fn validate(&self) -> Result<f64, TrainingError> {
         let mut model = self.model.valid();
         model.try_set_share(1)?;
@@ -322,12 +315,11 @@ impl<'a> Run<'a> {
         Ok(sum / count.max(1) as f64)
     }
 
-    /// The settings, as a checkpoint has them.
     fn settings(&self) -> String {
         serde_json::to_string(self.training).expect("numbers and names")
     }
 
-    /// Writes a checkpoint, which has its name once it is whole, and removes those before the last two.
+    /// Writes a checkpoint, which gets its name once it is complete, and removes all but the last two.
     fn save(&self) -> Result<(), TrainingError> {
         let (folder, state) = (self.folder, self.loader.state());
         let dir = folder.join("partial");
@@ -348,7 +340,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Takes up the last checkpoint.
     fn load(&mut self) -> Result<(), TrainingError> {
         let folder = self.folder.to_path_buf();
         let last = checkpoints(&folder).pop();
@@ -375,7 +366,6 @@ fn input(batch: &Batch) -> TokenInput {
     TokenInput::new(batch.inputs.clone()).documents(batch.documents.clone())
 }
 
-/// Where the checkpoints of a run are, by their steps.
 fn checkpoints(folder: &Path) -> Vec<(usize, PathBuf)> {
     let step = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok()?;

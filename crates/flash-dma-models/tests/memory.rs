@@ -1,4 +1,4 @@
-//! What checkpointing saves: the most memory of a step, counted by the allocator, which Flex takes its tensors from.
+//! Memory saved by checkpointing: the peak of a step, counted by the allocator that Flex uses.
 #![cfg(all(feature = "flex", feature = "autodiff"))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,7 +13,7 @@ struct Counting;
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is the system allocator's; the counters are beside it.
+// SAFETY: every call is forwarded to the system allocator; the counters are separate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes that a step holds at once beyond what there was before it, and its loss.
+/// Peak bytes of a step beyond those before it, and its loss.
 fn step(layers: usize, activations: Activations) -> (usize, f64) {
     let device = Device::flex().autodiff();
     device.seed(0);
@@ -49,7 +49,7 @@ fn step(layers: usize, activations: Activations) -> (usize, f64) {
         let data = TensorData::new(bytes[from..from + 512].to_vec(), [1, 512]);
         Tensor::<2, Int>::from_data(data, &device)
     };
-    // Parameters are made when they are first used.
+    // Parameters are made on first use.
     let loss = model.try_loss(tokens(0), tokens(1)).expect("it fits");
     let _ = loss.into_scalar::<f64>();
     let before = HELD.load(Ordering::Relaxed);

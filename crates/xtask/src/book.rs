@@ -13,7 +13,7 @@ pub fn run(options: &[String]) -> Result {
     Ok(())
 }
 
-/// Renders the book and compares its playground, in a browser without a window, with the reference.
+/// Renders the book and compares its playground, in a headless browser, with the reference.
 pub fn check() -> Result {
     let book = render(false)?;
     let browser = setup::browser()?;

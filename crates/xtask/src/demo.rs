@@ -3,7 +3,7 @@
 use crate::process::{Result, cargo, run as run_command};
 use std::time::Instant;
 
-/// The tutorial's programs, in a profile that optimises only what the demo's time depends on.
+/// The tutorial's programs, in a profile that optimises only the code that determines the demo's time.
 const PROGRAMS: [&str; 4] = ["--profile", "demo", "--package", "tutorial"];
 
 /// Builds and runs the demo; options are passed on.

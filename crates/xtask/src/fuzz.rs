@@ -27,8 +27,8 @@ pub fn run(options: &[String]) -> Result {
     run_command(Command::new(target_dir().join(folder).join("fuzz")).args(options))
 }
 
-/// What the requested engine needs of the tests: nothing for the CPU engine, which builds within seconds, and `None` for
-/// the build of the tests themselves, so that nothing else is built.
+/// Features of the tests that the requested engine needs: none for the CPU engine, which builds within seconds.
+/// `None` for the build of the tests themselves, so that nothing else is built.
 fn features(options: &[String]) -> Option<&'static str> {
     let mut pairs = options.windows(2).filter(|pair| pair[0] == "--engine");
     match pairs.next_back().map_or("cpu", |pair| &pair[1]) {

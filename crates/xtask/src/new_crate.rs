@@ -6,10 +6,10 @@ use crate::process::{
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The checkout as the README's example of a dependency calls it.
+/// Path of the checkout in the README's example of a dependency.
 const CHECKOUT: &str = "../flash-dma/";
 
-/// Makes the crate and runs it; with `--check` in place of a folder in one that is removed again.
+/// Creates the crate and runs it; with `--check` instead of a folder, in one that is removed again.
 pub fn run(options: &[String]) -> Result {
     let [folder] = options else {
         let usage = "`cargo xtask new` takes one folder, e.g. `cargo xtask new ../my-model`";
@@ -28,16 +28,16 @@ pub fn run(options: &[String]) -> Result {
     Ok(())
 }
 
-/// Makes a crate in the system's folder for temporary files and removes it again. What differs between this checkout and
-/// another's crate is what its manifest asks for, so only that is looked at: a test compiles and runs the example.
+/// Creates a crate in a temporary folder and removes it again. Only its manifest is checked, which is all that
+/// differs between this checkout and another's crate: a test compiles and runs the example.
 pub fn check() -> Result {
     in_temporary_crate(cargo(["tree", "--quiet"]).stdout(Stdio::null()))
 }
 
-/// Makes such a crate and runs it.
+/// Creates such a crate and runs it.
 pub fn check_run() -> Result {
     let mut run = cargo(["run"]);
-    // Half of what it needs the workspace builds with the same features, in its own profile.
+    // The workspace builds half of its dependencies with the same features, in its own profile.
     run.env("CARGO_TARGET_DIR", target_dir());
     run.env("CARGO_PROFILE_DEV_DEBUG", "0");
     in_temporary_crate(run.env("CARGO_PROFILE_DEV_STRIP", "symbols"))
@@ -51,7 +51,6 @@ fn in_temporary_crate(command: &mut Command) -> Result {
     outcome
 }
 
-/// Writes the crate's files; returns its folder.
 fn make(folder: &Path) -> Result<PathBuf> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     if !is_package_name(&name) {
@@ -73,7 +72,7 @@ fn make(folder: &Path) -> Result<PathBuf> {
     write_file(&folder.join("Cargo.toml"), manifest)?;
     write_file(&folder.join("src/main.rs"), program(&readme)?)?;
     write_file(&folder.join(".gitignore"), "/target\n")?;
-    // The versions that this repository is tested with; cargo drops what the crate does not use.
+    // The versions that this repository is tested with; cargo drops unused ones.
     let lock = read_file(&root().join("Cargo.lock"))?;
     write_file(&folder.join("Cargo.lock"), lock)?;
     Ok(folder)
@@ -110,7 +109,6 @@ fn program(readme: &str) -> Result<String> {
     Ok(format!("{imports}\n\nfn main() {{\n    {statements}\n}}\n"))
 }
 
-/// The first code block of a language.
 fn block<'a>(text: &'a str, language: &str) -> Result<&'a str> {
     let begin = format!("```{language}\n");
     let rest = text.split_once(&begin).map(|(_, rest)| rest);

@@ -1,4 +1,4 @@
-//! Running other programs, and where the repository is.
+//! Running of other programs, and the repository's location.
 
 use std::ffi::OsStr;
 use std::io;
@@ -24,9 +24,9 @@ pub fn target_dir() -> PathBuf {
 
 /// A `cargo` command in the root directory, with the cargo that started this program.
 ///
-/// `cargo run` describes this package in environment variables. Build scripts watch some of them (ring's does, and all
-/// of CubeCL is built after it): passed on, they would cause a full rebuild whenever one changes between `cargo xtask`
-/// and plain cargo.
+/// `cargo run` describes this package in environment variables, some of which build scripts watch (such as ring's,
+/// and all of CubeCL is built after it): passed on, they would cause a full rebuild whenever one changes between
+/// `cargo xtask` and plain cargo.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
@@ -38,8 +38,8 @@ pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     command
 }
 
-/// A `cargo` command whose compiler is clippy's: it lints the workspace's crates while it builds them. The command `cargo
-/// clippy` would check every dependency once more, for a third of the time that a build of all takes.
+/// A `cargo` command with clippy as the compiler, which lints the workspace's crates while it builds them. `cargo
+/// clippy` would check every dependency once more, for a third of the time of a full build.
 pub fn linting<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = cargo(args);
     command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
@@ -72,7 +72,7 @@ fn succeeded(command: &Command, status: io::Result<ExitStatus>) -> Result {
     }
 }
 
-/// Runs a command and returns what it printed on its standard output; its standard error goes to the terminal.
+/// Runs a command and returns its standard output; its standard error goes to the terminal.
 pub fn read(command: &mut Command) -> Result<String> {
     let mut printed = Vec::new();
     let output = command.stderr(Stdio::inherit()).output().map(|output| {
@@ -91,7 +91,7 @@ pub fn no_options(options: &[String]) -> Result {
     }
 }
 
-/// Whether a switch is among the options of a command that has this one alone.
+/// True if the switch is given, to a command that has no other option.
 pub fn switch(options: &[String], name: &str) -> Result<bool> {
     match options.iter().find(|o| *o != name) {
         None => Ok(!options.is_empty()),
@@ -107,7 +107,7 @@ pub fn shown(command: &Command) -> String {
     words.join(OsStr::new(" ")).to_string_lossy().into_owned()
 }
 
-/// What follows a mark in JSON, up to the next quotation mark. Paths and names here hold nothing that JSON escapes.
+/// Text after a mark in JSON, up to the next quotation mark. Paths and names here need no escapes.
 pub fn after<'a>(json: &'a str, mark: &str) -> Option<&'a str> {
     json.split_once(mark)?.1.split('"').next()
 }

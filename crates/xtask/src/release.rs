@@ -1,8 +1,8 @@
-//! What a release needs, short of the upload.
+//! Checks for a release, short of the upload.
 
 use crate::process::{Result, cargo, read, read_file, root, run as run_command};
 
-/// Packages every library crate, and looks at what docs.rs would build, which does not have LLVM.
+/// Packages every library crate, and checks the features that docs.rs would build, without LLVM.
 pub fn check() -> Result {
     for name in ["burn-flash-dma", "flash-dma-models", "flash-dma-kernels"] {
         let manifest = read_file(&root().join("crates").join(name).join("Cargo.toml"))?;
@@ -14,13 +14,12 @@ pub fn check() -> Result {
             return Err(format!("docs.rs would build {name} with {llvm}"));
         }
     }
-    // What lies here is checked, committed or not. Building the packages takes two minutes more, for what the other
-    // steps have built: a release does it.
+    // Checks the working tree, committed or not. Building the packages takes two minutes more and repeats other
+    // steps' builds: a release does it.
     let mut publish = cargo(["publish", "--workspace", "--dry-run"]);
     run_command(publish.args(["--allow-dirty", "--no-verify"]))
 }
 
-/// The features in the section for docs.rs of a manifest.
 fn docs_features(manifest: &str) -> Option<String> {
     let section = manifest.split_once("[package.metadata.docs.rs]")?.1;
     let (list, _) = section.split_once("features = [")?.1.split_once(']')?;

@@ -1,15 +1,14 @@
-//! Programs of others, in one version each, so that a new release of one fails nobody's change: built or installed once,
+//! Third-party programs, in one version each, so that a new release breaks nobody's change: built or installed once,
 //! below the target directory.
 
 use crate::process::{Result, cargo, remove_dir, root, run as run_command, target_dir, write_file};
 use std::process::Command;
 
-/// A program on crates.io, called as its package.
+/// A program on crates.io, named like its package.
 #[derive(Clone, Copy, Debug)]
 pub struct Tool {
     package: &'static str,
     version: &'static str,
-    /// Further options of `cargo install`.
     options: &'static [&'static str],
 }
 
@@ -29,8 +28,8 @@ pub const MDBOOK: Tool = Tool {
 };
 
 impl Tool {
-    /// The program, to be run in the repository's root; it is built first if it is not there yet: without optimisation,
-    /// as that takes a minute or less, and each tool runs for a few seconds at most.
+    /// The program, to be run in the repository's root. Builds it first if it is missing: without optimisation, as
+    /// that takes a minute at most, and each tool runs for a few seconds.
     pub fn command(&self) -> Result<Command> {
         let folder = target_dir().join("tools");
         let home = folder.join(format!("{}-{}", self.package, self.version));
@@ -44,7 +43,7 @@ impl Tool {
             install.args(self.options).arg("--root").arg(&home);
             install.arg("--target-dir").arg(&build);
             run_command(install.env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
-            // Some hundred megabytes that nothing reads again.
+            // Some hundred megabytes that are not read again.
             remove_dir(&build)?;
         }
         let mut command = Command::new(program);
@@ -53,18 +52,18 @@ impl Tool {
     }
 }
 
-/// Programs that are published as Python wheels, in a virtual environment.
+/// Programs published as Python wheels, in a virtual environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Wheels {
-    /// Its folder below the target directory.
+    /// Folder below the target directory.
     pub folder: &'static str,
-    /// What is installed, for the user who waits for it.
+    /// Description for the user who waits for it.
     pub what: &'static str,
-    /// The packages, each in one version, without what they depend on.
+    /// Packages, each in one version, without their dependencies.
     pub packages: &'static [&'static str],
 }
 
-/// Spelling. The wheel has the program that would take two minutes to build.
+/// Spelling. The wheel contains the program, which would take two minutes to build.
 pub const TYPOS: Wheels = Wheels {
     folder: "tools/typos",
     what: "typos",
@@ -72,8 +71,8 @@ pub const TYPOS: Wheels = Wheels {
 };
 
 impl Wheels {
-    /// A program of the environment by its name, as `python`, to be run in the repository's root; creates the environment
-    /// and installs the wheels unless both are there.
+    /// A program of the environment by its name, such as `python`, to be run in the repository's root; creates the
+    /// environment and installs the wheels unless both exist.
     pub fn command(&self, program: &str) -> Result<Command> {
         let venv = target_dir().join(self.folder);
         let stamp = venv.join("packages");

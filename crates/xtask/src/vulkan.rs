@@ -3,9 +3,9 @@
 use crate::process::{Result, cargo, switch, target_dir};
 use crate::{setup, test};
 
-/// Runs every test of the kernels on Vulkan, through WGSL, or with `--spirv` through CubeCL's own SPIR-V: without Burn
-/// and LLVM, so in a folder of its own. Then builds Burn for the test of a layer, which is compared with Flex. The error
-/// names every test that failed.
+/// Runs every test of the kernels on Vulkan, through WGSL, or with `--spirv` through CubeCL's own SPIR-V: without
+/// Burn and LLVM, so in a folder of its own. Then builds Burn for the test of a layer, which is compared with Flex.
+/// The error names every test that failed.
 pub fn run(options: &[String]) -> Result {
     let (feature, engine) = match switch(options, "--spirv")? {
         true => ("vulkan", "kernels_vulkan"),

@@ -1,4 +1,4 @@
-//! `doge check`: whether the files were read as they are meant.
+//! `doge check`: checks that the files were read correctly.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use serde_json::json;
 
 use crate::{Error, Folder, Place, at};
 
-/// The sentence that losses are compared on.
+/// The sentence for comparing losses.
 const SENTENCE: &str = "Paris is the capital and most populous city of France, with an estimated population of over two million residents.";
 
-/// A figure of three decimals, and sums in another order.
+/// For a figure of three decimals, and sums in another order.
 const TOLERANCE: f32 = 1e-3;
 
-/// Tokens whose logits are written.
+/// Number of tokens whose logits are written.
 const ROWS: usize = 8;
 
 /// Compares the loss of a sentence about Paris with that of Doge-20M in `transformers`, in f32. The exit code is 1 if
@@ -59,7 +59,7 @@ pub fn run(cli: &Cli) -> Result<ExitCode, Error> {
     let verdict = if agrees { "agrees" } else { "does not agree" };
     println!("loss {loss:.4}, expected {}: {verdict}", cli.loss);
     if cli.expected {
-        // The sentence ends where the window is full: of keys whose scores are equal, as those of equal tokens are in the
+        // Ends the sentence where the window is full: among keys of equal score, such as those of equal tokens in the
         // first layer, `transformers` may keep others.
         tokens.truncate(folder.model.config().keep_window_size);
         let rows: Vec<usize> = (0..tokens.len()).rev().take(ROWS).collect();

@@ -1,4 +1,4 @@
-//! `doge fine-tune`: training on packed documents, by burn-train: of adapters, or of all parameters.
+//! `doge fine-tune`: trains adapters, or all parameters, on packed documents with burn-train.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,11 +31,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Folder, Place, at};
 
-/// The weights that adapters stand on unless others are named: every product of attention, of the scores and of the
-/// feed-forward networks.
+/// Default weights for adapters: every product of attention, of the scores and of the feed-forward networks.
 const TARGETS: &str = r"(q_proj|k_proj|v_proj|o_proj|gate|up|down)\.weight$|dt_proj$";
 
-/// Trains on documents, and writes a model in the layout of the one that was read.
+/// Trains on documents, and writes a model in the layout of the original.
 ///
 /// Adapters of low rank (LoRA) are trained on the products of every block and added to the weights at the end; with
 /// --full all parameters are trained. Documents are packed into rows of one length and do not see each other.
@@ -56,7 +55,7 @@ pub struct Cli {
     /// Inner dimension of the adapters.
     #[arg(long, default_value_t = 8)]
     rank: usize,
-    /// The adapters count alpha / rank times.
+    /// Scales the adapters by alpha / rank.
     #[arg(long, default_value_t = 16.0)]
     alpha: f64,
     /// Regular expression of the weights that get adapters.
@@ -74,16 +73,16 @@ pub struct Cli {
     /// Passes over the documents.
     #[arg(long, default_value_t = 1)]
     epochs: usize,
-    /// Checkpoints of an epoch. Before each the loss of the documents that are kept is measured.
+    /// Checkpoints per epoch. The loss on the held-out documents is measured before each.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     checkpoints: usize,
-    /// Go on behind the last checkpoint of --out, if there is one; all other options must be what they were.
+    /// Resume after the last checkpoint of --out, if there is one; all other options must be the same.
     #[arg(long)]
     resume: bool,
-    /// Learning rate at first; a cosine takes it to a tenth.
+    /// Initial learning rate; a cosine reduces it to a tenth.
     #[arg(long, default_value_t = 1e-3)]
     rate: f64,
-    /// One document in so many, the last ones, is kept to measure the loss on.
+    /// Hold out one document in this many, the last ones, to measure the loss on.
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     keep_one_in: usize,
     /// Seed of the adapters and of the order.
@@ -109,7 +108,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     let device = device.autodiff();
     device.seed(cli.seed);
     // ANCHOR: read
-    // Parameters are f32 whatever the activations are: a small step is lost in 16 bits.
+    // Parameters are f32 whatever the type of the activations: 16 bits would lose small steps.
     let folder = Folder::read(&cli.weights, FloatDType::F32, &device)?;
     let (train, valid) = rows(cli, &folder)?;
     let (student, trained) = Student::new(folder.model.with_dtype(dtype), cli)?;
@@ -122,7 +121,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     println!("loss after {:.4}", loss_of(&student, &valid)?);
     // ANCHOR: write
     student.doge.merged().save_safetensors(&cli.out)?;
-    // What the folder has beside its model, which training does not change.
+    // Files other than the model, which training does not change.
     for name in [
         "tokenizer.json",
         "tokenizer_config.json",
@@ -140,7 +139,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     Ok(())
 }
 
-/// The documents as rows to train on and, of the last documents, rows to measure.
+/// Documents as rows to train on and, from the last documents, rows to evaluate.
 fn rows(cli: &Cli, folder: &Folder) -> Result<(PackedRows, PackedRows), Error> {
     let limit = folder.model.config().max_position_embeddings;
     if cli.length > limit {
@@ -167,7 +166,7 @@ fn rows(cli: &Cli, folder: &Folder) -> Result<(PackedRows, PackedRows), Error> {
     // ANCHOR_END: data
 }
 
-/// A model that is trained, with adapters if only these are.
+/// A model in training, with adapters if only these are trained.
 #[derive(Module, Debug)]
 struct Student {
     doge: Doge,
@@ -175,7 +174,7 @@ struct Student {
 
 impl Student {
     // ANCHOR: lora
-    /// A model that begins to learn, on a device with autodiff, and how many numbers are trained. New adapters change
+    /// Prepares a model for training on a device with autodiff, and counts the trained numbers. New adapters change
     /// nothing.
     fn new(doge: Doge, cli: &Cli) -> Result<(Self, usize), Error> {
         let read = doge.num_params();
@@ -186,7 +185,7 @@ impl Student {
         let group = ParamGroup::from_regex(&cli.targets)
             .map_err(|error| format!("--targets: {error:?}"))?;
         let doge = doge.apply_lora(Lora::new(cli.rank, cli.alpha).set_param_group(group));
-        // What was read is frozen below its adapters.
+        // The original parameters are frozen below their adapters.
         match doge.num_params() - read {
             0 => Err(format!("no weight is called {}", cli.targets).into()),
             trained => Ok((Self { doge }, trained)),
@@ -195,8 +194,8 @@ impl Student {
     // ANCHOR_END: lora
 
     // ANCHOR: loss
-    /// The loss of a batch: of every token that follows another of its own document. A token attends to its own
-    /// document only.
+    /// Loss of a batch, over every token that follows another of its own document. A token attends only to its own
+    /// document.
     fn loss(&self, batch: &Batch) -> Tensor<1> {
         let input = TokenInput::new(batch.inputs.clone()).documents(batch.documents.clone());
         let losses = self.doge.try_token_losses(input, batch.targets.clone());
@@ -206,7 +205,7 @@ impl Student {
     // ANCHOR_END: loss
 }
 
-/// What the metrics of a step need.
+/// Input of a step's metrics.
 struct Output {
     loss: Tensor<1>,
     tokens: usize,
@@ -264,7 +263,7 @@ impl InferenceStep for Student {
 
     fn step(&self, batch: Batch) -> Output {
         let (loss, tokens) = (self.loss(&batch), batch.tokens());
-        // Selections are looked at in a pass of their own, as the loss of the borders between documents does not count.
+        // Selections get a pass of their own, as the loss at the borders between documents does not count.
         let input = TokenInput::new(batch.inputs).documents(batch.documents);
         let looked = self.doge.try_loss_and_selections(input, batch.targets);
         let (_, selections) = looked.expect("rows are no longer than the model reads");
@@ -278,8 +277,8 @@ impl InferenceStep for Student {
 // ANCHOR_END: selections
 
 // ANCHOR: optimiser
-/// AdamW. Matrices decay, those of adapters too, towards the model that was read; norms, residual vectors, biases and
-/// the `a` of the scores do not: zero is no neutral value of theirs.
+/// AdamW. Matrices, also those of adapters, decay towards the original model; norms, residual vectors, biases and the
+/// scores' `a` do not decay, as zero is not neutral for them.
 fn optimiser(student: &Student) -> ModuleOptimizer {
     let config = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
     let plain = config.clone().with_weight_decay(0.0).build();
@@ -316,7 +315,7 @@ fn fit(
     // ANCHOR: resume
     let train = Loader::new(train, cli.batch, cli.seed, &plain)?;
     let (epochs, steps) = (cli.epochs * cli.checkpoints, cli.epochs * train.batches());
-    // All that the training depends on.
+    // Everything that the training depends on.
     let settings = json!({
         "model": student.doge.config(), "activations": format!("{:?}", student.doge.dtype()),
         "adapters": (!cli.full).then(|| json!([cli.rank, cli.alpha, cli.targets])),
@@ -341,7 +340,7 @@ fn fit(
         // ANCHOR_END: metrics
         .summary()
         .with_default_checkpointers()
-        // The last of them may be incomplete.
+        // The last one may be incomplete.
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
         .with_application_logger(None)
         .with_training_strategy(ExecutionStrategy::single(device.clone()).into())
@@ -359,8 +358,8 @@ fn fit(
     }
 }
 
-/// Makes the folder ready for a training of so many epochs that depends on these settings, and returns the number of its
-/// last checkpoint if it goes on from one; without any it begins anew.
+/// Prepares the folder for a training of this many epochs with these settings, and returns the number of its last
+/// checkpoint if it resumes from one; without a checkpoint it starts over.
 fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Error> {
     let dir = cli.out.join("training");
     let path = dir.join("settings.json");
@@ -368,7 +367,7 @@ fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Er
     if cli.resume && path.exists() {
         let saved = fs::read_to_string(&path).map_err(at(&path))?;
         let then: Value = serde_json::from_str(&saved).map_err(at(&path))?;
-        // Both from text: a number that is read may differ from the one that was written in its last bit.
+        // Both from text: reading a number may change its last bit.
         let now: Map<String, Value> = serde_json::from_str(&text)?;
         if let Some((name, now)) = now.iter().find(|(name, now)| then[*name] != **now) {
             let then = &then[name];
@@ -380,7 +379,7 @@ fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Er
             return Ok(last);
         }
     }
-    // The later epochs of an earlier training would be taken for this one's.
+    // The later epochs of an earlier training would be mistaken for this one's.
     for path in ["checkpoint", "train", "valid"].map(|name| dir.join(name)) {
         if path.exists() {
             fs::remove_dir_all(&path).map_err(at(&path))?;
@@ -390,8 +389,8 @@ fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Er
     Ok(None)
 }
 
-/// Whether model, optimiser and schedule of an epoch can all be loaded: a training that was killed may have written only
-/// a part of its last checkpoint.
+/// True if model, optimiser and schedule of an epoch can all be loaded: a killed training may have written only a
+/// part of its last checkpoint.
 fn is_whole(dir: &Path, epoch: usize) -> bool {
     let path = |name: &str| dir.join(format!("checkpoint/{name}-{epoch}.bpk"));
     ModuleRecord::load(path("model")).is_ok()

@@ -1,4 +1,4 @@
-//! `doge fresh`: a folder to try the others on, where there is none.
+//! `doge fresh`: a new folder to try the other commands on.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Place, at};
 
-/// The token before every text; those below are the bytes.
+/// The token before every text; those below are bytes.
 const BEGIN: (&str, u32) = ("<|begin_of_text|>", 256);
 
-/// The token behind every document, the last of the vocabulary.
+/// The token after every document, the last of the vocabulary.
 const END: (&str, u32) = ("<|end_of_text|>", 257);
 
 /// Writes a small model with random parameters and a tokenizer of bytes.
@@ -45,7 +45,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     fs::write(&path, format!("{:#}\n", tokenizer())).map_err(at(&path))
 }
 
-/// A `tokenizer.json` whose tokens are bytes, and one each for the beginning and the end.
+/// A `tokenizer.json` with a token for each byte, one for the beginning and one for the end.
 fn tokenizer() -> Value {
     let vocabulary: Map<String, Value> = (0..=u8::MAX)
         .map(|byte| (letter(byte).to_string(), json!(byte)))
@@ -80,8 +80,8 @@ fn tokenizer() -> Value {
     })
 }
 
-/// How a tokenizer of bytes writes a byte: the letter of its number if that can be seen, or else, in the order of the
-/// bytes, one from 256 on.
+/// The character that a tokenizer of bytes uses for a byte: its own if printable, otherwise, in order, one from 256
+/// on.
 fn letter(byte: u8) -> char {
     let seen = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     match seen(byte) {

@@ -19,7 +19,7 @@ use flash_dma_models::generate::{
     Event, GenerateError, Generated, Generator, ModelDraft, PromptLookup, Sampler, Speculation,
 };
 
-/// What went wrong, as one line for a person to act on.
+/// An error as one actionable line.
 type Error = Box<dyn error::Error + Send + Sync>;
 
 /// Writes, trains and serves with a Doge in Hugging Face's files: a folder with config.json, model.safetensors (or its
@@ -61,7 +61,7 @@ struct Place {
 }
 
 impl Place {
-    /// The device and the element type, if this program was built with the one and it computes in the other.
+    /// Device and element type, if this program was built with the device and it supports the type.
     fn open(&self) -> Result<(Device, FloatDType), Error> {
         let device = match self.device.as_str() {
             #[cfg(feature = "flex")]
@@ -101,10 +101,10 @@ struct Sampling {
     /// Draw from the fewest most likely tokens whose probabilities reach this sum [default: all].
     #[arg(long, value_name = "SUM")]
     top_p: Option<f64>,
-    /// Draw from the tokens of at least this part of the greatest probability [default: all].
+    /// Draw from the tokens of at least this fraction of the greatest probability [default: all].
     #[arg(long, value_name = "PART")]
     min_p: Option<f64>,
-    /// Above 1, tokens that have occurred become less likely.
+    /// Penalty for tokens that have occurred; above 1 they become less likely.
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f64,
     /// Seed of the draws.
@@ -131,16 +131,16 @@ impl Sampling {
     }
 }
 
-/// What proposes tokens for the model to verify.
+/// Where proposals for the model to verify come from.
 #[derive(Debug, Args)]
 struct Drafting {
     /// Folder of a smaller model of the same vocabulary, which proposes tokens.
     #[arg(long, value_name = "DIR")]
     draft: Option<PathBuf>,
-    /// Propose what followed the last tokens where they stood before, in the prompt for example.
+    /// Propose the tokens after an earlier occurrence of the last tokens, for example in the prompt.
     #[arg(long, conflicts_with = "draft")]
     lookup: bool,
-    /// Tokens that are proposed at a time.
+    /// Number of tokens to propose at a time.
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     ahead: usize,
 }
@@ -156,7 +156,7 @@ impl Drafting {
     }
 }
 
-/// What proposes tokens, and how many at a time.
+/// Source of proposals, and how many tokens it proposes at a time.
 enum Drafter {
     None,
     /// The text itself.
@@ -167,7 +167,7 @@ enum Drafter {
 
 impl Drafter {
     // ANCHOR: draft
-    /// What follows each prompt, and how well the proposals were, if there were any.
+    /// Texts after each prompt, and the accuracy of the proposals, if any.
     fn generate(
         &self,
         generator: &Generator<'_, Doge>,
@@ -177,7 +177,7 @@ impl Drafter {
         let speculated = match self {
             Self::None => return Ok((generator.try_stream(prompts, on_event)?, None)),
             Self::Lookup(ahead) => {
-                // Looks for the last three tokens, or fewer.
+                // Looks up the last three tokens, or fewer.
                 let mut draft = PromptLookup::new(3, *ahead);
                 generator.try_speculate(prompts, &mut draft, on_event)?
             }
@@ -194,16 +194,16 @@ impl Drafter {
 /// A model with its vocabulary.
 struct Folder {
     model: Doge,
-    /// Documents begin and end as the folder's files say.
+    /// Frames documents as the folder's files say.
     vocabulary: Vocabulary,
-    /// The tokens that end a text.
+    /// Tokens that end a text.
     stops: Vec<u32>,
 }
 
 impl Folder {
     // ANCHOR: read
-    /// Reads a folder. Parameters and activations are of `dtype`, whatever the files have; with autodiff, if the device
-    /// has it.
+    /// Reads a folder. Parameters and activations are `dtype`, whatever the type in the files; with autodiff if the
+    /// device has it.
     fn read(dir: &Path, dtype: FloatDType, device: &Device) -> Result<Self, Error> {
         let model = Doge::from_safetensors_as(dir, dtype, device)?;
         let path = dir.join("tokenizer.json");
@@ -226,14 +226,14 @@ impl Folder {
     }
     // ANCHOR_END: read
 
-    /// The tokens of a text that is to go on: with what begins a document, without what ends it.
+    /// Tokens of a text to continue: with the token that begins a document, without the one that ends it.
     fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
         let begin = self.vocabulary.begin().into_iter();
         Ok(begin.chain(self.vocabulary.encode(text)?).collect())
     }
 }
 
-/// The text of a token, with what is left behind the last one.
+/// Text of a token, plus the rest of the text after the last one.
 fn piece(stream: &mut TextStream, token: u32, last: bool) -> Result<String, DataError> {
     let mut piece = stream.push(token)?;
     if last {

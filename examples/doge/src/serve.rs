@@ -1,4 +1,4 @@
-//! `doge serve`: prompts in over HTTP, lines of text out. Requests that wait are answered as one batch.
+//! `doge serve`: prompts in over HTTP, lines of text out. Waiting requests are answered as one batch.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,41 +18,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Drafter, Drafting, Error, Folder, Place, Sampling, piece};
 
-/// The most bytes of a request's head.
+/// Maximum bytes of a request's head.
 const HEAD: usize = 16 << 10;
 
-/// The most bytes of a request's body.
+/// Maximum bytes of a request's body.
 const BODY: usize = 1 << 20;
 
-/// How long a client may let the server wait, for each read and write.
+/// Time limit for each read from and write to a client.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Answers prompts over HTTP.
 ///
-/// `POST /generate` takes `{"prompt": "…", "max_new": 64, "stop": ["\n"]}` and sends one line of JSON per token. Requests
-/// that wait at the same time are answered as one batch; those that come while a batch is written wait for its end.
-/// There is no encryption and no log-in: it listens on this machine unless --address says otherwise.
+/// `POST /generate` takes `{"prompt": "…", "max_new": 64, "stop": ["\n"]}` and sends one line of JSON per token.
+/// Requests that wait at the same time are answered as one batch; those that arrive while a batch is written wait for
+/// its end. There is no encryption and no log-in: it listens on this machine only, unless --address says otherwise.
 #[derive(Debug, Parser)]
 pub struct Cli {
     /// Folder of the model.
     #[arg(long, value_name = "DIR")]
     weights: PathBuf,
-    /// Address to listen on; port 0 is any that is free.
+    /// Address to listen on; port 0 picks a free one.
     #[arg(long, default_value = "127.0.0.1:8080")]
     address: String,
-    /// The most new tokens of a text.
+    /// Maximum number of new tokens of a text.
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     max_new: usize,
-    /// Tokens of a prompt that are read at once.
+    /// Number of prompt tokens read at once.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     chunk: usize,
-    /// The most requests of a batch.
+    /// Maximum number of requests in a batch.
     #[arg(long, default_value_t = 16)]
     batch: usize,
-    /// How long a batch that is not full waits for more requests, in milliseconds.
+    /// Time that a batch waits to fill up, in milliseconds.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 5)]
     gather: u64,
-    /// Requests that may wait beside the batch; others are refused with status 503.
+    /// Requests that may wait for the next batch; others are refused with status 503.
     #[arg(long, default_value_t = 64)]
     waiting: usize,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub struct Cli {
     place: Place,
 }
 
-/// Answers until the process ends: one thread has the model, and each connection a thread of its own.
+/// Serves until the process ends: one thread has the model, and each connection a thread of its own.
 pub fn run(cli: &Cli) -> Result<(), Error> {
     if [cli.max_new, cli.chunk, cli.batch].contains(&0) {
         return Err("--max-new, --chunk and --batch must be at least 1".into());
@@ -95,20 +95,20 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
     // ANCHOR_END: serve
 }
 
-/// What a client sends.
+/// A client's request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
-    /// The text to go on from.
+    /// Text to continue.
     prompt: String,
-    /// The most new tokens; the server's own bound, if it is less or there is none.
+    /// Maximum number of new tokens; capped by the server's limit, which is also the default.
     max_new: Option<usize>,
-    /// Texts that end the text: the token that completes one is the last that is sent.
+    /// Strings that end the text: the token that completes one is the last one sent.
     #[serde(default)]
     stop: Vec<String>,
 }
 
-/// What the server sends: a line of JSON each, as soon as it is known.
+/// The server's answer: a line of JSON each, sent as soon as it is known.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Line {
@@ -118,24 +118,24 @@ enum Line {
     End {
         reason: Reason,
         tokens: usize,
-        /// The requests that were answered together.
+        /// Number of requests answered together.
         batch: usize,
     },
     /// The text cannot go on.
     Error(String),
 }
 
-/// Why there is no more of a text.
+/// Why a text ended.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Reason {
-    /// The model, or a stop of the request, said so.
+    /// At the model's end, or a stop of the request.
     Stop,
-    /// It has as many tokens as were asked for.
+    /// At the maximum length.
     Length,
 }
 
-/// The status and the reason that a request is refused with.
+/// Status and reason of a refusal.
 type Refusal = (u16, String);
 
 /// A request that has been checked.
@@ -158,9 +158,9 @@ struct Engine {
 }
 
 impl Engine {
-    /// Reads a request, hands it over, and sends the lines as they come.
+    /// Reads a request, queues it, and sends the lines as they come.
     fn answer(&self, mut connection: TcpStream, queue: &SyncSender<Job>) {
-        // Without them a client that is silent keeps its thread, which is all.
+        // Without limits a silent client would hold its thread, and nothing else.
         connection.set_read_timeout(Some(PATIENCE)).ok();
         connection.set_write_timeout(Some(PATIENCE)).ok();
         connection.set_nodelay(true).ok();
@@ -172,7 +172,7 @@ impl Engine {
                 Err(TrySendError::Full(_)) => Err((503, "too many requests wait".into())),
                 Err(TrySendError::Disconnected(_)) => Err((500, "the model has stopped".into())),
             });
-        // A client that has gone needs no answer; when its lines are dropped, its text ends.
+        // A client that has gone needs no answer; dropping its lines ends its text.
         let sent = match accepted {
             Ok(()) => send(&mut connection, 200, lines),
             Err((status, reason)) => send(&mut connection, status, [Line::Error(reason)]),
@@ -180,7 +180,7 @@ impl Engine {
         sent.ok();
     }
 
-    /// Refuses what the model cannot go on from, before it waits.
+    /// Refuses a request that the model cannot continue, before it waits.
     fn check(&self, body: &[u8], lines: Sender<Line>) -> Result<Job, Refusal> {
         let request: Request =
             serde_json::from_slice(body).map_err(|error| (400, error.to_string()))?;
@@ -205,14 +205,14 @@ impl Engine {
         })
     }
 
-    /// Whether the model reads so many tokens.
+    /// True if the model can read this many tokens.
     fn fits(&self, prompt: usize, new: usize) -> bool {
         let limit = self.folder.model.max_len();
         limit.is_none_or(|limit| prompt.saturating_add(new) <= limit)
     }
 
     // ANCHOR: work
-    /// Takes the requests that wait, as many as go into a batch, and answers them together.
+    /// Takes the waiting requests, up to a full batch, and answers them together.
     fn work(&self, jobs: &Receiver<Job>) {
         let mut held = None;
         while let Some(first) = held.take().or_else(|| jobs.recv().ok()) {
@@ -234,8 +234,8 @@ impl Engine {
     }
     // ANCHOR_END: work
 
-    /// Whether the longest prompt and the longest text of a batch with one more request are together no longer than the
-    /// model reads: a batch has one length for all.
+    /// True if, with one more request, the batch's longest prompt and longest text together fit the model: a batch
+    /// has one length for all.
     fn fit_together(&self, batch: &[Job], job: &Job) -> bool {
         let all = || batch.iter().chain([job]);
         let prompt = all().map(|job| job.prompt.len()).max().unwrap_or(0);
@@ -262,7 +262,7 @@ impl Engine {
         let on_event = |event: Event| answers[event.sequence].push(event);
         if let Err(error) = self.drafter.generate(&generator, &prompts, on_event) {
             for answer in &answers {
-                // Those that have ended no longer listen.
+                // Requests that have ended no longer listen.
                 answer.job.lines.send(Line::Error(error.to_string())).ok();
             }
         }
@@ -270,17 +270,17 @@ impl Engine {
     // ANCHOR_END: write
 }
 
-/// A text that is being sent.
+/// A text being sent.
 struct Answer<'v> {
     job: Job,
     stream: TextStream<'v>,
     text: String,
-    /// The requests of the batch.
+    /// Requests of the batch.
     size: usize,
 }
 
 impl Answer<'_> {
-    /// Sends a token. The text ends where its client asked for it, or does not listen any more.
+    /// Sends a token. Ends the text if its client asked for that, or no longer listens.
     fn push(&mut self, event: Event) -> ControlFlow<()> {
         let (tokens, batch) = (event.index + 1, self.size);
         let full = tokens >= self.job.max_new;
@@ -306,7 +306,7 @@ impl Answer<'_> {
         self.send(text.into_iter().chain(end), last)
     }
 
-    /// Whether one of the stops lies within the text and ends in its last bytes.
+    /// True if one of the stops is in the text and ends in its last bytes.
     fn stopped(&self, last: usize) -> bool {
         self.job.stop.iter().any(|stop| {
             let from = self.text.len() - last;
@@ -325,7 +325,7 @@ impl Answer<'_> {
     }
 }
 
-/// The body of `POST /generate`.
+/// Reads the body of `POST /generate`.
 fn read(connection: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
     let broken = |error: io::Error| (400, format!("the request ends early: {error}"));
     let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
@@ -372,7 +372,7 @@ fn read(connection: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
     Ok(bytes.split_off(head))
 }
 
-/// Answers with lines until there are no more; the connection is closed behind them, which ends the answer.
+/// Sends lines until there are no more, then closes the connection, which ends the answer.
 fn send(
     connection: &mut TcpStream,
     status: u16,

@@ -12,28 +12,29 @@ use flash_dma_models::generate::{Beams, Ended, Generator};
 
 use crate::{Drafting, Error, Folder, Place, Sampling, piece};
 
-/// Writes what follows prompts.
+/// Writes texts after prompts.
 ///
-/// A single text is shown token by token; of several, each line when it is whole, after the number of its prompt. Times
-/// and how a text ended go to the standard error.
+/// A single text is shown token by token; several are shown line by line, each complete line after the number of its
+/// prompt. Times and the reasons for ending go to the standard error.
 #[derive(Debug, Parser)]
 pub struct Cli {
     /// Folder of the model.
     #[arg(long, value_name = "DIR")]
     weights: PathBuf,
-    /// Text to go on from; give it several times for several texts at once.
+    /// Text to continue; repeat for several texts at once.
     #[arg(long, value_name = "TEXT", required = true)]
     prompt: Vec<String>,
-    /// The most new tokens of each text.
+    /// Maximum number of new tokens of each text.
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     max_new: usize,
-    /// Text that ends a text, beside the model's own end: a sequence of tokens, as the tokenizer reads it alone.
+    /// Text that ends a text, besides the model's own end tokens: a sequence of tokens, as the tokenizer splits it on
+    /// its own.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Tokens of a prompt that are read at once.
+    /// Number of prompt tokens read at once.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     chunk: usize,
-    /// Follow so many texts at a time and show the most likely one; draws nothing.
+    /// Follow this many texts at a time and show the most likely one; draws nothing.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["draft", "lookup"])]
     beams: Option<usize>,
     #[command(flatten)]
@@ -44,7 +45,7 @@ pub struct Cli {
     place: Place,
 }
 
-/// Writes what follows each prompt, as it comes.
+/// Writes a text after each prompt, as it comes.
 pub fn run(cli: &Cli) -> Result<(), Error> {
     let (device, dtype) = cli.place.open()?;
     let folder = Folder::read(&cli.weights, dtype, &device)?;
@@ -127,7 +128,7 @@ fn search(
 /// A text on the terminal.
 struct Shown<'f> {
     stream: TextStream<'f>,
-    /// The prompt's number, if there are several, and the line that is not whole yet.
+    /// Number of the prompt, if there are several, and the incomplete line.
     line: Option<(usize, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! `endless`: reading and writing by turns, and what it costs. See `endless --help`.
+//! `endless`: alternates reading and writing, and measures the cost. See `endless --help`.
 
 use std::error;
 use std::fs::File;
@@ -19,22 +19,22 @@ use flash_dma_models::generate::{Draw, Purpose, Sampler};
 use flash_dma_models::nn::{Decoder, DecoderConfig};
 use serde::Serialize;
 
-/// What went wrong, as one line for a person to act on.
+/// An error as one actionable line.
 type Error = Box<dyn error::Error + Send + Sync>;
 
-/// A stop is at 4 times the context of the one before.
+/// Factor of the context from one stop to the next.
 const GROWTH: usize = 4;
 
-/// Bytes of the text that are read first, unless `--prompt` is given.
+/// Bytes of the text read first, unless `--prompt` is given.
 const PROMPT: usize = 256;
 
 /// Lets a trained byte-level model read and write without end, and shows that neither its speed nor its memory
 /// depends on how much it has read.
 ///
-/// The model reads the prompt and writes a stretch of text; then it reads on in its own text up to a context of 4 times
-/// the length, writes again, and so on up to --context. Reading is done in chunks, like training; writing byte by
-/// byte. Every byte written is drawn from what the layers kept of everything before it: the keys of the window, exactly
-/// those that attention over the whole context would select.
+/// The model reads the prompt and writes a stretch of text; then it reads on in its own text up to 4 times that
+/// context, writes again, and so on up to --context. It reads in chunks, like training, and writes byte by byte.
+/// Every byte written is drawn from the keys that the layers' windows keep, exactly those that attention over the
+/// whole context would select.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -50,16 +50,16 @@ struct Cli {
     /// Element type of the activations and of the caches [default: f32, on cuda bf16].
     #[arg(long, value_parser = ["f32", "f16", "bf16"])]
     dtype: Option<String>,
-    /// Bytes of context to go to.
+    /// Maximum context in bytes.
     #[arg(long, default_value_t = 65536)]
     context: usize,
     /// Bytes to write at each stop.
     #[arg(long, default_value_t = 256)]
     write: usize,
-    /// Bytes that are read at once.
+    /// Number of bytes read at once.
     #[arg(long, default_value_t = 2048)]
     chunk: usize,
-    /// Write everything, read nothing but the prompt. A stop is then only a line.
+    /// Write everything, and read only the prompt. A stop is then only a line.
     #[arg(long)]
     write_only: bool,
     /// Text to begin with [default: the beginning of the text].
@@ -85,7 +85,7 @@ struct Cli {
     json: Option<PathBuf>,
 }
 
-/// What is measured at a stop.
+/// Measurements at a stop.
 #[derive(Debug, Serialize)]
 struct Stop {
     /// Bytes read and written before the stretch.
@@ -94,11 +94,11 @@ struct Stop {
     read_per_second: Option<f64>,
     /// Bytes of the stretch.
     written: usize,
-    /// Median time of a byte written: the model's step, the copy of the logits to the host and the draw.
+    /// Median time to write a byte: the model's step, the copy of the logits to the host and the draw.
     milliseconds_a_byte: Option<f64>,
-    /// Bytes that all caches take.
+    /// Bytes of all caches.
     cache_bytes: usize,
-    /// Bytes in use and bytes reserved on the device, parameters included, where it tells.
+    /// Bytes in use and bytes reserved on the device, parameters included, if it reports them.
     device_bytes: Option<[u64; 2]>,
 }
 
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reads and writes up to the context that was asked for.
+/// Reads and writes up to the requested context.
 fn run(cli: &Cli) -> Result<(), Error> {
     if cli.chunk == 0 || cli.context == 0 {
         return Err("--chunk and --context must be at least 1".into());
@@ -171,7 +171,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     }
 }
 
-/// The model of a run, as it generates.
+/// The model of a run, for generation.
 fn open(cli: &Cli) -> Result<Decoder, Error> {
     let device = match cli.device.as_str() {
         #[cfg(feature = "flex")]
@@ -212,18 +212,18 @@ fn open(cli: &Cli) -> Result<Decoder, Error> {
     Ok(model)
 }
 
-/// A model in the middle of a text. Each layer keeps the window's keys and nothing else, so a byte costs the same after
-/// a hundred bytes and after a million.
+/// A model in the middle of a text. Each layer keeps only the window's keys, so a byte costs the same after a hundred
+/// bytes and after a million.
 struct Session<'a> {
     model: Decoder,
     caches: Vec<AttentionCache>,
     text: &'a [u8],
     sampler: Sampler,
-    /// Bytes that have been read, those that were written included.
+    /// Bytes read, including those written.
     context: usize,
-    /// Of the byte that follows the last one.
+    /// Logits of the next byte.
     logits: Vec<f32>,
-    /// Bytes that have been drawn.
+    /// Bytes drawn.
     drawn: usize,
 }
 
@@ -240,7 +240,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Compiles what reading and writing launch, so that it is not part of the times.
+    /// Compiles the kernels of reading and writing, so that the times exclude that.
     fn warm_up(&mut self, chunk: usize) -> Result<(), Error> {
         for count in [chunk, 1, 1, chunk] {
             self.read(&vec![b' '; count])?;
@@ -250,7 +250,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Hands bytes to the device, without waiting for it.
+    /// Submits bytes to the device, without waiting for it.
     fn enqueue(&mut self, bytes: &[u8]) -> Result<Tensor<3>, Error> {
         let tokens: Vec<i32> = bytes.iter().map(|&byte| byte.into()).collect();
         let tokens = TensorData::new(tokens, [1, bytes.len()]);
@@ -264,7 +264,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads the text up to a context of `target` bytes, waiting for the device at the end only.
+    /// Reads the text up to a context of `target` bytes, waiting for the device only at the end.
     fn read_to(&mut self, target: usize, chunk: usize) -> Result<(), Error> {
         let mut last = None;
         while self.context < target {

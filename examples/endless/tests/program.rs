@@ -1,4 +1,4 @@
-//! The program as a person meets it.
+//! The program as a user runs it.
 #![cfg(feature = "flex")]
 
 use burn::config::Config;
@@ -13,7 +13,7 @@ mod testing;
 
 const ENDLESS: Program = Program(env!("CARGO_BIN_EXE_endless"));
 
-/// What a run of `train-text` leaves, of a model that has learned nothing: the sizes are what matters here.
+/// Files of a `train-text` run with an untrained model: only the sizes matter here.
 fn checkpoint(dir: &Scratch) {
     let attention = DynamicMaskAttentionConfig::new(16, 2)
         .with_n_kv_heads(Some(1))

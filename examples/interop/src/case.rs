@@ -15,11 +15,11 @@ use serde::Deserialize;
 /// Every tensor a case may hold.
 const KNOWN: &str = "q, k, v, scores, mask, bias, documents, dout, dlse";
 
-/// The options of a case, as they stand in the file.
+/// Options of a case, as they stand in the file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CaseOptions {
-    /// Keys a query keeps; absent keeps all.
+    /// Number of keys that a query keeps; absent keeps all.
     pub window: Option<usize>,
     /// Bottom-right aligned causal masking; absent is true.
     pub causal: Option<bool>,
@@ -27,15 +27,15 @@ pub struct CaseOptions {
     pub scale: Option<f32>,
     /// Softcap of the scaled product.
     pub softcap: Option<f32>,
-    /// What `true` in the mask means: it shows, as in PyTorch, unless this says that it hides, as in Burn.
+    /// Meaning of `true` in the mask: hidden, as in Burn, or (default) shown, as in PyTorch.
     #[serde(default)]
     pub mask_hides: bool,
-    /// Element type to compute in, unless the command line names one.
+    /// Element type to compute in; the command line overrides it.
     pub dtype: Option<String>,
 }
 
 impl CaseOptions {
-    /// As the library's options.
+    /// Converts to the library's options.
     pub fn attention(&self) -> AttentionOptions {
         AttentionOptions {
             keep_window: self.window,
@@ -113,7 +113,7 @@ impl Case {
     }
 }
 
-/// A tensor of the file in the type that its role has here.
+/// A tensor of the file in the type of its role.
 fn host(name: &str, view: &TensorView) -> Result<TensorData, String> {
     let bytes = |dtype| TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), dtype);
     let refused = |types| Err(format!("{name} is {:?}; {types} are read", view.dtype()));

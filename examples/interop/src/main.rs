@@ -2,11 +2,11 @@
 //!
 //! A case file holds `q [B, Hq, Nq, D]`, `k`, `v [B, Hkv, Nk, D]`, and optionally `scores
 //! [B, Hkv, Nk]`, `documents [B, Nk]` (ids, I32 or I64), `dout [B, Hq, Nq, D]`, `dlse [B, Hq, Nq]`.
-//! In the place of scores it may hold `mask` (bool) and `bias`, each `[B | 1, Hq | Hkv | 1, Nq | 1,
-//! Nk | 1]`. Its metadata holds under `options` a JSON object with any of `window`, `causal` (true),
-//! `scale`, `softcap`, `mask_hides` (false: `true` in the mask shows), `dtype` ("f32"). The result, a
-//! file of the same name under `--out`, holds `out`, `lse`, `dq`, `dk`, `dv`, `dscores` or `dbias` in
-//! f32 and `intervals` in i32. `torch_cases.py` makes cases and compares results with PyTorch.
+//! Instead of scores it may hold `mask` (bool) and `bias`, each `[B | 1, Hq | Hkv | 1, Nq | 1, Nk | 1]`. Its metadata
+//! holds under `options` a JSON object with any of `window`, `causal` (true), `scale`, `softcap`, `mask_hides`
+//! (false: `true` in the mask shows), `dtype` ("f32"). The result, a file of the same name under `--out`, holds
+//! `out`, `lse`, `dq`, `dk`, `dv`, `dscores` or `dbias` in f32 and `intervals` in i32. `torch_cases.py` makes cases
+//! and compares results with PyTorch.
 
 mod case;
 mod run;
@@ -32,7 +32,7 @@ struct Cli {
     /// Case files.
     #[arg(required = true, value_name = "CASE")]
     cases: Vec<PathBuf>,
-    /// Device to run on: flex, cuda, cpu or wgpu, each a feature of its name.
+    /// Device: flex, cuda, cpu or wgpu, each a feature of its name.
     #[arg(long, default_value = "flex")]
     device: String,
     /// Element type the inputs are cast to: f32, f16 or bf16 [default: the case's].
@@ -100,7 +100,7 @@ fn run_file(path: &Path, device: &Device, cli: &Cli) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// Writes the results of a case; the metadata says which element type computed them.
+/// Writes the results of a case, with the element type that computed them in the metadata.
 fn write(path: &Path, results: &run::Results, dtype: &str) -> Result<(), Box<dyn Error>> {
     let mut views = Vec::with_capacity(results.len());
     for (name, data) in results {

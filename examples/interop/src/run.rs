@@ -10,10 +10,11 @@ use burn_flash_dma::{
 
 use crate::case::Case;
 
-/// What a case computes, by name: floats in f32, which widens 16 bits exactly, and intervals in i32.
+/// Results of a case, by name: floats in f32, which widens 16 bits exactly, and intervals in i32.
 pub type Results = Vec<(&'static str, TensorData)>;
 
-/// Runs a case: `out`, `lse`, with scores `intervals`, and with a gradient of an output those of the inputs.
+/// Runs a case: `out`, `lse`, `intervals` with scores, and the gradients of the inputs if the case has a gradient of
+/// an output.
 pub fn run(case: &Case, device: &Device, dtype: FloatDType) -> Result<Results, Box<dyn Error>> {
     if !device.supports_dtype(dtype) {
         return Err(format!("the device does not support {dtype:?}").into());
@@ -55,7 +56,7 @@ pub fn run(case: &Case, device: &Device, dtype: FloatDType) -> Result<Results, B
     results.push(("out", read(out.clone())?));
     results.push(("lse", read(lse.clone())?));
 
-    // The loss whose gradients at out and lse are the case's.
+    // A loss whose gradients for out and lse are the case's.
     let from_out = dout.map(|dout| (out.cast(FloatDType::F32) * dout).sum());
     let from_lse = dlse.map(|dlse| (lse * dlse).sum());
     let loss = match (from_out, from_lse) {

@@ -54,7 +54,7 @@ impl Scratch {
         std::fs::read(self.path("out/case.safetensors")).expect("a result")
     }
 
-    /// Why a case is refused.
+    /// Text of a case's refusal.
     fn refusal(&self, tensors: &[Tensor], options: &str) -> String {
         self.write("bad.safetensors", tensors, options);
         let output = self.run(&["bad.safetensors"]);
@@ -110,7 +110,7 @@ fn a_window_of_one_copies_the_best_key_so_far() {
     assert_eq!(intervals(&result), [0, 1, 1, 3, 2, 2]);
 }
 
-/// Logits of 0 but for the bias, and row `i` of v is `i`: a query gets the mean index of what it sees.
+/// Logits are 0 except for the bias, and row `i` of v is `i`: the output is the mean index of the keys a query sees.
 fn indices(files: &Scratch, extra: &[Tensor], options: &str) -> (Vec<f32>, Vec<u8>) {
     let v = (0..24).map(|at| (at / 8) as f32).collect();
     let shape = &[1, 1, 3, 8][..];
@@ -141,7 +141,7 @@ fn masks_and_biases_are_those_of_the_case() {
     let (out, _) = indices(&files, &[("mask", shape, hidden)], options);
     assert_eq!(out, [1.0, 2.0, 0.0]);
 
-    // So much that the one key is all, and so little that it is nothing.
+    // One bias so large that its key gets all the weight, and one so low that its key gets none.
     let bias = ("bias", &[1, 1, 1, 3][..], vec![0.0, 1e9, -1e9]);
     let (out, result) = indices(&files, std::slice::from_ref(&bias), full);
     assert_eq!(out, [1.0, 1.0, 1.0]);

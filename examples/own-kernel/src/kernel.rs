@@ -7,7 +7,7 @@ use flash_dma_kernels::internals::tiles::{
 };
 
 // ANCHOR: args
-/// What the kernel reads.
+/// Inputs of the kernel.
 #[derive(CubeType, CubeLaunch)]
 pub struct Args<F: Float, N: Size> {
     /// `[batch, q_heads, q_len, head_dim]`, any strides with a contiguous last axis.
@@ -28,8 +28,8 @@ pub struct Args<F: Float, N: Size> {
 // ANCHOR_END: args
 
 // ANCHOR: kernel
-/// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams, for every
-/// query head of the group, the queries that may attend to one of its keys, and overwrites its keys' part of `mass`,
+/// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: for every query head of
+/// the group it streams the queries that may attend to one of its keys, and overwrites its keys' part of `mass`,
 /// contiguous `[batch, kv_heads, k_len]`. No other cube writes there, so the result does not depend on their order.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn mass_kernel<F: Float, N: Size>(
@@ -72,7 +72,7 @@ pub fn mass_kernel<F: Float, N: Size>(
         let head = kv_head * group + step / tiles;
         let from = first_query + step % tiles * inner;
         let queries = TileRows::new(batch, head, from, sizes.q_len);
-        // The tile before may still be read.
+        // The previous tile may still be read.
         sync_cube();
         let row = (batch * sizes.q_heads + head) * sizes.q_len + from;
         load_lse(&args.lse, &mut lse, row, sizes.q_len - from, bp);
@@ -112,8 +112,8 @@ fn own_keys<F: Float, N: Size>(
     }
 }
 
-/// Loads the LSEs of a tile of queries; the places past the last query are never selected. All units cooperate, and
-/// row `r` is loaded by the unit that sets query `r` of the [`KeyIntervals`]. The caller synchronises.
+/// Loads the LSEs of a tile of queries; positions past the last query are never selected. All units cooperate, and
+/// the unit that sets query `r` of the [`KeyIntervals`] loads row `r`. The caller synchronises.
 #[cube]
 fn load_lse(
     src: &Tensor<f32>,

@@ -1,5 +1,5 @@
-//! A kernel of one's own on the tiles of `flash-dma-kernels`: the attention mass that every key receives, the sum of
-//! its probabilities over all queries that attend to it. The book's chapter "Write a kernel on our tiles" walks through
+//! A custom kernel on the tiles of `flash-dma-kernels`: the attention mass that every key receives, the sum of its
+//! probabilities over all queries that attend to it. The book's chapter "Write a kernel on our tiles" walks through
 //! it. This file is the host's side, `kernel` the device's.
 
 mod kernel;
@@ -13,7 +13,7 @@ use flash_dma_problem::{TensorName, check_grid};
 use flash_dma_reference::{self as reference, Exact};
 use raw_kernels::{Kind, empty};
 
-/// Uploads the inputs of a problem with scores, selects and attends. Of the results the kernel reads the LSE.
+/// Uploads the inputs of a problem with scores, selects and attends. The kernel reads only the LSE of the results.
 pub fn forward_pass(
     client: &Client,
     host: &reference::Inputs,
@@ -28,15 +28,15 @@ pub fn forward_pass(
 }
 
 // ANCHOR: launch
-/// The blueprint of a problem, if a cube fits the device. The shared memory of the forward kernel holds ours: it has one
+/// Blueprint of a problem, if a cube fits the device. The forward kernel's shared memory is large enough: it has one
 /// tile and the weights more.
 pub fn blueprint(client: &Client, problem: &Problem) -> Result<Blueprint, AttentionError> {
     Blueprint::choose(Kernel::Forward, problem, &client.properties().hardware)
 }
 
-/// Overwrites `mass`, contiguous `[batch, kv_heads, k_len]`, with the sum of each key's probabilities over all queries
-/// of the group's heads. A key that nothing attends to gets exactly 0. `lse` is what the forward pass wrote. What does
-/// not fit is refused before anything is launched, by an error that calls `mass` the output.
+/// Overwrites `mass`, contiguous `[batch, kv_heads, k_len]`, with the sum of each key's probabilities over all
+/// queries of the group's heads. A key that nothing attends to gets exactly 0. `lse` is the output of the forward
+/// pass. Tensors that do not fit are refused before anything is launched, by an error that calls `mass` the output.
 pub fn attention_mass(
     client: &Client,
     p: &Problem,
@@ -56,7 +56,7 @@ pub fn attention_mass(
     }
     let (q, k, size) = (&inputs.q, &inputs.k, p.element.size());
     let tensors = [q, k, lse, scores, intervals, mass];
-    // In the smallest elements there are; of wider ones a tensor has fewer.
+    // In the smallest elements; wider ones are fewer.
     let address = tensors.map(|tensor| tensor.required_address_type(size));
     let args = tensors.map(|tensor| tensor.clone().into_tensor_arg());
     let [q_arg, k_arg, lse, scores, intervals, mass] = args;
@@ -107,8 +107,8 @@ fn check<'a>(
 // ANCHOR_END: check
 
 // ANCHOR: gradient
-/// The attention mass in f64: `out` is the sum of the attended rows of `v` by their probabilities, so where all its
-/// gradients are 1, every element of the gradient of a row of `v` is the row's mass.
+/// The attention mass in f64: `out` is the sum of the attended rows of `v` weighted by their probabilities, so if its
+/// gradient is 1 everywhere, every element of the gradient of a row of `v` is the row's mass.
 pub fn exact_mass(inputs: &reference::Inputs) -> Exact {
     let Exact { values, magnitude } = inputs.backward(&vec![1.0; inputs.q.len()], None).v;
     let first = |rows: Vec<f64>| rows.into_iter().step_by(inputs.problem.head_dim).collect();

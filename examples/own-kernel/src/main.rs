@@ -1,4 +1,4 @@
-//! Runs the kernel; `--help` says with what. The book's chapter has the command for a GPU.
+//! Runs the kernel; see `--help` for the options. The book's chapter has the command for a GPU.
 
 use clap::Parser;
 use flash_dma_kernels::{AttentionOptions, ElementType, Problem};
@@ -9,7 +9,8 @@ use own_kernel::{attention_mass, blueprint, exact_mass, forward_pass};
 use raw_kernels::{Kind, download, empty, time};
 use std::error::Error;
 
-/// The mass that every key receives: which keys have most, how far it is from f64, and how long a launch takes.
+/// Computes the mass that every key receives: the keys with the most, the error against f64, and the time of a
+/// launch.
 #[derive(Parser)]
 struct Cli {
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
@@ -58,7 +59,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let values = download(&client, mass.clone(), Kind::F32);
     let total: f64 = values.iter().sum();
     println!("all keys together: {total:.3}; every query hands out 1");
-    // Of more tokens f64 would take minutes.
+    // With more tokens f64 would take minutes.
     if cli.length <= 2048 {
         let exact = exact_mass(&host);
         let report = compare_by("mass", &shape, &values, &exact, 0.0, ElementType::F32, 1.0)?;

@@ -50,7 +50,7 @@ fn mass(client: &Client, host: &Inputs) -> Vec<f64> {
     mass_with(client, host, |_, _| {})
 }
 
-/// The mass by a launch whose inputs or blueprint are changed.
+/// The mass from a launch with changed inputs or blueprint.
 fn mass_with(
     client: &Client,
     host: &Inputs,
@@ -64,7 +64,7 @@ fn mass_with(
     download(client, mass, Kind::F32)
 }
 
-/// The mass is f32 arithmetic on the given inputs, whatever their type, so it is granted the error of that alone.
+/// The mass is f32 arithmetic on the given inputs, whatever their type, so only that error is allowed.
 fn check(what: &str, client: &Client, host: &Inputs) {
     compare(what, host, &mass(client, host));
 }
@@ -76,14 +76,14 @@ fn compare(what: &str, host: &Inputs, actual: &[f64]) {
 }
 
 // ANCHOR: definition
-/// The attention mass by definition, `[batch, kv_heads, k_len]`: every query of every head of a group hands out its
-/// probabilities, and a key adds what it gets.
+/// The attention mass by definition, `[batch, kv_heads, k_len]`: for each key, the sum of its probabilities over
+/// every query of every head of its group.
 fn by_definition(inputs: &Inputs) -> Vec<f64> {
     let p = &inputs.problem;
     let scores = inputs.scores.as_ref().expect("the problem has scores");
     let mut mass = vec![0.0; scores.len()];
     for head in 0..p.batch * p.q_heads {
-        // Heads of all sequences are counted through, so a group's heads are neighbours.
+        // Heads are numbered across sequences, so those of a group are neighbours.
         let first = head / (p.q_heads / p.kv_heads) * p.k_len;
         let scores = &scores[first..first + p.k_len];
         for i in 0..p.q_len {
@@ -150,7 +150,7 @@ fn units_that_share_a_tile_give_the_same_mass_as_one_alone() {
     let client = client();
     let problem = problem([21, 33], 16, ElementType::F32, causal(9));
     let host = generate::inputs(problem, Scores::Normal, 1.0, 4);
-    // On a CPU a unit works alone unless it is told otherwise; four are as many threads, which spin at barriers.
+    // On a CPU a unit works alone by default; four are as many threads, which spin at barriers.
     let micro = Micro {
         units_x: 2,
         units_y: 2,
@@ -185,7 +185,7 @@ fn options_lengths_and_element_types_give_the_mass_of_the_oracle() {
 fn every_query_that_sees_a_key_hands_out_one() {
     let client = client();
     let host = host([40, 30], 5);
-    // The first ten queries of a head stand before the first key.
+    // The first ten queries of a head come before the first key.
     let expected = (host.problem.batch * host.problem.q_heads * 30) as f64;
     let total: f64 = mass(&client, &host).iter().sum();
     let error = (total - expected).abs();

@@ -1,4 +1,4 @@
-//! The oracle's side: the same inputs in f64, and what must come out.
+//! The oracle's side: the same inputs in f64, and the expected results.
 
 use flash_dma_kernels::{ElementType, Problem};
 use flash_dma_reference::Inputs;
@@ -31,7 +31,7 @@ impl Oracle {
         self.inputs.scores.as_ref().expect("the problem has scores")
     }
 
-    /// Intervals must be equal, word by word.
+    /// Checks that intervals are equal, word by word.
     pub fn check_intervals(&self, actual: &[f64]) -> Result<(), Box<dyn Error>> {
         let expected: Vec<f64> = self
             .scores()
@@ -49,8 +49,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// Outputs may miss f64 by twice what a naive implementation in the same type does; the LSE by
-    /// no more than f32 arithmetic explains.
+    /// Checks outputs: their error against f64 may be twice that of a naive implementation in the same type; the LSE
+    /// may have only the error of f32 arithmetic.
     pub fn check_forward(&self, out: &[f64], lse: &[f64]) -> Result<(), Failure> {
         let (exact, naive) = (self.inputs.forward(), self.inputs.naive_forward());
         let p = &self.problem;
@@ -61,7 +61,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Gradients may miss f64 by three times the naive implementation's error.
+    /// Checks gradients: their error may be three times the naive implementation's.
     pub fn check_backward(&self, [q, k, v, scores]: [&[f64]; 4]) -> Result<(), Failure> {
         let exact = self.inputs.backward(&self.grad_out, None);
         let naive = self.inputs.naive_backward(&self.grad_out, None);

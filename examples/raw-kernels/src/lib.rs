@@ -1,5 +1,5 @@
-//! What a program on CubeCL alone needs beside its kernels: tensors on a device from `f64` on the host and back, the
-//! inputs of a problem, and the time of a launch. `own-kernel` has them from here, too.
+//! Helpers for programs on CubeCL alone, also used by `own-kernel`: upload and download of tensors as `f64`, the
+//! inputs of a problem, and the time of a launch.
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// What a tensor holds.
+/// Contents of a tensor.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// `q`, `k`, `v`, `out` and their gradients.
@@ -52,7 +52,7 @@ pub fn empty(client: &Client, shape: &[usize], kind: Kind) -> TensorBinding {
     binding(client.empty(bytes), shape)
 }
 
-/// The tensor's values; waits for what was launched before.
+/// The tensor's values; waits for all earlier launches.
 pub fn download(client: &Client, tensor: TensorBinding, kind: Kind) -> Vec<f64> {
     let bytes = client.read_one_unchecked_tensor(tensor.into_copy_descriptor(kind.size()));
     match kind {
@@ -81,7 +81,7 @@ fn binding(handle: Handle, shape: &[usize]) -> TensorBinding {
     }
 }
 
-/// The inputs of a problem with scores. Its intervals are undefined until [`select`](flash_dma_kernels::select()) has
+/// Inputs of a problem with scores. Its intervals are undefined until [`select`](flash_dma_kernels::select()) has
 /// written them.
 ///
 /// # Panics
@@ -103,11 +103,11 @@ pub fn inputs(client: &Client, host: &flash_dma_reference::Inputs) -> Inputs {
 }
 
 // ANCHOR: time
-/// How long each of `samples` calls takes until the device has finished. The first one compiles.
+/// Times `samples` calls, each until the device has finished. The first one compiles.
 ///
 /// # Errors
 ///
-/// What the call or the device says.
+/// Errors of the call or the device.
 pub fn time(
     client: &Client,
     samples: usize,
@@ -117,7 +117,7 @@ pub fn time(
     for _ in 0..samples {
         let start = Instant::now();
         call()?;
-        // A launch returns before the kernel has run; failures of the device show here, too.
+        // A launch returns before the kernel has run; failures of the device also show here.
         cubecl::future::block_on(client.sync())?;
         times.push(start.elapsed());
     }

@@ -74,8 +74,8 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     })?;
     oracle.check_intervals(&download(client, intervals, Kind::U32))?;
 
-    // 2. Forward: `out`, and the LSE that the backward pass needs. A plan is made of what is known before the launch:
-    // the engine and the memory that it needs.
+    // 2. Forward: `out`, and the LSE that the backward pass needs. A plan fixes what is known before the launch: the
+    //    engine and the memory that it needs.
     let out = empty(client, &problem.q_shape(), typed);
     let [lse, lse_rest] = [(); 2].map(|()| empty(client, &problem.lse_shape(), Kind::F32));
     timed(client, "forward", || {
@@ -89,8 +89,8 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
         &download(client, lse.clone(), Kind::F32),
     )?;
 
-    // 3. Backward: probabilities are recomputed from the LSE and what its rounding lost, never stored. Every gradient is
-    // overwritten, so none needs to be zeroed.
+    // 3. Backward: probabilities are recomputed from the LSE and its rounding error, never stored. Every gradient is
+    //    overwritten, so none needs to be zeroed.
     let saved = Saved {
         out,
         residual: None,
@@ -120,7 +120,7 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Launches twice and says how long each took until the device had finished: the first time compiles.
+/// Launches twice and prints how long each took until the device had finished: the first one compiles.
 fn timed(
     client: &Client,
     what: &str,

@@ -14,10 +14,10 @@ use flash_dma_models::generate::{Generator, Sampler};
 use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
 use flash_dma_models::{Evaluated, TextTraining};
 
-/// What went wrong, as one line for a person to act on.
+/// An error as one actionable line.
 type Error = Box<dyn error::Error + Send + Sync>;
 
-/// Texts to train on unless --data is given: chapters of the book.
+/// Default training texts: chapters of the book.
 const CHAPTERS: [&str; 4] = [
     concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -35,7 +35,7 @@ const CHAPTERS: [&str; 4] = [
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
-    /// Text to train on: files, one behind the other [default: chapters of this repository's book].
+    /// Text to train on: files, concatenated [default: chapters of this repository's book].
     #[arg(long, value_name = "FILE", num_args = 1.., default_values = CHAPTERS, hide_default_value = true)]
     data: Vec<PathBuf>,
     /// Device to train on.
@@ -68,7 +68,7 @@ struct Cli {
     /// Key and value heads.
     #[arg(long, default_value_t = 2)]
     kv_heads: usize,
-    /// Keep only the inputs of the blocks for the backward pass, and compute the rest a second time: less memory.
+    /// Keep only the inputs of the blocks for the backward pass, and recompute the rest: less memory.
     #[arg(long)]
     checkpoint: bool,
     /// Peak learning rate, reached after a linear warm-up and left on a cosine.
@@ -77,16 +77,16 @@ struct Cli {
     /// Seed of the parameters, of the data order and of sampling.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// How often to validate and to write a checkpoint.
+    /// Number of validations, each followed by a checkpoint.
     #[arg(long, default_value_t = 10)]
     evaluations: usize,
-    /// Where to write.
+    /// Output directory.
     #[arg(long, value_name = "DIR", default_value = "runs/train-text")]
     out: PathBuf,
-    /// Go on from the last checkpoint in --out; what is trained must be what it was.
+    /// Resume from the last checkpoint in --out; the training must be the same.
     #[arg(long)]
     resume: bool,
-    /// Bytes to sample at the end.
+    /// Number of bytes to sample at the end.
     #[arg(long, default_value_t = 400)]
     sample: usize,
     /// Sampling temperature; 0 takes the most likely byte.
@@ -150,7 +150,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     Ok(())
 }
 
-/// The device and the element type, if this program was built with the one and it computes in the other.
+/// Device and element type, if this program was built with the device and it supports the type.
 fn place(cli: &Cli) -> Result<(Device, FloatDType), Error> {
     let device = match cli.device.as_str() {
         #[cfg(feature = "flex")]
@@ -200,7 +200,7 @@ fn sampler(cli: &Cli, written: usize) -> Sampler {
         .with_top_p(cli.top_p)
 }
 
-/// The bytes that follow a prompt. The model has seen no position past --seq, so there it begins again with the last
+/// Generates bytes after a prompt. The model has seen no position past --seq, so there it starts again from the last
 /// half of the context.
 fn write(cli: &Cli, model: &Decoder, prompt: &[u32]) -> Result<Vec<u32>, Error> {
     let model = model.for_generation();

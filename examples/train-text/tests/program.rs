@@ -1,4 +1,4 @@
-//! A run from its first step to a text, what it leaves behind, how it goes on, and the calls that documents show.
+//! A run from its first step to a text, its files, resuming, and the calls shown in documents.
 #![cfg(feature = "flex")]
 
 use std::fs;
@@ -23,7 +23,7 @@ fn refusal(options: &str) -> String {
 /// Sizes that train in a second without optimisation.
 const TINY: &str = "--seq 24 --window 6 --batch 2 --layers 2 --d-model 16 --heads 2 --kv-heads 1 --steps 6 --evaluations 3";
 
-/// What `book/src/gpu-run.md` says of a run, and `book/src/generation.md` of texts from it.
+/// The run of `book/src/gpu-run.md`, and the texts from it of `book/src/generation.md`.
 #[test]
 fn a_run_leaves_checkpoints_writes_texts_and_goes_on_with_the_same_bits() {
     let scratch = Scratch::new();
@@ -38,13 +38,13 @@ fn a_run_leaves_checkpoints_writes_texts_and_goes_on_with_the_same_bits() {
         read("config.json");
         assert!(!out.join("checkpoint-2").exists());
 
-        // As if the run had been ended behind its second validation.
+        // As if the run had been interrupted after its second validation.
         fs::remove_dir_all(out.join("checkpoint-6")).expect("the last checkpoint");
         let printed = succeeds(&format!("{place} --resume"));
         assert_eq!(printed.matches(", validation ").count(), 1, "{printed}");
         assert!(read("model.bpk") == model && read("sample.txt") == sample);
 
-        // A run that is complete only writes.
+        // A completed run only writes.
         let printed = succeeds(&format!(
             "{place} --resume --prompt times --temperature 0.5 --top-k 40 --top-p 0.9"
         ));
@@ -109,7 +109,7 @@ fn bad_input_is_refused_in_one_line() {
     let place = format!("--data {text} --out {}", scratch.text("out"));
     let error = refusal(&format!("{place} {TINY} --resume"));
     assert_eq!(error, format!("{}: no checkpoint", scratch.text("out")));
-    // Heads that do not divide are the layer's to refuse.
+    // The layer refuses heads that do not divide.
     let wrong = TINY.replace("--heads 2", "--heads 3");
     refusal(&format!("{place} {wrong}"));
 }

@@ -1,7 +1,8 @@
 //! The book's tutorial: a model that must learn which keys to keep.
 //!
-//! `cargo run --release -p tutorial -- arms` trains each arm of a table once and prints what it reaches; seeds behind it
-//! are trained instead of seed 0. Before them, `--steps N` trains for so long, and `--json FILE` behind that writes a
+//! `cargo run --release -p tutorial -- arms` trains each arm of a table once and prints its results; arguments after
+//! it are seeds, to train instead of seed 0. Before them, `--steps N` sets the number of steps, and after that
+//! `--json FILE` writes a line of JSON for each run.
 //! line of JSON for each run.
 
 use crate::model::Scores;
@@ -41,7 +42,7 @@ fn arms() -> [Arm; 6] {
 
 pub fn main(arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let (steps, json, seeds) = read(arguments)?;
-    // Before minutes of training: a file that cannot be written is told at once.
+    // Opened before minutes of training, to report an unwritable file at once.
     let mut json = json.map(File::create).transpose()?;
     println!(
         "{LENGTH} tokens, {FACTS} facts; a question may be answered from the keys that are kept"
@@ -80,7 +81,7 @@ pub fn main(arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// A run as `bench-results/learning/tutorial-cpu.json` has it. No name of an arm needs escapes.
+/// A run as a row of `bench-results/learning/tutorial-cpu.json`. Names of arms need no escapes.
 fn json_row(arm: &Arm, seed: u64, steps: usize, outcome: &Outcome, seconds: f64) -> String {
     format!(
         "{{\"arm\": \"{}\", \"window\": {}, \"runners_up\": {}, \"seed\": {seed}, \"steps\": {steps}, \

@@ -1,7 +1,8 @@
 //! The idea in a minute: a model learns which keys to keep.
 //!
-//! `cargo xtask demo` trains the same model three times, shows what it keeps of a text before and after, and what it
-//! answers. `--steps N` trains for so long, `--out DIR` writes the pictures there, `--svg DIR` draws them for the book.
+//! `cargo xtask demo` trains the same model three times, and shows which keys it keeps of a text before and after,
+//! and its answers. `--steps N` sets the number of steps, `--out DIR` writes the pictures there, `--svg DIR` draws
+//! them for the book.
 
 use crate::model::Model;
 use crate::picture::Picture;

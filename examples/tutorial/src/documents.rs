@@ -1,4 +1,4 @@
-//! Packed documents, padded batches and masks of one's own in a layer, as in the book.
+//! Packed documents, padded batches and custom masks in a layer, as in the book.
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor};
@@ -32,7 +32,7 @@ pub fn main() -> Result<(), AttentionError> {
 
 fn packed_layer(device: &Device) -> Result<(), AttentionError> {
     // ANCHOR: packed_layer
-    // Three documents of 40, 25 and 35 tokens, one behind the other.
+    // Three documents of 40, 25 and 35 tokens, one after another.
     let documents = Documents::try_from_cu_seqlens(&[0, 40, 65, 100])?;
     let config = DynamicMaskAttentionConfig::new(64, 4)
         .with_selection(Selection::keep(12).with_recent(Some(4)))
@@ -41,7 +41,7 @@ fn packed_layer(device: &Device) -> Result<(), AttentionError> {
     let x = Tensor::<3>::random([1, 100, 64], NORMAL, device);
     let packed = layer.forward(DynamicMaskInput::new(x.clone()).documents(documents));
 
-    // Each document gets the rows that it gets alone.
+    // Each document gets the same rows as it gets alone.
     for (start, len) in [(0, 40), (40, 25), (65, 35)] {
         let alone = layer.forward(x.clone().narrow(1, start, len));
         let rows = packed.clone().narrow(1, start, len);
@@ -57,7 +57,7 @@ fn packed_targets(device: &Device) -> Result<(), AttentionError> {
     let logits = Tensor::<2>::random([100, 8], NORMAL, device).require_grad();
     let tokens: Vec<i32> = (0..100).map(|n| 1 + n % 7).collect();
     // ANCHOR: targets
-    // The next token; the last one of a document has none, which 0 stands for.
+    // Targets are the next tokens; the last one of a document has none, marked by 0.
     let mut targets = [&tokens[1..], &[0]].concat();
     let mut end = 0;
     for len in &documents.lengths()[0] {
@@ -82,7 +82,7 @@ fn packed_tensors(device: &Device) -> Result<(), AttentionError> {
     let (q, k, v) = (random(4), random(2), random(2));
     let documents = Documents::try_from_cu_seqlens(&[0, 40, 65, 100])?;
     // ANCHOR: packed_tensors
-    // Ranked, without being added to the logits: the best 12 keys of the document, 4 of them recent.
+    // Only ranked, not added to the logits: the best 12 keys of the document, 4 of them recent.
     let scores = Tensor::<2>::random([100, 2], NORMAL, device);
     let rule = Selector::top(12).recent(4).documents(documents.clone());
     let intervals = rule.try_select(scores.clone().transpose().unsqueeze())?;
@@ -112,7 +112,7 @@ fn padded(device: &Device) {
         .init(device);
     let x = Tensor::<3>::random([2, 20, 64], NORMAL, device);
     // ANCHOR: padded
-    // Two sequences of 20 and 13 tokens. Even NaN in the padding reaches nothing.
+    // Two sequences of 20 and 13 tokens. Nothing in the padding has an effect, not even NaN.
     let padding = Tensor::<3>::full([1, 7, 64], f32::NAN, device);
     let x = x
         .slice_assign([1..2, 13..20, 0..64], padding)
@@ -168,7 +168,7 @@ fn pair_mask(device: &Device) -> Result<(), AttentionError> {
     let layer = config.init(device);
     let out = layer.try_forward(DynamicMaskInput::new(x.clone()).mask(mask.clone()))?;
     // ANCHOR_END: pair_mask
-    // How far a change of a token moves the first row: not at all from behind the prefix.
+    // Change of the first row when a token changes: none from a token after the prefix.
     let moved = |at: usize| {
         let x = x.clone().slice_fill([0..1, at..at + 1, 0..64], 3.0);
         let moved = layer.forward(DynamicMaskInput::new(x).mask(mask.clone()));
@@ -184,7 +184,7 @@ fn shared_plan(device: &Device) {
     let random = |heads| Tensor::<4>::random([1, heads, 60, 32], NORMAL, device);
     let (q, k, v) = (random(4), random(2), random(2));
     // ANCHOR: shared_plan
-    // The same mask without a tensor of pairs: a query sees `0 .. max(20, own place + 1)`.
+    // The same mask without a tensor of pairs: a query sees `0 .. max(20, own position + 1)`.
     let ends = Tensor::<1, Int>::arange(1..61, device).clamp_min(20);
     let ends = ends.reshape([1, 1, 60]);
     let ranges = KeyRanges::new(ends.zeros_like(), ends);

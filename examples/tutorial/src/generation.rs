@@ -1,4 +1,4 @@
-//! Generation with caches, as in the book: a prompt in chunks, greedy text, beams, saving and going on.
+//! Generation with caches, as in the book: a prompt in chunks, greedy text, beams, saving and resuming.
 
 use burn::module::Module;
 use burn::nn::{
@@ -19,7 +19,7 @@ const LAYERS: usize = 2;
 const WINDOW: usize = 16;
 
 // ANCHOR: model
-/// A decoder whose layers remember nothing but what is in their caches.
+/// A decoder whose layers' only memory is their caches.
 #[derive(Module, Debug)]
 struct Model {
     embedding: Embedding,
@@ -29,14 +29,14 @@ struct Model {
 }
 
 impl Model {
-    /// An empty cache per layer, for so many sequences.
+    /// An empty cache per layer, for this many sequences.
     fn caches(&self, sequences: usize) -> Vec<AttentionCache> {
         let cache = |layer: &DynamicMaskAttention| layer.init_cache(sequences);
         self.layers.iter().map(cache).collect()
     }
 
-    /// Logits of the token that follows the last of `tokens`, `[sequences, vocabulary]`. The tokens go on where those
-    /// that the caches have been given end.
+    /// Logits of the token after the last of `tokens`, `[sequences, vocabulary]`. The tokens continue those in the
+    /// caches.
     fn read(
         &self,
         tokens: Tensor<2, Int>,
@@ -54,13 +54,13 @@ impl Model {
 // ANCHOR_END: model
 
 impl Model {
-    /// With random parameters: what it writes means nothing, but is the same by every way of writing it.
+    /// With random parameters: its text means nothing, but every way of generating gives the same.
     fn new(device: &Device) -> Self {
         let attention = DynamicMaskAttentionConfig::new(WIDTH, 4)
             .with_n_kv_heads(Some(2))
             .with_selection(Selection::keep(WINDOW))
             .with_rope(Some(Rope::new(256)))
-            // Wide, so that the text depends on what the layers remember.
+            // Large weights, so that the text depends on the layers' memory.
             .with_initializer(Initializer::Normal {
                 mean: 0.0,
                 std: 0.3,
@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// The log probability of the last `count` tokens after the others, by attention over all of them at once.
+    /// Log probability of the last `count` tokens given the others, by attention over all of them at once.
     fn log_probability(&self, text: &[i32], count: usize, device: &Device) -> f32 {
         let mut x = self.embedding.forward(tensor(&[text.to_vec()], device));
         for (norm, layer) in self.norms.iter().zip(&self.layers) {
@@ -123,7 +123,7 @@ fn greedy(
 // ANCHOR_END: greedy
 
 // ANCHOR: beams
-/// Goes on from caches of one sequence and returns the best of `beams` texts, with its log probability.
+/// Continues from caches of one sequence and returns the best of `beams` texts, with its log probability.
 fn beam_search(
     model: &Model,
     mut logits: Tensor<2>,
@@ -147,7 +147,7 @@ fn beam_search(
             .collect();
         next.sort_by(|a, b| b.0.total_cmp(&a.0));
         next.truncate(beams);
-        // A cache goes on as often as its text was chosen.
+        // A cache is kept as often as its text was chosen.
         let from: Vec<usize> = next.iter().map(|&(_, from, _)| from).collect();
         caches.iter_mut().for_each(|cache| cache.reorder(&from));
         let tokens: Vec<Vec<i32>> = next.iter().map(|&(_, _, token)| vec![token]).collect();
@@ -174,7 +174,7 @@ fn save(caches: &[AttentionCache], folder: &Path) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// The caches as they were saved, by the model that they were made for.
+/// Restores saved caches, for the model that they were made for.
 fn load(model: &Model, folder: &Path) -> Result<Vec<AttentionCache>, Box<dyn Error>> {
     let load = |(layer, empty)| -> Result<AttentionCache, Box<dyn Error>> {
         let AttentionCache::DynamicMask(empty) = empty else {
@@ -219,7 +219,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let (again, _) = beam_search(&model, logits, &mut restored, 4, 8)?;
     assert_eq!(again, best);
     println!("restored: the same text");
-    // Not before: Burn reads the tensors of a record when they are first used.
+    // Not before: Burn reads the tensors of a record on first use.
     std::fs::remove_dir_all(&folder)?;
     Ok(())
 }

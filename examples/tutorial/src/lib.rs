@@ -1,5 +1,5 @@
-//! The programs of the book's chapters, each a file that is read from top to bottom. Two of them, `arms` and `demo`,
-//! share what the first chapter shows: a task, a model of one attention layer, its training, and pictures of what it
+//! Programs of the book's chapters, each a file to read from top to bottom. Two of them, `arms` and `demo`, share the
+//! code of the first chapter: a task, a model of one attention layer, its training, and pictures of the keys it
 //! keeps.
 #![warn(missing_docs)]
 
@@ -20,7 +20,7 @@ mod your_model;
 
 use std::error::Error;
 
-/// How to run a program, and of each its name, its arguments, and what it shows.
+/// How to run a program, and the name, arguments and purpose of each.
 pub const USAGE: &str = "\
 cargo run --release -p tutorial -- PROGRAM
 
@@ -39,7 +39,7 @@ cargo run --release -p tutorial -- PROGRAM
 /// Runs a program with its arguments.
 ///
 /// # Errors
-/// When there is no such program, or with its own error.
+/// If there is no such program, or with its own error.
 pub fn run(name: &str, arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     match name {
         "arms" => arms::main(arguments)?,

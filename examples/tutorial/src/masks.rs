@@ -1,4 +1,4 @@
-//! The masks of the book, and attention under one of them with a bias that is learned.
+//! The masks of the book, and attention under one of them with a learned bias.
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_flash_dma::{AttentionMask, BlockRule, KeyRanges, MaskedAttention, TilePlan};
@@ -27,7 +27,7 @@ pub fn main() {
     let above = AttentionMask::above(bias, 0.45);
     let any = top.clone().in_key_blocks(4, BlockRule::Any);
     let majority = top.clone().in_key_blocks(4, BlockRule::Majority);
-    // Axes of size 1 broadcast: documents that are padded, too.
+    // Axes of size 1 broadcast: documents with padding.
     let both = documents.clone().and(padding.clone());
     // ANCHOR_END: builders
 
@@ -43,12 +43,12 @@ pub fn main() {
     let normal = Distribution::Normal(0.0, 1.0);
     let random = |heads| Tensor::<4>::random([2, heads, 256, 32], normal, &device);
     let (q, k, v) = (random(4), random(2), random(2));
-    // One learned number for each key of each kv head, and documents of 100 tokens.
+    // A learned bias for each key of each kv head, and documents of 100 tokens.
     let bias = Tensor::<4>::random([1, 2, 1, 256], normal, &device).require_grad();
     let ids = Tensor::<1, Int>::arange(0..256, &device).div_scalar(100);
     let mask = AttentionMask::documents(ids.reshape([1, 256]));
 
-    // Once for all layers: bits and counts, an eighth of the mask.
+    // Made once for all layers: bits and counts, an eighth of the mask.
     let plan = TilePlan::new(mask, [256, 256], true);
     let mut x = q;
     for _layer in 0..2 {
@@ -75,7 +75,7 @@ pub fn main() {
         KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([256, 256], 30, &device));
     let plan = TilePlan::from_ranges(ranges, [256, 256], true);
 
-    // What the same keys cost as a mask: 256 times 256.
+    // The same keys as a mask take 256 times 256.
     let mask =
         AttentionMask::documents(ids).and(AttentionMask::sliding_window([256, 256], 30, &device));
     let same = TilePlan::new(mask, [256, 256], true);

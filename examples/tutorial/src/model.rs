@@ -1,4 +1,4 @@
-//! One attention layer whose keys are chosen by learned scores.
+//! One attention layer that selects its keys by learned scores.
 
 use crate::task::{FACTS, LENGTH, SUBJECTS, Texts, VALUES};
 use burn::module::{Module, ModuleVisitor, Param};
@@ -16,7 +16,7 @@ const HEAD_DIM: usize = 32;
 const INITIAL_SCORES: f64 = 0.0002;
 
 // ANCHOR: model
-/// Embeds the tokens, attends once, and reads the answers off the questions' rows.
+/// Embeds the tokens, attends once, and reads the answers from the questions' rows.
 #[derive(Module, Debug)]
 pub struct Model {
     subject: Embedding,
@@ -25,30 +25,30 @@ pub struct Model {
     query: Linear,
     key: Linear,
     values: Linear,
-    /// `[WIDTH, KV_HEADS]`: from a token to the importance of its key.
+    /// `[WIDTH, KV_HEADS]`: from a token to the score of its key.
     pub score_proj: Param<Tensor<2>>,
     answer: Linear,
-    /// Of the control, `[KV_HEADS, KV_HEADS * HEAD_DIM]`: from a key's value to its importance.
+    /// For the control, `[KV_HEADS, KV_HEADS * HEAD_DIM]`: from a key's value to its score.
     pub dt_proj: Param<Tensor<2>>,
-    /// Of the control, `[KV_HEADS]`: whether more of it is better, and how much it counts.
+    /// For the control, `[KV_HEADS]`: sign and weight of the score.
     pub a: Param<Tensor<1>>,
 }
 // ANCHOR_END: model
 
-/// What ranks the keys.
+/// Scores that rank the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
-    /// A linear function of the token, learned.
+    /// A learned linear function of the token.
     Linear,
-    /// The paper's bounded function of the value, learned.
+    /// The paper's learned, bounded function of the value.
     Zoh,
     /// Noise, drawn anew at each call: the control.
     Random,
 }
 
 impl Model {
-    /// The model of a seed. Threads share the random numbers of their device, and parameters are drawn when they are
-    /// first used: here one model draws all of its own at a time.
+    /// A model from a seed. Threads share the random numbers of their device, and parameters are drawn on first use:
+    /// this draws all parameters of one model at a time.
     pub fn seeded(seed: u64, device: &Device) -> Self {
         static DRAWING: Mutex<()> = Mutex::new(());
         let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,8 +63,8 @@ impl Model {
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
         // ANCHOR: init
         let normal = |std| Initializer::Normal { mean: 0.0, std };
-        // Nearly 0, so that at the start no subject is ranked so low that it is never seen: what is neither kept nor
-        // a runner-up learns nothing.
+        // Nearly 0, so that at the start no subject is ranked so low that it is never seen: a key that is neither
+        // kept nor a runner-up learns nothing.
         let score_proj = normal(INITIAL_SCORES).init([WIDTH, KV_HEADS], device);
         // Not a = 0: all scores would tie, and no gradient would reach dt_proj. A negative `a` keeps the scores
         // between 0 and 1.
@@ -90,7 +90,7 @@ impl Model {
     }
 
     // ANCHOR: forward
-    /// Logits of the answers `[batch * FACTS, VALUES]`, and which position attends to which key.
+    /// Logits of the answers `[batch * FACTS, VALUES]`, and the selection.
     pub fn forward(
         &self,
         texts: &Texts,

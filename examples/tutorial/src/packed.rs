@@ -12,7 +12,7 @@ pub fn main() -> Result<(), AttentionError> {
     let normal = Distribution::Normal(0.0, 1.0);
 
     // ANCHOR: packed
-    // Three documents, one behind the other: 40, 25 and 35 tokens.
+    // Three documents, one after another: 40, 25 and 35 tokens.
     let documents = Documents::try_from_cu_seqlens(&[0, 40, 65, 100])?;
     let rows = |heads| Tensor::<3>::random([100, heads, 32], normal, &device);
     let (q, k, v) = (rows(4), rows(2), rows(2));

@@ -1,4 +1,4 @@
-//! One packed tensor, probabilities, and parts of an attention that are merged, as in the book.
+//! One packed tensor, probabilities, and merged parts of an attention, as in the book.
 
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::{Attention, AttentionOptions, merge_attention};
@@ -15,14 +15,14 @@ pub fn main() {
         .scores(scores)
         .options(AttentionOptions::new().with_keep_window(16));
     let out = call.clone().forward();
-    // A token's heads lie together in memory: this copies nothing, either.
+    // A token's heads lie together in memory: this copies nothing either.
     let out = out.swap_dims(1, 2).reshape([2, 100, 256]);
     let gradients = out.sum().backward();
     assert_eq!(qkv.grad(&gradients).unwrap().dims(), [2, 100, 3, 4, 64]);
     // ANCHOR_END: packed
 
     // ANCHOR: probabilities
-    // What the last token attends to in each head, [2, 4, 1, 100].
+    // Attention probabilities of the last token in each head, [2, 4, 1, 100].
     let last = call.probabilities(&[99]);
     let attended = last.clone().greater_elem(0.0).int().sum_dim(3);
     assert!(attended.equal_elem(16).all().into_scalar::<bool>());

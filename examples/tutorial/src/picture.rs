@@ -5,7 +5,7 @@ use crate::training::Outcome;
 use std::io;
 use std::path::Path;
 
-/// What a position does with a key.
+/// State of a key at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// The key is not there yet.
@@ -25,15 +25,15 @@ pub enum Cell {
 pub struct Picture {
     /// `[LENGTH, LENGTH]`, a row per position.
     pub cells: Vec<Cell>,
-    /// The places of the facts.
+    /// Positions of the facts.
     pub facts: Vec<usize>,
 }
 
 impl Picture {
-    /// What one key/value head keeps of the first text.
+    /// Keys that one key/value head keeps of the first text.
     ///
     /// # Panics
-    /// When there is no such head.
+    /// If there is no such head.
     pub fn of(outcome: &Outcome, head: usize) -> Self {
         let intervals = outcome.intervals.tensor();
         let words = intervals.clone().slice([0..1, head..head + 1]);
@@ -57,7 +57,7 @@ impl Picture {
         Self { cells, facts }
     }
 
-    /// Lines for a terminal: two keys and four positions a character, the first and the third of the four drawn;
+    /// Lines for a terminal: two keys and four positions per character, the first and the third of the four drawn;
     /// columns of facts are marked above. `color` uses the terminal's green for facts.
     pub fn lines(&self, color: bool) -> Vec<String> {
         // From the bits: upper left, upper right, lower left, lower right.
@@ -93,7 +93,7 @@ impl Picture {
         lines
     }
 
-    /// The picture as an SVG, five units a cell: a bar per key, downwards from its own position.
+    /// The picture as an SVG, five units a cell: a bar per key, down from its own position.
     pub fn svg(&self) -> String {
         const UNITS: usize = 5;
         let size = LENGTH * UNITS;
@@ -124,7 +124,7 @@ impl Picture {
     /// Writes a PNG, five dots a cell.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write_png(&self, path: &Path) -> io::Result<()> {
         const DOTS: usize = 5;
         let file = io::BufWriter::new(std::fs::File::create(path)?);
@@ -154,7 +154,7 @@ impl Cell {
         }
     }
 
-    /// The color as pages write it.
+    /// The colour as in web pages.
     pub fn hex(self) -> String {
         let [red, green, blue] = self.color();
         format!("#{red:02x}{green:02x}{blue:02x}")

@@ -1,4 +1,4 @@
-//! Methods of others as selections: one interval per key, and a picture of each.
+//! Other methods as selections: one interval per key, and a picture of each.
 //!
 //! `cargo run -p tutorial -- selectors book/src/img` draws the book's pictures: keys down, positions across.
 
@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 // ANCHOR: streaming
-/// A sliding window behind a few sinks, as StreamingLLM has it: a position attends to the first `sinks` keys and to the
-/// last `window - sinks`.
+/// StreamingLLM's sliding window after a few sinks: a position attends to the first `sinks` keys and to the last
+/// `window - sinks`.
 pub fn streaming(scores: Tensor<3>, window: usize, sinks: usize) -> Intervals {
     let selector = Selector::top(window).sinks(sinks);
     selector.recent(window - sinks).select(scores)
@@ -17,8 +17,8 @@ pub fn streaming(scores: Tensor<3>, window: usize, sinks: usize) -> Intervals {
 // ANCHOR_END: streaming
 
 // ANCHOR: dms
-/// Delayed eviction, as Dynamic Memory Sparsification has it: a key that a learned gate evicts is attended to for
-/// `delay` positions more, every other key forever.
+/// Delayed eviction of Dynamic Memory Sparsification: a key that a learned gate evicts is attended for `delay` more
+/// positions, every other key forever.
 pub fn delayed_eviction(evict: Tensor<3, Bool>, delay: usize) -> Result<Intervals, AttentionError> {
     let [batch, heads, k_len] = evict.dims();
     let keys = Tensor::<1, Int>::arange(0..k_len as i64, (&evict.device(), DType::I32));
@@ -29,8 +29,8 @@ pub fn delayed_eviction(evict: Tensor<3, Bool>, delay: usize) -> Result<Interval
 // ANCHOR_END: dms
 
 // ANCHOR: wg
-/// A local window, then a global cache that admits only keys whose utility passes a threshold, as write-gated caches
-/// have it.
+/// A local window, then a global cache that admits only keys whose utility passes a threshold, as in write-gated
+/// caches.
 pub fn window_then_global(
     utility: Tensor<3>,
     window: usize,
@@ -42,7 +42,7 @@ pub fn window_then_global(
 // ANCHOR_END: wg
 
 // ANCHOR: heads
-/// A budget of its own for every head: most heads need little context, and a few need all of it.
+/// A separate budget for every head: most heads need little context, and a few need all of it.
 pub fn windows_per_head(scores: Tensor<3>, windows: Vec<usize>, recent: usize) -> Intervals {
     Selector::top(windows).recent(recent).select(scores)
 }

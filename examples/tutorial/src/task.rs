@@ -1,16 +1,16 @@
-//! The task: some tokens of a long text are facts, most are distractors, and the text ends in questions
-//! about the facts.
+//! The task: some tokens of a long text are facts, most are distractors, and the text ends with questions about the
+//! facts.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 // ANCHOR: task
-/// Tokens a text.
+/// Tokens of a text.
 pub const LENGTH: usize = 128;
-/// Facts a text, and questions at its end: one about each fact.
+/// Facts of a text, and questions at its end: one about each fact.
 pub const FACTS: usize = 8;
-/// Subjects a fact may be about; as many others only ever occur in distractors.
+/// Subjects of facts; as many others occur only in distractors.
 pub const SUBJECTS: usize = 16;
-/// What a token may say about its subject; one more number stands for "what?".
+/// Values that a token may give its subject; one more number stands for "what?".
 pub const VALUES: usize = 16;
 
 /// Texts and their right answers. A token is a pair of numbers: a subject and a value.
@@ -20,9 +20,9 @@ pub struct Texts {
     pub subjects: Tensor<2, Int>,
     /// `[batch, LENGTH]`: `VALUES` in a question.
     pub values: Tensor<2, Int>,
-    /// `[batch * FACTS]`: the value that each question asks for.
+    /// `[batch * FACTS]`: the value that answers each question.
     pub answers: Tensor<1, Int>,
-    /// For each text the places of its facts.
+    /// Positions of the facts of each text.
     pub places: Vec<Vec<usize>>,
 }
 // ANCHOR_END: task

@@ -1,4 +1,4 @@
-//! Trains a model and measures what it keeps and what it answers.
+//! Trains a model and measures its kept facts and right answers.
 
 use crate::model::{Model, Scores};
 use crate::task::{FACTS, LENGTH, Random, Texts};
@@ -12,21 +12,21 @@ use burn_flash_dma::{Intervals, Selector};
 pub const WINDOW: usize = 16;
 const RUNNERS_UP: usize = 4;
 const BATCH: usize = 32;
-/// Steps until the rate has risen.
+/// Steps of the learning rate's warm-up.
 pub const WARM_UP: usize = 100;
 const LEARNING_RATE: f64 = 1e-3;
 
-/// The learning rate after the warm-up.
+/// Learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
-    /// Falls in a straight line, to nothing at the end.
+    /// Falls linearly to 0 at the end.
     Falling,
-    /// Stays what it is.
+    /// Constant.
     Constant,
 }
 
 impl Rate {
-    /// The rate of a step.
+    /// Learning rate of a step.
     pub fn at(self, step: usize, steps: usize) -> f64 {
         let warm = (step as f64 / WARM_UP as f64).min(1.0);
         let left = match self {
@@ -37,16 +37,16 @@ impl Rate {
     }
 }
 
-/// How a model is trained: a line of a table.
+/// Settings of a training: a line of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm {
-    /// What the table calls it.
+    /// Name in the table.
     pub name: &'static str,
-    /// What ranks the keys.
+    /// Scores that rank the keys.
     pub scores: Scores,
-    /// How many keys a query keeps.
+    /// Number of keys that a query keeps.
     pub window: usize,
-    /// How many keys ranked next get the gradient of being kept.
+    /// Number of runners-up.
     pub runners_up: usize,
     /// The learning rate.
     pub rate: Rate,
@@ -68,7 +68,7 @@ impl Arm {
         runners_up: 0,
         ..Self::LEARNED
     };
-    /// Noise chooses the keys.
+    /// Noise selects the keys.
     pub const RANDOM: Self = Self {
         name: "random",
         scores: Scores::Random,
@@ -82,21 +82,21 @@ impl Arm {
     }
 }
 
-/// What a model does on texts that training never drew.
+/// Results of a model on texts that training never drew.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The share of the facts that the first question keeps.
+    /// Share of the facts that the first question keeps.
     pub kept: f32,
-    /// The share of the questions answered right.
+    /// Share of the questions answered right.
     pub right: f32,
     /// The texts.
     pub texts: Texts,
-    /// Which position attends to which key.
+    /// The selection.
     pub intervals: Intervals,
 }
 
 // ANCHOR: train
-/// Trains a model and returns what it reaches; `report` is told of every 50th step.
+/// Trains a model and returns its results; calls `report` after every 50th step.
 pub fn train(
     arm: Arm,
     seed: u64,

@@ -1,6 +1,6 @@
 //! From a transformer of Burn's own modules to one with dynamic-mask attention, as in the book.
 
-// The same model twice is the point: only the line that imports the attention differs.
+// The same model twice is intended: only the line that imports the attention differs.
 #![allow(clippy::duplicate_mod)]
 
 mod sparse;
@@ -21,7 +21,7 @@ mod plain {
     pub mod model;
 }
 
-/// The same file, with this library's.
+/// The model with this library's attention, from the same file.
 #[path = "your_model"]
 mod dropped_in {
     use burn_flash_dma::nn::mha as attention;
@@ -37,7 +37,7 @@ pub fn main() {
     let plain = plain::model::Model::new(&device);
     let expected = plain.forward(tokens.clone());
     // ANCHOR: record
-    // A record of the one model is a record of the other.
+    // A record of one model is a record of the other.
     let record = plain.into_record();
     let model = dropped_in::model::Model::new(&device).load_record(record);
     // ANCHOR_END: record
@@ -56,7 +56,7 @@ pub fn main() {
     decoder(&device);
 }
 
-/// `[8, LENGTH]`, where every token decides the next.
+/// `[8, LENGTH]`; every token determines the next.
 fn sequences(device: &Device) -> Tensor<2, Int> {
     let range = Distribution::Uniform(0.0, TOKENS as f64);
     let mut column = Tensor::<2>::random([8, 1], range, device).int();
@@ -109,7 +109,7 @@ fn train(mut model: SparseModel, tokens: Tensor<2, Int>, device: &Device) -> Spa
     model
 }
 
-/// The parameters that a step without gradients moves are those that decay.
+/// Lists the parameters that decay: those that a step without gradients changes.
 fn groups(model: &SparseModel) {
     let tokens = Tensor::<2, Int>::zeros([1, 4], &model.device());
     let loss = model.forward(tokens).sum() * 0.0;
@@ -142,7 +142,7 @@ fn decoder(device: &Device) {
         .with_d_context(Some(64))
         .with_window(Some(8))
         .init(device);
-    // Contexts of 50 and 31 tokens, once for all steps.
+    // Contexts of 50 and 31 tokens, prepared once for all steps.
     let keys = layer.keys(DynamicMaskInput::new(context).lengths([50, 31]));
     let outputs = steps.map(|x| layer.forward_with_keys(x, &keys));
     // ANCHOR_END: cross
@@ -152,7 +152,7 @@ fn decoder(device: &Device) {
     println!("decoder: {steps} steps, each over {least} to {most} tokens");
 }
 
-/// Of every parameter its name, its numbers, and whether it trains.
+/// Name, number of elements, and trainability of every parameter.
 #[derive(Default)]
 struct Parameters {
     path: Vec<String>,

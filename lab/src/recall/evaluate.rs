@@ -1,4 +1,4 @@
-//! What a model answers, and what its layers keep.
+//! Evaluation: the answers of a model, and the keys its layers keep.
 
 use super::model::{Model, Seen};
 use super::task::Batch;
@@ -9,26 +9,26 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::{AttentionError, Intervals};
 use serde::{Deserialize, Serialize};
 
-/// The seed of the texts to evaluate with, the same for all runs. Training takes the seeds from 0 on.
+/// Seed of the texts for evaluation, the same for all runs. Training takes the seeds from 0 on.
 const EVALUATION_SEED: u64 = u64::MAX;
 
-/// At least so many questions are asked.
+/// Minimum number of questions asked.
 const QUESTIONS: usize = 768;
 
-/// The facts that a layer keeps.
+/// Facts that a layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
-    /// As [`Evaluation::kept`], by the heads of this layer.
+    /// [`Evaluation::kept`] for the heads of this layer.
     pub kept: f64,
-    /// The share of questions whose fact two or more of its heads keep until it is asked for.
+    /// Share of questions whose fact two or more of its heads keep until it is asked for.
     pub kept_twice: f64,
-    /// Of the keys that its heads keep when a question is asked, the share that are facts not asked for before.
+    /// Share of the keys its heads keep at a question that are facts not asked for before.
     pub open_facts: f64,
-    /// Of the same keys, the share that are facts asked for before.
+    /// Share of the same keys that are facts asked for before.
     pub asked_facts: f64,
 }
 
-/// The texts to evaluate with.
+/// Texts for evaluation.
 pub fn texts(settings: &Settings, device: &Device) -> Batch {
     let task = settings.recall();
     task.batch(QUESTIONS.div_ceil(task.pairs), EVALUATION_SEED, 0, device)
@@ -62,21 +62,21 @@ pub fn evaluate(model: &Model, batch: &Batch) -> Result<Evaluation, AttentionErr
     })
 }
 
-/// What the heads of a layer keep when questions are asked.
+/// Keys that the heads of a layer keep at questions.
 #[derive(Default)]
 struct Places {
-    /// How many of the heads keep the fact of each question of a batch.
+    /// Number of heads that keep the fact of each question of a batch.
     keepers: Vec<usize>,
-    /// Keys that are kept, added up over questions and heads.
+    /// Number of kept keys, summed over questions and heads.
     all: usize,
-    /// Those of them that are facts not asked for before.
+    /// Kept facts not asked for before.
     open: usize,
-    /// Those of them that are facts asked for before.
+    /// Kept facts asked for before.
     asked: usize,
 }
 
 impl Places {
-    /// What is kept of a batch.
+    /// Counts for a batch.
     fn of(intervals: &Intervals, batch: &Batch) -> Self {
         let [_, heads, len, _] = intervals.tensor().dims();
         let words = intervals.tensor().clone().into_data_as::<i32>();

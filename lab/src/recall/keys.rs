@@ -1,14 +1,14 @@
-//! The keys of the controls: selections that read no learned scores.
+//! Keys of the controls: selections without learned scores.
 
 use super::task::{Text, ints};
 use crate::arm::Arm;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_flash_dma::{AttentionError, Intervals, Selector, Window, sliding_window};
 
-/// The sinks of [`Arm::Sinks`] in a window of 16 or more.
+/// Number of sinks of [`Arm::Sinks`] with a window of 16 or more.
 const SINKS: usize = 4;
 
-/// A layer's place in a model, and what it has for a batch.
+/// A layer's position in a model, and its data of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Number of the layer.
@@ -21,7 +21,7 @@ pub struct Place<'a> {
     pub texts: &'a [Text],
 }
 
-/// The selection of an arm without scores over `len` tokens; `None` if it attends to all keys.
+/// Selection of an arm without scores over `len` tokens; `None` if it attends to all keys.
 pub fn without_scores(
     arm: Arm,
     place: Place,
@@ -51,7 +51,7 @@ pub fn without_scores(
     }))
 }
 
-/// A short and a long window in turn, `window` in the mean over an even number of heads.
+/// Alternating short and long windows, `window` on average over an even number of heads.
 fn head_windows(window: usize, kv_heads: usize) -> Vec<usize> {
     let short = (window / 4).max(1);
     let pairs = kv_heads / 2 * 2;
@@ -63,13 +63,13 @@ fn head_windows(window: usize, kv_heads: usize) -> Vec<usize> {
     (0..kv_heads).map(of).collect()
 }
 
-/// What a selector could keep that knows the questions.
+/// The selection of a selector that knows the questions.
 ///
 /// The true future mass of a key is taken to be that of a model that answers every question by looking at its fact: 1
-/// for a fact that is still to be asked, 0 for every other key. So a head keeps the facts still to be asked, each from
-/// its own position to that of its question, and fills the window with the last keys. If there are more facts than
-/// the window has room for, the slots (layer, head) share them: slot `s` keeps the `window` facts from `s * window` on,
-/// counted round in the order of the questions, and no recent keys.
+/// for a fact still to be asked, 0 for every other key. So a head keeps the facts still to be asked, each from its
+/// own position to that of its question, and fills the window with the last keys. If there are more facts than the
+/// window has room for, the slots (layer, head) share them: slot `s` keeps the `window` facts from `s * window` on,
+/// cyclically in the order of the questions, and no recent keys.
 pub fn oracle(place: Place, len: usize, device: &Device) -> Result<Intervals, AttentionError> {
     let mut ends = Vec::with_capacity(place.texts.len() * place.kv_heads * len);
     for text in place.texts {
@@ -156,8 +156,8 @@ mod tests {
         }
     }
 
-    /// With room for a quarter of the facts per slot, the four slots keep all of them between them, each until it has
-    /// been asked for.
+    /// With room for a quarter of the facts per slot, the four slots keep all facts together, each until it has been
+    /// asked for.
     #[test]
     fn the_oracle_keeps_every_fact_in_some_slot_until_its_question() {
         let texts = texts();

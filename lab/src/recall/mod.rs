@@ -1,4 +1,4 @@
-//! Multi-query associative recall: the task, the keys of the controls, a small model, and what it answers.
+//! Multi-query associative recall: the task, the keys of the controls, a small model, and its evaluation.
 
 pub mod evaluate;
 pub mod keys;

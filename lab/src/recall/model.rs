@@ -1,11 +1,12 @@
-//! A small transformer whose layers choose their keys as an [`Arm`](crate::arm::Arm) says.
+//! A small transformer whose layers select their keys by an [`Arm`](crate::arm::Arm).
 //!
 //! ```text
 //! tokens [B, N] ── embedding ── + the token before ── block × layers ── RMSNorm ── questions' rows ── linear ── answers
 //! ```
 //!
-//! The token before is added through a projection (a convolution of two taps), which binds a value to its key before
-//! the first layer: the arms then differ in what they keep, not in whether a layer has learned to bind pairs.
+//! The previous token is added through a projection (a convolution of two taps), which binds a value to its key
+//! before the first layer: the arms then differ in the keys they keep, not in whether a layer has learned to bind
+//! pairs.
 
 use super::keys::{Place, without_scores};
 use super::task::{Batch, Text};
@@ -19,7 +20,7 @@ use burn_flash_dma::train::embed;
 use burn_flash_dma::{Attention, AttentionError, HeadEncoding, Intervals, linear, rms_norm};
 use flash_dma_models::nn::{DecoderBlock, cast};
 
-/// The most that a bounded score adds to a logit.
+/// Maximum that a bounded score adds to a logit.
 const BOUND: f32 = 4.0;
 
 /// The model.
@@ -35,17 +36,17 @@ pub struct Model {
     settings: Settings,
 }
 
-/// What a layer attends to in a pass.
+/// Keys that a layer attends to in a pass.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The selection; `None` of all keys.
+    /// The selection; `None` for all keys.
     pub intervals: Option<Intervals>,
-    /// The scores `[batch, kv_heads, len]` that have made it; `None` for an arm without any.
+    /// Scores `[batch, kv_heads, len]` that made it; `None` for an arm without scores.
     pub scores: Option<Tensor<3>>,
 }
 
 impl Model {
-    /// A model with random parameters: equal ones for the arms with the same score form, once they are
+    /// A model with random parameters: equal for arms with the same kind of scores, once they are
     /// [drawn](crate::train::drawn).
     pub fn new(settings: &Settings, device: &Device) -> Result<Self, AttentionError> {
         let (width, task) = (settings.sizes.width, settings.recall());
@@ -68,7 +69,7 @@ impl Model {
         })
     }
 
-    /// Keeps so many keys from now on.
+    /// Sets the window from now on.
     pub fn set_window(&mut self, window: Option<usize>) {
         self.settings.window = window;
         if let Some(window) = window {
@@ -82,7 +83,7 @@ impl Model {
         self.forward_seen(batch, |_, _, _| Ok(()))
     }
 
-    /// The logits, and what every layer attends to.
+    /// The logits, and the keys of every layer.
     pub fn forward_and_seen(
         &self,
         batch: &Batch,
@@ -146,7 +147,7 @@ impl Model {
         }
     }
 
-    /// The selection of an arm, but not of one that leaves it to its layers.
+    /// Selection of an arm that does not leave it to its layers.
     fn keys(
         &self,
         number: usize,
@@ -156,7 +157,7 @@ impl Model {
     ) -> Result<Option<Intervals>, AttentionError> {
         let [_, len, _] = x.dims();
         match self.settings.arm.scores() {
-            // What autodiff would keep of scores that no loss is computed from, no backward pass would free.
+            // Otherwise autodiff would keep a graph of scores without a loss, which no backward pass frees.
             Scores::FrozenRank => {
                 let frozen = layer.clone().no_grad();
                 Ok(Some(frozen.try_selection(x.clone().detach())?))
@@ -175,13 +176,13 @@ impl Model {
     }
 }
 
-/// What of a score is added to the logits where it is bounded.
+/// The part of a bounded score that is added to the logits.
 fn bounded(scores: Tensor<3>) -> Tensor<3> {
     (scores / BOUND).tanh() * BOUND
 }
 
-/// A layer's output with these keys, and this added to their logits: what the layer computes otherwise, with its own
-/// parameters.
+/// Output of a layer with these keys and this addition to their logits; otherwise as the layer computes it, with its
+/// own parameters.
 fn attend_to(
     layer: &DynamicMaskAttention,
     sizes: Sizes,
@@ -217,7 +218,7 @@ fn attend_to(
     Ok(linear(&layer.o_proj, out))
 }
 
-/// The output of an attention, beside a logit per head without a key if there are any.
+/// Output of an attention, with a sink logit per head if there are any.
 fn beside<S>(
     sink: Option<Tensor<1>>,
     attention: Attention<S>,

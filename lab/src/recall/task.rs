@@ -1,31 +1,31 @@
 //! The task: pairs of a key and a value among fillers, and later questions that name a key and ask for its value.
 //!
-//! All pairs are asked, each once. A token is a number: keys come first, then values, then fillers, so a model can tell
-//! by its kind whether a token matters, unless the pairs are [marked](Layout::Marked); which of the pairs a question asks for
-//! nobody can know before it comes.
+//! Each pair is asked once. A token is a number: keys come first, then values, then fillers, so a token's kind tells
+//! a model whether it matters, unless the pairs are [marked](Layout::Marked); nobody can know in advance which pair a
+//! question asks for.
 
 use crate::rng::Rng;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// One pair per so many tokens.
+/// Number of tokens per pair.
 const TOKENS_PER_PAIR: usize = 16;
 
-/// Where the pairs stand.
+/// Positions of the pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
     /// Among fillers in the first two thirds of a text; questions among fillers in the last third.
     #[default]
     Scattered,
-    /// Zoology's: all pairs before everything else, questions anywhere behind them. Keeping the first keys is enough,
-    /// so this layout does not show that anything has been learned. (The places of the questions are uniform here;
-    /// Zoology draws them from a power law.)
+    /// Zoology's: all pairs first, questions anywhere after them. Keeping the first keys is enough, so this layout
+    /// does not show that anything has been learned. (The positions of the questions are uniform here; Zoology draws
+    /// them from a power law.)
     PairsFirst,
-    /// Sentences of a mark, a key and a value in the first two thirds of a text, about two in seven of which have the mark of a
-    /// pair; questions among keys and values in the last third. The same tokens are a pair in one sentence and filler in
-    /// another, even in one text, so no kind of token is worth keeping by itself.
+    /// Sentences of a mark, a key and a value in the first two thirds of a text, about two in seven of which have the
+    /// mark of a pair; questions among keys and values in the last third. The same tokens are a pair in one sentence
+    /// and filler in another, even in one text, so no kind of token is worth keeping by itself.
     Marked,
 }
 
@@ -38,7 +38,7 @@ pub struct Pairs {
     pub pairs: usize,
     /// Different keys, and as many values.
     pub kinds: usize,
-    /// Where the pairs stand.
+    /// Positions of the pairs.
     pub layout: Layout,
 }
 
@@ -54,30 +54,30 @@ pub struct Text {
 /// A question and the fact that answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The position that asks.
+    /// Position of the question.
     pub at: usize,
-    /// The position of the value that is asked for; its key is one position before.
+    /// Position of the requested value; its key is one position before.
     pub fact: usize,
-    /// The number of the value, below [`Pairs::kinds`].
+    /// Number of the value, below [`Pairs::kinds`].
     pub answer: usize,
 }
 
 /// Texts of a batch.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// The same on the host.
+    /// The texts on the host.
     pub texts: Vec<Text>,
     /// `[batch, tokens]`.
     pub tokens: Tensor<2, Int>,
-    /// The rows of the questions among the `batch * tokens` of all tokens, `[batch * pairs]`.
+    /// Rows of the questions among all `batch * tokens` tokens, `[batch * pairs]`.
     pub rows: Tensor<1, Int>,
-    /// The values asked for, `[batch * pairs]`, below [`Pairs::kinds`].
+    /// Requested values, `[batch * pairs]`, below [`Pairs::kinds`].
     pub answers: Tensor<1, Int>,
 }
 
 impl Pairs {
-    /// The task at a length: one pair per 16 tokens, and four times as many different keys, which is enough to make
-    /// guessing useless, but at most 128 as long as that is twice the pairs. A small vocabulary is learned in few steps.
+    /// The task at a length: one pair per 16 tokens, and four times as many different keys, which makes guessing
+    /// useless, but at most 128 as long as that is twice the pairs. A small vocabulary is learned in few steps.
     pub fn new(tokens: usize, layout: Layout) -> Self {
         let pairs = tokens / TOKENS_PER_PAIR;
         Self {
@@ -88,7 +88,7 @@ impl Pairs {
         }
     }
 
-    /// Texts that are so many times shorter, with as many kinds of tokens.
+    /// Texts that are `divisor` times shorter, with as many kinds of tokens.
     pub fn shortened(self, divisor: usize) -> Self {
         Self {
             tokens: self.tokens / divisor,
@@ -102,7 +102,7 @@ impl Pairs {
         4 * self.kinds
     }
 
-    /// The first tokens of [marked](Layout::Marked) sentences: of one with a pair, and of one without.
+    /// First tokens of [marked](Layout::Marked) sentences: with a pair, and without.
     fn marks(&self) -> [usize; 2] {
         [2 * self.kinds, 2 * self.kinds + 1]
     }
@@ -118,7 +118,7 @@ impl Pairs {
             .map(|_| filler + random.below(2 * kinds))
             .collect();
         let told = 2 * tokens / 3;
-        // Where the values of the pairs stand, and where questions begin.
+        // Positions of the pairs' values, and of the first possible question.
         let (facts, begin): (Vec<usize>, usize) = match self.layout {
             Layout::Scattered => {
                 let places = distinct(pairs, told / 2, random).into_iter();
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A pair's sentence is known by its mark alone: elsewhere the same keys and values are filler.
+    /// Only the mark identifies a pair's sentence: elsewhere the same keys and values are filler.
     #[test]
     fn marked_sentences_are_the_pairs() {
         let task = Pairs::new(512, Layout::Marked);
@@ -248,7 +248,7 @@ mod tests {
             }
             assert!(text.tokens[told..].iter().all(|&token| token < pair));
         }
-        // Of 320 keys of pairs.
+        // Out of 320 keys of pairs.
         assert!(kinds_of_both > 100, "{kinds_of_both}");
     }
 

@@ -1,4 +1,4 @@
-//! Answers that a model writes behind prompts of several lengths, which it reads through its layers' caches.
+//! Answers after prompts of several lengths, which the model reads through its layers' caches.
 
 use super::bytes;
 use super::needles::{DIGITS, Kind, Needles, Prompt};
@@ -10,35 +10,35 @@ use flash_dma_models::LanguageModel;
 use flash_dma_models::nn::Decoder;
 use serde::{Deserialize, Serialize};
 
-/// The lengths of prompts, in training lengths.
+/// Lengths of prompts, in training lengths.
 pub const FACTORS: [usize; 4] = [1, 2, 4, 8];
 
-/// Where in the running text the fact stands, as a share of it.
+/// Position of the fact in the running text, as a share of it.
 pub const DEPTHS: [f64; 5] = [0.1, 0.3, 0.5, 0.7, 0.9];
 
-/// The share of right answers to prompts of one length, kind and depth.
+/// Share of right answers to prompts of one length, kind and depth.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
     /// Bytes of a prompt with its answer.
     pub length: usize,
-    /// What is asked for.
+    /// Kind of the fact.
     pub kind: Kind,
-    /// Where the fact stands, as a share of the running text.
+    /// Position of the fact, as a share of the running text.
     pub depth: f64,
-    /// The share of answers of which all digits are right.
+    /// Share of answers with all digits right.
     pub right: f64,
-    /// The share of digits that are right.
+    /// Share of right digits.
     pub digits: f64,
 }
 
-/// The memory of all layers after texts of one length.
+/// Memory of all layers after texts of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheBytes {
     /// Bytes of a prompt with its answer.
     pub length: usize,
-    /// Bytes of a text in all layers' caches: a cache of slots counts whole, one of pages with those in use.
+    /// Bytes of a text in all layers' caches: caches of slots count as a whole, caches of pages with those in use.
     pub bytes: usize,
-    /// The same with the pages that no text has yet, shared out among the texts read at once.
+    /// Bytes including free pages, divided among the texts read at once.
     pub reserved: usize,
 }
 
@@ -92,17 +92,17 @@ pub fn ask(
     Ok(Answers { answered, caches })
 }
 
-/// What a model has written behind texts.
+/// Bytes a model wrote after texts.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// The bytes behind each text.
+    /// Bytes after each text.
     pub answers: Vec<Vec<u8>>,
-    /// Bytes of all layers' caches at the end: those in use, and those reserved.
+    /// Bytes of all layers' caches at the end: in use, and reserved.
     pub cache_bytes: [usize; 2],
 }
 
-/// Reads texts of equal length in chunks, and writes the `count` most likely bytes behind each, one after the other.
-/// The model is one [`for_generation`](Decoder::for_generation).
+/// Reads texts of equal length in chunks, and writes the `count` most likely bytes after each, one at a time. The
+/// model must be [`for_generation`](Decoder::for_generation).
 pub fn write(
     model: &Decoder,
     texts: &[&[u8]],
@@ -137,7 +137,7 @@ pub fn write(
     })
 }
 
-/// The bytes of a cache without pages that no sequence has.
+/// Bytes of a cache, without its free pages.
 fn used_bytes(cache: &AttentionCache) -> usize {
     match cache {
         AttentionCache::DynamicMask(cache) => cache.bytes(),

@@ -4,21 +4,21 @@ use crate::Result;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Directories without text of a person's making.
+/// Directories without text written by people.
 const SKIPPED_DIRECTORIES: [&str; 2] = ["target", "runs"];
 
 /// The text to train on.
 #[derive(Debug, Clone)]
 pub struct Corpus {
-    /// Where it came from.
+    /// Path of the source.
     pub source: PathBuf,
     /// The text.
     pub bytes: Vec<u8>,
 }
 
 impl Corpus {
-    /// A file as it is, or every UTF-8 file under a directory in the order of their paths. Hidden entries, `target` and
-    /// `runs` are skipped.
+    /// Reads a file, or every UTF-8 file under a directory in the order of their paths. Skips hidden entries,
+    /// `target` and `runs`.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |error| format!("{}: {error}", path.display());
         let bytes = match fs::metadata(path).map_err(failed)?.is_dir() {
@@ -32,7 +32,7 @@ impl Corpus {
         Ok(Self { source, bytes })
     }
 
-    /// A fingerprint of the text (FNV-1a): rows of other texts do not compare.
+    /// Fingerprint of the text (FNV-1a): rows of other texts do not compare.
     pub fn fingerprint(&self) -> String {
         let hash = (self.bytes.iter()).fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

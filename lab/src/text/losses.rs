@@ -1,4 +1,4 @@
-//! The loss by the position in the context, and by window.
+//! Losses by position in the context, and by window.
 
 use super::Batch;
 use crate::Result;
@@ -7,34 +7,34 @@ use burn::tensor::{Device, Tensor};
 use flash_dma_models::nn::Decoder;
 use serde::{Deserialize, Serialize};
 
-/// Positions of the first bin; each of the others is as long as all before it.
+/// Number of positions in the first bin; each other bin is as long as all before it.
 const FIRST: usize = 64;
 
-/// The losses of windows of one length, in nats a byte.
+/// Losses over windows of one length, in nats per byte.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Losses {
     /// Bytes of a window.
     pub length: usize,
-    /// The mean over all windows.
+    /// Mean over all windows.
     pub loss: f64,
-    /// By position, from the first one on.
+    /// By position, in order.
     pub bins: Vec<Bin>,
-    /// Each window's, in five decimals.
+    /// Loss of each window, in five decimals.
     pub windows: Vec<f64>,
 }
 
-/// The loss of consecutive positions.
+/// Loss over consecutive positions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bin {
     /// The first position.
     pub from: usize,
-    /// The position behind the last one.
+    /// One past the last position.
     pub to: usize,
-    /// The mean over these positions and all windows.
+    /// Mean over these positions and all windows.
     pub loss: f64,
 }
 
-/// The losses with another window than that of the training.
+/// Losses with another window than that of the training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowLosses {
     /// Keys per query and kv head.

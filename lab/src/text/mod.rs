@@ -1,4 +1,4 @@
-//! Language models on running text, without or with facts in it: what they lose when their attention is pruned.
+//! Language models on running text, with or without facts: the loss from pruning their attention.
 
 pub mod answers;
 pub mod corpus;
@@ -24,14 +24,14 @@ use windows::Windows;
 pub struct Batch {
     /// Bytes read, `[batch, tokens]`.
     pub inputs: Tensor<2, Int>,
-    /// The byte behind each of them, `[batch, tokens]`.
+    /// The byte after each of them, `[batch, tokens]`.
     pub targets: Tensor<2, Int>,
     /// 1 where the target is part of an answer, else 0, `[batch, tokens]`; `None` without answers.
     pub answers: Option<Tensor<2>>,
 }
 
 impl Batch {
-    /// Texts of equal length without answers; of each the last byte is a target only.
+    /// Texts of equal length without answers; the last byte of each is only a target.
     pub fn new(texts: &[&[u8]], device: &Device) -> Self {
         let tokens = texts[0].len() - 1;
         Self {
@@ -53,7 +53,7 @@ pub fn bytes<'a>(texts: impl Iterator<Item = &'a [u8]>, device: &Device) -> Tens
     Tensor::from_data(TensorData::new(numbers, shape), device)
 }
 
-/// What a model is trained and evaluated on.
+/// Texts for training and evaluation.
 #[derive(Debug)]
 enum Material<'a> {
     Text(Windows<'a>),
@@ -91,8 +91,8 @@ impl<'a> Language<'a> {
     }
 }
 
-/// The model with its parameters, which stay those that an optimiser knows, and another window. It is made anew,
-/// since recent keys go with the window: all of it in a sliding layer.
+/// A new model with the same parameters (identity included, for the optimiser) and another window: recent keys depend
+/// on the window, and are all of it in a sliding layer.
 pub fn with_window(model: Decoder, settings: &Settings, window: Option<usize>) -> Result<Decoder> {
     let settings = Settings {
         window,
@@ -138,7 +138,7 @@ impl Subject for Language<'_> {
         Ok((loss, backward()))
     }
 
-    /// The mean loss of all bytes and of the answers' bytes.
+    /// Mean loss of all bytes and of the answers' bytes.
     fn watch(&self, model: &Decoder) -> Result<Watched> {
         let texts = |batch: &Batch| batch.inputs.dims()[0] as f64;
         let all: f64 = self.validation.iter().map(texts).sum();

@@ -1,6 +1,6 @@
 //! Running text with facts in it, and questions about them.
 //!
-//! A fact stands anywhere in the text, questions behind it:
+//! A fact stands anywhere in the text, questions after it:
 //!
 //! ```text
 //! ..rest of the sentence.            ..rest of another one.
@@ -8,12 +8,12 @@
 //! It was not until..                 Nobody had..
 //! ```
 //!
-//! A text of training has one fact or more, and as many questions whatever their number is. A prompt ends with the one
+//! A training text has one or more facts, and always the same number of questions. A prompt ends with the only
 //! question of its text.
 //!
 //! A model must learn to copy before anything can be compared, and does so after a plateau on which it guesses the
-//! digits. What shortens it: names of one byte, short sentences, many questions, and texts with a single fact among those
-//! with many.
+//! digits. The plateau is shortened by names of one byte, short sentences, many questions, and some texts with a
+//! single fact.
 
 use super::Batch;
 use super::windows::Windows;
@@ -28,19 +28,19 @@ pub const DIGITS: usize = 5;
 /// Bytes of a training text per question.
 const BYTES_PER_QUESTION: usize = 64;
 
-/// The needles of a prompt, one of which is asked for.
+/// Needles of a prompt, one of which is asked for.
 const NEEDLES: usize = 4;
 
-/// The seed of texts that are not trained on, the same for all runs. Training takes the seeds from 0 on.
+/// Seed of texts that are not trained on, the same for all runs. Training takes the seeds from 0 on.
 const EVALUATION_SEED: u64 = u64::MAX;
 
 /// Batches to validate with during training.
 const WATCHED: usize = 4;
 
-/// What numbers are of: a byte each, so that a model must not first learn to gather a word from its letters.
+/// Names of numbers: a byte each, so that a model need not learn first to assemble a word from its letters.
 const NAMES: &[u8; 26] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// What a fact is about.
+/// Subject of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -51,7 +51,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Passkey, Self::Needle];
 }
 
@@ -64,7 +64,7 @@ struct Fact {
 }
 
 impl Fact {
-    /// A fact of each kind asked for, no letter in two of them.
+    /// One fact of each requested kind, with different letters.
     fn draw(kinds: &[Kind], random: &mut Rng) -> Vec<Self> {
         let mut names = *NAMES;
         let mut fact = |(index, &kind): (usize, &Kind)| {
@@ -86,12 +86,12 @@ impl Fact {
         }
     }
 
-    /// What comes before the digits in the fact.
+    /// Text before the digits in the fact.
     fn told(&self) -> String {
         format!("\n{} is ", self.subject())
     }
 
-    /// What comes before the digits in the question.
+    /// Text before the digits in the question.
     fn asked(&self) -> String {
         format!("\nAnswer: {} is ", self.subject())
     }
@@ -102,26 +102,26 @@ impl Fact {
     }
 }
 
-/// What comes behind digits.
+/// Text after digits.
 const END: &str = ".\n";
 
 /// A question of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// What it asks for.
+    /// Kind of the fact.
     pub kind: Kind,
-    /// The digits where the fact tells them.
+    /// Digits in the fact.
     pub told: Range<usize>,
     /// The digits of the answer.
     pub answer: Range<usize>,
 }
 
-/// A text of training.
+/// A training text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lesson {
     /// The text.
     pub bytes: Vec<u8>,
-    /// Its questions, in their order.
+    /// Its questions, in order.
     pub questions: Vec<Question>,
 }
 
@@ -130,13 +130,13 @@ pub struct Lesson {
 pub struct Prompt {
     /// The text.
     pub bytes: Vec<u8>,
-    /// The digits where the fact tells them.
+    /// Digits in the fact.
     pub told: Range<usize>,
     /// The right answer.
     pub answer: Vec<u8>,
 }
 
-/// A place in the text between two facts.
+/// An insertion into the text.
 #[derive(Clone, Copy, Debug)]
 enum Insert {
     Fact(usize),
@@ -151,17 +151,17 @@ pub struct Needles<'a> {
 }
 
 impl<'a> Needles<'a> {
-    /// Texts of `tokens` bytes made of a corpus whose windows have at least 8 times as many.
+    /// Texts of `tokens` bytes from a corpus whose windows have at least 8 times as many.
     pub fn new(windows: Windows<'a>, tokens: usize) -> Self {
         Self { windows, tokens }
     }
 
-    /// Questions of a text of training, and the most facts.
+    /// Number of questions of a training text, and maximum number of its facts.
     fn questions(&self) -> usize {
         (self.tokens / BYTES_PER_QUESTION).clamp(2, NAMES.len())
     }
 
-    /// A text of training: `tokens` bytes and the one behind them. One of its facts may be a passkey.
+    /// A training text: `tokens` bytes and the next one. One of its facts may be a passkey.
     fn lesson(&self, filler: impl FnOnce(usize, &mut Rng) -> &'a [u8], random: &mut Rng) -> Lesson {
         let questions = self.questions();
         let mut kinds = vec![Kind::Needle; 1 + random.below(questions)];
@@ -169,7 +169,7 @@ impl<'a> Needles<'a> {
         let facts = Fact::draw(&kinds, random);
         let answered = |fact: &Fact| fact.asked().len() + DIGITS + END.len();
         let asked = || (0..questions).map(|question| question % facts.len());
-        // The first time a fact is told, then it is asked for.
+        // A fact is told at its first occurrence, and asked for at the later ones.
         let mut order: Vec<usize> = (0..facts.len()).chain(asked()).collect();
         let told: usize = facts.iter().map(Fact::told_len).sum();
         let asked_for: usize = asked().map(|fact| answered(&facts[fact])).sum();
@@ -189,20 +189,20 @@ impl<'a> Needles<'a> {
         compose(filler, cuts.into_iter().zip(inserts), &facts)
     }
 
-    /// The text of training number `index` of a seed.
+    /// Training text number `index` of a seed.
     pub fn training(&self, seed: u64, index: usize) -> Lesson {
         let filler = |len, random: &mut Rng| self.windows.training(len, random);
         self.lesson(filler, &mut Rng::new(seed, index as u64))
     }
 
-    /// A text of validation, made like those of training.
+    /// A validation text, made like those of training.
     fn validating(&self, index: usize) -> Lesson {
         let filler = |len, random: &mut Rng| self.windows.validating(len, random);
         self.lesson(filler, &mut Rng::new(EVALUATION_SEED, index as u64))
     }
 
-    /// The prompt number `index` of those of `len` bytes with their answers, of a kind, whose fact stands at this share
-    /// of the running text: the same for all runs.
+    /// Prompt number `index` among those of `len` bytes with their answers, of a kind, whose fact stands at this
+    /// share of the running text: the same for all runs.
     pub fn prompt(&self, len: usize, kind: Kind, depth: f64, index: usize) -> Prompt {
         let kinds: &[Kind] = match kind {
             Kind::Passkey => &[Kind::Passkey],
@@ -241,7 +241,7 @@ impl<'a> Needles<'a> {
         let mut answers = vec![0f32; lessons.len() * self.tokens];
         for (lesson, row) in lessons.iter().zip(answers.chunks_mut(self.tokens)) {
             for question in &lesson.questions {
-                // The target at a position is the byte behind it.
+                // The target at a position is the next byte.
                 row[question.answer.start - 1..question.answer.end - 1].fill(1.0);
             }
         }
@@ -252,13 +252,13 @@ impl<'a> Needles<'a> {
         }
     }
 
-    /// The texts with the numbers `first..first + size` of a seed's training.
+    /// Texts number `first..first + size` of a seed's training.
     pub fn batch(&self, seed: u64, [first, size]: [usize; 2], device: &Device) -> Batch {
         let lessons = (first..first + size).map(|item| self.training(seed, item));
         self.batch_of(&lessons.collect::<Vec<Lesson>>(), device)
     }
 
-    /// What to validate with during training, of `size` texts at a time.
+    /// Texts for validation during training, `size` at a time.
     pub fn validation(&self, size: usize, device: &Device) -> Vec<Batch> {
         let batch = |number| {
             let lesson = |item| self.validating(number * size + item);
@@ -269,7 +269,7 @@ impl<'a> Needles<'a> {
     }
 }
 
-/// Running text with inserts at places that rise.
+/// Running text with inserts at ascending positions.
 fn compose(
     filler: &[u8],
     inserts: impl Iterator<Item = (usize, Insert)>,
@@ -372,7 +372,7 @@ mod tests {
                     assert_eq!(digits.count(), facts * DIGITS);
                     assert!(bytes.ends_with(b" is "));
                     let error = told.start as f64 / len as f64 - depth;
-                    // Other facts and the question are up to 200 bytes.
+                    // Other facts and the question take up to 200 bytes.
                     assert!(error.abs() < 210.0 / len as f64, "{kind:?} {depth} {error}");
                     assert_eq!(prompt, needles.prompt(len, kind, depth, index));
                 }

@@ -1,8 +1,8 @@
-//! Windows of a corpus to train on and to validate with.
+//! Windows of a corpus for training and validation.
 //!
-//! A corpus is cut into blocks, of each of which the end is validation text: it is then of the kinds that the training text
-//! is of. Validation text is a number of long windows, of the longest length evaluated. The windows of the training length
-//! are the pieces of the same windows, so both evaluations predict the same bytes.
+//! A corpus is cut into blocks, whose ends are validation text, so that it covers the same kinds of text as the
+//! training text. Validation text consists of long windows, of the longest length evaluated. The windows of the
+//! training length are the pieces of the same windows, so both evaluations predict the same bytes.
 
 use super::Batch;
 use super::corpus::Corpus;
@@ -11,33 +11,33 @@ use crate::rng::Rng;
 use burn::tensor::Device;
 use std::ops::Range;
 
-/// The most validation windows during training.
+/// Maximum number of validation windows during training.
 const WATCHED: usize = 32;
 
-/// One part in so many of a block, its end, is validation text.
+/// One part in this many of a block, its end, is validation text.
 const VALID_SHARE: usize = 10;
 
-/// The most blocks.
+/// Maximum number of blocks.
 const MOST_BLOCKS: usize = 16;
 
-/// The validation text of a block is at least so many of the longest windows, if the corpus is long enough.
+/// Minimum validation text of a block, in longest windows, if the corpus is long enough.
 const WINDOWS_A_BLOCK: usize = 4;
 
 /// A corpus cut into training and validation text.
 #[derive(Debug)]
 pub struct Windows<'a> {
     bytes: &'a [u8],
-    /// The training text of each block.
+    /// Training text of each block.
     train: Vec<Range<usize>>,
     tokens: usize,
     factor: usize,
-    /// Where the long validation windows start.
+    /// Starts of the long validation windows.
     starts: Vec<usize>,
 }
 
 impl<'a> Windows<'a> {
     /// Windows of `tokens` bytes, and for validation about `most` of them, in windows `factor` times as long: evenly
-    /// spread, no target byte in two of them.
+    /// spread, with no target byte in two of them.
     pub fn new(corpus: &'a Corpus, tokens: usize, factor: usize, most: usize) -> Result<Self> {
         let (longest, len) = (factor * tokens, corpus.bytes.len());
         let needed = (longest + 1) * VALID_SHARE;
@@ -66,7 +66,7 @@ impl<'a> Windows<'a> {
         })
     }
 
-    /// A random training window of `len` bytes, whatever `len` up to the longest and the byte behind it is.
+    /// A random training window of `len` bytes, up to the longest length and its next byte.
     pub fn training(&self, len: usize, random: &mut Rng) -> &'a [u8] {
         let starts = |range: &Range<usize>| range.len() - self.factor * self.tokens;
         let mut at = random.below(self.train.iter().map(starts).sum());
@@ -86,14 +86,14 @@ impl<'a> Windows<'a> {
         &self.bytes[start..start + len]
     }
 
-    /// The validation windows of the longest length, each with the byte behind it.
+    /// Validation windows of the longest length, each with the next byte.
     pub fn long(&self) -> Vec<&'a [u8]> {
         let longest = self.factor * self.tokens;
         let window = |&start: &usize| &self.bytes[start..=start + longest];
         self.starts.iter().map(window).collect()
     }
 
-    /// The validation windows of the training length, each with the byte behind it.
+    /// Validation windows of the training length, each with the next byte.
     pub fn short(&self) -> Vec<&'a [u8]> {
         let pieces = |window: &'a [u8]| {
             (0..self.factor)
@@ -102,14 +102,14 @@ impl<'a> Windows<'a> {
         self.long().into_iter().flat_map(pieces).collect()
     }
 
-    /// The texts of `tokens` bytes with the numbers `first..first + size` of a seed's training.
+    /// Texts of `tokens` bytes, number `first..first + size` of a seed's training.
     pub fn batch(&self, seed: u64, [first, size, tokens]: [usize; 3], device: &Device) -> Batch {
         let window = |item| self.training(tokens + 1, &mut Rng::new(seed, item as u64));
         let windows: Vec<&[u8]> = (first..first + size).map(window).collect();
         Batch::new(&windows, device)
     }
 
-    /// What to validate with during training, of `size` texts at a time.
+    /// Texts for validation during training, `size` at a time.
     pub fn validation(&self, size: usize, device: &Device) -> Vec<Batch> {
         let all = self.short();
         let kept = WATCHED.min(all.len());

@@ -1,4 +1,4 @@
-//! The calls of the program that the book shows.
+//! The program's calls shown in the book.
 
 use burn_flash_dma::nn::{ScoreLearning, Scores, Selection};
 use clap::{Parser, ValueEnum};
@@ -45,7 +45,7 @@ fn calls_on_a_gpu_are_runs() {
         (Task::Recall, 3),
     ];
     assert_eq!(counts.collect::<Vec<_>>(), expected);
-    // The table is of the layer as it is by default.
+    // The table is of the default layer.
     for (_, runs) in &calls {
         for run in runs.iter().filter(|run| run.arm == Arm::Ours) {
             let layer = run.decoder().attention;

@@ -1,4 +1,4 @@
-//! The program: the rows it writes, how it goes on, what it says about bad input.
+//! The program: its rows, resuming, and errors for bad input.
 
 use crate::testing::{Program, Scratch};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::fs;
 
 const LAB: Program = Program(env!("CARGO_BIN_EXE_lab"));
 
-/// Calls the program, and returns what it prints and the rows of a file.
+/// Calls the program; returns its output and the rows of a file.
 fn rows_of(dir: &Scratch, file: &str, arguments: &str) -> (String, Vec<Value>) {
     let out = dir.text(file);
     let printed = LAB.printed(arguments, &["--out", &out]);
@@ -49,7 +49,7 @@ fn rows_of_recall_are_added_once() {
     assert_eq!(both[0], first[0], "the old row stays as it was");
 }
 
-/// But for their order and their times.
+/// Except for their order and times.
 #[test]
 fn several_processes_make_the_rows_of_one() {
     let dir = Scratch::new();
@@ -105,7 +105,7 @@ fn bad_input_is_refused_in_one_line() {
     assert!(error.contains("9 bytes are too few"), "{error}");
 }
 
-/// A folder, and the option that names a text of some words in it.
+/// A folder, and the option that names a text in it of some words.
 fn with_text() -> (Scratch, String) {
     let dir = Scratch::new();
     let words = "winter |ran |over |the hill. |nobody |saw |rain, ";
@@ -117,7 +117,7 @@ fn with_text() -> (Scratch, String) {
     (dir, option)
 }
 
-/// Settings that most of the runs on a text have in common.
+/// Settings shared by most of the runs on a text.
 const TEXT: &str = "text --tokens 64 --steps 2 --batch 2 --width 32 --heads 2 --shares 4 --texts 8";
 
 #[test]
@@ -151,7 +151,7 @@ fn rows_of_text_are_added_once() {
     assert!(dense["window"].is_null() && dense["by_layer"][0].is_null());
     for row in &all {
         assert_eq!(row["parameters"], dense["parameters"]);
-        // Of the same model, before its first step and after it has read nothing: the arms differ in the keys alone.
+        // The same model before its first step, with nothing read: the arms differ only in the keys.
         let first = |row: &Value| row["curve"][0]["validation_loss"].as_f64().unwrap();
         assert!((first(row) - first(dense)).abs() < 0.02, "{row}");
     }

@@ -1,5 +1,4 @@
-//! The smallest size, as CI trains it: learned scores must answer more questions than the same scores left as they were
-//! drawn.
+//! The smallest size, as CI trains it: learned scores must answer more questions than scores at their initial values.
 
 use burn::tensor::Device;
 use lab::arm::Arm;

@@ -1,4 +1,4 @@
-//! The program as a person meets it, and what its arms share.
+//! The program as a user runs it, and the common parts of its arms.
 #![cfg(feature = "flex")]
 
 mod book;

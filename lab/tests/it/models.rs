@@ -1,5 +1,5 @@
-//! What the arms share, and that the ways to evaluate a model agree. Flex draws for all threads of a process from one
-//! generator: models are made by `drawn`, which waits for others.
+//! Common parts of the arms, and agreement between the ways to evaluate a model. Flex draws for all threads of a
+//! process from one generator: `drawn` makes the models, and waits for others.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -47,7 +47,7 @@ fn made(settings: &Settings, device: &Device) -> Decoder {
     model.expect("it fits")
 }
 
-/// All parameters, and the numbers that an optimiser knows them by.
+/// All parameters, and the ids by which an optimiser knows them.
 fn named_parameters(model: &Decoder) -> Vec<(ParamId, TensorData)> {
     struct Read(Vec<(ParamId, TensorData)>);
     impl ModuleVisitor for Read {
@@ -87,7 +87,7 @@ fn arms_begin_with_equal_parameters_and_read_the_same_texts() {
     }
 }
 
-/// A corpus whose bytes say which sixteenth of it they stand in.
+/// A corpus whose bytes tell which sixteenth of it they are in.
 #[test]
 fn every_part_of_a_corpus_is_trained_on_and_validated_with() {
     let block = |part| vec![part; 40_000];
@@ -141,7 +141,7 @@ fn losses_by_position_have_the_mean_of_those_by_window() {
     }
 }
 
-/// What a model writes from its caches is what it says of the whole text in one pass.
+/// The text that a model writes from its caches agrees with one pass over the whole text.
 #[test]
 fn answers_from_caches_are_those_of_one_pass() {
     let corpus = corpus();
@@ -167,7 +167,7 @@ fn answers_from_caches_are_those_of_one_pass() {
     }
 }
 
-/// A model that narrows its window is the one that would have had the narrow one, with the same parameters.
+/// A model that narrows its window equals one made with the narrow window, with the same parameters.
 #[test]
 fn another_window_leaves_the_parameters_and_their_numbers() {
     let device = Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! The extension's engines: for each backend the traits of [`ops`](crate::ops), one file each.
+//! Engines of the extension: for each backend the traits of [`ops`](crate::ops), one file each.
 
 #[cfg(feature = "autodiff")]
 mod autodiff;

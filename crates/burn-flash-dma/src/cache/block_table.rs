@@ -1,26 +1,26 @@
-//! Page tables from outside: a serving engine gives out the pages.
+//! Page tables owned by a serving engine.
 
 use super::config::PagedCacheConfig;
 use super::paged::PagedCache;
 use burn::tensor::{Int, Tensor};
 use flash_dma_problem::AttentionError;
 
-/// Which pages the sequences of a [`PagedCache`] have, and how many tokens are in them.
+/// Pages of the sequences of a [`PagedCache`], and the number of tokens in them.
 ///
-/// Page `i` of a sequence holds its tokens from `i * page_len` on. It may have more pages than its tokens need: the next
-/// ones are written to these. A page that its tokens fill may be a page of other sequences, too, if it is full in all
-/// of them and at the same place; it is only read.
+/// Page `i` of a sequence holds its tokens from `i * page_len` on. Pages beyond its tokens are where the next ones
+/// are written. Several sequences may share a page, which is then only read, if it is full and at the same index in
+/// all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTable {
-    /// The pages of each sequence in order, below the number of pages of the pool.
+    /// Pages of each sequence in order, as indices into the pool.
     pub pages: Vec<Vec<usize>>,
-    /// The number of tokens that each sequence has been given, which is the position of its next token.
+    /// Number of tokens each sequence has received, which is the position of its next token.
     pub lengths: Vec<usize>,
 }
 
 impl BlockTable {
-    /// The table in a tensor `[sequences, pages]`, in which a negative number ends a row, and the tokens of each
-    /// sequence. Waits for the device of the table.
+    /// The table of a tensor `[sequences, pages]`, in which a negative number ends a row, and the number of tokens of
+    /// each sequence. Waits for the table's device.
     ///
     /// # Panics
     ///
@@ -41,14 +41,14 @@ impl BlockTable {
         }
     }
 
-    /// Checks the table of a cache of this configuration, whose pool has so many pages.
+    /// Checks the table against a cache of this configuration, whose pool has `pages` pages.
     fn check(&self, config: &PagedCacheConfig, pages: usize) -> Result<(), AttentionError> {
         let refused = |reason| Err(AttentionError::BlockTable { reason });
         let (rows, lengths) = (self.pages.len(), self.lengths.len());
         if rows != lengths {
             return refused(format!("it has {rows} sequences and {lengths} lengths"));
         }
-        // The last sequence that has a page, at which place, and whether it is full there.
+        // For each page: the last sequence that has it, at which index, and whether it is full there.
         let mut had = vec![None; pages];
         for (sequence, (row, &length)) in self.pages.iter().zip(&self.lengths).enumerate() {
             let (have, most) = (row.len(), config.max_pages());
@@ -86,10 +86,10 @@ impl BlockTable {
 
 impl PagedCache {
     twin! {
-        /// Takes the pages of all sequences from a table that its caller owns: an engine that schedules requests gives out
-        /// the pages of the pool ([`PagedCacheConfig::pages`]), shares and reuses them. From here on the cache gives out
-        /// none: each step writes to the pages that the table has for its tokens, and the next sequences, more or fewer,
-        /// come with the next table. What is in the pages stays.
+        /// Replaces the pages of all sequences by those of a table that the caller owns: a serving engine gives out,
+        /// shares and reuses the pool's pages ([`PagedCacheConfig::pages`]). From here on the cache gives out none:
+        /// each step writes to the pages that the table has for its tokens, and the next table may have more or fewer
+        /// sequences. The pages keep their contents.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -115,9 +115,9 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::BlockTable`] if there are not as many rows as lengths, a row is longer than `max_len` allows
-    /// or has too few pages for its tokens, a page is not in the pool, twice in a row, or in several rows without being
-    /// full in all of them and at the same place; or if the cache has a window, which gives pages back.
+    /// [`AttentionError::BlockTable`] if rows and lengths differ in number, a row is longer than `max_len` allows or
+    /// has too few pages for its tokens, a page is not in the pool, twice in a row, or shared without being full and
+    /// at the same index in all its rows; or if the cache has a window, which gives pages back.
     /// [`AttentionError::TooLarge`] for more sequences than can be addressed, or [`AttentionError::TokensWait`] if
     /// tokens wait. The cache is unchanged then.
     pub fn try_set_block_table(&mut self, table: &BlockTable) -> Result<(), AttentionError> {
@@ -142,8 +142,8 @@ impl PagedCache {
         Ok(())
     }
 
-    /// The pages of all sequences, with those that tokens are written to next, and the tokens in them. With a window,
-    /// a sequence's pages are those that it has not left, and its tokens those in them. Known on the host.
+    /// Pages of all sequences, including those for the next tokens, and the number of tokens in them. With a window,
+    /// only the pages a sequence has not left, and the tokens in those. Known on the host.
     #[must_use]
     pub fn block_table(&self) -> BlockTable {
         let row = |pages: &Vec<i32>| pages.iter().map(|&page| page as usize).collect();
@@ -154,8 +154,9 @@ impl PagedCache {
     }
 
     twin! {
-        /// Copies pages `[from, to]` of a table from outside, whose owner lets several sequences have a page that is not
-        /// full: before one of them writes to it, it gets a copy. No page is in both columns, and none is written twice.
+        /// Copies pages `[from, to]` of an external table. If its owner lets sequences share a page that is not full,
+        /// the page must be copied before one of them writes to it. No page may be in both columns, and none may be
+        /// written twice.
         pub fn copy_pages(&mut self, pages: &[[usize; 2]]) = Self::try_copy_pages;
     }
 
@@ -164,8 +165,8 @@ impl PagedCache {
     /// # Errors
     ///
     /// [`AttentionError::BlockTable`] if the cache gives out its pages itself, a page is not in the pool, or a page
-    /// that is written is read or written by another copy; [`AttentionError::TokensWait`] if tokens wait. The cache is
-    /// unchanged then.
+    /// that is written is read or written by another copy; [`AttentionError::TokensWait`] if tokens wait. The cache
+    /// is unchanged then.
     pub fn try_copy_pages(&mut self, pages: &[[usize; 2]]) -> Result<(), AttentionError> {
         self.hold.check()?;
         let refused = |reason| Err(AttentionError::BlockTable { reason });

@@ -1,4 +1,4 @@
-//! Attention of more tokens than a step has, as a forward pass over keys that a cache holds.
+//! Attention of more tokens than a decode step takes, as a forward pass over the cache's keys.
 
 use crate::ops::attention::DynamicMaskOps;
 use crate::types::{OptionalFloat, PageMap, PageTensors, RankLearning, Selection};
@@ -7,7 +7,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, Slice, TensorData};
 use flash_dma_problem::{AppendProblem, AttentionOptions, CacheShape, KeptKeys, Problem};
 
-/// Causal attention of the last queries over pages that hold their keys already, sequence by sequence.
+/// Causal attention of new queries whose keys are already in the pages, sequence by sequence.
 pub(super) fn attend_pages<B: DynamicMaskOps>(
     q: FloatTensor<B>,
     pages: &PageTensors<B>,
@@ -39,7 +39,7 @@ pub(super) fn attend_pages<B: DynamicMaskOps>(
         let window = problem.cache.page_window();
         let scores = match (&pages.scores, window) {
             (OptionalFloat::Some(pool), _) => Some(gather(pool, &[])),
-            // Scores of 0 add nothing; they have the window.
+            // A window needs scores; scores of 0 add nothing.
             (OptionalFloat::None, Some(_)) => {
                 let shape = Shape::new([1, heads, len]);
                 Some(B::float_zeros(shape, &device, FloatDType::F32))
@@ -70,7 +70,7 @@ pub(super) fn attend_pages<B: DynamicMaskOps>(
     (B::float_cat(outs, 0), B::float_cat(lses, 0))
 }
 
-/// The problem of attention over `len` keys per head, the last of which are those of the queries.
+/// Problem of attention over `len` keys per head, the last of which belong to the queries.
 pub(super) fn forward_problem(
     cache: &CacheShape,
     q: [usize; 4],

@@ -1,4 +1,4 @@
-//! The configurations of the caches.
+//! Configurations of the caches.
 
 use super::tokens::cache_element;
 use burn::config::Config;
@@ -13,7 +13,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ScoreRole,
 /// let options = AttentionOptions::new().with_keep_window(512);
 /// let config = DynamicMaskCacheConfig::new(4, 2, 64, options);
 /// assert_eq!(config.bytes().unwrap(), 4 * 2 * 512 * (2 * 64 * 4 + 8) + 4 * 4);
-/// // Of these the last 128 keys and the first 4, whatever their scores.
+/// // Among these always the last 128 keys and the first 4.
 /// let config = config.with_recent(Some(128)).with_sinks(Some(4));
 /// ```
 #[derive(Config, Debug)]
@@ -24,13 +24,13 @@ pub struct DynamicMaskCacheConfig {
     pub kv_heads: usize,
     /// Features per head, a multiple of 8 up to 256.
     pub head_dim: usize,
-    /// The options of attention. `keep_window` is the number of slots per head; `causal` must be true.
+    /// Options of attention. `keep_window` is the number of slots per head; `causal` must be true.
     pub options: AttentionOptions,
-    /// The last keys, which are kept whatever their scores, counted in the window. Default: none.
+    /// How many of the most recent keys are always kept. Counts toward the window. Default: none.
     pub recent: Option<usize>,
-    /// The first keys of a sequence, which rank above all others, counted in the window. Default: none.
+    /// How many of the first keys of a sequence rank above all others. Counts toward the window. Default: none.
     pub sinks: Option<usize>,
-    /// What the scores are for. Default: they rank the keys, and are added to their logits.
+    /// Role of the scores. Default: they rank the keys and are added to their logits.
     pub score_role: Option<ScoreRole>,
     /// Element type of k and v: f32, f16 or bf16. Default: f32.
     #[config(default = "FloatDType::F32")]
@@ -38,12 +38,12 @@ pub struct DynamicMaskCacheConfig {
 }
 
 impl DynamicMaskCacheConfig {
-    /// Bytes of the cache on its device: `batch * kv_heads * keep_window * (2 * head_dim * size + 8)`, and 4 per
-    /// sequence.
+    /// Size of the cache on its device in bytes: `batch * kv_heads * keep_window * (2 * head_dim * size + 8)`, and 4
+    /// per sequence.
     ///
     /// # Errors
     ///
-    /// Those of [`try_init`](Self::try_init).
+    /// See [`try_init`](Self::try_init).
     pub fn bytes(&self) -> Result<usize, AttentionError> {
         Ok(self.shape()?.bytes())
     }
@@ -64,7 +64,7 @@ impl DynamicMaskCacheConfig {
         };
         let shape = CacheShape::slots(batch, heads, rule, dim, element)?;
         let shape = shape.with_score_role(self.score_role.unwrap_or_default());
-        // A step without tokens checks the options of attention.
+        // An empty step checks the options of attention.
         let kv = [batch, heads, 0, dim];
         shape.decode(&kv, &kv, &kv, Some(&kv[..3]), element, 0, &self.options)?;
         Ok(shape)
@@ -75,8 +75,8 @@ impl DynamicMaskCacheConfig {
 ///
 /// ```
 /// # use burn_flash_dma::{AttentionOptions, cache::PagedCacheConfig};
-/// // 4 sequences of up to 8192 tokens, 2 key/value heads of 64 features. Pages of 64 tokens, 256 of them at
-/// // first, and 256 more whenever they are used up.
+/// // 4 sequences of up to 8192 tokens, 2 key/value heads of 64 features. Pages of 64 tokens: 256 of them at first, and
+/// // 256 more whenever they run out.
 /// let config = PagedCacheConfig::new(4, 2, 64, 8192)
 ///     .with_pages(256)
 ///     .with_grow_by(256);
@@ -90,27 +90,27 @@ pub struct PagedCacheConfig {
     pub kv_heads: usize,
     /// Features per head, a multiple of 8 up to 256.
     pub head_dim: usize,
-    /// The greatest number of tokens that a sequence holds: the room in the page table, in whole pages. With a window
-    /// a sequence may be given more, but holds those that its next query sees, up to a page more, and those of a step.
+    /// Maximum number of tokens that a sequence holds: sizes the page table, in whole pages. With a window a sequence
+    /// may receive more, but holds only those its next query sees, up to a page more, and those of a step.
     pub max_len: usize,
     /// Tokens per page. Default: 64. Multiples of 16 suit the matrix engines.
     #[config(default = 64)]
     pub page_len: usize,
-    /// Pages, for all sequences together, that are allocated when the cache is made. Default: 0.
+    /// Pages allocated up front, for all sequences together. Default: 0.
     #[config(default = 0)]
     pub pages: usize,
-    /// Pages by which the pool grows when it has too few; with 0 the tokens are refused instead. Default: 64. Growing
+    /// Pages by which the pool grows when it runs out; with 0 the tokens are refused instead. Default: 64. Growing
     /// copies the pool.
     #[config(default = 64)]
     pub grow_by: usize,
-    /// The options of attention. `keep_window` must be `None` and `causal` true.
+    /// Options of attention. `keep_window` must be `None` and `causal` true.
     #[config(default = "AttentionOptions::new()")]
     pub options: AttentionOptions,
-    /// The last keys that a query attends to, its own included, whatever their scores. Pages that a sequence has left
-    /// go back to the pool: after a step of one token it has at most `(window + 2 * page_len - 3) / page_len` of
-    /// them, rounded down. Default: all.
+    /// Sliding window: number of most recent keys that a query attends to, its own included. Pages that a sequence
+    /// has left return to the pool: after a step of one token it has at most `(window + 2 * page_len - 3) / page_len`
+    /// of them, rounded down. Default: all keys.
     pub window: Option<usize>,
-    /// Whether each key has a score that is added to its logits. Default: false.
+    /// Gives each key a score that is added to its logits. Default: false.
     #[config(default = false)]
     pub scored: bool,
     /// Element type of k and v: f32, f16 or bf16. Default: f32.
@@ -119,7 +119,6 @@ pub struct PagedCacheConfig {
 }
 
 impl PagedCacheConfig {
-    /// The greatest number of pages per sequence.
     pub(crate) fn max_pages(&self) -> usize {
         self.max_len.div_ceil(self.page_len.max(1))
     }

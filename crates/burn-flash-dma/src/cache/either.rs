@@ -5,7 +5,7 @@ use super::slots::DynamicMaskCache;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 
-/// The cache of one attention layer: of constant size for a window, or of pages where every key is kept.
+/// Cache of one attention layer: of constant size with a window, or of pages if every key is kept.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -26,13 +26,13 @@ use flash_dma_problem::AttentionError;
 /// ```
 #[derive(Clone, Debug)]
 pub enum AttentionCache {
-    /// The best keys of each head.
+    /// Keeps the best keys of each head.
     DynamicMask(DynamicMaskCache),
-    /// Every key.
+    /// Keeps every key.
     Paged(PagedCache),
 }
 
-/// Calls a method of the cache of either kind.
+/// Calls a method on either kind of cache.
 macro_rules! of_either {
     ($cache:expr, $method:ident($($argument:expr),*)) => {
         match $cache {
@@ -57,8 +57,8 @@ impl From<PagedCache> for AttentionCache {
 
 impl AttentionCache {
     twin! {
-        /// Attends from new tokens to the cache and to each other, and appends them: see
-        /// [`DynamicMaskCache::step`]. `scores` are given exactly if the cache has scores.
+        /// Attends from new tokens to the cache and to each other, and appends them: see [`DynamicMaskCache::step`].
+        /// `scores` must be given exactly if the cache has scores.
         pub fn step(
             &mut self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>
         ) -> Tensor<4> = Self::try_step;
@@ -68,7 +68,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
+    /// Errors of [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -79,11 +79,11 @@ impl AttentionCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// [`try_step`](Self::try_step) that also returns the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -100,7 +100,7 @@ impl AttentionCache {
         }
     }
 
-    /// Whether each key has a score.
+    /// True if each key has a score.
     #[must_use]
     pub fn has_scores(&self) -> bool {
         match self {
@@ -109,7 +109,7 @@ impl AttentionCache {
         }
     }
 
-    /// The number of tokens that each sequence has been given, which is the position of its next token.
+    /// Number of tokens each sequence has received, which is the position of its next token.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         of_either!(self, lengths())
@@ -124,7 +124,7 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
+    /// Errors of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         of_either!(self, try_reorder(indices))
     }
@@ -138,13 +138,13 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_reset`].
+    /// See [`DynamicMaskCache::try_reset`].
     pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
         of_either!(self, try_reset(sequence))
     }
 
     twin! {
-        /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`].
+        /// Joins the sequences of several caches, in the order given: see [`DynamicMaskCache::cat`].
         pub fn cat(caches: Vec<Self>) -> Self = Self::try_cat;
     }
 
@@ -152,8 +152,8 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_cat`], and [`AttentionError::JoinedCaches`] if some are of slots and others of
-    /// pages.
+    /// Errors of [`DynamicMaskCache::try_cat`], and [`AttentionError::JoinedCaches`] if caches of slots and of pages
+    /// are mixed.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let (mut slots, mut pages) = (Vec::new(), Vec::new());
         for (index, cache) in caches.into_iter().enumerate() {
@@ -172,19 +172,19 @@ impl AttentionCache {
         }
     }
 
-    /// The number of sequences.
+    /// Number of sequences.
     #[must_use]
     pub fn sequences(&self) -> usize {
         of_either!(self, sequences())
     }
 
-    /// The size in bytes on the device.
+    /// Size on the device in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         of_either!(self, bytes())
     }
 
-    /// The device that holds the tensors.
+    /// Device of the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         of_either!(self, device())
@@ -193,7 +193,7 @@ impl AttentionCache {
 
 impl AttentionCache {
     twin! {
-        /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`].
+        /// Holds back the tokens of the next step: see [`DynamicMaskCache::hold`].
         pub fn hold(&mut self) = Self::try_hold;
     }
 
@@ -207,7 +207,7 @@ impl AttentionCache {
     }
 
     twin! {
-        /// Appends the first `count` of the tokens that wait, drops the others and ends holding: see
+        /// Appends the first `count` waiting tokens, drops the others and ends holding: see
         /// [`DynamicMaskCache::accept`].
         pub fn accept(&mut self, count: usize) = Self::try_accept;
     }
@@ -216,12 +216,12 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_accept`].
+    /// See [`DynamicMaskCache::try_accept`].
     pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
         of_either!(self, try_accept(count))
     }
 
-    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+    /// Number of tokens per sequence that wait to be [accepted](Self::accept).
     #[must_use]
     pub fn waiting(&self) -> usize {
         of_either!(self, waiting())

@@ -4,7 +4,7 @@ use burn_flash_dma::{AttentionOptions, dynamic_mask_attention};
 
 let device = Device::flex();
 let options = AttentionOptions::new().with_keep_window(16);
-// One sequence, 2 key/value heads of 32 features; 16 keys each, whatever the context.
+// One sequence, 2 key/value heads of 32 features; 16 keys each, however long the context.
 let mut cache = DynamicMaskCacheConfig::new(1, 2, 32, options).init(&device);
 
 let normal = Distribution::Normal(0.0, 1.0);
@@ -28,6 +28,6 @@ let decoded = Tensor::cat(rows, 2);
 assert_eq!(cache.lengths(), [100]);
 assert_eq!(cache.positions_sync()[0][0].len(), 16);
 
-// The same as attention over all hundred tokens.
+// Equal to attention over all hundred tokens.
 let whole = dynamic_mask_attention(q, k, v, scores, options);
 assert!((decoded - whole).abs().max().into_scalar::<f32>() < 1e-5);

@@ -1,22 +1,21 @@
-//! Tokens that wait beside a cache until it is known how many of them stay.
+//! Tokens held back from a cache until it is known how many of them stay.
 
 use super::tokens::Rows;
 use flash_dma_problem::{Appending, AttentionError};
 
-/// What becomes of the tokens of a step.
+/// State of holding: whether the tokens of a step are appended or wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Hold {
-    /// They are appended.
+    /// Tokens are appended.
     #[default]
     Off,
-    /// Those of the next step will wait.
+    /// The tokens of the next step will wait.
     Next,
-    /// These wait.
+    /// These tokens wait.
     Tokens(Box<Rows>),
 }
 
 impl Hold {
-    /// The number of tokens per sequence that wait.
     pub(crate) fn waiting(&self) -> usize {
         match self {
             Self::Off | Self::Next => 0,
@@ -24,7 +23,7 @@ impl Hold {
         }
     }
 
-    /// Refuses while tokens wait: they follow what the cache has been given until then, and nothing else.
+    /// Refuses other calls while tokens wait: these follow the cache's current contents.
     pub(crate) fn check(&self) -> Result<(), AttentionError> {
         match self {
             Self::Off | Self::Next => Ok(()),
@@ -34,15 +33,14 @@ impl Hold {
         }
     }
 
-    /// Lets the tokens of the next step wait.
     pub(super) fn begin(&mut self) -> Result<(), AttentionError> {
         self.check()?;
         *self = Self::Next;
         Ok(())
     }
 
-    /// Ends holding: the first `count` of the tokens that wait, which are to be appended; nothing if that is none. What
-    /// is refused changes nothing.
+    /// Ends holding and returns the first `count` waiting tokens, which are to be appended; `None` for no tokens. An
+    /// error changes nothing.
     pub(super) fn end(&mut self, count: usize) -> Result<Option<Rows>, AttentionError> {
         let waiting = self.waiting();
         let first = match self {
@@ -66,17 +64,18 @@ impl Hold {
     }
 }
 
-/// Holding, of either kind of cache.
+/// Holding, for either kind of cache.
 macro_rules! holds {
     ($cache:ty) => {
         impl $cache {
             twin! {
-                /// Lets the tokens of the next step wait: the step attends as always, but its tokens stay beside the cache,
-                /// whose slots or pages and [`lengths`](Self::lengths) do not change, until [`accept`](Self::accept) says
-                /// how many of them were right. While they wait, the cache takes no other call that would change or save
-                /// it. A clone has the same tokens waiting. In a cache of pages they have their pages while they wait.
+                /// Holds back the tokens of the next step: the step attends as always, but its tokens stay outside
+                /// the cache, whose slots or pages and [`lengths`](Self::lengths) do not change, until
+                /// [`accept`](Self::accept) says how many of them were right. Meanwhile the cache refuses every other
+                /// call that would change or save it. A clone has the same tokens waiting. In a cache of pages,
+                /// waiting tokens occupy their pages.
                 ///
-                /// Before the next step this does nothing a second time, and [`append`](Self::append) appends as always.
+                /// A second call before the step has no effect, and [`append`](Self::append) appends as always.
                 pub fn hold(&mut self) = Self::try_hold;
             }
 
@@ -90,9 +89,9 @@ macro_rules! holds {
             }
 
             twin! {
-                /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others
-                /// and ends holding: the cache is bit for bit the one that was given nothing else, though a pool that has
-                /// grown for them stays as large. 0 ends holding even if no step was taken.
+                /// Appends the first `count` waiting tokens as if only these had been stepped, drops the others and
+                /// ends holding. The cache is bit for bit the one that received nothing else, except that a pool that
+                /// has grown stays as large. 0 ends holding even if no step was taken.
                 pub fn accept(&mut self, count: usize) = Self::try_accept;
             }
 
@@ -111,7 +110,7 @@ macro_rules! holds {
                 }
             }
 
-            /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+            /// Number of tokens per sequence that wait to be [accepted](Self::accept).
             #[must_use]
             pub fn waiting(&self) -> usize {
                 self.hold.waiting()

@@ -1,4 +1,4 @@
-//! The memory of a cache of pages: its sequences take pages, copy shared ones before they write, and give them back.
+//! Page management: sequences take pages, copy shared ones before they write, and give them back.
 
 use super::paged::{PagedCache, State};
 use super::pool::{lengths_tensor, table_tensor};
@@ -8,7 +8,7 @@ use burn::tensor::{DType, Int, Tensor, s};
 use flash_dma_problem::{AttentionError, CacheShape};
 
 impl PagedCache {
-    /// Gives the sequences pages of their own for `tokens` more tokens each.
+    /// Gives each sequence unshared pages for `tokens` more tokens.
     pub(super) fn reserve(&mut self, tokens: usize) -> Result<(), AttentionError> {
         let held = self.held();
         let growth = (self.pool).growth(&held, tokens, self.config.grow_by)?;
@@ -48,7 +48,7 @@ impl PagedCache {
         });
     }
 
-    /// Copies pages `[from, to]`, none of which is in both columns. The pool stays where it is.
+    /// Copies pages `[from, to]`, none of which is in both columns, within the pool's memory.
     pub(super) fn copy(&mut self, pages: &[[i32; 2]]) {
         if pages.is_empty() {
             return;
@@ -67,7 +67,7 @@ impl PagedCache {
         });
     }
 
-    /// Takes back the pages whose keys are all out of the window of the next query.
+    /// Returns pages whose keys are all outside the next query's window.
     pub(super) fn slide(&mut self) {
         let Some(window) = self.config.window else {
             return;
@@ -89,7 +89,6 @@ impl PagedCache {
         }
     }
 
-    /// Brings the table and the lengths to the device.
     pub(super) fn upload(&mut self) {
         let lengths = lengths_tensor(&self.held(), &self.device);
         self.state_mut().lengths = lengths;
@@ -101,7 +100,7 @@ impl PagedCache {
     }
 }
 
-/// `rows` with the pages `to` overwritten by the pages `from`: these are read before anything is written, and nothing
+/// `rows` with the pages `to` overwritten by the pages `from`. These are read before anything is written, and nothing
 /// else reads the pool then, so it is written in place.
 fn copied<const D: usize>(rows: Tensor<D>, from: &Tensor<1, Int>, to: &[usize]) -> Tensor<D> {
     let pages = rows.clone().select(0, from.clone());

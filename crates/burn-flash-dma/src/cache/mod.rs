@@ -1,9 +1,9 @@
-//! Caches of keys and values for decoding: the memory of a model between the tokens that it generates.
+//! Caches of keys and values for decoding.
 //!
 //! An evicted key never returns, so decoding under dynamic-mask attention needs only the `keep_window` keys of
-//! greatest score of each key/value head, however long the context: [`DynamicMaskCache`] holds exactly these,
-//! in memory that is allocated once. A [`PagedCache`] keeps every key, or the last ones, and grows by whole pages, which
-//! sequences that begin alike share. [`AttentionCache`] is either, so a model can be written once.
+//! greatest score of each key/value head, however long the context: [`DynamicMaskCache`] holds exactly these, in
+//! memory allocated once. A [`PagedCache`] keeps every key, or those of a sliding window, and grows by whole pages,
+//! which sequences with a common prefix share. [`AttentionCache`] is either, so a model can be written once.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -11,11 +11,12 @@
 //! # }
 //! ```
 //!
-//! A step equals the last rows of attention over everything that the sequence has been given, in whatever
-//! pieces. A guess can be taken back: after [`hold`](AttentionCache::hold) the tokens of a step wait beside the cache
-//! until [`accept`](AttentionCache::accept) says how many of them stay. Only functions named `_sync` wait for the device.
+//! A step equals the last rows of attention over all tokens of the sequence, however they were divided into steps. A
+//! guess can be taken back: after [`hold`](AttentionCache::hold) the tokens of a step stay outside the cache until
+//! [`accept`](AttentionCache::accept) says how many of them to keep. Only functions named `_sync` wait for the
+//! device.
 //!
-//! For inference only: a tensor that autodiff tracks is refused (`model.valid()`, or
+//! For inference only: a tensor that autodiff tracks is refused (use `model.valid()` or
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).
 
 mod block_table;

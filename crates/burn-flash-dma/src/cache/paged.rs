@@ -13,24 +13,24 @@ use flash_dma_problem::{
     AppendProblem, Appending, AttentionError, CacheShape, MAX_DECODE_TOKENS, TensorName,
 };
 
-/// Every key and value that each sequence has been given, in pages of `page_len` tokens of a common pool: for
+/// All keys and values that each sequence has received, in pages of `page_len` tokens from a common pool: for
 /// attention without scores, and for scores without a window.
 ///
-/// A sequence takes a page when its tokens need one and gives all back when it is reset. The pool is taken up front
+/// A sequence takes a page when its tokens need one and returns all when it is reset. The pool is allocated up front
 /// ([`PagedCacheConfig::pages`]) or grows by blocks of pages ([`PagedCacheConfig::grow_by`]).
 ///
-/// Sequences that begin alike may have the same pages ([`fork`](Self::fork), [`share_prefix`](Self::share_prefix),
-/// [`reorder`](Self::reorder)): a page that several have is copied before one of them writes to it. With a window
-/// ([`PagedCacheConfig::window`]) a page whose keys are all out of it goes back to the pool. The table may also be
-/// given from outside ([`set_block_table`](Self::set_block_table)).
+/// Sequences with a common prefix may share pages ([`fork`](Self::fork), [`share_prefix`](Self::share_prefix),
+/// [`reorder`](Self::reorder)): a shared page is copied before a sequence writes to it. With a window
+/// ([`PagedCacheConfig::window`]), pages whose keys are all outside it return to the pool. The table may also be
+/// external ([`set_block_table`](Self::set_block_table)).
 #[derive(Clone, Debug)]
 pub struct PagedCache {
     pub(super) config: PagedCacheConfig,
     pub(super) shape: CacheShape,
     pub(super) device: Device,
-    /// The number of tokens that each sequence has been given.
+    /// Number of tokens each sequence has received.
     pub(super) lengths: Vec<usize>,
-    /// Those of them whose pages the window has left, whole pages: the device's `lengths` count the others.
+    /// Number of these in whole pages that the window has left; the device's `lengths` count the others.
     pub(super) dropped: Vec<usize>,
     pub(super) pool: PagePool,
     /// Absent only while an operation has it.
@@ -48,7 +48,7 @@ pub(crate) struct State {
 
 impl PagedCacheConfig {
     twin! {
-        /// The empty cache.
+        /// An empty cache.
         pub fn init(&self, device: &Device) -> PagedCache = Self::try_init;
     }
 
@@ -72,9 +72,9 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`PagedCacheConfig::try_init`].
+    /// See [`PagedCacheConfig::try_init`].
     pub fn try_new(config: &PagedCacheConfig, device: &Device) -> Result<Self, AttentionError> {
-        // A pool without pages would be a tensor without elements, on which backends differ.
+        // Backends differ on tensors without elements, so the pool has at least one page.
         let pages = config.pages.max(1);
         let shape = config.shape(pages)?;
         check_support(device, config.dtype)?;
@@ -99,8 +99,8 @@ impl PagedCache {
         ))
     }
 
-    /// A cache of these contents, which are not checked, with the tokens that each sequence has been given and those that
-    /// its window has dropped.
+    /// A cache with unchecked contents; `lengths` counts the tokens each sequence has received, `dropped` those its
+    /// window has dropped.
     pub(crate) fn restored(
         config: PagedCacheConfig,
         shape: CacheShape,
@@ -127,8 +127,8 @@ impl PagedCache {
     }
 
     twin! {
-        /// Attends from new tokens to everything before them and to each other, and appends them. Shapes as in
-        /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` are given exactly if the
+        /// Attends from new tokens to all earlier ones and to each other, and appends them. Shapes as in
+        /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` must be given exactly if the
         /// configuration says so.
         pub fn step(
             &mut self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>
@@ -139,10 +139,11 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
-    /// autodiff, a sequence would outgrow its row of the page table ([`AttentionError::PagesFull`]), the pool is used
-    /// up and does not grow ([`AttentionError::PagesUsed`]), a table from outside has no pages for the tokens
-    /// ([`AttentionError::BlockTable`]), or tokens wait ([`AttentionError::TokensWait`]). The cache is unchanged then.
+    /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, autodiff tracks a tensor, a
+    /// sequence would outgrow its row of the page table ([`AttentionError::PagesFull`]), the pool is used up and does
+    /// not grow ([`AttentionError::PagesUsed`]), an external table has no pages for the tokens
+    /// ([`AttentionError::BlockTable`]), or tokens wait ([`AttentionError::TokensWait`]). The cache is unchanged
+    /// then.
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -153,11 +154,11 @@ impl PagedCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// [`try_step`](Self::try_step) that also returns the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -175,7 +176,7 @@ impl PagedCache {
         };
         problem(self)?;
         let tokens = new.shape()[2];
-        // Tokens that wait have their pages, too, so that accepting them needs no more.
+        // Waiting tokens have pages too, so accepting them needs no more.
         self.reserve(tokens)?;
 
         let map = self.map();
@@ -202,7 +203,7 @@ impl PagedCache {
         self.put(pages);
         match lengths {
             None => self.lengthen(tokens),
-            // The rows of more tokens than a step has are in their pages, but the sequences end before them.
+            // Tokens beyond a decode step are already in their pages, but the sequences end before them.
             Some(lengths) => self.state_mut().lengths = lengths,
         }
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
@@ -218,7 +219,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,
@@ -241,38 +242,37 @@ impl PagedCache {
         Ok(())
     }
 
-    /// The number of sequences.
+    /// Number of sequences.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.config.batch
     }
 
-    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the
-    /// host.
+    /// Number of tokens each sequence has received, which is the position of its next token. Known on the host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// The configuration that the cache was made with.
+    /// Configuration of the cache.
     #[must_use]
     pub fn config(&self) -> &PagedCacheConfig {
         &self.config
     }
 
-    /// The number of pages that some sequence has. A page that several have counts once. Known on the host.
+    /// Number of pages in use; a shared page counts once. Known on the host.
     #[must_use]
     pub fn used_pages(&self) -> usize {
         self.pool.used()
     }
 
-    /// The size in bytes on the device: the whole pool, used or not.
+    /// Size of the whole pool on the device in bytes, used or not.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
     }
 
-    /// The device that holds the tensors.
+    /// Device of the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -301,17 +301,16 @@ impl PagedCache {
         }
     }
 
-    /// The tokens that each sequence holds.
+    /// Number of tokens each sequence holds.
     pub(super) fn held(&self) -> Vec<usize> {
         held(&self.lengths, &self.dropped)
     }
 
-    /// The most tokens that a sequence holds.
     fn most_held(&self) -> usize {
         self.held().into_iter().max().unwrap_or(0)
     }
 
-    /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
+    /// Takes the tensors for an operation that gives them back, so that nothing else shares them meanwhile.
     fn take(&mut self) -> PageTensors<Dispatch> {
         let state = self.state.take().expect("no operation has the cache");
         let TokenTensors { k, v, scores } = state.rows.into_ops();
@@ -336,14 +335,14 @@ impl PagedCache {
         });
     }
 
-    /// Counts tokens that were appended, and takes back the pages that the next query does not see.
+    /// Counts appended tokens, and returns pages that the next query does not see.
     fn lengthen(&mut self, tokens: usize) {
         self.lengths.iter_mut().for_each(|n| *n += tokens);
         self.slide();
     }
 }
 
-/// The tokens that sequences hold of those that they have been given.
+/// Number of tokens each sequence holds of those it has received.
 fn held(lengths: &[usize], dropped: &[usize]) -> Vec<usize> {
     let pairs = lengths.iter().zip(dropped);
     pairs.map(|(given, dropped)| given - dropped).collect()
@@ -352,9 +351,9 @@ fn held(lengths: &[usize], dropped: &[usize]) -> Vec<usize> {
 holds!(PagedCache);
 
 impl PagedCache {
-    /// Takes back the pages of tokens that waited.
+    /// Returns the pages of tokens that waited.
     fn release_waiting(&mut self) {
-        // The device's table may name pages behind the end of a sequence, where nothing reads it.
+        // The device's table may name pages past the end of a sequence, where nothing reads it.
         self.pool.trim(&self.held());
     }
 }

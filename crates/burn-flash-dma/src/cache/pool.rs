@@ -1,4 +1,4 @@
-//! The pages that each sequence has, kept on the host so that no step waits for the device.
+//! Page tables, kept on the host so that no step waits for the device.
 
 use crate::fallback::tensors::ints;
 use burn::tensor::{Device, Int, Tensor};
@@ -25,27 +25,27 @@ pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, In
 #[cfg(test)]
 mod tests;
 
-/// The pages of all sequences. A page that several sequences have is read by all of them and written by none.
+/// Pages of all sequences. A page shared by several sequences is only read.
 #[derive(Clone, Debug)]
 pub(crate) struct PagePool {
     page_len: usize,
     pages: usize,
-    /// The pages of each sequence in order.
+    /// Pages of each sequence in order.
     pub(crate) table: Arc<Vec<Vec<i32>>>,
     supply: Supply,
 }
 
-/// Who says which pages a sequence gets.
+/// Owner of the page tables.
 #[derive(Clone, Debug)]
 enum Supply {
     /// The pool.
     Own {
-        /// Pages that no sequence has; the last is given out next.
+        /// Pages of no sequence; the last is given out next.
         free: Vec<i32>,
-        /// The number of sequences that have each page.
+        /// Number of sequences that have each page.
         owners: Vec<u32>,
     },
-    /// The owner of the table, which was given from outside.
+    /// The caller, with an external table.
     Given,
 }
 
@@ -54,7 +54,6 @@ impl PagePool {
         Self::restored(page_len, pages, vec![Vec::new(); batch])
     }
 
-    /// A pool with these tables.
     pub(crate) fn restored(page_len: usize, pages: usize, table: Vec<Vec<i32>>) -> Self {
         let mut owners = vec![0; pages];
         for &page in table.iter().flatten() {
@@ -70,7 +69,7 @@ impl PagePool {
         }
     }
 
-    /// The same pages under tables from outside.
+    /// The same pages under external tables.
     pub(crate) fn given(&self, table: Vec<Vec<i32>>) -> Self {
         Self {
             table: Arc::new(table),
@@ -83,7 +82,6 @@ impl PagePool {
         self.pages
     }
 
-    /// Pages that some sequence has.
     pub(crate) fn used(&self) -> usize {
         match &self.supply {
             Supply::Own { free, .. } => self.pages - free.len(),
@@ -96,7 +94,6 @@ impl PagePool {
         }
     }
 
-    /// Refuses what changes tables that are given from outside.
     pub(crate) fn check_own(&self) -> Result<(), AttentionError> {
         match self.supply {
             Supply::Own { .. } => Ok(()),
@@ -107,8 +104,7 @@ impl PagePool {
         }
     }
 
-    /// The number of pages by which the pool must grow for `tokens` more tokens of sequences that hold `held`, in steps
-    /// of `grow_by`.
+    /// Number of pages by which the pool must grow, in steps of `grow_by`, for `tokens` more tokens in each sequence.
     pub(crate) fn growth(
         &self,
         held: &[usize],
@@ -127,7 +123,7 @@ impl PagePool {
             let free = free.len();
             return Err(AttentionError::PagesUsed { needed, free });
         }
-        // More pages than can be counted are refused by their number.
+        // A number of pages that overflows is refused as it is.
         let growth = missing.checked_next_multiple_of(grow_by);
         Ok(growth.unwrap_or(usize::MAX))
     }
@@ -139,17 +135,17 @@ impl PagePool {
             unreachable!("tables from outside have room or are refused");
         };
         owners.resize(self.pages, 0);
-        // Behind the pages there are, so these are given out first.
+        // After the existing pages, so these are given out first.
         let mut all: Vec<i32> = new.rev().map(|page| page as i32).collect();
         all.append(free);
         *free = all;
     }
 
-    /// Gives each sequence the pages for `tokens` more tokens, and its own copy of a shared page that they are written
+    /// Gives each sequence pages for `tokens` more tokens, and its own copy of a shared page that they are written
     /// to. The pool must have grown enough.
     ///
-    /// `None` if the table stays as it is; else pages `[from, to]` to be copied before anything is written, none of which
-    /// is in both columns.
+    /// `None` if the table is unchanged; otherwise the pages `[from, to]` to copy before anything is written, none of
+    /// which is in both columns.
     pub(crate) fn allocate(&mut self, held: &[usize], tokens: usize) -> Option<Vec<[i32; 2]>> {
         let tails = self.shared_tails(held, tokens);
         if tails.is_empty() && self.lacking(held, tokens) == 0 {
@@ -183,7 +179,7 @@ impl PagePool {
         Some(copies)
     }
 
-    /// Takes back the pages that the tokens do not need, in the order that undoes [`allocate`](Self::allocate).
+    /// Returns pages that the tokens do not need, in the order that undoes [`allocate`](Self::allocate).
     pub(crate) fn trim(&mut self, held: &[usize]) {
         if let Supply::Given = self.supply {
             return;
@@ -196,7 +192,7 @@ impl PagePool {
         }
     }
 
-    /// Takes back the first `pages` of a sequence.
+    /// Returns the first `pages` pages of a sequence.
     pub(crate) fn trim_front(&mut self, sequence: usize, pages: usize) {
         let row = &mut Arc::make_mut(&mut self.table)[sequence];
         let rest = row.split_off(pages);
@@ -204,7 +200,7 @@ impl PagePool {
         self.release(&dropped);
     }
 
-    /// Sequence `i` gets the pages that sequence `indices[i]` has.
+    /// Sequence `i` gets the pages of sequence `indices[i]`.
     pub(crate) fn reorder(&mut self, indices: &[usize]) {
         let rows = indices.iter().map(|&index| self.table[index].clone());
         let rows: Vec<Vec<i32>> = rows.collect();
@@ -213,7 +209,7 @@ impl PagePool {
         old.iter().for_each(|row| self.release(row));
     }
 
-    /// Gives a sequence these pages, which others may have, in place of its own.
+    /// Replaces the pages of a sequence by these, which others may have.
     pub(crate) fn replace(&mut self, sequence: usize, pages: Vec<i32>) {
         self.own(&pages);
         let row = &mut Arc::make_mut(&mut self.table)[sequence];
@@ -221,7 +217,7 @@ impl PagePool {
         self.release(&old);
     }
 
-    /// The pages and the sequences of all pools, one pool behind the other; those of the first are given out first.
+    /// Concatenates pools, pages and sequences; the free pages of the first are given out first.
     pub(crate) fn joined(pools: &[&Self]) -> Self {
         let (mut table, mut owners, mut free) = (Vec::new(), Vec::new(), Vec::new());
         let mut first = 0;
@@ -251,7 +247,7 @@ impl PagePool {
         }
     }
 
-    /// Pages that the sequences lack for `tokens` more tokens each.
+    /// Number of pages missing for `tokens` more tokens in each sequence.
     fn lacking(&self, held: &[usize], tokens: usize) -> usize {
         let pages = |held: usize| (held + tokens).div_ceil(self.page_len);
         (self.table.iter().zip(held))
@@ -259,13 +255,13 @@ impl PagePool {
             .sum()
     }
 
-    /// The sequences that need a copy of the page that their next token is written to: all that have it but one, or all
-    /// if another sequence only reads it.
+    /// Sequences that need a copy of the page their next token is written to: all but one of those that share it, or
+    /// all if another sequence only reads it.
     fn shared_tails(&self, held: &[usize], tokens: usize) -> Vec<usize> {
         let Supply::Own { owners, .. } = &self.supply else {
             return Vec::new();
         };
-        // Besides the sequences that have been given a copy.
+        // The sequences that do not get a copy.
         let mut others: HashMap<i32, u32> = HashMap::new();
         let copies = |&(sequence, &held): &(usize, &usize)| {
             if tokens == 0 || held.is_multiple_of(self.page_len) {
@@ -281,7 +277,7 @@ impl PagePool {
         sequences.map(|(sequence, _)| sequence).collect()
     }
 
-    /// Refuses tokens that tables from outside have no room for.
+    /// Refuses tokens that external tables have no room for.
     fn check_room(&self, held: &[usize], tokens: usize) -> Result<(), AttentionError> {
         for (sequence, (row, &held)) in self.table.iter().zip(held).enumerate() {
             if row.len() * self.page_len < held + tokens {
@@ -294,7 +290,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// One more sequence has these pages.
+    /// Counts one more owner of these pages.
     fn own(&mut self, pages: &[i32]) {
         if let Supply::Own { owners, .. } = &mut self.supply {
             for &page in pages {
@@ -303,7 +299,7 @@ impl PagePool {
         }
     }
 
-    /// One sequence fewer has these pages; those that none has are free.
+    /// Counts one owner fewer; pages without an owner are free.
     fn release(&mut self, pages: &[i32]) {
         if let Supply::Own { free, owners } = &mut self.supply {
             for &page in pages.iter().rev() {

@@ -1,4 +1,4 @@
-//! Saving and restoring a cache: as a serde value, or as a Burn record.
+//! Saving and restoring a cache, as a serde value or a Burn record.
 
 use super::config::{DynamicMaskCacheConfig, PagedCacheConfig};
 use super::paged::PagedCache;
@@ -24,8 +24,8 @@ pub struct DynamicMaskCacheRecord {
     seen: TensorData,
 }
 
-/// A saved [`PagedCache`] for any serde format. A page that several sequences have is saved once, and a cache whose table
-/// was given from outside gives out its pages itself when it is restored.
+/// A saved [`PagedCache`] for any serde format. A shared page is saved once, and a cache with an external table gives
+/// out its pages itself when it is restored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagedCacheRecord {
     config: PagedCacheConfig,
@@ -39,7 +39,7 @@ pub struct PagedCacheRecord {
     scores: Option<TensorData>,
 }
 
-/// The tensors of slots as parameters, which Burn's record takes.
+/// Tensors of slots as parameters, which Burn's record takes.
 #[derive(Module, Debug)]
 struct SlotParams {
     k: Param<Tensor<4>>,
@@ -62,7 +62,7 @@ impl From<State> for SlotParams {
 }
 
 impl DynamicMaskCache {
-    /// The whole cache, to be saved. Waits for the device.
+    /// Saves the whole cache. Waits for the device.
     ///
     /// # Panics
     ///
@@ -95,7 +95,7 @@ impl DynamicMaskCache {
         })
     }
 
-    /// The saved cache, on a device.
+    /// Restores a saved cache on a device.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl DynamicMaskCache {
         record: DynamicMaskCacheRecord,
         device: &Device,
     ) -> Result<Self, AttentionError> {
-        // Before memory is taken for what a damaged configuration says.
+        // Before a damaged configuration decides how much memory is allocated.
         let kv = record.config.shape()?.kv_shape();
         check("k", &record.k, &kv, record.config.dtype.into())?;
         let empty = Self::try_new(&record.config, device)?;
@@ -131,7 +131,7 @@ impl DynamicMaskCache {
     }
 
     twin! {
-        /// The contents of the cache, without its configuration, as a Burn record to be saved beside a model's. Waits for
+        /// Contents of the cache, without its configuration, as a Burn record to be saved with a model's. Waits for
         /// the device.
         pub fn to_module_record_sync(&self) -> ModuleRecord = Self::try_to_module_record_sync;
     }
@@ -146,8 +146,7 @@ impl DynamicMaskCache {
         Ok(SlotParams::from(self.state().clone()).into_record())
     }
 
-    /// This cache with the contents of a record that was made from one of the same configuration. Waits for
-    /// the device.
+    /// This cache with the contents of a record made from one of the same configuration. Waits for the device.
     ///
     /// # Errors
     ///
@@ -185,11 +184,10 @@ impl DynamicMaskCache {
         }
     }
 
-    /// The configuration that makes a cache like this one.
     fn config(&self) -> DynamicMaskCacheConfig {
         let shape = self.shape();
         let dtype = self.state().k.dtype().into();
-        // As a configuration without them says it.
+        // Zero as a configuration without the field.
         let some = |keys: usize| (keys > 0).then_some(keys);
         let rule = self.rule();
         DynamicMaskCacheConfig::new(shape.batch, shape.kv_heads, shape.head_dim, self.options())
@@ -207,7 +205,7 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// The whole cache, to be saved. Waits for the device.
+    /// Saves the whole cache. Waits for the device.
     ///
     /// # Panics
     ///
@@ -230,7 +228,7 @@ impl PagedCache {
     pub fn try_to_record_sync(&self) -> Result<PagedCacheRecord, AttentionError> {
         self.hold.check()?;
         let state = self.state();
-        // A table from outside has room for more tokens.
+        // An external table has room for more tokens.
         let used =
             |(row, held): (&Vec<i32>, usize)| row[..held.div_ceil(self.config().page_len)].to_vec();
         let rows = self.pool().table.iter().zip(self.held());
@@ -246,7 +244,7 @@ impl PagedCache {
         })
     }
 
-    /// The saved cache, on a device.
+    /// Restores a saved cache on a device.
     ///
     /// # Errors
     ///
@@ -283,8 +281,8 @@ impl PagedCache {
     }
 }
 
-/// Checks that every sequence has exactly the pages of its tokens, and each page one place: it may belong to several
-/// sequences that begin alike, but is the same page of all.
+/// Checks that every sequence has exactly the pages of its tokens. A page may belong to several sequences with a
+/// common prefix, but at the same index in all.
 fn check_table(
     config: &PagedCacheConfig,
     pages: usize,

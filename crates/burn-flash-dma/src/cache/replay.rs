@@ -1,4 +1,4 @@
-//! Steps that a graph of the device records once and replays.
+//! Steps that a device graph records once and replays.
 
 use super::either::AttentionCache;
 use crate::ops::cache::CacheOps;
@@ -8,24 +8,24 @@ use burn::tensor::{DType, Int, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 impl AttentionCache {
-    /// Whether a step of one token launches the same work at every position, so that a graph of the device can record
-    /// it: true of slots, which count their tokens on the device. Pages have a table that the host makes.
+    /// True if a step of one token launches the same work at every position, so that a device graph can record it:
+    /// with slots, which count their tokens on the device. Pages have a table that the host makes.
     #[must_use]
     pub fn can_replay(&self) -> bool {
         matches!(self, Self::DynamicMask(_))
     }
 
-    /// Says whether the next steps of one token are recorded in a graph, or prepare that: then
-    /// [layers](crate::nn::DynamicMaskAttention) read positions from the cache's memory on the device, and not from
-    /// [`lengths`](Self::lengths). Of no effect on caches that [cannot replay](Self::can_replay).
+    /// Announces that the next steps of one token are recorded in a graph, or prepare for it:
+    /// [layers](crate::nn::DynamicMaskAttention) then read positions from the cache's device memory instead of
+    /// [`lengths`](Self::lengths). No effect on caches that [cannot replay](Self::can_replay).
     pub fn set_recorded(&mut self, recorded: bool) {
         if let Self::DynamicMask(cache) = self {
             cache.recorded = recorded;
         }
     }
 
-    /// Counts the tokens that replays of a recorded step have appended to each sequence. Recording itself has counted
-    /// the first one.
+    /// Counts tokens that replays of a recorded step have appended to each sequence. Recording itself has counted the
+    /// first one.
     ///
     /// # Panics
     ///
@@ -37,8 +37,8 @@ impl AttentionCache {
         }
     }
 
-    /// The positions of the next token of each sequence as the device counts them, `[sequences]`, where a step of one
-    /// token is to read them there: it is recorded, or the sequences are of different lengths.
+    /// Positions of each sequence's next token, counted on the device, `[sequences]`: present if a step of one token
+    /// must read them there, because it is recorded or the sequences differ in length.
     pub(crate) fn device_positions(&self) -> Option<Tensor<1, Int>> {
         let Self::DynamicMask(cache) = self else {
             return None;
@@ -48,12 +48,12 @@ impl AttentionCache {
     }
 }
 
-/// Writes token ids over those of `tokens`, in its own memory on devices that record graphs: a graph that has read
-/// `tokens` reads these when it is replayed. `values` are in the order of the elements. Nothing waits for the device.
+/// Overwrites the token ids of `tokens`, in its own memory on devices that record graphs, so that a graph that has
+/// read `tokens` reads these when it is replayed. `values` are in element order. Does not wait for the device.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if there are not as many values as elements, or `tokens` is not i32; nothing is written then.
+/// [`AttentionError`] if the numbers of values and elements differ, or `tokens` is not i32; nothing is written then.
 pub fn try_overwrite<const D: usize>(
     tokens: Tensor<D, Int>,
     values: &[i32],

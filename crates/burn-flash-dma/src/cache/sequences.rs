@@ -1,4 +1,4 @@
-//! What is done to whole sequences: they are reordered, emptied and joined.
+//! Reordering, emptying and joining of sequences.
 
 use super::config::PagedCacheConfig;
 use super::paged::PagedCache;
@@ -11,8 +11,8 @@ use flash_dma_problem::AttentionError;
 
 impl DynamicMaskCache {
     twin! {
-        /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
-        /// fewer or more indices than sequences. Copies the cache.
+        /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the surviving beams. There may be fewer
+        /// or more indices than sequences. Copies the cache.
         pub fn reorder(&mut self, indices: &[usize]) = Self::try_reorder;
     }
 
@@ -20,8 +20,8 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::TooLarge`] for more
-    /// sequences than can be addressed; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
+    /// [`AttentionError::Sequence`] if an index has no sequence; [`AttentionError::TooLarge`] for more sequences than
+    /// can be addressed; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         self.hold.check()?;
         check_sequences(indices, self.shape.batch)?;
@@ -42,7 +42,7 @@ impl DynamicMaskCache {
     }
 
     twin! {
-        /// Empties one sequence: its next token is at position 0, the first of a new document.
+        /// Empties one sequence: its next token is at position 0, the start of a new document.
         pub fn reset(&mut self, sequence: usize) = Self::try_reset;
     }
 
@@ -73,9 +73,9 @@ impl DynamicMaskCache {
     }
 
     twin! {
-        /// The sequences of several caches as those of one, in the order given: prompts of different lengths may be read
-        /// in groups and continued together. The caches are of equal configurations, but for the number of sequences.
-        /// Copies them. The joined cache does not hold.
+        /// Joins the sequences of several caches, in the order given: prompts of different lengths may be read in
+        /// groups and continued together. The configurations must be equal except for the number of sequences. Copies
+        /// the caches. The joined cache does not hold.
         pub fn cat(caches: Vec<Self>) -> Self = Self::try_cat;
     }
 
@@ -84,7 +84,7 @@ impl DynamicMaskCache {
     /// # Errors
     ///
     /// [`AttentionError::NoCaches`]; [`AttentionError::JoinedCaches`] if one differs from the first in its sizes,
-    /// options, role of scores or device; [`AttentionError::TokensWait`] if tokens wait beside one;
+    /// options, role of scores or device; [`AttentionError::TokensWait`] if tokens wait in one;
     /// [`AttentionError::TooLarge`] for more sequences than can be addressed.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let first = caches.first().ok_or(AttentionError::NoCaches)?;
@@ -119,8 +119,8 @@ impl DynamicMaskCache {
 
 impl PagedCache {
     twin! {
-        /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences. Only tables
-        /// move: the sequences of an index that occurs more than once have the same pages, each until it writes to one.
+        /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences. Only
+        /// the table changes: sequences of a repeated index share pages until one writes to them.
         pub fn reorder(&mut self, indices: &[usize]) = Self::try_reorder;
     }
 
@@ -128,8 +128,8 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::BlockTable`] if the table is
-    /// from outside; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
+    /// [`AttentionError::Sequence`] if an index has no sequence; [`AttentionError::BlockTable`] if the table is
+    /// external; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         self.hold.check()?;
         self.pool.check_own()?;
@@ -148,7 +148,7 @@ impl PagedCache {
     }
 
     twin! {
-        /// Empties one sequence and returns to the pool those of its pages that no other sequence has.
+        /// Empties one sequence and returns its unshared pages to the pool.
         pub fn reset(&mut self, sequence: usize) = Self::try_reset;
     }
 
@@ -156,8 +156,8 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if there is no such sequence; [`AttentionError::BlockTable`] if the table is from
-    /// outside; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
+    /// [`AttentionError::Sequence`] if there is no such sequence; [`AttentionError::BlockTable`] if the table is
+    /// external; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
     pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
         self.hold.check()?;
         self.pool.check_own()?;
@@ -169,8 +169,8 @@ impl PagedCache {
     }
 
     twin! {
-        /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`]. The pools
-        /// become one pool, of as many pages as they have together; configurations may differ in `pages`, too.
+        /// Joins the sequences of several caches, in the order given: see [`DynamicMaskCache::cat`]. The joined pool
+        /// has all their pages; configurations may also differ in `pages`.
         pub fn cat(caches: Vec<Self>) -> Self = Self::try_cat;
     }
 
@@ -178,7 +178,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_cat`], and [`AttentionError::BlockTable`] if a table is from outside.
+    /// Errors of [`DynamicMaskCache::try_cat`], and [`AttentionError::BlockTable`] if a table is external.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let first = caches.first().ok_or(AttentionError::NoCaches)?;
         let sizes = |cache: &Self| {
@@ -225,7 +225,6 @@ impl PagedCache {
     }
 }
 
-/// Refuses a cache that differs from the first in something.
 fn check_equal(index: usize, equal: &[(bool, &'static str)]) -> Result<(), AttentionError> {
     match equal.iter().find(|(equal, _)| !equal) {
         Some(&(_, what)) => Err(AttentionError::JoinedCaches { index, what }),

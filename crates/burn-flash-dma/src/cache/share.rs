@@ -1,4 +1,4 @@
-//! Sequences that begin alike.
+//! Sequences with a common prefix.
 
 use super::either::{AttentionCache, of_either};
 use super::paged::PagedCache;
@@ -8,8 +8,8 @@ use flash_dma_problem::AttentionError;
 
 impl DynamicMaskCache {
     twin! {
-        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
-        /// greatest. Copies the cache: slots are overwritten where keys are evicted, so they are not shared.
+        /// Adds a copy of a sequence and returns its number, which is the greatest. Copies the cache: slots are
+        /// overwritten where keys are evicted, so they are not shared.
         pub fn fork(&mut self, sequence: usize) -> usize = Self::try_fork;
     }
 
@@ -17,7 +17,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_reorder`](Self::try_reorder).
+    /// See [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
         let new = self.sequences();
         self.try_reorder(&with_another(new, sequence))?;
@@ -27,8 +27,8 @@ impl DynamicMaskCache {
 
 impl PagedCache {
     twin! {
-        /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the greatest.
-        /// Nothing is copied until one of the two is given tokens; then the last page is, unless it is full.
+        /// Adds a copy of a sequence and returns its number, which is the greatest. Nothing is copied until one of
+        /// the two receives tokens; then only the last page is, unless it is full.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -52,7 +52,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_reorder`](Self::try_reorder).
+    /// See [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
         let new = self.sequences();
         self.try_reorder(&with_another(new, sequence))?;
@@ -60,8 +60,9 @@ impl PagedCache {
     }
 
     twin! {
-        /// Replaces sequence `into` by the first `tokens` tokens of sequence `from`, with the same pages: requests that
-        /// begin with one text. What `into` was is forgotten. A sequence may be replaced by its own beginning.
+        /// Replaces sequence `into` by the first `tokens` tokens of sequence `from`, sharing its pages: for requests
+        /// with a common prefix. The old contents of `into` are dropped. A sequence may be replaced by its own
+        /// prefix.
         pub fn share_prefix(&mut self, from: usize, into: usize, tokens: usize)
             = Self::try_share_prefix;
     }
@@ -70,9 +71,9 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if there is no such sequence; [`AttentionError::Prefix`] if `from` has been given
-    /// fewer tokens, or the window has left pages that the next query of the prefix would see;
-    /// [`AttentionError::BlockTable`] if the table is from outside; [`AttentionError::TokensWait`] if tokens wait. The
+    /// [`AttentionError::Sequence`] if there is no such sequence; [`AttentionError::Prefix`] if `from` has received
+    /// fewer tokens, or its window has left pages that the next query of the prefix would see;
+    /// [`AttentionError::BlockTable`] if the table is external; [`AttentionError::TokensWait`] if tokens wait. The
     /// cache is unchanged then.
     pub fn try_share_prefix(
         &mut self,
@@ -84,7 +85,7 @@ impl PagedCache {
         self.pool.check_own()?;
         check_sequences(&[from, into], self.config.batch)?;
         let (given, dropped) = (self.lengths[from], self.dropped[from]);
-        // The query behind the prefix sees `window - 1` of its tokens.
+        // The query after the prefix sees `window - 1` of its tokens.
         let least = match (dropped, self.config.window) {
             (1.., Some(window)) => dropped + window - 1,
             _ => 0,
@@ -108,8 +109,7 @@ impl PagedCache {
 
 impl AttentionCache {
     twin! {
-        /// Adds a sequence that has been given what `sequence` has been given, and returns its number: see
-        /// [`PagedCache::fork`] and [`DynamicMaskCache::fork`].
+        /// Adds a copy of a sequence and returns its number: see [`PagedCache::fork`] and [`DynamicMaskCache::fork`].
         pub fn fork(&mut self, sequence: usize) -> usize = Self::try_fork;
     }
 
@@ -117,13 +117,13 @@ impl AttentionCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_reorder`](Self::try_reorder).
+    /// See [`try_reorder`](Self::try_reorder).
     pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
         of_either!(self, try_fork(sequence))
     }
 }
 
-/// All sequences, and one of them once more.
+/// All sequences, and one of them again.
 fn with_another(batch: usize, sequence: usize) -> Vec<usize> {
     (0..batch).chain([sequence]).collect()
 }

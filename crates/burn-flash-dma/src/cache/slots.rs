@@ -16,28 +16,28 @@ use flash_dma_problem::{
     ScoreRole, SelectionRule, TensorName,
 };
 
-/// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has been
-/// given; with recent keys and sinks in the configuration, the keys that [`Selector`](crate::Selector) keeps at the last
-/// position. No other key will ever be attended to again.
+/// The `keep_window` keys of greatest score of each sequence and key/value head, among all keys received; with recent
+/// keys and sinks in the configuration, the keys that [`Selector`](crate::Selector) keeps at the last position. No
+/// other key will ever be attended again.
 ///
 /// A sequence of the cache is one document: [`reset`](Self::reset) it where the next one begins, and attention equals
-/// that over all of them with [`Selector::documents`](crate::Selector::documents). Other windows per head and given
-/// intervals have no cache.
+/// that over all of them with [`Selector::documents`](crate::Selector::documents). There is no cache for windows that
+/// differ between heads, nor for given intervals.
 ///
-/// Memory is allocated when the cache is made and does not grow with the context. Tokens replace the keys that they evict
-/// in place, as long as no clone shares the tensors. Ties go to the key of lower position, as in
-/// [`select`](crate::select()). See the [module](super) for an example.
+/// Memory is allocated up front and does not grow with the context. Tokens replace the keys they evict in place, as
+/// long as no clone shares the tensors. Ties go to the key of lower position, as in [`select`](crate::select()). See
+/// the [module](super) for an example.
 #[derive(Clone, Debug)]
 pub struct DynamicMaskCache {
     pub(super) shape: CacheShape,
     pub(super) options: AttentionOptions,
     pub(super) device: Device,
-    /// The number of tokens that each sequence has been given: the host's copy of the device's `seen`.
+    /// Number of tokens each sequence has received: the host's copy of the device's `seen`.
     pub(super) lengths: Vec<usize>,
     /// Absent only while an operation has it.
     pub(super) state: Option<State>,
     pub(super) hold: Hold,
-    /// Whether steps of one token are recorded in a graph, or will be.
+    /// True if steps of one token are recorded in a graph, or will be.
     pub(super) recorded: bool,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct State {
 
 impl DynamicMaskCacheConfig {
     twin! {
-        /// The empty cache.
+        /// An empty cache.
         pub fn init(&self, device: &Device) -> DynamicMaskCache = Self::try_init;
     }
 
@@ -77,7 +77,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCacheConfig::try_init`].
+    /// See [`DynamicMaskCacheConfig::try_init`].
     pub fn try_new(
         config: &DynamicMaskCacheConfig,
         device: &Device,
@@ -108,12 +108,12 @@ impl DynamicMaskCache {
 
     twin! {
         /// Attends from new tokens to the cache and to each other, and appends them: `q` `[batch, q_heads, tokens,
-        /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
+        /// head_dim]` to the same shape, the last rows of attention over all tokens received.
         ///
         /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
-        /// bf16 are cast up), for what the cache's [`ScoreRole`] says. One token at a time, several to verify a
-        /// speculation, or a whole prompt: up to 16 tokens are one decode step; more are attended to like a training
-        /// sequence, with the keys of the cache before them.
+        /// bf16 are cast up), used in the cache's [`ScoreRole`]. Takes one token at a time, several to verify a
+        /// speculation, or a whole prompt: up to 16 tokens are one decode step; more run like a training sequence,
+        /// preceded by the cache's keys.
         pub fn step(
             &mut self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>
         ) -> Tensor<4> = Self::try_step;
@@ -123,9 +123,9 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
-    /// autodiff, a sequence would pass `i32::MAX` tokens, or tokens wait ([`AttentionError::TokensWait`]). The cache is
-    /// unchanged then.
+    /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, autodiff tracks a tensor, a
+    /// sequence would pass `i32::MAX` tokens, or tokens wait ([`AttentionError::TokensWait`]). The cache is unchanged
+    /// then.
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -136,11 +136,11 @@ impl DynamicMaskCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// [`try_step`](Self::try_step) that also returns the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -176,8 +176,7 @@ impl DynamicMaskCache {
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// Attention of many tokens: selection and attention over the slots in order of position and the tokens behind
-    /// them.
+    /// Attention of many tokens: selection and attention over the slots in order of position, then the tokens.
     fn chunk(
         &self,
         q: FloatTensor<Dispatch>,
@@ -195,7 +194,7 @@ impl DynamicMaskCache {
                 rank: OptionalFloat::None,
             }
         } else {
-            // The sinks are the first keys of the sequence, but not of these: they have their rank.
+            // Sinks are the first keys of the sequence, not of this chunk: their rank already says so.
             rule.sinks = 0;
             Dispatch::cache_chunk_keys(self.state().clone().into_ops(), new, append)
         };
@@ -221,7 +220,7 @@ impl DynamicMaskCache {
     }
 
     twin! {
-        /// Appends tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
+        /// Appends any number of tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step).
         pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>) = Self::try_append;
     }
 
@@ -229,7 +228,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// Those of [`try_step`](Self::try_step).
+    /// See [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,
@@ -249,20 +248,19 @@ impl DynamicMaskCache {
         Ok(())
     }
 
-    /// The number of sequences.
+    /// Number of sequences.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.shape.batch
     }
 
-    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the
-    /// host.
+    /// Number of tokens each sequence has received, which is the position of its next token. Known on the host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// The rule by which each head keeps keys: the window, and the recent keys and sinks in it.
+    /// Selection rule of each head: the window, and the recent keys and sinks in it.
     ///
     /// # Panics
     ///
@@ -272,38 +270,38 @@ impl DynamicMaskCache {
         self.shape.rule().expect("the cache has slots")
     }
 
-    /// What its scores are for.
+    /// Role of the scores.
     #[must_use]
     pub fn score_role(&self) -> ScoreRole {
         self.shape.score_role()
     }
 
-    /// The number of keys that each head keeps.
+    /// Number of keys that each head keeps.
     #[must_use]
     pub fn window(&self) -> usize {
         self.shape.capacity()
     }
 
-    /// The options of its attention.
+    /// Options of attention.
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
         self.options
     }
 
-    /// The size in bytes on the device, which does not change with the context.
+    /// Size on the device in bytes, independent of the context.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
     }
 
-    /// The device that holds the tensors.
+    /// Device of the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The positions of the keys that each head keeps, ascending: `[sequence][head]`. A hidden key (a score of −∞) is
-    /// not among them, though it has a slot while it is recent. Waits for the device.
+    /// Positions of the keys that each head keeps, ascending: `[sequence][head]`. Without hidden keys (a score of
+    /// −∞), though they have a slot while recent. Waits for the device.
     ///
     /// # Panics
     ///
@@ -333,7 +331,7 @@ impl DynamicMaskCache {
         self.state.as_ref().expect("no operation has the cache")
     }
 
-    /// A cache of this state and shape, which are not checked.
+    /// A cache with unchecked state and shape.
     pub(crate) fn restored(&self, shape: CacheShape, state: State, lengths: Vec<usize>) -> Self {
         Self {
             shape,
@@ -346,12 +344,11 @@ impl DynamicMaskCache {
         }
     }
 
-    /// The most tokens that a sequence has been given.
     fn held(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
+    /// Takes the tensors for an operation that gives them back, so that nothing else shares them meanwhile.
     fn take(&mut self) -> SlotTensors<Dispatch> {
         let state = self.state.take().expect("no operation has the cache");
         state.into_ops()
@@ -387,6 +384,6 @@ impl State {
 holds!(DynamicMaskCache);
 
 impl DynamicMaskCache {
-    /// Tokens that wait have no slots.
+    /// Waiting tokens have no slots.
     fn release_waiting(&mut self) {}
 }

@@ -1,4 +1,4 @@
-//! A step writes its cache in place: tests outside the crate cannot see where a tensor lies.
+//! A step writes its cache in place: tests outside the crate cannot see a tensor's address.
 
 #![cfg(any(feature = "flex", all(feature = "cpu", feature = "fusion")))]
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::AttentionOptions;
 use burn::tensor::{Device, Tensor};
 
-/// Appends, decodes and attends over a chunk, and looks where the keys lie after each.
+/// Appends, decodes and attends over a chunk, and checks the address of the keys after each.
 fn slots_stay(device: &Device, place: fn(Tensor<4>) -> usize) {
     let options = AttentionOptions::new().with_keep_window(6);
     let mut cache = DynamicMaskCacheConfig::new(2, 2, 16, options).init(device);
@@ -76,12 +76,12 @@ fn pages_stay(device: &Device, place: fn(Tensor<4>) -> usize) {
     drop(clone);
     cache.accept(2);
     assert_eq!(places(&cache), before);
-    // More tokens than a step has are written behind the end.
+    // Tokens beyond a decode step are written past the end.
     cache.hold();
     step(&mut cache, 20);
     cache.accept(0);
     assert_eq!(places(&cache), before);
-    // The pool stays where it is when a page is shared and when it is copied.
+    // The pool stays in place when a page is shared and when it is copied.
     cache.reorder(&[0, 0]);
     let used = cache.used_pages();
     step(&mut cache, 1);
@@ -102,7 +102,7 @@ fn flex_writes_in_place() {
     pages_stay(&Device::flex(), flex_place);
 }
 
-/// The address of the description of a fused tensor's memory: another description is another allocation.
+/// Address of the description of a fused tensor's memory: another description is another allocation.
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 fn fused_place(tensor: Tensor<4>) -> usize {
     use burn::backend::fusion::Fusion;

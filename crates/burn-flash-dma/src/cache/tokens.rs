@@ -1,4 +1,4 @@
-//! Keys and values, and the checks of a call on a cache that need Burn's types.
+//! Keys and values, and those checks of cache calls that need Burn's types.
 
 use crate::types::{OptionalFloat, TokenTensors};
 use crate::validate::{
@@ -11,8 +11,8 @@ use flash_dma_problem::{
     TensorName,
 };
 
-/// Keys, values and scores of the cache's device and element type and without autodiff: those of new tokens,
-/// `[batch, kv_heads, tokens, ..]`, or of a pool, `[pages, kv_heads, page_len, ..]`.
+/// Keys, values and scores on the cache's device, in its element type and without autodiff: of new tokens, `[batch,
+/// kv_heads, tokens, ..]`, or of a pool, `[pages, kv_heads, page_len, ..]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
     pub(crate) k: Tensor<4>,
@@ -42,7 +42,6 @@ impl Rows {
         self.k.dims()
     }
 
-    /// The first `count` of them.
     pub(crate) fn first(&self, count: usize) -> Self {
         if count == self.shape()[2] {
             return self.clone();
@@ -56,7 +55,7 @@ impl Rows {
         }
     }
 
-    /// Checks an append, by the most tokens that a sequence has been given.
+    /// Checks an append; `held` is the most tokens that a sequence has received.
     pub(crate) fn append_to(
         &self,
         cache: &CacheShape,
@@ -67,7 +66,6 @@ impl Rows {
         cache.append(&self.k.dims(), &self.v.dims(), scores, cache.element, held)
     }
 
-    /// Checks a step of queries `q`.
     pub(crate) fn decode_over(
         &self,
         cache: &CacheShape,
@@ -90,7 +88,7 @@ impl Rows {
     }
 }
 
-/// A tensor without autodiff; refused if it is tracked, or of another device or element type.
+/// A tensor without autodiff; refused if it is tracked, or on another device or of another element type.
 pub(crate) fn plain<const D: usize>(
     device: &Device,
     name: TensorName,
@@ -107,17 +105,15 @@ pub(crate) fn plain<const D: usize>(
     Ok(tensor.without_autodiff())
 }
 
-/// The element type of a cache.
 pub(crate) fn cache_element(dtype: FloatDType) -> Result<ElementType, AttentionError> {
     supported_element(TensorName::CachedKey, dtype.into())
 }
 
-/// Refuses a device without an engine, or that cannot compute with the element type.
+/// Refuses a device without an engine, or one that does not support the element type.
 pub(crate) fn check_support(device: &Device, dtype: FloatDType) -> Result<(), AttentionError> {
     computes_in(device, dtype.into(), cache_element(dtype)?)
 }
 
-/// Refuses sequences that do not exist.
 pub(crate) fn check_sequences(indices: &[usize], batch: usize) -> Result<(), AttentionError> {
     match indices.iter().find(|&&index| index >= batch) {
         Some(&index) => Err(AttentionError::Sequence { index, batch }),

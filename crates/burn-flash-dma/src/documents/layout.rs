@@ -14,8 +14,8 @@ pub(crate) struct Document {
     pub(crate) is_padding: bool,
 }
 
-/// Documents of different lengths on a device. They are padded with hidden keys to buckets of equal lengths, which are
-/// selected at once: at most twice as many keys in all.
+/// Documents of different lengths on a device, padded with hidden keys into buckets of equal length that are selected
+/// at once: at most twice as many keys in all.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) device: Device,
@@ -33,7 +33,7 @@ pub(crate) struct Bucket {
     pub(crate) documents: usize,
     /// Keys per document, hidden ones included.
     pub(crate) padded: usize,
-    /// `[documents * padded]`: the tokens of the batch, and one past them for a hidden key.
+    /// `[documents * padded]`: index of the token in the batch, one past the last for a hidden key.
     pub(crate) tokens: Tensor<1, Int>,
 }
 
@@ -77,7 +77,7 @@ impl Layout {
     }
 }
 
-/// The documents by padded length, a power of two. Buckets of short documents join the next one as long as all buckets
+/// The documents by padded length, a power of two. Buckets of short documents join the next one while all buckets
 /// together have at most twice the tokens.
 fn buckets(documents: &[Document], tokens: usize) -> Vec<(usize, Vec<Document>)> {
     let mut by_len: BTreeMap<usize, Vec<Document>> = BTreeMap::new();

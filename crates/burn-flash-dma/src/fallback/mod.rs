@@ -1,5 +1,5 @@
-//! Operations beside attention in plain Burn operations: the default bodies of the traits in [`ops`](crate::ops), which
-//! hold the contract. Everything is computed in f32.
+//! Operations other than attention in plain Burn operations: the default bodies of the traits in [`ops`](crate::ops),
+//! which hold the contract. All arithmetic is f32.
 
 pub mod norm;
 pub mod packed;

@@ -1,5 +1,4 @@
-//! Norms and rotary encoding: [`NormOps`](crate::ops::NormOps). Unlike attention's, these bodies are linear in time and
-//! memory.
+//! Norms and rotary encoding: [`NormOps`](crate::ops::NormOps), linear in time and memory.
 
 use super::tensors::to_f32;
 use crate::spans::span;
@@ -9,7 +8,6 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 use flash_dma_problem::NormProblem;
 
-/// The most sums of the first stage of the gradient of gamma.
 const PARTS: usize = 256;
 
 /// See [`NormOps::rms_norm`](crate::ops::NormOps::rms_norm).
@@ -128,13 +126,12 @@ fn reciprocal<B: Backend>(x: FloatTensor<B>, epsilon: f32) -> FloatTensor<B> {
     B::float_recip(B::float_sqrt(B::float_add_scalar(mean, epsilon.into())))
 }
 
-/// Gamma in f32, for every row.
 fn weights<B: Backend>(gamma: FloatTensor<B>) -> FloatTensor<B> {
     let width = gamma.shape().num_elements();
     B::float_reshape(to_f32::<B>(gamma), Shape::new([1, 1, 1, width]))
 }
 
-/// Turns neighbouring features of `[batch, len, heads, head_dim]` by the angles of their positions, or back.
+/// Rotates neighbouring features of `[batch, len, heads, head_dim]` by the angles of their positions, or back.
 fn rotate<B: Backend>(
     rows: FloatTensor<B>,
     table: OptionalFloat<B>,
@@ -147,7 +144,7 @@ fn rotate<B: Backend>(
     let ([batch, len, heads, width], pairs) = (problem.x_shape(), problem.width / 2);
     let positions = Slice::from(rotary.start..rotary.start + len);
     let table = B::float_slice(table, &[positions, Slice::full(), Slice::full()]);
-    // Both features of a pair have its angle.
+    // Both features of a pair share its angle.
     let table = B::float_reshape(table, Shape::new([len, 1, pairs, 4]));
     let angle = |n: usize| {
         let mut slices = vec![Slice::full(); 4];
@@ -176,7 +173,7 @@ fn rotate<B: Backend>(
     B::float_reshape(turned, Shape::new([batch, len, heads, width]))
 }
 
-/// The sum over all rows, `[width]`: first over equal parts of the rows, then over the parts. In one stage a GPU's
+/// Sum over all rows, `[width]`: first over equal parts of the rows, then over the parts. In a single stage a GPU's
 /// reduction would give each sum to one thread.
 fn sum_rows<B: Backend>(values: FloatTensor<B>, problem: &NormProblem) -> FloatTensor<B> {
     let (rows, width) = (problem.row_count(), problem.width);

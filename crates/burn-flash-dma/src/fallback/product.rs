@@ -1,4 +1,4 @@
-//! The products of linear layers: Burn's own, in f32.
+//! Products of linear layers: Burn's own, in f32.
 
 use super::tensors::to_f32;
 use crate::spans::span;
@@ -41,42 +41,40 @@ pub fn weight_gradient<B: Backend>(
     B::float_cast(product, float_dtype(element))
 }
 
-/// Whether a product of two such tensors adds nothing up or makes nothing: not every backend multiplies them.
+/// True if a product sums nothing or yields nothing, which not every backend computes.
 pub(crate) fn is_empty<B: Backend>(a: &FloatTensor<B>, b: &FloatTensor<B>) -> bool {
     a.shape().num_elements() * b.shape().num_elements() == 0
 }
 
-/// The size of the last axis.
 fn features<B: Backend>(tokens: &FloatTensor<B>) -> usize {
     let shape = tokens.shape();
     shape[shape.num_dims() - 1]
 }
 
-/// The tokens of `[.., features]` on one axis.
+/// Tokens of `[.., features]` on one axis.
 fn rows<B: Backend>(tokens: FloatTensor<B>) -> FloatTensor<B> {
     let shape = as_rows(&tokens.shape());
     B::float_reshape(tokens, shape)
 }
 
-/// The shape of the tokens of `[.., features]` on one axis.
+/// Shape of the tokens of `[.., features]` on one axis.
 pub(crate) fn as_rows(tokens: &Shape) -> Shape {
     let features = tokens[tokens.num_dims() - 1];
     Shape::new([tokens.num_elements() / features, features])
 }
 
-/// The shape of tokens of another number of features.
+/// Shape of tokens with another number of features.
 pub(crate) fn with_features(tokens: &Shape, features: usize) -> Shape {
     let mut shape = tokens.clone();
     shape[tokens.num_dims() - 1] = features;
     shape
 }
 
-/// The product in f32 of what are 16-bit numbers or f32.
+/// Product in f32 of 16-bit or f32 numbers.
 fn multiply<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     B::float_matmul(to_f32::<B>(a), to_f32::<B>(b))
 }
 
-/// Burn's name of an element type.
 pub(crate) fn float_dtype(element: ElementType) -> FloatDType {
     match element {
         ElementType::F32 => FloatDType::F32,

@@ -1,4 +1,4 @@
-//! A logit without a key, beside the results of an attention.
+//! A sink logit, added to the results of an attention.
 
 use super::tensors::{bool_dtype, to_f32};
 #[cfg(feature = "autodiff")]
@@ -8,8 +8,9 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-/// See [`DynamicMaskOps::dynamic_mask_forward_with_sink`](crate::ops::DynamicMaskOps::dynamic_mask_forward_with_sink):
-/// the results of all logits, from those of the keys.
+/// See
+/// [`DynamicMaskOps::dynamic_mask_forward_with_sink`](crate::ops::DynamicMaskOps::dynamic_mask_forward_with_sink):
+/// results over all logits from those over the keys.
 pub fn beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forwarded<B> {
     let element = results.out.dtype();
     let bools = bool_dtype::<B>(&results.lse.device());
@@ -22,7 +23,7 @@ pub fn beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forw
         B::sigmoid(above.clone()),
         Shape::new([batch, heads, rows, 1]),
     );
-    // The greater of both, and the logarithm of the sum relative to it. An LSE of −∞ gives the logit itself.
+    // Maximum of both, plus the logarithm of the sum relative to it. An LSE of −∞ gives the logit itself.
     let keys = B::float_greater_elem(above.clone(), 0.0f32.into(), bools);
     let more = B::float_neg(B::log_sigmoid(B::float_abs(above)));
     let small = B::float_mask_where(more.clone(), keys.clone(), B::float_add(more, rest));
@@ -36,7 +37,7 @@ pub fn beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forw
     }
 }
 
-/// The sum of a large and a small number, and what its rounding lost: 0 where the sum is not finite.
+/// Sum of a large and a small number, and its rounding error: 0 where the sum is not finite.
 fn sum<B: Backend>(
     large: FloatTensor<B>,
     small: FloatTensor<B>,
@@ -47,7 +48,7 @@ fn sum<B: Backend>(
     (sum, rest)
 }
 
-/// An output of f32 in its element type, and what rounding to 16 bits lost.
+/// An f32 output in its element type, and the rounding error of 16 bits.
 fn rounded<B: Backend>(
     exact: FloatTensor<B>,
     element: DType,
@@ -57,7 +58,7 @@ fn rounded<B: Backend>(
     }
     let out = B::float_cast(exact.clone(), element.into());
     let rounded = to_f32::<B>(out.clone());
-    // Beside NaN and infinity, which f16 may round to, there is nothing to add.
+    // NaN and infinity, which f16 may round to, have no rounding error.
     let no_number = no_number::<B>(rounded.clone());
     let loss = B::float_mask_fill(B::float_sub(exact, rounded), no_number, 0.0f32.into());
     (
@@ -66,7 +67,7 @@ fn rounded<B: Backend>(
     )
 }
 
-/// The output in f32, with what its rounding lost.
+/// The output in f32, including its rounding error.
 fn unrounded<B: Backend>(out: FloatTensor<B>, residual: OptionalFloat<B>) -> FloatTensor<B> {
     let out = to_f32::<B>(out);
     match residual {
@@ -75,7 +76,6 @@ fn unrounded<B: Backend>(out: FloatTensor<B>, residual: OptionalFloat<B>) -> Flo
     }
 }
 
-/// Where a tensor is NaN or infinite.
 fn no_number<B: Backend>(tensor: FloatTensor<B>) -> BoolTensor<B> {
     let bools = bool_dtype::<B>(&tensor.device());
     let size = B::float_abs(tensor.clone());
@@ -83,8 +83,8 @@ fn no_number<B: Backend>(tensor: FloatTensor<B>) -> BoolTensor<B> {
     B::bool_or(infinite, B::float_is_nan(tensor, bools))
 }
 
-/// The gradient of the logits `[q_heads]`, from what the backward pass of all logits gets: the logit has no value, so its
-/// own gradient is its weight times `grad_lse - grad_out . out`.
+/// Gradient of the logits `[q_heads]`, from the saved tensors and gradients over all logits: the logit has no value,
+/// so its gradient is its weight times `grad_lse - grad_out . out`.
 #[cfg(feature = "autodiff")]
 pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTensor<B> {
     let heads = logits.shape();
@@ -96,14 +96,14 @@ pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTe
         OptionalFloat::None => B::float_neg(sums),
         OptionalFloat::Some(grad_lse) => B::float_sub(grad_lse.clone(), sums),
     };
-    // Large numbers cancel before anything small is subtracted.
+    // Large numbers cancel before a small one is subtracted.
     let logits = B::float_expand(per_head::<B>(logits), saved.lse.shape());
     let above = B::float_sub(logits, saved.lse.clone());
     let above = match saved.lse_rest.as_option() {
         None => above,
         Some(rest) => B::float_sub(above, rest.clone()),
     };
-    // At most 0 but for its rounding. NaN stays.
+    // At most 0 up to rounding. NaN stays.
     let bools = bool_dtype::<B>(&above.device());
     let positive = B::float_greater_elem(above.clone(), 0.0f32.into(), bools);
     let weights = B::float_exp(B::float_mask_fill(above, positive, 0.0f32.into()));
@@ -112,7 +112,7 @@ pub fn gradient<B: Backend>(saved: &Saved<B>, logits: FloatTensor<B>) -> FloatTe
     B::float_reshape(of_heads, heads)
 }
 
-/// The share of its weight that a row's keys keep, `[batch, q_heads, q_len, 1]`, and the LSE of all logits.
+/// Share of the probability that a row's keys keep, `[batch, q_heads, q_len, 1]`, and the LSE of all logits.
 pub fn shares<B: Backend>(
     lse: FloatTensor<B>,
     logits: FloatTensor<B>,
@@ -120,7 +120,7 @@ pub fn shares<B: Backend>(
     let logits = per_head::<B>(logits);
     let [batch, heads, rows] = lse.shape().dims();
     let share = B::sigmoid(B::float_sub(lse.clone(), logits.clone()));
-    // Written so that an LSE of −∞ gives the logit itself.
+    // In this form an LSE of −∞ gives the logit itself.
     let rest = B::log_sigmoid(B::float_sub(logits.clone(), lse));
     (
         B::float_reshape(share, Shape::new([batch, heads, rows, 1])),

@@ -1,4 +1,4 @@
-//! Plain Burn operations that the default bodies share.
+//! Plain Burn operations shared by the default bodies.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, get_or_init_device_settings};
@@ -9,7 +9,7 @@ pub(crate) fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(tensor, FloatDType::F32)
 }
 
-/// 16 bits cast up; f64 stays.
+/// Casts 16-bit types up to f32; f64 stays.
 pub(crate) fn at_least_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
@@ -22,7 +22,7 @@ pub(crate) fn constant<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     tensor.detach().set_require_grad(false)
 }
 
-/// The tensor in another shape. Burn's `reshape` reads a 0 as "keep the axis".
+/// Reshapes. Burn's `reshape` reads a 0 as "keep the axis".
 pub(crate) fn reshaped<const D: usize, const E: usize, K: Basic>(
     tensor: Tensor<D, K>,
     shape: [usize; E],
@@ -30,7 +30,7 @@ pub(crate) fn reshaped<const D: usize, const E: usize, K: Basic>(
     unless_empty(tensor, shape, |tensor| tensor.reshape(shape))
 }
 
-/// The view of a tensor in this shape. Burn reshapes no empty tensors, and expands to no axis of size 0.
+/// A view of the tensor in this shape. Burn cannot reshape empty tensors, nor expand to an axis of size 0.
 pub(crate) fn unless_empty<const D: usize, const E: usize, K: Basic>(
     tensor: Tensor<D, K>,
     shape: [usize; E],
@@ -46,7 +46,7 @@ pub(crate) fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
     get_or_init_device_settings::<B>(device).bool_dtype
 }
 
-/// The greatest divisor of `count` up to `most`; 1 if there is none.
+/// Greatest divisor of `count` up to `most`; 1 if there is none.
 pub(crate) fn greatest_divisor(count: usize, most: usize) -> usize {
     (1..=most)
         .rev()
@@ -54,7 +54,6 @@ pub(crate) fn greatest_divisor(count: usize, most: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// An i32 tensor of these values.
 pub(crate) fn ints<const D: usize>(
     values: Vec<i32>,
     shape: [usize; D],

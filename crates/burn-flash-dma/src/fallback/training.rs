@@ -5,16 +5,16 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
 
-/// Vocabularies up to this size get their gradient by products with one-hot rows, larger ones by additions at indices.
+/// Largest vocabulary whose gradient is made by products with one-hot rows; larger ones add at indices.
 const ONE_HOT_VOCABULARY: usize = 1024;
 
-/// The most one-hot numbers at a time: 128 MiB.
+/// Maximum number of one-hot numbers at a time: 128 MiB.
 const ONE_HOT_NUMBERS: usize = 1 << 25;
 
-/// The most rows of all partial sums together, each of the width of the embedding.
+/// Maximum number of rows of all partial sums together, each as wide as the embedding.
 const PARTIAL_ROWS: usize = 1 << 14;
 
-/// The fewest tokens of a partial sum that is worth a product of its own.
+/// Minimum number of tokens for a partial sum to be worth its own product.
 const SEGMENT: usize = 512;
 
 /// See [`TrainingOps::training_lookup`](crate::ops::TrainingOps::training_lookup).
@@ -33,11 +33,10 @@ pub fn lookup<B: Backend>(
     }
 }
 
-/// The gradient of the table that [`lookup`] reads, `[vocabulary, width]` in f32, of that of its rows,
-/// `[tokens, width]`.
+/// Gradient of the table of [`lookup`], `[vocabulary, width]` in f32, from that of its rows, `[tokens, width]`.
 ///
-/// With few classes it is one-hotᵀ · gradient in f32, a product per segment of the tokens and one sum over them, and the
-/// same in every run. With more it adds at indices: on a GPU atomically, in f32 and in no certain order.
+/// A small vocabulary takes one-hotᵀ · gradient in f32, a product per segment of tokens and one sum over the
+/// segments: identical in every run. A larger one adds at indices in f32: on a GPU atomically and in no fixed order.
 pub fn lookup_gradient<B: Backend>(
     gradient: FloatTensor<B>,
     tokens: IntTensor<B>,
@@ -54,7 +53,7 @@ pub fn lookup_gradient<B: Backend>(
         let rows = B::int_expand(rows, Shape::new([count, width]));
         return B::float_scatter(0, table, rows, to_f32::<B>(gradient), IndexingUpdateOp::Add);
     }
-    // Products of f32 may run in TF32, which has more bits than bf16 and as many as f16: an f32 is three such numbers.
+    // f32 products may run in TF32, which has more bits than bf16 and as many as f16: an f32 is three such numbers.
     let parts = match gradient.dtype() {
         DType::F32 => {
             let rounded = |x: FloatTensor<B>| to_f32::<B>(cast::<B>(x, FloatDType::BF16));
@@ -90,7 +89,7 @@ pub fn lookup_gradient<B: Backend>(
     B::float_reshape(sum, Shape::new([vocabulary, width]))
 }
 
-/// Into how many segments of equal length the tokens are cut, and how many of them are multiplied at a time.
+/// Number of equal segments of the tokens, and how many of them are multiplied at a time.
 fn segments(tokens: usize, vocabulary: usize) -> (usize, usize) {
     let most = (PARTIAL_ROWS / vocabulary).min(tokens / SEGMENT).max(1);
     let segments = greatest_divisor(tokens, most);
@@ -98,7 +97,7 @@ fn segments(tokens: usize, vocabulary: usize) -> (usize, usize) {
     (segments, chunk.max(1))
 }
 
-/// `[segments, vocabulary, length]` f32 of tokens `[segments, 1, length]`.
+/// One-hot rows `[segments, vocabulary, length]` f32 of tokens `[segments, 1, length]`.
 fn one_hot<B: Backend>(tokens: IntTensor<B>, vocabulary: usize) -> FloatTensor<B> {
     let [segments, _, length] = tokens.shape().dims();
     let device = tokens.device();
@@ -121,7 +120,7 @@ pub fn swiglu<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTens
     cast::<B>(B::float_mul(silu, up), dtype)
 }
 
-/// The gradients of the gate and of `up`, from that of the result of [`swiglu`].
+/// Gradients of the gate and of `up`, from that of [`swiglu`].
 pub fn swiglu_gradients<B: Backend>(
     gate: FloatTensor<B>,
     up: FloatTensor<B>,
@@ -151,18 +150,18 @@ pub fn split<B: Backend>(x: FloatTensor<B>, dim: usize, sizes: &[usize]) -> Vec<
     sizes.iter().map(part).collect()
 }
 
-/// What makes probabilities of a row's logits: `exp((logit - greatest) - log_sum)`. Their sum, one number, would be
-/// rounded to the last bit of the greatest logit, and the probabilities with it.
+/// Parts of the softmax `exp((logit - greatest) - log_sum)` of each row. Their sum, a single number, would be rounded
+/// to the last bit of the greatest logit, and the probabilities with it.
 #[derive(Clone, Debug)]
 pub struct Normaliser<B: Backend> {
-    /// The greatest logit, `[rows, 1]`, f32.
+    /// Greatest logit, `[rows, 1]`, f32.
     pub greatest: FloatTensor<B>,
-    /// The logarithm of the sum of the exponentials of the logits less the greatest, `[rows, 1]`, f32.
+    /// Logarithm of the sum of `exp(logit - greatest)`, `[rows, 1]`, f32.
     pub log_sum: FloatTensor<B>,
 }
 
-/// See [`TrainingOps::training_losses`](crate::ops::TrainingOps::training_losses): the losses `[rows]`, f32, and what
-/// the gradient needs.
+/// See [`TrainingOps::training_losses`](crate::ops::TrainingOps::training_losses): the losses `[rows]`, f32, and the
+/// normaliser that the gradient needs.
 pub fn losses<B: Backend>(
     logits: FloatTensor<B>,
     targets: IntTensor<B>,
@@ -182,7 +181,7 @@ pub fn losses<B: Backend>(
     (losses, Normaliser { greatest, log_sum })
 }
 
-/// The gradient of the logits, in their type, of that of the losses, `[rows]`.
+/// Gradient of the logits, in their type, from that of the losses, `[rows]`.
 pub fn losses_gradient<B: Backend>(
     logits: FloatTensor<B>,
     targets: IntTensor<B>,

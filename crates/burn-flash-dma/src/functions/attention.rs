@@ -15,8 +15,8 @@ use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 use std::marker::PhantomData;
 
-/// A call of attention, with scores or without: everything that [`attention`](crate::attention()) and
-/// [`dynamic_mask_attention`](crate::dynamic_mask_attention()) offer, in any combination.
+/// A call of attention, with scores or without: the options of [`attention`](crate::attention()) and
+/// [`dynamic_mask_attention`](crate::dynamic_mask_attention()), in any combination.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
@@ -26,8 +26,8 @@ use std::marker::PhantomData;
 /// | LSE | `[batch, q_heads, q_len]` | f32 |
 ///
 /// `q_heads` is a multiple of `kv_heads`. Without scores every visible key is attended; with them the
-/// `options.keep_window` keys of greatest score, and each logit gets its key's score:
-/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
+/// `options.keep_window` keys of greatest score, and each logit gets its key's score: `out_i = sum_j
+/// softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
 ///
 /// ```
 /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -41,7 +41,7 @@ use std::marker::PhantomData;
 /// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
 /// let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
 ///
-/// // One selection for two layers. The LSE is differentiable, too.
+/// // One selection for two layers. The LSE is differentiable too.
 /// let intervals = select(scores.clone(), 16);
 /// let layer = |q| Attention::new(q, k.clone(), v.clone()).scores(scores.clone()).intervals(&intervals);
 /// let hidden = layer(q).forward();
@@ -52,11 +52,10 @@ use std::marker::PhantomData;
 /// # }
 /// ```
 ///
-/// The tensor that ranks the keys and the one that is added to their logits may be two: select by the first and pass
-/// the second as scores, or none. The bias gets the gradient of the logits, the rank that of the
-/// [runners-up](crate::Selector::runners_up), and a tensor that is both gets both.
+/// Ranking and bias may be two tensors: select by the first and pass the second as scores, or none. The bias gets the
+/// gradient of the logits, the rank that of the [runners-up](crate::Selector::runners_up); a single tensor gets both.
 ///
-/// Masks do not compile ([`MaskedAttention`](crate::MaskedAttention) takes those), nor do scores behind intervals:
+/// Masks do not compile (use [`MaskedAttention`](crate::MaskedAttention)), nor do scores after intervals:
 ///
 /// ```compile_fail
 /// # fn late(q: burn::tensor::Tensor<4>, z: burn::tensor::Tensor<3>, intervals: &burn_flash_dma::Intervals) {
@@ -91,7 +90,7 @@ impl Attention {
         }
     }
 
-    /// The importance of each key, `[batch, kv_heads, k_len]`: it ranks the keys and is added to their logits.
+    /// Scores of the keys, `[batch, kv_heads, k_len]`: they rank the keys and are added to their logits.
     pub fn scores(self, scores: Tensor<3>) -> Attention<ScoredKeys> {
         Attention {
             scores: Some(scores),
@@ -99,8 +98,7 @@ impl Attention {
         }
     }
 
-    /// A selection without scores: the keys of the intervals are attended to, and nothing is added to their logits.
-    /// `options.keep_window` as with scores.
+    /// A selection without scores: nothing is added to the logits. `options.keep_window` as with scores.
     pub fn intervals(self, intervals: &Intervals) -> Attention<SelectedKeys> {
         Attention {
             intervals: Some(intervals.clone()),
@@ -110,10 +108,10 @@ impl Attention {
 }
 
 impl Attention<ScoredKeys> {
-    /// A selection that [`select`](crate::select()) or a [`Selector`](crate::Selector) has made before, from these or
-    /// other scores, or that was given: several calls may share one. `options.keep_window` must be `None` or the
+    /// A given selection, or one that [`select`](crate::select()) or a [`Selector`](crate::Selector) made from these
+    /// or other scores; several calls may share it. `options.keep_window` must be `None` or the
     /// [`max_live`](Intervals::max_live) of the intervals. Recent keys, sinks and documents need causal masking,
-    /// documents as many queries as keys.
+    /// documents also as many queries as keys.
     pub fn intervals(mut self, intervals: &Intervals) -> Self {
         self.intervals = Some(intervals.clone());
         self
@@ -137,16 +135,16 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the intervals have another
-    /// shape, device or window, or are those of recent keys, sinks or documents in a call in which positions mean
-    /// something else; nothing is computed then.
+    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, the intervals have another
+    /// shape, device or window, or the intervals use recent keys, sinks or documents and this call numbers positions
+    /// differently; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
         Ok(self.attend(Dispatch::dynamic_mask_forward)?.0)
     }
 
     twin! {
-        /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
-        /// attended. Both are differentiable.
+        /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing
+        /// is attended. Both are differentiable.
         pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) = Self::try_forward_with_lse;
     }
 
@@ -154,15 +152,15 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.attend(Dispatch::dynamic_mask_forward_with_lse)
     }
 
     twin! {
-        /// The output and the LSE beside one more logit per query head, `[q_heads]`, that has no key, as
-        /// [`learnable_sink`](crate::learnable_sink()) makes them; a runner-up is worth what it would gain beside the keys and
-        /// this logit. Differentiable in all inputs.
+        /// The output and the LSE with one more logit per query head, `[q_heads]`, that has no key, see
+        /// [`learnable_sink`](crate::learnable_sink()). Runners-up learn the gain they would bring with this logit in
+        /// the softmax. Differentiable in all inputs.
         pub fn forward_with_sink(self, logits: Tensor<1>) -> (Tensor<4>, Tensor<3>)
             = Self::try_forward_with_sink;
     }
@@ -171,7 +169,7 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward) and, for the logits, of
+    /// Errors of [`try_forward`](Self::try_forward) and, for the logits, of
     /// [`try_learnable_sink`](crate::try_learnable_sink()).
     pub fn try_forward_with_sink(
         self,
@@ -179,7 +177,7 @@ impl<S> Attention<S> {
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let shape @ [_, heads, _, _] = self.rows[0].dims();
         if self.intervals.is_none() || shape.contains(&0) {
-            // Then there are no runners-up, and all other gradients are the same.
+            // Without runners-up, all other gradients are the same.
             let (out, lse) = self.try_forward_with_lse()?;
             return try_learnable_sink(out, lse, logits);
         }
@@ -189,14 +187,13 @@ impl<S> Attention<S> {
         })
     }
 
-    /// What the rounding of the output to 16 bits loses, as autodiff keeps it; `None` for f32. Not differentiable.
+    /// Rounding error of the output in 16 bits, as autodiff keeps it; `None` for f32. Not differentiable.
     #[cfg(feature = "testing")]
     pub(crate) fn try_residual(self) -> Result<Option<Tensor<4>>, AttentionError> {
         let results = self.run(Dispatch::dynamic_mask_forward_with_residual)?;
         Ok(results.residual.into_option().map(Tensor::from_dispatch))
     }
 
-    /// The same in another state.
     pub(super) fn state<T>(self) -> Attention<T> {
         Attention {
             rows: self.rows,
@@ -216,8 +213,8 @@ impl<S> Attention<S> {
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// The call with its scores in f32, and its problem: everything is checked. The problem has scores if the call has them
-    /// or intervals, of which it may have neither.
+    /// The call with its scores in f32, and its problem, after all checks. The problem has scores if the call has
+    /// them or intervals.
     pub(super) fn checked(mut self) -> Result<(Self, Problem), AttentionError> {
         let mut options = self.options;
         if let Some(intervals) = &self.intervals {
@@ -227,7 +224,7 @@ impl<S> Attention<S> {
         let [q, k, v] = self.rows.each_ref().map(Tensor::dims);
         let scores_shape = match &self.scores {
             Some(scores) => Some(scores.dims()),
-            // The engines read a score of every key that is selected.
+            // The engines read a score for every selected key.
             None => self.intervals.is_some().then_some([k[0], k[1], k[2]]),
         };
         let scores_shape = scores_shape.as_ref().map(<[usize; 3]>::as_slice);
@@ -245,7 +242,7 @@ impl<S> Attention<S> {
         Ok((self, problem))
     }
 
-    /// Runs an operation, with intervals that are made unless they are given.
+    /// Runs an operation, selecting first unless there are intervals.
     fn run<R>(
         self,
         operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> R,
@@ -263,7 +260,7 @@ impl<S> Attention<S> {
                     None => try_select(scores.clone(), problem.window)?,
                 };
                 let (intervals, learning) = intervals.into_parts();
-                // To a call without autodiff they are nothing, though they may have been selected with it.
+                // Runners-up mean nothing to a call without autodiff, even if the selection was made with it.
                 let devices = call.rows.each_ref().map(Tensor::device);
                 let autodiff = devices.iter().any(Device::is_autodiff);
                 let learning = learning.filter(|_| autodiff || scores.device().is_autodiff());

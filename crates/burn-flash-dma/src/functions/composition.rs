@@ -1,4 +1,4 @@
-//! One rule on the scores of a batch, in plain tensor operations around the selection of the engines.
+//! One selection rule for a batch of scores, in plain tensor operations around the engines' selection.
 
 use crate::documents::Documents;
 use crate::documents::layout::{Bucket, Layout};
@@ -44,8 +44,8 @@ pub(crate) fn compose(
     }
 }
 
-/// The first position at which its rank keeps each key of scores `[batch, kv_heads, k_len]`, the same shape, i32: from
-/// where it is not one of the `recent` keys any more; past the last for the first `sinks` keys, of each document.
+/// First position at which its rank keeps each key of scores `[batch, kv_heads, k_len]`, the same shape, i32: where
+/// it leaves the `recent` keys; past the last position for the first `sinks` keys of each document.
 pub(crate) fn kept_by_rank_from(
     scores: &Tensor<3>,
     [recent, sinks]: [usize; 2],
@@ -73,7 +73,7 @@ pub(crate) fn kept_by_rank_from(
     from.expand([batch, heads, k_len])
 }
 
-/// Selects in rows that are documents of their own, `[rows, heads, len]` of any meaning.
+/// Selects in rows, `[rows, heads, len]`, each of which is a document of its own.
 fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
     let [rows, heads, len] = scores.dims();
     let ranks = if rule.sinks == 0 {
@@ -90,7 +90,7 @@ fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
 }
 
 impl Layout {
-    /// The intervals of scores `[batch, kv_heads, k_len]`, in positions of each document; a key that is never evicted
+    /// Intervals of scores `[batch, kv_heads, k_len]`, in positions of each document; a key that is never evicted
     /// ends at or past the end of its document.
     fn select(&self, scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
         let [batch, heads, k_len] = scores.dims();

@@ -13,8 +13,9 @@ twin! {
     /// |---|---|---|
     /// | `gate`, `up`, result | any, the same | f32, f16 or bf16, the same |
     ///
-    /// Arithmetic is f32, rounded once. Differentiable in both. The backward pass keeps `gate` and `up` alone and computes
-    /// the result again, where Burn's `silu(gate) * up` keeps three more tensors. The layers of Burn's `SwiGlu` fit:
+    /// Arithmetic is f32, rounded once. Differentiable in both. The backward pass keeps only `gate` and `up` and
+    /// computes the result again, where Burn's `silu(gate) * up` keeps three more tensors. The layers of Burn's
+    /// `SwiGlu` fit:
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {

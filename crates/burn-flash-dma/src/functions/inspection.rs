@@ -1,4 +1,4 @@
-//! Questions that a selection answers.
+//! Statistics and views of a selection.
 
 use super::selection::Intervals;
 use crate::validate::{check_shape, expect, scores_as_f32};
@@ -8,29 +8,29 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// What a selection keeps, counted over all sequences and heads.
+/// Statistics of a selection, over all sequences and heads.
 ///
-/// A *pair* is a key and a position that attends to it. Every pair is of one kind: the key is recent, or it is a sink,
-/// or it has been kept for its rank. Plain and given intervals have no recents and no sinks.
+/// A *pair* is a key and a position that attends to it. In every pair the key is recent, a sink, or kept for its
+/// rank. Plain and given intervals have no recent keys and no sinks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct IntervalStats {
-    /// Pairs.
+    /// Number of pairs.
     pub pairs: u64,
-    /// Keys that a position attends to, in the mean.
+    /// Mean number of keys that a position attends to.
     pub mean_alive: f64,
-    /// Positions that attend to a key, in the mean over the keys that any attends to.
+    /// Mean number of positions that attend to a key, over the keys with any.
     pub mean_lifetime: f64,
-    /// The share of keys that no position attends to: hidden ones, and those that better keys kept out.
+    /// Share of keys that no position attends to: hidden ones, and those that never make it into the window.
     pub never_alive: f64,
-    /// The share of pairs whose key is recent.
+    /// Share of pairs whose key is recent.
     pub recent: f64,
-    /// The share of pairs whose key is a sink that is no longer recent.
+    /// Share of pairs whose key is a sink and no longer recent.
     pub sinks: f64,
 }
 
 impl Intervals {
-    /// The keys that a position attends to, `[batch, kv_heads, k_len]`. The position of causal query `i` is
-    /// `i + k_len - q_len`, that of every other query `k_len - 1`.
+    /// Keys that a position attends to, `[batch, kv_heads, k_len]`. The position of causal query `i` is `i + k_len -
+    /// q_len`, that of every other query `k_len - 1`.
     #[must_use]
     pub fn live_at(&self, position: usize) -> Tensor<3, Bool> {
         let [batch, heads, k_len, _] = self.tensor().dims();
@@ -43,8 +43,8 @@ impl Intervals {
         live.reshape([batch, heads, k_len])
     }
 
-    /// The pairs of `q_len` causal queries, `[batch, kv_heads, q_len, k_len]`, true where the query attends to the key:
-    /// what [`AttentionMask::visible`](crate::AttentionMask::visible) takes. O(q_len · k_len) memory.
+    /// Pairs of `q_len` causal queries, `[batch, kv_heads, q_len, k_len]`, true where the query attends to the key,
+    /// ready for [`AttentionMask::visible`](crate::AttentionMask::visible). O(q_len · k_len) memory.
     #[must_use]
     pub fn as_mask(&self, q_len: usize) -> Tensor<4, Bool> {
         let [batch, heads, k_len, _] = self.tensor().dims();
@@ -57,7 +57,7 @@ impl Intervals {
         self.visible_at(Tensor::arange(start..end, (&device, DType::I32)))
     }
 
-    /// The keys that queries at `positions` `[queries]` (i32) attend to, `[batch, kv_heads, queries, k_len]`, none of
+    /// Keys that queries at `positions` `[queries]` (i32) attend to, `[batch, kv_heads, queries, k_len]`, none of
     /// them empty.
     pub(crate) fn visible_at(&self, positions: Tensor<1, Int>) -> Tensor<4, Bool> {
         let [batch, heads, k_len, _] = self.tensor().dims();
@@ -69,7 +69,7 @@ impl Intervals {
         born.bool_and(end.greater(positions))
     }
 
-    /// The number of positions that attend to each key, `[batch, kv_heads, k_len]` i32.
+    /// Number of positions that attend to each key, `[batch, kv_heads, k_len]` i32.
     #[must_use]
     pub fn lifetimes(&self) -> Tensor<3, Int> {
         let [batch, heads, k_len, _] = self.tensor().dims();
@@ -87,17 +87,17 @@ impl Intervals {
         self.stats_of(&expect(self.read_lifetimes()))
     }
 
-    /// How often an index decides in place of a score: of the positions that leave a key out, the share at which one of
-    /// those has the score of the least key that is kept. 0 if none leaves a key out.
+    /// How often an index decides instead of a score: among the positions that leave a key out, the share at which a
+    /// key left out has the same score as the lowest kept one. 0 if nothing is left out.
     ///
-    /// `scores` `[batch, kv_heads, k_len]` are those by which the intervals have been selected. Only keys that compete
-    /// count, in all sequences and heads: those of the query's document that are neither recent nor sinks nor hidden (−∞).
-    /// NaN ties with NaN. Scores in 16 bits tie often; ties go to the older key, whatever is learned. Reads intervals and
+    /// `scores` `[batch, kv_heads, k_len]` are those of the selection. Counts only keys that compete, over all
+    /// sequences and heads: keys of the query's document that are neither recent nor sinks nor hidden (−∞). NaN ties
+    /// with NaN. Scores in 16 bits tie often; ties go to the older key, whatever is learned. Reads intervals and
     /// scores to the host.
     ///
     /// # Panics
     ///
-    /// If the scores have another shape or another type than f32, f16 and bf16, or the device fails to read them.
+    /// If the scores have another shape or another type than f32, f16 and bf16, or reading them fails.
     #[must_use]
     pub fn tie_rate(&self, scores: &Tensor<3>) -> f64 {
         let [batch, heads, k_len, _] = self.tensor().dims();
@@ -109,13 +109,11 @@ impl Intervals {
         self.tie_rate_of(&expect(self.read_lifetimes()), &scores)
     }
 
-    /// The lifetimes on the host.
     pub(crate) fn read_lifetimes(&self) -> Result<Vec<u64>, TensorReadError> {
         let lifetimes = self.lifetimes().try_into_data_as::<i32>()?;
         Ok(lifetimes.iter::<i32>().map(|n| n.max(0) as u64).collect())
     }
 
-    /// The statistics of lifetimes.
     pub(crate) fn stats_of(&self, lifetimes: &[u64]) -> IntervalStats {
         let [batch, heads, k_len, _] = self.tensor().dims();
         let origin = self.origin();
@@ -141,7 +139,6 @@ impl Intervals {
         }
     }
 
-    /// The tie rate of lifetimes and scores.
     pub(crate) fn tie_rate_of(&self, lifetimes: &[u64], scores: &[f32]) -> f64 {
         let [_, heads, k_len, _] = self.tensor().dims();
         let origin = self.origin();
@@ -172,25 +169,23 @@ impl Intervals {
     }
 }
 
-/// A key that competes for a place in the window.
 struct Competitor {
-    /// The first position at which its score decides about it.
+    /// First position at which its score decides about it.
     enters: usize,
     /// One past the last position that attends to it.
     leaves: usize,
-    /// The order of its score.
+    /// Sort key of its score.
     place: i32,
 }
 
-/// The positions that leave a key out, and those of them at which one ties with the least that is kept.
+/// Positions that leave a key out, and how many of them have a tie at the threshold.
 #[derive(Default)]
 struct Thresholds {
     positions: u64,
     ties: u64,
 }
 
-/// Walks through the positions of a document: a key that is out never returns, so of those that are only the best
-/// counts.
+/// Walks through the positions of a document. A key that is out never returns, so only the best key left out counts.
 fn thresholds_of(keys: Vec<Competitor>, positions: Range<usize>) -> Thresholds {
     let mut leaving: Vec<usize> = (0..keys.len()).collect();
     leaving.sort_unstable_by_key(|&key| keys[key].leaves.max(keys[key].enters));
@@ -218,7 +213,7 @@ fn thresholds_of(keys: Vec<Competitor>, positions: Range<usize>) -> Thresholds {
     found
 }
 
-/// A number in the order of the scores: NaN first, and zeros of both signs alike.
+/// Sort key of a score: NaN first, and zeros of both signs equal.
 fn place(score: f32) -> i32 {
     if score.is_nan() {
         return i32::MIN;

@@ -14,20 +14,20 @@ use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorName};
 use std::marker::PhantomData;
 
-/// A call of attention under a mask and a bias: everything that [`masked_attention`](crate::masked_attention()) offers,
-/// and the LSE and plans, in any combination.
+/// A call of attention under a mask and a bias: [`masked_attention`](crate::masked_attention()) plus LSE and plans,
+/// in any combination.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
 /// | `q`, output | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
 /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
 /// | mask | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
-/// | bias | as the mask, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
+/// | bias | as the mask, another one of these shapes | f32, f16 or bf16, independent of `q` |
 /// | LSE | `[batch, q_heads, q_len]` | f32 |
 ///
 /// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over the keys `j` that the mask shows to query
-/// `i`, and causal masking if the options ask for it. A mask and a plan of one are alternatives; intervals and scores
-/// are those of [`Attention`](crate::Attention).
+/// `i`, under causal masking if the options ask for it. Takes a mask or a plan of one, not both; for intervals and
+/// scores use [`Attention`](crate::Attention).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -53,7 +53,7 @@ use std::marker::PhantomData;
 /// # }
 /// ```
 ///
-/// A mask beside a plan does not compile:
+/// A mask together with a plan does not compile:
 ///
 /// ```compile_fail
 /// # use burn_flash_dma::{AttentionMask, MaskedAttention, TilePlan};
@@ -62,8 +62,8 @@ use std::marker::PhantomData;
 /// # }
 /// ```
 ///
-/// Differentiable in `q`, `k`, `v` and the bias, whichever are tracked; the gradient of the bias has its own shape and
-/// type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients.
+/// Differentiable in `q`, `k`, `v` and the bias, whichever are tracked; the gradient of the bias has the bias's shape
+/// and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct MaskedAttention<M = NoMask> {
@@ -91,8 +91,7 @@ impl MaskedAttention {
         self.masked(mask.into().map(Mask::Tensor))
     }
 
-    /// Which keys each query sees: a mask that was cut into tiles before, for lengths and causal masking as in this
-    /// call.
+    /// Which keys each query sees, as a tile plan for the lengths and the causal masking of this call.
     pub fn plan(self, plan: &TilePlan) -> MaskedAttention<Masked> {
         self.masked(Some(Mask::Plan(plan.clone())))
     }
@@ -109,7 +108,7 @@ impl MaskedAttention {
 }
 
 impl<M> MaskedAttention<M> {
-    /// The bias that is added to the logits: a tensor, or an `Option` of one.
+    /// Bias added to the logits: a tensor, or an `Option` of one.
     pub fn bias(mut self, bias: impl Into<Option<Tensor<4>>>) -> Self {
         self.bias = bias.into();
         self
@@ -130,8 +129,8 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan is of other lengths,
-    /// of another causal masking, or on another device; nothing is computed then.
+    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan has other lengths,
+    /// other causal masking or another device; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
         Ok(self.run(Dispatch::masked_attention_forward)?.0)
     }
@@ -146,12 +145,12 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.run(Dispatch::masked_attention_forward_with_lse)
     }
 
-    /// The call, which is checked, and its problem. Nothing has been computed.
+    /// The call after its checks, and its problem. Nothing has been computed.
     pub(super) fn checked(self) -> Result<(Self, MaskedProblem), AttentionError> {
         let (rows, options) = (&self.rows, &self.options);
         let element = rows_element(rows)?;
@@ -207,8 +206,8 @@ impl<M> MaskedAttention<M> {
     }
 }
 
-/// A mask in either form.
-// There is one per call, which moves it a few times.
+/// A mask or a plan.
+// There is one per call, moved a few times.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 pub(crate) enum Mask {
@@ -218,5 +217,4 @@ pub(crate) enum Mask {
 
 type Float = FloatTensor<Dispatch>;
 
-/// One of the two forward operations.
 type Operation = fn(Float, Float, Float, Masking<Dispatch>, MaskedProblem) -> (Float, Float);

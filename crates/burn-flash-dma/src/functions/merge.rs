@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 twin! {
-    /// Merges parts of an attention that attend to disjoint keys, `(out, lse)` each, into the `(out, lse)` of all keys:
+    /// Merges parts of an attention over disjoint keys, `(out, lse)` each, into the `(out, lse)` over all keys:
     /// `lse = log sum_p exp(lse_p)` and `out = sum_p exp(lse_p - lse) out_p`.
     ///
     /// | tensor | shape | type |
@@ -13,10 +13,10 @@ twin! {
     /// | `out` of each part, and of all | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16, one for all |
     /// | `lse` of each part, and of all | `[batch, q_heads, q_len]` | f32 |
     ///
-    /// Any calls that give an LSE make parts. Arithmetic is f32, and `out` is rounded once. The ratio of two parts' weights
-    /// has the rounding of an LSE, which is one f32: a relative error of 6e-5 at an LSE of 1000, of 6e-2 at 1e6, and nothing
-    /// is left of it at 1e9. A row that attends to nothing (an LSE of −∞) leaves no trace, whatever its `out` holds; where
-    /// all parts attend to nothing, the result is zeros and −∞.
+    /// Any call that gives an LSE can be a part. Arithmetic is f32, and `out` is rounded once. The ratio of two
+    /// parts' weights has the rounding of an f32 LSE: a relative error of 6e-5 at an LSE of 1000, of 6e-2 at 1e6, and
+    /// no precision left at 1e9. A row that attends to nothing (an LSE of −∞) has no effect, whatever its `out`; if
+    /// that holds in all parts, the result is zeros and −∞.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -25,7 +25,7 @@ twin! {
     ///
     /// let device = Device::flex();
     /// let rows = |heads, len| Tensor::<4>::random([1, heads, len, 16], Distribution::Normal(0.0, 1.0), &device);
-    /// // Ten queries over a prefix of 50 keys that others share, and causally over their own ten keys.
+    /// // Ten queries over a shared prefix of 50 keys, and causally over their own ten keys.
     /// let (q, prefix, own) = (rows(4, 10), rows(2, 50), rows(2, 10));
     /// let shared = Attention::new(q.clone(), prefix.clone(), prefix.clone());
     /// let shared = shared.options(AttentionOptions::new().with_causal(false)).forward_with_lse();
@@ -40,7 +40,7 @@ twin! {
     /// # }
     /// ```
     ///
-    /// Differentiable in every `out` and every `lse`, so the gradients are those of one call over all keys. These are plain
+    /// Differentiable in every `out` and every `lse`, with the gradients of one call over all keys. These are plain
     /// Burn operations: under autodiff the graph keeps an f32 copy of each `out`.
     pub fn merge_attention(
         parts: impl IntoIterator<Item = (Tensor<4>, Tensor<3>)>
@@ -68,7 +68,7 @@ pub fn try_merge_attention(
         return Ok((Tensor::zeros(shape, (&device, dtype)), lse));
     }
     let columns = |lse: &Tensor<3>| lse.clone().unsqueeze_dim::<4>(3);
-    // What is subtracted changes no result, so it has no gradient.
+    // Subtracting it changes no result, so it needs no gradient.
     let greatest = parts.iter().map(|(_, lse)| columns(lse).detach());
     let greatest = greatest.reduce(Tensor::max_pair).expect("there are parts");
     let none = greatest.clone().equal_elem(f32::NEG_INFINITY);
@@ -76,7 +76,7 @@ pub fn try_merge_attention(
     let weight = |(_, lse): &(_, Tensor<3>)| (columns(lse) - greatest.clone()).exp();
     let weights: Vec<_> = parts.iter().map(weight).collect();
     let sum = (weights.iter().cloned().reduce(|a, b| a + b)).expect("there are parts");
-    // Neither a quotient nor a logarithm of zero, whose gradients would be NaN.
+    // Avoids a quotient and a logarithm of zero, whose gradients would be NaN.
     let sum = sum.mask_fill(none.clone(), 1.0);
     let weighted = parts.into_iter().zip(weights).map(|((out, lse), weight)| {
         let unseen = lse.equal_elem(f32::NEG_INFINITY).unsqueeze_dim::<4>(3);
@@ -88,7 +88,6 @@ pub fn try_merge_attention(
     Ok((out.cast(dtype), lse.squeeze_dim(3)))
 }
 
-/// Refuses parts that are not those of one attention.
 fn check(parts: &[(Tensor<4>, Tensor<3>)]) -> Result<(), AttentionError> {
     let (first, _) = parts.first().ok_or(AttentionError::NoParts)?;
     let (shape, device) = (first.dims(), first.device());

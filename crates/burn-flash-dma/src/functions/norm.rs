@@ -15,8 +15,8 @@ twin! {
     /// | `x`, result | `[.., width]` | f32, f16 or bf16 |
     /// | `gamma` | `[width]` | as `x` |
     ///
-    /// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is summed in
-    /// two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
+    /// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is
+    /// summed in two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -40,7 +40,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the shapes, element types or devices do not fit, the width passes 8192, or `epsilon` is not
+/// [`AttentionError`] if the shapes, element types or devices do not fit, the width exceeds 8192, or `epsilon` is not
 /// positive and finite; nothing is computed then.
 pub fn try_rms_norm<const D: usize>(
     x: Tensor<D>,
@@ -53,8 +53,8 @@ pub fn try_rms_norm<const D: usize>(
     Ok(Tensor::from_dispatch(out))
 }
 
-/// The heads of q or k as attention reads them: RMS norm of each head, rotary encoding of neighbouring features, and
-/// heads before tokens, in one pass over memory. Norm and encoding are optional.
+/// Heads of q or k ready for attention: RMS norm of each head, rotary encoding of neighbouring features, and heads
+/// before tokens, in one pass over memory. Norm and encoding are optional.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
@@ -63,8 +63,8 @@ pub fn try_rms_norm<const D: usize>(
 /// | `table` | `[positions, head_dim, 2]` | f32 |
 /// | result | `[batch, heads, len, head_dim]` | as `x` |
 ///
-/// `x` may be strided, so the slices of one product of q, k and v are read in place; the result keeps their order in
-/// memory, which attention reads in place, too. Arithmetic is f32, rounded once. Differentiable in `x` and `gamma`.
+/// `x` may be strided, so slices of a joint product of q, k and v are read in place. The result keeps its memory
+/// order, which attention also reads in place. Arithmetic is f32, rounded once. Differentiable in `x` and `gamma`.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -102,22 +102,22 @@ impl HeadEncoding {
         }
     }
 
-    /// Each head divided by its root mean square, with `epsilon` added to the mean square, and multiplied by `gamma`.
+    /// Divides each head by its root mean square, with `epsilon` added to the mean square, and multiplies by `gamma`.
     pub fn norm(mut self, gamma: Tensor<1>, epsilon: f32) -> Self {
         self.norm = Some((gamma, epsilon));
         self
     }
 
-    /// Each pair of features `(2 i, 2 i + 1)` turned by the angle of its token's position, from `start` on. `table` is the
-    /// `freq_complex` of Burn's `RotaryEncoding`: cosine and sine of the angle of each feature at each position, the same
-    /// for both of a pair. (f16 and bf16 are cast up.) A constant under autodiff.
+    /// Rotates each pair of features `(2 i, 2 i + 1)` by the angle of its token's position, from `start` on. `table`
+    /// is the `freq_complex` of Burn's `RotaryEncoding`: cosine and sine of each feature's angle at each position,
+    /// the same for both of a pair (f16 and bf16 are cast up). A constant under autodiff.
     pub fn rotary(mut self, table: Tensor<3>, start: usize) -> Self {
         self.rotary = Some((table, start));
         self
     }
 
     twin! {
-        /// The heads.
+        /// The encoded heads.
         pub fn forward(self) -> Tensor<4> = Self::try_forward;
     }
 
@@ -125,9 +125,9 @@ impl HeadEncoding {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the shapes, element types or devices do not fit, the head dimension is not a multiple of 8
-    /// up to 256, the positions pass those of the table, or epsilon is not positive and finite; nothing is computed
-    /// then, but the table cast up.
+    /// [`AttentionError`] if the shapes, element types or devices do not fit, the head dimension is not a multiple of
+    /// 8 up to 256, the positions exceed the table, or epsilon is not positive and finite; nothing is computed then,
+    /// except the cast of the table.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
         let Self { x, norm, rotary } = self;
         let element = check_operands(&x, norm.as_ref().map(|(gamma, _)| gamma))?;
@@ -159,7 +159,7 @@ impl HeadEncoding {
     }
 }
 
-/// The element type of `x`, which its device computes in; refused if `gamma` has another one or is on another device.
+/// Element type of `x`, which its device supports; refused if `gamma` has another type or device.
 fn check_operands<const D: usize>(
     x: &Tensor<D>,
     gamma: Option<&Tensor<1>>,
@@ -170,7 +170,7 @@ fn check_operands<const D: usize>(
         return Ok(element);
     };
     let name = TensorName::NormWeight;
-    // A norm is part of a layer, which has one type: tokens of another one are to blame.
+    // A norm belongs to a layer, which has one type: the tokens are at fault.
     check_element(TensorName::Tokens, x, element_type(name, gamma)?)?;
     same_device(&x.device(), name, gamma.device())?;
     Ok(element)

@@ -1,4 +1,4 @@
-//! Attention over documents that are packed one behind the other, without a batch.
+//! Attention over documents packed one after another, without a batch.
 
 use super::attention::Attention;
 use super::masked::MaskedAttention;
@@ -45,7 +45,7 @@ use std::marker::PhantomData;
 /// let (out, lse) = sparse.forward_with_lse();
 /// assert_eq!((dense.dims(), out.dims(), lse.dims()), ([100, 4, 32], [100, 4, 32], [4, 100]));
 ///
-/// // Of other numbers of queries than keys: 3 queries over the 30 keys of the first document, and so on.
+/// // With fewer queries than keys: 3 queries over the 30 keys of the first document, and so on.
 /// let queries = Documents::try_from_cu_seqlens(&[0, 3, 3, 10])?;
 /// let few = PackedAttention::new(rows(10, 4), k, v, &documents).query_documents(&queries);
 /// assert_eq!(few.forward().dims(), [10, 4, 32]);
@@ -53,18 +53,18 @@ use std::marker::PhantomData;
 /// # Ok::<(), burn_flash_dma::AttentionError>(())
 /// ```
 ///
-/// What runs follows from the call, in one launch for all documents:
+/// The call determines the kernels, one launch for all documents:
 ///
-/// - scores, or none and causal self-attention: the kernels of [`Attention`] over one interval per key, in O(Σ nᵢ · w)
+/// - scores, or causal self-attention without: the kernels of [`Attention`] over one interval per key, in O(Σ nᵢ · w)
 ///   or O(Σ nᵢ²) work and O(total) memory. Scores need causal masking and as many queries as keys per document;
-/// - a mask, a bias, other numbers of queries than keys, or no causal masking: [`MaskedAttention`] over
-///   [`KeyRanges::packed`], which skips the blocks between documents but reads `total_q · total_k` bits. Causal masking is
-///   aligned bottom-right in each document; a query before its first key sees nothing and gets zeros.
+/// - a mask, a bias, different numbers of queries and keys, or no causal masking: [`MaskedAttention`] over
+///   [`KeyRanges::packed`], which skips the blocks between documents but reads `total_q · total_k` bits. Causal
+///   masking is aligned bottom-right in each document; a query before its first key sees nothing and gets zeros.
 ///
-/// Batches that are padded to one length keep [`Attention`]'s layout: their documents go to [`Documents::intervals`], to
-/// [`Selector::documents`] or to [`KeyRanges::packed`].
+/// Batches padded to one length keep [`Attention`]'s layout: pass their documents to [`Documents::intervals`],
+/// [`Selector::documents`] or [`KeyRanges::packed`].
 ///
-/// Scores with another number of queries do not compile, nor do masks beside scores:
+/// Scores with another number of queries do not compile, nor do masks together with scores:
 ///
 /// ```compile_fail
 /// # use burn_flash_dma::{Documents, PackedAttention};
@@ -84,15 +84,15 @@ pub struct PackedAttention<S = AllKeys> {
     /// Present exactly in the state `ScoredKeys`.
     scores: Option<Tensor<2>>,
     chosen: Chosen,
-    /// Both are absent unless the state is `Masked`.
+    /// Both absent unless the state is `Masked`.
     mask: Option<AttentionMask>,
     bias: Option<Tensor<4>>,
     options: AttentionOptions,
     state: PhantomData<S>,
 }
 
-/// What selects the keys of a call with scores.
-// There is one per call, which moves it a few times.
+/// How the keys of a call with scores are selected.
+// There is one per call, moved a few times.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 enum Chosen {
@@ -103,8 +103,7 @@ enum Chosen {
 }
 
 impl PackedAttention {
-    /// Self-attention of `q` over `k` and `v` inside the documents, those of one sequence, with
-    /// [`AttentionOptions::new`].
+    /// Self-attention of `q` over `k` and `v` inside the documents of one sequence, with [`AttentionOptions::new`].
     pub fn new(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, documents: &Documents) -> Self {
         Self {
             rows: [q, k, v],
@@ -119,8 +118,7 @@ impl PackedAttention {
         }
     }
 
-    /// The importance of each key, `[total_k, kv_heads]`: it ranks the keys of each document and is added to their
-    /// logits.
+    /// Scores of the keys, `[total_k, kv_heads]`: they rank the keys of each document and are added to their logits.
     pub fn scores(self, scores: Tensor<2>) -> PackedAttention<ScoredKeys> {
         PackedAttention {
             scores: Some(scores),
@@ -130,15 +128,15 @@ impl PackedAttention {
 }
 
 impl PackedAttention<ScoredKeys> {
-    /// The rule that selects the keys, in place of the window of the options, which must be `None` or the rule's. The
-    /// documents are those of the call.
+    /// Selection rule that replaces the window of the options, which must be `None` or the rule's. The documents are
+    /// those of the call.
     pub fn selector(mut self, selector: Selector) -> Self {
         self.chosen = Chosen::Rule(selector);
         self
     }
 
-    /// A selection that was made before, for keys `[1, kv_heads, total_k]`: several calls may share one. Its documents
-    /// are not compared with those of the call.
+    /// A given selection for keys `[1, kv_heads, total_k]`; several calls may share one. Its documents are not
+    /// compared with those of the call.
     pub fn intervals(mut self, intervals: &Intervals) -> Self {
         self.chosen = Chosen::Given(intervals.clone());
         self
@@ -146,7 +144,7 @@ impl PackedAttention<ScoredKeys> {
 }
 
 impl<S: Unscored> PackedAttention<S> {
-    /// The documents of the queries, if they have other lengths than those of the keys: as many, in the same order.
+    /// Documents of the queries, if their lengths differ from those of the keys: as many, in the same order.
     pub fn query_documents(self, documents: &Documents) -> PackedAttention<Masked> {
         PackedAttention {
             queries: documents.clone(),
@@ -154,8 +152,8 @@ impl<S: Unscored> PackedAttention<S> {
         }
     }
 
-    /// Which keys each query sees inside its document: `[1, q_heads | kv_heads | 1, total_q | 1, total_k | 1]`.
-    /// O(total_q · total_k) elements are made of it.
+    /// Which keys each query sees inside its document: `[1, q_heads | kv_heads | 1, total_q | 1, total_k | 1]`. It is
+    /// expanded to O(total_q · total_k) elements.
     pub fn mask(self, mask: impl Into<Option<AttentionMask>>) -> PackedAttention<Masked> {
         PackedAttention {
             mask: mask.into(),
@@ -163,7 +161,7 @@ impl<S: Unscored> PackedAttention<S> {
         }
     }
 
-    /// The bias that is added to the logits, `[1, q_heads | kv_heads | 1, total_q | 1, total_k | 1]`.
+    /// Bias added to the logits, `[1, q_heads | kv_heads | 1, total_q | 1, total_k | 1]`.
     pub fn bias(self, bias: impl Into<Option<Tensor<4>>>) -> PackedAttention<Masked> {
         PackedAttention {
             bias: bias.into(),
@@ -188,7 +186,7 @@ impl<S> PackedAttention<S> {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the documents do not add up to the tokens, or queries and keys have other numbers of
+    /// [`AttentionError`] if the documents do not add up to the tokens, or queries and keys have different numbers of
     /// documents; and those of [`Attention::try_forward`], [`Selector::try_select`] and
     /// [`MaskedAttention::try_forward`].
     pub fn try_forward(self) -> Result<Tensor<3>, AttentionError> {
@@ -209,7 +207,7 @@ impl<S> PackedAttention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<3>, Tensor<2>), AttentionError> {
         let (out, lse) = match self.call()? {
             Call::Attention(attention) => attention.try_forward_with_lse()?,
@@ -262,7 +260,7 @@ impl<S> PackedAttention<S> {
             Chosen::Given(intervals) => intervals,
             Chosen::Rule(rule) => rule.documents(self.keys).try_select(scores.clone())?,
             Chosen::Window => {
-                // No document keeps more keys than it has, so that the kernels need no room for more.
+                // No document keeps more keys than it has, so the kernels need no room for more.
                 let window = options.keep_window.take().unwrap_or(usize::MAX);
                 let rule = Selector::top(window.min(self.keys.longest()));
                 rule.documents(self.keys).try_select(scores.clone())?
@@ -279,7 +277,7 @@ impl<S> PackedAttention<S> {
         let [q, k, v] = self.rows.map(heads_first);
         let attention = Attention::new(q, k, v).options(self.options);
         if self.keys.longest() == len {
-            // All tokens are those of one document.
+            // All tokens belong to one document.
             return Ok(Call::Attention(attention.state()));
         }
         let intervals = self.keys.try_intervals([1, heads, len], &device)?;
@@ -290,7 +288,7 @@ impl<S> PackedAttention<S> {
         let (device, causal) = (self.rows[0].device(), self.options.causal);
         let rows @ [q, k, v] = &self.rows.map(heads_first);
         let lengths = [q.dims()[2], k.dims()[2]];
-        // In the ranges, per document.
+        // The ranges mask causally, per document.
         let options = self.options.with_causal(false);
         let mask_shape = self.mask.as_ref().map(AttentionMask::dims);
         let bias_shape = self.bias.as_ref().map(Tensor::dims);
@@ -320,7 +318,7 @@ impl<S> PackedAttention<S> {
 }
 
 /// The call that computes it.
-// There is one per call, which moves it a few times.
+// There is one per call, moved a few times.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Call {
     /// In any state.

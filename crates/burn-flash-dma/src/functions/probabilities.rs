@@ -1,4 +1,4 @@
-//! The probabilities with which chosen queries attend to their keys.
+//! Attention probabilities of chosen queries.
 
 use super::attention::Attention;
 use super::masked::{Mask, MaskedAttention};
@@ -10,8 +10,8 @@ use flash_dma_problem::{AttentionError, ElementType, Problem};
 
 impl<S> Attention<S> {
     twin! {
-        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, off
-        /// the graph. A key that is not attended to has exactly 0; the others of a query add up to 1, but for rounding.
+        /// Attention probabilities of the queries `rows`, `[batch, q_heads, rows, k_len]` in f32, off the graph. A
+        /// key that is not attended has exactly 0; the others of a query add up to 1 up to rounding.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -24,7 +24,7 @@ impl<S> Attention<S> {
         /// let call = Attention::new(random(4), random(2), random(2)).scores(scores);
         /// let call = call.options(AttentionOptions::new().with_keep_window(8));
         ///
-        /// // What the last two queries look at: 8 of the keys.
+        /// // Probabilities of the last two queries: each attends to 8 keys.
         /// let p = call.probabilities(&[98, 99]);
         /// assert_eq!(p.dims(), [1, 4, 2, 100]);
         /// let attended = p.clone().greater_elem(0.0).int().sum_dim(3);
@@ -33,8 +33,8 @@ impl<S> Attention<S> {
         /// # }
         /// ```
         ///
-        /// Memory and work grow with the number of rows, not with `q_len`: a few times the result, and k in f32. Without
-        /// given intervals the keys are selected again.
+        /// Memory and work grow with the number of rows, not with `q_len`: a few times the result, and k in f32.
+        /// Without given intervals the keys are selected again.
         pub fn probabilities(self, rows: &[usize]) -> Tensor<4> = Self::try_probabilities;
     }
 
@@ -42,8 +42,8 @@ impl<S> Attention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if there is no such query; nothing is
-    /// computed then.
+    /// Errors of [`try_forward`](Self::try_forward), and [`AttentionError::TooLarge`] if a query does not exist;
+    /// nothing is computed then.
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
         let (call, problem) = self.checked()?;
         let [q, k, _] = call.rows;
@@ -63,7 +63,7 @@ impl<S> Attention<S> {
 
 impl<M> MaskedAttention<M> {
     twin! {
-        /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32: as
+        /// Attention probabilities of the queries `rows`, `[batch, q_heads, rows, k_len]` in f32: see
         /// [`Attention::probabilities`].
         pub fn probabilities(self, rows: &[usize]) -> Tensor<4> = Self::try_probabilities;
     }
@@ -72,7 +72,7 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
+    /// Errors of [`try_forward`](Self::try_forward) and [`Attention::try_probabilities`].
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<4>, AttentionError> {
         let (call, problem) = self.checked()?;
         let ([q, k, _], problem) = (call.rows, &problem.attention);
@@ -94,8 +94,8 @@ impl<M> MaskedAttention<M> {
 
 impl<S> PackedAttention<S> {
     twin! {
-        /// The probabilities with which the queries `rows` of all documents attend to each key, `[q_heads, rows, total_k]`
-        /// in f32: as [`Attention::probabilities`].
+        /// Attention probabilities of the queries `rows`, counted over all documents, `[q_heads, rows, total_k]` in
+        /// f32: see [`Attention::probabilities`].
         pub fn probabilities(self, rows: &[usize]) -> Tensor<3> = Self::try_probabilities;
     }
 
@@ -103,7 +103,7 @@ impl<S> PackedAttention<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
+    /// Errors of [`try_forward`](Self::try_forward) and [`Attention::try_probabilities`].
     pub fn try_probabilities(self, rows: &[usize]) -> Result<Tensor<3>, AttentionError> {
         let p = match self.call()? {
             Call::Attention(attention) => attention.try_probabilities(rows)?,
@@ -154,7 +154,7 @@ impl ChosenRows {
         }))
     }
 
-    /// The index of the last key that each query may see, `[rows]` i32.
+    /// Index of the last key that each query may see, `[rows]` i32.
     fn positions(&self) -> Tensor<1, Int> {
         let Problem { q_len, k_len, .. } = self.problem;
         match self.problem.causal {
@@ -163,8 +163,8 @@ impl ChosenRows {
         }
     }
 
-    /// The probabilities, where only keys that are `shown` may be attended to and the bias is added to the logits: both
-    /// `[batch | 1, q_heads | kv_heads | 1, rows | 1, k_len | 1]`, causal masking aside.
+    /// The probabilities under a mask `shown` and a bias, both `[batch | 1, q_heads | kv_heads | 1, rows | 1, k_len |
+    /// 1]`, and causal masking.
     fn probabilities(self, shown: Option<Tensor<4, Bool>>, bias: Option<Tensor<4>>) -> Tensor<4> {
         let p = self.problem;
         let (positions, device) = (self.positions(), self.q.device());
@@ -190,7 +190,7 @@ impl ChosenRows {
             logits = logits + bias.cast(DType::F32).reshape(axes);
         }
         let logits = logits.mask_fill(hidden.clone(), f32::NEG_INFINITY);
-        // Subtracting an LSE would put its rounding into every probability.
+        // Subtracting an LSE would add its rounding to every probability.
         let max = logits.clone().max_dim(4);
         let none = max.clone().equal_elem(f32::NEG_INFINITY);
         let max = max.mask_fill(none, 0.0);
@@ -201,7 +201,7 @@ impl ChosenRows {
         probabilities.reshape([p.batch, p.q_heads, rows, k_len])
     }
 
-    /// What ALiBi adds to the logits, `[1, kv_heads, group, rows, k_len]`.
+    /// ALiBi bias of the logits, `[1, kv_heads, group, rows, k_len]`.
     fn alibi(&self) -> Option<Tensor<5>> {
         let p = self.problem;
         let slopes = p.alibi?.values();
@@ -215,8 +215,8 @@ impl ChosenRows {
         Some(slopes.neg() * distances.unsqueeze::<5>())
     }
 
-    /// The products of the queries and all keys, `[batch, kv_heads, group, rows, k_len]`, in f32 whatever the device
-    /// multiplies matrices in: its products may be those of TF32, which holds 16-bit numbers exactly, but not f32.
+    /// Products of the queries and all keys, `[batch, kv_heads, group, rows, k_len]`, in true f32: the device's
+    /// matrix products may be TF32, which is exact for 16-bit numbers but not for f32.
     fn products(self) -> Tensor<5> {
         let p = self.problem;
         let ([rows], group) = (self.indices.dims(), p.group());
@@ -227,7 +227,7 @@ impl ChosenRows {
             let products = q.matmul(k.swap_dims(2, 3));
             return products.reshape([p.batch, p.kv_heads, group, rows, p.k_len]);
         }
-        // The terms of all rows at once would be `rows` times k.
+        // The terms of all rows at once would take `rows` times the memory of k.
         let q = q.reshape([p.batch, p.kv_heads, group, rows, 1, p.head_dim]);
         let k = k.reshape([p.batch, p.kv_heads, 1, 1, p.k_len, p.head_dim]);
         let row = |row| {
@@ -238,13 +238,12 @@ impl ChosenRows {
     }
 }
 
-/// The probabilities of a call without pairs of such rows.
 fn none(rows: usize, problem: &Problem, device: &Device) -> Tensor<4> {
     let shape = [problem.batch, problem.q_heads, rows, problem.k_len];
     Tensor::zeros(shape, (device, DType::F32))
 }
 
-/// The axes of a mask or a bias with those of the heads of a group apart.
+/// Splits the head axis of a mask or a bias by group.
 fn grouped([batch, heads, rows, keys]: [usize; 4], problem: &Problem) -> [usize; 5] {
     let (heads, group) = match heads == problem.q_heads {
         true => (problem.kv_heads, problem.group()),

@@ -1,4 +1,4 @@
-//! Linear layers on the products of this crate.
+//! Linear layers on this crate's products.
 
 use crate::ops::ProductOps;
 use crate::validate::{check_shape, computes_in, element_type, same_device};
@@ -8,11 +8,11 @@ use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 twin! {
-    /// `layer.forward(x)` on the products of this crate, `[.., d_in]` to `[.., d_out]`: on CubeCL's runtimes a rule picks
-    /// the kernel of each product by its sizes, and the sums of a weight's gradient are cut into parts that fill the device.
-    /// Sums are in f32. A layer of f32 may be applied to f16 or bf16: it is rounded for the product, and its gradients
-    /// arrive in f32, without the rounding of a cast. With other element types (f64 throughout, or quantised weights) it is
-    /// Burn's own.
+    /// `layer.forward(x)` on this crate's products, `[.., d_in]` to `[.., d_out]`. On CubeCL's runtimes a rule picks
+    /// the kernel of each product by its sizes, and the sums of a weight's gradient are split to fill the device.
+    /// Sums are in f32. An f32 layer may be applied to f16 or bf16: it is rounded for the product, and its gradients
+    /// arrive in f32, without the rounding of a cast. Other element types (f64 throughout, or quantised weights) use
+    /// Burn's own product.
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -36,8 +36,8 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the last axis of `x` is not the layer's input, the layer is on another device, or one of them is
-/// of f64 and the other is not.
+/// [`AttentionError`] if the last axis of `x` is not the layer's input, the layer is on another device, or exactly
+/// one of them is f64.
 pub fn try_linear<const D: usize>(
     layer: &Linear,
     x: Tensor<D>,
@@ -52,7 +52,7 @@ pub fn try_linear<const D: usize>(
     let y = match (ours, is_empty) {
         (true, _) => try_product(x, weight)?,
         (false, false) => return Ok(layer.forward(x)),
-        // Not every backend's product takes empty matrices, and Flex's reads what is not there.
+        // Not every backend multiplies empty matrices, and Flex reads out of bounds.
         (false, true) => {
             let mut shape = x.dims();
             shape[D - 1] = weight.dims()[1];
@@ -60,7 +60,7 @@ pub fn try_linear<const D: usize>(
         }
     };
     Ok(match &layer.bias {
-        // Burn reshapes no bias of no features.
+        // Burn cannot reshape an empty bias.
         Some(bias) if y.dims()[D - 1] > 0 => {
             let bias = bias.val().cast(y.dtype());
             y + bias.unsqueeze()
@@ -70,8 +70,8 @@ pub fn try_linear<const D: usize>(
 }
 
 twin! {
-    /// The product `[.., d_in] · [d_in, d_out]`, as [`linear`] computes it, with any weight: an embedding read backwards, for
-    /// example. The result has the type of `x`.
+    /// The product `[.., d_in] · [d_in, d_out]` as in [`linear`], with any weight: a tied embedding, for example. The
+    /// result has the type of `x`.
     pub fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> = try_product;
 }
 
@@ -93,14 +93,14 @@ pub fn try_product<const D: usize>(
     Ok(Tensor::from_dispatch(out))
 }
 
-/// Refuses a weight of other features than those of `x`, or on another device.
+/// Refuses a weight that does not fit the features of `x`, or is on another device.
 fn check_weight<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>) -> Result<(), AttentionError> {
     let (dims, [_, d_out]) = (x.dims(), weight.dims());
     check_shape(TensorName::Weight, &weight.dims(), &[dims[D - 1], d_out])?;
     same_device(&x.device(), TensorName::Weight, weight.device())
 }
 
-/// Refuses what Burn's own product does not take: only a quantised weight may have another type than `x`.
+/// Refuses operands that Burn's product does not take: only a quantised weight may have another type than `x`.
 fn check_for_burn<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>) -> Result<(), AttentionError> {
     check_weight(x, weight)?;
     let (actual, expected) = (x.dtype(), weight.dtype());

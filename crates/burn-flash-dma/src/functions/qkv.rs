@@ -1,4 +1,4 @@
-//! q, k and v that are one tensor, or come from one product.
+//! q, k and v from one tensor or one product.
 
 use super::attention::Attention;
 use super::masked::MaskedAttention;
@@ -11,7 +11,7 @@ use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, TensorName};
 
 twin! {
-    /// q, k and v, `[batch, heads, len, head_dim]` each, of one tensor `[batch, len, 3, heads, head_dim]`.
+    /// Splits a tensor `[batch, len, 3, heads, head_dim]` into q, k and v, `[batch, heads, len, head_dim]` each.
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -32,13 +32,13 @@ twin! {
     /// # }
     /// ```
     ///
-    /// Any float type. Nothing is copied, in either direction, where attention is all that reads the parts:
+    /// Any float type. Nothing is copied, in either direction, if only attention reads the parts:
     ///
-    /// - the parts are views. CubeCL's runtimes copy those that do not begin at the device's alignment: on CUDA 512 bytes,
-    ///   which every part does if `heads * head_dim` is a multiple of 256 (of 128 in f32);
-    /// - the gradient of the tensor is a view of one buffer, part by part and head by head: a linear layer before it, which
-    ///   reshapes it to `[batch * len, 3 * heads * head_dim]`, copies it once. Where something else reads a part as well,
-    ///   such as scores made of v, the three gradients are laid side by side once.
+    /// - the parts are views. CubeCL's runtimes copy those that do not begin at the device's alignment: 512 bytes on
+    ///   CUDA, which every part meets if `heads * head_dim` is a multiple of 256 (of 128 in f32);
+    /// - the gradient of the tensor is a view of one buffer, part by part and head by head: a linear layer before it,
+    ///   which reshapes it to `[batch * len, 3 * heads * head_dim]`, copies it once. If something else reads a part
+    ///   as well, such as scores made of v, the three gradients are concatenated once.
     pub fn split_qkv(qkv: Tensor<5>) -> [Tensor<4>; 3] = try_split_qkv;
 }
 
@@ -46,14 +46,15 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if axis 2 has not size 3, or [`AttentionError::NoEngine`]; nothing is computed then.
+/// [`AttentionError::Shape`] if axis 2 does not have size 3, or [`AttentionError::NoEngine`]; nothing is computed
+/// then.
 pub fn try_split_qkv(qkv: Tensor<5>) -> Result<[Tensor<4>; 3], AttentionError> {
     split(TensorName::PackedQueryKeyValue, qkv)
 }
 
 twin! {
-    /// k and v, `[batch, kv_heads, len, head_dim]` each, of one tensor `[batch, len, 2, kv_heads, head_dim]`, for queries
-    /// that have a tensor of their own, as with grouped heads. As [`split_qkv`].
+    /// Splits a tensor `[batch, len, 2, kv_heads, head_dim]` into k and v, `[batch, kv_heads, len, head_dim]` each,
+    /// for queries with a tensor of their own, as with grouped heads. Otherwise like [`split_qkv`].
     pub fn split_kv(kv: Tensor<5>) -> [Tensor<4>; 2] = try_split_kv;
 }
 
@@ -61,12 +62,12 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError::Shape`] if axis 2 has not size 2, or [`AttentionError::NoEngine`]; nothing is computed then.
+/// [`AttentionError::Shape`] if axis 2 does not have size 2, or [`AttentionError::NoEngine`]; nothing is computed
+/// then.
 pub fn try_split_kv(kv: Tensor<5>) -> Result<[Tensor<4>; 2], AttentionError> {
     split(TensorName::PackedKeyValue, kv)
 }
 
-/// Two or three parts.
 fn split<const N: usize>(name: TensorName, x: Tensor<5>) -> Result<[Tensor<4>; N], AttentionError> {
     let [batch, len, _, heads, head_dim] = x.dims();
     check_shape(name, &x.dims(), &[batch, len, N, heads, head_dim])?;
@@ -82,11 +83,12 @@ fn split<const N: usize>(name: TensorName, x: Tensor<5>) -> Result<[Tensor<4>; N
 }
 
 twin! {
-    /// Cuts `[batch, len, heads, head_dim]`, one product's result, into parts of so many heads each: q, k and v.
+    /// Splits `[batch, len, heads, head_dim]`, the result of one product, into parts of the given numbers of heads:
+    /// q, k and v.
     ///
-    /// The parts are slices, on CubeCL's runtimes views of `x` where they begin and end at the device's alignment (on CUDA
-    /// 512 bytes); [`HeadEncoding`](crate::HeadEncoding) and attention read them in place. Their gradients are laid side by
-    /// side once, where those of plain slices would be padded with zeros and added up. Any float type.
+    /// The parts are slices: on CubeCL's runtimes views of `x` where they begin and end at the device's alignment
+    /// (512 bytes on CUDA), which [`HeadEncoding`](crate::HeadEncoding) and attention read in place. Their gradients
+    /// are concatenated once, where those of plain slices would be zero-padded and added. Any float type.
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -137,7 +139,7 @@ pub fn try_split_heads<const N: usize>(
     }))
 }
 
-/// The constructors of a call from packed tensors.
+/// Constructors of a call from packed tensors.
 macro_rules! from_packed {
     ($call:ty) => {
         impl $call {
@@ -154,7 +156,7 @@ macro_rules! from_packed {
             ///
             /// # Errors
             ///
-            /// Those of [`try_split_qkv`].
+            /// See [`try_split_qkv`].
             pub fn try_from_qkv(qkv: Tensor<5>) -> Result<Self, AttentionError> {
                 let [q, k, v] = try_split_qkv(qkv)?;
                 Ok(Self::new(q, k, v))
@@ -174,7 +176,7 @@ macro_rules! from_packed {
             ///
             /// # Errors
             ///
-            /// Those of [`try_split_kv`].
+            /// See [`try_split_kv`].
             pub fn try_from_q_kv(q: Tensor<4>, kv: Tensor<5>) -> Result<Self, AttentionError> {
                 let [k, v] = try_split_kv(kv)?;
                 Ok(Self::new(q, k, v))

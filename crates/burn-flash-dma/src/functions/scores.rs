@@ -1,4 +1,4 @@
-//! The scores of keys, computed from their values or their tokens.
+//! Scores of keys, computed from their values or their tokens.
 
 use crate::engines::has_kernels;
 use crate::fallback::tensors::{greatest_divisor, reshaped};
@@ -12,12 +12,12 @@ use burn::tensor::{DType, Device, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
 
 twin! {
-    /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
-    /// values of a token's heads are concatenated.
+    /// Scores of keys from their values: `exp(a * softplus(values . dt_projᵀ))`, with the values of a token's heads
+    /// concatenated.
     ///
-    /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`; the
-    /// result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are. Differentiable in all three; an empty result is a
-    /// constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes.
+    /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
+    /// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, always f32. Differentiable in all three; an empty
+    /// result is a constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes.
     pub fn zoh_scores(values: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>) -> Tensor<3>
         = try_zoh_scores;
 }
@@ -26,8 +26,8 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the shapes do not fit, a tensor is not f32, f16 or bf16, or the tensors are
-/// on different devices.
+/// [`AttentionError`] if the shapes do not fit, a tensor is not f32, f16 or bf16, or the tensors are on different
+/// devices.
 pub fn try_zoh_scores(
     values: Tensor<4>,
     dt_proj: Tensor<2>,
@@ -54,7 +54,7 @@ pub(crate) fn try_biased_zoh_scores(
     element_type(TensorName::DtProjection, &dt_proj)?;
     element_type(TensorName::Decay, &a)?;
     if let Some(bias) = &bias {
-        // The bias belongs to the projection, and is named as it.
+        // Errors name the projection, which the bias belongs to.
         check_shape(TensorName::DtProjection, &bias.dims(), &[heads])?;
         same_device(&device, TensorName::DtProjection, bias.device())?;
         element_type(TensorName::DtProjection, bias)?;
@@ -64,7 +64,7 @@ pub(crate) fn try_biased_zoh_scores(
         // Burn's `reshape` reads a 0 as "keep the axis".
         return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
     }
-    // More are worth a product's kernel.
+    // More tokens are worth a product's kernel.
     if batch * len <= FEW_TOKENS && takes_few(&values, &dt_proj, bias.as_ref(), &a) {
         let scores = Dispatch::zoh_scores_of_few(
             values.into_dispatch(),
@@ -78,7 +78,7 @@ pub(crate) fn try_biased_zoh_scores(
     let a = as_f32(TensorName::Decay, a)?;
     let bias = bias.map(|bias| as_f32(TensorName::DtProjection, bias));
     let bias = bias.transpose()?;
-    // Cast last: what a cast tensor is reshaped to would be kept for the backward pass.
+    // Cast last: otherwise the reshaped cast would be kept for the backward pass.
     let tokens = reshaped(values.swap_dims(1, 2), [batch * len, width]);
     let tokens = as_f32(TensorName::Value, tokens)?;
     let dt = try_product(tokens, dt_proj.transpose())?;
@@ -86,8 +86,8 @@ pub(crate) fn try_biased_zoh_scores(
         None => dt,
         Some(bias) => dt + bias.unsqueeze(),
     };
-    // A gradient of `a` that is one sum over all tokens would be one thread's per head: it is summed within segments,
-    // and then over them.
+    // The gradient of `a` is summed within segments and then over them: as one sum over all tokens it would be a
+    // single thread's work per head.
     let segments = segments(batch * len);
     let steps = softplus(dt, 1.0).reshape([segments, batch * len / segments, heads]);
     let a = a.reshape([1, 1, heads]).expand([segments, 1, heads]);
@@ -95,8 +95,8 @@ pub(crate) fn try_biased_zoh_scores(
     Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
 }
 
-/// Whether one operation computes the scores: it is a kernel there, nothing is tracked, and the device computes in all
-/// types.
+/// True if one operation computes the scores: it is a kernel on this device, nothing is tracked, and the device
+/// supports all the types.
 fn takes_few(
     values: &Tensor<4>,
     dt_proj: &Tensor<2>,
@@ -111,21 +111,21 @@ fn takes_few(
         && bias.is_none_or(|bias| takes(bias.device(), bias.dtype()))
 }
 
-/// Into how many segments of equal length so many tokens are cut: about their root.
+/// Number of equal segments that `tokens` are split into: about their square root.
 fn segments(tokens: usize) -> usize {
     greatest_divisor(tokens, tokens.isqrt())
 }
 
-/// The factor of [`linear_scores`]. With it a projection that starts at N(0, 0.02²) gives scores of standard deviation
-/// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser's step changes them ten times as much.
+/// Factor of [`linear_scores`]. With it a projection initialised to N(0, 0.02²) gives scores of standard deviation
+/// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser step changes them ten times as much.
 const SHARPNESS: f32 = 10.0;
 
 twin! {
-    /// The importance of each key as a linear function of its token: `10 * (tokens . score_proj)`.
+    /// Scores of keys as a linear function of their tokens: `10 * (tokens . score_proj)`.
     ///
-    /// `tokens` is `[batch, len, d_model]`, normalised as a layer gets them; `score_proj` `[d_model, kv_heads]`, to be
-    /// started at N(0, 0.02²); the result is `[batch, kv_heads, len]`, computed in f32: in 16 bits dozens of keys would tie
-    /// at the threshold of a selection. Differentiable in both; an empty result is a constant to autodiff.
+    /// `tokens` is `[batch, len, d_model]`, normalised as a layer gets them; `score_proj` `[d_model, kv_heads]`, best
+    /// initialised to N(0, 0.02²). The result is `[batch, kv_heads, len]`, computed in f32: in 16 bits dozens of keys
+    /// would tie at the threshold of a selection. Differentiable in both; an empty result is a constant to autodiff.
     pub fn linear_scores(tokens: Tensor<3>, score_proj: Tensor<2>) -> Tensor<3> = try_linear_scores;
 }
 
@@ -133,8 +133,8 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the shapes do not fit, a tensor is not f32, f16 or bf16, or the tensors are
-/// on different devices.
+/// [`AttentionError`] if the shapes do not fit, a tensor is not f32, f16 or bf16, or the tensors are on different
+/// devices.
 pub fn try_linear_scores(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
@@ -142,7 +142,6 @@ pub fn try_linear_scores(
     Ok(try_products(tokens, score_proj)? * SHARPNESS)
 }
 
-/// The scores without their factor.
 pub(crate) fn try_products(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
@@ -155,7 +154,7 @@ pub(crate) fn try_products(
     let score_proj = as_f32(projection, score_proj)?;
 
     if batch * len == 0 {
-        // An empty product is not every backend's.
+        // Not every backend computes an empty product.
         let options = (&tokens.device(), DType::F32);
         return Ok(Tensor::zeros([batch, heads, len], options));
     }

@@ -1,4 +1,4 @@
-//! Selections: the interval of queries that attends to each key.
+//! The selection: for each key the interval of positions that attend to it.
 
 use crate::documents::Documents;
 use crate::fallback::tensors::ints;
@@ -7,15 +7,15 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::tensors::RankLearning;
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 
-/// The positions of the queries that attend to each key: a selection, as a value.
+/// A selection: the interval of positions that attend to each key.
 ///
-/// [`select`](crate::select) and [`Selector`](crate::Selector) make one of scores, [`sliding_window`] of nothing, and
-/// [`try_from_tensor`](Self::try_from_tensor) of anything that can be written as one interval per key.
+/// Made from scores by [`select`](crate::select()) and [`Selector`](crate::Selector), without scores by
+/// [`sliding_window`], and by [`try_from_tensor`](Self::try_from_tensor) from anything that can be written as one
+/// interval per key.
 ///
-/// A query's position is the index of the last key it may see, so one selection serves causal and
-/// full attention, any number of queries, and any tensors with as many keys (see
-/// [`Interval`](crate::Interval)). Only recent keys, sinks and documents need causal masking, and documents as many
-/// queries as keys. It is a constant to autodiff.
+/// A query's position is the index of the last key it may see, so one selection serves causal and full attention, any
+/// number of queries, and any tensors with as many keys (see [`Interval`](crate::Interval)). Only recent keys, sinks
+/// and documents need causal masking, and documents as many queries as keys. It is a constant to autodiff.
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
@@ -36,7 +36,7 @@ pub(crate) struct LearningRank {
     pub(crate) shares: Option<Tensor<4>>,
 }
 
-/// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.
+/// Parts of the rule that made the intervals; empty for a plain selection and for given intervals.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
     pub(crate) recent: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Origin {
 }
 
 impl Intervals {
-    /// Intervals of an engine, `[batch, kv_heads, k_len, 2]` i32, of which at most `max_live` hold any one position.
+    /// Intervals of an engine, `[batch, kv_heads, k_len, 2]` i32, at most `max_live` of which hold any one position.
     pub(crate) fn new(
         tensor: Tensor<4, Int>,
         learning: Option<LearningRank>,
@@ -60,13 +60,14 @@ impl Intervals {
         }
     }
 
-    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which is the
-    /// key's own index, and one past the last, the index (never attended) to `k_len`. Reads the tensor to the host, once.
+    /// Intervals made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: the first position, which is the
+    /// key's own index, and one past the last, from the index (never attended) to `k_len`. Reads the tensor to the
+    /// host, once.
     ///
     /// # Errors
     ///
     /// [`AttentionError::Shape`] if the last axis does not have size 2, [`AttentionError::IntervalBounds`],
-    /// [`AttentionError::TooLarge`], or [`AttentionError::DeviceFailed`] if the device fails to read the tensor.
+    /// [`AttentionError::TooLarge`], or [`AttentionError::DeviceFailed`] if reading the tensor fails.
     pub fn try_from_tensor(tensor: Tensor<4, Int>) -> Result<Self, AttentionError> {
         let shape @ [batch, heads, k_len, _] = tensor.dims();
         check_shape(TensorName::Intervals, &shape, &[batch, heads, k_len, 2])?;
@@ -89,12 +90,12 @@ impl Intervals {
         Ok(Self::new(tensor, None, max_live, Origin::default()))
     }
 
-    /// As [`try_from_tensor`](Self::try_from_tensor), from one past the last position of each key alone,
+    /// [`try_from_tensor`](Self::try_from_tensor) with only the ends, one past the last position of each key,
     /// `[batch, kv_heads, k_len]`.
     ///
     /// # Errors
     ///
-    /// Those of [`try_from_tensor`](Self::try_from_tensor).
+    /// See [`try_from_tensor`](Self::try_from_tensor).
     pub fn try_from_ends(ends: Tensor<3, Int>) -> Result<Self, AttentionError> {
         let [batch, heads, k_len] = ends.dims();
         let options = (&ends.device(), ends.dtype());
@@ -113,13 +114,13 @@ impl Intervals {
         &self.tensor
     }
 
-    /// The same as [`tensor`](Self::tensor), by value.
+    /// [`tensor`](Self::tensor) by value.
     #[must_use]
     pub fn into_tensor(self) -> Tensor<4, Int> {
         self.tensor
     }
 
-    /// The same as a constant: without runners-up, whose rank has a graph.
+    /// This selection as a constant: without runners-up, whose rank has a graph.
     #[cfg(feature = "train")]
     pub(crate) fn without_autodiff(self) -> Self {
         Self {
@@ -129,7 +130,7 @@ impl Intervals {
         }
     }
 
-    /// The same with another tensor that ranks the runners-up, if there are any.
+    /// This selection with another tensor that ranks the runners-up, if there are any.
     pub(crate) fn ranked_by(self, rank: &Tensor<3>) -> Self {
         let learning = self.learning.map(|learning| LearningRank {
             rank: rank.clone(),
@@ -143,16 +144,16 @@ impl Intervals {
         (self.tensor, self.learning)
     }
 
-    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32,
-    /// never before the end of its interval: present if autodiff tracks the scores and the selector has
-    /// [runners-up](crate::Selector::runners_up) or [leaves keys out](crate::Selector::leave_one_out).
+    /// One past the last position at which each key is attended or a runner-up, `[batch, kv_heads, k_len]` i32, never
+    /// before the end of its interval. Present if autodiff tracks the scores and the selector has
+    /// [runners-up](crate::Selector::runners_up) or [kept keys that learn](crate::Selector::leave_one_out).
     #[must_use]
     pub fn runner_up_ends(&self) -> Option<&Tensor<3, Int>> {
         (self.learning.as_ref()).map(|learning| &learning.pairs.ends)
     }
 
-    /// The most keys of a head that one position attends to: the window that a selector keeps (the greatest, if every
-    /// head has its own), or what was counted in given intervals, at least 1.
+    /// Most keys of a head that one position attends to: the selector's window (the largest, if heads differ), or the
+    /// count in given intervals, at least 1.
     #[must_use]
     pub fn max_live(&self) -> usize {
         self.max_live
@@ -162,7 +163,7 @@ impl Intervals {
         &self.origin
     }
 
-    /// The options with this window, if they do not ask for another one.
+    /// The options with this window, unless they ask for another one.
     pub(crate) fn resolve_window(
         &self,
         options: AttentionOptions,
@@ -190,7 +191,6 @@ impl Intervals {
 }
 
 impl Origin {
-    /// Whether each key of a sequence is a sink.
     pub(crate) fn sinks_of(&self, sequence: usize, k_len: usize) -> Vec<bool> {
         let mut is_sink = vec![false; k_len];
         let mut mark = |start: usize, len: usize| {
@@ -206,7 +206,7 @@ impl Origin {
         is_sink
     }
 
-    /// Where the documents of a sequence begin and end, without its padding; the sequence itself if it has none.
+    /// Begin and end of the documents of a sequence, without padding; the whole sequence if it has none.
     pub(crate) fn spans_of(&self, sequence: usize, k_len: usize) -> Vec<(usize, usize)> {
         let Some(documents) = &self.documents else {
             return vec![(0, k_len)];
@@ -217,7 +217,7 @@ impl Origin {
         own.map(|d| (d.start, d.start + d.len)).collect()
     }
 
-    /// Refuses calls in which positions are not those of the rule.
+    /// Refuses calls that number positions differently from the rule.
     fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let by_position = self.recent > 0 || self.sinks > 0 || self.documents.is_some();
         if by_position && !problem.causal {
@@ -233,7 +233,7 @@ impl Origin {
     }
 }
 
-/// The most keys that are alive at one position, of a head's first positions and ends, which are checked.
+/// Most keys alive at one position, from checked first positions and ends of a head.
 fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
     let k_len = row.len() / 2;
     let mut deaths = vec![0usize; k_len + 1];
@@ -251,7 +251,7 @@ fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
     }
     let (mut most, mut alive) = (0, 0);
     for dead in &deaths[..k_len] {
-        // The key of this position is born; if it is never attended to, it is among the dead.
+        // The key of this position is born; if it is never attended, it is among the dead.
         alive = alive + 1 - dead;
         most = most.max(alive);
     }
@@ -259,8 +259,8 @@ fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
 }
 
 twin! {
-    /// The selection that keeps the last `window` keys of each position, of scores of `shape`
-    /// `[batch, kv_heads, k_len]`: none is read, so none is hidden. With scores to hide keys or to keep sinks, see
+    /// The selection of the last `window` keys at each position, for scores of `shape` `[batch, kv_heads, k_len]`. No
+    /// scores are read, so no key is hidden. To hide keys or keep sinks, use
     /// [`Selector::recent`](crate::Selector::recent).
     pub fn sliding_window(shape: [usize; 3], window: usize, device: &Device) -> Intervals
         = try_sliding_window;
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
     use crate::{Attention, select};
 
-    /// Attention to two keys per query, with two runners-up if asked for: the gradient of the scores.
+    /// Gradient of the scores in attention to two keys per query, with two runners-up if asked for.
     fn run(runners_up: bool, far_keys: usize) -> Result<Vec<f32>, AttentionError> {
         let device = Device::flex().autodiff();
         let rows = |heads: usize, step: f32| {
@@ -347,7 +347,7 @@ mod tests {
             (all * step).sin().reshape([1, heads, 9, 8])
         };
         let (q, k, v) = (rows(2, 0.7), rows(1, 1.3), rows(1, 2.9));
-        // The first two keys stay, the next two are runners-up from their own positions on.
+        // The first two keys stay; the next two are runners-up from their own positions on.
         let scores = (0..9).map(|n| -(n as f32)).collect::<Vec<_>>();
         let scores = Tensor::<1>::from_floats(&scores[..], &device).reshape([1, 1, 9]);
         let scores = scores.require_grad();

@@ -1,4 +1,4 @@
-//! Rules that make intervals of scores.
+//! Rules that turn scores into intervals.
 
 use super::composition::{compose, kept_by_rank_from};
 use super::selection::{Intervals, LearningRank, Origin};
@@ -13,7 +13,7 @@ use flash_dma_problem::{AttentionError, SelectionRule};
 /// How many keys a query keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// As many for every head.
+    /// The same number for every head.
     Uniform(usize),
     /// One number per key/value head.
     PerHead(Vec<usize>),
@@ -31,7 +31,7 @@ impl From<Vec<usize>> for Window {
     }
 }
 
-/// A rule that makes [`Intervals`] of scores: which of the keys that a position may see it attends to.
+/// A rule that turns scores into [`Intervals`]: which of its visible keys a position attends to.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -39,7 +39,7 @@ impl From<Vec<usize>> for Window {
 /// use burn_flash_dma::{Documents, Selector};
 ///
 /// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &Device::flex());
-/// // Of each document the first key, the last 8, and the 7 best of the others.
+/// // The first key of each document, the last 8, and the 7 best of the others.
 /// let selector = Selector::top(16).recent(8).sinks(1);
 /// let selector = selector.documents(Documents::from_lengths([vec![40, 60]]));
 /// let intervals = selector.select(scores);
@@ -47,10 +47,10 @@ impl From<Vec<usize>> for Window {
 /// # }
 /// ```
 ///
-/// The parts compose. With a window `w`, `r` recent keys and `s` sinks, a position attends to its last `r` keys and to
-/// the `w − r` keys that rank highest among the older ones; the first `s` keys rank above all others. Recency goes by
-/// position: a hidden key (a score of −∞) is not attended to, but uses up its place among the recent ones. A hidden
-/// sink stays hidden. With documents all of it holds inside each document.
+/// The parts compose. With a window `w`, `r` recent keys and `s` sinks, a position attends to its last `r` keys and
+/// to the `w − r` keys that rank highest among the older ones; the first `s` keys rank above all others. Recency goes
+/// by position: a hidden key (a score of −∞) is not attended, but uses up its place among the recent ones. A hidden
+/// sink stays hidden. With documents all of this holds inside each document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "nothing is selected before `select`"]
 pub struct Selector {
@@ -77,13 +77,13 @@ impl Selector {
         }
     }
 
-    /// Keeps the last `recent` keys whatever their scores; they count in the window.
+    /// Always keeps the last `recent` keys. They count toward the window.
     pub fn recent(mut self, recent: usize) -> Self {
         self.recent = recent;
         self
     }
 
-    /// Ranks the first `sinks` keys above all others, from where they are no longer recent; they count in the window.
+    /// Ranks the first `sinks` keys above all others once they are no longer recent. They count toward the window.
     pub fn sinks(mut self, sinks: usize) -> Self {
         self.sinks = sinks;
         self
@@ -95,36 +95,36 @@ impl Selector {
         self
     }
 
-    /// Gives the scores of the `runners_up` best keys outside the window a gradient ([`runner_up_ends`](Intervals::runner_up_ends)). Costs a
-    /// second selection, made only if autodiff tracks the scores. The gradient is that of the tensor that
-    /// [`select`](Self::select) gets, whatever tensor attention adds to the logits.
+    /// Gives the scores of the `runners_up` best keys outside the window a gradient
+    /// ([`runner_up_ends`](Intervals::runner_up_ends)). It belongs to the tensor passed to [`select`](Self::select),
+    /// whatever tensor attention adds to the logits. Costs a second selection, made only if autodiff tracks the scores.
     pub fn runners_up(mut self, runners_up: usize) -> Self {
         self.runners_up = runners_up;
         self
     }
 
-    /// Lets kept keys learn: the scores of the keys that their rank keeps get the gradient of what they are worth, see
-    /// [`OWN_OUTPUT_WEIGHT`](crate::OWN_OUTPUT_WEIGHT), whether or not there are runners-up. Recent keys and sinks learn
-    /// nothing. The backward pass then multiplies each kept pair seven times in place of five. As with runners-up, autodiff
-    /// must track the scores.
+    /// Lets kept keys learn: the scores of keys kept by their rank get the gradient of what the keys are worth, see
+    /// [`OWN_OUTPUT_WEIGHT`](crate::OWN_OUTPUT_WEIGHT), with or without runners-up. Recent keys and sinks learn
+    /// nothing. The backward pass then multiplies each kept pair seven times instead of five. Like runners-up, only
+    /// if autodiff tracks the scores.
     pub fn leave_one_out(mut self, leave_one_out: bool) -> Self {
         self.leave_one_out = leave_one_out;
         self
     }
 
-    /// Lets the ranks of a head compete: what some of its keys gain is charged to all.
+    /// Centres the rank gradients of a head so that they sum to zero.
     ///
-    /// A rank has no scale and no zero: only differences between the ranks of a head decide. Unless they compete each key
-    /// gets what it would gain, `g`, and a scorer whose tokens are alike in something learns that first, as all keys gain by
-    /// it. If they do a key gets
+    /// Only differences between the ranks of a head matter: ranks have no scale and no zero. Without centring, each
+    /// key gets its own gain `g`, and a scorer first learns whatever its tokens have in common, as all keys gain by
+    /// that. With centring, a key gets
     ///
     /// ```text
     /// g - share * sum of g,    share = t / sum of t
     /// ```
     ///
-    /// where `t` is the number of positions at which its rank keeps it or it is a runner-up, and both sums are over the keys
-    /// of a head. So the ranks of a head learn nothing as a whole, and a key that is kept and useless falls. The documents of
-    /// a sequence are charged together. Nothing without [`runners_up`](Self::runners_up) or
+    /// where `t` is the number of positions at which its rank keeps it or it is a runner-up, and both sums are over
+    /// the keys of a head. So the ranks of a head learn nothing as a whole, and a key that is kept and useless falls.
+    /// All documents of a sequence are centred together. No effect without [`runners_up`](Self::runners_up) or
     /// [`leave_one_out`](Self::leave_one_out).
     pub fn compete(mut self, compete: bool) -> Self {
         self.compete = compete;
@@ -132,9 +132,9 @@ impl Selector {
     }
 
     twin! {
-        /// The intervals under this rule. `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up): the
-        /// greater score first, then the lower index; NaN below every number; −∞ never. The result is a constant to
-        /// autodiff.
+        /// The intervals under this rule. `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). The
+        /// greater score ranks first, then the lower index; NaN ranks below every number; −∞ is never kept. The
+        /// result is a constant to autodiff.
         pub fn select(&self, scores: Tensor<3>) -> Intervals = Self::try_select;
     }
 
@@ -142,8 +142,8 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`] if recent keys and sinks are more than the
-    /// (least) window, [`AttentionError::HeadWindows`], [`AttentionError::DocumentBatch`],
+    /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`] if there are more recent keys and sinks than
+    /// the (smallest) window, [`AttentionError::HeadWindows`], [`AttentionError::DocumentBatch`],
     /// [`AttentionError::DocumentTokens`], [`AttentionError::ElementType`], [`AttentionError::TooLarge`] or
     /// [`AttentionError::NoEngine`].
     pub fn try_select(&self, scores: Tensor<3>) -> Result<Intervals, AttentionError> {
@@ -156,7 +156,7 @@ impl Selector {
         let [batch, _, k_len] = scores.dims();
         check_len(k_len)?;
         if self.recent > 0 || self.documents.is_some() {
-            // Sums of positions, and the tokens of all sequences, are 32-bit numbers.
+            // Sums of positions, and the number of tokens of all sequences, must fit 32 bits.
             check_len(2 * batch.max(1) * k_len)?;
         }
         let learns = self.runners_up > 0 || self.leave_one_out;
@@ -197,7 +197,6 @@ impl Selector {
         Ok(Intervals::new(tensor, learning, max_live, origin))
     }
 
-    /// The distinct rules and the heads of each.
     fn heads(&self, kv_heads: usize) -> Result<Vec<(SelectionRule, Vec<usize>)>, AttentionError> {
         let windows = match &self.window {
             Window::Uniform(window) => vec![*window; kv_heads.max(1)],
@@ -211,7 +210,7 @@ impl Selector {
         let mut rules: Vec<(SelectionRule, Vec<usize>)> = Vec::new();
         let mut sorted = windows.clone();
         sorted.sort_unstable();
-        // The least window says first what does not fit.
+        // The smallest window is the first that something does not fit into.
         for window in sorted {
             rule(window).check()?;
         }
@@ -231,7 +230,7 @@ impl Selector {
     }
 }
 
-/// The intervals of all heads, from those of the heads of each rule.
+/// Intervals of all heads, assembled from those of each rule.
 fn each_head(
     rules: &[(SelectionRule, Vec<usize>)],
     scores: &Tensor<3>,
@@ -265,11 +264,11 @@ fn each_head(
     made.select(1, of(&places))
 }
 
-/// Keys of a part of a row that is summed by itself.
+/// Keys per separately summed part of a row.
 const PART: usize = 256;
 
-/// The rows of `[batch, kv_heads, k_len]` in parts, `[batch, kv_heads, parts, keys]`, zeros behind the last key. A reduction
-/// gives a row to few units: of the few and long rows of a long sequence most of a GPU would wait.
+/// Rows of `[batch, kv_heads, k_len]` in parts, `[batch, kv_heads, parts, keys]`, zero-padded. A reduction gives a
+/// row to few units, so the few long rows of a long sequence would leave most of a GPU idle.
 fn in_parts(rows: Tensor<3>) -> Tensor<4> {
     let [batch, heads, k_len] = rows.dims();
     let keys = k_len.min(PART);
@@ -289,17 +288,17 @@ fn sums(parts: Tensor<4>) -> Tensor<4> {
     parts.sum_dim(2).sum_dim(3)
 }
 
-/// The share of each key in what is charged to its head, [in parts](in_parts), f32: of the positions of all keys, those at
-/// which it is kept by its rank or is a runner-up (none below 1).
+/// Share of each key in its head's total, [in parts](in_parts), f32: the positions at which its rank keeps it or it
+/// is a runner-up (negative counts as 0), divided by their sum over all keys.
 fn shares(positions: Tensor<3, Int>) -> Tensor<4> {
     let positions = in_parts(positions.clamp_min(0).cast(FloatDType::F32));
     let all = sums(positions.clone());
-    // Of a head none of whose keys is a candidate there is nothing to charge.
+    // A head without candidates has nothing to centre.
     let none = all.clone().equal_elem(0);
     positions / all.mask_fill(none, 1)
 }
 
-/// A rank whose gradient is that of `rank` less its share of the sum. Only the gradient of the result is of use.
+/// A rank whose gradient is that of `rank` minus its share of the sum. Only the gradient of the result is used.
 pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<4>>) -> Tensor<3> {
     let Some(shares) = shares else { return rank };
     let [batch, heads, k_len] = rank.dims();
@@ -311,9 +310,9 @@ pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<4>>) -> Tensor<3> {
 }
 
 twin! {
-    /// Selects the `window` highest scored visible keys of each query, exactly, as one interval per key: the short form of
-    /// [`Selector::top`](crate::Selector::top). `scores` are those of [`Selector::select`](crate::Selector::select);
-    /// `window >= k_len` keeps every key.
+    /// Selects exactly the `window` highest scored visible keys of each query, as one interval per key: the short
+    /// form of [`Selector::top`](crate::Selector::top). For `scores` see
+    /// [`Selector::select`](crate::Selector::select); `window >= k_len` keeps every key.
     pub fn select(scores: Tensor<3>, window: usize) -> Intervals = try_select;
 }
 

@@ -1,4 +1,4 @@
-//! The calls that most models need, as functions: each is one of the builders with its usual parts.
+//! Functions for the most common calls, each a builder with its usual parts.
 
 use super::attention::Attention;
 use super::masked::MaskedAttention;
@@ -8,9 +8,9 @@ use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions};
 
 twin! {
-    /// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score among those it may
-    /// see, and each logit gets its key's score. [`Attention`] has the formula, the shapes and the types, and more: the
-    /// LSE beside the output, and intervals that were selected before.
+    /// Dynamic-mask attention: every query attends to the `options.keep_window` visible keys of greatest score, and
+    /// each logit gets its key's score. [`Attention`] has the formula, the shapes and the types, and more: the LSE,
+    /// and given intervals.
     pub fn dynamic_mask_attention(
         q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>, options: AttentionOptions
     ) -> Tensor<4> = try_dynamic_mask_attention;
@@ -20,8 +20,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is
-/// computed then.
+/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is computed then.
 pub fn try_dynamic_mask_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -44,7 +43,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// Those of [`try_dynamic_mask_attention`].
+/// See [`try_dynamic_mask_attention`].
 pub fn try_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -55,8 +54,8 @@ pub fn try_attention(
 }
 
 twin! {
-    /// Dynamic-mask attention from its learned parameters: [`zoh_scores`](crate::zoh_scores()) of `v`,
-    /// then [`dynamic_mask_attention`]. `v` has two gradient paths.
+    /// Dynamic-mask attention from DMA's learned parameters: [`zoh_scores`](crate::zoh_scores()) of `v`, then
+    /// [`dynamic_mask_attention`]. `v` has two gradient paths.
     ///
     /// `dt_proj` is `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`.
     pub fn flash_dma_attention(
@@ -69,7 +68,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// Those of [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
+/// Errors of [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
 pub fn try_flash_dma_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -84,8 +83,8 @@ pub fn try_flash_dma_attention(
 
 twin! {
     /// Attention under a mask and a bias, and causal masking if the options ask for it. [`MaskedAttention`] has the
-    /// formula, the shapes and the types. The mask is cut into tiles first; to do so once for several calls, make a
-    /// [`TilePlan`](crate::TilePlan) and pass it to [`MaskedAttention::plan`].
+    /// formula, the shapes and the types. Cuts the mask into tiles first; to do that once for several calls, pass a
+    /// [`TilePlan`](crate::TilePlan) to [`MaskedAttention::plan`].
     ///
     /// ```
     /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
@@ -97,7 +96,7 @@ twin! {
     /// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
     /// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
     /// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-    /// // One number per key and kv head, and no key attends to the last ten.
+    /// // One bias per key and kv head, and no key attends to the last ten.
     /// let bias = Tensor::<4>::random([1, 2, 1, 100], normal, &device).require_grad();
     /// let padding = Tensor::<1, burn::tensor::Int>::arange(0..100, &device).greater_equal_elem(90);
     ///

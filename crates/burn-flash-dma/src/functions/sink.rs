@@ -1,4 +1,4 @@
-//! A logit that no key has, in the softmax of every query.
+//! A sink logit without a key, in the softmax of every query.
 
 use crate::fallback::sink;
 use crate::validate::{as_f32, check_element, check_shape, computes_in, element_type, same_device};
@@ -7,9 +7,9 @@ use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 
 twin! {
-    /// The `(out, lse)` of an attention in whose softmax each query head has one more logit, with which no value goes, as
-    /// in models with a *learnable sink*, such as gpt-oss: a query that none of its keys matches can attend to nothing.
-    /// `out` becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits. (A sink among the keys,
+    /// Adds a logit without a value to the softmax of each query head, given the `(out, lse)` of an attention: the
+    /// *learnable sink* of models such as gpt-oss, by which a query that matches no key can attend to nothing. `out`
+    /// becomes `out * sigmoid(lse - logits)`, and the LSE that of all logits. (A sink among the keys,
     /// [`Selector::sinks`](crate::Selector::sinks), takes a place in the window instead.)
     ///
     /// | tensor | shape | type |
@@ -18,11 +18,11 @@ twin! {
     /// | `lse`, and the result's | `[batch, q_heads, q_len]` | f32 |
     /// | `logits` | `[q_heads]` | f32, f16 or bf16; finite |
     ///
-    /// `out` and `lse` may come from any call that gives an LSE. Differentiable in all three; the factor is computed in f32
-    /// and rounded to the type of `out`. It has the rounding of the LSE, which is one f32: a relative error of up to 3e-5 at
-    /// an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays zero.
-    /// Runners-up are weighed among the keys alone; [`Attention::forward_with_sink`](crate::Attention::forward_with_sink)
-    /// weighs them beside the logit.
+    /// `out` and `lse` may come from any call that gives an LSE. Differentiable in all three; the factor is computed
+    /// in f32 and rounded to the type of `out`. It has the rounding of an f32 LSE: a relative error of up to 3e-5 at
+    /// an LSE of 1000, of 3e-2 at 1e6, if the logit is near it. A row that attends to nothing (an LSE of −∞) stays
+    /// zero. The gradients of runners-up do not see the logit; in
+    /// [`Attention::forward_with_sink`](crate::Attention::forward_with_sink) they do.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -46,7 +46,7 @@ twin! {
     ) -> (Tensor<4>, Tensor<3>) = try_learnable_sink;
 }
 
-/// One logit per query head on this device, in f32.
+/// Checks for one logit per query head on this device, and casts to f32.
 pub(super) fn checked_logits(
     logits: Tensor<1>,
     heads: usize,
@@ -76,7 +76,7 @@ pub fn try_learnable_sink(
     same_device(&device, TensorName::Lse, lse.device())?;
     let logits = checked_logits(logits, heads, &device)?;
     if shape.contains(&0) {
-        // Burn reshapes no empty tensors. The logits have a gradient nevertheless, of zeros.
+        // Burn cannot reshape empty tensors. The logits still have a gradient, of zeros.
         let nothing = logits.sum() * 0.0;
         let of_rows = nothing.clone().reshape([1; 4]).cast(out.dtype());
         return Ok((out + of_rows, lse + nothing.reshape([1; 3])));

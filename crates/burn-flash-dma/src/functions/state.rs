@@ -1,10 +1,10 @@
-//! The states of the builders, as types, so that combinations without a meaning do not compile.
+//! States of the builders, as types, so that meaningless combinations do not compile.
 //!
 //! | builder | without | with |
 //! |---|---|---|
-//! | [`Attention`](crate::Attention) | [`AllKeys`]: dense, may be given scores or intervals | [`ScoredKeys`]: may be given intervals; [`SelectedKeys`] |
-//! | [`PackedAttention`](crate::PackedAttention) | [`AllKeys`]: may be given scores, or what makes it [`Masked`] | [`ScoredKeys`], [`Masked`] |
-//! | [`MaskedAttention`](crate::MaskedAttention) | [`NoMask`]: may be given a mask or a plan | [`Masked`] |
+//! | [`Attention`](crate::Attention) | [`AllKeys`]: dense, accepts scores or intervals | [`ScoredKeys`]: accepts intervals; [`SelectedKeys`] |
+//! | [`PackedAttention`](crate::PackedAttention) | [`AllKeys`]: accepts scores, or anything that makes it [`Masked`] | [`ScoredKeys`], [`Masked`] |
+//! | [`MaskedAttention`](crate::MaskedAttention) | [`NoMask`]: accepts a mask or a plan | [`Masked`] |
 
 /// No scores: every visible key is attended.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub struct ScoredKeys;
 #[derive(Clone, Copy, Debug)]
 pub struct SelectedKeys;
 
-/// No mask: every key is shown, but for causal masking.
+/// No mask: every key is visible, causal masking aside.
 #[derive(Clone, Copy, Debug)]
 pub struct NoMask;
 

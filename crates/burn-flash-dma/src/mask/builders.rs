@@ -1,20 +1,20 @@
-//! Masks made of lengths, windows, documents and biases.
+//! Masks from lengths, windows, documents and biases.
 
 use super::polarity::{AttentionMask, broadcast_shape, expand};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-/// The rule by which [`AttentionMask::in_key_blocks`] shows or hides a block of keys.
+/// How [`AttentionMask::in_key_blocks`] shows or hides a block of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockRule {
-    /// Show the block if the query sees any of its keys. Never hides a visible key.
+    /// Shows the block if the query sees any of its keys. Never hides a visible key.
     Any,
-    /// Show the block if the query sees more than half of its keys. May hide visible keys.
+    /// Shows the block if the query sees more than half of its keys. May hide visible keys.
     Majority,
 }
 
 impl AttentionMask {
-    /// Bottom-right aligned causal masking, `[1, 1, q_len, k_len]`, to combine with other masks (attention has an option
-    /// for it): query `i` sees the keys `j <= i + k_len - q_len`.
+    /// Bottom-right aligned causal masking, `[1, 1, q_len, k_len]`, to combine with other masks (attention has an
+    /// option for it): query `i` sees the keys `j <= i + k_len - q_len`.
     #[must_use]
     pub fn causal(lengths: [usize; 2], device: &Device) -> Self {
         Self::visible(distance(lengths, device).greater_equal_elem(0))
@@ -28,8 +28,8 @@ impl AttentionMask {
         Self::visible(distance.greater_equal_elem(0).bool_and(near))
     }
 
-    /// Padding behind sequences of the given `lengths` `[batch]`: `[batch, 1, 1, k_len]`. Sequence `b` shows
-    /// the keys `j < lengths[b]`.
+    /// Padding after sequences of the given `lengths` `[batch]`: `[batch, 1, 1, k_len]`. Sequence `b` shows the keys
+    /// `j < lengths[b]`.
     #[must_use]
     pub fn padding(lengths: Tensor<1, Int>, k_len: usize) -> Self {
         let (batch, device) = (lengths.dims()[0], lengths.device());
@@ -43,8 +43,8 @@ impl AttentionMask {
         Self::visible(keys.lower(lengths.reshape([batch, 1, 1, 1]).expand(shape)))
     }
 
-    /// Packed sequences: `documents` `[batch, len]` holds the document of each token, and a token sees the tokens of
-    /// its own document: `[batch, 1, len, len]`.
+    /// Packed sequences, `[batch, 1, len, len]`: `documents` `[batch, len]` holds the document of each token, and a
+    /// token sees the tokens of its own document.
     #[must_use]
     pub fn documents(documents: Tensor<2, Int>) -> Self {
         let [batch, len] = documents.dims();
@@ -63,10 +63,10 @@ impl AttentionMask {
         Self::visible(bias.greater_elem(threshold))
     }
 
-    /// The `window` keys of greatest bias of each query, exactly: `[batch, heads, q_len, k_len]` for a bias
-    /// `[batch, heads, q_len | 1, k_len]`. A tie goes to the lower index; a bias of −∞ or NaN is never kept.
+    /// Exactly the `window` keys of greatest bias of each query: `[batch, heads, q_len, k_len]` for a bias `[batch,
+    /// heads, q_len | 1, k_len]`. A tie goes to the lower index; a bias of −∞ or NaN is never kept.
     ///
-    /// With `among`, only the keys that it shows are candidates, so a query may keep fewer than `window`.
+    /// With `among`, only the keys it shows are candidates, so a query may keep fewer than `window`.
     ///
     /// # Panics
     ///
@@ -89,7 +89,7 @@ impl AttentionMask {
         if window >= k_len {
             return Self::visible(seen);
         }
-        // The bias of the last key that is kept; of those equal to it, the first ones that there is room for.
+        // The lowest bias that is kept; among the keys equal to it, the first ones that there is room for.
         let sorted = bias.clone().sort_descending(3);
         let last = sorted.narrow(3, window - 1, 1).expand(shape);
         let greater = bias.clone().greater(last.clone());
@@ -101,8 +101,8 @@ impl AttentionMask {
         Self::visible(greater.bool_or(kept).bool_and(seen))
     }
 
-    /// The mask with blocks of `block` keys, aligned to multiples of it, shown or hidden as a whole: fewer blocks are
-    /// partial, so more are skipped. A block of 64, as in a [`TilePlan`](crate::TilePlan), leaves none partial.
+    /// Shows or hides aligned blocks of `block` keys as a whole: fewer blocks are partial, so more are skipped.
+    /// Blocks of 64, as in a [`TilePlan`](crate::TilePlan), leave none partial.
     ///
     /// # Panics
     ///
@@ -126,7 +126,7 @@ impl AttentionMask {
         let counts = ones.reshape([rows, blocks, block]).sum_dim(2);
         let shown = match rule {
             BlockRule::Any => counts.greater_elem(0),
-            // The last block may be shorter: half of the keys it has.
+            // The last block may be shorter; half counts the keys it has.
             BlockRule::Majority => {
                 let mut sizes = vec![i32_of(block); blocks];
                 sizes[blocks - 1] = i32_of(block - rest);
@@ -142,7 +142,7 @@ impl AttentionMask {
         Self::visible(shown.reshape([batch, heads, q_len, k_len]))
     }
 
-    /// The pairs that both masks show; axes of size 1 broadcast.
+    /// Pairs that both masks show; axes of size 1 broadcast.
     ///
     /// # Panics
     ///
@@ -153,7 +153,7 @@ impl AttentionMask {
         Self::visible(a.bool_and(b))
     }
 
-    /// The pairs that at least one of the masks shows; axes of size 1 broadcast.
+    /// Pairs that at least one mask shows; axes of size 1 broadcast.
     ///
     /// # Panics
     ///
@@ -170,7 +170,7 @@ impl AttentionMask {
     }
 }
 
-/// The distance of each key from the last one that its query sees, `[1, 1, q_len, k_len]`: negative for later keys.
+/// Distance of each key from the last one its query sees, `[1, 1, q_len, k_len]`: negative for later keys.
 fn distance([q_len, k_len]: [usize; 2], device: &Device) -> Tensor<4, Int> {
     let shape = [1, 1, q_len, k_len];
     if shape.contains(&0) {

@@ -1,4 +1,4 @@
-//! Masks, and the forms that they are cut into.
+//! Masks, key ranges and tile plans.
 
 mod builders;
 pub(crate) mod plan;

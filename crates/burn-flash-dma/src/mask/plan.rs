@@ -1,4 +1,4 @@
-//! The tiles that a mask is cut into.
+//! Tile plans of masks.
 
 use super::polarity::AttentionMask;
 use super::ranges::KeyRanges;
@@ -11,15 +11,15 @@ use burn::backend::{Backend, Dispatch, TensorMetadata};
 use burn::tensor::{Bool, Int, IntDType, Shape, Slice, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry};
 
-/// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
-/// pairs of it are visible, so that empty blocks are skipped and full ones are not tested.
+/// A mask as attention reads it: one bit per pair, and for each block of 16 queries and 64 keys the number of visible
+/// pairs, so that empty blocks are skipped and full ones are not tested.
 ///
-/// A plan is an eighth of its mask in size and does not need the mask any more. It serves every layer with the same mask:
-/// build it once, and pass it to [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking
-/// are fixed; axes that the mask broadcasts stay broadcast.
+/// A plan is an eighth the size of its mask and does not need the mask any more. It serves every layer with the same
+/// mask: build it once, and pass it to [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and
+/// causal masking are fixed; axes that the mask broadcasts stay broadcast.
 ///
-/// Where each query sees one range of keys, as under a sliding window, [`from_ranges`](Self::from_ranges) makes the
-/// plan without any mask.
+/// If each query sees one range of keys, as in a sliding window, [`from_ranges`](Self::from_ranges) makes the plan
+/// without a mask.
 #[derive(Clone, Debug)]
 pub struct TilePlan {
     bits: Tensor<5, Int>,
@@ -29,8 +29,8 @@ pub struct TilePlan {
 
 impl TilePlan {
     twin! {
-        /// The plan of a mask for `lengths = [q_len, k_len]`, with bottom-right aligned causal masking on top of it
-        /// if `causal`.
+        /// Plan of a mask for `lengths = [q_len, k_len]`, combined with bottom-right aligned causal masking if
+        /// `causal`.
         pub fn new(mask: AttentionMask, lengths: [usize; 2], causal: bool) -> Self = Self::try_new;
     }
 
@@ -51,8 +51,8 @@ impl TilePlan {
     }
 
     twin! {
-        /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with bottom-right
-        /// aligned causal masking on top of it if `causal`. Only the bits are `q_len` times `k_len`.
+        /// Plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, combined with
+        /// bottom-right aligned causal masking if `causal`. Only the bits take `q_len` times `k_len`.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -61,7 +61,7 @@ impl TilePlan {
         ///
         /// let device = Device::flex();
         /// let ids = Tensor::<2, Int>::from_data([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]], &device);
-        /// // A window of 3 within documents, which may be shown by a mask, too.
+        /// // A window of 3 within documents, which a mask could show as well.
         /// let ranges = KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([10, 10], 3, &device));
         /// let mask = AttentionMask::documents(ids).and(AttentionMask::sliding_window([10, 10], 3, &device));
         ///
@@ -92,7 +92,7 @@ impl TilePlan {
         Ok(Self::from_tensors(tensors, geometry))
     }
 
-    /// The plan of a mask of a geometry's shape.
+    /// Plan of a mask in the shape of a geometry.
     pub(crate) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
         let (mask, hidden) = mask.into_parts();
         let tensors = Dispatch::masked_attention_plan(mask.into_dispatch(), hidden, geometry);
@@ -107,27 +107,27 @@ impl TilePlan {
         }
     }
 
-    /// The shapes, lengths and causal masking that the plan was made for.
+    /// Shapes, lengths and causal masking of the plan.
     #[must_use]
     pub fn geometry(&self) -> &PlanGeometry {
         &self.geometry
     }
 
-    /// How many pairs of each block are visible, `[batch, heads, q_len / 16, k_len / 64]` (rounded up):
-    /// 0 is an empty block, [`PlanGeometry::pairs`] a full one.
+    /// Number of visible pairs in each block, `[batch, heads, q_len / 16, k_len / 64]` (rounded up): 0 for an empty
+    /// block, [`PlanGeometry::pairs`] for a full one.
     #[must_use]
     pub fn counts(&self) -> &Tensor<4, Int> {
         &self.counts
     }
 
-    /// One bit per pair, `[batch, heads, key_blocks, queries, 2]` as [`PlanGeometry`] says.
+    /// One bit per pair, `[batch, heads, key_blocks, queries, 2]`, laid out as in [`PlanGeometry`].
     #[must_use]
     pub fn bits(&self) -> &Tensor<5, Int> {
         &self.bits
     }
 
-    /// What the mask shows the queries of some rows, or all of them if it has one row for all:
-    /// `[batch, heads, rows | 1, k_len | 1]` in the mask's axes, causal masking aside.
+    /// Rows of the mask for some queries, or its single row if it has one for all: `[batch, heads, rows | 1, k_len |
+    /// 1]` in the mask's axes, causal masking aside.
     pub(crate) fn visible_rows(&self, queries: Tensor<1, Int>) -> Tensor<4, Bool> {
         let (mut geometry, mut bits) = (self.geometry, self.bits.clone());
         if geometry.mask[2] > 1 {
@@ -145,7 +145,6 @@ impl TilePlan {
     }
 }
 
-/// Bits of a word.
 const WORD: usize = 32;
 const KEYS: usize = PlanGeometry::KEY_BLOCK;
 

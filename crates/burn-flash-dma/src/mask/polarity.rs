@@ -3,10 +3,9 @@
 use crate::fallback::tensors::unless_empty;
 use burn::tensor::{Bool, Device, Tensor, kind::Basic};
 
-/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that states what its `true` means.
+/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that states the meaning of `true`.
 ///
-/// Burn's own `attention` hides where its mask is `true`, other libraries show there; here the constructor
-/// says which.
+/// `true` hides in Burn's own `attention` and shows in other libraries; here the constructor says which.
 #[derive(Clone, Debug)]
 pub struct AttentionMask {
     tensor: Tensor<4, Bool>,
@@ -42,13 +41,13 @@ impl AttentionMask {
         }
     }
 
-    /// The shape of the mask.
+    /// Shape of the mask.
     #[must_use]
     pub fn dims(&self) -> [usize; 4] {
         self.tensor.dims()
     }
 
-    /// The rows `queries` of [`into_visible`](Self::into_visible), at least one, or its one row if it has one for all.
+    /// The rows `queries` of [`into_visible`](Self::into_visible), at least one, or its single row for all.
     pub(crate) fn into_visible_rows(self, queries: &[usize]) -> Tensor<4, Bool> {
         let tensor = match self.tensor.dims()[2] {
             1 => self.tensor,
@@ -65,7 +64,7 @@ impl AttentionMask {
         self.tensor.device()
     }
 
-    /// The tensor, and whether its `true` hides.
+    /// The tensor, and true if its `true` hides.
     pub(super) fn into_parts(self) -> (Tensor<4, Bool>, bool) {
         (self.tensor, self.hidden)
     }
@@ -93,7 +92,6 @@ pub(super) fn broadcast_shape<const D: usize>(
     })
 }
 
-/// The tensor in a shape that it broadcasts to.
 pub(super) fn expand<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     shape: [usize; D],

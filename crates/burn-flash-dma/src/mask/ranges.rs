@@ -7,23 +7,23 @@ use crate::validate::check_len;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry};
 
-/// The keys that each query sees, if they are one range: query `i` sees the keys `first <= j < end`, and none if
-/// `end <= first`. A [`TilePlan`](crate::TilePlan) is made of O(q_len) numbers, where a mask has
-/// `q_len * k_len`.
+/// The keys that each query sees, as one range: query `i` sees the keys `first <= j < end`, and none if `end <=
+/// first`. These are O(q_len) numbers, where a mask has `q_len * k_len`. Used to make a
+/// [`TilePlan`](crate::TilePlan).
 ///
-/// The constructors have the names of those of [`AttentionMask`](crate::AttentionMask), and show the same keys.
+/// The constructors have the names of [`AttentionMask`](crate::AttentionMask)'s and show the same keys.
 #[derive(Clone, Debug)]
 pub struct KeyRanges {
     first: Tensor<3, Int>,
     end: Tensor<3, Int>,
 }
 
-/// Elements of a piece of a running maximum.
+/// Elements of a part of a running maximum.
 const PIECE: usize = 256;
 
 impl KeyRanges {
     /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integer
-    /// type. A range that reaches past the keys is cut off.
+    /// type. Ranges are clipped to the existing keys.
     ///
     /// The shapes are checked by [`TilePlan::try_from_ranges`](crate::TilePlan::try_from_ranges), which knows the
     /// lengths.
@@ -41,13 +41,13 @@ impl KeyRanges {
         let queries = reshaped(queries, [1, 1, q_len]);
         let end = queries.add_scalar(shift + 1);
         let window = i32::try_from(window).unwrap_or(i32::MAX);
-        // A range that ends before the first key is empty wherever it begins; so nothing passes 32 bits.
+        // A range that ends before the first key is empty wherever it begins; so nothing exceeds 32 bits.
         let first = end.clone().clamp_min(0).sub_scalar(window);
         Self::new(first, end)
     }
 
-    /// Padding behind sequences of the given `lengths` `[batch]`, `[batch, 1, 1]`: sequence `b` shows the keys
-    /// `j < lengths[b]`.
+    /// Padding after sequences of the given `lengths` `[batch]`, `[batch, 1, 1]`: sequence `b` shows the keys `j <
+    /// lengths[b]`.
     #[must_use]
     pub fn padding(lengths: Tensor<1, Int>) -> Self {
         let [batch] = lengths.dims();
@@ -58,7 +58,7 @@ impl KeyRanges {
     /// Packed sequences, `[batch, 1, len]`: `documents` `[batch, len]` holds the document of each token, and a
     /// token sees the run of tokens of the same document around it.
     ///
-    /// The same as [`AttentionMask::documents`](crate::AttentionMask::documents) if the tokens of each document are
+    /// Equal to [`AttentionMask::documents`](crate::AttentionMask::documents) if the tokens of each document are
     /// contiguous, as with ascending ids. A document whose id comes back after another one counts as two here.
     #[must_use]
     pub fn documents(documents: Tensor<2, Int>) -> Self {
@@ -72,13 +72,13 @@ impl KeyRanges {
             let range = Tensor::<1, Int>::arange(from as i64..to as i64, &device);
             range.reshape([1, to - from]).expand([batch, to - from])
         };
-        // Whether another document begins behind each token but the last.
+        // True where another document begins after a token (all but the last).
         let changes: Tensor<2, Bool> =
             (documents.clone().narrow(1, 0, len - 1)).not_equal(documents.narrow(1, 1, len - 1));
         let zeros = at(0, 1);
         let first = at(1, len).mask_fill(changes.clone().bool_not(), 0);
         let first = running_max(Tensor::cat(vec![zeros.clone(), first], 1));
-        // Seen from behind, ends are firsts: how many tokens stand behind the end of a run.
+        // Counted from the end, ends are firsts: the number of tokens after the end of a run.
         let behind = at(1, len).mul_scalar(-1).add_scalar(len as i64);
         let behind = behind.mask_fill(changes.bool_not(), 0);
         let behind = running_max(Tensor::cat(vec![behind, zeros], 1).flip([1])).flip([1]);
@@ -88,10 +88,10 @@ impl KeyRanges {
     }
 
     twin! {
-        /// Packed sequences whose documents may have other numbers of queries than keys, `[batch, 1, q_len]`: a query sees
-        /// the keys of the document with its own number. If `causal`, each document is aligned bottom-right by itself: of
-        /// `m` queries and `n` keys, query `i` sees the keys `j <= i + n - m`. The causal masking is in the ranges, so the
-        /// plan and the call are to be made without. Padding sees nothing.
+        /// Packed sequences whose documents may differ in numbers of queries and keys, `[batch, 1, q_len]`: a query
+        /// sees the keys of the document with its own number. If `causal`, each document is aligned bottom-right by
+        /// itself: of `m` queries and `n` keys, query `i` sees the keys `j <= i + n - m`. The ranges contain the
+        /// causal masking, so make the plan and the call without it. Padding sees nothing.
         ///
         /// ```
         /// # #[cfg(feature = "flex")] {
@@ -121,9 +121,9 @@ impl KeyRanges {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::DocumentBatch`] or [`AttentionError::DocumentCounts`] if queries and keys are not those of as
-    /// many sequences and documents, [`AttentionError::DocumentTokens`] if the sequences of one of them are not equally
-    /// long, or [`AttentionError::TooLarge`].
+    /// [`AttentionError::DocumentBatch`] or [`AttentionError::DocumentCounts`] if queries and keys differ in the
+    /// number of sequences or documents, [`AttentionError::DocumentTokens`] if the sequences of one of them are not
+    /// equally long, or [`AttentionError::TooLarge`].
     pub fn try_packed(
         [queries, keys]: [&Documents; 2],
         causal: bool,
@@ -168,7 +168,7 @@ impl KeyRanges {
         Ok(Self::new(first, end))
     }
 
-    /// The same as a mask over `k_len` keys, `[batch, heads, q_len, k_len]` in the axes of the ranges.
+    /// The ranges as a mask over `k_len` keys, `[batch, heads, q_len, k_len]` in the axes of the ranges.
     pub(crate) fn into_mask(self, k_len: usize) -> AttentionMask {
         let [first, end] = self.into_bounds();
         let [batch, heads, queries] = first.dims();
@@ -183,7 +183,7 @@ impl KeyRanges {
         AttentionMask::visible(behind.bool_and(keys.lower(wide(end))))
     }
 
-    /// The keys that both show; axes of size 1 broadcast.
+    /// Keys that both show; axes of size 1 broadcast.
     ///
     /// # Panics
     ///
@@ -206,7 +206,6 @@ impl KeyRanges {
         self.first.device()
     }
 
-    /// The geometry of the plan.
     pub(super) fn geometry(
         &self,
         lengths: [usize; 2],
@@ -221,13 +220,12 @@ impl KeyRanges {
         Ok(geometry)
     }
 
-    /// First and end in one shape.
     pub(super) fn into_bounds(self) -> [Tensor<3, Int>; 2] {
         let shape = broadcast_shape(self.first.dims(), self.end.dims(), "ranges");
         [self.first, self.end].map(|keys| expand(keys, shape))
     }
 
-    /// First and end in the shape of the geometry's mask with one key.
+    /// First and end in the shape of the geometry's mask with a single key.
     pub(super) fn into_columns(self, geometry: &PlanGeometry) -> [Tensor<4, Int>; 2] {
         let [batch, heads, queries, _] = geometry.mask;
         [self.first, self.end].map(|keys| {
@@ -237,7 +235,7 @@ impl KeyRanges {
     }
 }
 
-/// The same numbers as i32, the nearest where they do not fit.
+/// Converts to i32, saturating.
 fn saturate(keys: Tensor<3, Int>) -> Tensor<3, Int> {
     let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
     match keys.dtype() {
@@ -248,8 +246,8 @@ fn saturate(keys: Tensor<3, Int>) -> Tensor<3, Int> {
     }
 }
 
-/// The maximum of each element, none of which is negative, and those before it on the second axis. Burn's own reads
-/// all of these for each element, so it is only asked for pieces.
+/// Running maximum of non-negative elements along the second axis. Burn's own rereads all earlier elements for each,
+/// so it is only called on parts.
 fn running_max(values: Tensor<2, Int>) -> Tensor<2, Int> {
     let [batch, len] = values.dims();
     if len <= PIECE {

@@ -45,24 +45,24 @@ pub struct DynamicMaskAttentionConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// Kind of the scores. Default: [`Scores::Ranking`], which is refused in training under
-    /// a mask that differs between queries.
+    /// Kind of the scores. Default: [`Scores::Ranking`], which cannot be trained under a mask that differs between
+    /// queries.
     #[config(default = "Scores::Ranking")]
     pub scores: Scores,
     /// Which keys a query keeps. Default: all.
     #[config(default = "Selection::new()")]
     pub selection: Selection,
-    /// Training of the scores by their ranks. Default: [`ScoreLearning::of`] the scores.
+    /// How the scores learn from their ranks. Default: [`ScoreLearning::of`] the scores.
     pub learning: Option<ScoreLearning>,
-    /// How the logits are made and weighed.
+    /// How the logits are computed and turned into weights.
     #[config(default = "Logits::new()")]
     pub logits: Logits,
     /// Rotary position encoding of q and k. Default: none.
     pub rope: Option<Rope>,
-    /// Norm of each head of q and k, before the rotary encoding. Default: an RMS norm with the epsilon 1e-5.
+    /// RMS norm of each head of q and k, before the rotary encoding. Default: epsilon 1e-5.
     #[config(default = "QkNorm::default()")]
     pub qk_norm: QkNorm,
-    /// Whether the four projections have biases, and with [`Scores::Dma`] the projection of the scores. Default: false.
+    /// Adds biases to the four projections, and with [`Scores::Dma`] to that of the scores. Default: false.
     #[config(default = false)]
     pub bias: bool,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
@@ -70,16 +70,16 @@ pub struct DynamicMaskAttentionConfig {
     pub initializer: Initializer,
 }
 
-/// Self-attention whose heads each keep the keys that their learned scores rank highest.
+/// Self-attention in which each head keeps the keys that its learned scores rank highest.
 ///
-/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; [`Scores`], f32 whatever the
-/// parameters are; dynamic-mask attention; output projection. `x` is to be normalised, as it is in a pre-norm block.
+/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; [`Scores`], in f32 whatever the type of the
+/// parameters; dynamic-mask attention; output projection. `x` should already be normalised, as in a pre-norm block.
 ///
-/// The seeds of the dropout follow from a random number that the layer draws when it is made, so [`Device::seed`] before
-/// that makes a run of one thread repeatable. A recorded graph of launches would repeat its mask.
+/// Dropout seeds follow from a random number drawn when the layer is made, so [`Device::seed`] before that makes a
+/// single-threaded run repeatable. A recorded graph of launches would repeat its mask.
 ///
-/// In a record the parameters of the scores stand beside the projections, `dt_proj`, `dt_bias` and `a` or `score_proj`; it
-/// fits the layers of its own form only.
+/// In a record, the parameters of the scores (`dt_proj`, `dt_bias` and `a`, or `score_proj`) stand next to the
+/// projections. It loads only into layers with the same kind of scores.
 #[derive(Module, Debug)]
 pub struct DynamicMaskAttention {
     /// `[d_model, n_heads * head_dim]`.
@@ -91,7 +91,7 @@ pub struct DynamicMaskAttention {
     /// `[n_heads * head_dim, d_model]`.
     pub o_proj: Linear,
     scorer: Inline,
-    /// The logit of each query head that has no key: `[n_heads]`, which starts at zero.
+    /// Learned sink logit of each query head: `[n_heads]`, initialised to zero.
     pub sink_logits: Option<Param<Tensor<1>>>,
     /// Normalises the features of each head of q.
     pub q_norm: Option<RmsNorm>,
@@ -116,20 +116,20 @@ pub struct DynamicMaskAttention {
 }
 
 impl DynamicMaskAttentionConfig {
-    /// Features per head, given or derived.
+    /// Features per head, configured or derived.
     #[must_use]
     pub fn resolved_head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1))
     }
 
-    /// Number of key/value heads, given or derived.
+    /// Number of key/value heads, configured or derived.
     #[must_use]
     pub fn resolved_kv_heads(&self) -> usize {
         self.n_kv_heads.unwrap_or(self.n_heads)
     }
 
     twin! {
-        /// Makes the module on a device.
+        /// Creates the module on a device.
         pub fn init(&self, device: &Device) -> DynamicMaskAttention = Self::try_init;
     }
 
@@ -137,8 +137,8 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the selection, the logits, the epsilon of the norms or the rotary
-    /// encoding are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the selection, the logits, the epsilon of the norms or
+    /// the rotary encoding are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let logits = &self.logits;
@@ -202,7 +202,8 @@ impl DynamicMaskAttentionConfig {
 
 impl DynamicMaskAttention {
     twin! {
-        /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`DynamicMaskInput`].
+        /// Attention over a sequence, `[batch, len, d_model]` to the same shape. Takes a tensor or a
+        /// [`DynamicMaskInput`].
         pub fn forward(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> = Self::try_forward;
     }
 
@@ -210,9 +211,10 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the lengths,
-    /// documents or mask of the input do not fit it, documents meet a layer that is not causal, or runners-up or scores
-    /// that only rank are to be trained under a mask that differs between queries. Nothing is computed then, but scores in
+    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the
+    /// lengths, documents or mask do not fit, documents meet a layer that is not causal, or a mask that differs
+    /// between queries meets, in training, runners-up or scores that only rank. Nothing is computed then, except
+    /// scores in the last case.
     /// the last case.
     pub fn try_forward(
         &self,
@@ -226,8 +228,8 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
-        /// (f16 and bf16 are cast up), for what the layer's [`ScoreRole`] says; padding is hidden whatever they say.
+        /// [`forward`](Self::forward) with given scores instead of the layer's own: `[batch, n_kv_heads, len]`, f32
+        /// (f16 and bf16 are cast up), used in the layer's [`ScoreRole`]. Padding is hidden whatever its scores.
         pub fn forward_with_scores(
             &self, input: impl Into<DynamicMaskInput>, scores: Tensor<3>
         ) -> Tensor<3> = Self::try_forward_with_scores;
@@ -237,8 +239,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError`] if the shape, the element type or the device
-    /// of the scores does not fit.
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError`] if the shape, the element type or the
+    /// device of the scores does not fit.
     pub fn try_forward_with_scores(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -256,7 +258,7 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// [`forward`](Self::forward), and the selection that it has made: a constant, for
+        /// [`forward`](Self::forward), and the selection it made: a constant, for
         /// [`forward_with_intervals`](Self::forward_with_intervals).
         pub fn forward_and_intervals(
             &self, input: impl Into<DynamicMaskInput>
@@ -267,8 +269,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
-    /// between queries: the keys that it leaves are on no intervals.
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
+    /// between queries, whose selection is not one interval per key.
     pub fn try_forward_and_intervals(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -279,9 +281,9 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// As [`forward`](Self::forward), with a selection that it has made before: to compute a layer a second time, as
-        /// checkpointing does (`train::Checkpointed`). The scores are computed again, and rank the runners-up of the first
-        /// time. With dropout the mask is another one; `train::Selections` keeps that, too.
+        /// [`forward`](Self::forward) with an earlier selection, to recompute a layer as checkpointing does
+        /// (`train::Checkpointed`). The scores are computed again, and rank the runners-up of the first time. With
+        /// dropout the mask differs; `train::Selections` keeps that too.
         pub fn forward_with_intervals(
             &self, input: impl Into<DynamicMaskInput>, intervals: &Intervals
         ) -> Tensor<3> = Self::try_forward_with_intervals;
@@ -291,8 +293,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward_and_intervals`](Self::try_forward_and_intervals), or [`AttentionError`] if the intervals
-    /// have another shape, device or window.
+    /// Errors of [`try_forward_and_intervals`](Self::try_forward_and_intervals), or [`AttentionError`] if the
+    /// intervals have another shape, device or window.
     pub fn try_forward_with_intervals(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -305,8 +307,8 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32, with what positions add to them (a recency
-        /// slope, turns of heads); −∞ for padding and keys that its mask hides from every query.
+        /// Scores of the tokens, `[batch, n_kv_heads, len]`, f32, including what depends on positions (recency,
+        /// turns); −∞ for padding and for keys that the mask hides from every query.
         pub fn scores(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> = Self::try_scores;
     }
 
@@ -314,7 +316,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_scores(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -323,7 +325,7 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// The selection that [`forward`](Self::forward) makes for an input, to look at.
+        /// The selection that [`forward`](Self::forward) makes for an input, for inspection.
         pub fn selection(&self, input: impl Into<DynamicMaskInput>) -> Intervals
             = Self::try_selection;
     }
@@ -332,8 +334,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
-    /// between queries: the keys that it leaves are on no intervals.
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
+    /// between queries, whose selection is not one interval per key.
     pub fn try_selection(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -359,8 +361,8 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// Sets how many keys each query keeps from now on, `None` for all of them: for a window that shrinks in training,
-        /// or for another budget afterwards. A cache keeps the window that it was made with.
+        /// Sets how many keys each query keeps from now on, `None` for all: for a window that shrinks in training, or
+        /// another budget afterwards. An existing cache keeps its window.
         pub fn set_keep_window(&mut self, window: impl Into<Option<usize>>)
             = Self::try_set_keep_window;
     }
@@ -370,7 +372,7 @@ impl DynamicMaskAttention {
     /// # Errors
     ///
     /// [`AttentionError::ZeroWindow`], or [`AttentionError::WindowParts`] if the layer's recent keys and sinks do not
-    /// fit into it; the window stays what it was then.
+    /// fit; the window is unchanged then.
     pub fn try_set_keep_window(
         &mut self,
         window: impl Into<Option<usize>>,
@@ -381,37 +383,36 @@ impl DynamicMaskAttention {
         Ok(())
     }
 
-    /// The layer with or without bit-equal results over repeats, see [`AttentionOptions::deterministic`].
+    /// Turns bit-identical results across runs on or off, see [`AttentionOptions::deterministic`].
     #[must_use]
     pub fn with_deterministic(mut self, deterministic: bool) -> Self {
         self.set_deterministic(deterministic);
         self
     }
 
-    /// Requests bit-equal results over repeats from now on, or no longer.
+    /// Turns bit-identical results across runs on or off from now on.
     pub fn set_deterministic(&mut self, deterministic: bool) {
         self.options.deterministic = deterministic;
     }
 
-    /// The dropout of the next call on these tokens; none outside of training.
+    /// Dropout of the next call on these tokens; `None` outside training.
     pub(crate) fn draw_dropout(&self, tokens: &Tensor<3>) -> Option<Dropout> {
         (self.dropout.as_ref()).and_then(|dropout| dropout.draw(&tokens.device()))
     }
 
-    /// The parameters of the scores.
+    /// Parameters of the scores.
     #[must_use]
     pub fn scorer(&self) -> &Scorer {
         &self.scorer.0
     }
 
-    /// Refuses tokens of another width or type.
+    /// Refuses tokens of another width or element type.
     pub(super) fn check_tokens(&self, x: &Tensor<3>) -> Result<(), AttentionError> {
         let shape @ [batch, len, _] = x.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
         check_type(x, &self.q_norm)
     }
 
-    /// The tokens of an input, if it fits this layer.
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
         let [batch, len, _] = input.x.dims();
         self.check_tokens(&input.x)?;
@@ -425,15 +426,14 @@ impl DynamicMaskAttention {
         input.try_into_tokens(self.n_kv_heads)
     }
 
-    /// The scores of a pass of the whole layer over tokens with these values.
+    /// Scores of a pass over whole sequences, with the values `v`.
     fn scores_beside(&self, tokens: &Tokens, v: &Tensor<4>) -> Result<Tensor<3>, AttentionError> {
         let (x, learns) = (&tokens.x, self.learns(tokens));
         let make = || self.scores_from(x, First::At(0), learns, || Ok(v.clone()));
         self.unless_idle(x, learns, make)
     }
 
-    /// The scores of tokens that `make` makes, or zeros where they only rank and there is nothing to rank or to learn by
-    /// that.
+    /// The scores from `make`, or zeros if scores only rank and there is nothing to rank or learn.
     pub(super) fn unless_idle(
         &self,
         x: &Tensor<3>,
@@ -451,8 +451,8 @@ impl DynamicMaskAttention {
         make()
     }
 
-    /// The scores of tokens, padding among them, and what the positions from `first` on add to them; the values are made
-    /// only for the form that reads them.
+    /// Scores of tokens, padding included, with what depends on positions (counted from `first`). The values are made
+    /// only for the kind of scores that reads them.
     pub(super) fn scores_from(
         &self,
         x: &Tensor<3>,
@@ -477,19 +477,18 @@ impl DynamicMaskAttention {
         Ok(tokens.hidden(self.scores_from(&tokens.x, First::At(0), learns, values)?))
     }
 
-    /// The parts that learn through the scores of tokens in a pass of the whole layer.
+    /// Parts that learn through the scores in a pass over whole sequences.
     fn learns(&self, tokens: &Tokens) -> Learns {
         if tokens.pairs.is_some() {
-            // Training by ranks is refused there.
+            // Learning from ranks is refused under such a mask.
             return self.learning.by_themselves();
         }
-        // Where nothing is evicted only kept keys learn by their ranks.
+        // Where nothing is evicted, only kept keys learn from ranks.
         let learns = self.learning.kept || !self.keeps_all(tokens);
         let window = self.options.keep_window.filter(|_| learns);
         self.learning.in_training(self.kind, window)
     }
 
-    /// The layer from placed q and k, and v, on.
     fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -504,7 +503,7 @@ impl DynamicMaskAttention {
             return Ok(tokens.zeroed(merge(out, &self.o_proj)?));
         }
         if self.evicts_nothing(&scores, tokens) {
-            // Then it may be that nothing is to be selected.
+            // There may be nothing to select.
             let scores = match self.score_role() {
                 ScoreRole::RankAndBias => scores,
                 ScoreRole::Rank => hiding_alone(scores),
@@ -517,20 +516,20 @@ impl DynamicMaskAttention {
         self.attend_to(&intervals, [q, k, v], scores, tokens, options)
     }
 
-    /// Whether every query keeps all keys that it sees, and none is to learn by that.
+    /// True if every query keeps all keys it sees and no kept key learns from its rank.
     fn evicts_nothing(&self, scores: &Tensor<3>, tokens: &Tokens) -> bool {
         let learns = self.options.keep_window.is_some() && self.learning.kept;
         self.keeps_all(tokens) && !(learns && is_tracked(scores))
     }
 
-    /// Whether every query keeps all keys that it sees.
+    /// True if every query keeps all keys it sees.
     fn keeps_all(&self, tokens: &Tokens) -> bool {
         let [_, len, _] = tokens.x.dims();
         let window = self.options.keep_window.unwrap_or(usize::MAX);
         tokens.documents.is_none() && window >= len
     }
 
-    /// The output and its selection, which is the given one if there is one.
+    /// The output and its selection, the given one if any.
     pub(crate) fn select_and_attend(
         &self,
         input: DynamicMaskInput,
@@ -547,7 +546,7 @@ impl DynamicMaskAttention {
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
             None => {
-                // Scores that are not tracked now may be so when the selection is used again, with its runners-up.
+                // Track the scores here: the selection may be reused, with its runners-up, when they are tracked.
                 let tracked = match scores.device().is_autodiff() {
                     true => scores.clone().detach().set_require_grad(true),
                     false => scores.clone(),
@@ -561,7 +560,6 @@ impl DynamicMaskAttention {
         Ok((out, intervals.ranked_by(&scores.detach())))
     }
 
-    /// The layer from the selection on.
     fn attend_to(
         &self,
         intervals: &Intervals,
@@ -580,7 +578,7 @@ impl DynamicMaskAttention {
         Ok(tokens.zeroed(merge(out, &self.o_proj)?))
     }
 
-    /// The output of an attention, beside the layer's sink if it has one.
+    /// Output of an attention, with the layer's sink logits if it has any.
     fn beside_sink<S>(&self, attention: Attention<S>) -> Result<Tensor<4>, AttentionError> {
         match &self.sink_logits {
             None => attention.try_forward(),
@@ -588,7 +586,6 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// What selects the keys, in every pass over whole sequences.
     fn selector(&self, documents: Option<Documents>) -> Selector {
         let selector = match self.options.keep_window {
             Some(window) => {
@@ -604,7 +601,7 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// q, k and v of `[batch, len, d_model]`, q and k normalised and placed: `[batch, heads, len, head_dim]`.
+    /// q, k and v of `[batch, len, d_model]`, with q and k normalised and rotated: `[batch, heads, len, head_dim]`.
     pub(super) fn project(
         &self,
         x: Tensor<3>,
@@ -618,7 +615,7 @@ impl DynamicMaskAttention {
         ])
     }
 
-    /// q, k and v of `[batch, len, d_model]`, as they come out of their products: `[batch, len, heads, head_dim]`.
+    /// q, k and v of `[batch, len, d_model]`, straight from the projections: `[batch, len, heads, head_dim]`.
     fn heads(&self, x: Tensor<3>) -> Result<[Tensor<4>; 3], AttentionError> {
         let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
         let heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads];
@@ -634,8 +631,8 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `starts` on, to
-    /// `[batch, heads, len, head_dim]`.
+    /// Normalises `[batch, len, heads, head_dim]` and rotates it by the positions from `starts` on: `[batch, heads,
+    /// len, head_dim]`.
     fn place(
         &self,
         heads: Tensor<4>,
@@ -649,7 +646,7 @@ impl DynamicMaskAttention {
         };
         let at = |heads, start| encode(heads, norm, &self.rope, start);
         let start = starts.first().copied().unwrap_or(0);
-        // A cache of other sequences is refused later.
+        // A cache with another number of sequences is refused later.
         if starts.len() != batch || starts.iter().all(|&other| other == start) {
             return at(heads, start);
         }
@@ -659,37 +656,36 @@ impl DynamicMaskAttention {
         Ok(Tensor::cat(placed?, 0))
     }
 
-    /// The options of its attention, without the dropout of a call.
+    /// Options of the layer's attention, without dropout.
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
         self.options
     }
 
-    /// What its scores are for.
+    /// Role of the layer's scores.
     #[must_use]
     pub fn score_role(&self) -> ScoreRole {
         self.kind.role()
     }
 
-    /// The window in force, if scores decide on a part of it.
+    /// The current window, if scores decide on any part of it.
     fn ranking_window(&self) -> Option<usize> {
         let window = self.options.keep_window;
         window.filter(|&window| self.rule(window).ranked() > 0)
     }
 
-    /// The rule of a window of this layer.
     pub(super) fn rule(&self, window: usize) -> SelectionRule {
         self.rule.of(Some(window))
     }
 
-    /// The keys that its configuration asks for to learn by their ranks, in words.
+    /// Name of the keys that the configuration asks to learn from ranks.
     pub(super) fn ranked_keys(&self) -> Option<&'static str> {
         self.learning.asked_for()
     }
 }
 
-/// The weights of several layers of `x` side by side, `[d_model, ..]`, for one product in place of one each; `None` where
-/// it does not pay or is not the same: few tokens, a bias, element types that differ or are not ours.
+/// Weights of several projections of `x` side by side, `[d_model, ..]`, for a single product. `None` if that does not
+/// pay or is not equivalent: few tokens, a bias, differing or unsupported element types.
 fn joint_weight<const N: usize>(layers: [&Linear; N], x: &Tensor<3>) -> Option<Tensor<2>> {
     let [batch, len, d_model] = x.dims();
     let weights = layers.map(|layer| layer.weight.val());
@@ -698,11 +694,11 @@ fn joint_weight<const N: usize>(layers: [&Linear; N], x: &Tensor<3>) -> Option<T
         && weights.iter().all(|weight| weight.dtype() == dtype)
         && element_type(TensorName::Weight, &weights[0]).is_ok()
         && element_type(TensorName::Tokens, x).is_ok();
-    // With fewer tokens the weights would take longer to copy than the tokens take to read.
+    // With fewer tokens, copying the weights costs more than reading the tokens again.
     (alike && batch * len >= d_model).then(|| Tensor::cat(weights.into(), 1))
 }
 
-/// What scores that only rank do where nothing is evicted: −∞ hides a key, and nothing else is added to a logit.
+/// Effect of scores that only rank where nothing is evicted: −∞ hides a key, all others add nothing.
 fn hiding_alone(scores: Tensor<3>) -> Tensor<3> {
     let scores = scores.detach();
     let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);

@@ -1,4 +1,4 @@
-//! What the position of a token adds to its rank.
+//! The part of a token's rank that depends on its position.
 
 use super::config::Selection;
 use super::scorer::Scores;
@@ -6,35 +6,34 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::AttentionError;
 
-/// Where the first of some tokens stands in its sequence.
+/// Position of the first token of a call in its sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum First<'a> {
-    /// At one position in every sequence.
+    /// The same position in every sequence.
     At(usize),
-    /// At a position per sequence that the device counts, `[sequences]`.
+    /// A position per sequence, counted on the device, `[sequences]`.
     OnDevice(&'a Tensor<1, Int>),
 }
 
-/// How much lower a token ranks in heads that were not dealt it: more than any score of a normalised token.
+/// Subtracted from a token's score in heads it was not dealt to: more than any score of a normalised token.
 const PENALTY: f32 = 1000.0;
 
-/// What a position adds to the scores of its token.
 #[derive(Module, Debug)]
 pub(super) struct ByPosition {
-    /// 1 for a head that ranks a token higher than one before it, 0 for any other: `[1, kv_heads, 1]`.
+    /// 1 for heads that rank later tokens higher, 0 for the others: `[1, kv_heads, 1]`.
     prefers: Option<Tensor<3>>,
-    /// Tokens in a row that a head is dealt at once.
+    /// Length of the runs of tokens dealt to the heads.
     #[module(skip)]
     turns: Option<usize>,
 }
 
 impl ByPosition {
-    /// That of a layer; `None` if it is nothing.
+    /// From a layer's configuration; `None` if positions do not matter.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Turns`] if tokens are dealt 0 at a time or more than an i32 counts, or the scores do more than
-    /// rank.
+    /// [`AttentionError::Turns`] if runs are of 0 tokens or more than an i32 counts, or the scores are added to the
+    /// logits.
     pub(super) fn try_new(
         selection: &Selection,
         scores: Scores,
@@ -56,8 +55,8 @@ impl ByPosition {
         Ok((prefers.is_some() || turns.is_some()).then_some(Self { prefers, turns }))
     }
 
-    /// The scores `[batch, kv_heads, len]` of tokens, and what their positions add. The window is the one by which the
-    /// scores rank, `None` if they rank nothing.
+    /// Adds the position-dependent part to scores `[batch, kv_heads, len]`. `window` is `None` if the scores rank
+    /// nothing.
     pub(super) fn added(
         &self,
         scores: Tensor<3>,
@@ -79,7 +78,7 @@ impl ByPosition {
                     _ => firsts + in_a_row(0, len, &device),
                 }
             }
-            // A cache of other sequences refuses the step.
+            // The cache refuses a step of another batch.
             First::OnDevice(_) => return scores,
         };
         let scores = match self.turns {
@@ -101,7 +100,6 @@ impl ByPosition {
     }
 }
 
-/// Positions in a row: `[1, 1, len]`.
 fn in_a_row(first: usize, len: usize, device: &Device) -> Tensor<3, Int> {
     let positions = first as i64..(first + len) as i64;
     Tensor::<1, Int>::arange(positions, (device, DType::I32)).reshape([1, 1, len])

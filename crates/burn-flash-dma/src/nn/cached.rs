@@ -13,8 +13,8 @@ const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
     twin! {
-        /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
-        /// size if the layer has a keep window, with its recent keys and sinks, else of pages that grow, for up to 2^20
+        /// An empty cache for `batch` sequences, on the device and in the element type of the parameters. With a
+        /// window, its size is constant (recent keys and sinks included); otherwise it grows by pages, up to 2^20
         /// tokens per sequence.
         pub fn init_cache(&self, batch: usize) -> AttentionCache = Self::try_init_cache;
     }
@@ -23,8 +23,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, [`AttentionError::CacheAlibi`] if it has ALiBi, or
-    /// those of [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, [`AttentionError::CacheAlibi`] if it has ALiBi,
+    /// or those of [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
         let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());
@@ -46,10 +46,9 @@ impl DynamicMaskAttention {
     }
 
     twin! {
-        /// The layer on new tokens, a prompt, a chunk of one, or one at a time, of sequences whose earlier tokens are in the
-        /// cache, to which they are appended: `[batch, len, d_model]` to the same shape, equal to the last `len` rows of
-        /// [`forward`](Self::forward) over everything. Each sequence goes on at its own position, which may pass
-        /// `max_seq_len`.
+        /// The layer on new tokens (a prompt, a chunk of one, or single tokens), which it appends to the cache:
+        /// `[batch, len, d_model]` to the same shape, equal to the last `len` rows of [`forward`](Self::forward) over
+        /// everything. Each sequence continues at its own position, also past the end of the rotary table.
         pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3>
             = Self::try_forward_cached;
     }
@@ -58,8 +57,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model` or the tokens have another type than the layer, or those of
-    /// [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is unchanged then.
+    /// [`AttentionError`] if the last axis is not `d_model` or the tokens have another type than the layer, or those
+    /// of [`AttentionCache::try_step`], for example if autodiff tracks the parameters. The cache is unchanged then.
     pub fn try_forward_cached(
         &self,
         x: Tensor<3>,
@@ -84,7 +83,6 @@ impl DynamicMaskAttention {
         merge(out, &self.o_proj)
     }
 
-    /// The scores of the tokens behind those of a cache.
     fn scores_of_next(
         &self,
         x: &Tensor<3>,
@@ -93,8 +91,8 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let learns = self.learning.by_themselves();
         self.unless_idle(x, learns, || {
-            // A step that is recorded, or of sequences that differ, reads their lengths on the device. The step counts
-            // them up where they are, which a recorded one must, only if nothing else holds them by then.
+            // A recorded step, or one of sequences of different lengths, reads the lengths on the device. It
+            // increments them in place, as a recorded step must, only if nothing else holds them by then.
             let positions = (self.by_position.as_ref()).and_then(|_| cache.device_positions());
             let first = match &positions {
                 Some(positions) => First::OnDevice(positions),
@@ -104,8 +102,8 @@ impl DynamicMaskAttention {
         })
     }
 
-    /// The angles of one new token per sequence, gathered on the device, where the cache
-    /// [wants that](AttentionCache::device_positions) and the table has them: `[batch, head_dim, 2]`.
+    /// Rotary angles of one new token per sequence, `[batch, head_dim, 2]`, gathered on the device: only if the cache
+    /// [counts positions there](AttentionCache::device_positions) and the table reaches that far.
     fn angles_of(&self, x: &Tensor<3>, cache: &AttentionCache) -> Option<Tensor<3>> {
         let [batch, len, _] = x.dims();
         let table = &self.rope.as_ref()?.freq_complex;

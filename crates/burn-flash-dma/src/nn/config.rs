@@ -1,4 +1,4 @@
-//! The groups of a layer's configuration.
+//! The parts of a layer's configuration.
 
 use super::scorer::{Learns, Scores};
 use crate::functions::selector::Selector;
@@ -6,10 +6,10 @@ use burn::config::Config;
 use flash_dma_problem::{AlibiSlopes, AttentionError, ScoreRole, SelectionRule};
 use serde::{Deserialize, Serialize};
 
-/// The fewest runners-up of a window by default: of small windows a quarter teaches too little.
+/// Minimum of the default number of runners-up: a quarter of a small window teaches too little.
 const LEAST_RUNNERS_UP: usize = 8;
 
-/// Which keys a query keeps: what decoding needs as well as training.
+/// Which keys a query keeps, in training and in decoding.
 ///
 /// ```
 /// # use burn_flash_dma::nn::Selection;
@@ -19,30 +19,30 @@ const LEAST_RUNNERS_UP: usize = 8;
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct Selection {
-    /// Number of keys that each query keeps. Default: all, that is dense attention, with a bias per key if the scores are
-    /// added to the logits.
+    /// Number of keys that each query keeps. Default: all, which is dense attention (with a bias per key if the
+    /// scores are added to the logits).
     pub window: Option<usize>,
-    /// The last keys that each query keeps whatever their scores, counted in the window. Default: a quarter of the window
-    /// in force, or what sinks leave of it; none with [`Scores::Dma`] and without causal masking, which refuses any.
+    /// How many of the most recent keys are always kept. Counts toward `window`. Default: a quarter of the window in
+    /// force, or what sinks leave of it; 0 with [`Scores::Dma`] or without causal masking (which accepts only 0).
     pub recent: Option<usize>,
-    /// The first keys of a sequence (of each document) that rank above all others, counted in the window. With a window
-    /// and causal only.
+    /// How many of the first keys of a sequence (of each document) rank above all others. Counts toward `window`.
+    /// Only with a window and causal masking.
     #[config(default = 0)]
     pub sinks: usize,
-    /// Whether key/value heads differ in how far back they keep keys: in the first one, and every other one from there, a
-    /// token ranks higher than the same token one position before it, by 1 / window; in the others it ranks alike
-    /// wherever it stands. Of a single head, without causal masking and with scores that do more than rank nothing changes.
+    /// Gives heads different reaches: in key/value heads 0, 2, 4, … each token ranks 1 / window higher than the same
+    /// token one position earlier; in the others position does not matter. No effect on a single head, without causal
+    /// masking, or with scores that are added to the logits. Default: true.
     #[config(default = true)]
     pub recency: bool,
-    /// Deals tokens to the key/value heads in turn, so many in a row, so that heads of small windows do not all learn to
-    /// keep the same ones: a token at position `p` is the own one of head `p / turns % n_kv_heads`, and ranks below all
-    /// own tokens in every other. Positions are those of a sequence, of packed documents those of their row. Default: no.
-    /// For scores that only rank.
+    /// Deals runs of this many tokens to the key/value heads in turn, so that heads with small windows do not all
+    /// keep the same ones: the token at position `p` belongs to head `p / turns % n_kv_heads`, and in every other
+    /// head ranks below all tokens of that head. Positions count from the start of the row, also with packed
+    /// documents. Only with [`Scores::Ranking`]. Default: off.
     pub turns: Option<usize>,
 }
 
 impl Selection {
-    /// The best keys of a window, a quarter of which are the last ones.
+    /// The best keys of a window, a quarter of which are the most recent ones.
     #[must_use]
     pub fn keep(window: usize) -> Self {
         Self::new().with_window(Some(window))
@@ -55,31 +55,30 @@ impl Selection {
     }
 }
 
-/// Training of scores by their ranks. Nothing here changes an output. A layer that is told nothing of it has
-/// [`of`](Self::of) its scores.
+/// How scores learn from their ranks. Changes no output. Default of a layer: [`of`](Self::of) its scores.
 #[derive(Config, Debug, PartialEq)]
 pub struct ScoreLearning {
-    /// The keys ranked next after the window whose scores learn what they would be worth, see
-    /// [`Selector::runners_up`](crate::Selector::runners_up). Default: a quarter of the window in force, at least 8; none
-    /// under a mask that differs between queries.
+    /// Number of runners-up, the keys that just missed the window, whose scores learn the gain they would have
+    /// brought, see [`Selector::runners_up`](crate::Selector::runners_up). Default: a quarter of the window in force,
+    /// at least 8; 0 under a mask that differs between queries.
     pub runners_up: Option<usize>,
-    /// Whether the scores of kept keys learn what those are worth, see
-    /// [`Selector::leave_one_out`](crate::Selector::leave_one_out): also where nothing is evicted. Refused under a mask that
-    /// differs between queries.
+    /// Kept keys learn too: their scores get the gradient of what the keys are worth, even where nothing is evicted,
+    /// see [`Selector::leave_one_out`](crate::Selector::leave_one_out). Refused in training under a mask that differs
+    /// between queries. Default: true.
     #[config(default = true)]
     pub kept: bool,
-    /// Whether what some scores of a head gain is charged to all, see
-    /// [`Selector::compete`](crate::Selector::compete).
+    /// Centres the rank gradients of a head so that they sum to zero, see
+    /// [`Selector::compete`](crate::Selector::compete). Default: true.
     #[config(default = true)]
     pub compete: bool,
-    /// Whether tokens (with [`Scores::Dma`] their values) learn through their scores, beside what they learn through
-    /// attention. What the projection of the scores learns is the same.
+    /// Lets the gradient of the scores reach the tokens (with [`Scores::Dma`] their values) as well as the score
+    /// projection, whose gradient is the same either way. Default: false.
     #[config(default = false)]
     pub tokens: bool,
 }
 
 impl ScoreLearning {
-    /// Nothing: scores that only rank stay the projection that they are.
+    /// No learning from ranks: scores that only rank stay at their initial projection.
     #[must_use]
     pub fn none() -> Self {
         Self {
@@ -90,8 +89,8 @@ impl ScoreLearning {
         }
     }
 
-    /// Default learning of scores: all ranks of those that only rank, and no tokens; those that are added to the logits
-    /// learn by that, tokens included, and linear ones by their runners-up as well.
+    /// Default for these scores. [`Scores::Ranking`]: learns from all ranks, and not through the tokens. Scores that
+    /// are added to the logits learn from that, tokens included; [`Scores::Added`] also from runners-up.
     #[must_use]
     pub fn of(scores: Scores) -> Self {
         let by_logits = Self::none().with_tokens(true);
@@ -102,7 +101,7 @@ impl ScoreLearning {
         }
     }
 
-    /// A selector of so many keys whose scores learn as this says.
+    /// Adds this learning to a selector with this window.
     pub(super) fn taught(&self, selector: Selector, window: usize) -> Selector {
         selector
             .runners_up(self.runners_up(window))
@@ -110,20 +109,19 @@ impl ScoreLearning {
             .compete(self.compete)
     }
 
-    /// The runners-up of a window.
     fn runners_up(&self, window: usize) -> usize {
         self.runners_up
             .unwrap_or((window / 4).max(LEAST_RUNNERS_UP))
     }
 
-    /// The keys that are asked for to learn by their ranks, in words; those of the default are not asked for.
+    /// Name of the keys that are explicitly configured to learn from ranks; `None` for defaults.
     pub(super) fn asked_for(&self) -> Option<&'static str> {
         let runners_up = self.runners_up.filter(|&runners_up| runners_up > 0);
         let kept = || self.kept.then_some("kept keys that learn");
         runners_up.map(|_| "runners-up").or_else(kept)
     }
 
-    /// The parts that learn through scores in a loss of these.
+    /// Parts that learn from a loss of the scores themselves.
     pub(super) fn by_themselves(&self) -> Learns {
         match self.tokens {
             true => Learns::Tokens,
@@ -131,7 +129,8 @@ impl ScoreLearning {
         }
     }
 
-    /// The parts that learn through scores in a loss of a layer's output: `window` is what it evicts by, if it does.
+    /// Parts that learn through the scores from a loss of the layer's output; `window` is `None` if nothing is
+    /// evicted.
     pub(super) fn in_training(&self, scores: Scores, window: Option<usize>) -> Learns {
         let idle = window.is_none() || !self.by_rank();
         match scores.role() == ScoreRole::Rank && idle {
@@ -140,41 +139,41 @@ impl ScoreLearning {
         }
     }
 
-    /// Whether scores that only rank would learn.
+    /// True if scores that only rank would learn.
     fn by_rank(&self) -> bool {
         self.kept || self.runners_up != Some(0)
     }
 }
 
-/// How the logits of a layer are made of q, k and the scores, and weighed.
+/// How a layer's logits are computed and turned into weights.
 #[derive(Config, Debug, PartialEq)]
 pub struct Logits {
-    /// Whether a query sees only the keys up to itself.
+    /// A query sees no key after itself. Default: true.
     #[config(default = true)]
     pub causal: bool,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
-    /// ALiBi: what distances take from the logits, by a slope per query head, for example
-    /// [`AlibiSlopes::standard`]. Default: none. A cache refuses a layer with it.
+    /// ALiBi slopes, one per query head, for example [`AlibiSlopes::standard`]. Default: none. A cache refuses a
+    /// layer with them.
     pub alibi: Option<AlibiSlopes>,
-    /// Whether each query head has one more logit, which is learned and has no key, see
-    /// [`learnable_sink`](crate::learnable_sink()).
+    /// Adds a learned sink logit per query head; its probability goes to no value, see
+    /// [`learnable_sink`](crate::learnable_sink()). Default: false.
     #[config(default = false)]
     pub sink: bool,
-    /// The probability, less than 1, with which a pair of a query and a key is dropped, see [`Dropout`](crate::Dropout).
-    /// Every call of the layer draws another mask, none outside of training, as Burn's own dropout.
+    /// Probability, below 1, of dropping a query-key pair in training, see [`Dropout`](crate::Dropout). Every call
+    /// draws a new mask, and none outside training, as with Burn's dropout. Default: 0.
     #[config(default = 0.0)]
     pub dropout: f64,
 }
 
-/// The norm of each head of q and k, before the rotary encoding.
+/// Norm of each head of q and k, applied before the rotary encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum QkNorm {
-    /// None.
+    /// No norm.
     None,
-    /// An RMS norm with this epsilon.
+    /// RMS norm with this epsilon.
     Rms(f64),
 }
 
@@ -187,17 +186,16 @@ impl Default for QkNorm {
 /// Rotary position encoding of q and k.
 #[derive(Config, Debug, PartialEq)]
 pub struct Rope {
-    /// The longest sequence of a pass over whole sequences.
+    /// Length of the table: the longest sequence that one pass over a whole sequence takes.
     pub positions: usize,
     /// Base of the frequencies.
     #[config(default = 10000.0)]
     pub base: f32,
 }
 
-/// A layer's rule of selection, whatever its window is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
-    /// `None` is a quarter of the window.
+    /// `None` for a quarter of the window.
     recent: Option<usize>,
     sinks: usize,
 }
@@ -229,9 +227,9 @@ impl Rule {
         Ok(rule)
     }
 
-    /// The rule of a window, `None` for all keys.
+    /// The rule for a window; `None` keeps all keys.
     pub(super) fn of(self, window: Option<usize>) -> SelectionRule {
-        // Of all keys the first and the last ones are among them.
+        // The first and the last keys are among all keys, so they need no rule.
         let Some(window) = window else {
             return SelectionRule::from(usize::MAX);
         };
@@ -243,7 +241,7 @@ impl Rule {
         }
     }
 
-    /// Refuses a window that its parts do not fit into.
+    /// Checks that recent keys and sinks fit into a window.
     ///
     /// # Errors
     ///
@@ -253,7 +251,7 @@ impl Rule {
     }
 }
 
-/// Warns of scores that only rank and that would do nothing or learn nothing.
+/// Warns if scores that only rank do nothing or learn nothing.
 pub(super) fn warn_of_idle_scores(
     layer: &str,
     scores: Scores,
@@ -284,7 +282,7 @@ pub(super) fn warn_of_idle_scores(
 mod tests {
     use super::*;
 
-    /// In a schedule of windows a quarter of each is recent, runners-up are a quarter of it or eight, and sinks come
+    /// With a window that changes, a quarter of each is recent, runners-up are a quarter of it or 8, and sinks come
     /// first.
     #[test]
     fn shares_are_those_of_the_window_in_force() {
@@ -301,7 +299,7 @@ mod tests {
             assert_eq!(ScoreLearning::of(Scores::Dma).runners_up(window), 0);
         }
         assert!(sinks.check(Some(6)).is_err());
-        // Of a number of recent keys no share is taken.
+        // A fixed number of recent keys does not change with the window.
         let some = ranks(Selection::keep(64).with_recent(Some(16))).expect("it fits");
         assert_eq!(some.of(Some(20)).recent, 16);
         assert!(some.check(Some(15)).is_err());

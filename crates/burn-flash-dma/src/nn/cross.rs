@@ -28,7 +28,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, SelectionRu
 /// ```
 #[derive(Config, Debug)]
 pub struct DynamicMaskCrossAttentionConfig {
-    /// Features per token of the queries, and of the output.
+    /// Features per token of the queries and the output.
     pub d_model: usize,
     /// Number of query heads.
     pub n_heads: usize,
@@ -41,15 +41,15 @@ pub struct DynamicMaskCrossAttentionConfig {
     /// Kind of the scores of the context's tokens. Default: [`Scores::Ranking`].
     #[config(default = "Scores::Ranking")]
     pub scores: Scores,
-    /// Number of tokens of the context that every query attends to, by head. Default: all.
+    /// Number of context tokens each head keeps, the same for all queries. Default: all.
     pub window: Option<usize>,
-    /// Training of the scores by their ranks. Default: [`ScoreLearning::of`] added scores, also for those that only rank,
-    /// and of DMA's.
+    /// How the scores learn from their ranks. Default: [`ScoreLearning::of`] the scores for [`Scores::Dma`], and
+    /// otherwise that of [`Scores::Added`], also for scores that only rank.
     pub learning: Option<ScoreLearning>,
-    /// Norm of each head of q and k. Default: an RMS norm with the epsilon 1e-5.
+    /// RMS norm of each head of q and k. Default: epsilon 1e-5.
     #[config(default = "QkNorm::default()")]
     pub qk_norm: QkNorm,
-    /// Whether the four projections have biases, and with [`Scores::Dma`] that of the scores. Default: false.
+    /// Adds biases to the four projections, and with [`Scores::Dma`] to that of the scores. Default: false.
     #[config(default = false)]
     pub bias: bool,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
@@ -61,12 +61,12 @@ pub struct DynamicMaskCrossAttentionConfig {
     pub initializer: Initializer,
 }
 
-/// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the `window` tokens
-/// of the context that their learned scores rank highest, the same for all queries. What a context holds beyond them
-/// costs its projections and the selection.
+/// Attention of one sequence over another, for example a decoder's over its encoder's, in which each head keeps the
+/// `window` context tokens that its learned scores rank highest, the same for all queries. The other context tokens
+/// cost only their projections and the selection.
 ///
-/// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection; no rotary encoding.
-/// Both inputs are to be normalised, as they are in a pre-norm block behind an encoder's last norm.
+/// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection; no rotary
+/// encoding. Both inputs should already be normalised, as in a pre-norm block after an encoder's last norm.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -93,7 +93,7 @@ pub struct DynamicMaskCrossAttention {
     pub v_proj: Linear,
     /// `[n_heads * head_dim, d_model]`.
     pub o_proj: Linear,
-    /// The parameters of the scores.
+    /// Parameters of the scores.
     pub scorer: Scorer,
     /// Normalises the features of each head of q.
     pub q_norm: Option<RmsNorm>,
@@ -112,14 +112,14 @@ pub struct DynamicMaskCrossAttention {
 }
 
 impl DynamicMaskCrossAttentionConfig {
-    /// Features per head, given or derived.
+    /// Features per head, configured or derived.
     #[must_use]
     pub fn resolved_head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1))
     }
 
     twin! {
-        /// Makes the module on a device.
+        /// Creates the module on a device.
         pub fn init(&self, device: &Device) -> DynamicMaskCrossAttention = Self::try_init;
     }
 
@@ -146,7 +146,7 @@ impl DynamicMaskCrossAttentionConfig {
         let [q_norm, k_norm] = norms(self.qk_norm, head_dim, device)?;
 
         let learning = self.learning.clone();
-        // That kept keys learn and ranks compete was measured under causal masking alone.
+        // Kept keys that learn, and ranks that compete, were measured only with causal masking.
         let learning = learning.unwrap_or_else(|| match self.scores {
             Scores::Dma => ScoreLearning::of(Scores::Dma),
             Scores::Ranking | Scores::Added => ScoreLearning::of(Scores::Added),
@@ -183,7 +183,7 @@ impl DynamicMaskCrossAttentionConfig {
     }
 }
 
-/// What cross-attention needs of a context: its keys and values, their scores, and the selection. Under autodiff the
+/// Everything cross-attention needs of a context: keys, values, scores and the selection. Under autodiff the
 /// gradients of every call that uses it reach the context and the parameters.
 #[derive(Clone, Debug)]
 pub struct CrossKeys {
@@ -194,14 +194,14 @@ pub struct CrossKeys {
 }
 
 impl CrossKeys {
-    /// The scores of the context's tokens, `[batch, n_kv_heads, context_len]`, f32; −∞ for padding and hidden tokens.
+    /// Scores of the context tokens, `[batch, n_kv_heads, context_len]`, f32; −∞ for padding and hidden tokens.
     #[must_use]
     pub fn scores(&self) -> &Tensor<3> {
         &self.scores
     }
 
-    /// The selection. Every query stands at the last position, so
-    /// [`live_at(context_len - 1)`](Intervals::live_at) is the tokens that are kept.
+    /// The selection. Every query stands at the last position, so [`live_at(context_len - 1)`](Intervals::live_at)
+    /// gives the kept tokens.
     #[must_use]
     pub fn intervals(&self) -> &Intervals {
         &self.intervals
@@ -210,9 +210,9 @@ impl CrossKeys {
 
 impl DynamicMaskCrossAttention {
     twin! {
-        /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`, which is a tensor,
-        /// or a [`DynamicMaskInput`] with lengths or a mask per key: the shape of `x`. Where nothing of a context is visible,
-        /// attention gives zeros.
+        /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`: a tensor, or
+        /// a [`DynamicMaskInput`] with lengths or a mask per key. Returns the shape of `x`. Where a whole context is
+        /// hidden, attention gives zeros.
         pub fn forward(&self, x: Tensor<3>, context: impl Into<DynamicMaskInput>) -> Tensor<3>
             = Self::try_forward;
     }
@@ -221,7 +221,7 @@ impl DynamicMaskCrossAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_keys`](Self::try_keys) and [`try_forward_with_keys`](Self::try_forward_with_keys).
+    /// Errors of [`try_keys`](Self::try_keys) and [`try_forward_with_keys`](Self::try_forward_with_keys).
     pub fn try_forward(
         &self,
         x: Tensor<3>,
@@ -233,7 +233,7 @@ impl DynamicMaskCrossAttention {
     }
 
     twin! {
-        /// The keys of a context, to be made once for all queries that attend to it: every step of a decoder.
+        /// Prepares the keys of a context once for all queries, such as every step of a decoder.
         pub fn keys(&self, context: impl Into<DynamicMaskInput>) -> CrossKeys = Self::try_keys;
     }
 
@@ -281,7 +281,7 @@ impl DynamicMaskCrossAttention {
     }
 
     twin! {
-        /// As [`forward`](Self::forward), over the keys of a context that were made before.
+        /// [`forward`](Self::forward) over prepared keys of a context.
         pub fn forward_with_keys(&self, x: Tensor<3>, keys: &CrossKeys) -> Tensor<3>
             = Self::try_forward_with_keys;
     }
@@ -290,8 +290,8 @@ impl DynamicMaskCrossAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if `x` has another width than `d_model`, or another batch or device than the keys, or the
-    /// keys are those of a layer of other heads or another window.
+    /// [`AttentionError`] if `x` has another width than `d_model` or another batch or device than the keys, or the
+    /// keys come from a layer with other heads or another window.
     pub fn try_forward_with_keys(
         &self,
         x: Tensor<3>,
@@ -299,7 +299,7 @@ impl DynamicMaskCrossAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let shape @ [batch, _, len, head_dim] = keys.k.dims();
         self.check_queries(&x, batch)?;
-        // More heads would be shared by other queries, where their number divides that of q.
+        // More key/value heads would pair with other queries if their number divides that of q.
         let own = [batch, self.n_kv_heads, len, head_dim];
         check_shape(TensorName::Key, &shape, &own)?;
         let intervals = keys.intervals.max_live();
@@ -320,7 +320,7 @@ impl DynamicMaskCrossAttention {
         merge(out, &self.o_proj)
     }
 
-    /// The options of its attention.
+    /// Options of the layer's attention.
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
         self.options

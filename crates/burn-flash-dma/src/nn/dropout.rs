@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Module, Debug)]
 pub(super) struct CallDropout {
     rate: f32,
-    /// As that of Burn's own dropout: `valid` and `freeze` clear it.
+    /// Burn's own training flag: `valid` and `freeze` clear it.
     training: Param<Flag>,
     #[module(skip)]
     seeds: Seeds,
@@ -28,7 +28,7 @@ impl CallDropout {
         })
     }
 
-    /// The dropout of a call on a device; none outside of training.
+    /// Dropout of a call on a device; `None` outside training.
     pub(super) fn draw(&self, device: &Device) -> Option<Dropout> {
         if !self.training.is_enabled() || !device.is_autodiff() {
             return None;
@@ -37,13 +37,13 @@ impl CallDropout {
     }
 }
 
-/// The seed of the next call, which the copies of a layer share so that none of them repeats a mask.
+/// Source of the seeds of calls. Copies of a layer share it, so none of them repeats a mask.
 #[derive(Clone, Debug)]
 pub(super) struct Seeds(Arc<AtomicU64>);
 
 impl Seeds {
-    /// Seeds that begin with a random number of the device, whose [`seed`](Device::seed) thus determines them. Waits for
-    /// the device.
+    /// Seeds that follow from a random number of the device, and so from its [`seed`](Device::seed). Waits for the
+    /// device.
     pub(super) fn new(device: &Device) -> Self {
         let uniform = Distribution::Uniform(0.0, f64::from(1u32 << 24));
         let words = Tensor::<1>::random([2], uniform, &device.clone().inner());

@@ -1,4 +1,4 @@
-//! What attention layers do with heads, whatever they attend to.
+//! Splitting, encoding and merging of heads, and checks, shared by the attention layers.
 
 use super::config::{QkNorm, Rope};
 use crate::functions::norm::HeadEncoding;
@@ -17,7 +17,6 @@ pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     x.reshape([batch, len, heads, width / heads])
 }
 
-/// The heads that a layer makes of tokens: `[batch, len, heads, head_dim]`.
 pub(super) fn project(
     layer: &Linear,
     x: &Tensor<3>,
@@ -26,8 +25,8 @@ pub(super) fn project(
     Ok(split(try_linear(layer, x.clone())?, heads))
 }
 
-/// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `start` on, to
-/// `[batch, heads, len, head_dim]`.
+/// Normalises `[batch, len, heads, head_dim]` and rotates it by the positions from `start` on: `[batch, heads, len,
+/// head_dim]`.
 pub(super) fn encode(
     heads: Tensor<4>,
     norm: &Option<RmsNorm>,
@@ -43,20 +42,20 @@ pub(super) fn encode(
         let [table, _, _] = rope.freq_complex.dims();
         encoding = match start + len <= table {
             true => encoding.rotary(rope.freq_complex.clone(), start),
-            // Past the end of the table the same angles are computed for the call.
+            // Past the end of the table, the angles are computed for this call.
             false => encoding.rotary(frequencies(rope, start, len), 0),
         };
     }
     encoding.try_forward()
 }
 
-/// As [`encode`], for one token of each sequence, rotated by its own angles, `[batch, head_dim, 2]`.
+/// [`encode`] for one token per sequence, rotated by its own angles, `[batch, head_dim, 2]`.
 pub(super) fn encode_by(
     heads: Tensor<4>,
     norm: &Option<RmsNorm>,
     angles: &Tensor<3>,
 ) -> Result<Tensor<4>, AttentionError> {
-    // The tokens of one sequence have angles of their own, so the sequences are seen as tokens of one.
+    // Each sequence has its own angles, so the sequences are passed as tokens of one.
     let encoding = normalised(heads.swap_dims(0, 1), norm).rotary(angles.clone(), 0);
     Ok(encoding.try_forward()?.swap_dims(0, 2))
 }
@@ -69,12 +68,11 @@ fn normalised(heads: Tensor<4>, norm: &Option<RmsNorm>) -> HeadEncoding {
     }
 }
 
-/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice per pair of features, as in the
-/// table.
+/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice per pair of features, as in the table.
 fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
     let device = rope.theta.device();
     let [pairs] = rope.theta.dims();
-    // In f32 whatever the device's default is: 16 bits hold no position past a few hundred.
+    // In f32 whatever the device's default: 16 bits hold no position past a few hundred.
     let options = (&device, DType::I32);
     let positions = Tensor::<1, Int>::arange(start as i64..(start + len) as i64, options);
     let positions = positions.cast(FloatDType::F32).reshape([len, 1, 1]);
@@ -83,12 +81,12 @@ fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
     Tensor::cat(vec![angles.clone().cos(), angles.sin()], 2)
 }
 
-/// Where the first token of each sequence is.
+/// Positions of the first token of each sequence.
 #[derive(Clone, Copy)]
 pub(super) enum Starts<'a> {
-    /// Its positions; without any they are 0.
+    /// The positions; empty for 0 throughout.
     Positions(&'a [usize]),
-    /// The angles of the one token of each sequence, `[batch, head_dim, 2]`, at positions that the device knows.
+    /// The angles of each sequence's single token, `[batch, head_dim, 2]`, whose positions the device counts.
     Angles(&'a Tensor<3>),
 }
 
@@ -101,7 +99,7 @@ pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Result<Tensor<3>, At
     )
 }
 
-/// Refuses tokens in a type that attention does not compute in, or another one than that of the norm of their heads.
+/// Refuses tokens whose type attention does not support or differs from that of the heads' norm.
 pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), AttentionError> {
     let actual = element_type(TensorName::Tokens, x)?;
     let expected = match norm {
@@ -111,15 +109,14 @@ pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), At
     check_element(TensorName::Tokens, x, expected)
 }
 
-/// Refuses a layer whose weights, of so many features in and out, could not be addressed: they are made when they are
-/// first used, where it is too late for an error.
+/// Refuses weights too large to be addressed. They are allocated on first use, which is too late for an error.
 pub(super) fn check_weights(features: [usize; 2]) -> Result<(), AttentionError> {
     let [from, to] = features;
     let bytes = from.saturating_mul(to).saturating_mul(size_of::<f32>());
     at_most("the size of a weight in bytes", bytes, isize::MAX as usize)
 }
 
-/// The rotary encoding of a configuration, if it has one.
+/// The rotary encoding of a configuration, if any.
 ///
 /// # Errors
 ///
@@ -144,7 +141,6 @@ pub(super) fn rotary(
     Ok(Some(config.init(device)))
 }
 
-/// Refuses a sequence that is longer than a table of rotary positions.
 pub(super) fn check_positions(
     rope: &Option<RotaryEncoding>,
     len: usize,
@@ -154,7 +150,7 @@ pub(super) fn check_positions(
     at_most("the number of tokens with rotary positions", len, limit)
 }
 
-/// The norms of q and k. The epsilon must be positive and finite as it is computed with, in f32.
+/// The norms of q and k. The epsilon must be positive and finite in f32, the type it is used in.
 pub(super) fn norms(
     norm: QkNorm,
     head_dim: usize,
@@ -171,7 +167,7 @@ pub(super) fn norms(
     Ok([(); 2].map(|()| Some(config.init(device))))
 }
 
-/// Makes the projections of a layer, by their features in and out.
+/// Creates the projections of a layer from `[features in, features out]`.
 pub(super) fn linears(
     bias: bool,
     initializer: &Initializer,
@@ -185,14 +181,14 @@ pub(super) fn linears(
     }
 }
 
-/// Refuses heads, `[n_heads, n_kv_heads]`, that attention does not compute under these options.
+/// Refuses heads, `[n_heads, n_kv_heads]`, that attention does not support with these options.
 pub(super) fn check_heads(
     heads: [usize; 2],
     head_dim: usize,
     scored: bool,
     options: &AttentionOptions,
 ) -> Result<(), AttentionError> {
-    // The rules for one token are those for any sequence.
+    // The rules for one token hold for any length.
     let [q, kv] = heads.map(|heads| [1, heads, 1, head_dim]);
     let scores = scored.then_some(&kv[..3]);
     Problem::new(&q, &kv, &kv, scores, ElementType::F32, options)?;

@@ -1,4 +1,4 @@
-//! Parameters of either form under the names that they would have as fields of the layer itself.
+//! Score parameters of either kind, recorded under the names of fields of the layer itself.
 
 use super::scorer::Scorer;
 use burn::module::{
@@ -7,17 +7,16 @@ use burn::module::{
 use burn::tensor::Device;
 use core::fmt;
 
-/// The field of the layer that is an [`Inline`], as Burn's derive announces it to visitors.
+/// Name and type of the layer's [`Inline`] field, as Burn's derive announces it to visitors.
 const FIELD: (&str, &str) = ("scorer", "Struct:DynamicMaskAttention");
 
-/// A [`Scorer`] whose parameters stand in a record beside those of the layer that holds it: `dt_proj`, not
-/// `scorer.Zoh.dt_proj`.
+/// A [`Scorer`] whose parameters are recorded at the level of the layer: `dt_proj`, not `scorer.Zoh.dt_proj`.
 #[derive(Clone, Debug)]
 pub(super) struct Inline(pub(super) Scorer);
 
 impl Module for Inline {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        // Visitors keep a path and are inside the field now: out of it, to the parameters, and back.
+        // A visitor keeps a path and is inside the field here: leave it, visit the parameters, and enter it again.
         visitor.exit_module(FIELD.0, FIELD.1);
         match &self.0 {
             Scorer::Zoh(zoh) => zoh.visit(visitor),

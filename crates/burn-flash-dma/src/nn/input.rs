@@ -1,4 +1,4 @@
-//! What a layer attends over: tokens, which of them are padding, and where documents end.
+//! The input of a layer: tokens, which of them are padding, and where documents end.
 
 use crate::documents::Documents;
 use crate::fallback::tensors::ints;
@@ -7,8 +7,8 @@ use crate::validate::{at_most, check_shape, same_device};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// The input of [`DynamicMaskAttention`](super::DynamicMaskAttention): tokens, and what is known about them. A plain
-/// tensor is an input without padding, of one document per sequence.
+/// Input of [`DynamicMaskAttention`](super::DynamicMaskAttention): tokens, and optionally lengths, documents and a
+/// mask. A plain tensor is one document per sequence without padding.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -32,7 +32,7 @@ pub struct DynamicMaskInput {
 }
 
 impl DynamicMaskInput {
-    /// Tokens `[batch, len, d_model]`, all of which count.
+    /// Tokens `[batch, len, d_model]`, none of them padding.
     pub fn new(x: Tensor<3>) -> Self {
         Self {
             x,
@@ -42,49 +42,48 @@ impl DynamicMaskInput {
         }
     }
 
-    /// The number of tokens of each sequence of the batch, up to `len`; what stands behind them is padding, whose outputs
-    /// are zeros. What it holds, NaN included, reaches no other output and no gradient.
+    /// Number of tokens of each sequence, up to `len`. The rest is padding, whose outputs are zeros; its contents,
+    /// NaN included, reach no other output and no gradient.
     pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.lengths = Some(lengths.into());
         self
     }
 
-    /// The documents that are packed into each sequence: tokens attend to their own document only, as if it stood alone
-    /// (of rotary positions only the differences count). Needs a causal layer. Their lengths add up to `len`: behind the
-    /// [`lengths`](Self::lengths) the padding is one more document, or part of the last.
+    /// Documents packed into each sequence. Tokens attend only to their own document, as if it stood alone (only
+    /// differences of rotary positions count). Needs a causal layer. Their lengths add up to `len`: padding after the
+    /// [`lengths`](Self::lengths) is one more document, or part of the last.
     pub fn documents(mut self, documents: Documents) -> Self {
         self.documents = Some(documents);
         self
     }
 
-    /// What else each query may see, beside what causal masking, documents and lengths leave:
-    /// `[batch | 1, n_kv_heads | 1, len | 1, len | 1]`. [`AttentionMask::visible`] and [`AttentionMask::hidden`] say
-    /// what `true` means; Burn's own attention modules hide.
+    /// Restricts further which keys each query sees, `[batch | 1, n_kv_heads | 1, len | 1, len | 1]`.
+    /// [`AttentionMask::visible`] and [`AttentionMask::hidden`] say what `true` means; the masks of Burn's attention
+    /// modules hide.
     ///
-    /// A hidden key is not a candidate, but uses up its place among the recent ones. What no output and no gradient may
-    /// depend on is padding: say that by [`lengths`](Self::lengths).
+    /// A hidden key is not a candidate, but uses up its place among the recent ones. Use [`lengths`](Self::lengths)
+    /// for padding, on which no output and no gradient may depend.
     ///
-    /// - A mask per key, of size 1 on the query axis (Burn's `mask_pad`, as `[batch, 1, 1, len]`), costs nothing: the
-    ///   scores of its hidden keys become −∞.
-    /// - With any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) the layer selects by pairs and calls
-    ///   [`MaskedAttention`](crate::MaskedAttention): O(len²) memory, and no gradients of runners-up; a layer that is
+    /// - A mask per key, with size 1 on the query axis (Burn's `mask_pad`, as `[batch, 1, 1, len]`), costs nothing:
+    ///   the scores of hidden keys become −∞.
+    /// - With any other mask (Burn's `mask_attn`, as `[batch, 1, len, len]`) the layer selects per pair and calls
+    ///   [`MaskedAttention`](crate::MaskedAttention): O(len²) memory, and no gradients for runners-up; a layer
     ///   configured to have some refuses the mask in training.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
         self.mask = Some(mask);
         self
     }
 
-    /// The tokens.
     pub(crate) fn tokens(&self) -> &Tensor<3> {
         &self.x
     }
 
-    /// Whether its mask says more than which keys every query sees.
+    /// True if the mask differs between queries.
     pub(super) fn has_pairs(&self) -> bool {
         (self.mask.as_ref()).is_some_and(|mask| mask.dims()[2] != 1)
     }
 
-    /// The tokens with zeros for padding.
+    /// The tokens, with zeros for padding.
     pub(super) fn try_into_tokens(self, kv_heads: usize) -> Result<Tokens, AttentionError> {
         let shape @ [batch, len, _] = self.x.dims();
         let (mut hidden_keys, mut pairs) = (None, None);
@@ -92,7 +91,7 @@ impl DynamicMaskInput {
             check_mask(&mask, [batch, kv_heads, len, len])?;
             same_device(&self.x.device(), TensorName::Mask, mask.device())?;
             match mask.dims()[2] {
-                // Of an empty sequence it hides nothing.
+                // An empty sequence has nothing to hide.
                 _ if batch * len == 0 => {}
                 1 => hidden_keys = Some(mask.into_visible().bool_not().squeeze_dim(2)),
                 _ => pairs = Some(mask),
@@ -129,7 +128,7 @@ fn check_mask(mask: &AttentionMask, pairs: [usize; 4]) -> Result<(), AttentionEr
     Ok(())
 }
 
-/// Where the padding of sequences of these lengths is, `[batch, len]`; `None` if there is none.
+/// The padding of sequences of these lengths, `[batch, len]`; `None` if there is none.
 fn padding(
     lengths: &[usize],
     [batch, len, _]: [usize; 3],
@@ -154,24 +153,23 @@ impl From<Tensor<3>> for DynamicMaskInput {
     }
 }
 
-/// An input that has been checked.
 pub(super) struct Tokens {
     /// `[batch, len, d_model]`, zeros for padding.
     pub(super) x: Tensor<3>,
-    /// `[batch, len]`; `None` if there is none.
+    /// The padding, `[batch, len]`; `None` if there is none.
     padding: Option<Tensor<2, Bool>>,
     pub(super) documents: Option<Documents>,
-    /// The keys that no query sees, `[batch | 1, kv_heads | 1, len | 1]`.
+    /// Keys that no query sees, `[batch | 1, kv_heads | 1, len | 1]`.
     hidden_keys: Option<Tensor<3, Bool>>,
     /// A mask that differs between queries.
     pub(super) pairs: Option<AttentionMask>,
 }
 
 impl Tokens {
-    /// `[batch, len, features]` with zeros for padding. A fill, not a product: 0 times NaN is NaN.
+    /// `[batch, len, features]` with zeros for padding. A fill, as 0 times NaN is NaN.
     pub(super) fn zeroed(&self, tokens: Tensor<3>) -> Tensor<3> {
         match &self.padding {
-            // Burn expands to no empty axis.
+            // Burn cannot expand to an empty axis.
             Some(padding) if !tokens.dims().contains(&0) => {
                 let shape = tokens.dims();
                 let padding = padding.clone().unsqueeze_dim::<3>(2).expand(shape);
@@ -181,7 +179,7 @@ impl Tokens {
         }
     }
 
-    /// Scores `[batch, kv_heads, len]` with −∞ for padding and hidden keys: nothing attends to them.
+    /// Scores `[batch, kv_heads, len]` with −∞ for padding and hidden keys.
     pub(super) fn hidden(&self, scores: Tensor<3>) -> Tensor<3> {
         let shape = scores.dims();
         let padding = self.padding.clone().map(|t| t.unsqueeze_dim::<3>(1));

@@ -1,4 +1,4 @@
-//! A layer of attention under a mask, a plan of one, or a bias.
+//! An attention layer under a mask, a tile plan or a bias.
 
 use super::config::{QkNorm, Rope};
 use super::heads::{
@@ -26,34 +26,33 @@ pub struct MaskedAttentionLayerConfig {
     pub n_kv_heads: Option<usize>,
     /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// Whether a query sees only the keys up to itself, whatever the mask shows. A tile plan must say the same.
-    /// Default: true.
+    /// A query sees no key after itself, whatever the mask shows. A tile plan must agree. Default: true.
     #[config(default = true)]
     pub causal: bool,
     /// Rotary position encoding of q and k. Default: none.
     pub rope: Option<Rope>,
-    /// Norm of each head of q and k, before the rotary encoding. Default: an RMS norm with the epsilon 1e-5.
+    /// RMS norm of each head of q and k, before the rotary encoding. Default: epsilon 1e-5.
     #[config(default = "QkNorm::default()")]
     pub qk_norm: QkNorm,
-    /// Whether the four projections have biases. Default: false.
+    /// Adds biases to the four projections. Default: false.
     #[config(default = false)]
     pub bias: bool,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
-    /// ALiBi: what distances take from the logits, by a slope per query head. Default: none.
+    /// ALiBi slopes, one per query head. Default: none.
     pub alibi: Option<AlibiSlopes>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
 }
 
-/// Self-attention under any mask and any bias: [`MaskedAttention`](crate::MaskedAttention) between projections. Blocks of
-/// keys that a mask hides are skipped.
+/// Self-attention under any mask and any bias: [`MaskedAttention`](crate::MaskedAttention) between projections. Skips
+/// blocks of keys that the mask hides.
 ///
 /// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; masked attention; output projection. The
-/// parameters have the names of those of [`DynamicMaskAttention`](super::DynamicMaskAttention).
+/// parameters are named as in [`DynamicMaskAttention`](super::DynamicMaskAttention).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -96,8 +95,8 @@ pub struct MaskedAttentionLayer {
     options: AttentionOptions,
 }
 
-/// The input of [`MaskedAttentionLayer`]: tokens, what each of them sees, and a bias of the pairs. A plain tensor is an
-/// input in which every token sees what causal masking leaves.
+/// Input of [`MaskedAttentionLayer`]: tokens, optionally a mask or plan, and a bias. A plain tensor is an input
+/// restricted by causal masking only.
 #[derive(Clone, Debug)]
 #[must_use = "a layer takes it"]
 pub struct MaskedInput {
@@ -116,21 +115,21 @@ impl MaskedInput {
         }
     }
 
-    /// Which tokens each one sees, `[batch | 1, n_heads | n_kv_heads | 1, len | 1, len | 1]`, in the place of a mask
-    /// or a plan that was given before. The call cuts it into tiles.
+    /// Which tokens each token sees, `[batch | 1, n_heads | n_kv_heads | 1, len | 1, len | 1]`. Replaces an earlier
+    /// mask or plan. Every call cuts it into tiles.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
         self.mask = Some(Mask::Tensor(mask));
         self
     }
 
-    /// Which tokens each one sees, as a mask that was cut into tiles before, in the place of a mask or a plan that was
-    /// given before. Several layers share one.
+    /// Which tokens each token sees, as a tile plan, which several layers can share. Replaces an earlier mask or
+    /// plan.
     pub fn plan(mut self, plan: &TilePlan) -> Self {
         self.mask = Some(Mask::Plan(plan.clone()));
         self
     }
 
-    /// What is added to the logits, in a shape as of [`mask`](Self::mask); f32, f16 or bf16, with gradients.
+    /// Bias added to the logits, in the shapes of [`mask`](Self::mask); f32, f16 or bf16, differentiable.
     pub fn bias(mut self, bias: Tensor<4>) -> Self {
         self.bias = Some(bias);
         self
@@ -145,7 +144,7 @@ impl From<Tensor<3>> for MaskedInput {
 
 impl MaskedAttentionLayerConfig {
     twin! {
-        /// Makes the module on a device.
+        /// Creates the module on a device.
         pub fn init(&self, device: &Device) -> MaskedAttentionLayer = Self::try_init;
     }
 
@@ -153,7 +152,7 @@ impl MaskedAttentionLayerConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the slopes of ALiBi, the epsilon of
+    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the ALiBi slopes, the epsilon of
     /// the norms or the rotary encoding are refused.
     pub fn try_init(&self, device: &Device) -> Result<MaskedAttentionLayer, AttentionError> {
         let head_dim = self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1));
@@ -190,8 +189,8 @@ impl MaskedAttentionLayerConfig {
 
 impl MaskedAttentionLayer {
     twin! {
-        /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`MaskedInput`]. A token
-        /// that sees nothing gets zeros from attention.
+        /// Attention over a sequence, `[batch, len, d_model]` to the same shape. Takes a tensor or a [`MaskedInput`].
+        /// A token that sees nothing gets zeros from attention.
         pub fn forward(&self, input: impl Into<MaskedInput>) -> Tensor<3> = Self::try_forward;
     }
 
@@ -216,7 +215,7 @@ impl MaskedAttentionLayer {
         merge(call.options(self.options).try_forward()?, &self.o_proj)
     }
 
-    /// The options of its attention.
+    /// Options of the layer's attention.
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
         self.options

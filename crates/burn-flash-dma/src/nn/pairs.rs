@@ -1,4 +1,4 @@
-//! The layer under a mask that differs between queries: the same rule, pair by pair.
+//! The layer under a mask that differs between queries: the same rule, applied per pair.
 
 use super::attention::DynamicMaskAttention;
 use super::input::Tokens;
@@ -12,12 +12,12 @@ use crate::validate::is_tracked;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, SelectionRule};
 
-/// What stands in for NaN in a ranking: below every number but −∞.
+/// Replaces NaN in a ranking: below every number except −∞.
 const LEAST: f32 = f32::MIN;
 
 impl DynamicMaskAttention {
-    /// Attention of placed q over k and v, of the keys that the layer's rule keeps of those that `mask` shows to each
-    /// query. `scores` are −∞ for hidden keys, `options` those of the layer for this call.
+    /// Attention of encoded q over k and v, restricted to the keys that the layer's rule keeps among those `mask`
+    /// shows each query. `scores` are −∞ for hidden keys; `options` are the layer's for this call.
     pub(super) fn attend_pairs(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -56,8 +56,8 @@ impl DynamicMaskAttention {
     }
 }
 
-/// What `mask` shows, without the keys of a score of −∞, of other documents and behind the query:
-/// `[batch, kv_heads, len, len]`.
+/// The pairs `mask` shows, without keys of score −∞, of other documents or after the query: `[batch, kv_heads, len,
+/// len]`.
 fn seen(
     scores: &Tensor<3>,
     documents: Option<&Documents>,
@@ -78,7 +78,7 @@ fn seen(
     })
 }
 
-/// The pairs that a rule keeps of those that each query sees.
+/// The pairs that a rule keeps among those each query sees.
 fn kept(
     scores: Tensor<3>,
     documents: Option<&Documents>,
@@ -109,7 +109,7 @@ fn kept(
     }
 }
 
-/// Which keys are sinks, `[batch, 1, len]`.
+/// True for sinks, `[batch, 1, len]`.
 fn sinks(
     documents: Option<&Documents>,
     sinks: usize,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use burn::tensor::Distribution;
 
-    /// The keys that query `i` keeps, by definition, of one head; its document begins at `start`.
+    /// Keys that query `i` of one head keeps, by definition; its document begins at `start`.
     fn by_definition(
         (scores, seen): (&[f32], &[bool]),
         start: usize,
@@ -160,7 +160,7 @@ mod tests {
         let (lengths, len, heads) = ([14, 0, 9, 17], 40, 2);
         let documents = Documents::from_lengths([lengths.to_vec(), vec![len]]);
         let random = Tensor::<3>::random([2, heads, len], Distribution::Default, &device);
-        // Ties, a hidden key, and one without a number.
+        // With ties, a hidden key and a NaN.
         let scores = (random * 6.0).round();
         let mut values: Vec<f32> = scores.into_data().iter().collect();
         (values[5], values[20]) = (f32::NEG_INFINITY, f32::NAN);

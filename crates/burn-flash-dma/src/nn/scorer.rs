@@ -1,4 +1,4 @@
-//! What makes the scores of a layer.
+//! The parameters and the computation of a layer's scores.
 
 use crate::fallback::tensors::{at_least_f32, constant};
 use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
@@ -9,32 +9,30 @@ use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
-/// Where the projections that scores are made with start.
 const INITIAL: Initializer = Initializer::Normal {
     mean: 0.0,
     std: 0.02,
 };
 
-/// Added to the square of a projection's length, so that the gradient of one of zeros is finite.
+/// Added to the square of a projection's length, so that the gradient of a zero projection is finite.
 const LEAST_SQUARE: f32 = 1e-12;
 
-/// Kind of a layer's scores: how they are made, and whether they do more than rank.
+/// Kind of a layer's scores: how they are computed, and whether they only rank keys or are added to the logits too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scores {
-    /// They rank the keys and do nothing else: `x . score_proj / |score_proj|` per key/value head, of the tensor that the
-    /// layer gets, which its block has normalised. They learn as [`ScoreLearning`](super::ScoreLearning) says, and nothing where every key is
-    /// kept.
+    /// Only rank: `x . score_proj / |score_proj|` per key/value head, where `x` is the layer's (normalised) input.
+    /// They learn as [`ScoreLearning`](super::ScoreLearning) says, and not at all without a window.
     #[default]
     Ranking,
-    /// Dynamic Mask Attention's own, added to the logits as well: `exp(a * softplus(v_cat . dt_projᵀ +
-    /// dt_bias))` of the values of all key/value heads of a token. See [`zoh_scores`](crate::zoh_scores()).
+    /// Dynamic Mask Attention's scores, also added to the logits: `exp(a * softplus(v_cat . dt_projᵀ + dt_bias))`,
+    /// with the values of all key/value heads of a token. See [`zoh_scores`](crate::zoh_scores()).
     Dma,
-    /// `10 * (x . score_proj)`, added to the logits as well. See [`linear_scores`](crate::linear_scores()).
+    /// `10 * (x . score_proj)`, also added to the logits. See [`linear_scores`](crate::linear_scores()).
     Added,
 }
 
 impl Scores {
-    /// Their role in attention.
+    /// Role of these scores in attention.
     #[must_use]
     pub fn role(self) -> ScoreRole {
         match self {
@@ -44,15 +42,14 @@ impl Scores {
     }
 }
 
-/// The parts of a layer that learn through its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learns {
-    /// Nothing: the scores are constants. A graph of them that no loss reaches and that nothing but parameters is part of
-    /// would stay in memory: Burn frees a graph behind the backward pass of one of its nodes.
+    /// Nothing: the scores are constants. Otherwise their graph would stay in memory if it has only parameters and no
+    /// loss reaches it, as Burn frees a graph only after a backward pass of one of its nodes.
     Nothing,
     /// The parameters of the scores.
     Projection,
-    /// These, and the tokens, or their values.
+    /// The parameters, and the tokens or their values.
     Tokens,
 }
 
@@ -65,7 +62,8 @@ impl Learns {
         }
     }
 
-    /// Tokens of linear scores: in f32 where the projection alone learns, of which no copy is kept for the backward pass.
+    /// Tokens of linear scores. If only the projection learns, they are cast to f32 without keeping a copy for the
+    /// backward pass.
     fn of_wide_tokens(self, tokens: Tensor<3>) -> Tensor<3> {
         match (self, tokens.dtype()) {
             (Self::Projection, DType::F16 | DType::BF16) => {
@@ -83,7 +81,7 @@ impl Learns {
     }
 }
 
-/// The parameters of a layer's scores.
+/// Parameters of a layer's scores.
 #[derive(Module, Debug)]
 pub enum Scorer {
     /// Parameters of [`Scores::Dma`].
@@ -92,34 +90,34 @@ pub enum Scorer {
     Linear(LinearScorer),
 }
 
-/// The parameters of [`Scores::Dma`].
+/// Parameters of [`Scores::Dma`].
 ///
 /// # Initialisation
 ///
-/// `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal with standard deviation 0.02: the scores differ from the first step, and stay in `(0, 1)`, near plain
-/// attention. (With `a = 0`, a common choice, all keys tie, the window keeps the *first* ones, and no gradient reaches
-/// `dt_proj` until `a` has moved.) Either may change sign in training.
+/// `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal with standard deviation 0.02: the scores
+/// differ from the first step, and stay in `(0, 1)`, near plain attention. (With `a = 0`, a common choice, all keys
+/// tie, the window keeps the *first* ones, and no gradient reaches `dt_proj` until `a` has moved.) Either may change
+/// sign in training.
 #[derive(Module, Debug)]
 pub struct ZohScorer {
-    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
-    /// head_dim]`.
+    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads * head_dim]`.
     pub dt_proj: Param<Tensor<2>>,
-    /// Added to the steps before the softplus: `[n_kv_heads]`, which starts at zero. Only in a layer with biases.
+    /// Bias of the steps, before the softplus: `[n_kv_heads]`, initialised to zero. Only in a layer with biases.
     pub dt_bias: Option<Param<Tensor<1>>>,
-    /// The decay of each key/value head: `[n_kv_heads]`.
+    /// Decay of each key/value head: `[n_kv_heads]`.
     pub a: Param<Tensor<1>>,
 }
 
-/// The parameters of [`Scores::Ranking`] and [`Scores::Added`].
+/// Parameters of [`Scores::Ranking`] and [`Scores::Added`].
 #[derive(Module, Debug)]
 pub struct LinearScorer {
-    /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. It starts normal with standard
-    /// deviation 0.02.
+    /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. Initialised normal with
+    /// standard deviation 0.02.
     pub score_proj: Param<Tensor<2>>,
 }
 
 impl Scorer {
-    /// New parameters, with a bias of the steps of each key/value head, which linear scores have none of.
+    /// New parameters. `bias` adds a bias to the steps of DMA's scores; linear scores have none.
     pub(super) fn new(
         scores: Scores,
         [d_model, kv_heads, head_dim]: [usize; 3],
@@ -142,8 +140,8 @@ impl Scorer {
         }
     }
 
-    /// The scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]` or of their values
-    /// `[batch, kv_heads, len, head_dim]`, each made only for the form that reads it.
+    /// Scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]` or of their values `[batch, kv_heads,
+    /// len, head_dim]`; each is made only for the kind that reads it.
     pub(super) fn scores(
         &self,
         role: ScoreRole,
@@ -169,8 +167,8 @@ impl Scorer {
     }
 }
 
-/// The directions of a projection's columns, one per head, as unit vectors: nothing would hold back the length of a column
-/// whose scores only rank, and what a token learns from them, in proportion to it, would drown what the loss says.
+/// Columns of a projection (one per head) as unit vectors. If scores only rank, nothing bounds the length of a
+/// column, and the gradient of the tokens, which is proportional to it, would drown that of the loss.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
     let projection = at_least_f32(projection);
     let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();

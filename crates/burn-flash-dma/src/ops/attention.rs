@@ -15,12 +15,12 @@ use flash_dma_problem::{KeptKeys, Problem};
 
 /// Selection, forward and backward of dynamic-mask attention.
 ///
-/// Most users want [`Attention`](crate::Attention) and the functions at the root of the crate, which validate. `problem`
-/// must describe the tensors: an engine that finds otherwise panics with the text of its
+/// Most users want [`Attention`](crate::Attention) and the functions at the root of the crate, which validate.
+/// `problem` must describe the tensors; otherwise an engine panics with the text of its
 /// [`AttentionError`](crate::AttentionError).
 ///
-/// A backend without an engine has none of them: the functions return
-/// [`AttentionError::NoEngine`](crate::AttentionError::NoEngine) there.
+/// On a backend without an engine the functions return [`AttentionError::NoEngine`](crate::AttentionError::NoEngine)
+/// instead.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -28,8 +28,8 @@ use flash_dma_problem::{KeptKeys, Problem};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait DynamicMaskOps: Backend {
-    /// The [`Interval`](crate::Interval) of each key if a position keeps the keys of `kept`: scores
-    /// `[batch, kv_heads, k_len]` (f32) to i32 `[batch, kv_heads, k_len, 2]`.
+    /// The [`Interval`](crate::Interval) of each key if every position keeps the keys of `kept`: scores `[batch,
+    /// kv_heads, k_len]` (f32) to i32 `[batch, kv_heads, k_len, 2]`.
     #[fusion(dtype = burn::tensor::DType::I32, shape = {
         let mut shape = scores.clone();
         shape.push(2);
@@ -48,8 +48,8 @@ pub trait DynamicMaskOps: Backend {
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), the residual of `out` and the rest of `lse`: what
-    /// a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    /// [`dynamic_mask_forward`](Self::dynamic_mask_forward) with the residual of `out` and the rest of `lse`, for a
+    /// backward pass; autodiff calls this one. Under autodiff itself every result is a constant.
     #[fusion(meta = |q, _k, _v, _selection, problem| forwarded(q, problem))]
     fn dynamic_mask_forward_with_residual(
         q: FloatTensor<Self>,
@@ -59,8 +59,7 @@ pub trait DynamicMaskOps: Backend {
         problem: Problem,
     ) -> Forwarded<Self>;
 
-    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), but with an `lse` that is
-    /// differentiable under autodiff.
+    /// [`dynamic_mask_forward`](Self::dynamic_mask_forward) with an `lse` that is differentiable under autodiff.
     #[fusion(default)]
     fn dynamic_mask_forward_with_lse(
         q: FloatTensor<Self>,
@@ -72,9 +71,9 @@ pub trait DynamicMaskOps: Backend {
         Self::dynamic_mask_forward(q, k, v, selection, problem)
     }
 
-    /// The same as [`dynamic_mask_forward_with_lse`](Self::dynamic_mask_forward_with_lse), in whose softmax each query head
-    /// has one more logit, `logits` `[q_heads]` (f32), with which no value goes: `out` and `lse` are those of all logits,
-    /// and so is what a runner-up would gain.
+    /// [`dynamic_mask_forward_with_lse`](Self::dynamic_mask_forward_with_lse) with one more logit per query head in
+    /// the softmax, `logits` `[q_heads]` (f32), that has no value. `out`, `lse` and the gains of runners-up include
+    /// it.
     #[fusion(default)]
     fn dynamic_mask_forward_with_sink(
         q: FloatTensor<Self>,
@@ -89,9 +88,9 @@ pub trait DynamicMaskOps: Backend {
         (out, lse)
     }
 
-    /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would
-    /// change by if they were attended, and for kept keys that learn what those are [worth](crate::OWN_OUTPUT_WEIGHT).
-    /// Under autodiff tracked q, k, v, scores or gradients panic with the text of
+    /// Gradients of the inputs. With runners-up also that of the tensor that ranks the keys: the change of the loss
+    /// if they were attended, and for kept keys that learn their [worth](crate::OWN_OUTPUT_WEIGHT). Under autodiff,
+    /// tracked q, k, v, scores or gradients panic with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
     #[fusion(meta = |q, k, v, selection, _saved, _problem| gradients([q, k, v], selection))]
     fn dynamic_mask_backward(

@@ -19,16 +19,15 @@ use flash_dma_problem::{AppendProblem, DecodeProblem};
 /// Appending to a cache and attention over it.
 ///
 /// Most users want [`DynamicMaskCache`](crate::cache::DynamicMaskCache) and [`PagedCache`](crate::cache::PagedCache),
-/// which validate; these operations rely on it. A cache goes in and comes out: an engine that finds its
-/// tensors unshared writes them in place and returns them. For inference only: autodiff does not
-/// implement them, and its tensors are refused.
+/// which validate; these operations rely on it. They take and return a cache: an engine writes unshared tensors in
+/// place. For inference only: autodiff does not implement them, and its tensors are refused.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait CacheOps: DynamicMaskOps {
-    /// The slots with those of the old keys and the tokens that the cache's rule keeps at the last position.
+    /// The slots with those old keys and tokens that the cache's rule keeps at the last position.
     #[fusion(meta = |slots, _tokens, _problem| slots.clone())]
     fn cache_append_slots(
         #[extension_type] slots: SlotTensors<Self>,
@@ -36,9 +35,9 @@ pub trait CacheOps: DynamicMaskOps {
         problem: AppendProblem,
     ) -> SlotTensors<Self>;
 
-    /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens: query `t` attends
-    /// over what the slots would hold if the tokens up to and with `t` were appended one at a time. The slots come out
-    /// with the tokens in them, or as they were if the problem appends [later](flash_dma_problem::Appending).
+    /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens: query `t` attends over
+    /// the slots as they would be after appending the tokens up to and including `t` one at a time. Returns the slots
+    /// with the tokens in them, or unchanged if the problem appends [later](flash_dma_problem::Appending).
     #[fusion(meta = |q, slots, _tokens, problem| DecodedSlotsMetadata {
         out: q.clone(),
         lse: lse(problem),
@@ -51,8 +50,8 @@ pub trait CacheOps: DynamicMaskOps {
         problem: DecodeProblem,
     ) -> DecodedSlots<Self>;
 
-    /// The keys that the tokens of a chunk may attend to, in order of position: selection by their rank, under the rule
-    /// without its sinks, and causal attention over them equal one pass over everything before.
+    /// Keys that the tokens of a chunk may attend to, in order of position. Selection by their rank, under the rule
+    /// without its sinks, and causal attention over them equal one pass over all tokens received.
     #[fusion(meta = |slots, _tokens, problem| chunk_keys(slots, problem))]
     fn cache_chunk_keys(
         #[extension_type] slots: SlotTensors<Self>,
@@ -60,7 +59,7 @@ pub trait CacheOps: DynamicMaskOps {
         problem: AppendProblem,
     ) -> ChunkKeys<Self>;
 
-    /// The pages with the tokens behind those of each sequence.
+    /// The pages with the tokens appended to each sequence.
     #[fusion(meta = |pages, _tokens, _map, _problem| pages.clone())]
     fn cache_append_pages(
         #[extension_type] pages: PageTensors<Self>,
@@ -69,8 +68,8 @@ pub trait CacheOps: DynamicMaskOps {
         problem: AppendProblem,
     ) -> PageTensors<Self>;
 
-    /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens, each attending over
-    /// everything up to itself. The pages come out with the tokens in them, or as they were if the problem appends
+    /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens, each attending over all
+    /// tokens up to itself. Returns the pages with the tokens in them, or unchanged if the problem appends
     /// [later](flash_dma_problem::Appending).
     #[fusion(meta = |q, pages, _tokens, _map, problem| DecodedPagesMetadata {
         out: q.clone(),
@@ -85,7 +84,7 @@ pub trait CacheOps: DynamicMaskOps {
         problem: DecodeProblem,
     ) -> DecodedPages<Self>;
 
-    /// The values in place of the elements, i32: in the memory of `tokens` where a graph may have recorded it.
+    /// Replaces the elements of an i32 tensor: in the memory of `tokens` where a graph may have recorded it.
     #[fusion(dtype = tokens, shape = tokens)]
     fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
         Self::int_from_data(TensorData::new(values, tokens.shape()), &tokens.device())

@@ -21,7 +21,7 @@ use flash_dma_problem::{MaskedProblem, PlanGeometry};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait MaskedAttentionOps: Backend {
-    /// The tile plan of a mask in the geometry's shape, whose `true` hides a key if `hidden` and shows it otherwise.
+    /// Tile plan of a mask in the geometry's shape, whose `true` hides a key if `hidden` and shows it otherwise.
     #[fusion(meta = |_mask, _hidden, geometry| plan(geometry))]
     fn masked_attention_plan(
         mask: BoolTensor<Self>,
@@ -29,8 +29,8 @@ pub trait MaskedAttentionOps: Backend {
         geometry: PlanGeometry,
     ) -> PlanTensors<Self>;
 
-    /// The tile plan of the mask of a geometry that shows query `i` the keys `first <= j < end`, both i32
-    /// `[batch, heads, q_len | 1, 1]`: the geometry's mask, which has all keys, with one.
+    /// Tile plan of the geometry's mask that shows query `i` the keys `first <= j < end`. Both are i32 `[batch,
+    /// heads, q_len | 1, 1]`, the shape of the geometry's mask (which has all keys) with a single key.
     #[fusion(meta = |_first, _end, geometry| plan(geometry))]
     fn masked_attention_plan_ranges(
         first: IntTensor<Self>,
@@ -52,8 +52,8 @@ pub trait MaskedAttentionOps: Backend {
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), the residual of `out` and the rest of
-    /// `lse`: what a backward pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    /// [`masked_attention_forward`](Self::masked_attention_forward) with the residual of `out` and the rest of `lse`,
+    /// for a backward pass; autodiff calls this one. Under autodiff itself every result is a constant.
     #[fusion(meta = |q, _k, _v, _masking, problem| forwarded(q, &problem.attention))]
     fn masked_attention_forward_with_residual(
         q: FloatTensor<Self>,
@@ -63,8 +63,8 @@ pub trait MaskedAttentionOps: Backend {
         problem: MaskedProblem,
     ) -> Forwarded<Self>;
 
-    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is
-    /// differentiable under autodiff.
+    /// [`masked_attention_forward`](Self::masked_attention_forward) with an `lse` that is differentiable under
+    /// autodiff.
     #[fusion(default)]
     fn masked_attention_forward_with_lse(
         q: FloatTensor<Self>,
@@ -76,7 +76,7 @@ pub trait MaskedAttentionOps: Backend {
         Self::masked_attention_forward(q, k, v, masking, problem)
     }
 
-    /// The gradients of the inputs; the bias has one only if `bias_gradient`. Under autodiff a tracked input or gradient
+    /// Gradients of the inputs; of the bias only if `bias_gradient`. Under autodiff a tracked input or gradient
     /// panics with the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
     #[fusion(meta = |q, k, v, _masking, _saved, problem, bias_gradient| MaskedGradsMetadata {
         q: q.clone(),

@@ -1,4 +1,4 @@
-//! The operations as a backend extension: the traits that an engine implements, below the `Tensor` API.
+//! The operations as a backend extension: traits that an engine implements, below the `Tensor` API.
 //!
 //! | trait | operations |
 //! |---|---|
@@ -7,11 +7,11 @@
 //! | [`CacheOps`] | appending to a cache, and attention over it |
 //! | [`NormOps`] | RMS norm, and norm and rotary encoding of heads |
 //! | [`PackedOps`] | q, k and v as parts of one tensor |
-//! | [`ProductOps`] | the products of linear layers, and of their gradients |
+//! | [`ProductOps`] | products of linear layers and of their gradients |
 //! | [`ScoreOps`] | scores of a few tokens |
-//! | [`TrainingOps`] | what a training step needs beside attention |
+//! | [`TrainingOps`] | other operations of a training step |
 //!
-//! Under fusion the shapes of results are taken from the attributes, and never compared with what the engine returns.
+//! Under fusion the shapes of results come from the attributes, and are never compared with those the engine returns.
 
 pub(crate) mod attention;
 pub(crate) mod cache;

@@ -10,11 +10,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use flash_dma_problem::NormProblem;
 
-/// What stands before the attention of a layer: norms and rotary encoding, each a pass over memory.
+/// Steps of a layer before its attention: norms and rotary encoding, each a pass over memory.
 ///
-/// Most users want [`rms_norm`](crate::rms_norm()) and [`HeadEncoding`](crate::HeadEncoding), which validate. The default
-/// bodies are plain Burn operations: a backend without an engine needs only `impl NormOps for MyBackend {}`. Arithmetic is
-/// f32, and the gradient of gamma is summed in two stages and in a fixed order.
+/// Most users want [`rms_norm`](crate::rms_norm()) and [`HeadEncoding`](crate::HeadEncoding), which validate. The
+/// default bodies are plain Burn operations: a backend without an engine needs only `impl NormOps for MyBackend {}`.
+/// Arithmetic is f32, and the gradient of gamma is summed in two stages and in a fixed order.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -33,7 +33,7 @@ pub trait NormOps: Backend {
         fallback::rms_norm::<Self>(x, gamma, problem)
     }
 
-    /// The gradients of `x` and `gamma`, from that of the result. First order only: autodiff panics with the text of
+    /// Gradients of `x` and `gamma` from that of the result. First order only: autodiff panics with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or the gradient.
     #[fusion(meta = |x, gamma, _grad_out, _problem| (x.clone(), gamma.clone()))]
     fn rms_norm_backward(
@@ -45,11 +45,11 @@ pub trait NormOps: Backend {
         fallback::rms_norm_backward::<Self>(x, gamma, grad_out, problem)
     }
 
-    /// Heads, normalised and rotated: `x` is `[batch, len, heads, head_dim]`, the result
-    /// `[batch, heads, len, head_dim]` in the type of `x` and in any memory layout. `gamma` is `[head_dim]`, present
-    /// exactly if the problem has a norm; `table`, `[positions, head_dim, 2]` in f32, holds cosine and sine of each
-    /// feature's angle (those of a pair of neighbours are the same) and is present exactly if it has rotary encoding.
-    /// The problem is that of [`NormProblem::heads`]; the table is a constant under autodiff.
+    /// Normalises and rotates heads: `x` is `[batch, len, heads, head_dim]`, the result `[batch, heads, len,
+    /// head_dim]` in the type of `x` and in any memory layout. `gamma` is `[head_dim]`, present exactly if the
+    /// problem has a norm; `table`, `[positions, head_dim, 2]` in f32, holds cosine and sine of each feature's angle
+    /// (equal for a pair of neighbours) and is present exactly if it has rotary encoding. The problem is that of
+    /// [`NormProblem::heads`]; the table is a constant under autodiff.
     #[fusion(dtype = x, shape = problem.out_shape().into())]
     fn encode_heads(
         x: FloatTensor<Self>,
@@ -60,7 +60,7 @@ pub trait NormOps: Backend {
         fallback::encode_heads::<Self>(x, gamma, table, problem)
     }
 
-    /// The gradients of `x`, in its shape, and of `gamma`, from that of the result. First order only, as
+    /// Gradients of `x`, in its shape, and of `gamma`, from that of the result. First order only, like
     /// [`rms_norm_backward`](Self::rms_norm_backward).
     #[fusion(meta = |grad_out, normed, _table, problem| NormGradsMetadata {
         x: TensorSpec::new(problem.x_shape().into(), grad_out.dtype),

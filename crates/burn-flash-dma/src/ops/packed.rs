@@ -9,11 +9,10 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 
-/// The parts of a packed tensor `[batch, len, parts, heads, head_dim]`, of which there are two, k and v, or three, with q
-/// before them.
+/// Parts of a packed tensor `[batch, len, parts, heads, head_dim]`: two, k and v, or three, with q before them.
 ///
-/// An engine that gets parts of one tensor gives their gradients as parts of one buffer, so that neither operation has to
-/// copy. The default bodies copy where the backend's slices do.
+/// An engine that gets parts of one tensor returns their gradients as parts of one buffer, so that neither operation
+/// has to copy. The default bodies copy where the backend's slices do.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -21,7 +20,7 @@ use burn::backend::{Backend, backend_extension};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait PackedOps: Backend {
-    /// The parts of `x`, `[batch, heads, len, head_dim]` each: views where the backend has views. Under autodiff their
+    /// The parts of `x`, `[batch, heads, len, head_dim]` each: views if the backend has them. Under autodiff their
     /// gradients are joined.
     #[fusion(meta = |x| {
         let [batch, len, parts, heads, head_dim] = x.shape.dims();
@@ -39,8 +38,9 @@ pub trait PackedOps: Backend {
         fallback::split::<Self>(x)
     }
 
-    /// The tensor of such parts: without a copy if they lie in one buffer, at equal distances and in order. Under autodiff
-    /// a tracked part panics with the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
+    /// The packed tensor of such parts: without a copy if they lie in one buffer, at equal distances and in order.
+    /// Under autodiff a tracked part panics with the text of
+    /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
     #[fusion(meta = |rows| {
         let [batch, heads, len, head_dim] = rows.k.shape.dims();
         let parts = match rows.q {

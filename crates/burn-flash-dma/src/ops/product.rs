@@ -1,16 +1,16 @@
-//! The products of linear layers.
+//! Products of linear layers.
 
 use crate::fallback::product as fallback;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use flash_dma_problem::ElementType;
 
-/// The three products of a linear layer without bias: its output, and the gradients of its input and of its weight.
+/// Products of a linear layer without bias: its output, and the gradients of its input and of its weight.
 ///
-/// Most users want [`linear`](crate::linear()) and [`product`](crate::product()), which validate. Operands are f32, f16
-/// or bf16, and sums are in f32 and rounded once; the sum of nothing is zero. The tokens of `x` and of a gradient may be
-/// on any number of axes: a reshape would be a node that keeps what its parent need not keep. The default bodies are
-/// Burn's own matrix product in f32, which is as fast as it gets on its CPU backends.
+/// Most users want [`linear`](crate::linear()) and [`product`](crate::product()), which validate. Operands are f32,
+/// f16 or bf16; sums are in f32 and rounded once, and an empty sum is zero. The tokens of `x` and of a gradient may
+/// be on any number of axes: a reshape would be a graph node that keeps a tensor its parent need not keep. The
+/// default bodies are Burn's own matrix product in f32, which is as fast as it gets on its CPU backends.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -25,8 +25,8 @@ pub trait ProductOps: Backend {
         fallback::output::<Self>(x, weight)
     }
 
-    /// The gradient of `x`: `grad · weightᵀ`, `[.., d_out]` and `[d_in, d_out]` to `[.., d_in]` in the type of
-    /// `grad`, to which the weight is rounded.
+    /// Gradient of `x`: `grad · weightᵀ`, `[.., d_out]` and `[d_in, d_out]` to `[.., d_in]` in the type of `grad`, to
+    /// which the weight is rounded.
     #[fusion(dtype = grad, shape = fallback::with_features(grad, weight[0]))]
     fn linear_product_input_gradient(
         grad: FloatTensor<Self>,
@@ -35,7 +35,7 @@ pub trait ProductOps: Backend {
         fallback::input_gradient::<Self>(grad, weight)
     }
 
-    /// The gradient of the weight: `xᵀ · grad` over all tokens, `[.., d_in]` and `[.., d_out]`, both of one type, to
+    /// Gradient of the weight: `xᵀ · grad` over all tokens, `[.., d_in]` and `[.., d_out]`, both of one type, to
     /// `[d_in, d_out]` in `element`, the weight's own type.
     #[fusion(
         dtype = fallback::float_dtype(*element).into(),

@@ -5,14 +5,14 @@ use crate::types::OptionalFloat;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 
-/// Up to so many tokens are those of a step over a cache: their scores are one operation, and their norms wait for
-/// nothing.
+/// Maximum number of tokens that count as a step over a cache: their scores are one operation, and their norms wait
+/// for nothing.
 pub(crate) const FEW_TOKENS: usize = 64;
 
-/// Scores of a few tokens, as of a step over a cache, at once.
+/// Scores of a few tokens in one operation, as for a step over a cache.
 ///
-/// Most users want [`zoh_scores`](crate::zoh_scores()), which validates, and takes this operation where it pays. The
-/// default body is plain Burn operations, whose gradients autodiff has.
+/// Most users want [`zoh_scores`](crate::zoh_scores()), which validates, and uses this operation where it pays. The
+/// default body is plain Burn operations, which autodiff differentiates.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -20,9 +20,9 @@ pub(crate) const FEW_TOKENS: usize = 64;
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait ScoreOps: Backend {
-    /// `exp(a * softplus(values . dt_projᵀ + bias))`, `[batch, kv_heads, len]` in f32: `values`
-    /// `[batch, kv_heads, len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `bias` and `a` `[kv_heads]`, each
-    /// f32, f16 or bf16. No size is 0, and arithmetic is f32.
+    /// `exp(a * softplus(values . dt_projᵀ + bias))`, `[batch, kv_heads, len]` in f32: `values` `[batch, kv_heads,
+    /// len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `bias` and `a` `[kv_heads]`, each f32, f16 or
+    /// bf16. No size is 0, and arithmetic is f32.
     #[fusion(dtype = burn::tensor::DType::F32, shape = {
         let [batch, heads, len, _] = values.dims();
         [batch, heads, len].into()

@@ -7,14 +7,14 @@ use burn::tensor::{DType, Int, Tensor, TensorReadError};
 use core::fmt;
 use thiserror::Error;
 
-/// The values that replace the tokens from a position on.
+/// Values that replace the tokens from a position on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// The features of the tokens in reverse order, times -1.5, plus 0.25.
     Other,
-    /// One number: ±1e30, in f16 ±6e4.
+    /// A single number: ±1e30, in f16 ±6e4.
     Features(f32),
-    /// One token: the least and the greatest that the input holds.
+    /// A single token: the least or the greatest of the input.
     Token(i64),
 }
 
@@ -37,27 +37,27 @@ impl fmt::Display for Change {
     (.after - .before).abs()
 )]
 pub struct Leak {
-    /// The position from which on the input was changed: the first one tried that shows the leak.
+    /// Position from which the input was changed: the first one tried that shows the leak.
     pub position: usize,
-    /// The values that replaced the input.
+    /// Values that replaced the input.
     pub change: Change,
-    /// The first position whose output changed; before `position`.
+    /// First position whose output changed; before `position`.
     pub first: usize,
-    /// Index of the output's element that changed most.
+    /// Index of the element that changed most.
     pub index: Vec<usize>,
-    /// That element before the change.
+    /// Its value before the change.
     pub before: f64,
-    /// That element after the change.
+    /// Its value after the change.
     pub after: f64,
-    /// The change that is allowed.
+    /// Allowed change.
     pub allowed: f64,
-    /// Elements before `position` that changed by more than is allowed.
+    /// Number of elements before `position` that changed by more than allowed.
     pub changed: usize,
-    /// Elements before `position`.
+    /// Number of elements before `position`.
     pub len: usize,
 }
 
-/// The reasons for which [`try_assert_causal`] refuses a model or an input.
+/// Reasons for which [`try_assert_causal`] refuses a model or an input.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CausalError {
@@ -72,7 +72,7 @@ pub enum CausalError {
         /// Tokens of a sequence.
         len: usize,
     },
-    /// Tokens are changed to others of the input, and there are none.
+    /// All tokens of the input are equal, so they cannot be changed to others of it.
     #[error(
         "a check for causality needs an input of two different tokens at least, and all are {token}"
     )]
@@ -92,7 +92,7 @@ pub enum CausalError {
         /// Tokens of a sequence.
         len: usize,
     },
-    /// The model may ignore what it is given, so the check has shown nothing.
+    /// The output never changed; the model may ignore its input, so the check has shown nothing.
     #[error(
         "no change of the input changed any element of the output: does the model read its argument?"
     )]
@@ -113,15 +113,15 @@ impl From<TensorReadError> for CausalError {
     }
 }
 
-/// The findings of a check that passed.
+/// Findings of a check that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CausalReport {
-    /// The positions from which on the input was changed.
+    /// Positions from which the input was changed.
     pub positions: Vec<usize>,
-    /// Changes that were tried at each position.
+    /// Changes tried at each position.
     pub changes: Vec<Change>,
-    /// The greatest change of an earlier output, over the greatest absolute value of the earlier outputs; at most the
-    /// tolerance.
+    /// Greatest change of an earlier output, relative to the greatest absolute value of the earlier outputs; at most
+    /// the tolerance.
     pub worst: f64,
 }
 
@@ -132,13 +132,13 @@ mod sealed {
     impl Sealed for super::Tensor<2, super::Int> {}
 }
 
-/// The inputs that a model may take: features `[batch, len, features]` as floats, or tokens `[batch, len]` as integers.
+/// Inputs of a model: features `[batch, len, features]` as floats, or tokens `[batch, len]` as integers.
 pub trait CausalInput: Clone + sealed::Sealed {
     /// Batch and length.
     #[doc(hidden)]
     fn sizes(&self) -> [usize; 2];
 
-    /// Inputs of the same shape that differ in every token, or as nearly so as tokens can.
+    /// Inputs of the same shape that differ in every token, or in as many as possible.
     #[doc(hidden)]
     fn variants(&self) -> Result<Vec<(Change, Self)>, CausalError>;
 
@@ -199,14 +199,14 @@ fn join_at<const D: usize, K: Basic>(
 }
 
 /// Asserts that no output of a model depends on later tokens: changes `input` from each of several positions on, to
-/// other values and to huge ones, and compares the outputs before.
+/// other values and to huge ones, and compares the earlier outputs.
 ///
-/// `model` takes `[batch, len, features]` of floats or `[batch, len]` of tokens and returns `[batch, len, ..]`. It must
-/// give the same output for the same input, so it must not use dropout. Tokens are changed to the least and the
-/// greatest one of `input`. `tolerance` is relative to the greatest absolute value of the outputs that are compared: a
-/// few units of rounding, say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a
-/// tile of queries in another order. An output that is NaN must stay NaN, and one that is not must not become it: a
-/// mask that multiplies later tokens by zero, or that subtracts a number from their logits, fails at the huge values.
+/// `model` takes `[batch, len, features]` of floats or `[batch, len]` of tokens and returns `[batch, len, ..]`. It
+/// must be deterministic, so it must not use dropout. Tokens are changed to the least and the greatest one of
+/// `input`. `tolerance` is relative to the greatest absolute value of the compared outputs: a few units of rounding,
+/// say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a query tile in another
+/// order. An output that is NaN must stay NaN, and no other may become NaN: a mask that multiplies later tokens by
+/// zero, or subtracts a number from their logits, fails at the huge values.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -240,8 +240,8 @@ pub fn assert_causal<I: CausalInput, const D: usize>(
 ///
 /// # Errors
 ///
-/// [`CausalError::Leak`] of the first position at which the model leaks; another [`CausalError`] if the input or the
-/// output cannot show whether it does.
+/// [`CausalError::Leak`] with the first position at which the model leaks; another [`CausalError`] if the input or
+/// the output cannot show whether it does.
 pub fn try_assert_causal<I: CausalInput, const D: usize>(
     model: impl Fn(I) -> Tensor<D>,
     input: I,
@@ -282,7 +282,7 @@ pub fn try_assert_causal<I: CausalInput, const D: usize>(
     reads.then_some(report).ok_or(CausalError::Blind)
 }
 
-/// The second token, the last, the ends of the quarters, and beside a tile of queries.
+/// The second token, the last, the ends of the quarters, and both sides of a query tile's end.
 fn positions(len: usize) -> Vec<usize> {
     let mut positions = vec![1, len / 4, 63, 64, len / 2, 3 * len / 4, len - 1];
     positions.retain(|position| (1..len).contains(position));
@@ -291,14 +291,13 @@ fn positions(len: usize) -> Vec<usize> {
     positions
 }
 
-/// The output of a model, `[batch, len, ..]`.
 struct Output {
     values: Vec<f32>,
     shape: Vec<usize>,
 }
 
 impl Output {
-    /// The greatest change of a row before `position`, over the greatest absolute value there.
+    /// Greatest change of a row before `position`, relative to the greatest absolute value there.
     fn compare(
         &self,
         other: &Self,

@@ -1,4 +1,4 @@
-//! Blocks that are computed twice, so that their inputs are all that is kept of them.
+//! Gradient checkpointing: blocks that run twice, so that only their inputs are kept.
 
 use crate::Intervals;
 use crate::fallback::tensors::constant;
@@ -11,29 +11,27 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 use flash_dma_problem::{AttentionError, Dropout};
 
-/// The selections of a block's attention layers and the seeds of their dropout, in the order of its calls: made in a
-/// first pass, and used again in the second, where scores that differ in their last bit would select other keys.
+/// Selections of a block's attention layers and seeds of their dropout, in call order: recorded in the first pass and
+/// reused in the second, where scores that differ in their last bit would select other keys.
 #[derive(Debug, Default)]
 pub struct Selections {
     made: Vec<Intervals>,
     dropout: Vec<Option<Dropout>>,
-    /// The number of the next one, when they are used again.
     next: Option<usize>,
 }
 
 impl Selections {
-    /// None so far.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// [`DynamicMaskAttention::forward`], with the selection of the first pass if this is the second.
+    /// [`DynamicMaskAttention::forward`], with the first pass's selection if this is the second.
     ///
     /// # Panics
     ///
-    /// If [`try_attend`](Self::try_attend) returns an error, with that error's text, or there were fewer calls in the
-    /// first pass.
+    /// If [`try_attend`](Self::try_attend) returns an error, with that error's text, or the first pass had fewer
+    /// calls.
     pub fn attend(
         &mut self,
         layer: &DynamicMaskAttention,
@@ -46,12 +44,12 @@ impl Selections {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward_and_intervals`] and
+    /// Errors of [`DynamicMaskAttention::try_forward_and_intervals`] and
     /// [`DynamicMaskAttention::try_forward_with_intervals`].
     ///
     /// # Panics
     ///
-    /// If there were fewer calls in the first pass.
+    /// If the first pass had fewer calls.
     pub fn try_attend(
         &mut self,
         layer: &DynamicMaskAttention,
@@ -73,15 +71,15 @@ impl Selections {
         Ok(out)
     }
 
-    /// Those made so far.
+    /// The selections made so far.
     #[must_use]
     pub fn intervals(&self) -> &[Intervals] {
         &self.made
     }
 }
 
-/// A stack of blocks of which only the inputs and the selections are kept between the passes: gradient checkpointing, a
-/// checkpoint per block. It costs a second forward pass of the blocks, and the memory of one block at a time.
+/// Gradient checkpointing of a stack of blocks, one checkpoint per block: only inputs and selections are kept between
+/// the passes. It costs a second forward pass of the blocks, and the memory of one block at a time.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -129,27 +127,27 @@ impl Selections {
 pub struct Checkpointed<'a, M, F> {
     blocks: &'a [M],
     run: F,
-    /// With its graph.
+    /// The input with its graph.
     input: Tensor<3>,
-    /// The input of each block, without a graph, and its selections.
+    /// Input of each block, without a graph, and its selections.
     kept: Vec<(Tensor<3>, Selections)>,
-    /// A leaf of the graph of what follows.
+    /// A leaf of the graph of everything that follows.
     output: Tensor<3>,
 }
 
 impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpointed<'a, M, F> {
-    /// Runs the blocks one behind the other on `input`, of any shape that they take, by `run`.
+    /// Applies `run` to the blocks in turn, on `input` of any shape that they take.
     ///
-    /// `run` is called again for the backward pass and must compute the same: with attention by [`Selections::attend`],
-    /// whose dropout is the same again, and without any other dropout. It may cast the block's parameters. `input` may
-    /// have a graph, as that of an embedding, and must be associated with autodiff.
+    /// `run` is called again for the backward pass and must compute the same: use [`Selections::attend`] for
+    /// attention, which repeats its dropout, and no other dropout. It may cast the block's parameters. `input` may
+    /// have a graph, such as an embedding's, and must be associated with autodiff.
     #[must_use]
     pub fn forward(blocks: &'a [M], input: Tensor<3>, run: F) -> Self {
         let mut x = constant(input.clone());
         let mut kept = Vec::with_capacity(blocks.len());
         for block in blocks {
             let mut selections = Selections::new();
-            // Nothing is recorded: Burn frees a graph that nobody holds no earlier than with the next backward pass.
+            // Records nothing: Burn frees a graph that nobody holds only with the next backward pass.
             block.visit(&mut Initialise);
             let untracked = block.clone().no_grad();
             let out = run(&untracked, x.clone(), &mut selections).detach();
@@ -165,19 +163,19 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
         }
     }
 
-    /// The output of the last block, to compute the loss of. The loss may depend on the blocks through it alone.
+    /// Output of the last block, for the loss, which may depend on the blocks through it alone.
     #[must_use]
     pub fn output(&self) -> Tensor<3> {
         self.output.clone()
     }
 
-    /// The selections of each block's attention layers.
+    /// Selections of each block's attention layers.
     pub fn selections(&self) -> impl Iterator<Item = &[Intervals]> {
         (self.kept.iter()).map(|(_, selections)| selections.intervals())
     }
 
-    /// The gradients of a loss of [`output`](Self::output), of all parameters of `module`, to which the blocks and what
-    /// made the input belong. A parameter with several uses gets their sum.
+    /// Gradients of a loss of [`output`](Self::output) for all parameters of `module`, which contains the blocks and
+    /// everything that made the input. A parameter with several uses gets their sum.
     ///
     /// # Panics
     ///
@@ -216,7 +214,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
     }
 }
 
-/// Makes parameters that are made when they are first used: until then a copy shares with its original whether it is
+/// Initialises lazy parameters: until then a copy shares with its original whether it is trained.
 /// trained.
 struct Initialise;
 
@@ -226,13 +224,12 @@ impl ModuleVisitor for Initialise {
     }
 }
 
-/// The backward pass from a tensor whose gradient is known.
 fn resume(output: Tensor<3>, gradient: Tensor<3>) -> Gradients {
     let zero = Dispatch::training_resume(output.into_dispatch(), gradient.into_dispatch());
     Tensor::<1>::from_dispatch(zero).backward()
 }
 
-/// Moves the gradients of a backward pass to those of earlier ones.
+/// Adds the gradients of a backward pass to earlier ones.
 struct Add<'a> {
     from: &'a mut Gradients,
     to: &'a mut GradientsParams,

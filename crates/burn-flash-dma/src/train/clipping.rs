@@ -1,4 +1,4 @@
-//! Clipping by the norm of all gradients together.
+//! Clipping by the global norm of all gradients.
 
 use crate::fallback::tensors::at_least_f32;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -6,21 +6,22 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use std::collections::HashSet;
 
-/// Gradients are squared and summed in groups of about so many numbers, copied into one tensor: 64 MiB, twice.
+/// Approximate size of the groups in which gradients are squared and summed, copied into one tensor: 64 MiB, twice.
 const GROUP: usize = 1 << 24;
 
-/// A group is summed as a matrix of so many rows, by columns first: Burn sums all numbers of a tensor in one cube.
+/// Rows of a group, which is summed by columns first: Burn sums all numbers of a tensor in one cube.
 const ROWS: usize = 256;
 
-/// What PyTorch adds to the norm before it divides by it.
+/// Added to the norm before dividing by it, as in PyTorch.
 const EPSILON: f64 = 1e-6;
 
-/// Scales all gradients of a module by `min(1, max_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm of all of
-/// them together, and returns the norm before, `[1]` in f32: PyTorch's `clip_grad_norm_`. Burn's own clipping takes the
-/// norm of each parameter by itself, which changes the direction of the step.
+/// Scales all gradients of a module by `min(1, max_norm / (norm + 1e-6))`, where `norm` is their global Euclidean
+/// norm, and returns the norm before scaling, `[1]` in f32: PyTorch's `clip_grad_norm_`. Burn's own clipping uses the
+/// norm of each parameter, which changes the direction of the step.
 ///
-/// Squares are summed in f32, in one launch per parameter and a few per 16 million numbers, and nothing is read from the
-/// device. A norm that is not finite makes all gradients NaN or zero, as in PyTorch. Without gradients the norm is 0.
+/// Squares are summed in f32, in one launch per parameter and a few per 16 million numbers, and nothing is read from
+/// the device. A norm that is not finite makes all gradients NaN or zero, as in PyTorch. Without gradients the norm
+/// is 0.
 ///
 /// # Panics
 ///
@@ -50,10 +51,8 @@ pub fn clip_gradients<M: Module>(
     norm
 }
 
-/// Sums the squares of the gradients.
 struct Squares<'a> {
     gradients: &'a GradientsParams,
-    /// That of the first parameter.
     device: Option<Device>,
     /// A module may hold a parameter in several places.
     seen: HashSet<ParamId>,
@@ -108,11 +107,9 @@ impl ModuleVisitor for Squares<'_> {
     }
 }
 
-/// Multiplies the gradients.
 struct Scale<'a> {
     gradients: &'a mut GradientsParams,
     seen: HashSet<ParamId>,
-    /// `[1]`.
     factor: Tensor<1>,
 }
 

@@ -5,19 +5,19 @@ use burn::backend::Dispatch;
 use burn::nn::Embedding;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
-/// The rows of an embedding for `tokens` `[batch, len]`, `[batch, len, d_model]` in `dtype`: [`Embedding::forward`],
-/// and a cast.
+/// Embeds `tokens` `[batch, len]` as `[batch, len, d_model]` in `dtype`: [`Embedding::forward`] and a cast.
 ///
 /// The gradient of the table is summed in f32 and rounded to the table's type once. Burn's own adds token by token in
-/// the type of the activations, where a sum in bf16 stops growing at 256 times a term, by one thread per column.
+/// the type of the activations, where a bf16 sum stops growing at 256 times a term, by one thread per column.
 ///
-/// Up to 1024 rows the gradient is a product of one-hot rows, 128 MiB of them at a time, with that of the output: the same
-/// in every run, and one that is not finite reaches all rows. Beyond, it is made by additions at indices, in memory that
-/// does not depend on the vocabulary, and on a GPU atomic, so that the last bits differ from run to run.
+/// With up to 1024 rows, the gradient is a product of one-hot rows (128 MiB of them at a time) with the output's
+/// gradient: identical in every run, but a value that is not finite reaches all rows. With more rows it is added at
+/// indices, in memory that does not depend on the vocabulary; on a GPU the additions are atomic, so the last bits
+/// differ from run to run.
 ///
 /// # Panics
 ///
-/// As [`Embedding::forward`] does: a token that is not below the size of the vocabulary is the backend's to refuse.
+/// Like [`Embedding::forward`]: the backend refuses a token that is not below the size of the vocabulary.
 #[must_use]
 pub fn embed(embedding: &Embedding, tokens: Tensor<2, Int>, dtype: FloatDType) -> Tensor<3> {
     let [batch, len] = tokens.dims();

@@ -4,15 +4,15 @@ use crate::ops::TrainingOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-/// The mean cross-entropy, `[1]` in f32 and nats, of `logits` `[tokens, classes]` of any float type and the classes
-/// `targets` `[tokens]`. Of no tokens it is 0, with gradients of zeros, where a mean would be NaN.
+/// Mean cross-entropy, `[1]` in f32 and nats, of `logits` `[tokens, classes]` of any float type and the classes
+/// `targets` `[tokens]`. Without tokens it is 0, with zero gradients, where a mean would be NaN.
 ///
-/// That of Burn's `CrossEntropyLoss` without weights, smoothing or padding. Everything is computed in f32, and the
-/// backward pass keeps the logits as they are and two numbers per token, not their logarithms.
+/// Equal to Burn's `CrossEntropyLoss` without weights, smoothing or padding. All arithmetic is f32, and the backward
+/// pass keeps the logits as they are and two numbers per token, not their logarithms.
 ///
 /// # Panics
 ///
-/// If the targets are not as many as the logits' rows.
+/// If targets and rows of logits differ in number.
 #[must_use]
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let losses = token_losses(logits, targets);
@@ -22,12 +22,12 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     }
 }
 
-/// The cross-entropy of each token, `[tokens]` in f32 and nats: to leave some of them out, or to weight them. See
+/// Cross-entropy of each token, `[tokens]` in f32 and nats, for weighting or leaving out tokens. See
 /// [`cross_entropy`].
 ///
 /// # Panics
 ///
-/// If the targets are not as many as the logits' rows.
+/// If targets and rows of logits differ in number.
 #[must_use]
 pub fn token_losses(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let ([tokens, _], [targets_len]) = (logits.dims(), targets.dims());

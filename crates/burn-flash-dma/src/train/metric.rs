@@ -1,7 +1,7 @@
-//! A metric of Burn's training loop: what layers select, and whether their scores learn (feature `train`).
+//! A metric of selections and of the gradients of scores, for Burn's training loop (feature `train`).
 //!
-//! [`SelectionMetric`] shows one [`Measure`]; [`SelectionInput`] is what a step hands over. A step of
-//! [`TrainStep`](burn::train::TrainStep) has the gradients, so it hands over their norm, which costs little:
+//! [`SelectionMetric`] shows one [`Measure`]; a step provides a [`SelectionInput`]. A step of
+//! [`TrainStep`](burn::train::TrainStep) has the gradients, so it provides their norm, which costs little:
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -10,7 +10,7 @@
 //! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
 //! use burn_flash_dma::train::SelectionInput;
 //!
-//! /// The output of a step: the loss, and what the metrics are told.
+//! /// Output of a step: the loss, and the input of the metrics.
 //! struct Output {
 //!     loss: Tensor<1>,
 //!     selection: SelectionInput,
@@ -24,7 +24,7 @@
 //!
 //! fn step(layer: &DynamicMaskAttention, x: Tensor<3>) -> Output {
 //!     let loss = layer.forward(x.clone()).powi_scalar(2).mean();
-//!     // `TrainOutput::new` takes the gradients, so they are asked first.
+//! // `TrainOutput::new` takes the gradients, so they are read first.
 //!     let grads = loss.backward();
 //!     let selection = SelectionInput::new().gradients_of(layer.scorer(), &grads);
 //!     Output { loss, selection: selection.layer(layer, x) }
@@ -37,9 +37,9 @@
 //! # }
 //! ```
 //!
-//! [`SelectionInput::layer`] selects once more, and the metric reads 8 bytes per key and head: steps of validation
-//! ([`InferenceStep`](burn::train::InferenceStep)) are the place for it. What a step does not hand over its metrics
-//! leave out.
+//! [`SelectionInput::layer`] selects once more, and the metric reads 8 bytes per key and head: validation steps
+//! ([`InferenceStep`](burn::train::InferenceStep)) are the place for it. Metrics skip whatever a step does not
+//! provide.
 
 use crate::functions::inspection::IntervalStats;
 use crate::functions::selection::Intervals;
@@ -55,25 +55,26 @@ use burn::train::metric::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// What a [`SelectionMetric`] shows.
+/// Quantity that a [`SelectionMetric`] shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Measure {
-    /// Keys that a position attends to, in the mean ([`IntervalStats::mean_alive`](crate::IntervalStats::mean_alive)).
+    /// Mean number of keys that a position attends to
+    /// ([`IntervalStats::mean_alive`](crate::IntervalStats::mean_alive)).
     KeysAlive,
-    /// Positions that attend to a key, in the mean over the keys that any attends to
+    /// Mean number of positions that attend to a key, over the keys with any
     /// ([`IntervalStats::mean_lifetime`](crate::IntervalStats::mean_lifetime)).
     Lifetime,
-    /// The share of attended pairs whose key is recent, in percent
+    /// Share of attended pairs whose key is recent, in percent
     /// ([`IntervalStats::recent`](crate::IntervalStats::recent)).
     Recents,
-    /// The share of positions at which an index decides in place of a score, in percent ([`Intervals::tie_rate`]).
+    /// Share of positions at which an index decides instead of a score, in percent ([`Intervals::tie_rate`]).
     Ties,
-    /// The Euclidean norm of the gradients that make or are the scores, of all layers together.
+    /// Euclidean norm of the gradients of the scores or their parameters, over all layers.
     ScoreGradient,
 }
 
 impl Measure {
-    /// All of them.
+    /// All measures.
     pub const ALL: [Self; 5] = [
         Self::KeysAlive,
         Self::Lifetime,
@@ -102,16 +103,15 @@ impl Measure {
     }
 }
 
-/// What a step knows of its selections and of the gradients of its scores. Clones share what has been read. It holds no
-/// autodiff graph.
+/// Selections of a step and the gradients of its scores. Clones share values that have been read. Holds no autodiff
+/// graph.
 #[derive(Clone, Debug, Default)]
 pub struct SelectionInput {
     layers: Vec<Layer>,
-    /// The sum of the squares of all gradients, one number.
+    /// Sum of the squares of all gradients, one number.
     squares: Option<Tensor<1>>,
 }
 
-/// The selection of a layer, and the scores that it has been made by.
 #[derive(Clone, Debug)]
 struct Layer {
     intervals: Intervals,
@@ -121,13 +121,13 @@ struct Layer {
 }
 
 impl SelectionInput {
-    /// Nothing yet.
+    /// An input without data.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// And what a layer selects for an input: scores and selection are made once more. With several layers a metric
+    /// Adds a layer's selection for an input: computes scores and selection once more. With several layers a metric
     /// shows their mean.
     ///
     /// # Panics
@@ -141,7 +141,7 @@ impl SelectionInput {
         self.selection(&layer.selection(input), scores)
     }
 
-    /// And a selection, with the scores `[batch, kv_heads, k_len]` that it has been made by.
+    /// Adds a selection, with the scores `[batch, kv_heads, k_len]` it was made from.
     ///
     /// # Panics
     ///
@@ -159,8 +159,8 @@ impl SelectionInput {
         self
     }
 
-    /// And a gradient, for example that of the scores given to
-    /// [`DynamicMaskAttention::forward_with_scores`]: `scores.grad(&grads)`.
+    /// Adds a gradient, for example that of the scores given to [`DynamicMaskAttention::forward_with_scores`]:
+    /// `scores.grad(&grads)`.
     #[must_use]
     pub fn gradient<const D: usize>(mut self, gradient: Tensor<D>) -> Self {
         let gradient = gradient.without_autodiff().cast(DType::F32);
@@ -172,14 +172,14 @@ impl SelectionInput {
         self
     }
 
-    /// And the gradients of the parameters that make a layer's scores ([`DynamicMaskAttention::scorer`]), those that
-    /// the backward pass has given any.
+    /// Adds the gradients of the parameters of a layer's scores ([`DynamicMaskAttention::scorer`]), as far as the
+    /// backward pass has given any.
     #[must_use]
     pub fn gradients_of(self, scorer: &Scorer, grads: &Gradients) -> Self {
         self.gradients_from(scorer, Source::Graph(grads))
     }
 
-    /// As [`gradients_of`](Self::gradients_of), from the gradients that an optimiser is to get.
+    /// [`gradients_of`](Self::gradients_of) from the gradients for an optimiser.
     #[must_use]
     pub fn gradients_in(self, scorer: &Scorer, gradients: &GradientsParams) -> Self {
         self.gradients_from(scorer, Source::Optimiser(gradients))
@@ -194,7 +194,7 @@ impl SelectionInput {
         visitor.input
     }
 
-    /// The value of a measure, if the step has handed over what it needs.
+    /// Value of a measure, if the step has provided its data.
     fn measure(&self, measure: Measure) -> Result<Option<f64>, TensorReadError> {
         if measure == Measure::ScoreGradient {
             let Some(squares) = self.squares.clone() else {
@@ -216,20 +216,17 @@ impl SelectionInput {
         Ok((layers > 0).then(|| sum / layers as f64))
     }
 
-    /// Sequences of the batch.
     fn batch(&self) -> usize {
         let first = self.layers.first();
         first.map_or(1, |layer| layer.scores.dims()[0])
     }
 }
 
-/// Where the gradients of parameters are.
 enum Source<'a> {
     Graph(&'a Gradients),
     Optimiser(&'a GradientsParams),
 }
 
-/// Hands the gradients of a module's parameters over.
 struct Add<'a> {
     source: Source<'a>,
     input: SelectionInput,
@@ -248,7 +245,7 @@ impl ModuleVisitor for Add<'_> {
 }
 
 impl Layer {
-    /// The first metric reads, the others get its numbers.
+    /// Reads once for all metrics.
     fn read(&self) -> Result<(IntervalStats, f64), TensorReadError> {
         if let Some(numbers) = self.read.get() {
             return Ok(*numbers);
@@ -269,12 +266,11 @@ pub struct SelectionMetric {
     measure: Measure,
     name: MetricName,
     state: NumericMetricState,
-    /// The updates that had a value since the last reset.
+    /// Number of updates with a value since the last reset.
     values: usize,
 }
 
 impl SelectionMetric {
-    /// A metric of this measure.
     #[must_use]
     pub fn new(measure: Measure) -> Self {
         Self {

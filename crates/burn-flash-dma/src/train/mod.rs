@@ -1,12 +1,12 @@
-//! Parts of a training step, each of which stands alone: take what your model needs (feature `autodiff`).
+//! Independent parts of a training step (feature `autodiff`).
 //!
-//! | part | in place of | because |
+//! | part | replaces | because |
 //! |---|---|---|
-//! | [`clip_gradients`] | Burn's clipping by norm | that one clips each parameter by its own norm |
+//! | [`clip_gradients`] | Burn's clipping by norm | Burn's clips each parameter by its own norm |
 //! | [`embed`] | `Embedding::forward` | in 16 bits its gradient rounds after every token, and one thread a column adds them |
-//! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and nothing kept but the logits |
-//! | [`Checkpointed`] | a loop over blocks | it keeps the blocks' inputs alone, and computes the rest a second time |
-//! | `SelectionMetric` (feature `train`) | | what layers select, and whether their scores learn |
+//! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and only the logits are kept |
+//! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
+//! | `SelectionMetric` (feature `train`) | | selections, and gradients of scores |
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {

@@ -1,11 +1,11 @@
-//! Tests that run in a process of their own.
+//! Tests that need a process of their own.
 
 use std::process::Command;
 
 /// Marks a process that runs one test alone.
 const MARK: &str = "FLASH_DMA_ALONE";
 
-/// Runs the rest of the test in a process of its own: for what belongs to a process, as a seed or an allocator does.
+/// Runs the rest of the test in a process of its own, for process-wide state such as a seed or an allocator.
 macro_rules! alone {
     () => {
         fn here() {}
@@ -16,7 +16,7 @@ macro_rules! alone {
 }
 pub(crate) use alone;
 
-/// Whether the test that has the function `here` was run, in another process; not in that process itself.
+/// Runs the test with the function `here` in another process and returns true; returns false in that process.
 pub fn ran_elsewhere(here: &str) -> bool {
     if std::env::var_os(MARK).is_some() {
         return false;

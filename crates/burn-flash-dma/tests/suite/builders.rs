@@ -1,4 +1,4 @@
-//! Every mask that is built, pair by pair.
+//! Every mask builder, pair by pair.
 
 use crate::case::data;
 use burn::tensor::{Device, Int, Tensor};

@@ -18,14 +18,14 @@ fn scores(tokens: usize) -> Tensor<3> {
     case::random([2, 2, tokens], &Device::flex())
 }
 
-/// A record as its file says it, after a change of the file.
+/// A record read back from its file, after a change of the file.
 fn reread<R: Serialize + DeserializeOwned>(record: &R, change: impl FnOnce(&mut Value)) -> R {
     let mut saved = serde_json::to_value(record).expect("it is saved");
     change(&mut saved);
     serde_json::from_value(saved).expect("it is read")
 }
 
-/// A cache of what another one saves.
+/// A cache restored from the record of another one.
 fn restored(cache: &DynamicMaskCache) -> DynamicMaskCache {
     let record = reread(&cache.to_record_sync(), |_| ());
     DynamicMaskCache::try_from_record(record, &Device::flex()).expect("it fits")
@@ -38,7 +38,7 @@ fn config() -> DynamicMaskCacheConfig {
     DynamicMaskCacheConfig::new(2, 2, 16, options)
 }
 
-/// A cache that has seen something, sequence 1 less than sequence 0.
+/// A cache with tokens, fewer in sequence 1 than in sequence 0.
 fn used() -> DynamicMaskCache {
     let mut cache = config().init(&Device::flex());
     cache.append(random(2, 30), random(2, 30), scores(30));
@@ -47,7 +47,7 @@ fn used() -> DynamicMaskCache {
     cache
 }
 
-/// The same next step of two caches, and what they keep after it.
+/// Checks that two caches give the same next step and keep the same keys after it.
 fn same(mut left: DynamicMaskCache, mut right: DynamicMaskCache) {
     assert_eq!(left.lengths(), right.lengths());
     assert_eq!(left.bytes(), right.bytes());
@@ -125,7 +125,7 @@ fn serde_restores_pages() {
         let record = reread(&cache.to_record_sync(), |_| ());
         let mut restored = PagedCache::try_from_record(record, &device).unwrap();
         assert_eq!(restored.lengths(), [3, 33]);
-        // Into new pages, so a page that was lost or given twice would show.
+        // Takes new pages, so a page that was lost or given twice would show.
         let (q, k, v, z) = (random(4, 12), random(2, 12), random(2, 12), some(12));
         let out = cache.step(q.clone(), k.clone(), v.clone(), z.clone());
         assert_eq!(values(out), values(restored.step(q, k, v, z)));

@@ -1,4 +1,4 @@
-//! A problem with its inputs and the oracle's answers, and what every test does with one.
+//! A problem with its inputs and the oracle's answers, and helpers of the tests.
 
 use burn::tensor::{Bool, DType, Device, Distribution, Element, Int, Tensor, TensorData};
 use burn_flash_dma::{
@@ -80,7 +80,7 @@ impl Case {
         tensor(&self.grad_lse, p.lse_shape(), ElementType::F32, device)
     }
 
-    /// A loss whose gradients are those of the case: of the output, and of the LSE if it is asked for.
+    /// A loss whose gradients are those of the case: of the output, and optionally of the LSE.
     pub fn loss(&self, tensors: &Tensors, with_lse: bool) -> Tensor<1> {
         if with_lse {
             return self.loss_of(tensors.attend_with_lse(self.options));
@@ -99,7 +99,7 @@ impl Case {
         let tensors = self.tensors(device).track([true; 4]);
         let (out, lse) = tensors.attend_with_lse(self.options);
         self.check_forward(out.clone(), lse.clone());
-        // Where the lse is infinite its product is, too; the gradient is what counts.
+        // Where the LSE is infinite so is its product; only the gradient matters.
         let grads = self.loss_of((out, lse)).backward();
         self.check_gradients(tensors.gradients(&grads), true);
     }
@@ -118,7 +118,8 @@ impl Case {
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
 
-    /// Three times the naive implementation's error for gradients. `None` is not compared.
+    /// The oracle's tolerance rule for gradients: three times the naive implementation's error. `None` is not
+    /// compared.
     pub fn check_gradients(&self, grads: Gradients, with_lse: bool) {
         let p = self.problem();
         let grad_lse = with_lse.then_some(&self.grad_lse[..]);
@@ -152,7 +153,7 @@ pub struct Gradients {
 }
 
 impl Tensors {
-    /// Tracks q, k, v and scores as the four flags say.
+    /// Tracks q, k, v and scores according to the four flags.
     pub fn track(self, [q, k, v, scores]: [bool; 4]) -> Self {
         fn set<const D: usize>(tensor: Tensor<D>, track: bool) -> Tensor<D> {
             if track { tensor.require_grad() } else { tensor }
@@ -201,12 +202,12 @@ pub fn dtype(element: ElementType) -> DType {
     }
 }
 
-/// CubeCL's CPU runtime for one test at a time: its workers wait by yielding, so those of several tests starve each
-/// other, and a test that observes launches would see every other's.
+/// Locks CubeCL's CPU runtime for one test at a time: its workers wait by yielding, so those of several tests starve
+/// each other, and a test that observes launches would see those of others.
 #[cfg(feature = "cpu")]
 pub fn alone() -> MutexGuard<'static, ()> {
     static RUNTIME: Mutex<()> = Mutex::new(());
-    // A test that failed has said so itself.
+    // A failed test has reported itself.
     RUNTIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -221,7 +222,7 @@ pub fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
-/// As [`random`], tracked on a device with autodiff.
+/// [`random`], tracked on a device with autodiff.
 pub fn tracked<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     random(shape, device).set_require_grad(device.is_autodiff())
 }
@@ -236,7 +237,7 @@ pub fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Boo
     uniform(shape, device).greater_elem(0.35)
 }
 
-/// Standard normal f32 of a generator of the test's own: those of a device are drawn for all threads in turn.
+/// Standard normal f32 from the test's own generator: that of a device is shared by all threads.
 pub fn normal<const D: usize>(rng: &mut Rng, shape: [usize; D], device: &Device) -> Tensor<D> {
     let numbers = (0..shape.iter().product()).map(|_| rng.normal() as f32);
     Tensor::from_data(data(numbers, shape), device)
@@ -270,7 +271,7 @@ pub fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
     tensor.into_data().iter().collect()
 }
 
-/// The gradient of a tensor that is tracked.
+/// Gradient of a tracked tensor.
 pub fn grad<const D: usize>(tensor: &Tensor<D>, grads: &burn::tensor::Gradients) -> Vec<f64> {
     values(tensor.grad(grads).expect("the tensor is tracked"))
 }
@@ -313,26 +314,26 @@ pub fn refused<T>(result: Result<T, AttentionError>, kind: &str) {
     assert_eq!(error.kind(), kind, "{error}");
 }
 
-/// Checks that a call is refused in these words.
+/// Checks that a call is refused with this text.
 #[track_caller]
 pub fn refused_as<T>(result: Result<T, AttentionError>, text: &str) {
     let error = result.map(drop).expect_err("it is refused");
     assert_eq!(error.to_string(), text);
 }
 
-/// The bits of the numbers, by which a NaN equals a NaN.
+/// Bits of the numbers, by which a NaN equals a NaN.
 pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u64> {
     let canonical = |number: f64| if number.is_nan() { f64::NAN } else { number };
     let numbers = values(tensor).into_iter();
     numbers.map(|number| canonical(number).to_bits()).collect()
 }
 
-/// A loss whose gradient to a tensor is the given one. (In f32: the sum itself is of no interest.)
+/// A loss whose gradient for a tensor is the given one. (In f32: the sum itself does not matter.)
 pub fn loss<const D: usize>(tensor: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
     (tensor.cast(DType::F32) * grad.cast(DType::F32)).sum()
 }
 
-/// The problems that every engine gets: grouped heads, lengths off every tile, both alignments.
+/// Problems for every engine: grouped heads, lengths off every tile, both alignments.
 pub fn cases(elements: &[ElementType]) -> Vec<Case> {
     use Scores::*;
     let causal = AttentionOptions::new();

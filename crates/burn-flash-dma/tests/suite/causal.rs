@@ -1,4 +1,4 @@
-//! `testing::assert_causal`: causal layers pass, and what leaks fails, with the position and the element.
+//! `testing::assert_causal`: causal layers pass, and a leak fails, with its position and element.
 
 use crate::case::data;
 use crate::layer::{self, Groups, tokens as features};
@@ -82,7 +82,7 @@ fn a_mean_over_all_tokens_panics_with_the_first_position() {
     assert_causal(model, input(20), 1e-5);
 }
 
-/// One token ahead, in one feature of one sequence: the index says which.
+/// Looks one token ahead, in one feature of one sequence: the index names it.
 #[test]
 fn the_worst_element_is_named() {
     let model = |x: Tensor<3>| {
@@ -95,7 +95,7 @@ fn the_worst_element_is_named() {
     assert_eq!((leak.index, leak.len), (vec![1, 9, 3], 2 * 10 * 32));
 }
 
-/// A mask that lowers logits by a number hides ordinary values and lets huge ones through.
+/// A mask that subtracts a number from logits hides ordinary values and lets huge ones through.
 #[test]
 fn a_mask_of_finite_logits_fails_at_huge_values() {
     let later = Tensor::<2>::ones([20, 20], &Device::flex()).triu(1);
@@ -151,7 +151,7 @@ fn what_a_check_cannot_decide_is_refused() {
     assert_eq!(one, Err(CausalError::OneToken { token: 5 }));
 }
 
-/// What is NaN before the change may be so after it, and nothing else may.
+/// An element that is NaN before the change may be so after it, and no other.
 #[test]
 fn nan_is_no_number() {
     let everywhere = |x: Tensor<3>| x.zeros_like().add_scalar(f32::NAN);

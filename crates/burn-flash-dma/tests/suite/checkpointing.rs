@@ -1,4 +1,4 @@
-//! Blocks that are computed twice against the same blocks computed once.
+//! Checkpointed blocks against the same blocks without checkpointing.
 
 use crate::case::{data, ints, random, refused, size, values, within};
 use crate::layer::{self, Groups, WIDTH, parameters};
@@ -80,7 +80,8 @@ fn ends(intervals: &Intervals) -> Vec<i64> {
 
 #[test]
 fn loss_gradients_and_selections_are_those_of_one_pass() {
-    // Linear scores have runners-up, which the second pass ranks, and perhaps learn by what is kept, and compete.
+    // Runners-up of linear scores are ranked by the second pass, optionally with kept keys that learn and ranks that
+    // compete.
     for (scores, all) in [
         (Scores::Ranking, false),
         (Scores::Ranking, true),

@@ -1,4 +1,4 @@
-//! Ranks that compete: what some keys of a head gain is charged to all of them.
+//! Centred rank gradients, which sum to zero over the keys of a head.
 
 use crate::case::{grad, ints, random, size, values, within};
 use crate::layer::{self, like, of_scores, tokens_for};
@@ -11,7 +11,7 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
 
-/// Random q, k and v, and scores of which the fourth of each head is hidden.
+/// Random q, k and v, and scores with the fourth of each head hidden.
 fn inputs(len: usize) -> ([Tensor<4>; 3], Tensor<3>) {
     let device = &Device::flex().autodiff();
     device.seed(51);
@@ -21,7 +21,7 @@ fn inputs(len: usize) -> ([Tensor<4>; 3], Tensor<3>) {
     (rows, scores.slice_fill(fourth, f32::NEG_INFINITY))
 }
 
-/// The gradient of the scores under a rule, and for how many positions its rank keeps each key, or nearly.
+/// Gradient of the scores under a rule, and at how many positions its rank (nearly) keeps each key.
 fn learned(
     selector: &Selector,
     [q, k, v]: &[Tensor<4>; 3],
@@ -41,7 +41,7 @@ fn learned(
     (grad(&scores, &gradients), positions.collect())
 }
 
-/// By the definition, in f64, from the gradient of ranks that do not compete.
+/// The definition in f64, from the gradient of ranks that do not compete.
 fn charged(gradient: &[f64], positions: &[f64], len: usize) -> Vec<f64> {
     let heads = gradient.chunks(len).zip(positions.chunks(len));
     let of_head = |(gradient, positions): (&[f64], &[f64])| {
@@ -83,7 +83,7 @@ fn what_the_keys_of_a_head_gain_is_charged_to_all_of_them() {
     what_the_keys_of_a_head_gain_is_charged_to_all(LEN);
 }
 
-/// Sums of long rows are sums of parts, of which the last is not whole.
+/// Sums of long rows are sums of parts, the last of which is incomplete.
 #[test]
 fn long_rows_are_charged_alike() {
     what_the_keys_of_a_head_gain_is_charged_to_all(600);
@@ -110,7 +110,7 @@ fn sinks_and_documents_have_the_positions_at_which_their_rank_counts() {
     }
 }
 
-/// Where all are hidden there is nobody to pay.
+/// A head whose keys are all hidden has nothing to centre.
 #[test]
 fn a_head_without_a_visible_key_learns_nothing() {
     let (rows, scores) = inputs(LEN);

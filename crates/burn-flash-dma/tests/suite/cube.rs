@@ -1,5 +1,5 @@
-//! A few problems through Burn on CubeCL's CPU runtime with fusion: the engine itself is tested
-//! without Burn; here it is the strides, the metadata and the graph.
+//! A few problems through Burn on CubeCL's CPU runtime with fusion. The engine itself is tested without Burn; these
+//! test the strides, the metadata and the graph.
 
 use crate::case::{
     Case, ELEMENTS, Tensors, alone, grad, ints, normal, random, refused, size, values, within,
@@ -30,7 +30,7 @@ fn fused_neighbours_and_strided_inputs() {
     for element in ELEMENTS {
         let case = sample(Scores::Padded, element);
         let Tensors { q, k, v, scores } = case.tensors(&Device::cpu());
-        // A transpose of packed data, and elementwise work on both sides of the operation.
+        // A transpose of packed data, and elementwise work before and after the operation.
         let packed = |t: Tensor<4>| (t.swap_dims(1, 2) * 2.0).swap_dims(1, 2) / 2.0;
         let tensors = Tensors {
             q: packed(q),
@@ -69,7 +69,7 @@ fn gradients_match_the_oracle() {
         let grads = case.loss(&tensors, with_lse).backward();
         case.check_gradients(tensors.gradients(&grads), with_lse);
     }
-    // Plain attention, and only k tracked.
+    // Plain attention, with only k tracked.
     let options = AttentionOptions::new();
     let case = Case::new([1, 2, 1, 9, 9, 8], None, ElementType::F32, options, 6);
     let tensors = case.tensors(&device).track([false, true, false, false]);
@@ -145,7 +145,7 @@ fn masks_and_biases_through_fusion() {
     }
 }
 
-/// A bias of 16 bits is the f32 bias of the same numbers, repeated by strides of 0 or not.
+/// A 16-bit bias equals the f32 bias of the same numbers, repeated by strides of 0 or not.
 #[test]
 fn biases_of_16_bits() {
     let _alone = alone();
@@ -168,12 +168,12 @@ fn biases_of_16_bits() {
             (values(out.inner()), values(grad))
         });
         assert!(half.0 == full.0);
-        // 18 roundings to 8 bits, of what is repeated.
+        // 18 roundings to 8 bits, of repeated values.
         within(&half.1, &full.1, 18.0 * size(&full.1) / 256.0, "bias");
     }
 }
 
-/// The names of the kernels that are launched.
+/// Names of launched kernels.
 #[derive(Default)]
 struct Launched(Mutex<Vec<&'static str>>);
 
@@ -191,7 +191,7 @@ impl LaunchObserver for Launched {
     fn timed(&self, _kernel: &'static str, _duration: Duration, _method: TimingMethod) {}
 }
 
-/// The kernels that are launched to read a tensor.
+/// Kernels launched to read a tensor.
 fn launches<const D: usize>(read: &dyn Fn() -> Tensor<D>) -> String {
     let launched = Arc::new(Launched::default());
     let observation = LaunchObservation::new(launched.clone());
@@ -201,7 +201,7 @@ fn launches<const D: usize>(read: &dyn Fn() -> Tensor<D>) -> String {
     kernels.join(" ").to_lowercase()
 }
 
-/// The parts of a packed tensor and their gradients are views, as far as attention alone reads them.
+/// The parts of a packed tensor and their gradients are views, as long as only attention reads them.
 #[test]
 fn parts_of_a_packed_tensor_are_not_copied() {
     let _alone = alone();
@@ -221,17 +221,17 @@ fn parts_of_a_packed_tensor_are_not_copied() {
     let kernels = gradient(false);
     assert!(kernels.contains("dkdv"), "{kernels}");
     assert!(!kernels.contains("slice"), "{kernels}");
-    // What lays the parts side by side is seen.
+    // A kernel that concatenates the parts would show.
     let kernels = gradient(true);
     assert!(kernels.contains("slice"), "{kernels}");
 }
 
-/// q, k and v of one product are views of it, which the operations behind them read in place.
+/// q, k and v of one product are views of it, which the next operations read in place.
 #[test]
 fn parts_of_a_product_are_not_copied() {
     let _alone = alone();
     let x = random([1, 20, 8, 32], &Device::cpu());
-    // Makes the operands, so that only what reads them is left to launch.
+    // Makes the operands, so that only their readers are launched later.
     let _ = values(x.clone());
     let options = AttentionOptions::new();
     let kernels = launches(&|| {
@@ -239,10 +239,10 @@ fn parts_of_a_product_are_not_copied() {
         let [q, k, v] = parts.map(|part| part.swap_dims(1, 2));
         try_attention(q, k, v, options).expect("they fit")
     });
-    // What comes behind it reads the result.
+    // The next operation reads the result.
     let first = kernels.split(' ').next().unwrap_or_default();
     assert!(first.contains("forward"), "{kernels}");
-    // A part that begins off the alignment is a copy, and is seen to be one.
+    // A part that begins off the alignment is a copy, which shows.
     let kernels = launches(&|| x.clone().narrow(3, 1, 8) * 2.0);
     assert!(kernels.contains("slice"), "{kernels}");
 }

@@ -1,4 +1,4 @@
-//! Dropout of the layer and of the operation through Burn, with seeds that no other test draws.
+//! Dropout of the layer and of the operation through Burn, with seeds of their own.
 
 use super::alone::alone;
 use crate::case::{grad, near, refused, uniform, values, within};
@@ -44,7 +44,7 @@ fn a_layer_drops_in_training_alone() {
     assert_eq!(inference, values(valid.forward(plain)));
     assert_eq!(inference, values(layer.clone().freeze().forward(x.clone())));
     assert_ne!(inference, values(valid.train().forward(x.clone())));
-    // A cache has none, whose layer has some.
+    // A cache has no dropout, even if its layer has.
     let layer = layer.valid();
     let mut cache = layer.init_cache(2);
     let cached = layer.forward_cached(x.without_autodiff(), &mut cache);
@@ -86,7 +86,7 @@ fn a_seed_before_the_layer_is_made_repeats_its_masks() {
     let first = run();
     assert_eq!(first, run());
     assert_ne!(first[0], first[1]);
-    // A copy goes on where the original is.
+    // A copy continues the original's seeds.
     let (layer, x) = (config(0.5).init(&device), tokens(&device));
     let copied = values(layer.clone().forward(x.clone()));
     assert_ne!(copied, values(layer.forward(x)));
@@ -109,7 +109,7 @@ fn a_layer_without_dropout_is_one_of_rate_zero() {
 fn a_layer_drops_under_a_mask_of_pairs_too() {
     alone!();
     let device = seeded(5);
-    // Such a mask refuses scores that only rank in training.
+    // Under such a mask, scores that only rank cannot be trained.
     let config = config(0.3).with_scores(Scores::Added);
     let (layer, x) = (config.init(&device), tokens(&device));
     let mask = AttentionMask::sliding_window([24, 24], 9, &device);
@@ -154,7 +154,7 @@ fn block(layer: &DynamicMaskAttention, x: Tensor<3>, selections: &mut Selections
     x.clone() + selections.attend(layer, x)
 }
 
-/// Makes parameters, which otherwise are made when they are first used: in an order of either kind of pass.
+/// Initialises the parameters, which otherwise happens on first use, in an order that depends on the pass.
 struct Make;
 
 impl ModuleVisitor for Make {

@@ -1,4 +1,4 @@
-//! Engines by name: what is reported, and what is forced.
+//! Engines by name: reported and forced.
 
 use crate::case::{Case, data, values};
 use crate::spans::spans_of;
@@ -82,7 +82,7 @@ fn masked_problems_are_reported_too() {
     assert_eq!([report.forward, report.backward], [Engine::Cpu; 2]);
 }
 
-/// On CubeCL's CPU runtime: no tensor cores, which is why, and the portable kernels if they are asked for.
+/// CubeCL's CPU runtime reports that it has no tensor cores, and the portable kernels if they are asked for.
 #[cfg(feature = "cpu")]
 #[test]
 fn cubecl_devices_say_what_their_plans_say() {
@@ -109,7 +109,7 @@ fn cubecl_devices_say_what_their_plans_say() {
     portable.check(&device.autodiff());
 }
 
-/// Rows with every second feature, which are not contiguous: a forced engine gets copies.
+/// Rows of every second feature are not contiguous: a forced engine gets copies.
 #[test]
 fn forced_engines_take_any_strides() {
     let case = sample(Scores::Normal, forced(Engine::Cpu));

@@ -1,4 +1,4 @@
-//! Checks of tensors that are not finite, on Flex, and on CubeCL's CPU runtime if the build has it.
+//! Checks for values that are not finite, on Flex, and on CubeCL's CPU runtime if the build has it.
 
 use crate::case::data;
 use burn::tensor::{DType, Device, Tensor};

@@ -30,7 +30,7 @@ fn gradients_through_out_and_lse_match_the_oracle() {
     }
 }
 
-/// A loss of one output alone: the other's gradient is zero.
+/// A loss of only one output: the other's gradient is zero.
 #[test]
 fn either_output_may_be_unused() {
     let device = Device::flex().autodiff();
@@ -74,7 +74,7 @@ fn exactly_the_tracked_inputs_get_gradients() {
     }
 }
 
-/// Untracked tensors of the plain device may meet tracked ones.
+/// Untracked tensors of the plain device may be mixed with tracked ones.
 #[test]
 fn a_plain_device_mixes_with_its_autodiff_device() {
     let case = sample();
@@ -92,7 +92,7 @@ fn a_plain_device_mixes_with_its_autodiff_device() {
     case.check_gradients(grads, false);
 }
 
-/// The parents are recomputed in the backward pass, from operations that were not kept.
+/// The backward pass recomputes the parents, from operations that were not kept.
 #[test]
 fn gradient_checkpointing_changes_nothing() {
     let case = sample();

@@ -1,4 +1,4 @@
-//! q, k and v of one product: the parts and their gradients, and the layer that makes them so.
+//! q, k and v from one product: the parts, their gradients, and the layer that makes them.
 
 use crate::case::{grad, near, random, recording, refused_as, values};
 use crate::layer::{self, Groups};
@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, Rope};
 use burn_flash_dma::{split_heads, try_split_heads};
 
-/// Those of slices, bit by bit, whichever parts the loss depends on.
+/// Bit for bit those of slices, whichever parts the loss depends on.
 #[test]
 fn parts_and_their_gradients_are_those_of_slices() {
     let plain = Device::flex();
@@ -57,7 +57,7 @@ fn other_numbers_of_heads_are_refused_and_empty_parts_are_empty() {
     assert_eq!(parts.map(|part| part.dims()), [[2, 0, 3, 8], [2, 0, 4, 8]]);
 }
 
-/// A bias of zeros changes nothing but that every projection is a product of its own; so do few tokens.
+/// A zero bias changes nothing except that every projection is a product of its own; few tokens do the same.
 #[test]
 fn a_layer_of_one_product_is_a_layer_of_three() {
     let device = Device::flex().autodiff();
@@ -83,7 +83,7 @@ fn a_layer_of_one_product_is_a_layer_of_three() {
     for (one, three) in run(&layer).iter().zip(run(&apart)) {
         near(one, &three, 1e-5, "one product");
     }
-    // A sequence whose tokens are fewer than features reads as the beginning of the longer one.
+    // A sequence of fewer tokens than features gives the beginning of the longer one.
     let whole = layer.forward(Tensor::<3>::from_data(all.clone(), &device));
     let start_of = |tensor: Tensor<3>| tensor.narrow(0, 0, 1).narrow(1, 0, 9);
     let start = layer.forward(start_of(Tensor::from_data(all, &device)));

@@ -10,13 +10,13 @@ use burn_flash_dma::nn::{
 const LEN: usize = 24;
 const WIDTH: usize = 32;
 
-/// Bytes in use on the device behind each of some steps.
+/// Bytes in use on the device after each of some steps.
 fn steps(config: &DynamicMaskAttentionConfig) -> Vec<u64> {
     let device = Device::cpu();
     let layer: DynamicMaskAttention = config.init(&device.clone().autodiff());
     let first: Tensor<3> = random([1, LEN, WIDTH], &device);
     let step = |_| {
-        // Tokens with a graph, as those behind the first layer.
+        // Tokens with a graph, as after the first layer.
         let x = first.clone().autodiff().require_grad() * 2.0;
         let loss = layer.forward(x).square().mean();
         drop(loss.backward());
@@ -28,11 +28,11 @@ fn steps(config: &DynamicMaskAttentionConfig) -> Vec<u64> {
     (0..4).map(step).collect()
 }
 
-/// Also of scores that nothing trains, whose graph no backward pass comes by.
+/// Includes scores that nothing trains, whose graph no backward pass reaches.
 #[test]
 fn a_training_step_holds_no_memory_when_it_is_done() {
     let _alone = case::alone();
-    // What other tests have left on the device goes while they run.
+    // Memory left on the device by other tests is freed while they run.
     alone!();
     let (none, new) = (ScoreLearning::none, ScoreLearning::new);
     for (selection, learning) in [

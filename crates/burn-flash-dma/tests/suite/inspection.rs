@@ -1,16 +1,16 @@
-//! Questions that a selection answers together with its scores.
+//! Statistics of a selection together with its scores.
 
 use crate::case::data;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::{Documents, Intervals, Selector, select};
 use flash_dma_reference::Rng;
 
-/// A rule of a selector, in numbers.
+/// A selector's rule, in numbers.
 #[derive(Clone, Debug)]
 struct Rule {
     recent: usize,
     sinks: usize,
-    /// One sequence's; the rest of it is padding.
+    /// Documents of one sequence; the rest of it is padding.
     documents: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! How much of a layer a graph keeps for its backward pass, by an allocator that counts.
+//! Memory that a graph keeps for the backward pass of a layer, measured by a counting allocator.
 
 use super::alone::alone;
 use crate::case::random;
@@ -15,7 +15,7 @@ static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call is the system allocator's own; beside it only numbers are added.
+// SAFETY: every call is forwarded to the system allocator; otherwise only counters change.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
@@ -36,13 +36,13 @@ static ALLOCATOR: Counting = Counting;
 const TOKENS: usize = 4096;
 const WIDTH: usize = 64;
 
-/// What a pass leaves behind beside its result, in tensors of 16 bits of the width of its input.
+/// Bytes a pass leaves behind besides its result, in units of a 16-bit tensor as wide as its input.
 fn left(device: &Device, pass: impl Fn(Tensor<3>) -> Tensor<3>) -> f64 {
     let input = |tokens| {
         let x = random::<3>([1, tokens, WIDTH], device).cast(DType::BF16);
         x.detach().require_grad()
     };
-    // What is allocated once, such as a thread's memory, is there after it; a backward pass leaves nothing of its graph.
+    // One-time allocations, such as a thread's memory, exist after it; a backward pass leaves nothing of its graph.
     drop(pass(input(TOKENS)).sum().backward());
     let x = input(TOKENS);
     let before = IN_USE.load(Ordering::Relaxed);
@@ -58,7 +58,7 @@ fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
     let device = Device::flex().autodiff();
     let norm = recast(RmsNormConfig::new(WIDTH).init(&device), DType::BF16);
     for scores in [Scores::Dma, Scores::Ranking] {
-        // A key/value head is as wide as a quarter of the tokens.
+        // A key/value head is a quarter as wide as the tokens.
         let attention = DynamicMaskAttentionConfig::new(WIDTH, 4)
             .with_n_kv_heads(Some(1))
             .with_selection(Selection::keep(32))
@@ -69,13 +69,13 @@ fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
         let kept = left(&device, |x| {
             attention.forward(rms_norm(x, norm.gamma.val(), 1e-5))
         });
-        // q, k and v as they are projected; the output, its residual, and its copy for the projection behind it.
+        // q, k and v as projected; the output, its residual, and its copy for the output projection.
         let mut tensors = 1.0 + 0.25 + 0.25 + 1.0 + 1.0 + 1.0;
-        // Of each of four heads the LSE and what its rounding lost, in f32.
+        // The LSE of each of four heads and its rounding error, in f32.
         tensors += 0.125 + 0.125;
         if scores == Scores::Dma {
-            // v once more: a row of all heads for the product that makes steps of it, which one product of q, k and v
-            // does not have.
+            // v once more: rows of all heads for the product of the steps; a joint product of q, k and v does not
+            // have them.
             tensors += 0.25;
         }
         let near = (tensors..tensors + 0.375).contains(&kept);

@@ -1,4 +1,4 @@
-//! A layer and its tokens, and what several tests ask of them.
+//! A layer and its tokens, and helpers that several tests share.
 
 use crate::case::{grad, random, values};
 use burn::config::Config;
@@ -12,13 +12,14 @@ use burn_flash_dma::nn::{
 /// The width of tokens.
 pub const WIDTH: usize = 32;
 
-/// Weights that make numbers of the size of the inputs: an initial model's differences would be lost in rounding.
+/// Weights that give outputs of the size of the inputs: with those of an initial model, differences would be lost in
+/// rounding.
 pub const SPREAD: Initializer = Initializer::Normal {
     mean: 0.0,
     std: 0.3,
 };
 
-/// Four query heads over two of keys, of which each keeps five by their scores.
+/// Four query heads on two key/value heads, each of which keeps five keys by their scores.
 pub fn config() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(WIDTH, 4)
         .with_n_kv_heads(Some(2))
@@ -56,12 +57,12 @@ pub fn tokens(batch: usize, len: usize, device: &Device) -> Tensor<3> {
     random([batch, len, WIDTH], device)
 }
 
-/// As [`tokens`], on the device of a layer.
+/// [`tokens`] on the device of a layer.
 pub fn tokens_for(layer: &DynamicMaskAttention, batch: usize, len: usize) -> Tensor<3> {
     tokens(batch, len, &layer.q_proj.weight.device())
 }
 
-/// The layer of a configuration with the parameters of another one.
+/// A layer of one configuration with the parameters of another.
 pub fn like(
     layer: &DynamicMaskAttention,
     config: &DynamicMaskAttentionConfig,
@@ -72,19 +73,19 @@ pub fn like(
         .load_record(layer.clone().into_record())
 }
 
-/// A configuration as its file says it.
+/// A configuration read back from its file.
 pub fn reread(config: &DynamicMaskAttentionConfig) -> DynamicMaskAttentionConfig {
     Config::load_binary(config.to_string().as_bytes()).expect("what was saved")
 }
 
-/// Whether a configuration does not load when `part` of its file is replaced. Panics if it has no such part.
+/// True if a configuration does not load when `part` of its file is replaced. Panics if it has no such part.
 pub fn broken(config: &DynamicMaskAttentionConfig, part: &str, by: &str) -> bool {
     let saved = config.to_string();
     assert!(saved.contains(part), "{saved}");
     DynamicMaskAttentionConfig::load_binary(saved.replace(part, by).as_bytes()).is_err()
 }
 
-/// The projection that makes scores.
+/// The projection of the scores.
 pub fn score_projection(scorer: &Scorer) -> &Param<Tensor<2>> {
     match scorer {
         Scorer::Zoh(zoh) => &zoh.dt_proj,
@@ -92,12 +93,12 @@ pub fn score_projection(scorer: &Scorer) -> &Param<Tensor<2>> {
     }
 }
 
-/// The gradient of the projection that makes a layer's scores.
+/// Gradient of the projection of a layer's scores.
 pub fn of_scores(layer: &DynamicMaskAttention, grads: &Gradients) -> Vec<f64> {
     grad(&score_projection(layer.scorer()).val(), grads)
 }
 
-/// The gradients of the squared outputs of two texts of `len` tokens. Panics if the scores learn nothing.
+/// Gradients of the squared outputs of two texts of `len` tokens. Panics if the scores learn nothing.
 pub fn gradients_with_scores(layer: &DynamicMaskAttention, len: usize) -> Gradients {
     let out = layer.forward(tokens_for(layer, 2, len));
     let grads = out.powi_scalar(2).sum().backward();
@@ -110,7 +111,7 @@ pub fn cast<M: Module>(module: M, dtype: DType) -> M {
     module.map(&mut Cast { dtype, anew: false })
 }
 
-/// As [`cast`], with parameters that train themselves.
+/// [`cast`], with parameters that are trained themselves.
 pub fn recast<M: Module>(module: M, dtype: DType) -> M {
     module.map(&mut Cast { dtype, anew: true })
 }
@@ -136,7 +137,7 @@ pub struct Parameter {
     pub gradient: Option<Vec<f64>>,
 }
 
-/// The parameters of a module in their order, with those of these gradients that are theirs.
+/// Parameters of a module in their order, with their gradients among these.
 pub fn parameters<M: Module>(module: &M, gradients: &GradientsParams) -> Vec<Parameter> {
     struct Visitor<'a> {
         gradients: &'a GradientsParams,

@@ -1,4 +1,4 @@
-//! Kept keys that learn what they are worth, by the definition: the output with each key and without it.
+//! Kept keys that learn their worth, by the definition: the output with each key and without it.
 
 use crate::case::{self, data, grad, normal, uniform, values, within};
 use crate::layer::{self, like, of_scores, tokens_for};
@@ -12,23 +12,23 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
 
-/// What decides the keys of a call, and whether there is a logit without a key.
+/// Everything that selects the keys of a call, and whether there is a sink logit.
 struct Rule {
     selector: Selector,
     recent: usize,
-    /// The first token of each document, and how many sinks it has.
+    /// First token of each document, and its number of sinks.
     starts: Vec<usize>,
     sinks: usize,
     sink_logits: bool,
 }
 
-/// For a loss that is linear in the output a key that the rank keeps is worth what the loss loses if every query has, in its
-/// place, the output itself with its own weight.
+/// With a loss that is linear in the output, a key kept by its rank is worth the loss lost if every query has the
+/// output itself, with its own weight, in place of the key.
 fn check(rule: &Rule) {
     let device = Device::flex().autodiff();
     let mut rng = Rng::new(31);
     let mut random = |heads: usize| normal(&mut rng, [1, heads, LEN, DIM], &device);
-    // Logits great enough that some keys have nearly all of a query's weight.
+    // Logits large enough that some keys have nearly all of a query's weight.
     let (q, k, v) = (random(HEADS) * 2.0, random(KV_HEADS), random(KV_HEADS));
     let loss_of = random(HEADS);
     let sink = normal(&mut rng, [HEADS], &device);
@@ -152,7 +152,7 @@ fn config(kept: bool) -> DynamicMaskAttentionConfig {
 fn a_layers_scores_learn_by_what_it_keeps_and_its_output_stays() {
     let plain = config(false).init(&Device::flex().autodiff());
     let layer = like(&plain, &config(true));
-    // With as many tokens as keys nothing is evicted, and kept keys learn all the same.
+    // With as many kept keys as tokens nothing is evicted, and kept keys learn all the same.
     for len in [5, 20] {
         let x = tokens_for(&plain, 2, len);
         let (ours, theirs) = (layer.forward(x.clone()), plain.forward(x));

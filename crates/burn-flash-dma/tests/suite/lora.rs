@@ -1,4 +1,4 @@
-//! Low-rank adapters of Burn on the attention layer: where they are, what they change, what trains, merging, saving.
+//! Burn's low-rank adapters on the attention layer: their places, effect, training, merging and saving.
 
 use crate::case::{close, values};
 use crate::layer::{self, Parameter, WIDTH, parameters, score_projection, tokens, tokens_for};
@@ -23,13 +23,13 @@ fn config(scores: Scores) -> DynamicMaskAttentionConfig {
         .with_scores(scores)
 }
 
-/// Adapters whose product is not zero.
+/// Adapters with a nonzero product.
 fn adapted<M: Module>(module: M) -> M {
     let module = module.apply_lora(Lora::new(RANK, ALPHA));
     module.map(&mut Trained::default())
 }
 
-/// Gives every second factor numbers, as if adapters had been trained.
+/// Fills every second factor, as if the adapters had been trained.
 #[derive(Default)]
 struct Trained {
     path: Vec<String>,
@@ -46,7 +46,7 @@ impl ModuleMapper for Trained {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if !self.path.ends_with(&["lora".into(), "b".into()]) {
-            // A parameter that is made when it is first used shares until then with its clones whether it is trained.
+            // A lazy parameter shares with its clones whether it is trained until its first use.
             drop(param.val());
             return param;
         }
@@ -57,12 +57,12 @@ impl ModuleMapper for Trained {
     }
 }
 
-/// So few tokens that q, k and v are a product each, and so many that they are one.
+/// Few tokens, with which q, k and v are a product each, and many, with which they are one.
 fn inputs(layer: &DynamicMaskAttention) -> [Tensor<3>; 2] {
     [[1, 20], [2, 19]].map(|[batch, len]| tokens_for(layer, batch, len))
 }
 
-/// The weights that adapters stand on, with their names.
+/// Names and weights that the adapters modify.
 fn weights(layer: &DynamicMaskAttention) -> [(&'static str, &Param<Tensor<2>>); 5] {
     let scores = match layer.scorer() {
         Scorer::Zoh(_) => "dt_proj",
@@ -82,7 +82,7 @@ fn names<M: Module>(module: &M) -> Vec<String> {
     names_of(module, |_| true)
 }
 
-/// As [`names`], of those that train.
+/// [`names`] of those that train.
 fn trained<M: Module>(module: &M) -> Vec<String> {
     names_of(module, |parameter| parameter.trained)
 }
@@ -164,8 +164,8 @@ fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
     }
 }
 
-/// The gradients of a backward pass that are of adapted layers, against those of a pass through the merged layer that
-/// trains in full: each factor's follow from that of its weight.
+/// Compares the gradients of adapted layers with those of the merged layer trained in full: each factor's gradient
+/// follows from that of its weight.
 fn check_gradients(
     lora: &DynamicMaskAttention,
     gradients: &GradientsParams,
@@ -230,7 +230,7 @@ fn a_step_of_the_optimiser_moves_the_adapters_and_leaves_the_weights() {
         let mut grads = GradientsParams::from_grads(grads, &before);
         let norm = clip_gradients(&before, &mut grads, 1e-3);
         assert!(norm.into_scalar::<f32>() > 1e-3);
-        // A decay would reach the weights, too, if they had a gradient.
+        // A decay would also reach the weights if they had a gradient.
         let mut optimiser = AdamWConfig::new().with_weight_decay(0.1).init();
         let after = optimiser.step(1e-2, before.clone(), grads);
         for ((name, before), (_, after)) in weights(&before).into_iter().zip(weights(&after)) {

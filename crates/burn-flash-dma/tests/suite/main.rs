@@ -1,5 +1,4 @@
-//! The extension through Burn: on Flex, and on CubeCL's CPU runtime with
-//! fusion where the build has it.
+//! The extension through Burn: on Flex, and on CubeCL's CPU runtime with fusion if the build has it.
 
 mod alone;
 #[cfg(all(feature = "testing", feature = "train"))]

@@ -1,4 +1,5 @@
-//! Attention under masks and biases: the plan, the graph, and what is refused. The engines themselves are compared with the oracle in the workspace's `tests`.
+//! Attention under masks and biases: the plan, the graph, and refusals. The workspace's `tests` compare the engines
+//! themselves with the oracle.
 
 use crate::case::{dtype, random, refused, refused_as, values};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
@@ -47,7 +48,7 @@ fn a_plan_serves_as_its_mask_does_and_both_polarities_agree() {
     }
 }
 
-/// Masks of both polarities may be wrong together: what a query is shown tells them apart.
+/// Masks of both polarities may be wrong together: the output of a query tells them apart.
 #[test]
 fn a_query_that_is_shown_one_key_has_its_value() {
     let device = Device::flex();
@@ -71,7 +72,7 @@ fn a_query_that_is_shown_one_key_has_its_value() {
     }
 }
 
-/// A bias of 16 bits or with strides of 0 is read as what it means, and has a gradient of its own shape and type.
+/// A bias of 16 bits or with strides of 0 is read correctly, and has a gradient of its own shape and type.
 #[test]
 fn a_bias_may_be_all_that_is_trained() {
     let device = Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! The metric of Burn's training loop, by the trait that the loop calls.
+//! The metric of Burn's training loop, through the trait that the loop calls.
 
 use crate::case::{grad, uniform};
 use crate::layer::{self, Groups, of_scores};
@@ -32,7 +32,7 @@ fn x(batch: usize, layer: &DynamicMaskAttention) -> Tensor<3> {
     layer::tokens_for(layer, batch, 30)
 }
 
-/// What a metric shows after an update.
+/// Value that a metric shows after an update.
 fn value(metric: &mut SelectionMetric, input: &SelectionInput) -> Option<f64> {
     metric.update(input, &metadata()).expect("a readable input");
     metric.value().map(|entry| entry.current())

@@ -1,4 +1,4 @@
-//! The module in the place of Burn's multi-head attention, beside Burn's own on the same weights.
+//! The drop-in for Burn's multi-head attention, compared with Burn's own on the same weights.
 
 use crate::case::{grad, refused, refused_as, size, tracked, uniform, values, within};
 use crate::layer::WIDTH;
@@ -13,7 +13,7 @@ use burn_store::{ModuleSnapshot, SafetensorsStore};
 const BATCH: usize = 2;
 const HEADS: usize = 4;
 
-/// Both modules with one set of parameters, none of which is zero, and without dropout.
+/// Both modules with the same parameters, none of them zero, and without dropout.
 fn pair(quiet: bool, device: &Device) -> (theirs::MultiHeadAttention, MultiHeadAttention) {
     let config = theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS)
         .with_dropout(0.0)
@@ -31,7 +31,7 @@ fn random(len: usize, device: &Device) -> Tensor<3> {
     tracked([BATCH, len, WIDTH], device)
 }
 
-/// Random bools that leave the first key to every query.
+/// Random bools that show every query the first key.
 fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Bool> {
     let mut first = shape;
     first[D - 1] = 1;
@@ -40,7 +40,7 @@ fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Bool> {
     hidden.slice_assign(first.map(|size| 0..size), none)
 }
 
-/// The two inputs of a problem.
+/// Inputs of a problem.
 struct Inputs {
     query: Tensor<3>,
     key: Tensor<3>,
@@ -89,7 +89,7 @@ fn contexts_weights_and_gradients_are_burns() {
     let device = Device::flex().autodiff();
     for quiet in [false, true] {
         let (theirs, ours) = pair(quiet, &device);
-        // Of itself, with and without masks; over a longer and a shorter sequence.
+        // Self-attention with and without masks; attention over a longer and a shorter sequence.
         for (q_len, k_len, padded, masked) in [
             (19, 19, false, false),
             (19, 19, true, false),
@@ -122,8 +122,8 @@ fn contexts_weights_and_gradients_are_burns() {
             let expected = inputs.gradients(layers, &grads);
             let largest = expected.iter().map(|slope| size(slope)).fold(0.0, f64::max);
             for (at, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-                // That of the bias of the keys is zero without a quiet softmax: a difference of terms of the others'
-                // size, which f32 rounds to 6e-8 of it each.
+                // The gradient of the keys' bias is zero without a quiet softmax: a difference of terms of the
+                // others' size, which f32 rounds to 6e-8 of it each.
                 let bound = (5e-6 * size(expected).max(1.0)).max(2e-6 * largest);
                 let what = format!("{what}, gradient {at}");
                 within(actual, expected, bound, what);
@@ -145,7 +145,7 @@ fn weights_have_gradients() {
     close(&actual, &expected, "dx");
 }
 
-/// The context and its gradients are those of the weights, as they are after dropout.
+/// Context and gradients are those of the weights after dropout.
 #[test]
 fn dropout_in_training_is_that_of_the_weights() {
     let device = Device::flex().autodiff();
@@ -165,14 +165,15 @@ fn dropout_in_training_is_that_of_the_weights() {
         let expected = ours.output.forward(heads.reshape([BATCH, 13, WIDTH]));
         let context = values(actual.context.clone());
         close(&context, &values(expected.clone()), "context");
-        // One graph has one backward pass, so the gradients are those of the difference, beside those of another call.
+        // One graph has one backward pass, so the gradients are those of the difference, compared with those of
+        // another call.
         let slope = expected.random_like(Distribution::Normal(0.0, 1.0));
         let slopes = |context: Tensor<3>| grad(&x, &(context * slope.clone()).sum().backward());
         let difference = slopes(actual.context - expected);
         let bound = 5e-6 * size(&slopes(ours.forward(input()).context));
         within(&difference, &vec![0.0; difference.len()], bound, "dx");
 
-        // Dropout removes a half of the visible weights and doubles the others.
+        // Dropout removes half of the visible weights and doubles the others.
         let mut whole = ours.clone();
         whole.dropout.prob = 0.0;
         let whole = values(whole.forward(input()).weights());
@@ -206,7 +207,7 @@ fn every_call_in_training_drops_other_weights() {
     assert_ne!(removed[1], removed[2]);
     assert_ne!(removed[0], removed[2]);
 
-    // Outside of training there is none.
+    // Outside training there is none.
     let valid = || context(&ours.valid(), MhaInput::self_attn(x.clone().inner()));
     assert_eq!(valid(), valid());
 }
@@ -253,7 +254,7 @@ fn records_and_configurations_are_read_both_ways() {
     let back = theirs::MultiHeadAttentionConfig::load(&path).unwrap();
     assert_eq!(back.to_string(), config.to_string());
     std::fs::remove_file(&path).unwrap();
-    // The defaults, the initialiser's gain among them, are Burn's.
+    // The defaults, including the initialiser's gain, are Burn's.
     let ours = MultiHeadAttentionConfig::new(64, 2).to_string();
     let theirs = theirs::MultiHeadAttentionConfig::new(64, 2).to_string();
     assert_eq!(ours, theirs);

@@ -1,4 +1,4 @@
-//! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
+//! The attention layer: shapes, reach of gradients, refusals, saving and loading.
 
 use crate::case::{grad, refused, values, within};
 use crate::layer::{self, Groups, SPREAD, WIDTH, tokens_for};
@@ -86,7 +86,7 @@ fn bad_configurations_are_refused() {
         init(config().logits(|l| l.with_softcap(Some(0.0)))),
         "Softcap",
     );
-    // One is too small for the f32 that it is computed in.
+    // One value is too small for f32, in which it is used.
     for epsilon in [0.0, -1.0, 1e-60, f64::NAN] {
         refused(init(config().with_qk_norm(QkNorm::Rms(epsilon))), "Epsilon");
     }
@@ -172,7 +172,7 @@ fn biases_are_those_of_the_projections_and_of_the_steps() {
         assert!((ours - theirs).abs() < 1e-5 * theirs.abs().max(1.0));
     }
 
-    // The bias of the output is added to every row, and every other one changes it.
+    // The bias of the output is added to every row, and every other bias changes it.
     let out = layer.forward(x.clone());
     let mut without = layer.clone();
     let last = without.o_proj.bias.take().expect("it has one, too");

@@ -12,7 +12,7 @@ use burn_flash_dma::{AlibiSlopes, AttentionError, Documents};
 
 const LEN: usize = 21;
 
-/// What the slopes of `heads` heads add to the logits of a sequence.
+/// ALiBi bias of the logits of a sequence with `heads` heads.
 fn bias(heads: usize, device: &Device) -> Tensor<4> {
     let slopes = AlibiSlopes::standard(heads).values().iter();
     let pairs = slopes.flat_map(|slope| {

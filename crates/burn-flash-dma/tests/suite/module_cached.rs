@@ -79,7 +79,7 @@ fn steps_equal_the_forward_pass_with_every_option() {
     }
 }
 
-/// Sequences of different lengths each go on at their own position.
+/// Sequences of different lengths each continue at their own position.
 #[test]
 fn a_sequence_that_begins_anew_begins_at_position_zero() {
     let ranked = config().with_scores(Scores::Ranking);
@@ -103,7 +103,7 @@ fn a_sequence_that_begins_anew_begins_at_position_zero() {
     }
 }
 
-/// A document that ends resets the cache, and the next one goes on like documents in one pass.
+/// Resetting the cache where a document ends equals packed documents in one pass.
 #[test]
 fn documents_restart_the_cache() {
     let layer = config()
@@ -134,7 +134,7 @@ fn documents_restart_the_cache() {
     }
 }
 
-/// Past the rotary table the angles are those that a longer table would hold, bit for bit.
+/// Past the rotary table the angles are those of a longer table, bit for bit.
 #[test]
 fn positions_may_pass_the_rotary_table() {
     let long = config().init(&Device::flex());
@@ -172,7 +172,7 @@ fn a_layer_in_training_is_refused() {
     let x = input(&layer, 2, 3);
     refused(layer.try_forward_cached(x, &mut cache), "Tracked");
     assert_eq!(cache.lengths(), [0, 0]);
-    // What a model hands out for validation has no gradients.
+    // A model for validation has no gradients.
     let layer = layer.valid();
     let mut cache = layer.init_cache(2);
     let x = input(&layer, 2, 3);
@@ -189,6 +189,6 @@ fn a_layer_in_16_bits_has_a_cache_in_16_bits() {
     assert_eq!(cache.bytes(), 2 * 5 * (2 * 8 * 2 + 8) + 4);
     let steps = (0..30).map(|at| layer.forward_cached(x.clone().narrow(1, at, 1), &mut cache));
     let steps = Tensor::cat(steps.collect(), 1);
-    // The two round their matrix products apart.
+    // The matrix products of the two round differently.
     within(&values(steps), &whole, 2e-3, "steps");
 }

@@ -66,7 +66,7 @@ fn random(len: usize, width: usize, device: &Device) -> Tensor<3> {
     tracked([2, len, width], device)
 }
 
-/// The places of the tokens in the order of their scores, the greater first, then the earlier one; hidden ones never.
+/// Indices of the tokens by rank: greater score first, then lower index; without hidden ones.
 fn ranked(scores: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len())
         .filter(|&at| scores[at] > f64::NEG_INFINITY)
@@ -87,7 +87,7 @@ fn of_ranks(scores: &Tensor<3>, ranks: std::ops::Range<usize>) -> Tensor<4, Bool
     Tensor::from_data(data(kept, [batch, heads, 1, len]), &scores.device())
 }
 
-/// The layer of a configuration by its definition, in Burn's own operations; `scores` are those of its tokens.
+/// The definition of the layer in Burn's own operations, with the given scores of its tokens.
 fn defined(
     config: &DynamicMaskCrossAttentionConfig,
     layer: &DynamicMaskCrossAttention,
@@ -140,7 +140,7 @@ fn defined(
         Some(cap) => (logits / cap).tanh() * cap,
         None => logits,
     };
-    // A score that only ranks is added to nothing, but has the gradient of one that is for a runner-up.
+    // A score that only ranks is not added, but a runner-up's has the gradient as if it were.
     let logits = match config.scores {
         Scores::Ranking => logits,
         Scores::Dma | Scores::Added => logits + scores.clone(),
@@ -149,7 +149,7 @@ fn defined(
     let weights = softmax(shown.clone(), 3).mask_fill(kept.bool_not(), 0.0);
     let out = weights.matmul(v.clone());
 
-    // A runner-up adds nothing, and its score has the gradient of what it would add.
+    // A runner-up adds nothing; its score has the gradient of its possible contribution.
     let most = shown.clone().max_dim(3);
     let lse = (shown - most.clone()).exp().sum_dim(3).log() + most;
     let p = sigmoid(logits - lse).mask_fill(next.bool_not(), 0.0);
@@ -161,7 +161,7 @@ fn defined(
     layer.o_proj.forward(out.reshape([batch, len, heads * dim]))
 }
 
-/// The gradients of every parameter and of the two inputs, by name.
+/// Gradients of every parameter and of the two inputs, by name.
 fn slopes(
     layer: &DynamicMaskCrossAttention,
     [x, context]: [&Tensor<3>; 2],
@@ -186,7 +186,7 @@ fn outputs_and_gradients_are_those_of_the_definition() {
     let device = Device::flex().autodiff();
     for (name, config) in configs() {
         let layer = config.init(&device);
-        // Fewer and more queries than tokens, and contexts of which one is padded and has a hidden token.
+        // Fewer and more queries than tokens; one context has padding and a hidden token.
         for (len, padded) in [(11, false), (1, true), (45, true)] {
             let what = format!("{name}, {len} queries, padded {padded}");
             let (x, context) = (random(len, WIDTH, &device), random(LEN, CONTEXT, &device));
@@ -213,13 +213,13 @@ fn outputs_and_gradients_are_those_of_the_definition() {
             let largest = largest.fold(0.0, f64::max);
             for ((of, actual), (_, expected)) in actual.iter().zip(&expected) {
                 if actual.is_empty() {
-                    // Scores that only rank learn nothing where no key is ranked next.
+                    // Scores that only rank learn nothing without runners-up.
                     let nothing = of.ends_with("score_proj") && size(expected) == 0.0;
                     assert!(nothing, "{what}: {of} has no gradient");
                     continue;
                 }
-                // A small one, as that of the decay, and one that is zero, as that of q over one token, are differences
-                // of terms of the others' size, which f32 rounds to 6e-8 of it each.
+                // A small gradient, such as that of the decay, and a zero one, such as that of q over one token, are
+                // differences of terms of the others' size, which f32 rounds to 6e-8 of it each.
                 let bound = (1e-5 * size(expected).max(1.0)).max(2e-6 * largest);
                 within(actual, expected, bound, format!("{what}, gradient of {of}"));
             }
@@ -227,7 +227,7 @@ fn outputs_and_gradients_are_those_of_the_definition() {
     }
 }
 
-/// The gradient of the runners-up is what the layers with and without them differ in.
+/// The layers with and without runners-up differ only in the gradients of the scores.
 #[test]
 fn runners_up_change_the_gradient_of_the_scores_alone() {
     let device = Device::flex().autodiff();
@@ -241,7 +241,7 @@ fn runners_up_change_the_gradient_of_the_scores_alone() {
     let [with, without] = [(&with, 0), (&without, 1)]
         .map(|(layer, at)| slopes(layer, [&x, &context], outs[at].clone(), &slope));
     for ((name, with), (_, without)) in with.iter().zip(&without) {
-        // The context has its share by the scores.
+        // The context gets its share through the scores.
         let moves = name == "context" || name.ends_with("score_proj");
         assert_eq!(with != without, moves, "{name}");
     }
@@ -273,7 +273,7 @@ fn a_padded_context_equals_the_context_alone() {
     let padded = layer.forward(x.clone(), DynamicMaskInput::new(behind).lengths([19, 19]));
     let alone = layer.forward(x.clone(), context.clone().narrow(1, 0, 19));
     close(&values(padded), &values(alone), "padding");
-    // Of nothing attention is zero.
+    // An empty context gives zero attention.
     let none = layer.forward(x, DynamicMaskInput::new(context).lengths([0, LEN]));
     let [first, second] = [0, 1].map(|at| values(none.clone().narrow(0, at, 1)));
     assert!(first.iter().all(|&value| value == 0.0));
@@ -323,7 +323,7 @@ fn the_keys_of_another_layer_are_refused() {
     let refused = |layer: &DynamicMaskCrossAttention, keys: &CrossKeys, text| {
         refused_as(layer.try_forward_with_keys(x.clone(), keys), text);
     };
-    // Their heads divide, and would be shared by other queries.
+    // Their heads divide those of q, so other queries would share them.
     let keys = layer(8, 4, None).keys(context.clone());
     let text = "k must have size 2 on axis 1, but has 4";
     refused(&layer(8, 2, None), &keys, text);
@@ -331,7 +331,7 @@ fn the_keys_of_another_layer_are_refused() {
     refused(&layer(8, 1, None), &keys, text);
     let text = "k must have size 16 on axis 3, but has 8";
     refused(&layer(16, 4, None), &keys, text);
-    // And so is another window, whichever of the two layers has none.
+    // So is another window, whichever of the two layers has none.
     let few = layer(8, 4, Some(8));
     let text = "the options keep 8 keys, but the intervals were selected for all";
     refused(&few, &keys, text);

@@ -1,4 +1,4 @@
-//! The input and the options of a layer: padding by lengths, windows that change, scores from elsewhere.
+//! Inputs and options of a layer: padding by lengths, changing windows, given scores.
 
 use crate::case::{grad, ints, random, refused, refused_as, values, within};
 use crate::layer::{self, Groups, WIDTH, like, tokens_for};
@@ -23,11 +23,11 @@ fn input(layer: &DynamicMaskAttention) -> Tensor<3> {
 }
 
 fn close(actual: &[f64], expected: &[f64], what: &str) {
-    // Matrix products of other sizes may round apart.
+    // Matrix products of other sizes may round differently.
     within(actual, expected, 2e-6, what);
 }
 
-/// Every combination of what padding could reach through.
+/// Every combination of options through which padding could leak.
 fn configs() -> Vec<DynamicMaskAttentionConfig> {
     let mut configs = Vec::new();
     for scores in KINDS {
@@ -174,11 +174,11 @@ fn parts(intervals: &Intervals) -> (Vec<i64>, Option<Vec<i64>>) {
     (ints(intervals.tensor().clone()), far)
 }
 
-/// With every option that reaches the selector, of a layer that learns and of one that does not.
+/// With every option of the selector, for a layer that learns and one that does not.
 #[test]
 fn the_selection_is_that_of_the_selector() {
     let documents = Documents::from_lengths([vec![19], vec![8, 11], vec![1, 18], vec![6, 7, 6]]);
-    // Positions alone are compared: runners-up, and not what else learns by ranks.
+    // Compares positions only: runners-up, without the other learning from ranks.
     let new = || config().learning(|l| l.with_kept(false).with_compete(false));
     let top = || Selector::top(5).runners_up(8);
     let (recent, three) = (
@@ -216,7 +216,7 @@ fn the_selection_is_that_of_the_selector() {
             top().recent(3).sinks(2),
         ),
         (sink, top().sinks(1).runners_up(4)),
-        // Without a window all keys are kept, whatever the parts of one are.
+        // Without a window all keys are kept, whatever its parts.
         (all, Selector::top(usize::MAX)),
     ] {
         let layer = config.init(&Device::flex().autodiff());
@@ -317,7 +317,7 @@ fn parts_of_a_window_that_do_not_fit_are_refused() {
     }
 }
 
-/// A window that changes between calls, against layers that were made with it.
+/// Compares a window that changes between calls with layers made with it.
 #[test]
 fn a_window_may_change_between_steps() {
     let mut layer = config().init(&Device::flex());

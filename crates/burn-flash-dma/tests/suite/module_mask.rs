@@ -1,4 +1,4 @@
-//! The mask of a layer's input: per key, and between queries and keys.
+//! The mask of a layer's input: per key, and per pair of query and key.
 
 use crate::case::{coin, grad, size, values, within};
 use crate::layer::{self, Groups, tokens};
@@ -12,13 +12,13 @@ const LEN: usize = 23;
 
 fn config() -> DynamicMaskAttentionConfig {
     layer::config()
-        // Such a mask refuses scores that only rank in training.
+        // Under such a mask, scores that only rank cannot be trained.
         .with_scores(Scores::Added)
-        // A mask between queries has none.
+        // A mask that differs between queries has no runners-up.
         .learning(|l| l.with_runners_up(Some(0)))
 }
 
-/// Layers that differ in what decides about a key.
+/// Layers that select keys in different ways.
 fn layers(device: &Device) -> Vec<DynamicMaskAttention> {
     let configs = [
         config(),
@@ -37,7 +37,7 @@ fn x(device: &Device) -> Tensor<3> {
     tokens(2, LEN, device)
 }
 
-/// What a pass makes of tokens, and their gradient.
+/// Output of a pass over tokens, and their gradient.
 fn pass(x: &Tensor<3>, forward: impl FnOnce(Tensor<3>) -> Tensor<3>) -> [Vec<f64>; 2] {
     let x = Tensor::from_inner(x.clone().inner()).require_grad();
     let out = forward(x.clone());
@@ -54,7 +54,6 @@ fn passes(
     pass(x, |x| layer.forward(input(x)))
 }
 
-/// A mask of true.
 fn all(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
     Tensor::full(shape, true, device)
 }
@@ -126,7 +125,7 @@ fn queries_do_not_see_what_the_mask_hides_from_them() {
         values(out.narrow(1, query, 1).inner())
     };
     assert_eq!(row(x.clone()), row(changed.clone()));
-    // Another query sees it, so that its row changes.
+    // Another query sees it, so its row changes.
     let other = |x: Tensor<3>| values(layer.forward(x).narrow(1, hidden_key, 1).inner());
     assert_ne!(other(x), other(changed));
 }

@@ -1,4 +1,4 @@
-//! The layer of masked attention beside the dynamic-mask layer with the same parameters and given scores.
+//! The layer of masked attention against the dynamic-mask layer with the same parameters and given scores.
 
 use crate::case::{coin, grad, random, refused, size, tracked, values, within};
 use crate::layer::{SPREAD, WIDTH};
@@ -18,7 +18,7 @@ fn config() -> MaskedAttentionLayerConfig {
         .with_initializer(SPREAD)
 }
 
-/// The layer, and one of the other kind with its parameters.
+/// The layer, and a dynamic-mask layer with its parameters.
 fn pair(
     config: &MaskedAttentionLayerConfig,
     device: &Device,
@@ -100,7 +100,7 @@ fn masks_and_biases_mean_what_they_mean_to_the_dynamic_layer() {
                 close(actual, expected, &format!("{what}, part {part}"));
             }
         }
-        // Without any mask and bias.
+        // Without mask and bias.
         let x = x(&device);
         let zeros = Tensor::zeros([2, 2, LEN], &device);
         let expected = dynamic.forward_with_scores(x.clone(), zeros);
@@ -119,7 +119,7 @@ fn a_plan_is_its_mask() {
         let x = x(&device);
         let [plan, mask] = [
             MaskedInput::new(x.clone()).plan(&plan),
-            // The one that was given last.
+            // The last one given counts.
             MaskedInput::new(x.clone()).plan(&plan).mask(mask),
         ]
         .map(|input| values(layer.forward(input)));

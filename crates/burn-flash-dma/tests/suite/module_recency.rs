@@ -1,5 +1,5 @@
-//! Ranks that rise with the position in every other head: which keys they keep, that the window in force decides by how
-//! much, that scores learn beside it, and where nothing rises.
+//! Recency, ranks that rise with the position in every other head: the kept keys, the slope set by the window in
+//! force, learning, and the cases without it.
 
 use crate::case::{values, within};
 use crate::layer::{self, Groups, gradients_with_scores, like, tokens_for};
@@ -15,7 +15,7 @@ fn config(recency: bool) -> DynamicMaskAttentionConfig {
         .selection(|s| s.with_window(Some(WINDOW)).with_recency(recency))
 }
 
-/// Gain of a layer's scores over those of the same layer without it, `[batch, heads, len]` in a row.
+/// Gain of a layer's scores over those without recency, `[batch, heads, len]` as a flat list.
 fn gained(config: DynamicMaskAttentionConfig) -> Vec<f64> {
     let with = config.init(&Device::flex());
     let without = like(&with, &config.selection(|s| s.with_recency(false)));

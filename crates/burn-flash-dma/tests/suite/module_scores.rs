@@ -1,5 +1,5 @@
-//! The forms of a layer's scores: against their formulas in f64, their gradients against differences, their types, and
-//! records and configurations.
+//! The kinds of a layer's scores: against their formulas in f64, gradients against differences, types, records and
+//! configurations.
 
 use crate::case::{close, grad, normal, refused_as, size, tensor, values};
 use crate::layer::{
@@ -19,7 +19,7 @@ use burn_flash_dma::{
 use burn_store::ModuleSnapshot;
 use flash_dma_reference::{Inputs, Rng};
 
-/// Of both forms, added to the logits.
+/// The kinds that are added to the logits.
 const ADDED: [Scores; 2] = [Scores::Dma, Scores::Added];
 const BATCH: usize = 2;
 const LEN: usize = 19;
@@ -58,7 +58,7 @@ fn by_heads(rows: &[f64], heads: usize, dim: usize) -> Vec<f64> {
     out
 }
 
-/// The scores `[batch, kv_heads, len]` by the formulas, from tokens and the rows of their values.
+/// Scores `[batch, kv_heads, len]` by the formulas, from tokens and the rows of their values.
 fn formula(layer: &DynamicMaskAttention, x: &[f64], v: &[f64]) -> Vec<f64> {
     let rows = match layer.scorer() {
         Scorer::Linear(linear) => {
@@ -87,7 +87,7 @@ fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
         let v = rows(&layer.v_proj, KV_HEADS * DIM);
         let scores = formula(&layer, &x, &v);
         assert_eq!(layer.scores(tokens.clone()).dims(), [BATCH, KV_HEADS, LEN]);
-        // The selection is by the layer's own: rounding may decide between two that are nearly equal.
+        // Selects by the layer's own scores: rounding may decide between two that are nearly equal.
         let own = values(layer.scores(tokens.clone()));
         close(&own, &scores, 1e-6);
 
@@ -111,7 +111,7 @@ fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
     }
 }
 
-/// A parameter with something added to one of its elements.
+/// Adds a number to one element of a parameter.
 struct Nudge {
     param: ParamId,
     at: usize,
@@ -131,7 +131,7 @@ impl ModuleMapper for Nudge {
     }
 }
 
-/// Small numbers that are the same in every run, for all parameters.
+/// Fills all parameters with small numbers, the same in every run.
 struct Fill(Rng);
 
 impl ModuleMapper for Fill {
@@ -143,7 +143,7 @@ impl ModuleMapper for Fill {
     }
 }
 
-/// Central differences where the selection stays what it is, for every parameter of both forms.
+/// Central differences where the selection does not change, for every parameter of both kinds.
 #[test]
 fn gradients_of_the_scores_parameters_match_differences() {
     let device = Device::flex().autodiff();
@@ -195,7 +195,7 @@ fn gradients_of_the_scores_parameters_match_differences() {
     }
 }
 
-/// A layer whose scores only rank, and the same one that adds them, too.
+/// A layer whose scores only rank, and one that also adds them.
 fn of_both_roles(device: &Device) -> [DynamicMaskAttention; 2] {
     let of = |s: Selection| s.with_recent(Some(1)).with_recency(false);
     let recent = |scores| config(scores).selection(of);
@@ -204,7 +204,7 @@ fn of_both_roles(device: &Device) -> [DynamicMaskAttention; 2] {
     [ranking, adding]
 }
 
-/// Tokens of which no query sees those that are three behind it, or more.
+/// Tokens under a mask that hides from each query the keys three or more before it.
 fn masked(x: Tensor<3>) -> DynamicMaskInput {
     let hidden = Tensor::<2>::ones([LEN, LEN], &x.device()).tril(-3).bool();
     DynamicMaskInput::new(x).mask(AttentionMask::hidden(hidden.unsqueeze()))
@@ -218,7 +218,7 @@ fn scores_that_only_rank_are_not_added() {
     let x = input(&ranking);
     let scores = ranking.scores(x.clone());
     let out = values(ranking.forward(x.clone()));
-    // However great they are, and in the same order.
+    // Only their order matters, not their size.
     let greater = ranking.forward_with_scores(x.clone(), scores.clone() * 8.0);
     assert!(values(greater) == out);
     // Too small to add anything, they rank as before.
@@ -230,7 +230,7 @@ fn scores_that_only_rank_are_not_added() {
     close(&out, &values(by_small), 1e-6);
 }
 
-/// Neither they nor NaN among them, with all keys and in a window that evicts none; −∞ hides its key as ever.
+/// With all keys, and in a window that evicts none, neither they nor a NaN has any effect; −∞ hides its key as ever.
 #[test]
 fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
     let device = Device::flex().autodiff();
@@ -262,8 +262,8 @@ fn scores_that_only_rank_do_nothing_where_no_key_is_evicted() {
     }
 }
 
-/// By the formula in f64; and neither the scores nor what a token learns from them depends on the projection's length,
-/// which nothing bounds in training.
+/// By the formula in f64. Neither the scores nor a token's gradient through them depend on the projection's length,
+/// which training does not bound.
 #[test]
 fn linear_scores_that_only_rank_are_of_their_projections_direction() {
     let [layer, _] = of_both_roles(&Device::flex().autodiff());
@@ -294,7 +294,7 @@ fn linear_scores_that_only_rank_are_of_their_projections_direction() {
     assert!(of_zeros.iter().all(|g| g.is_finite()));
 }
 
-/// Multiplies the projection of a linear scorer.
+/// Scales the projection of a linear scorer.
 struct LongerProjection(f32);
 
 impl ModuleMapper for LongerProjection {
@@ -326,7 +326,7 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
     assert_eq!(error, AttentionError::MaskedSelection { what });
 }
 
-/// In 16 bits many of the scores would be equal; the products of 16-bit numbers are not.
+/// In 16 bits many scores would be equal; the products of 16-bit numbers in f32 are not.
 #[test]
 fn a_16_bit_layer_has_scores_in_f32() {
     for (dtype, device) in [DType::F16, DType::BF16].map(|d| (d, Device::flex().autodiff())) {
@@ -399,7 +399,7 @@ fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
         assert_eq!(count, 3 * 32 * 32 + 2 * 8 + scores);
         assert!(format!("{}", block.attention).contains(&format!("params: {count}")));
     }
-    // A record of one form has no place in a layer of the other, which says so.
+    // A record of one kind does not load into a layer of the other, with an error.
     let record = config(Scores::Dma).init(&device).into_record();
     let linear = config(Scores::Added).init(&device);
     let error = linear.try_load_record(record).unwrap_err();
@@ -433,7 +433,7 @@ fn a_saved_configuration_keeps_its_scores() {
     assert!(broken(&config(Scores::Added), "\"Added\"", "\"Cubic\""));
 }
 
-/// The paper's have no runners-up of their own.
+/// The paper's scores have no runners-up by default.
 #[test]
 fn a_new_layer_ranks_by_linear_scores() {
     let new = || DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS).with_selection(Selection::keep(8));

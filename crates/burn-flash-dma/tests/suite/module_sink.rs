@@ -1,4 +1,4 @@
-//! The learnable sink of the layer: what it takes, that it learns, and that it is saved.
+//! The learnable sink of the layer: its effect, learning and saving.
 
 use crate::case::{values, within};
 use crate::layer::{self, Groups, gradients_with_scores, tokens_for};

@@ -1,11 +1,11 @@
-//! Gradients of tokens through their scores, and that a layer without it learns all else.
+//! Gradients of tokens through their scores; a layer without them learns everything else.
 
 use crate::case::{grad, near, values};
 use crate::layer::{self, like, of_scores, tokens_for};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, ScoreLearning, Scores};
 
-/// The output and the gradients of the tokens and of the projection that makes the scores.
+/// The output and the gradients of the tokens and of the score projection.
 fn pass(layer: &DynamicMaskAttention, x: &Tensor<3>) -> [Vec<f64>; 3] {
     let x = x.clone().detach().require_grad();
     let out = layer.forward(x.clone());

@@ -1,5 +1,4 @@
-//! Tokens dealt to heads in turn: what a head keeps, that decoding keeps the same, that scores learn beside it, and what
-//! is refused.
+//! Tokens dealt to heads in turn: the kept keys, decoding, learning, and refusals.
 
 use crate::case::{refused, values, within};
 use crate::layer::{self, Groups, gradients_with_scores, like, tokens_for};
@@ -17,7 +16,7 @@ fn config(turns: Option<usize>) -> DynamicMaskAttentionConfig {
     })
 }
 
-/// The positions that every query of a head attends to, `[batch][kv_head][query]`.
+/// Positions that every query of a head attends to, `[batch][kv_head][query]`.
 fn kept(layer: &DynamicMaskAttention, x: Tensor<3>) -> Vec<Vec<Vec<Vec<usize>>>> {
     let mask = layer.selection(x).as_mask(LEN);
     let [batch, heads, _, _] = mask.dims();
@@ -49,7 +48,7 @@ fn a_score_is_lower_in_the_heads_that_are_not_dealt_its_token() {
     within(&values(dealt.scores(x)), &expected, 1e-4, "scores");
 }
 
-/// By the definition: the window of a head is the best of its own tokens, filled up with others while it has too few.
+/// By definition: a head's window is the best of its own tokens, filled up with others while it has too few.
 #[test]
 fn heads_keep_their_own_tokens() {
     let layer = config(Some(2)).init(&Device::flex());

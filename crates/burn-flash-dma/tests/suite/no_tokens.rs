@@ -18,7 +18,6 @@ use burn_flash_dma::{
 
 const WIDTH: usize = 16;
 
-/// Without autodiff, and with it.
 fn devices() -> [Device; 2] {
     [Device::flex(), Device::flex().autodiff()]
 }

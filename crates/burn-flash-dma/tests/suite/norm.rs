@@ -101,7 +101,7 @@ fn optional(tensor: Option<FloatTensor<Flex>>) -> OptionalFloat<Flex> {
     }
 }
 
-/// Of any rank, and strided.
+/// Rows of any rank, strided or not.
 #[test]
 fn rows_of_any_rank_are_those_of_burns_module() {
     let device = Device::flex().autodiff();
@@ -136,8 +136,8 @@ fn rows_of_any_rank_are_those_of_burns_module() {
     both(random([2, 3, 5, 24], &device), &norm);
 }
 
-/// The slices of one product of q, k and v, which are read in place: values and gradients as of copies, and what the
-/// slices do not reach gets none.
+/// Slices of one product of q, k and v, read in place: values and gradients equal those of copies, and elements
+/// outside the slices get none.
 #[test]
 fn slices_of_a_packed_projection() {
     let device = Device::flex().autodiff();

@@ -11,7 +11,7 @@ use burn_flash_dma::{AttentionOptions, ElementType, SelectionRule};
 use flash_dma_reference::compare::{Exact, GRADIENT, compare, sum};
 use flash_dma_reference::{Rng, compose, generate::Scores};
 
-/// What the engine makes of a case.
+/// An engine's results for a case.
 struct Results {
     out: Tensor<4>,
     lse: Tensor<3>,
@@ -27,7 +27,7 @@ fn read<const D: usize>(tensor: FloatTensor<Flex>) -> Vec<f64> {
     values(Tensor::<D>::from_primitive::<Flex>(tensor))
 }
 
-/// The results and the gradients of a case, with a gradient of the LSE or without.
+/// Results and gradients of a case, with or without a gradient of the LSE.
 fn run(case: &Case, with_lse: bool, runners_up: RankLearning<Flex>) -> Results {
     let device = Device::flex();
     let p = *case.problem();
@@ -71,7 +71,7 @@ fn run(case: &Case, with_lse: bool, runners_up: RankLearning<Flex>) -> Results {
     }
 }
 
-/// The gradient of the rank beside the others.
+/// Together with all other gradients.
 #[test]
 fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
     for (kind, element, more) in [
@@ -115,7 +115,7 @@ fn the_gradient_of_runners_up_and_of_kept_keys_matches_the_oracle() {
     }
 }
 
-/// What the rank learns from: the next `more` keys, and those that are left out.
+/// Learning of the rank: the next `more` keys, and kept keys that are left out.
 fn runners_up(case: &Case, more: usize, left_out: Option<&[u32]>) -> RankLearning<Flex> {
     let device = Device::flex();
     let p = *case.problem();
@@ -186,9 +186,8 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
     }
 }
 
-/// Every result by the oracle's rule. `delta` may be summed over the features or over the keys, which
-/// differ in NaN and infinity where an incoming gradient is infinite: where `any_kind`, a gradient only
-/// must not be finite there.
+/// Checks every result by the oracle's rule. `delta` may be summed over the features or over the keys, which differ
+/// in NaN and infinity where an incoming gradient is infinite: there (`any_kind`) a gradient only must not be finite.
 fn check(case: &Case, results: Results, any_kind: bool) {
     case.check_forward(results.out, results.lse);
     let exact = case.inputs.backward(&case.grad_out, None);

@@ -1,5 +1,5 @@
-//! `linear` and `product` on Flex: what they refuse, and their place in the graph. Results and gradients on every backend
-//! are tested beside the kernels.
+//! `linear` and `product` on Flex: refusals, and their place in the graph. Results and gradients on every backend are
+//! tested with the kernels.
 
 use crate::case::{data, random, recording, refused_as, values, within};
 use crate::layer::cast;
@@ -35,7 +35,7 @@ fn the_plain_form_panics_with_the_text() {
     let _ = product(random([2, 5, 23], &device), random([24, 10], &device));
 }
 
-/// A type that the kernels do not have is Burn's own business.
+/// Element types that the kernels do not have go to Burn.
 #[test]
 fn other_types_are_burns_own() {
     let device = Device::flex();
@@ -57,7 +57,7 @@ fn empty_products_have_defined_results() {
     }
 }
 
-/// Burn's own layer, in the result and in exactly the gradients that are tracked, with recomputed parents or not.
+/// Equal to Burn's own layer, in the result and in exactly the tracked gradients, with recomputed parents or not.
 #[test]
 fn a_layer_is_burns_layer() {
     let plain = Device::flex();
@@ -100,7 +100,7 @@ fn close(a: &[f64], b: &[f64]) {
     within(a, b, 1e-4, "sums");
 }
 
-/// Below the tensor functions: the trait's default bodies, for a weight of another type.
+/// The trait's default bodies, for a weight of another type.
 #[test]
 fn default_bodies_round_once() {
     let load = |value: f32, shape: [usize; 2]| {
@@ -108,7 +108,7 @@ fn default_bodies_round_once() {
         Flex::float_from_data(data(values, shape), &Default::default())
     };
     let narrow = |tensor| Flex::float_cast(tensor, burn::tensor::FloatDType::BF16);
-    // 257 is no bf16: a sum that was rounded on its way would stay 256.
+    // 257 is no bf16: a sum rounded on its way would stay 256.
     let x = narrow(load(1.0, [2, 300]));
     let weight = load(1.0, [300, 2]);
     let read = |tensor| {

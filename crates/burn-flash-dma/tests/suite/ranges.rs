@@ -1,11 +1,11 @@
-//! Ranges of keys: what they show, what is refused. Their plans are compared with those of masks in the workspace's
-//! `tests`.
+//! Ranges of keys: the pairs they show, and refusals. The workspace's `tests` compare their plans with those of
+//! masks.
 
 use crate::case::{data, grad, ints, random, refused, refused_as, values};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
 
-/// Values and gradients, on a device that tracks.
+/// Values and gradients on a tracking device.
 #[test]
 fn a_plan_of_ranges_serves_as_its_mask_does() {
     let device = Device::flex().autodiff();
@@ -45,7 +45,7 @@ fn any_integers_and_no_tokens_are_served() {
 fn a_document_that_comes_back_is_another_one() {
     let ids = Tensor::<2, Int>::from_data([[7, 7, 0, 7, 7]], &Device::flex());
     let plan = TilePlan::from_ranges(KeyRanges::documents(ids), [5, 5], false);
-    // A word a query, of which the second is of no keys.
+    // Two words per query, the second of which has no keys.
     let rows = [0b00011, 0, 0b00011, 0, 0b00100, 0, 0b11000, 0, 0b11000, 0];
     assert_eq!(ints(plan.bits().clone()), rows);
     assert_eq!(ints(plan.counts().clone()), [9]);

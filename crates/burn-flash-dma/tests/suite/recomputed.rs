@@ -1,5 +1,5 @@
-//! What a backward pass computes again instead of keeping it: that nothing keeps it, and that nothing else changes. SwiGLU
-//! against f64 and Burn's operations.
+//! Results that a backward pass recomputes: nothing keeps them, and nothing else changes. SwiGLU against f64 and
+//! Burn's operations.
 
 use crate::case::{
     ELEMENTS, dtype, grad, loss, random, recording, refused_as, size, tensor, values, within,
@@ -42,7 +42,7 @@ fn swiglu_and_its_gradients_are_those_of_the_formula() {
         };
         let check = |name: &str, at: usize, actual: f64, exact: f64, size: f64| {
             let error = (actual - exact).abs();
-            // Beside the least f16.
+            // Plus the smallest f16.
             let bound = rounding * exact.abs() + 4e-6 * size + 3e-8;
             let near = error <= bound;
             assert!(near, "{element} {name} {at}: {actual} is not {exact}");
@@ -84,7 +84,7 @@ fn swiglu_refuses_what_does_not_fit() {
     assert_eq!(none.dims(), [2, 0, 8]);
 }
 
-/// Whether a graph that has been recorded holds a tensor.
+/// True if a recorded graph holds a tensor.
 fn kept<const D: usize>(tensor: &Tensor<D>) -> bool {
     !tensor.can_mut()
 }
@@ -127,8 +127,8 @@ fn graphs_keep_what_results_are_made_of() {
     }
 }
 
-/// Whichever of the inputs are tracked: the gradients are those of a graph that is cut behind the result, where it is a
-/// leaf that the next graph keeps.
+/// Whichever inputs are tracked, the gradients equal those of a graph cut at the result, which is a leaf that the
+/// next graph keeps.
 #[test]
 fn gradients_are_those_of_a_kept_result() {
     let plain = Device::flex();
@@ -149,7 +149,7 @@ fn gradients_are_those_of_a_kept_result() {
                     let gamma = gamma.detach().set_require_grad(tracked[1]);
                     let weight = Tensor::<2>::from_data(weight.clone(), &device).require_grad();
                     let slope = Tensor::<3>::from_data(slope.clone(), &device).cast(dtype);
-                    // A result that is made of one that is not kept either, and is read twice.
+                    // A recomputed result made of another one, and read twice.
                     let result = swiglu(rms_norm(x.clone(), gamma.clone(), 1e-5), up.clone());
                     let read = match cut {
                         true => result.clone().detach().require_grad(),
@@ -176,7 +176,7 @@ fn gradients_are_those_of_a_kept_result() {
     }
 }
 
-/// The same through kernels and fusion, where a result is made again on another stream of operations.
+/// Kernels and fusion give the same, where a result is recomputed on another stream of operations.
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 #[test]
 fn kernels_make_the_same_again() {
@@ -211,7 +211,7 @@ fn kernels_make_the_same_again() {
     let _alone = crate::case::alone();
     let (flex, cube) = (by(Device::flex()), by(Device::cpu()));
     for (n, (flex, cube)) in flex.iter().zip(&cube).enumerate() {
-        // Numbers of bf16 that round the other way, and what follows from them.
+        // bf16 numbers that round the other way, and their consequences.
         within(cube, flex, size(flex) / 64.0, format_args!("tensor {n}"));
     }
 }

@@ -1,4 +1,4 @@
-//! What layers and functions refuse with an error that says what is wrong.
+//! Calls that layers and functions refuse with an error that says what is wrong.
 
 use crate::case::{ints, refused, refused_as, uniform};
 use crate::layer::{cast, of_scores};
@@ -85,7 +85,7 @@ fn a_linear_layer_of_another_type_refuses_f64() {
     let product = try_linear(&layer, x(WIDTH));
     refused_as(product, "x must be f64, but is f32");
     refused(try_linear(&layer, x(8).cast(DType::F64)), "Shape");
-    // Two of one type are Burn's to multiply.
+    // Burn multiplies two of one type.
     assert_eq!(try_linear(&layer, wide).unwrap().dims(), [2, 3, 4]);
 }
 
@@ -106,7 +106,7 @@ fn tokens_of_another_type_than_the_norms_are_to_blame() {
     ] {
         refused_as(result, "x must be f32, but is f16");
     }
-    // Without a norm there is nothing that they differ from: parameters are rounded for the product.
+    // Without a norm there is nothing to differ from: parameters are rounded for the product.
     let layer = MaskedAttentionLayerConfig::new(WIDTH, 2)
         .with_qk_norm(QkNorm::None)
         .init(&device);
@@ -158,7 +158,7 @@ fn recent_keys_and_sinks_without_a_window_are_refused() {
         let parts = Selection::new().with_recent(Some(recent)).with_sinks(sinks);
         let config = config.clone().with_selection(parts.clone());
         refused_as(config.try_init(&Device::flex()), &text(recent, sinks));
-        // A window that is widened to all keys in training keeps them for when it shrinks again.
+        // A window widened to all keys in training keeps its parts for when it shrinks again.
         let mut layer = (config.with_selection(parts.with_window(Some(4)))).init(&Device::flex());
         assert!(layer.try_set_keep_window(None).is_ok());
     }
@@ -240,7 +240,7 @@ fn caches_that_cannot_be_addressed_are_refused_before_memory_is_taken() {
     let slots = DynamicMaskCacheConfig::new(0, usize::MAX, 8, options);
     refused(slots.try_init(&device), "TooLarge");
 
-    // A pool that is to grow by more pages than can be counted.
+    // A pool whose growth overflows.
     let mut cache = pages(1).with_grow_by(usize::MAX).init(&device);
     let kv = || Tensor::<4>::ones([1, 2, 20, 8], &device);
     refused(cache.try_append(kv(), kv(), None), "TooLarge");

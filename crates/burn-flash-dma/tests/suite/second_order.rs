@@ -32,7 +32,7 @@ fn read<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
     read_sync(B::float_into_data(tensor)).unwrap()
 }
 
-/// The gradient of q of the sum of the squares of the output.
+/// Gradient of q of the sum of the squares of the output.
 fn gradient<B: AutodiffBackend + DynamicMaskOps>(
     q: FloatTensor<B>,
 ) -> FloatTensor<B::InnerBackend> {

@@ -1,4 +1,4 @@
-//! Output to `tracing`: the spans of calls and operations, their engines and what is inside what; warnings of layers.
+//! Output to `tracing`: spans of calls and operations, their engines and nesting; warnings of layers.
 
 use crate::case::uniform;
 use burn::tensor::{Device, Tensor};
@@ -13,12 +13,12 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// The subscriber of the process: a subscriber per test would race with the registration of spans by other tests. It
-/// notes `name(engine)` of every span of ours that a thread enters while it records, behind two spaces for each that is
-/// open, and the text of every event.
+/// Subscriber of the process: one per test would race with the registration of spans by other tests. It notes
+/// `name(engine)` of each of our spans that a recording thread enters, indented by two spaces per open span, and the
+/// text of every event.
 struct Log;
 
-/// What a thread has recorded.
+/// Recording of one thread.
 #[derive(Default)]
 struct Recording {
     names: Vec<String>,
@@ -51,7 +51,7 @@ impl Visit for EngineField {
     fn record_debug(&mut self, _field: &Field, _value: &dyn std::fmt::Debug) {}
 }
 
-/// `change` of what this thread records, if it does.
+/// Applies `change` to this thread's recording, if any.
 fn note<T>(change: impl FnOnce(&mut Recording) -> T) -> Option<T> {
     RECORDING.with_borrow_mut(|recording| recording.as_mut().map(change))
 }
@@ -96,13 +96,13 @@ impl Subscriber for Log {
     }
 }
 
-/// The spans that `run` opens on this thread, and the events.
+/// Spans that `run` opens on this thread, and the events.
 pub(crate) fn spans_of(run: impl FnOnce()) -> Vec<String> {
     static SUBSCRIBED: Once = Once::new();
     SUBSCRIBED.call_once(|| {
         tracing::subscriber::set_global_default(Log).expect("there is no other subscriber");
     });
-    // A span that was registered by another test just before has no interest of ours yet.
+    // A span registered by another test just before does not know of our interest yet.
     tracing::callsite::rebuild_interest_cache();
     RECORDING.set(Some(Recording::default()));
     run();

@@ -1,4 +1,4 @@
-//! The parts of a training step, against f64 and against what Burn has in their place.
+//! Parts of a training step, against f64 and against Burn's counterparts.
 
 use crate::case::{data, grad, ints, loss, size, values, within};
 use burn::module::{Module, Param};
@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_flash_dma::train::{clip_gradients, cross_entropy, embed, token_losses};
 
-/// Two parameters, one of which may be there twice.
+/// Two parameters, one of which may occur twice.
 #[derive(Module, Debug)]
 struct Pair {
     first: Linear,
@@ -103,7 +103,7 @@ fn table(vocabulary: usize, dtype: FloatDType) -> Embedding {
     }
 }
 
-/// Tokens of which most are the same two.
+/// Tokens, most of them the same two.
 fn tokens(batch: usize, len: usize, vocabulary: usize) -> Tensor<2, Int> {
     let token = |n: usize| match n % 8 {
         0 => n * 31 % vocabulary,
@@ -113,7 +113,7 @@ fn tokens(batch: usize, len: usize, vocabulary: usize) -> Tensor<2, Int> {
     Tensor::from_data(data(all, [batch, len]), &Device::flex().autodiff())
 }
 
-/// The gradients of the rows, about 1 and of few bits, so that every type here holds them.
+/// Gradients of the rows, about 1 and of few bits, so that every type here holds them.
 fn slopes(batch: usize, len: usize) -> Tensor<3> {
     let count = (batch * len * WIDTH) as i64;
     let numbers = Tensor::<1, Int>::arange(0..count, &Device::flex().autodiff());
@@ -121,7 +121,7 @@ fn slopes(batch: usize, len: usize) -> Tensor<3> {
     slopes.reshape([batch, len, WIDTH])
 }
 
-/// The gradient of a table in f64.
+/// Gradient of a table in f64.
 fn exact(tokens: &Tensor<2, Int>, slopes: &[f64], vocabulary: usize) -> Vec<f64> {
     let mut table = vec![0.0; vocabulary * WIDTH];
     for (token, row) in ints(tokens.clone()).into_iter().zip(slopes.chunks(WIDTH)) {
@@ -141,7 +141,7 @@ fn worst(actual: &[f64], expected: &[f64]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// The gradient of the table whose rows these are, for slopes of the rows.
+/// Gradient of the table of these rows, from their gradients `slopes`.
 fn table_gradient(embedding: &Embedding, rows: Tensor<3>, slopes: Tensor<3>) -> Tensor<2> {
     let slopes = slopes.cast(rows.dtype());
     let grads = loss(rows, slopes).backward();
@@ -151,7 +151,7 @@ fn table_gradient(embedding: &Embedding, rows: Tensor<3>, slopes: Tensor<3>) -> 
 
 #[test]
 fn rows_are_those_of_the_table_and_their_gradient_is_summed_in_f32() {
-    // A segment, segments, a number of tokens that no segments divide, and additions at indices.
+    // One segment, several, a number of tokens that no segments divide, and additions at indices.
     for (batch, len, vocabulary) in [(2, 40, 11), (2, 2048, 256), (1, 1031, 256), (3, 700, 2000)] {
         for (stored, computed) in [
             (FloatDType::F32, FloatDType::F32),
@@ -263,7 +263,7 @@ fn the_loss_is_burns() {
     };
     let [ours, theirs] = [ours, theirs].map(error);
     assert!(ours <= 3.0 * theirs, "{ours}, Burn's {theirs}");
-    // Large logits overflow nothing.
+    // Large logits do not overflow.
     let large = token_losses(logits.clone().detach() * 1e3, targets);
     assert!(values(large).iter().all(|loss| loss.is_finite()));
 }
@@ -275,7 +275,7 @@ fn targets_of_other_tokens_are_refused() {
     let _ = cross_entropy(logits, targets.narrow(0, 0, 36));
 }
 
-/// The same through kernels and fusion.
+/// Kernels and fusion give the same.
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 #[test]
 fn kernels_compute_the_same() {
@@ -290,7 +290,7 @@ fn kernels_compute_the_same() {
         let tokens = tokens(batch, len, vocabulary).into_data();
         let tokens = Tensor::<2, Int>::from_data(tokens, &device);
         let rows = embed(&embedding, tokens.clone(), FloatDType::BF16);
-        // The rows are the logits: products of any other kind compile for minutes here.
+        // The rows are the logits: products of any other kind take minutes to compile here.
         let targets = tokens.remainder_scalar(WIDTH as i64).flatten(0, 1);
         let loss = cross_entropy(rows.flatten(0, 1), targets);
         let grads = loss.backward();
@@ -301,7 +301,7 @@ fn kernels_compute_the_same() {
     };
     let _alone = crate::case::alone();
     for (flex, cube) in by(Device::flex()).iter().zip(by(Device::cpu())) {
-        // One number of bf16 that rounds the other way.
+        // One bf16 number that rounds the other way.
         within(&cube, flex, size(flex) / 256.0, "cube");
     }
 }

@@ -19,7 +19,7 @@ fn out_and_lse_match_the_oracle() {
     }
 }
 
-/// `[batch, len, heads, head_dim]` data seen through a transpose gives the bits of the copy.
+/// `[batch, len, heads, head_dim]` data viewed through a transpose gives the bits of the copy.
 #[test]
 fn strided_inputs_equal_their_copies() {
     for case in cases(&ELEMENTS) {

@@ -5,16 +5,16 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::Documents;
 
-/// What a step of training reads and predicts.
+/// Inputs and targets of a training step.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// The tokens that are read, `[batch, len]`.
+    /// Input tokens, `[batch, len]`.
     pub inputs: Tensor<2, Int>,
-    /// The token behind each of them, `[batch, len]`.
+    /// Token after each of them, `[batch, len]`.
     pub targets: Tensor<2, Int>,
-    /// 1 for each target that is of its input's document, 0 for all others and for padding: `[batch, len]`, f32.
+    /// 1 for each target in its input's document, 0 for all others and for padding: `[batch, len]`, f32.
     pub weights: Tensor<2>,
-    /// The documents of each row, for the [`Selector`](burn_flash_dma::Selector) or for
+    /// Documents of each row, for the [`Selector`](burn_flash_dma::Selector) or for
     /// [`DynamicMaskInput`](burn_flash_dma::nn::DynamicMaskInput): no token attends to another document.
     pub documents: Documents,
     tokens: usize,
@@ -26,7 +26,7 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If there is no row, or rows differ in length.
+    /// If there are no rows, or rows differ in length.
     #[must_use]
     pub fn new(rows: &[Row], device: &Device) -> Self {
         let len = rows.first().expect("a row").inputs().len();
@@ -49,8 +49,8 @@ impl Batch {
         }
     }
 
-    /// The same tokens as shorter texts, `[batch * pieces, len / pieces]`: each row is cut, and with it a document that
-    /// reaches over an end, of which the rest is a document of its own.
+    /// The same tokens as shorter texts, `[batch * pieces, len / pieces]`: cuts each row, and documents across a cut,
+    /// whose rest becomes a document of its own.
     ///
     /// # Panics
     ///
@@ -73,26 +73,26 @@ impl Batch {
         }
     }
 
-    /// The tokens that are read, without padding.
+    /// Number of input tokens, without padding.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The targets that count.
+    /// Number of targets that count.
     #[must_use]
     pub fn predicted(&self) -> usize {
         self.predicted
     }
 
-    /// The mean, `[1]` in f32, of `losses` `[batch · len]` over the targets that count; 0 if there are none. A loss
-    /// that does not count is left out whatever it is, NaN included.
+    /// Mean, `[1]` in f32, of `losses` `[batch · len]` over the targets that count; 0 if there are none. A loss that
+    /// does not count is ignored, even NaN.
     ///
-    /// The losses are those of `burn_flash_dma::train::token_losses`, for example.
+    /// Such losses come, for example, from `burn_flash_dma::train::token_losses`.
     ///
     /// # Panics
     ///
-    /// If there are not as many losses as targets.
+    /// If losses and targets differ in number.
     #[must_use]
     pub fn mean(&self, losses: Tensor<1>) -> Tensor<1> {
         let [rows, len] = self.weights.dims();
@@ -103,7 +103,7 @@ impl Batch {
     }
 }
 
-/// The lengths of the documents of each piece of a row, of which the documents add up to whole pieces.
+/// Lengths of the documents of each piece of a row; `documents` add up to whole pieces.
 fn cut(documents: &[usize], piece: usize) -> Vec<Vec<usize>> {
     let (mut pieces, mut room) = (Vec::new(), 0);
     for &document in documents {
@@ -121,8 +121,8 @@ fn cut(documents: &[usize], piece: usize) -> Vec<Vec<usize>> {
     pieces
 }
 
-/// Makes batches of rows in Burn's data loaders: `DataLoaderBuilder::new(RowBatcher).batch_size(5).build(rows)` serves
-/// all rows in the order of their file.
+/// Batches rows in Burn's data loaders: `DataLoaderBuilder::new(RowBatcher).batch_size(5).build(rows)` serves all
+/// rows in the order of their file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowBatcher;
 

@@ -1,4 +1,4 @@
-//! Text files to a token file.
+//! Conversion of text files to a token file.
 
 use super::error::{DataError, LineFault};
 use super::file::{TokenFile, TokenFileWriter};
@@ -7,24 +7,24 @@ use super::vocabulary::Vocabulary;
 use rayon::prelude::*;
 use std::path::Path;
 
-/// So many bytes of text are in memory at a time, or one document that is longer.
+/// Bytes of text in memory at a time, unless a single document is longer.
 const CHUNK: usize = 8 << 20;
 
-/// What [`write_tokens`] has read and written.
+/// Result of [`write_tokens`].
 #[derive(Debug)]
 pub struct Written {
     /// The token file.
     pub file: TokenFile,
-    /// The documents that were read, those without tokens included.
+    /// Number of documents read, including those without tokens.
     pub read: usize,
-    /// The bytes of the documents, as they stand in their files.
+    /// Bytes of the documents, as they stand in their files.
     pub bytes: u64,
 }
 
 /// Writes the documents of `inputs`, in their order, to the token file `out`.
 ///
-/// All cores encode; the file does not depend on how many there are. Some megabytes of text are in memory at a time, or
-/// one document that is longer. If there is an error, what was at `out` before is still there.
+/// All cores encode; the file does not depend on their number. Some megabytes of text are in memory at a time, or a
+/// single longer document. After an error, the previous contents of `out` are still there.
 ///
 /// # Errors
 ///
@@ -51,7 +51,7 @@ pub fn write_tokens(
                 ids.map_err(|error| LineFault::Encoding(error.to_string()))
             };
             let encoded: Vec<_> = chunk.par_iter().map(encode).collect();
-            // The first fault by the order of the documents, whichever core met one first.
+            // The first fault by document order, whichever core met one first.
             for (raw, ids) in chunk.iter().zip(encoded) {
                 let ids = ids.map_err(|fault| DataError::Line {
                     path: path.to_path_buf(),

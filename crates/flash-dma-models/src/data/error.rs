@@ -1,10 +1,10 @@
-//! The reasons for refusing data.
+//! Errors of data.
 
 use super::state::LoaderState;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why text, a token file or a batch cannot be had. The fields are what the text of the error says of them.
+/// Error of reading text, a token file or a batch. The text of each error explains its fields.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
@@ -15,21 +15,21 @@ pub enum DataError {
     /// A `tokenizer.json` that the `tokenizers` crate does not read.
     #[error("{}: not a tokenizer: {reason}", path.display())]
     Tokenizer { path: PathBuf, reason: String },
-    /// The tokenizer refused a text, or ids.
+    /// The tokenizer refused a text or ids.
     #[error("the tokenizer failed: {reason}")]
     Encoding { reason: String },
     /// A document of an input file.
     #[error("{}, line {line}: {fault}", path.display())]
     Line {
         path: PathBuf,
-        /// The line, counted from 1; that of the document's beginning, where a document has several.
+        /// The line, counted from 1; that of its beginning if a document has several.
         line: usize,
         fault: LineFault,
     },
-    /// An index whose numbers do not begin with 0 and rise, or that ends within one.
+    /// An index whose numbers do not begin with 0 and rise, or that ends within a number.
     #[error("{}: not the index of a token file", path.display())]
     Index { path: PathBuf },
-    /// A file of a token file that is shorter or longer than its index, or what was written, says.
+    /// A part of a token file that is shorter or longer than its index, or the written data, says.
     #[error("{}: {bytes} bytes, which are not {tokens} numbers of {width} bytes", path.display())]
     Size {
         path: PathBuf,
@@ -40,12 +40,12 @@ pub enum DataError {
     /// An id beyond the vocabulary.
     #[error("token {position} is {id}, of a vocabulary of {vocabulary}")]
     Token {
-        /// The position in the document that is written or in the file that is read.
+        /// Position in the written document or in the file that is read.
         position: usize,
         id: u32,
         vocabulary: usize,
     },
-    /// More token ids than a model or a format has room for.
+    /// More token ids than a model or a format supports.
     #[error("a vocabulary of {vocabulary}, where at most {limit} fit")]
     Vocabulary { vocabulary: usize, limit: usize },
     /// Rows without a token.
@@ -61,13 +61,13 @@ pub enum DataError {
     /// Too few tokens for a row.
     #[error("{tokens} tokens; a row takes at least 2")]
     NoRow { tokens: usize },
-    /// Fewer rows than a batch takes.
+    /// Fewer rows than a batch needs.
     #[error("{rows} rows, which make no batch of {batch}")]
     NoBatch { rows: usize, batch: usize },
-    /// An epoch that is to have no part, or more than it has batches.
+    /// An epoch of no parts, or of more than it has batches.
     #[error("{parts} parts of an epoch of {batches} batches")]
     Parts { parts: usize, batches: usize },
-    /// A state that another loader has saved.
+    /// A saved state of another loader.
     #[error("the state is that of another loader: {saved:?}, here {here:?}")]
     State {
         saved: Box<LoaderState>,
@@ -75,7 +75,7 @@ pub enum DataError {
     },
 }
 
-/// What is wrong with a document of an input file.
+/// Fault of a document in an input file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineFault {
@@ -94,7 +94,6 @@ pub enum LineFault {
 }
 
 impl DataError {
-    /// The error of an operation on `path`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }

@@ -1,4 +1,4 @@
-//! Token files: the ids of documents, one behind the other, mapped into memory.
+//! Token files: the ids of documents, one after another, mapped into memory.
 
 use super::error::DataError;
 use memmap2::Mmap;
@@ -7,12 +7,11 @@ use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The bytes of an id of a vocabulary.
+/// Bytes of an id.
 fn width(vocabulary: usize) -> usize {
     if vocabulary <= 1 << 16 { 2 } else { 4 }
 }
 
-/// The path of the index of a token file.
 fn index_of(path: &Path) -> PathBuf {
     with_end(path, ".starts")
 }
@@ -23,17 +22,17 @@ fn with_end(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-/// The ids of documents, mapped into memory: what is read of them is in memory as long as the system likes.
+/// Token ids of documents, memory-mapped: the system decides how long the parts that are read stay in memory.
 ///
-/// There are two files, of little-endian numbers and nothing else:
+/// Two files, which contain only little-endian numbers:
 ///
 /// | file | holds |
 /// |---|---|
-/// | `corpus.tokens` | the ids of all documents, of 2 bytes where the vocabulary has at most 2¹⁶ of them, of 4 otherwise |
-/// | `corpus.tokens.starts` | for each document the position of its first id, and behind them the number of ids: 8 bytes each |
+/// | `corpus.tokens` | the ids of all documents, 2 bytes each if the vocabulary has at most 2¹⁶ ids, otherwise 4 |
+/// | `corpus.tokens.starts` | position of each document's first id, then the total number of ids: 8 bytes each |
 ///
-/// So `numpy.fromfile` reads both, and writes them. Nobody may change or cut the files while they are open;
-/// [`TokenFileWriter`] does not, it puts others in their place.
+/// So `numpy.fromfile` reads both, and `tofile` writes them. Nobody may change or truncate the files while they are
+/// open; [`TokenFileWriter`] does not, it replaces them.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
@@ -44,8 +43,8 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// Opens the file at `path` and the index beside it, whose ids are below `vocabulary`, and checks the index and the
-    /// sizes. Ids are checked when they are [read](Self::read).
+    /// Opens the file at `path`, whose ids are below `vocabulary`, and the index next to it, and checks the index and
+    /// the sizes. Ids are checked when they are [read](Self::read).
     ///
     /// # Errors
     ///
@@ -64,7 +63,7 @@ impl TokenFile {
         Ok(file)
     }
 
-    /// Checks the index, and returns a number of it.
+    /// Checks the index and returns its fingerprint.
     fn check(&self) -> Result<u64, DataError> {
         let (starts, rest) = self.starts.as_chunks();
         let mut numbers = starts.iter().copied().map(number);
@@ -76,7 +75,7 @@ impl TokenFile {
         }
         let (bytes, tokens) = (self.ids.len() as u64, numbers.next_back().unwrap_or(0));
         check_size(&self.path, bytes, tokens, width(self.vocabulary))?;
-        // FNV-1a of 64 bits.
+        // 64-bit FNV-1a.
         let with = |hash: u64, start: u64| (hash ^ start).wrapping_mul(0x0100_0000_01b3);
         Ok(all.fold(0xcbf2_9ce4_8422_2325, with))
     }
@@ -85,41 +84,41 @@ impl TokenFile {
         self.starts.as_chunks().0
     }
 
-    /// The number of tokens of all documents.
+    /// Number of tokens of all documents.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.ids.len() / width(self.vocabulary)
     }
 
-    /// The number of documents, each of which has a token.
+    /// Number of documents, none of which is empty.
     #[must_use]
     pub fn documents(&self) -> usize {
         self.starts().len() - 1
     }
 
-    /// The number of ids in the vocabulary: every id is less.
+    /// Number of ids in the vocabulary: every id is less.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// A number of the documents' lengths: files with different ones differ.
+    /// Hash of the documents' lengths.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// The tokens of a document.
+    /// Positions of a document's tokens.
     ///
     /// # Panics
     ///
-    /// If there are not so many documents.
+    /// If the document does not exist.
     #[must_use]
     pub fn document(&self, document: usize) -> Range<usize> {
         self.start(document)..self.start(document + 1)
     }
 
-    /// The position of a document's first token; behind the last document, the number of tokens.
+    /// Position of a document's first token; after the last document, the number of tokens.
     pub(super) fn start(&self, document: usize) -> usize {
         number(self.starts()[document]) as usize
     }
@@ -128,7 +127,7 @@ impl TokenFile {
     ///
     /// # Panics
     ///
-    /// If there are not so many tokens.
+    /// If the token does not exist.
     #[must_use]
     pub fn document_of(&self, token: usize) -> usize {
         assert!(token < self.tokens(), "token {token}");
@@ -136,15 +135,15 @@ impl TokenFile {
         starts.partition_point(|&start| number(start) <= token as u64) - 1
     }
 
-    /// Adds the ids of a range of tokens to `ids`.
+    /// Appends the ids of a range of tokens to `ids`.
     ///
     /// # Errors
     ///
-    /// [`DataError::Token`] if one of them is beyond the vocabulary: nothing has been added then.
+    /// [`DataError::Token`] if one of them is outside the vocabulary: nothing has been added then.
     ///
     /// # Panics
     ///
-    /// If there are not so many tokens.
+    /// If a token does not exist.
     pub fn read(&self, tokens: Range<usize>, ids: &mut Vec<u32>) -> Result<(), DataError> {
         let (first, before) = (tokens.start, ids.len());
         if width(self.vocabulary) == 2 {
@@ -166,7 +165,7 @@ fn number(bytes: [u8; 8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Refuses an id beyond a vocabulary; the first of `ids` stands at `position`.
+/// Refuses an id outside the vocabulary; the first of `ids` is at `position`.
 pub(super) fn check_ids(ids: &[u32], position: usize, vocabulary: usize) -> Result<(), DataError> {
     match ids.iter().position(|&id| id as usize >= vocabulary) {
         None => Ok(()),
@@ -178,7 +177,7 @@ pub(super) fn check_ids(ids: &[u32], position: usize, vocabulary: usize) -> Resu
     }
 }
 
-/// Refuses a file of `bytes` bytes that should have so many numbers.
+/// Refuses a file of `bytes` bytes that does not have this many numbers.
 fn check_size(path: &Path, bytes: u64, tokens: u64, width: usize) -> Result<(), DataError> {
     let width = width as u64;
     if tokens.checked_mul(width) == Some(bytes) {
@@ -202,16 +201,16 @@ fn check_vocabulary(vocabulary: usize) -> Result<(), DataError> {
 
 fn map(path: &Path) -> Result<Mmap, DataError> {
     let file = File::open(path).map_err(DataError::io(path))?;
-    // SAFETY: the map is read-only. That nobody cuts the file meanwhile is asked of the caller; a writer never writes
-    // into a file that has a name to open it by.
+    // SAFETY: the map is read-only. The caller promises that nobody truncates the file meanwhile; a writer never
+    // writes into a file under a name to open it by.
     unsafe { Mmap::map(&file) }.map_err(DataError::io(path))
 }
 
 /// Writes a token file, document by document, in constant memory.
 ///
-/// Everything goes into two files beside `path`, whose names end with `.partial`. [`finish`](Self::finish) puts them in
-/// their places, the index last, so what is there is whole. A writer that is dropped removes them; one that is killed
-/// leaves them, and the next one writes over them.
+/// Writes two files next to `path`, whose names end with `.partial`. [`finish`](Self::finish) moves them into place,
+/// the index last, so existing files are always complete. Dropping a writer removes them; a killed one leaves them,
+/// and the next one overwrites them.
 ///
 /// ```
 /// use flash_dma_models::data::TokenFileWriter;
@@ -236,7 +235,7 @@ pub struct TokenFileWriter {
     documents: usize,
 }
 
-/// A file that is removed unless it has got its place.
+/// A file that is removed unless it has been moved into place.
 #[derive(Debug)]
 struct Part {
     place: PathBuf,
@@ -257,7 +256,7 @@ impl Part {
         written.map_err(DataError::io(&self.path))
     }
 
-    /// Brings the file to the disk, and refuses it if it has not so many numbers.
+    /// Flushes the file to disk, and refuses it if it does not have this many numbers.
     fn sync(&mut self, numbers: u64, width: usize) -> Result<(), DataError> {
         let mut sync = || {
             self.file.flush()?;
@@ -275,17 +274,17 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Nobody can be told; one that has got its place has this name no more.
+        // There is nobody to tell; a file moved into place no longer has this name.
         fs::remove_file(&self.path).ok();
     }
 }
 
 impl TokenFileWriter {
-    /// Begins a file of ids below `vocabulary`.
+    /// Creates a file of ids below `vocabulary`.
     ///
     /// # Errors
     ///
-    /// [`DataError::Vocabulary`] if there are more ids than 32 bits count, or [`DataError::Io`].
+    /// [`DataError::Vocabulary`] if ids do not fit 32 bits, or [`DataError::Io`].
     pub fn create(path: impl AsRef<Path>, vocabulary: usize) -> Result<Self, DataError> {
         check_vocabulary(vocabulary)?;
         let path = path.as_ref().to_path_buf();
@@ -301,11 +300,11 @@ impl TokenFileWriter {
         })
     }
 
-    /// Adds a document. One without tokens is left out.
+    /// Adds a document. Empty ones are left out.
     ///
     /// # Errors
     ///
-    /// [`DataError::Token`] if an id is beyond the vocabulary: nothing has been added then. After [`DataError::Io`]
+    /// [`DataError::Token`] if an id is outside the vocabulary: nothing has been added then. After [`DataError::Io`]
     /// the file cannot be finished.
     pub fn push(&mut self, document: &[u32]) -> Result<(), DataError> {
         check_ids(document, 0, self.vocabulary)?;
@@ -321,16 +320,16 @@ impl TokenFileWriter {
         self.starts.write(&self.tokens.to_le_bytes())
     }
 
-    /// Puts the files in their places, once they are on the disk, and opens them.
+    /// Flushes the files to disk, moves them into place and opens them.
     ///
     /// # Errors
     ///
-    /// [`DataError::Io`], or [`DataError::Size`] if writing has failed before: what was at the path before is still
-    /// there then, unless it could not be replaced.
+    /// [`DataError::Io`], or [`DataError::Size`] if writing failed before: the previous files are still there then,
+    /// unless they could not be replaced.
     pub fn finish(mut self) -> Result<TokenFile, DataError> {
         self.ids.sync(self.tokens, width(self.vocabulary))?;
         self.starts.sync(self.documents as u64 + 1, 8)?;
-        // The old index does not speak of the new ids: between the two steps there is none.
+        // The old index does not fit the new ids: between the two steps there is none.
         let index = index_of(&self.path);
         if index.exists() {
             fs::remove_file(&index).map_err(DataError::io(&index))?;

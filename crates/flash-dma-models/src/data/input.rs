@@ -1,4 +1,4 @@
-//! Documents of text files and of JSONL.
+//! Documents in text files and JSONL.
 
 use super::error::{DataError, LineFault};
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
@@ -8,17 +8,17 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// What the documents of an input file are. Bytes must be UTF-8.
+/// Format of an input file. Bytes must be UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextFormat {
     /// The file is one document.
     File,
-    /// Documents of plain text between lines that hold this text and nothing else; with `""`, between empty lines. The
-    /// end of a document's last line is not part of it, and documents without text are left out.
+    /// Plain text with documents separated by lines that contain only this text, or by empty lines with `""`. The end
+    /// of a document's last line is not part of it, and documents without text are left out.
     Separated(String),
-    /// Each line is a JSON object, whose field of this name is the document's text. Lines of white space are left out.
+    /// One JSON object per line, whose field of this name is the document's text. Blank lines are left out.
     Jsonl {
-        /// The field's name, often `text`.
+        /// Name of the field, often `text`.
         field: String,
     },
 }
@@ -27,12 +27,11 @@ pub enum TextFormat {
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) bytes: Vec<u8>,
-    /// The line where it begins, counted from 1.
+    /// Line of its beginning, counted from 1.
     pub(super) line: usize,
 }
 
 impl TextFormat {
-    /// The text of a document of `path`.
     pub(super) fn text<'r>(&self, raw: &'r Raw) -> Result<Cow<'r, str>, LineFault> {
         let text = std::str::from_utf8(&raw.bytes).map_err(|_| LineFault::Utf8)?;
         match self {
@@ -54,7 +53,6 @@ pub(super) struct Documents<'f> {
     format: &'f TextFormat,
     path: PathBuf,
     file: BufReader<File>,
-    /// The lines that have been read.
     lines: usize,
     done: bool,
 }
@@ -71,7 +69,7 @@ impl<'f> Documents<'f> {
         })
     }
 
-    /// The next documents, of so many bytes together or the last of them beyond; none at the file's end.
+    /// The next documents, until they have at least this many bytes together; none at the file's end.
     pub(super) fn chunk(&mut self, bytes: usize) -> Result<Vec<Raw>, DataError> {
         let (mut chunk, mut read) = (Vec::new(), 0);
         while read < bytes
@@ -91,7 +89,7 @@ impl<'f> Documents<'f> {
         }
     }
 
-    /// Adds a line with its end to `bytes`, and says whether there was one.
+    /// Appends a line with its end to `bytes`; false at the end of the file.
     fn line(&mut self, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
         let read = self.file.read_until(b'\n', bytes);
         let read = read.map_err(DataError::io(&self.path))?;
@@ -145,13 +143,12 @@ impl<'f> Documents<'f> {
     }
 }
 
-/// A line without the bytes that end it.
 fn without_end(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// Finds the string of a field, and reads over all others without keeping them. Of several the last counts.
+/// Finds the string of a field, and skips all others. Of several the last counts.
 struct Field<'f>(&'f str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {

@@ -1,4 +1,4 @@
-//! Shuffled batches in an order that can be taken up again.
+//! Shuffled batches in a resumable order.
 
 use super::batch::{Batch, RowBatcher};
 use super::error::DataError;
@@ -15,19 +15,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Shuffled batches of packed rows for a training loop, Burn's or one of your own: each iterator serves one epoch, or
-/// what is left of the one in which the loader stands. All batches have one shape: the rows that do not fill one are
-/// left out, others in every epoch.
+/// Shuffled batches of packed rows for a training loop, Burn's or your own: each iterator serves one epoch, or the
+/// rest of the current one. All batches have one shape: rows that do not fill one are left out, different ones in
+/// every epoch.
 ///
-/// The order is Burn's [`ShuffledDataset`] by the seed and the epoch's number; it takes 8 bytes a row. The batches
-/// depend on the token file, the length of a row, the size of a batch and the seed alone, so a loader that
-/// [resumes](Self::resume) from a saved [state](Self::state) goes on with the same batches as one that was never
-/// stopped, also in the middle of an epoch. For rows in their own order, once, use Burn's loader with [`RowBatcher`].
+/// The order is Burn's [`ShuffledDataset`] by the seed and the number of the epoch; it takes 8 bytes a row. The
+/// batches depend only on the token file, the length of a row, the size of a batch and the seed, so a loader that
+/// [resumes](Self::resume) from a saved [state](Self::state), even in the middle of an epoch, continues with the
+/// batches of one that never stopped. For rows in file order, once, use Burn's loader with [`RowBatcher`].
 ///
-/// Clones, and what Burn makes of it for another device, share the place. Burn itself resumes behind its last
-/// checkpoint, which is where [`begin`](Self::begin) goes. It validates and keeps checkpoints between the iterators: with
-/// [`with_parts`](Self::with_parts) each of them serves a part of an epoch. For several devices Burn slices a loader. A
-/// slice has a place of its own and begins at the epoch's beginning; its last batch may be smaller.
+/// Clones, and copies that Burn makes for another device, share the position. Burn itself resumes after its last
+/// checkpoint: move there with [`begin`](Self::begin). It validates and keeps checkpoints between iterators:
+/// [`with_parts`](Self::with_parts) makes each serve a part of an epoch. For several devices Burn slices a loader. A
+/// slice has its own position, initially the epoch's beginning; its last batch may be smaller.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -59,16 +59,15 @@ pub struct Loader {
     batch: usize,
     seed: u64,
     device: Device,
-    /// The places of an epoch's order that are served.
+    /// Range of an epoch's order that is served.
     places: Range<usize>,
-    /// The parts of an epoch.
     parts: usize,
-    /// The batches that have been served, over all epochs.
+    /// Batches served, over all epochs.
     step: Arc<AtomicUsize>,
 }
 
 impl Loader {
-    /// A loader of batches of so many rows, at the beginning of the first epoch.
+    /// A loader of batches of `batch` rows, at the beginning of the first epoch.
     ///
     /// # Errors
     ///
@@ -95,9 +94,9 @@ impl Loader {
         })
     }
 
-    /// The loader with every epoch divided into so many parts, whose numbers of batches differ by 1 at most. An iterator
-    /// serves one part, or what is left of it, so Burn validates and keeps a checkpoint after each, and its `num_epochs`
-    /// counts parts. Gradients that Burn accumulates do not reach from one part into the next.
+    /// Divides every epoch into parts, whose numbers of batches differ by at most 1. An iterator serves one part, or
+    /// the rest of it, so Burn validates and keeps a checkpoint after each, and its `num_epochs` counts parts. Burn
+    /// does not accumulate gradients across parts.
     ///
     /// # Errors
     ///
@@ -110,13 +109,13 @@ impl Loader {
         Ok(Self { parts, ..self })
     }
 
-    /// The batches of an epoch.
+    /// Number of batches of an epoch.
     #[must_use]
     pub fn batches(&self) -> usize {
         self.places.len().div_ceil(self.batch)
     }
 
-    /// Where the loader stands: behind the last batch that has been served.
+    /// Position of the loader: after the last batch served.
     #[must_use]
     pub fn state(&self) -> LoaderState {
         LoaderState {
@@ -129,7 +128,7 @@ impl Loader {
         }
     }
 
-    /// Goes to where another loader of the same file, row length, batches and seed stood.
+    /// Moves to the position of another loader with the same file, row length, batches and seed.
     ///
     /// # Errors
     ///
@@ -147,19 +146,18 @@ impl Loader {
         Ok(())
     }
 
-    /// Goes to the beginning of a part, counted from 0 over all epochs: behind Burn's checkpoint of this number.
+    /// Moves to the beginning of a part, counted from 0 over all epochs: after Burn's checkpoint of this number.
     pub fn begin(&self, part: usize) {
         let before = part.checked_sub(1).map_or(0, |before| self.end(before));
         self.step.store(before, Ordering::Relaxed);
     }
 
-    /// The epoch in which the loader stands.
     fn epoch(&self) -> usize {
         let step = self.step.load(Ordering::Relaxed);
         step.checked_div(self.batches()).unwrap_or(0)
     }
 
-    /// The batches up to the end of a part, counted from 0 over all epochs.
+    /// Number of batches up to the end of a part, counted from 0 over all epochs.
     fn end(&self, part: usize) -> usize {
         let (epoch, part) = (part / self.parts, part % self.parts);
         epoch * self.batches() + (part + 1) * self.batches() / self.parts
@@ -202,13 +200,11 @@ impl DataLoader<Batch> for Loader {
     }
 }
 
-/// The rest of a part of an epoch.
 struct Epoch<'a> {
     loader: &'a Loader,
     order: ShuffledDataset<PackedRows, Row>,
-    /// The number of the epoch's first batch.
     first: usize,
-    /// One past that of the part's last batch.
+    /// Number of the part's last batch, plus one.
     end: usize,
 }
 
@@ -219,7 +215,7 @@ impl Iterator for Epoch<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let loader = self.loader;
         let step = loader.step.load(Ordering::Relaxed);
-        // The loader may have been sent elsewhere.
+        // The loader may have been moved.
         if !(self.first..self.end).contains(&step) {
             return None;
         }
@@ -234,7 +230,7 @@ impl Iterator for Epoch<'_> {
 }
 
 impl DataLoaderIterator<Batch> for Epoch<'_> {
-    /// In rows of the epoch, of which the part is not the first.
+    /// In rows of the epoch, since the part may not be the first.
     fn progress(&self) -> Progress {
         let all = self.loader.places.len();
         let step = self.loader.step.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Metrics of Burn's training loop: tokens per second, and memory on a device (feature `train`).
 //!
-//! Burn has those of the host and of NVIDIA's driver (its feature `metrics`); `burn_flash_dma::train::SelectionMetric`
-//! has those of the selection.
+//! Burn has metrics of the host and of NVIDIA's driver (its feature `metrics`);
+//! `burn_flash_dma::train::SelectionMetric` those of the selection.
 
 use burn::tensor::{Device, TensorReadError};
 use burn::train::metric::state::{FormatOptions, NumericMetricState};
@@ -12,7 +12,7 @@ use burn::train::metric::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The tokens of a step, for [`TokensPerSecond`]. A step's output hands it over:
+/// Tokens of a step, for [`TokensPerSecond`]. A step's output provides it:
 ///
 /// ```
 /// use burn::train::metric::Adaptor;
@@ -32,12 +32,12 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCount(pub usize);
 
-/// Burn's metric of a struct that has the values of an epoch in `state`, begins one by `restart`, and shows a
-/// step by `measure`.
+/// Implements Burn's metric for a struct with the values of an epoch in `state`; `restart` begins an epoch and
+/// `measure` evaluates a step.
 macro_rules! metric {
     ($metric:ident of $input:ty: $name:literal, $unit:literal, $higher_is_better:literal, $description:literal) => {
         impl $metric {
-            /// What a step shows, whose value counts as often as its weight says.
+            /// Shows the value of a step, averaged with its weight.
             fn show(&mut self, value: Option<(f64, usize)>) -> SerializedEntry {
                 let Some((value, weight)) = value else {
                     return SerializedEntry::not_available(Some($unit));
@@ -105,11 +105,11 @@ macro_rules! metric {
     };
 }
 
-/// Tokens per second of a training, from one update to the next. The mean of an epoch is its tokens over its time.
+/// Training tokens per second, from one update to the next. The mean of an epoch is its tokens over its time.
 ///
-/// An epoch's first step begins the clock and has no value, so neither validation nor the compilation of kernels in the
-/// first step counts. Register it behind a metric that reads from the device, as Burn's `LossMetric`: otherwise it
-/// measures how fast the host hands work over.
+/// An epoch's first step starts the clock and has no value, so neither validation nor the compilation of kernels in
+/// the first step counts. Register it after a metric that reads from the device, such as Burn's `LossMetric`:
+/// otherwise it measures how fast the host submits work.
 #[derive(Clone, Default)]
 pub struct TokensPerSecond {
     /// Weighted by microseconds.
@@ -118,7 +118,7 @@ pub struct TokensPerSecond {
 }
 
 impl TokensPerSecond {
-    /// A metric whose clock has not begun.
+    /// A metric whose clock has not started.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -132,10 +132,10 @@ impl TokensPerSecond {
         self.step(tokens.0, Instant::now())
     }
 
-    /// A step of so many tokens that ended `now`.
+    /// A step of `tokens` tokens that ended `now`.
     fn step(&mut self, tokens: usize, now: Instant) -> SerializedEntry {
         let value = self.last.replace(now).map(|before| {
-            // Two updates at one time are no rate; a microsecond is the least that is counted.
+            // Two updates at the same time give no rate; count at least a microsecond.
             let time = now.duration_since(before).max(Duration::from_micros(1));
             let micros = time.as_micros() as usize;
             (tokens as f64 * 1e6 / micros as f64, micros)
@@ -149,8 +149,8 @@ metric! {
     "Tokens that are trained on per second of wall clock"
 }
 
-/// The memory that Burn's allocator holds on a device, in MiB: reserved, free pages included. An epoch's number is the
-/// mean over its steps. CubeCL's backends tell it; on others there is no value.
+/// Memory reserved by Burn's allocator on a device, free pages included, in MiB. An epoch's number is the mean over
+/// its steps. Only CubeCL's backends report it; others have no value.
 #[derive(Clone)]
 pub struct DeviceMemory {
     device: Device,
@@ -158,7 +158,6 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// A metric of this device.
     #[must_use]
     pub fn new(device: &Device) -> Self {
         Self {
@@ -176,7 +175,7 @@ impl DeviceMemory {
         self.step(usage.map(|usage| usage.bytes_reserved))
     }
 
-    /// A step after which so many bytes are reserved.
+    /// A step after which this many bytes are reserved.
     fn step(&mut self, reserved: Option<u64>) -> SerializedEntry {
         self.show(reserved.map(|bytes| (bytes as f64 / f64::from(1 << 20), 1)))
     }
@@ -209,7 +208,7 @@ mod tests {
         assert_eq!(shown(metric.value()), 2500.0);
         assert_eq!(shown(metric.running_value()), 4000.0);
         assert_eq!(metric.final_value().current(), 4000.0);
-        // What lies between epochs does not count.
+        // Time between epochs does not count.
         metric.clear();
         assert!(metric.step(1, at(900_000)).is_not_available());
         metric.step(500, at(901_000));

@@ -1,4 +1,4 @@
-//! Text to batches: tokens in files, documents packed into rows, an order that can be taken up again.
+//! From text to batches: token files, documents packed into rows, a resumable order.
 //!
 //! | step | by |
 //! |---|---|
@@ -22,7 +22,7 @@
 //! let (text, tokens) = (dir.join("text"), dir.join("tokens"));
 //! std::fs::write(&text, "One document.\n\nAnother one,\nof two lines.\n").unwrap();
 //!
-//! // Documents end where a line is empty, and with the byte 0, so that a model learns to stop.
+//! // Documents end at empty lines and with the byte 0, so that a model learns to stop.
 //! let vocabulary = Vocabulary::bytes().with_end(0).unwrap();
 //! let format = TextFormat::Separated(String::new());
 //! let file = write_tokens(&tokens, [&text], &format, &vocabulary).unwrap().file;

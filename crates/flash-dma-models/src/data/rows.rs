@@ -1,4 +1,4 @@
-//! Documents packed into rows of one length.
+//! Packing of documents into rows of one length.
 
 use super::error::DataError;
 use super::file::TokenFile;
@@ -6,7 +6,7 @@ use burn::data::dataset::{Dataset, DatasetError};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A row: `len` inputs and, one token further, as many targets.
+/// A row: `len` inputs and as many targets, one token further.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     tokens: Vec<u32>,
@@ -16,48 +16,47 @@ pub struct Row {
 }
 
 impl Row {
-    /// The tokens that are read, `len` of them. Behind the end of the last document there are zeros.
+    /// The `len` input tokens. After the end of the last document they are zeros.
     #[must_use]
     pub fn inputs(&self) -> &[u32] {
         &self.tokens[..self.tokens.len() - 1]
     }
 
-    /// The token behind each input.
+    /// Token after each input.
     #[must_use]
     pub fn targets(&self) -> &[u32] {
         &self.tokens[1..]
     }
 
-    /// The inputs of each document, in their order. They add up to `len`: padding is one more.
+    /// Number of inputs of each document, in order. They add up to `len`: padding is one more.
     #[must_use]
     pub fn documents(&self) -> &[usize] {
         &self.documents
     }
 
-    /// 1 for each target that is of its input's document, 0 for all others and for padding.
+    /// 1 for each target in its input's document, 0 for all others and for padding.
     #[must_use]
     pub fn weights(&self) -> &[f32] {
         &self.weights
     }
 
-    /// The inputs behind the last document.
+    /// Number of inputs after the last document.
     #[must_use]
     pub fn padding(&self) -> usize {
         self.padding
     }
 }
 
-/// The documents of a token file, cut into rows: a dataset of Burn's.
+/// Documents of a token file, cut into rows: a Burn dataset.
 ///
-/// The documents stand one behind the other, as in the file. Row `r` reads tokens `r · len .. (r + 1) · len` of them and
-/// predicts those one further. So every token is read once, and every token but the first is a target once, in an
-/// epoch that serves all rows; the last token is read where its row is padded for it, and is only a target otherwise.
+/// The documents follow one another as in the file. Row `r` reads tokens `r · len .. (r + 1) · len` and predicts
+/// those one further. So an epoch of all rows reads every token once and has every token but the first as a target
+/// once; the last token is read only if its row is padded for it, and otherwise is only a target.
 ///
-/// - A document that does not end with its row goes on in the next one, as a document of its own: it is split, not
-///   cut off. The target of the row's last input is the first input of the next row.
-/// - The last token of a document predicts nothing: its target, of the next document, has the weight 0.
-/// - Tokens that do not fill a row make one more, which is padded. Its padding is a document of its own and has the
-///   weight 0.
+/// - A document that does not end with its row continues in the next one, as a document of its own: it is split, not
+///   truncated. The target of the row's last input is the first input of the next row.
+/// - The last token of a document predicts nothing: its target, in the next document, has weight 0.
+/// - Tokens that do not fill a row make one more, which is padded. Its padding is a document of its own, of weight 0.
 ///
 /// ```
 /// use flash_dma_models::data::{PackedRows, TokenFileWriter};
@@ -74,7 +73,7 @@ impl Row {
 /// assert_eq!(first.targets(), [2, 3, 4, 5]);
 /// assert_eq!(first.documents(), [3, 1]);
 /// assert_eq!(first.weights(), [1.0, 1.0, 0.0, 1.0]);
-/// // The rest of the second document, and one place of padding.
+/// // The rest of the second document, and one position of padding.
 /// let second = rows.row(1)?;
 /// assert_eq!(second.inputs(), [5, 6, 7, 0]);
 /// assert_eq!(second.documents(), [3, 1]);
@@ -85,7 +84,6 @@ impl Row {
 pub struct PackedRows {
     file: Arc<TokenFile>,
     len: usize,
-    /// Those of the documents.
     tokens: Range<usize>,
 }
 
@@ -100,7 +98,7 @@ impl PackedRows {
         Self::of(file, documents, len)
     }
 
-    /// Rows of `len` inputs, of a range of documents: the others are for validation, for example.
+    /// Rows of `len` inputs, of a range of documents, for example to keep the others for validation.
     ///
     /// # Errors
     ///
@@ -129,19 +127,19 @@ impl PackedRows {
         Ok(Self { file, len, tokens })
     }
 
-    /// The inputs of a row.
+    /// Number of inputs of a row.
     #[must_use]
     pub fn row_len(&self) -> usize {
         self.len
     }
 
-    /// The tokens of the documents, as positions in the file.
+    /// Tokens of the documents, as positions in the file.
     #[must_use]
     pub fn tokens(&self) -> Range<usize> {
         self.tokens.clone()
     }
 
-    /// The file.
+    /// The token file.
     #[must_use]
     pub fn file(&self) -> &Arc<TokenFile> {
         &self.file
@@ -155,7 +153,7 @@ impl PackedRows {
     ///
     /// # Panics
     ///
-    /// If there are not so many rows.
+    /// If the row does not exist.
     pub fn row(&self, row: usize) -> Result<Row, DataError> {
         assert!(row < self.len(), "row {row} of {}", self.len());
         let start = self.tokens.start + row * self.len;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tokenizers::Tokenizer;
 
-/// What the ids of a text are: its bytes, or those of a `tokenizer.json`; and which ids frame a document.
+/// Meaning of a text's ids, bytes or the tokens of a `tokenizer.json`, and the ids that frame a document.
 ///
 /// Clones share the tokenizer.
 ///
@@ -41,9 +41,9 @@ impl Vocabulary {
         Self::new(Ids::Bytes, 256)
     }
 
-    /// The tokenizer of a `tokenizer.json`, as Hugging Face's libraries write it. Its truncation and padding are
-    /// switched off, and its post-processor adds nothing: [`with_begin`](Self::with_begin) and
-    /// [`with_end`](Self::with_end) say what frames a document. A text that spells a special token gets its id.
+    /// The tokenizer of a `tokenizer.json` in Hugging Face's format. Truncation and padding are switched off, and its
+    /// post-processor adds nothing: use [`with_begin`](Self::with_begin) and [`with_end`](Self::with_end) to frame
+    /// documents. A text that spells a special token gets its id.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Vocabulary {
         }
     }
 
-    /// Every document begins with this id.
+    /// Begins every document with this id.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// Every document ends with this id, which a model then learns to stop with. A byte that no text has is 0.
+    /// Ends every document with this id, so that a model learns to stop with it. A byte that no text has is 0.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// Every document begins as the post-processor of the `tokenizer.json` says, if it puts an id before a text.
+    /// Begins every document with the id, if any, that the post-processor of the `tokenizer.json` puts before a text.
     ///
     /// # Errors
     ///
@@ -113,25 +113,25 @@ impl Vocabulary {
         check_ids(&[id], 0, self.size).map(|()| id)
     }
 
-    /// The id that begins a document.
+    /// Id at the beginning of documents.
     #[must_use]
     pub fn begin(&self) -> Option<u32> {
         self.begin
     }
 
-    /// The id that ends a document.
+    /// Id at the end of documents.
     #[must_use]
     pub fn end(&self) -> Option<u32> {
         self.end
     }
 
-    /// The number of ids: one more than the greatest. A model needs at least as many.
+    /// Number of ids, one more than the greatest. A model needs at least as many.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The id of a token by its text, for example `<|end_of_text|>`.
+    /// Id of a token by its text, for example `<|end_of_text|>`.
     #[must_use]
     pub fn id(&self, token: &str) -> Option<u32> {
         match &self.ids {
@@ -143,7 +143,7 @@ impl Vocabulary {
         }
     }
 
-    /// The ids of a text, without those that frame a document.
+    /// Ids of a text, without those that frame a document.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl Vocabulary {
         }
     }
 
-    /// The ids of a text with those that frame a document. None at all for a text without ids.
+    /// Ids of a text with those that frame a document; empty for a text without ids.
     ///
     /// # Errors
     ///
@@ -174,8 +174,8 @@ impl Vocabulary {
         Ok(ids)
     }
 
-    /// The text of ids, without special tokens and what frames a document. Bytes that are not UTF-8 become `�`, ids
-    /// beyond the vocabulary nothing.
+    /// Text of ids, without special tokens and the frame of a document. Bytes that are not UTF-8 become `�`; ids
+    /// outside the vocabulary are skipped.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl Vocabulary {
         }
     }
 
-    /// The text of ids that arrive one by one.
+    /// Decoder of ids that arrive one by one.
     #[must_use]
     pub fn stream(&self) -> TextStream<'_> {
         TextStream {
@@ -216,7 +216,7 @@ fn failed(reason: tokenizers::Error) -> DataError {
     }
 }
 
-/// The text of ids that arrive one by one: what a generation shows while it runs. Made by [`Vocabulary::stream`].
+/// Text of ids that arrive one by one, to show a running generation. Made by [`Vocabulary::stream`].
 ///
 /// ```
 /// use flash_dma_models::data::Vocabulary;
@@ -227,21 +227,21 @@ fn failed(reason: tokenizers::Error) -> DataError {
 /// // The first of two bytes of a letter shows nothing yet.
 /// assert_eq!(stream.push(195)?, "");
 /// assert_eq!(stream.push(169)?, "é");
-/// // Where the ids end, nothing can make a letter whole.
+/// // Where the ids end, nothing can complete a letter.
 /// assert_eq!(stream.push(195)?, "");
 /// assert_eq!(stream.finish()?, "\u{fffd}");
 /// # Ok::<(), flash_dma_models::data::DataError>(())
 /// ```
 pub struct TextStream<'v> {
     vocabulary: &'v Vocabulary,
-    /// The ids of the text that was given out last, and those after it.
+    /// Ids of the last text returned, and those after it.
     ids: Vec<u32>,
-    /// How many of them have been given out. What follows them is decoded behind them: a first token may lose a space.
+    /// How many of them have been returned. The rest is decoded after them: a first token may lose a space.
     given: usize,
 }
 
 impl TextStream<'_> {
-    /// The text that one more id makes certain; often a word or a letter, nothing where a letter is not whole.
+    /// Text that one more id makes certain: often a word or a letter, empty while a letter is incomplete.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl TextStream<'_> {
         Ok(text.to_owned())
     }
 
-    /// What is left where the ids end, with `�` for a letter that is not whole; often nothing. All texts together are
+    /// Rest of the text where the ids end, with `�` for an incomplete letter; often empty. All texts together are
     /// those of [`Vocabulary::decode`]. The next id begins another text.
     ///
     /// # Errors
@@ -280,14 +280,14 @@ impl TextStream<'_> {
         Ok(all.strip_prefix(&given).unwrap_or_default().to_owned())
     }
 
-    /// The text of all ids, and of those that have been given out.
+    /// Text of all ids, and of those already returned.
     fn decoded(&self) -> Result<[String; 2], DataError> {
         let given = self.vocabulary.decode(&self.ids[..self.given])?;
         Ok([self.vocabulary.decode(&self.ids)?, given])
     }
 }
 
-/// How many bytes there are without those of a last letter that is not whole yet.
+/// Number of bytes without those of an incomplete last letter.
 fn whole_letters(ids: &[u32]) -> usize {
     let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
     let last = bytes.utf8_chunks().last();

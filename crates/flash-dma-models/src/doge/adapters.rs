@@ -1,12 +1,12 @@
-//! Adapters beside weights, which files have no names for.
+//! Adapters on weights, for which the files have no names.
 
 use super::model::Doge;
 use burn::module::{Module, ModuleVisitor};
 
 impl Doge {
-    /// The model without autodiff, with what LoRA adapters have learned added to the weights that they stand on. It has
-    /// the parameters of a model that never had adapters, so it can be written, and without adapters it is the same
-    /// model. Sums are rounded to the type of the adapters, which is that of the weights unless another was asked for.
+    /// The model without autodiff, with its LoRA adapters added to their weights. It has the parameters of a model
+    /// without adapters, so it can be written; without adapters it is the same model. Sums are rounded to the type of
+    /// the adapters, which is that of the weights unless another was requested.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -32,7 +32,6 @@ impl Doge {
         self.valid().materialize()
     }
 
-    /// The paths of the parameters that something stands on which changes their values.
     pub(super) fn adapted(&self) -> Vec<String> {
         let mut visitor = Adapted::default();
         self.visit(&mut visitor);
@@ -40,7 +39,7 @@ impl Doge {
     }
 }
 
-/// Looks for what Burn calls a reparameterization: LoRA is one.
+/// Finds Burn's reparameterizations, such as LoRA.
 #[derive(Default)]
 struct Adapted {
     path: Vec<String>,

@@ -8,14 +8,14 @@ use burn_flash_dma::nn::{DynamicMaskAttentionConfig, QkNorm, Rope, Scores, Selec
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What happens to the rotary frequencies of long sequences.
+/// Scaling of the rotary frequencies for long sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
-    /// Nothing: every position has its plain angle.
+    /// None: every position has its plain angle.
     #[default]
     Plain,
-    /// Dynamic scaling by this factor past `max_position_embeddings`. Up to there it is the plain encoding; sequences
-    /// that are longer are refused.
+    /// Dynamic scaling by this factor past `max_position_embeddings`. Up to there it is the plain encoding; longer
+    /// sequences are refused.
     Dynamic(f64),
 }
 
@@ -40,7 +40,7 @@ pub struct DogeConfig {
     pub kv_heads: Option<usize>,
     /// Features per head. Default: `hidden_size / heads`.
     pub head_dim: Option<usize>,
-    /// Features between the products of the feed-forward networks. Default: twice `hidden_size`.
+    /// Hidden features of the feed-forward networks. Default: twice `hidden_size`.
     pub intermediate_size: Option<usize>,
     /// Number of tokens in the vocabulary.
     #[config(default = 32768)]
@@ -48,36 +48,36 @@ pub struct DogeConfig {
     /// Number of keys that each query keeps.
     #[config(default = 2048)]
     pub keep_window_size: usize,
-    /// The longest sequence of a pass over whole sequences.
+    /// Maximum length of a pass over whole sequences.
     #[config(default = 2048)]
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
     #[config(default = 10000.0)]
     pub rope_theta: f32,
-    /// What happens to the rotary frequencies of long sequences.
+    /// Scaling of the rotary frequencies for long sequences.
     #[config(default = "RopeScaling::Plain")]
     pub rope_scaling: RopeScaling,
-    /// What every norm adds to the mean square.
+    /// Epsilon of every RMS norm.
     #[config(default = 1e-6)]
     pub rms_norm_eps: f64,
-    /// Whether q and k are normalised per head. Files of today always say so; older ones had no such norms.
+    /// Normalises q and k per head. Current files always have these norms; older ones did not.
     #[config(default = true)]
     pub qk_norm: bool,
-    /// Whether the projections of the attention layers have biases.
+    /// Adds biases to the projections of the attention layers.
     #[config(default = false)]
     pub attention_bias: bool,
-    /// Whether the products of the feed-forward networks have biases.
+    /// Adds biases to the feed-forward networks.
     #[config(default = false)]
     pub mlp_bias: bool,
-    /// Whether the embedding, read backwards, makes the logits. A linear layer of its own does otherwise.
+    /// Uses the transposed embedding for the logits, instead of a linear layer.
     #[config(default = false)]
     pub tie_word_embeddings: bool,
-    /// Routed experts beside every feed-forward network. Default: none.
+    /// Routed experts next to every feed-forward network. Default: none.
     pub experts: Option<ExpertsConfig>,
     /// Standard deviation of new parameters.
     #[config(default = 0.02)]
     pub initializer_range: f64,
-    /// The other fields of `config.json`, which are written back as they were: special tokens, for example.
+    /// Other fields of `config.json`, such as special tokens, which are written back unchanged.
     #[config(default = "Map::new()")]
     pub other: Map<String, Value>,
 }
@@ -102,20 +102,20 @@ impl DogeConfig {
             .with_tie_word_embeddings(true)
     }
 
-    /// Features per head, given or derived.
+    /// Features per head, configured or derived.
     #[must_use]
     pub fn resolved_head_dim(&self) -> usize {
         let derived = self.hidden_size / self.heads.max(1);
         self.head_dim.unwrap_or(derived)
     }
 
-    /// Number of key/value heads, given or derived.
+    /// Number of key/value heads, configured or derived.
     #[must_use]
     pub fn resolved_kv_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.heads)
     }
 
-    /// Features between the products of the feed-forward networks, given or derived.
+    /// Hidden features of the feed-forward networks, configured or derived.
     #[must_use]
     pub fn resolved_intermediate_size(&self) -> usize {
         self.intermediate_size.unwrap_or(2 * self.hidden_size)
@@ -132,7 +132,7 @@ impl DogeConfig {
         }
     }
 
-    /// The configuration of every block.
+    /// Configuration of every block.
     #[must_use]
     pub fn block(&self) -> DecoderBlockConfig {
         let attention = DynamicMaskAttentionConfig::new(self.hidden_size, self.heads)
@@ -157,7 +157,6 @@ impl DogeConfig {
             .with_norm_epsilon(self.rms_norm_eps)
     }
 
-    /// How new matrices start.
     pub(super) fn initializer(&self) -> Initializer {
         Initializer::Normal {
             mean: 0.0,
@@ -165,7 +164,7 @@ impl DogeConfig {
         }
     }
 
-    /// Refuses what the attention layer does not see.
+    /// Checks what the attention layer does not see.
     pub(super) fn check(&self) -> Result<(), ModelError> {
         let sizes = [
             ("hidden_size", self.hidden_size),

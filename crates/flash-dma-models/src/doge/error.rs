@@ -1,12 +1,12 @@
-//! Why a model cannot be made, read or written.
+//! Errors of making, reading and writing a model.
 
 use burn::tensor::DType;
 use burn_flash_dma::AttentionError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a model cannot be made, read or written. Tensors are called by their names in Hugging Face's files; the fields are
-/// what the text of the error says of them.
+/// Error of making, reading or writing a model. Tensors have their names in Hugging Face's files; the text of each
+/// error explains its fields.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
@@ -17,54 +17,52 @@ pub enum ModelError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// A file is not what its name says, or ends too early.
+    /// A file of the wrong format, or one that ends too early.
     #[error("{path} cannot be read: {reason}", path = path.display())]
     Malformed { path: PathBuf, reason: String },
     /// A configuration that contradicts itself.
     #[error("the configuration is wrong: {reason}")]
     Config { reason: String },
-    /// A configuration that asks for what this model does not have.
+    /// A configuration with a feature that this model does not have.
     #[error("{field} = {value} is not supported")]
     Unsupported { field: &'static str, value: String },
-    /// Tensors that the configuration asks for and no file has.
+    /// Tensors that the configuration requires and no file has.
     #[error("{} of the model's tensors are missing: {}", names.len(), some(names))]
     Missing { names: Vec<String> },
-    /// Tensors that the files have and the configuration does not ask for.
+    /// Tensors that the files have and the configuration does not.
     #[error("{} tensors do not belong to the model: {}", names.len(), some(names))]
     Unknown { names: Vec<String> },
-    /// A tensor that two files have, or one file under its old name and its new one.
+    /// A tensor in two files, or in one file under its old name and its new one.
     #[error("{name} is given twice")]
     Twice { name: String },
-    /// A tensor of another shape than the configuration asks for.
+    /// A tensor of another shape than the configuration requires.
     #[error("{name} must have the shape {expected:?}, but has {actual:?}")]
     Shape {
         name: String,
         expected: Vec<usize>,
         actual: Vec<usize>,
     },
-    /// A tensor of a type that parameters are not read from.
+    /// A tensor of an unsupported element type.
     #[error("{name} must be f32, f16 or bf16, but is {actual:?}")]
     ElementType { name: String, actual: DType },
-    /// Weights with adapters that are not merged, which no file has a place for: see
+    /// Weights with adapters that are not merged, for which the files have no place: see
     /// [`Doge::merged`](super::Doge::merged).
     #[error("{} weights have adapters that are not merged into them: {}", paths.len(), some(paths))]
     Adapters {
-        /// The paths of the weights in the module.
+        /// Paths of the weights in the module.
         paths: Vec<String>,
     },
-    /// What the model's attention refuses.
+    /// Refusal of the model's attention.
     #[error(transparent)]
     Attention(#[from] AttentionError),
 }
 
 impl ModelError {
-    /// What stands at `path` cannot be read or written.
     pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         |source| Self::Io { path, source }
     }
 
-    /// The file at `path` is not what it should be.
     pub(super) fn malformed(path: &Path, reason: impl ToString) -> Self {
         Self::Malformed {
             path: path.to_owned(),
@@ -72,14 +70,13 @@ impl ModelError {
         }
     }
 
-    /// The configuration contradicts itself.
     pub(super) fn config(reason: impl Into<String>) -> Self {
         let reason = reason.into();
         Self::Config { reason }
     }
 }
 
-/// The first names of a list that may be as long as a model's.
+/// First names of a list that may be as long as a model's.
 fn some(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let mut text = names[..names.len().min(SHOWN)].join(", ");

@@ -1,4 +1,4 @@
-//! Models from and to Hugging Face's files.
+//! Reading and writing of Hugging Face's files.
 
 use super::config::DogeConfig;
 use super::error::ModelError;
@@ -16,33 +16,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The configuration.
 const CONFIG: &str = "config.json";
-/// All tensors.
 const TENSORS: &str = "model.safetensors";
-/// Which file has which tensor, where they are in several.
+/// Maps tensors to files if there are several.
 const INDEX: &str = "model.safetensors.index.json";
 
 impl Doge {
     /// Reads a model in Hugging Face's layout from a directory: `config.json`, and `model.safetensors` or the files
-    /// that `model.safetensors.index.json` names. Its parameters are f32, whatever the files have.
+    /// named by `model.safetensors.index.json`. Its parameters are f32, whatever the type in the files.
     ///
-    /// See the [module](super) for what is converted.
+    /// The [module](super) describes the conversion.
     ///
     /// # Errors
     ///
-    /// [`ModelError`] if a file is missing or is not what its name says, the configuration is wrong or asks for what
-    /// this model does not have, or the tensors are not exactly those that the configuration asks for: there are others
-    /// or fewer, or one has another shape or is neither f32, f16 nor bf16.
+    /// [`ModelError`] if a file is missing or malformed, the configuration is wrong or unsupported, or the tensors
+    /// are not exactly those the configuration requires: some are missing or unknown, of another shape, or neither
+    /// f32, f16 nor bf16.
     pub fn from_safetensors(dir: impl AsRef<Path>, device: &Device) -> Result<Self, ModelError> {
         Self::from_safetensors_as(dir, FloatDType::F32, device)
     }
 
-    /// As [`from_safetensors`](Self::from_safetensors), with parameters and activations of an element type.
+    /// [`from_safetensors`](Self::from_safetensors) with parameters and activations of an element type.
     ///
     /// # Errors
     ///
-    /// Those of [`from_safetensors`](Self::from_safetensors).
+    /// See [`from_safetensors`](Self::from_safetensors).
     pub fn from_safetensors_as(
         dir: impl AsRef<Path>,
         dtype: FloatDType,
@@ -63,25 +61,24 @@ impl Doge {
         let result = model.apply(tensors, None, Some(Box::new(adapter)), false);
         match result.errors.first() {
             Some(error) => Err(ModelError::malformed(dir, error)),
-            // Every name and shape has been compared before.
+            // All names and shapes have been compared before.
             None if result.missing.is_empty() && result.unused.is_empty() => Ok(model),
             None => Err(ModelError::malformed(dir, result)),
         }
     }
 
-    /// Writes the model in Hugging Face's layout into a directory, which is made if it is not there: `config.json` and
-    /// `model.safetensors`, in place of files of these names. `transformers` reads them. Parameters keep their element
-    /// type.
+    /// Writes the model in Hugging Face's layout, for `transformers`, into a directory, which is created if missing:
+    /// `config.json` and `model.safetensors`, replacing existing files. Parameters keep their element type.
     ///
-    /// A model with LoRA adapters is [merged](Self::merged) first: `model.merged().save_safetensors(dir)`.
+    /// [Merge](Self::merged) a model with LoRA adapters first: `model.merged().save_safetensors(dir)`.
     ///
-    /// A model that was read from a `model.safetensors` of its own element type under today's names, and was not
-    /// changed, is written as the same bytes.
+    /// An unchanged model that was read in its own element type from a `model.safetensors` with current names is
+    /// written as the same bytes.
     ///
     /// # Errors
     ///
     /// [`ModelError::Adapters`] if weights have adapters, before anything is written; [`ModelError::Io`] or
-    /// [`ModelError::Malformed`] if a file cannot be written; each file is then what it was before, or complete.
+    /// [`ModelError::Malformed`] if a file cannot be written; each file is then unchanged or complete.
     pub fn save_safetensors(&self, dir: impl AsRef<Path>) -> Result<(), ModelError> {
         let paths = self.adapted();
         if !paths.is_empty() {
@@ -98,7 +95,7 @@ impl Doge {
             .remap(from_module())
             .with_to_adapter(BurnToPyTorchAdapter.chain(order))
             .clear_metadata()
-            // `transformers` asks for it.
+            // Required by `transformers`.
             .metadata("format", "pt")
             .overwrite(true);
         self.save_into(&mut store)
@@ -117,14 +114,12 @@ impl Doge {
     }
 }
 
-/// What an index of several files says.
 #[derive(Deserialize)]
 struct Index {
-    /// The file of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
-/// The tensors of a directory by today's names, each once. Their values are read later.
+/// Tensors of a directory by current names, each once. Their values are read later.
 fn entries(dir: &Path) -> Result<Entries, ModelError> {
     let mut all = Entries::new();
     for file in files(dir)? {
@@ -147,10 +142,9 @@ fn entries(dir: &Path) -> Result<Entries, ModelError> {
     Ok(all)
 }
 
-/// The names of the files that have the tensors of a directory.
 fn files(dir: &Path) -> Result<BTreeSet<String>, ModelError> {
     let index = dir.join(INDEX);
-    // As `transformers`: the index counts only where there is no single file.
+    // Like `transformers`: the index counts only if there is no single file.
     if dir.join(TENSORS).exists() || !index.exists() {
         return Ok(BTreeSet::from([TENSORS.to_owned()]));
     }
@@ -167,7 +161,7 @@ fn failure(path: &Path, error: SafetensorsStoreError) -> ModelError {
     }
 }
 
-/// The configuration that the tensors make complete, and exactly the tensors that it asks for.
+/// Completes the configuration from the tensors, and checks that these are exactly the required ones.
 fn fit(
     mut config: DogeConfig,
     mut tensors: Entries,
@@ -196,7 +190,7 @@ fn fit(
     }
 }
 
-/// Leaves out the second copy of a tied embedding that some files have.
+/// Drops the second copy of a tied embedding that some files have.
 fn untie(tensors: &mut Entries, dir: &Path) -> Result<(), ModelError> {
     let Some(head) = tensors.remove("lm_head.weight") else {
         return Ok(());
@@ -216,7 +210,6 @@ fn untie(tensors: &mut Entries, dir: &Path) -> Result<(), ModelError> {
     }
 }
 
-/// Refuses tensors that are not exactly those that are expected.
 fn check(expected: &BTreeMap<String, Vec<usize>>, tensors: &Entries) -> Result<(), ModelError> {
     let absent = |name: &&String| !tensors.contains_key(*name);
     let names: Vec<_> = expected.keys().filter(absent).cloned().collect();

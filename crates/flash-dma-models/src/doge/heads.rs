@@ -1,4 +1,4 @@
-//! Scores per query head, as older files have them, made scores per key/value head.
+//! Conversion of scores per query head, as in older files, to scores per key/value head.
 
 use super::config::DogeConfig;
 use super::error::ModelError;
@@ -9,20 +9,20 @@ use burn_store::burn_pack::Tensor as Entry;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Tensors by today's names.
+/// Tensors by current names.
 pub(super) type Entries = BTreeMap<String, Entry>;
 
-/// What makes the scores of a layer, a row per head: of these names every layer has the first two.
+/// Score parameters of a layer, with a row per head; every layer has the first two.
 const SCORES: [&str; 3] = ["A", "dt_proj.weight", "dt_proj.bias"];
 
-/// Whether the files have a decay per query head where there are fewer key/value heads.
+/// True if the files have a decay per query head and there are fewer key/value heads.
 pub(super) fn are_per_query_head(config: &DogeConfig, tensors: &Entries) -> bool {
     let decay = tensors.get(&name(0, SCORES[0]));
     config.heads != config.resolved_kv_heads()
         && decay.is_some_and(|decay| decay.shape.to_vec() == [config.heads])
 }
 
-/// The shapes of such files, from those that the configuration asks for.
+/// Widens the shapes that the configuration requires to those of such files.
 pub(super) fn widen(config: &DogeConfig, expected: &mut BTreeMap<String, Vec<usize>>) {
     for layer in 0..config.layers {
         for part in SCORES {
@@ -33,7 +33,7 @@ pub(super) fn widen(config: &DogeConfig, expected: &mut BTreeMap<String, Vec<usi
     }
 }
 
-/// The tensors and the configuration of a model that computes the same with scores per key/value head.
+/// Tensors and configuration of an equivalent model with scores per key/value head.
 pub(super) fn per_kv_head(
     mut config: DogeConfig,
     mut tensors: Entries,
@@ -87,12 +87,10 @@ pub(super) fn per_kv_head(
     Ok((config, tensors))
 }
 
-/// The name of a part of a layer's attention.
 fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.self_attn.{part}")
 }
 
-/// Whether the rows of each group are the same.
 fn rows_agree(data: &TensorData, rows: usize, group: usize) -> bool {
     let bytes = data.as_bytes();
     let mut groups = bytes.chunks_exact(bytes.len() / rows * group);
@@ -103,7 +101,6 @@ fn rows_agree(data: &TensorData, rows: usize, group: usize) -> bool {
     })
 }
 
-/// Puts another tensor, of another shape, in the place of one that is there.
 fn change(
     tensors: &mut Entries,
     name: &str,
@@ -120,8 +117,8 @@ fn change(
     }
 }
 
-/// The projection of the scores, `[heads, kv_heads * dim]`, made one of the values of as many key/value heads as query
-/// heads: it reads the first head of each group, and the copies not at all.
+/// The score projection, `[heads, kv_heads * dim]`, for the values of as many key/value heads as query heads: it
+/// reads the first head of each group and ignores the copies.
 fn spread(data: &TensorData, [heads, kv_heads, dim]: [usize; 3]) -> TensorData {
     let (width, group) = (dim * data.dtype().size(), heads / kv_heads);
     let mut bytes = vec![0; heads * heads * width];

@@ -1,4 +1,4 @@
-//! The configuration as Hugging Face's `config.json`, of today's `transformers` and of the years before.
+//! Hugging Face's `config.json`, in the format of current and older versions of `transformers`.
 
 use super::config::{DogeConfig, RopeScaling};
 use super::error::ModelError;
@@ -7,24 +7,23 @@ use burn::tensor::FloatDType;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-/// The fields of a `config.json`, each taken once; what is left is kept as it is.
+/// Fields of a `config.json`, each taken once; the rest is kept unchanged.
 struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// A field, if it is there and not null.
+    /// Takes a field, if it is present and not null.
     fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ModelError> {
         let value = self.0.remove(name).unwrap_or_default();
         let wrong = |error| ModelError::config(format!("{name}: {error}"));
         serde_json::from_value(value).map_err(wrong)
     }
 
-    /// A field that must be there.
     fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ModelError> {
         let field = self.take(name)?;
         field.ok_or_else(|| ModelError::config(format!("{name} is missing")))
     }
 
-    /// Puts a field into its place, if it is there.
+    /// Stores a field in `place` if it is present.
     fn or<T: DeserializeOwned>(&mut self, place: &mut T, name: &str) -> Result<(), ModelError> {
         if let Some(value) = self.take(name)? {
             *place = value;
@@ -32,7 +31,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Refuses a field that says anything but what this model does. It is left where it is.
+    /// Refuses a field with any value other than what this model supports. Does not take it.
     fn only(&self, field: &'static str, fits: impl Fn(&Value) -> bool) -> Result<(), ModelError> {
         match self.0.get(field) {
             Some(value) if !value.is_null() && !fits(value) => {
@@ -45,7 +44,7 @@ impl Fields {
 }
 
 impl DogeConfig {
-    /// The configuration in the text of a `config.json`.
+    /// Reads the configuration from the text of a `config.json`.
     ///
     /// ```
     /// use flash_dma_models::doge::DogeConfig;
@@ -62,9 +61,9 @@ impl DogeConfig {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Config`] if the text is no JSON, a size is missing or a field has another type, or
-    /// [`ModelError::Unsupported`] for what [`Doge`](super::Doge) does not compute: another model, activation or kind of
-    /// rotary encoding, dropout, a sliding window, or a mixture of experts of the first kind.
+    /// [`ModelError::Config`] if the text is not JSON, a size is missing or a field has another type, or
+    /// [`ModelError::Unsupported`] for features that [`Doge`](super::Doge) does not have: another model, activation
+    /// or kind of rotary encoding, dropout, a sliding window, or a mixture of experts of the first kind.
     pub fn from_hugging_face(text: &str) -> Result<Self, ModelError> {
         let fields = serde_json::from_str(text);
         let mut fields = Fields(fields.map_err(|error| ModelError::config(error.to_string()))?);
@@ -80,7 +79,7 @@ impl DogeConfig {
         }
 
         let (rope_theta, rope_scaling) = rope(&mut fields)?;
-        // One flag for both, in older files.
+        // Older files have one flag for both.
         let bias = fields.take("hidden_bias")?.unwrap_or(false);
         let mut config = Self::new(
             fields.need("hidden_size")?,
@@ -106,8 +105,8 @@ impl DogeConfig {
         Ok(config)
     }
 
-    /// The text of a `config.json` for parameters of this type, as today's `transformers` reads it. Fields that this
-    /// crate does not read stand in it as they were read.
+    /// Text of a `config.json` for parameters of this type, for current `transformers`. Fields that this crate does
+    /// not read are written back unchanged.
     #[must_use]
     pub fn to_hugging_face(&self, dtype: FloatDType) -> String {
         let mut rope = json!({"rope_type": "default", "rope_theta": number(self.rope_theta)});
@@ -116,7 +115,7 @@ impl DogeConfig {
             rope["factor"] = json!(factor);
         }
         let mut fields = self.other.clone();
-        // The older names of what is written below.
+        // Older names of fields that are written below.
         fields.remove("torch_dtype");
         let architectures = fields.entry("architectures");
         architectures.or_insert(json!(["DogeForCausalLM"]));
@@ -152,7 +151,6 @@ impl DogeConfig {
     }
 }
 
-/// The experts, if there are any.
 fn experts(fields: &mut Fields) -> Result<Option<ExpertsConfig>, ModelError> {
     let is_moe = fields.take("is_moe")?.unwrap_or(false);
     let count: Option<usize> = fields.take("num_experts")?;
@@ -168,8 +166,7 @@ fn experts(fields: &mut Fields) -> Result<Option<ExpertsConfig>, ModelError> {
     Ok(Some(ExpertsConfig::new(count, per_token)))
 }
 
-/// The base of the rotary frequencies and their scaling: `rope_parameters`, or `rope_theta` and `rope_scaling` in older
-/// files.
+/// Base and scaling of the rotary frequencies: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files.
 fn rope(fields: &mut Fields) -> Result<(f32, RopeScaling), ModelError> {
     let theta: Option<f32> = fields.take("rope_theta")?;
     let old: Option<Map<String, Value>> = fields.take("rope_scaling")?;
@@ -192,12 +189,11 @@ fn rope(fields: &mut Fields) -> Result<(f32, RopeScaling), ModelError> {
     Ok((theta, scaling))
 }
 
-/// The shortest decimal number that is read as this one.
+/// Shortest decimal number that reads as this one.
 fn number(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// What PyTorch calls an element type.
 fn name_of(dtype: FloatDType) -> &'static str {
     match dtype {
         FloatDType::F16 => "float16",

@@ -1,7 +1,7 @@
-//! The Doge family: decoders with dynamic-mask attention in the paper's form, learned residual vectors, and optionally a
+//! The Doge family: decoders with the paper's dynamic-mask attention, learned residual vectors, and optionally a
 //! mixture of experts.
 //!
-//! [`Doge`] computes what Doge computes in `transformers`' eager form, and reads and writes its files:
+//! [`Doge`] computes what `transformers`' eager Doge computes, and reads and writes its files:
 //!
 //! ```no_run
 //! use burn::tensor::Device;
@@ -16,29 +16,28 @@
 //! # }
 //! ```
 //!
-//! # What differs between the files and the module
+//! # Differences between the files and the module
 //!
 //! | | in the files | in the module |
 //! |---|---|---|
 //! | linear layers | `[out, in]` | `[in, out]` |
 //! | rotary pairs | features `i` and `i + head_dim / 2` | neighbours: rows of the q and k projections and norms in another order |
-//! | names | today's or the older ones (`word_embed`, `feed_forward`, ..); written as today's | the fields of [`Doge`] |
+//! | names | current or older ones (`word_embed`, `feed_forward`, ..); written as current ones | the fields of [`Doge`] |
 //! | `A`, `dt_proj` | per key/value head, or in older files per query head | per key/value head |
-//! | element type | f32, f16 or bf16 | the one asked for |
+//! | element type | f32, f16 or bf16 | the requested one |
 //!
-//! Files with scores per query head are read exactly. If the query heads of every group agree, they become those of
-//! the key/value head; if not, each query head gets a key/value head of its own, a copy of the one it shared, and
-//! [`DogeConfig::kv_heads`] says so. Files from before there were norms of q and k have no such tensors, and are read
-//! without these norms.
+//! Files with scores per query head are read exactly. If the query heads of every group agree, their scores become
+//! those of the key/value head; if not, each query head gets a key/value head of its own, a copy of the shared one,
+//! and [`DogeConfig::kv_heads`] says so. Older files without q/k norms are read without these norms.
 //!
-//! # What differs from `transformers`
+//! # Differences from `transformers`
 //!
-//! - **Positions.** Dynamic RoPE equals plain RoPE up to `max_position_embeddings`. Beyond, `transformers` changes the
-//!   frequencies with the length, while keys that were cached before keep theirs, so that its result depends on how a
-//!   text was divided. This model refuses such lengths ([`AttentionError::TooLarge`](burn_flash_dma::AttentionError)).
-//! - **Experts.** Over several tokens `transformers` mixes the router's logits of different tokens, see
+//! - **Positions.** Dynamic RoPE equals plain RoPE up to `max_position_embeddings`. Beyond, `transformers` changes
+//!   the frequencies with the length while cached keys keep theirs, so its result depends on how a text was divided.
+//!   This model refuses such lengths ([`AttentionError::TooLarge`](burn_flash_dma::AttentionError)).
+//! - **Experts.** With several tokens `transformers` mixes the router's logits of different tokens, see
 //!   [`Routing`](crate::nn::Routing). The default routes each token by its own.
-//! - **Ties.** Of equal scores the lower position is kept here; `torch.topk` does not say.
+//! - **Ties.** Among equal scores the lower position is kept here; `torch.topk` leaves it open.
 
 mod adapters;
 mod config;

@@ -1,4 +1,4 @@
-//! The model.
+//! The Doge model.
 
 use super::config::{DogeConfig, RopeScaling};
 use super::error::ModelError;
@@ -29,18 +29,18 @@ use burn_flash_dma::cache::AttentionCache;
 ///
 /// # Element types
 ///
-/// Activations are in the type of [`with_dtype`](Self::with_dtype), f32 at first or what the parameters were read as.
-/// Parameters of another type are cast at each use, and gradients arrive in their own: f32 parameters and bf16
+/// Activations have the type of [`with_dtype`](Self::with_dtype), initially f32 or the type the parameters were read
+/// in. Parameters of another type are cast at each use, and gradients arrive in their own: f32 parameters and bf16
 /// activations are the usual way to train. [`for_generation`](Self::for_generation) casts the parameters for good.
 #[derive(Module, Debug)]
 pub struct Doge {
     /// `[vocab_size, hidden_size]`.
     pub embedding: Embedding,
-    /// The blocks, the first one first.
+    /// Blocks, in order.
     pub blocks: Vec<DecoderBlock>,
-    /// Before the logits.
+    /// Norm before the logits.
     pub norm: RmsNorm,
-    /// `[hidden_size, vocab_size]`; without it the embedding makes the logits.
+    /// `[hidden_size, vocab_size]`; if `None`, the transposed embedding makes the logits.
     pub unembedding: Option<Linear>,
     #[module(skip)]
     config: DogeConfig,
@@ -49,7 +49,7 @@ pub struct Doge {
 }
 
 impl DogeConfig {
-    /// Makes the model with new parameters on a device.
+    /// Creates the model with new parameters on a device.
     ///
     /// # Panics
     ///
@@ -63,7 +63,7 @@ impl DogeConfig {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Config`] if a size is 0 or a token is to be sent to more experts than there are, or
+    /// [`ModelError::Config`] if a size is 0 or a token goes to more experts than there are, or
     /// [`ModelError::Attention`] if the attention layer refuses the heads, the window or the epsilon.
     pub fn try_init(&self, device: &Device) -> Result<Doge, ModelError> {
         self.check()?;
@@ -96,26 +96,26 @@ impl Doge {
         })
     }
 
-    /// What the model was made by.
+    /// Configuration of the model.
     #[must_use]
     pub fn config(&self) -> &DogeConfig {
         &self.config
     }
 
-    /// The element type of the activations.
+    /// Element type of the activations.
     #[must_use]
     pub fn dtype(&self) -> FloatDType {
         self.dtype
     }
 
-    /// The model with activations of another element type; the parameters stay what they are.
+    /// The model with activations of another element type and unchanged parameters.
     #[must_use]
     pub fn with_dtype(mut self, dtype: FloatDType) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// The model with another reading of its experts' routers; without experts the same.
+    /// The model with another routing of its experts, if it has any.
     #[must_use]
     pub fn with_routing(mut self, routing: Routing) -> Self {
         if let Some(experts) = &mut self.config.experts {
@@ -129,13 +129,13 @@ impl Doge {
         self
     }
 
-    /// The model as it generates: [merged](Self::merged), and with parameters in the type of the activations.
+    /// The model for generation: [merged](Self::merged), and with parameters in the type of the activations.
     #[must_use]
     pub fn for_generation(&self) -> Self {
         cast(&self.merged(), self.dtype)
     }
 
-    /// The mean cross-entropy, `[1]`: see [`try_loss`](Self::try_loss).
+    /// Mean cross-entropy, `[1]`: see [`try_loss`](Self::try_loss).
     ///
     /// # Panics
     ///
@@ -150,7 +150,6 @@ impl Doge {
         crate::nn::expect(self.try_loss(input, targets))
     }
 
-    /// The parts, as they compute.
     pub(super) fn stack(&self) -> Stack<'_> {
         Stack {
             embedding: &self.embedding,

@@ -1,4 +1,4 @@
-//! What the tensors are called, and their layout: the module's, and Hugging Face's.
+//! Names and layouts of tensors: the module's, and Hugging Face's.
 
 use super::config::DogeConfig;
 use burn::tensor::TensorData;
@@ -6,7 +6,7 @@ use burn_store::burn_pack::Tensor as Entry;
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, bridge};
 use std::collections::BTreeMap;
 
-/// Older names, and today's.
+/// Older and current names.
 const OLD: [(&str, &str); 7] = [
     (r"^model\.word_embed\.", "model.embed_tokens."),
     (r"^model\.final_layernorm\.", "model.norm."),
@@ -17,7 +17,7 @@ const OLD: [(&str, &str); 7] = [
     (r"\.feed_forward\.", ".mlp."),
 ];
 
-/// Names of the module, and today's of the files. No name of the left side is part of another one on its level.
+/// Names in the module, and current names in the files. No name on the left is part of another one on its level.
 const MODULE: [(&str, &str); 18] = [
     ("embedding.", "model.embed_tokens."),
     ("unembedding.", "lm_head."),
@@ -33,29 +33,26 @@ const MODULE: [(&str, &str); 18] = [
     (".feed_forward.experts.router.", ".mlp.router_gate."),
     (".feed_forward.experts.down", ".mlp.down_embed.weight"),
     (".feed_forward.experts.up", ".mlp.up_embed.weight"),
-    // The parts of the two networks that are called alike, after those above.
+    // Parts that both networks have, after the more specific ones above.
     (".feed_forward.gate.", ".mlp.gate_proj."),
     (".feed_forward.up.", ".mlp.up_proj."),
     (".feed_forward.down.", ".mlp.down_proj."),
     (".attention.", ".self_attn."),
 ];
 
-/// From older names to today's.
 pub(super) fn from_old() -> KeyRemapper {
     remapper(OLD.map(|(old, new)| (old.to_owned(), new)))
 }
 
-/// From today's names to the module's.
 pub(super) fn to_module() -> KeyRemapper {
     remapper(MODULE.map(|(module, file)| (pattern(file), module)))
 }
 
-/// From the module's names to today's.
 pub(super) fn from_module() -> KeyRemapper {
     remapper(MODULE.map(|(module, file)| (pattern(module), file)))
 }
 
-/// Exactly this beginning, whole part or end of a name.
+/// Pattern of exactly this beginning, whole part or end of a name.
 fn pattern(text: &str) -> String {
     let begin = if text.starts_with('.') { "" } else { "^" };
     let end = if text.ends_with('.') { "" } else { "$" };
@@ -66,7 +63,7 @@ fn remapper(pairs: impl IntoIterator<Item = (String, &'static str)>) -> KeyRemap
     KeyRemapper::from_patterns(pairs.into_iter().collect()).expect("the patterns are constants")
 }
 
-/// The tensors of a file and their shapes, by today's names.
+/// Tensors of a file and their shapes, by current names.
 pub(super) fn expected(config: &DogeConfig) -> BTreeMap<String, Vec<usize>> {
     let (hidden, dim) = (config.hidden_size, config.resolved_head_dim());
     let (heads, kv_heads) = (config.heads, config.resolved_kv_heads());
@@ -117,7 +114,7 @@ pub(super) fn expected(config: &DogeConfig) -> BTreeMap<String, Vec<usize>> {
     all
 }
 
-/// Which features of a head are a pair that is turned together.
+/// Which features of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pairs {
     /// `2 i` and `2 i + 1`: Burn's.
@@ -126,7 +123,7 @@ pub(super) enum Pairs {
     Halves,
 }
 
-/// Puts the features of q and k into the order of one kind of pairs. Attention only sees products of q and k, which do not
+/// Reorders the features of q and k for one kind of pairs. Attention only sees products of q and k, which do not
 /// change if both have their features in another order.
 #[derive(Clone, Debug)]
 pub(super) struct PairOrder {
@@ -135,7 +132,7 @@ pub(super) struct PairOrder {
 }
 
 impl PairOrder {
-    /// Where feature `i` of a head comes from.
+    /// Old index of feature `i` of a head.
     fn source(&self, i: usize) -> usize {
         let half = self.head_dim / 2;
         match self.to {
@@ -146,7 +143,7 @@ impl PairOrder {
 }
 
 impl ModuleAdapter for PairOrder {
-    /// `tensor` has the layout of a file, with the features of all heads on the first axis.
+    /// `tensor` is laid out as in a file, with the features of all heads on the first axis.
     fn adapt(&self, tensor: Entry, _: ModuleContext<'_>) -> Entry {
         let parts = ["q_proj", "k_proj", "q_norm", "k_norm"];
         if !tensor.name.split('.').any(|part| parts.contains(&part)) {
@@ -169,7 +166,6 @@ impl ModuleAdapter for PairOrder {
     }
 }
 
-/// Rows of a tensor, along its first axis.
 pub(super) fn take(data: &TensorData, rows: impl Iterator<Item = usize>) -> TensorData {
     let mut shape = data.shape().to_vec();
     let width = data.as_bytes().len() / shape[0].max(1);

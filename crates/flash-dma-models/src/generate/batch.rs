@@ -6,7 +6,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flash_dma::cache::AttentionCache;
 use std::collections::BTreeMap;
 
-/// A model and what it remembers of a batch of sequences.
+/// A model and its caches for a batch of sequences.
 ///
 /// A clone shares the caches' tensors until one of the two is written.
 pub(super) struct Batch<'a, M: ?Sized> {
@@ -24,8 +24,8 @@ impl<M: ?Sized> Clone for Batch<'_, M> {
 }
 
 impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
-    /// Reads prompts, which are not empty, in chunks of at most `chunk` tokens, and returns the logits of what follows
-    /// each: `[prompts, 1, vocabulary]`. Prompts of one length are read together.
+    /// Reads non-empty prompts in chunks of at most `chunk` tokens, and returns the logits after each: `[prompts, 1,
+    /// vocabulary]`. Prompts of one length are read together.
     pub(super) fn prefill<P: AsRef<[u32]>>(
         model: &'a M,
         prompts: &[P],
@@ -52,7 +52,7 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         Self::join(groups, &order)
     }
 
-    /// One batch of all groups; `order` has the place of each of their sequences in it.
+    /// Joins all groups; `order` holds the index of each of their sequences in the batch.
     fn join(
         mut groups: Vec<(Self, Tensor<3>)>,
         order: &[usize],
@@ -79,7 +79,6 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         Ok((batch, Tensor::cat(logits, 0).select(0, index)))
     }
 
-    /// Token ids of sequences of one length.
     pub(super) fn tokens<'t>(&self, rows: impl Iterator<Item = &'t [u32]>) -> Tensor<2, Int> {
         let mut shape = [0, 0];
         let mut tokens: Vec<i32> = Vec::new();
@@ -91,7 +90,7 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         Tensor::from_data(TensorData::new(tokens, shape), (&device, DType::I32))
     }
 
-    /// Reads tokens `[sequences, len]` and returns the logits of what follows the last `rows` of them.
+    /// Reads tokens `[sequences, len]` and returns the logits after the last `rows` of them.
     pub(super) fn read(
         &mut self,
         tokens: Tensor<2, Int>,
@@ -105,7 +104,7 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         }
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` is.
+    /// Replaces sequence `i` by sequence `indices[i]`.
     pub(super) fn keep(&mut self, indices: &[usize]) -> Result<(), GenerateError> {
         for cache in &mut self.caches {
             cache.try_reorder(indices)?;
@@ -113,24 +112,22 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         Ok(())
     }
 
-    /// Whether one token more per sequence can be read by a recorded step.
+    /// True if a recorded step can read the next token of each sequence.
     pub(super) fn can_replay(&self) -> bool {
         let longest = |cache: &AttentionCache| cache.lengths().iter().copied().max().unwrap_or(0);
         let inside = |cache| longest(cache) < self.model.replays_up_to();
         (self.caches.iter()).all(|cache| cache.can_replay() && inside(cache))
     }
 
-    /// See [`AttentionCache::set_recorded`].
     pub(super) fn set_recorded(&mut self, recorded: bool) {
         (self.caches.iter_mut()).for_each(|cache| cache.set_recorded(recorded));
     }
 
-    /// See [`AttentionCache::replayed`].
     pub(super) fn replayed(&mut self, tokens: usize) {
         (self.caches.iter_mut()).for_each(|cache| cache.replayed(tokens));
     }
 
-    /// Reads tokens of which it is not yet known which are right: the caches wait for [`accept`](Self::accept).
+    /// Reads tokens that may be wrong: the caches hold them back until [`accept`](Self::accept).
     pub(super) fn try_out(&mut self, tokens: Tensor<2, Int>) -> Result<Tensor<3>, GenerateError> {
         for cache in &mut self.caches {
             cache.try_hold()?;
@@ -139,7 +136,7 @@ impl<'a, M: LanguageModel + ?Sized> Batch<'a, M> {
         self.read(tokens, rows)
     }
 
-    /// Appends the first `count` tokens that were tried out, and forgets the others.
+    /// Appends the first `count` tokens held back, and drops the others.
     pub(super) fn accept(&mut self, count: usize) -> Result<(), GenerateError> {
         for cache in &mut self.caches {
             cache.try_accept(count)?;

@@ -1,4 +1,4 @@
-//! The most likely texts, by beam search.
+//! Beam search for the most likely texts.
 
 use super::batch::Batch;
 use super::distribution::{log_softmax, possible, scores};
@@ -9,10 +9,10 @@ use super::text::{Ended, Writing};
 use crate::language_model::LanguageModel;
 use crate::nn::expect;
 
-/// How many texts a beam search follows, and which it prefers.
+/// Settings of a beam search: number and ranking of texts, and when it ends.
 ///
 /// The rules are those of beam search in Hugging Face's `transformers`. A text's **score** is its log probability
-/// divided by its length to the power of the length penalty; the length counts new tokens, a stop token among them.
+/// divided by its length to the power of the length penalty; the length counts new tokens, including a stop token.
 /// Each step extends every open text by every token. Of the `n` most likely extensions those that end are finished;
 /// the `n` most likely that do not end are the open texts of the next step. The `n` finished texts of greatest score
 /// are kept.
@@ -24,21 +24,21 @@ pub struct Beams {
     returned: usize,
 }
 
-/// When a beam search ends before the length is reached. Each needs as many finished texts as there are beams.
+/// When a beam search ends before the maximum length. Each rule needs as many finished texts as there are beams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// If the most likely open text would not be among the finished ones if it ended where it is. With a length penalty
-    /// above 0 a longer text could still be: this is a heuristic (`early_stopping=False` of `transformers`).
+    /// If the most likely open text would not be among the finished ones if it ended now. A heuristic: with a
+    /// positive length penalty a longer text still could be (`early_stopping=False` of `transformers`).
     #[default]
     Heuristic,
     /// At once (`early_stopping=True`).
     WhenFull,
-    /// If no open text can still be among the finished ones, at whatever length (`early_stopping="never"`).
+    /// If no open text can still be among the finished ones at any length (`early_stopping="never"`).
     WhenHopeless,
 }
 
 impl Beams {
-    /// So many beams, with a length penalty of 1, of which the best is returned.
+    /// `count` beams, a length penalty of 1, and only the best text returned.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self {
@@ -49,21 +49,21 @@ impl Beams {
         }
     }
 
-    /// The power of the length: 0 compares log probabilities, above 0 favours longer texts.
+    /// Sets the power of the length: 0 compares log probabilities, above 0 favours longer texts.
     #[must_use]
     pub fn with_length_penalty(mut self, penalty: f64) -> Self {
         self.length_penalty = penalty;
         self
     }
 
-    /// When the search ends.
+    /// Sets when the search ends.
     #[must_use]
     pub fn with_early_stopping(mut self, rule: EarlyStopping) -> Self {
         self.early_stopping = rule;
         self
     }
 
-    /// The most texts that are returned: from 1 to the number of beams.
+    /// Sets the maximum number of returned texts: from 1 to the number of beams.
     #[must_use]
     pub fn with_returned(mut self, texts: usize) -> Self {
         self.returned = texts;
@@ -87,27 +87,25 @@ impl Beams {
     }
 }
 
-/// A text that a beam search found.
+/// A text found by a beam search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Beam {
-    /// The tokens after the prompt, a stop included.
+    /// Tokens after the prompt, including a stop.
     pub tokens: Vec<u32>,
-    /// Why there are no more.
+    /// Reason of its end.
     pub ended: Ended,
-    /// The log probability of the tokens after the prompt.
+    /// Log probability of the tokens after the prompt.
     pub log_probability: f64,
-    /// What it is ranked by: see [`Beams`].
+    /// Score that ranks it: see [`Beams`].
     pub score: f64,
 }
 
-/// A text that has not ended.
 #[derive(Default)]
 struct Open {
     tokens: Vec<u32>,
     log_probability: f64,
 }
 
-/// An open text and a next token.
 #[derive(Clone, Copy)]
 struct Candidate {
     log_probability: f64,
@@ -116,7 +114,7 @@ struct Candidate {
 }
 
 impl<M: LanguageModel + ?Sized> Generator<'_, M> {
-    /// The texts of greatest score after one prompt, the best first.
+    /// Texts of greatest score after one prompt, the best first.
     ///
     /// # Panics
     ///
@@ -126,17 +124,16 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         expect(self.try_beams(prompt, beams))
     }
 
-    /// Like [`beams`](Self::beams), but returns the error. There are fewer texts than asked for only if fewer are
+    /// Like [`beams`](Self::beams), but returns the error. Returns fewer texts than requested only if fewer are
     /// possible.
     ///
-    /// The sampler must be greedy. Its repetition penalty applies to the log probabilities, and what a text is ranked
-    /// by is then no longer its own. Each step reads the log probabilities of the whole vocabulary on the host, 4 bytes
-    /// per token and beam.
+    /// The sampler must be greedy. Its repetition penalty changes the log probabilities, and so the ranking of a
+    /// text. Each step reads the log probabilities of the whole vocabulary to the host, 4 bytes per token and beam.
     ///
     /// # Errors
     ///
-    /// Those of [`try_stream`](Self::try_stream), and [`GenerateError`] if the numbers of `beams` are out of their
-    /// ranges or the sampler is not greedy.
+    /// Errors of [`try_stream`](Self::try_stream), and [`GenerateError`] if a setting of `beams` is out of its range
+    /// or the sampler is not greedy.
     pub fn try_beams(&self, prompt: &[u32], beams: &Beams) -> Result<Vec<Beam>, GenerateError> {
         beams.check()?;
         self.check(&[prompt])?;
@@ -168,7 +165,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         }
     }
 
-    /// The most likely extensions, the best first: so many that enough of them do not end.
+    /// Most likely extensions, the best first: enough that sufficiently many do not end.
     fn candidates(
         &self,
         logits: &Logits,
@@ -188,7 +185,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
                 token,
             }));
         }
-        // Of equal ones the first text comes first, then the lower token.
+        // Among equal ones the first text comes first, then the lower token.
         let order = |a: &Candidate, b: &Candidate| {
             let by_score = b.log_probability.total_cmp(&a.log_probability);
             by_score.then((a.row, a.token).cmp(&(b.row, b.token)))
@@ -204,7 +201,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(all)
     }
 
-    /// Finishes the candidates that end and opens those that do not; returns the rows that these go on from.
+    /// Finishes the candidates that end and opens the others; returns the rows that these continue.
     fn advance(&self, search: &mut Search<'_>, candidates: &[Candidate]) -> Vec<usize> {
         let (count, mut from, mut open) = (search.beams.count, Vec::new(), Vec::new());
         for (rank, candidate) in candidates.iter().enumerate() {
@@ -224,17 +221,14 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     }
 }
 
-/// A beam search.
 struct Search<'a> {
     beams: &'a Beams,
-    /// The texts that go on, by row of the batch, the most likely first.
+    /// Open texts, by row of the batch, the most likely first.
     open: Vec<Open>,
-    /// The greatest scores first.
     finished: Vec<Beam>,
 }
 
 impl Search<'_> {
-    /// The text of a row with one more token.
     fn extend(&self, row: usize, token: Option<u32>, log_probability: f64) -> Open {
         let tokens = self.open[row].tokens.iter().copied().chain(token);
         Open {
@@ -243,7 +237,7 @@ impl Search<'_> {
         }
     }
 
-    /// Keeps a text that has ended, if its score is among the greatest. Of equal scores the first stays.
+    /// Keeps a finished text if its score is among the greatest. Of equal scores the first stays.
     fn finish(&mut self, open: Open, ended: Ended) {
         let length = open.tokens.len();
         let beam = Beam {
@@ -258,7 +252,7 @@ impl Search<'_> {
         self.finished.truncate(self.beams.count);
     }
 
-    /// Whether no open text is worth going on with, by the rule of early stopping.
+    /// True if no open text is worth continuing, by the rule of early stopping.
     fn is_done(&self, max_new: usize) -> bool {
         // As many as there are beams: at least one.
         let Some(worst) = self.finished.get(self.beams.count - 1) else {

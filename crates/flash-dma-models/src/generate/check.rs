@@ -2,7 +2,7 @@
 
 use super::error::{GenerateError, TokenPlace};
 
-/// Refuses prompts that would outgrow a model with their new tokens.
+/// Refuses prompts that would exceed a model's maximum length with their new tokens.
 pub(super) fn check_lengths<P: AsRef<[u32]>>(
     max_len: Option<usize>,
     model: &'static str,
@@ -24,7 +24,6 @@ pub(super) fn check_lengths<P: AsRef<[u32]>>(
     }
 }
 
-/// Refuses tokens beyond the vocabulary.
 pub(super) fn check_tokens(
     tokens: &[u32],
     vocabulary: usize,

@@ -1,4 +1,4 @@
-//! What proposes tokens for a model to verify.
+//! Drafts, which propose tokens for a model to verify.
 
 use super::batch::Batch;
 use super::check::check_lengths;
@@ -10,44 +10,44 @@ use crate::language_model::LanguageModel;
 
 /// Proposes tokens that [`Generator::try_speculate`](super::Generator::try_speculate) verifies.
 ///
-/// The text is the same whatever is proposed, if it is greedy, and has the same law, if it is drawn. Good proposals
-/// make it come in fewer steps.
+/// Proposals do not change a greedy text, nor the distribution of a sampled one. Good proposals reduce the number of
+/// steps.
 pub trait Draft {
-    /// The most tokens that are proposed at a time, at least 1. The model verifies one more than that in a step; up to
-    /// 16 are one decode step.
+    /// Maximum number of tokens proposed at a time, at least 1. The model verifies one more in a step; up to 16 are
+    /// one decode step.
     fn count(&self) -> usize;
 
-    /// Number of tokens in its vocabulary, if it has one of its own: it must be the model's.
+    /// Size of its vocabulary, if it has its own: it must be the model's.
     fn vocabulary(&self) -> Option<usize> {
         None
     }
 
-    /// Refuses what it cannot go on from, before anything is computed.
+    /// Refuses prompts that it cannot continue, before anything is computed.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] of what is refused.
+    /// [`GenerateError`] for a refusal.
     fn try_check(&self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
         let _ = (prompts, limits);
         Ok(())
     }
 
-    /// Begins with new prompts, which have been checked, and forgets all others: for a draft that remembers.
+    /// Begins with new, checked prompts and forgets all others: for a draft with memory.
     ///
     /// # Errors
     ///
-    /// Those of reading the prompts.
+    /// Errors of reading the prompts.
     fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
         let _ = (prompts, limits);
         Ok(())
     }
 
-    /// From 0 to `count` tokens for each row. A row goes on from what it was the last time, by tokens that may be those
-    /// that were proposed, or others.
+    /// Proposes 0 to `count` tokens for each row. Since the last call a row has grown by tokens that may be the
+    /// proposed ones or others.
     ///
     /// # Errors
     ///
-    /// Those of the draft's model.
+    /// Errors of the draft's model.
     fn try_propose(
         &mut self,
         rows: &[DraftRow<'_>],
@@ -59,35 +59,35 @@ pub trait Draft {
     ///
     /// # Errors
     ///
-    /// Those of the draft's caches.
+    /// Errors of the draft's caches.
     fn try_retain(&mut self, rows: &[usize]) -> Result<(), GenerateError> {
         let _ = rows;
         Ok(())
     }
 }
 
-/// The sizes of a generation.
+/// Sizes of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftLimits {
-    /// The most tokens of a prompt that are read at once.
+    /// Maximum number of prompt tokens read at once.
     pub chunk: usize,
-    /// The most tokens after a prompt.
+    /// Maximum number of tokens after a prompt.
     pub max_new: usize,
 }
 
-/// A sequence that a draft goes on from.
+/// A sequence for a draft to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftRow<'a> {
     /// The index of the prompt.
     pub sequence: usize,
-    /// The prompt and the tokens that have been written after it.
+    /// The prompt and the tokens written after it.
     pub text: &'a [u32],
-    /// How many have been written.
+    /// Number of tokens written.
     pub written: usize,
 }
 
 impl DraftRow<'_> {
-    /// The draw of a proposal, `ahead` tokens after the next.
+    /// Random draw of a proposal, `ahead` tokens after the next.
     #[must_use]
     pub fn draw(&self, ahead: usize) -> Draw {
         Draw {
@@ -98,7 +98,7 @@ impl DraftRow<'_> {
     }
 }
 
-/// Tokens that may follow a text, each with the law that it was drawn from.
+/// Tokens that may follow a text, each with the distribution it was drawn from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proposal {
     tokens: Vec<u32>,
@@ -106,7 +106,7 @@ pub struct Proposal {
 }
 
 impl Proposal {
-    /// Tokens that were not drawn.
+    /// Tokens without randomness.
     #[must_use]
     pub fn certain(tokens: &[u32]) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl Proposal {
         }
     }
 
-    /// Draws the next token from a law by a number from 0 to 1.
+    /// Draws the next token from a distribution by a number from 0 to 1.
     pub fn draw(&mut self, law: Distribution, unit: f64) {
         self.tokens.push(law.at(unit));
         self.laws.push(law);
@@ -137,14 +137,14 @@ impl Proposal {
     }
 }
 
-/// A smaller model as a draft. Its tokens are drawn by the generator's sampler.
+/// A smaller model as a draft. The generator's sampler draws its tokens.
 ///
-/// Its caches hold only what the texts hold: proposals are read by clones of them, which are then dropped. So nothing
-/// has to be taken back, and a cache of a window is copied once in each round.
+/// Its caches hold only what the texts hold: clones of them read proposals and are then dropped. So nothing has to be
+/// undone, and a cache of a window is copied once per round.
 pub struct ModelDraft<'a, M: ?Sized> {
     model: &'a M,
     count: usize,
-    /// The caches, and how many tokens of each text they hold.
+    /// The caches, and the number of tokens of each text in them.
     state: Option<(Batch<'a, M>, Vec<usize>)>,
 }
 
@@ -159,7 +159,7 @@ impl<M: ?Sized> std::fmt::Debug for ModelDraft<'_, M> {
 }
 
 impl<'a, M: ?Sized> ModelDraft<'a, M> {
-    /// Proposes `count` tokens at a time, at least 1.
+    /// A draft that proposes `count` tokens at a time, at least 1.
     pub fn new(model: &'a M, count: usize) -> Self {
         Self {
             model,
@@ -196,7 +196,7 @@ impl<M: LanguageModel + ?Sized> Draft for ModelDraft<'_, M> {
         sampler: &Sampler,
     ) -> Result<Vec<Proposal>, GenerateError> {
         let (batch, read) = self.state.as_mut().expect("the draft has begun");
-        // What has been accepted since the last time: as much for every row.
+        // Tokens accepted since the last call: the same number for every row.
         let rows_read = rows.iter().zip(&*read);
         let new = rows_read.map(|(row, &read)| &row.text[read..]);
         let mut logits = batch.read(batch.tokens(new), 1)?;

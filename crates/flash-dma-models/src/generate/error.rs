@@ -1,13 +1,13 @@
-//! Why a text cannot be generated.
+//! Errors of generation.
 
 use burn::tensor::{ExecutionError, TensorReadError};
 use burn_flash_dma::AttentionError;
 
-/// Why logits give no next token.
+/// Reason for which logits give no next token.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SampleError {
-    /// A number of the sampler is outside its range.
+    /// A setting of the sampler is out of range.
     #[error("{name} is {value}, but must be {range}")]
     Range {
         name: &'static str,
@@ -17,7 +17,7 @@ pub enum SampleError {
     /// A logit is NaN.
     #[error("a logit is NaN")]
     NotANumber,
-    /// A logit is +∞, so that the softmax has no value.
+    /// A logit is +∞, so the softmax is undefined.
     #[error("the logit of token {token} is infinite")]
     Infinite { token: u32 },
     /// Every logit is −∞, or there is none.
@@ -25,8 +25,7 @@ pub enum SampleError {
     Impossible,
 }
 
-/// Why a text cannot be generated. The fields are what the text of the error says of them; `sequence` counts the prompts
-/// from 0.
+/// Error of generation. The text of each error explains its fields; `sequence` counts the prompts from 0.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum GenerateError {
@@ -42,10 +41,10 @@ pub enum GenerateError {
     /// The logits give no next token.
     #[error("the {model} has no token {written} for sequence {sequence}: {source}")]
     Sample {
-        /// Which model: that of the generator or the draft.
+        /// The model: the generator's or the draft's.
         model: &'static str,
         sequence: usize,
-        /// How many tokens have been written before.
+        /// Number of tokens written before.
         written: usize,
         source: SampleError,
     },
@@ -59,7 +58,7 @@ pub enum GenerateError {
         token: u32,
         vocabulary: usize,
     },
-    /// The text would become longer than the model can read.
+    /// The text would exceed the model's maximum length.
     #[error(
         "prompt {sequence} has {prompt} tokens and {new} are to follow, but the {model} reads at most {max_len}"
     )]
@@ -76,10 +75,10 @@ pub enum GenerateError {
     /// A stop sequence has no tokens.
     #[error("stop sequence {index} is empty")]
     EmptyStop { index: usize },
-    /// Beams follow the most likely texts; they draw nothing.
+    /// Beam search needs a greedy sampler.
     #[error("beams draw nothing: the sampler must be greedy, but has temperature {temperature}")]
     BeamsDraw { temperature: f64 },
-    /// More texts are asked for than there are beams.
+    /// More texts are requested than there are beams.
     #[error("{returned} texts are to be returned, but there are {beams} beams")]
     BeamsReturned { returned: usize, beams: usize },
     /// The length penalty is not a number.
@@ -97,16 +96,16 @@ pub enum GenerateError {
         rows: usize,
         problem: String,
     },
-    /// The decoder broke its contract.
+    /// The model returned logits of another shape.
     #[error("the decoder returned logits {actual:?}, but must return {expected:?}")]
     Logits {
-        /// `[sequences, rows, vocabulary]` as it was asked for.
+        /// Requested `[sequences, rows, vocabulary]`.
         expected: [usize; 3],
         actual: [usize; 3],
     },
 }
 
-/// Where a token stands that is not in the vocabulary.
+/// Place of a token outside the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum TokenPlace {
@@ -116,7 +115,7 @@ pub enum TokenPlace {
     Stop,
     /// In a stop sequence.
     StopSequence { index: usize },
-    /// In what a draft proposes.
+    /// In a draft's proposal.
     Draft,
 }
 

@@ -1,4 +1,4 @@
-//! Batches of prompts, and what follows them.
+//! Generation for batches of prompts.
 
 use super::batch::Batch;
 use super::check::{check_lengths, check_tokens};
@@ -11,12 +11,12 @@ use crate::language_model::LanguageModel;
 use crate::nn::expect;
 use std::ops::ControlFlow;
 
-/// Writes what follows prompts.
+/// Generates texts after prompts.
 ///
-/// Prompts of one length are read together, in chunks; then all sequences go on as one batch. A sequence that has ended
-/// leaves the batch and its caches. What the others write does not change by that, but for the rounding of products of
-/// another size: where two logits are equal but for rounding, or a draw falls on the border between two tokens, a
-/// sequence may go on otherwise in another batch.
+/// Prompts of one length are read together, in chunks; then all sequences continue as one batch. A finished sequence
+/// leaves the batch and its caches. The other texts do not depend on that, except through the rounding of products of
+/// another size: if two logits are equal up to rounding, or a draw falls on the border between two tokens, a sequence
+/// may continue differently in another batch.
 ///
 /// ```
 /// # use flash_dma_models::{LanguageModel, generate::{GenerateError, Generator, Sampler}};
@@ -68,28 +68,28 @@ impl<'a, M: ?Sized> Generator<'a, M> {
         }
     }
 
-    /// How tokens are drawn.
+    /// Sets the sampler of tokens.
     #[must_use]
     pub fn with_sampler(mut self, sampler: Sampler) -> Self {
         self.sampler = sampler;
         self
     }
 
-    /// The most tokens after a prompt.
+    /// Sets the maximum number of tokens after a prompt.
     #[must_use]
     pub fn with_max_new(mut self, tokens: usize) -> Self {
         self.stops.max_new = tokens;
         self
     }
 
-    /// Tokens that end a text.
+    /// Sets the tokens that end a text.
     #[must_use]
     pub fn with_stop(mut self, tokens: &[u32]) -> Self {
         self.stops.tokens = tokens.to_vec();
         self
     }
 
-    /// Sequences of new tokens that end a text.
+    /// Sets the sequences of new tokens that end a text.
     #[must_use]
     pub fn with_stop_sequences<S: AsRef<[u32]>>(mut self, sequences: &[S]) -> Self {
         let sequences = sequences.iter().map(|tokens| tokens.as_ref().to_vec());
@@ -97,19 +97,19 @@ impl<'a, M: ?Sized> Generator<'a, M> {
         self
     }
 
-    /// The most tokens of a prompt that are read at once. A chunk is computed like a training sequence: it takes the
-    /// memory of one, and short chunks take longer.
+    /// Sets the maximum number of prompt tokens read at once. A chunk is computed like a training sequence: it takes
+    /// as much memory, and short chunks take longer.
     #[must_use]
     pub fn with_chunk(mut self, tokens: usize) -> Self {
         self.chunk = tokens;
         self
     }
 
-    /// Whether steps of one token are recorded in a graph of the device and replayed, as they are unless this says
-    /// otherwise. That takes a device with graphs (CUDA), a model that [can](LanguageModel::replays_up_to) and caches of a
-    /// window in every layer; other steps are launched. The tokens are the same. Recording is done again when a text
-    /// ends and leaves the batch. While a step is recorded no other thread may use the device: CUDA refuses what it does,
-    /// and either thread may get the error.
+    /// Turns off, or on again, the recording of single-token steps in a device graph that is replayed. It needs a
+    /// device with graphs (CUDA), a model that [supports it](LanguageModel::replays_up_to) and caches with a window
+    /// in every layer; other steps are launched. The tokens are the same. A text that ends and leaves the batch
+    /// causes a new recording. While a step is recorded no other thread may use the device: CUDA refuses its calls,
+    /// and either thread may get the error. Default: on.
     #[must_use]
     pub fn with_replay(mut self, replay: bool) -> Self {
         self.replay = replay;
@@ -118,7 +118,7 @@ impl<'a, M: ?Sized> Generator<'a, M> {
 }
 
 impl<M: LanguageModel + ?Sized> Generator<'_, M> {
-    /// What follows each prompt.
+    /// Generates a text after each prompt.
     ///
     /// # Panics
     ///
@@ -132,7 +132,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_stream`](Self::try_stream).
+    /// See [`try_stream`](Self::try_stream).
     pub fn try_generate<P: AsRef<[u32]>>(
         &self,
         prompts: &[P],
@@ -140,15 +140,15 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         self.try_stream(prompts, |_| ControlFlow::Continue(()))
     }
 
-    /// What follows each prompt; `on_event` gets each token as soon as it is written, in the order of the prompts.
-    /// [`ControlFlow::Break`] ends the text of the token.
+    /// Generates a text after each prompt; `on_event` gets each token as soon as it is written, in the order of the
+    /// prompts. [`ControlFlow::Break`] ends the token's text.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] before anything is computed, if a setting is out of its range, a prompt is empty, has a token
-    /// beyond the vocabulary, or would outgrow the model with its new tokens; later, if a logit is NaN or +∞, every
-    /// logit of a row is −∞, the model refuses its input (its parameters are tracked by autodiff, for example), or the
-    /// device fails.
+    /// [`GenerateError`] before anything is computed, if a setting is out of its range, a prompt is empty, has a
+    /// token outside the vocabulary, or would exceed the model's maximum length with its new tokens; later, if a
+    /// logit is NaN or +∞, every logit of a row is −∞, the model refuses its input (for example because autodiff
+    /// tracks its parameters), or the device fails.
     pub fn try_stream<P: AsRef<[u32]>>(
         &self,
         prompts: &[P],
@@ -179,14 +179,14 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         }
     }
 
-    /// Writes a token to each active text, and returns the rows of those that go on.
+    /// Writes a token to each active text, and returns the rows that continue.
     pub(super) fn write(
         &self,
         laws: &Laws,
         texts: &mut Texts,
         on_event: &mut impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Vec<usize>, GenerateError> {
-        // All before the first is written, so that an error comes before the events.
+        // All before the first is written, so that an error precedes the events.
         let mut tokens = Vec::new();
         for (row, writing) in texts.active.iter().enumerate() {
             let law = laws.law(row, &self.sampler, &writing.text, &[]);
@@ -197,7 +197,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(texts.push(&tokens, &self.stops, on_event))
     }
 
-    /// Refuses what can be refused before anything is computed.
     pub(super) fn check<P: AsRef<[u32]>>(&self, prompts: &[P]) -> Result<(), GenerateError> {
         self.sampler.try_check().map_err(GenerateError::Sampler)?;
         if self.chunk == 0 {
@@ -223,9 +222,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
     }
 }
 
-/// The texts of a batch.
 pub(super) struct Texts {
-    /// Those that are being written, by row of the batch.
     pub(super) active: Vec<Writing>,
     ended: Vec<Option<Generated>>,
 }
@@ -240,7 +237,7 @@ impl Texts {
         }
     }
 
-    /// Writes the tokens of each row up to one that ends its text, and returns the rows that go on.
+    /// Writes the tokens of each row, up to one that ends its text, and returns the rows that continue.
     pub(super) fn push(
         &mut self,
         tokens: &[Vec<u32>],
@@ -266,7 +263,7 @@ impl Texts {
         kept
     }
 
-    /// The texts by prompt. Those that are still active have no token: none was asked for.
+    /// Texts by prompt. Those still active have no token: none was requested.
     pub(super) fn finish(mut self) -> Vec<Generated> {
         for writing in self.active {
             let sequence = writing.sequence;

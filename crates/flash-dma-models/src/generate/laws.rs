@@ -1,4 +1,4 @@
-//! The laws of the next tokens that a model's logits give.
+//! Distributions of the next tokens, from a model's logits.
 
 use super::distribution::Distribution;
 use super::error::{GenerateError, SampleError};
@@ -7,13 +7,12 @@ use burn::tensor::{Int, Tensor, Transaction};
 
 /// Logits `[sequences, rows, vocabulary]`, as far as a sampler needs them.
 pub(super) enum Laws {
-    /// The greatest of each row, on the host and as `[sequences, rows]` on the device.
+    /// Greatest logit of each row, on the host and as `[sequences, rows]` on the device.
     Best(Vec<u32>, Box<Tensor<2, Int>>),
-    /// All of them.
+    /// All logits.
     All(Logits),
 }
 
-/// Logits on the host.
 pub(super) struct Logits {
     values: Vec<f32>,
     vocabulary: usize,
@@ -27,7 +26,6 @@ impl Logits {
         Ok(Self { values, vocabulary })
     }
 
-    /// Row `row` of all.
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.vocabulary..][..self.vocabulary]
     }
@@ -44,7 +42,7 @@ impl Laws {
             let mut data = data.try_execute()?.into_iter();
             let mut next = || data.next().expect("two tensors are read");
             let tokens: Vec<i64> = next().iter().collect();
-            // A NaN is in the sum, and so are infinities: then the host says which, or draws.
+            // The sum shows NaN and infinities: the host then reports or draws.
             if next().iter::<f32>().all(f32::is_finite) {
                 let tokens = tokens.into_iter().map(|token| token as u32).collect();
                 return Ok(Self::Best(tokens, Box::new(best)));
@@ -53,7 +51,7 @@ impl Laws {
         Ok(Self::All(Logits::read(logits)?))
     }
 
-    /// The law of row `row` of all, which is that of the token after `text` and `ahead`.
+    /// Distribution of row `row`, for the token after `text` and `ahead`.
     pub(super) fn law(
         &self,
         row: usize,

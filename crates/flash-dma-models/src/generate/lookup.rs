@@ -4,12 +4,12 @@ use super::draft::{Draft, DraftLimits, DraftRow, Proposal};
 use super::error::GenerateError;
 use super::sampler::Sampler;
 
-/// Proposes what followed the last tokens of a text where they stood in it before: for summaries, code, and other texts
+/// Proposes the continuation of an earlier occurrence of a text's last tokens: for summaries, code, and other texts
 /// that repeat their prompts.
 ///
-/// The longest run of last tokens that stood before is looked for, of at most `ngram` tokens, and of these places the
-/// last. Where there is none, nothing is proposed. In a batch, as many tokens are verified as the sequence with the
-/// fewest proposals has, so this suits a single sequence.
+/// Looks for the longest run of last tokens, at most `ngram`, that occurred before, and takes its last occurrence.
+/// Without one it proposes nothing. In a batch, only as many tokens are verified as the sequence with the fewest
+/// proposals has, so this suits a single sequence.
 ///
 /// ```
 /// # use flash_dma_models::generate::{Draft, DraftRow, PromptLookup, Sampler};
@@ -31,7 +31,7 @@ impl PromptLookup {
         Self { ngram, count }
     }
 
-    /// What followed the last tokens before.
+    /// The tokens after the last earlier occurrence.
     fn look_up<'a>(&self, text: &'a [u32], count: usize) -> &'a [u32] {
         let longest = self.ngram.min(text.len().saturating_sub(1));
         for len in (1..=longest).rev() {

@@ -1,16 +1,16 @@
 //! Generation: samplers, batches of prompts, beams, speculative decoding.
 //!
-//! Everything here works over a [`LanguageModel`](crate::LanguageModel), so over a model of your own as well:
+//! Everything here works with any [`LanguageModel`](crate::LanguageModel), including your own:
 //!
-//! - [`Generator`] goes on from a batch of prompts, of equal or different lengths, and hands out each token as it
-//!   is written;
-//! - [`Sampler`] says how the next token is drawn;
-//! - [`Beams`] says how many texts [`Generator::try_beams`] follows, and which it prefers;
+//! - [`Generator`] continues a batch of prompts, of equal or different lengths, and reports each token as it is
+//!   written;
+//! - [`Sampler`] draws the next token;
+//! - [`Beams`] configures [`Generator::try_beams`];
 //! - a [`Draft`] proposes tokens that [`Generator::try_speculate`] verifies, several in one step: a smaller model
-//!   ([`ModelDraft`]), or what followed the same tokens before ([`PromptLookup`]).
+//!   ([`ModelDraft`]), or the continuation of an earlier occurrence ([`PromptLookup`]).
 //!
-//! A prompt is read in chunks, so a long one takes the memory of a chunk and of the caches. A model that autodiff
-//! tracks is refused by the caches: generate with `model.valid()`.
+//! A prompt is read in chunks, so a long one takes the memory of a chunk and of the caches. The caches refuse a model
+//! that autodiff tracks: generate with `model.valid()`.
 
 mod batch;
 mod beams;

@@ -1,29 +1,29 @@
-//! How the next token is drawn.
+//! Drawing of the next token.
 
 use super::distribution::{Distribution, possible, scores};
 use super::error::SampleError;
 use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 
-/// How the next token is drawn from logits.
+/// Draws the next token from logits.
 ///
-/// The steps, in the order of Hugging Face's `transformers` and with its definitions:
+/// The steps have the order and the definitions of Hugging Face's `transformers`:
 ///
-/// 1. the **repetition penalty** divides a positive logit of a token that the prompt or the text holds, and
-///    multiplies a negative one;
-/// 2. the **temperature** divides all logits; at 0, the most likely token is taken, of equal ones the first;
-/// 3. **top-k** keeps the `k` greatest logits, and those that equal the least of them;
-/// 4. **top-p** keeps the fewest most likely tokens whose probabilities reach `p`, and at least one; of equally
-///    likely tokens the first come first;
+/// 1. the **repetition penalty** divides positive logits, and multiplies negative ones, of tokens that the prompt or
+///    the text contains;
+/// 2. the **temperature** divides all logits; at 0, the most likely token is taken, the first among equals;
+/// 3. **top-k** keeps the `k` greatest logits, and those equal to the least of them;
+/// 4. **top-p** keeps the fewest most likely tokens, at least one, whose probabilities reach `p`; equally likely
+///    tokens are ordered by index;
 /// 5. **min-p** keeps the tokens whose probability is at least `min_p` times the greatest;
-/// 6. a token is drawn with the softmax of what is left.
+/// 6. a token is drawn from the softmax of the rest.
 ///
-/// A draw depends on the seed, the index of the sequence and the number of the token, and on nothing else: what is
-/// written after a prompt does not depend on the other prompts of a batch, as far as its logits do not.
+/// A draw depends only on the seed, the index of the sequence and the number of the token: a text depends on the
+/// other prompts of a batch only as far as its logits do.
 ///
-/// The logits are drawn from on the host. Reading them takes 4 bytes per token of the vocabulary, each step and
-/// sequence. Greedy texts without a penalty need one number of each sequence: the greatest logit is found on the
-/// device, where backends differ in which of two equal logits is the greatest.
+/// Tokens are drawn on the host, which reads 4 bytes per token of the vocabulary in each step and sequence. Greedy
+/// texts without a penalty read one number per sequence: the device finds the greatest logit, where backends differ
+/// in the choice between equal ones.
 ///
 /// ```
 /// # use flash_dma_models::generate::{Draw, Purpose, Sampler};
@@ -56,7 +56,7 @@ impl Sampler {
         Self::random(0).with_temperature(0.0)
     }
 
-    /// A token with the softmax of the logits: temperature 1.
+    /// A token from the softmax of the logits: temperature 1.
     #[must_use]
     pub fn random(seed: u64) -> Self {
         Self {
@@ -83,21 +83,21 @@ impl Sampler {
         self
     }
 
-    /// Keeps the most likely tokens up to this probability, from 0 to 1.
+    /// Keeps the most likely tokens until they reach this probability, from 0 to 1.
     #[must_use]
     pub fn with_top_p(mut self, probability: f64) -> Self {
         self.top_p = Some(probability);
         self
     }
 
-    /// Keeps the tokens of at least this part of the greatest probability, from 0 to 1.
+    /// Keeps the tokens of at least this fraction of the greatest probability, from 0 to 1.
     #[must_use]
     pub fn with_min_p(mut self, part: f64) -> Self {
         self.min_p = Some(part);
         self
     }
 
-    /// Makes tokens that have occurred less likely: above 1 less, below 1 more; 1 is no penalty.
+    /// Penalises tokens that have occurred: above 1 they become less likely, below 1 more; 1 is no penalty.
     #[must_use]
     pub fn with_repetition_penalty(mut self, penalty: f64) -> Self {
         self.repetition_penalty = penalty;
@@ -110,13 +110,13 @@ impl Sampler {
         self.temperature
     }
 
-    /// Whether it takes the greatest logit as it is.
+    /// True if it takes the greatest logit as it is.
     #[must_use]
     pub fn is_plain_greedy(&self) -> bool {
         self.temperature == 0.0 && self.repetition_penalty == 1.0
     }
 
-    /// Whether every setting is in its range.
+    /// Checks that every setting is in its range.
     ///
     /// # Errors
     ///
@@ -138,12 +138,12 @@ impl Sampler {
         check("repetition_penalty", penalty, fits, "finite and above 0")
     }
 
-    /// The law of the next token: `logits` of the whole vocabulary, after the tokens of `history`, which only the
-    /// repetition penalty looks at.
+    /// Distribution of the next token, from `logits` of the whole vocabulary; only the repetition penalty reads the
+    /// tokens of `history`.
     ///
     /// # Errors
     ///
-    /// [`SampleError`] if a setting is out of its range, or the logits hold NaN, +∞, or nothing but −∞.
+    /// [`SampleError`] if a setting is out of its range, or the logits contain NaN, +∞, or only −∞.
     pub fn try_distribution(
         &self,
         logits: &[f32],
@@ -176,7 +176,7 @@ impl Sampler {
         Ok(Distribution::of_weights(kept))
     }
 
-    /// Applies the repetition penalty, once per token however often it occurred.
+    /// Applies the repetition penalty once per token, however often it occurred.
     pub(super) fn penalise(&self, scores: &mut [f64], history: &[u32]) {
         if self.repetition_penalty == 1.0 {
             return;
@@ -190,13 +190,13 @@ impl Sampler {
             };
             *score = match *score < 0.0 {
                 true => *score * self.repetition_penalty,
-                // Finite, as all that is compared with it.
+                // Finite, like everything it is compared with.
                 false => (*score / self.repetition_penalty).min(f64::MAX),
             };
         }
     }
 
-    /// A number from 0 to 1, less than 1, that depends on the seed and the draw only.
+    /// A number from 0 to below 1 that depends only on the seed and the draw.
     #[must_use]
     pub fn unit(&self, draw: Draw) -> f64 {
         let mut generator = ChaCha8Rng::seed_from_u64(self.seed);
@@ -208,31 +208,31 @@ impl Sampler {
     }
 }
 
-/// What a random number is for.
+/// Identifies a random number by its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// The index of the sequence.
     pub sequence: usize,
-    /// How many tokens have been written before this one.
+    /// Number of tokens written before this one.
     pub token: usize,
-    /// What is drawn.
+    /// Purpose of the draw.
     pub purpose: Purpose,
 }
 
-/// What is drawn of a token.
+/// Purpose of a random number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// The token.
+    /// The token itself.
     Token = 0,
-    /// A draft's proposal of it.
+    /// A draft's proposal for it.
     Proposal = 1,
-    /// Whether the proposal is accepted.
+    /// Acceptance of the proposal.
     Acceptance = 2,
-    /// The token in place of a proposal that was not.
+    /// Replacement of a rejected proposal.
     Replacement = 3,
 }
 
-/// Keeps the `count` greatest, and those that equal the least of them.
+/// Keeps the `count` greatest, and those equal to the least of them.
 fn keep_greatest(kept: &mut Vec<(u32, f64)>, count: usize) {
     if count >= kept.len() {
         return;
@@ -242,7 +242,7 @@ fn keep_greatest(kept: &mut Vec<(u32, f64)>, count: usize) {
     kept.retain(|&(_, score)| score >= least);
 }
 
-/// Keeps the most likely until their sum reaches `probability`, and at least one; then again by token.
+/// Keeps the most likely until their sum reaches `probability`, at least one, then orders by token.
 fn keep_most_likely(kept: &mut Vec<(u32, f64)>, probability: f64) {
     // All of them: the sum below would lose those that vanish in it.
     if probability >= 1.0 {

@@ -13,30 +13,30 @@ use crate::language_model::LanguageModel;
 use crate::nn::expect;
 use std::ops::ControlFlow;
 
-/// What [`Generator::try_speculate`] wrote, and how well the draft guessed.
+/// Result of [`Generator::try_speculate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Speculated {
-    /// What follows each prompt.
+    /// Text after each prompt.
     pub texts: Vec<Generated>,
-    /// How well the draft guessed.
+    /// Accuracy of the draft.
     pub report: Speculation,
 }
 
-/// How well a draft guessed.
+/// Accuracy of a draft.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speculation {
     /// Steps of the model after the prompts.
     pub steps: usize,
-    /// Tokens that the model verified, of all sequences.
+    /// Tokens that the model verified, over all sequences.
     pub proposed: usize,
-    /// Those of them that it accepted. In a batch fewer may be written: as many as the sequence with the fewest has.
+    /// Tokens that it accepted. In a batch fewer may be written: as many as the sequence with the fewest has.
     pub accepted: usize,
-    /// Tokens that were written in these steps: all but the first of each text, which the prompt gives.
+    /// Tokens written in these steps: all but the first of each text, which the prompt gives.
     pub written: usize,
 }
 
 impl Speculation {
-    /// The part of the proposals that was accepted; 0 if there were none.
+    /// Share of accepted proposals; 0 if there were none.
     #[must_use]
     pub fn acceptance_rate(&self) -> f64 {
         self.accepted as f64 / self.proposed.max(1) as f64
@@ -44,7 +44,7 @@ impl Speculation {
 }
 
 impl<M: LanguageModel + ?Sized> Generator<'_, M> {
-    /// What follows each prompt, with tokens that `draft` proposes and the model verifies.
+    /// Generates a text after each prompt, with tokens that `draft` proposes and the model verifies.
     ///
     /// # Panics
     ///
@@ -58,24 +58,26 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         expect(self.try_speculate(prompts, draft, |_| ControlFlow::Continue(())))
     }
 
-    /// Like [`try_stream`](Self::try_stream), but the model reads the last token and what `draft` proposes after it in
-    /// one step. The caches hold these tokens back until it is known how many are right, and then take just those.
+    /// Like [`try_stream`](Self::try_stream), but in each step the model reads the last token and the tokens that
+    /// `draft` proposes after it. The caches hold these tokens back until it is known how many are right, and then
+    /// take only those.
     ///
-    /// - A **greedy** text is that of the model alone. Two logits that are equal but for rounding may rank the other
-    ///   way round in a step of several tokens, whose products are summed in another order; then one of two texts comes
-    ///   out that the model holds equally likely.
-    /// - A text that is **drawn** has the law that it has without a draft: a proposal is accepted with the probability
-    ///   `min(1, p / q)` of the model's and the draft's law, and else replaced by a draw from what is left of `p` where
-    ///   `q` is taken away (Leviathan et al., 2023). With the same seed it is another text than without a draft, and in
-    ///   a batch it may depend on the other sequences, because they decide where a step begins.
+    /// - A **greedy** text is that of the model alone. Two logits that are equal up to rounding may swap ranks in a
+    ///   step of several tokens, whose products are summed in another order; the result is then another text that the
+    ///   model holds equally likely.
+    /// - A **sampled** text has the same distribution as without a draft: a proposal is accepted with probability
+    ///   `min(1, p / q)`, for the distributions `p` of the model and `q` of the draft, and otherwise replaced by a
+    ///   draw from the normalised positive part of `p − q` (Leviathan et al., 2023). With the same seed it is another
+    ///   text than without a draft, and in a batch it may depend on the other sequences, because they decide where a
+    ///   step begins.
     ///
-    /// In a batch all sequences that have not ended go on by the same number of tokens: one more than the fewest
-    /// proposals that were accepted.
+    /// In a batch all unfinished sequences advance by the same number of tokens: one more than the fewest accepted
+    /// proposals.
     ///
     /// # Errors
     ///
-    /// Those of [`try_stream`](Self::try_stream), and [`GenerateError`] if the draft has another vocabulary, cannot go
-    /// on from the prompts, or proposes what it may not.
+    /// Errors of [`try_stream`](Self::try_stream), and [`GenerateError`] if the draft has another vocabulary, cannot
+    /// continue the prompts, or makes invalid proposals.
     pub fn try_speculate<P: AsRef<[u32]>>(
         &self,
         prompts: &[P],
@@ -112,7 +114,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(Speculated { texts, report })
     }
 
-    /// Refuses what can be refused before anything is computed.
     fn check_draft(
         &self,
         prompts: &[&[u32]],
@@ -137,13 +138,12 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(limits)
     }
 
-    /// Proposals of one length for all rows, maybe 0.
     fn propose(
         &self,
         active: &[Writing],
         draft: &mut (impl Draft + ?Sized),
     ) -> Result<Vec<Proposal>, GenerateError> {
-        // A step writes at least one token that was not proposed. All rows have written as many.
+        // A step writes at least one token that was not proposed. All rows have the same number of new tokens.
         let left = self.stops.max_new - active[0].new_tokens().len();
         let (count, rows) = (draft.count().min(left - 1), active.len());
         if count == 0 {
@@ -172,8 +172,8 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(proposals)
     }
 
-    /// Reads the last token of each row and its proposals, and returns the tokens that each row writes. The caches then
-    /// hold all of a row that goes on but its last token.
+    /// Reads the last token of each row and its proposals, and returns the tokens that each row writes. The caches of
+    /// continuing rows then hold all but their last token.
     fn verify(
         &self,
         batch: &mut Batch<'_, M>,
@@ -194,7 +194,7 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         let laws = Laws::read(logits, &self.sampler)?;
         let mut verified: Vec<Vec<u32>> = Vec::new();
         for (row, (writing, proposal)) in active.iter().zip(proposals).enumerate() {
-            // The law of the token after the text and `ahead`.
+            // Distribution of the token after the text and `ahead`.
             let law = |ahead: &[u32]| {
                 let row = row * (count + 1) + ahead.len();
                 let law = laws.law(row, &self.sampler, &writing.text, ahead);
@@ -220,7 +220,8 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok(verified)
     }
 
-    /// The proposals that are accepted, and one token more. `law` is that of the token after the text and some of them.
+    /// Accepted proposals, and one token more. `law` gives the distribution of the token after the text and some of
+    /// them.
     fn verified(
         &self,
         writing: &Writing,
@@ -241,7 +242,6 @@ impl<M: LanguageModel + ?Sized> Generator<'_, M> {
         Ok([tokens, &[last]].concat())
     }
 
-    /// Whether a text ends with one of these tokens.
     fn ends(&self, writing: &Writing, tokens: &[u32]) -> bool {
         let written = [writing.new_tokens(), tokens].concat();
         let mut ends = writing.new_tokens().len() + 1..=written.len();

@@ -1,4 +1,4 @@
-//! Steps of one token, which a graph of the device repeats where it can.
+//! Steps of one token, replayed from a device graph where possible.
 
 use super::batch::Batch;
 use super::error::GenerateError;
@@ -9,40 +9,35 @@ use burn_flash_dma::cache::try_overwrite;
 
 type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 
-/// Steps that are launched before one is recorded: the first ones find what they launch and allocate their memory,
-/// which a recording must not.
+/// Steps launched before one is recorded: the first ones choose their kernels and allocate memory, which a recording
+/// must not.
 const WARM_UP: usize = 3;
 
-/// A batch that reads a token per sequence, step by step.
 pub(super) struct Steps<'a, M: ?Sized> {
     batch: Batch<'a, M>,
-    /// Tokens of a prompt that are read at once.
     chunk: usize,
-    /// Whether steps may be recorded.
     records: bool,
     way: Way,
 }
 
-/// How the next step is computed.
 enum Way {
-    /// Its work is launched.
+    /// Launched.
     Launched,
-    /// The same, to be recorded after the warm-up.
+    /// Launched, and recorded after the warm-up.
     WarmUp(Box<WarmUp>),
-    /// A recorded step is replayed.
+    /// Replayed from a recording.
     Replayed(Box<Recorded>),
 }
 
-/// Steps before one is recorded.
 struct WarmUp {
     preparation: Preparation,
     /// `[sequences, 1]`.
     input: Tensor<2, Int>,
-    /// Those that have been taken, with the next.
+    /// Number of steps taken, including the next.
     steps: usize,
 }
 
-/// A recorded step. What it reads and writes lives here, in the batch's caches and in the model.
+/// A recorded step. The memory it reads and writes is here, in the batch's caches and in the model.
 struct Recorded {
     graph: Graph,
     /// `[sequences, 1]`.
@@ -51,7 +46,7 @@ struct Recorded {
     logits: Tensor<3>,
 }
 
-/// A device that is prepared to record, until this is dropped.
+/// Keeps a device prepared to record until it is dropped.
 struct Preparation(Device);
 
 impl Preparation {
@@ -60,7 +55,7 @@ impl Preparation {
         prepared.then(|| Self(device.clone()))
     }
 
-    /// Records the launches of `step`: `None` if the device records none.
+    /// Records the launches of `step`: `None` if the device has no recording.
     fn record<T>(
         self,
         step: impl FnOnce() -> Result<T, GenerateError>,
@@ -68,7 +63,7 @@ impl Preparation {
         Dispatch::graph_start_capture(self.0.as_dispatch()).ok()?;
         let result = step();
         let graph = Dispatch::graph_stop_capture(self.0.as_dispatch()).ok();
-        // Both have ended with the recording.
+        // The end of the recording also ended the preparation.
         std::mem::forget(self);
         Some((result, graph))
     }
@@ -76,13 +71,13 @@ impl Preparation {
 
 impl Drop for Preparation {
     fn drop(&mut self) {
-        // There is nothing to keep: no recording has begun.
+        // Nothing to keep: no recording has begun.
         let _ = Dispatch::graph_stop_capture(self.0.as_dispatch());
     }
 }
 
 impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
-    /// The steps of a batch that has read its prompts. `chunk` is for reading them again.
+    /// Steps of a batch that has read its prompts in chunks of `chunk`, for reading them again.
     pub(super) fn new(batch: Batch<'a, M>, chunk: usize, records: bool) -> Self {
         Self {
             batch,
@@ -92,15 +87,15 @@ impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
         }
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` is.
+    /// Replaces sequence `i` by sequence `indices[i]`.
     pub(super) fn keep(&mut self, indices: &[usize]) -> Result<(), GenerateError> {
         // Their caches move.
         self.launch();
         self.batch.keep(indices)
     }
 
-    /// Reads the last token of each text, and returns the logits of what follows: `[sequences, 1, vocabulary]`.
-    /// `known` are the tokens on the device, if they are there.
+    /// Reads the last token of each text, and returns the logits after it: `[sequences, 1, vocabulary]`. `known` are
+    /// the tokens on the device, if they are there.
     pub(super) fn read(
         &mut self,
         texts: &[&[u32]],
@@ -123,7 +118,7 @@ impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
                     return self.batch.read(tokens, 1);
                 };
                 self.batch.set_recorded(true);
-                // A tensor of its own: it is written over.
+                // A tensor of its own, as it is overwritten.
                 let input = self.batch.tokens(last);
                 self.warm_up(Box::new(WarmUp {
                     preparation,
@@ -181,8 +176,8 @@ impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
 
     fn run(&mut self, recorded: Recorded) -> Result<Tensor<3>, GenerateError> {
         let device = self.batch.model.device();
-        // SAFETY: the input, the logits and the caches are as they were recorded, since `keep` and every launched step
-        // drop the graph first; the model outlives this; all of them are used from this thread alone, between replays.
+        // SAFETY: the input, the logits and the caches are as they were recorded, since `keep` and every launched
+        // step drop the graph first; the model outlives this; only this thread uses all of them, between replays.
         unsafe { Dispatch::graph_replay(device.as_dispatch(), &recorded.graph) }
             .map_err(|error| GenerateError::Device(error.to_string()))?;
         let logits = recorded.logits.clone();
@@ -190,7 +185,7 @@ impl<'a, M: LanguageModel + ?Sized> Steps<'a, M> {
         Ok(logits)
     }
 
-    /// Launches the next step, and begins anew after it.
+    /// Launches the next step, and starts over after it.
     fn launch(&mut self) {
         self.way = Way::Launched;
         self.batch.set_recorded(false);

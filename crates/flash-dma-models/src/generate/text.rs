@@ -1,46 +1,45 @@
-//! The texts that are written, and why they end.
+//! Generated texts, and why they end.
 
 use super::draft::DraftRow;
 use super::error::{GenerateError, SampleError};
 use super::sampler::{Draw, Purpose};
 use std::ops::ControlFlow;
 
-/// A text that was generated.
+/// A generated text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// The tokens after the prompt. A stop token, or a stop sequence, is the end of them.
+    /// Tokens after the prompt, including a stop token or a stop sequence at their end.
     pub tokens: Vec<u32>,
-    /// Why there are no more.
+    /// Reason of its end.
     pub ended: Ended,
 }
 
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// With this stop token.
+    /// At this stop token.
     Stop(u32),
-    /// With the stop sequence of this index.
+    /// At the stop sequence of this index.
     StopSequence(usize),
-    /// It has as many tokens as were asked for.
+    /// At the maximum length.
     Length,
-    /// The callback said so.
+    /// On request of the callback.
     Callback,
 }
 
 /// A token that has just been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The index of the prompt that the text goes on from.
+    /// Index of the text's prompt.
     pub sequence: usize,
-    /// How many tokens of the text came before.
+    /// Number of earlier tokens of the text.
     pub index: usize,
     /// The token.
     pub token: u32,
-    /// Why it is the last, if it is.
+    /// Reason of the text's end, if this is its last token.
     pub ended: Option<Ended>,
 }
 
-/// What ends a text without a callback.
 #[derive(Clone, Debug)]
 pub(super) struct Stops {
     pub(super) max_new: usize,
@@ -49,7 +48,7 @@ pub(super) struct Stops {
 }
 
 impl Stops {
-    /// Why a text ends after `written`, if it does. A stop comes before the length.
+    /// Reason for a text to end after `written`, if any. A stop takes precedence over the length.
     pub(super) fn ended(&self, written: &[u32]) -> Option<Ended> {
         let last = *written.last()?;
         if self.tokens.contains(&last) {
@@ -63,12 +62,9 @@ impl Stops {
     }
 }
 
-/// A prompt and what has been written after it.
 #[derive(Clone, Debug)]
 pub(super) struct Writing {
-    /// The index of the prompt.
     pub(super) sequence: usize,
-    /// The prompt and the new tokens.
     pub(super) text: Vec<u32>,
     prompt: usize,
 }
@@ -82,17 +78,15 @@ impl Writing {
         }
     }
 
-    /// The new tokens.
     pub(super) fn new_tokens(&self) -> &[u32] {
         &self.text[self.prompt..]
     }
 
-    /// The last token, as the row of a batch.
     pub(super) fn last(&self) -> &[u32] {
         &self.text[self.text.len() - 1..]
     }
 
-    /// The draw of the token that is `ahead` tokens after the next.
+    /// Random draw of the token `ahead` tokens after the next.
     pub(super) fn draw(&self, ahead: usize, purpose: Purpose) -> Draw {
         Draw {
             sequence: self.sequence,
@@ -101,7 +95,7 @@ impl Writing {
         }
     }
 
-    /// The error of a text that has no next token, `ahead` tokens after those that have been written.
+    /// Error of a text without a next token, `ahead` tokens after those written.
     pub(super) fn failed(&self, ahead: usize, source: SampleError) -> GenerateError {
         GenerateError::Sample {
             model: "model",
@@ -111,7 +105,6 @@ impl Writing {
         }
     }
 
-    /// The text as a draft sees it.
     pub(super) fn view(&self) -> DraftRow<'_> {
         DraftRow {
             sequence: self.sequence,
@@ -120,7 +113,6 @@ impl Writing {
         }
     }
 
-    /// Writes a token and tells the callback.
     pub(super) fn push(
         &mut self,
         token: u32,
@@ -141,7 +133,6 @@ impl Writing {
         }
     }
 
-    /// The text, which has ended.
     pub(super) fn finish(self, ended: Ended) -> Generated {
         Generated {
             tokens: self.text[self.prompt..].to_vec(),

@@ -14,55 +14,55 @@ use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::Selections;
 use serde::{Deserialize, Serialize};
 
-/// How the residual stream passes a layer.
+/// Scaling of the residual stream around a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Residual {
-    /// As it is: `x + layer(norm(x))`.
+    /// Unscaled: `x + layer(norm(x))`.
     #[default]
     Plain,
-    /// Scaled by a learned vector, which starts at ones: `r * x + layer(norm(x))`.
+    /// By a learned vector, initialised to ones: `r * x + layer(norm(x))`.
     Learned,
 }
 
 /// Configuration of a [`DecoderBlock`].
 #[derive(Config, Debug)]
 pub struct DecoderBlockConfig {
-    /// The attention layer, whose `d_model` and initialiser are those of the block.
+    /// The attention layer, which sets `d_model` and the initialiser of the block.
     pub attention: DynamicMaskAttentionConfig,
     /// The feed-forward network.
     pub feed_forward: FeedForwardConfig,
-    /// How the residual stream passes the two layers. Default: as it is.
+    /// Scaling of the residual stream around the two layers. Default: none.
     #[config(default = "Residual::Plain")]
     pub residual: Residual,
-    /// What the norms before the two layers add to the mean square. Default: 1e-6.
+    /// Epsilon of the norms before the two layers. Default: 1e-6.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
 }
 
-/// One block of a decoder: `x = r * x + attention(norm(x))`, then `x = s * x + feed_forward(norm(x))`, where `r` and `s`
-/// are ones or learned.
+/// One block of a decoder: `x = r * x + attention(norm(x))`, then `x = s * x + feed_forward(norm(x))`, where `r` and
+/// `s` are ones or learned.
 #[derive(Module, Debug)]
 pub struct DecoderBlock {
-    /// Before attention.
+    /// Norm before attention.
     pub attention_norm: RmsNorm,
     /// Attention.
     pub attention: DynamicMaskAttention,
-    /// What scales the residual stream beside attention: `[d_model]`.
+    /// Scale of the residual stream around attention: `[d_model]`.
     pub attention_residual: Option<Param<Tensor<1>>>,
-    /// Before the feed-forward network.
+    /// Norm before the feed-forward network.
     pub feed_forward_norm: RmsNorm,
     /// The feed-forward network.
     pub feed_forward: FeedForward,
-    /// What scales the residual stream beside the feed-forward network: `[d_model]`.
+    /// Scale of the residual stream around the feed-forward network: `[d_model]`.
     pub feed_forward_residual: Option<Param<Tensor<1>>>,
 }
 
 impl DecoderBlockConfig {
-    /// Makes the block on a device.
+    /// Creates the block on a device.
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttentionConfig::try_init`], or [`AttentionError::Epsilon`].
+    /// Errors of [`DynamicMaskAttentionConfig::try_init`], or [`AttentionError::Epsilon`].
     pub fn try_init(&self, device: &Device) -> Result<DecoderBlock, AttentionError> {
         let epsilon = self.norm_epsilon as f32;
         if !(epsilon.is_finite() && epsilon > 0.0) {
@@ -92,11 +92,11 @@ impl DecoderBlockConfig {
 }
 
 impl DecoderBlock {
-    /// `[batch, len, d_model]` to the same shape.
+    /// The block on `[batch, len, d_model]`, to the same shape.
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward`].
+    /// See [`DynamicMaskAttention::try_forward`].
     pub fn try_forward(
         &self,
         x: Tensor<3>,
@@ -105,16 +105,16 @@ impl DecoderBlock {
         self.try_forward_with(x, |layer, x| layer.try_forward(sequences.input(x)))
     }
 
-    /// As [`try_forward`](Self::try_forward), for gradient checkpointing: the selection is made once and used again in
-    /// the second pass, see [`Checkpointed`](burn_flash_dma::train::Checkpointed).
+    /// [`try_forward`](Self::try_forward) for gradient checkpointing: makes the selection in the first pass and
+    /// reuses it in the second, see [`Checkpointed`](burn_flash_dma::train::Checkpointed).
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     ///
     /// # Panics
     ///
-    /// If there were fewer blocks in the first pass.
+    /// If the first pass had fewer blocks.
     #[cfg(feature = "autodiff")]
     pub fn try_forward_selecting(
         &self,
@@ -131,7 +131,7 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::try_forward_cached`].
+    /// See [`DynamicMaskAttention::try_forward_cached`].
     // ANCHOR: block
     pub fn try_forward_cached(
         &self,
@@ -145,7 +145,7 @@ impl DecoderBlock {
     ///
     /// # Errors
     ///
-    /// Those of `attend`.
+    /// Errors of `attend`.
     pub fn try_forward_with(
         &self,
         x: Tensor<3>,
@@ -161,7 +161,6 @@ impl DecoderBlock {
     // ANCHOR_END: block
 }
 
-/// The residual stream beside a layer.
 fn scaled(residual: &Option<Param<Tensor<1>>>, x: Tensor<3>) -> Tensor<3> {
     match residual {
         None => x,

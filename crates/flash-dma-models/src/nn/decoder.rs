@@ -14,46 +14,45 @@ use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreLearning, Scores, Sele
 use burn_flash_dma::{AttentionError, Intervals};
 use serde::{Deserialize, Serialize};
 
-/// What every norm adds to the mean square.
 const EPSILON: f64 = 1e-5;
 
-/// The fewest keys of a layer that chooses them, in short texts.
+/// Minimum window of a layer that selects its keys, in short texts.
 const LEAST_WINDOW: usize = 8;
 
-/// What is kept of the blocks for the backward pass.
+/// Which activations of the blocks are kept for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
     /// All that it reads.
     #[default]
     Kept,
-    /// Their inputs and selections; the rest is computed a second time.
+    /// Inputs and selections of the blocks; the rest is recomputed.
     Recomputed,
 }
 
-/// Configuration of a [`Decoder`]: blocks whose attention chooses its keys, and among them, if asked for, local ones and
-/// dense ones. Layers are counted from 1.
+/// Configuration of a [`Decoder`]: blocks whose attention selects its keys and, optionally, local and dense ones.
+/// Layers are counted from 1.
 #[derive(Config, Debug)]
 pub struct DecoderConfig {
-    /// The layers that choose their keys: how they do, and all layers' sizes.
+    /// Configuration of the layers that select their keys, and sizes of all layers.
     pub attention: DynamicMaskAttentionConfig,
     /// Number of blocks.
     pub layers: usize,
-    /// Number of tokens in the vocabulary. Default: 256, those of a byte.
+    /// Number of tokens in the vocabulary. Default: 256, for bytes.
     #[config(default = 256)]
     pub vocabulary: usize,
-    /// Last keys of a query in odd layers, which are local and alone have the rotary encoding of
-    /// [`attention`](Self::attention), so nothing in the other layers depends on the length. With `None` no layer is local,
-    /// and all have it. Default: 256.
+    /// Window of the odd layers, which then are local: a query sees this many last keys. Only these layers use the
+    /// rotary encoding of [`attention`](Self::attention), so nothing in the others depends on the length. With `None`
+    /// no layer is local, and all use it. Default: 256.
     #[config(default = "Some(256)")]
     pub local_window: Option<usize>,
-    /// Numbers of layers that attend to all keys; local ones stay local. Default: none.
+    /// Layers (counted from 1) that attend to all keys; local ones stay local. Default: none.
     #[config(default = "Vec::new()")]
     pub dense_layers: Vec<usize>,
-    /// Element type of the activations. The parameters and the optimiser's state stay f32.
+    /// Element type of the activations. Parameters and optimiser state stay f32.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
-    /// What is kept of the blocks for the backward pass.
+    /// Which activations of the blocks are kept for the backward pass.
     #[config(default = "Activations::Kept")]
     pub activations: Activations,
 }
@@ -67,8 +66,8 @@ pub struct DecoderConfig {
 ///         └───────────────────────────────────────┘ └───────────────────────────────┘
 /// ```
 ///
-/// A query of a layer that chooses attends only to the keys that the layer's learned scores rank highest among those
-/// before it. They need not be near: the window is a budget, not a distance.
+/// In layers that select, a query attends only to the earlier keys that learned scores rank highest. They need not be
+/// near: the window is a budget, not a distance.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -87,21 +86,21 @@ pub struct DecoderConfig {
 /// # }
 /// ```
 ///
-/// It [generates](crate::generate) once it is made [for generation](Self::for_generation).
+/// To [generate](crate::generate), convert it [for generation](Self::for_generation).
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// `[vocabulary, d_model]`; read backwards it makes the logits.
+    /// `[vocabulary, d_model]`; its transpose makes the logits.
     pub embedding: Embedding,
-    /// The blocks, the first one first.
+    /// Blocks, in order.
     pub blocks: Vec<DecoderBlock>,
-    /// Before the logits.
+    /// Norm before the logits.
     pub norm: RmsNorm,
     #[module(skip)]
     pub(super) config: DecoderConfig,
 }
 
 impl DecoderConfig {
-    /// A model with random parameters on a device.
+    /// Creates a model with random parameters on a device.
     ///
     /// # Panics
     ///
@@ -115,11 +114,11 @@ impl DecoderConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttentionConfig::try_init`].
+    /// See [`DynamicMaskAttentionConfig::try_init`].
     pub fn try_init(&self, device: &Device) -> Result<Decoder, AttentionError> {
         let d_model = self.attention.d_model;
-        // Small enough that the first logits are nearly uniform: the norm before them has unit mean square, so a
-        // logit's deviation is that of the embedding times the root of d_model.
+        // Small enough that the first logits are nearly uniform: after the norm, which gives unit mean square, a
+        // logit's deviation is the embedding's times sqrt(d_model).
         let initializer = Initializer::Normal {
             mean: 0.0,
             std: 0.5 / (d_model as f64).sqrt(),
@@ -137,23 +136,21 @@ impl DecoderConfig {
         })
     }
 
-    /// The block of a number.
+    /// Configuration of block `number`.
     #[must_use]
     pub fn block(&self, number: usize) -> DecoderBlockConfig {
-        // SwiGLU has three matrices where a plain network has two: 8/3 of the width instead of 4 keeps the parameters
-        // equal. A multiple of 32 suits the matrix units.
+        // SwiGLU has three matrices instead of two: a hidden width of 8/3 instead of 4 keeps the number of
+        // parameters. A multiple of 32 suits the matrix units.
         let hidden = (self.attention.d_model * 8 / 3).next_multiple_of(32);
         let feed_forward = FeedForwardConfig::new(hidden)
             .with_initializer(Some(LinearConfig::new(1, 1).initializer));
         DecoderBlockConfig::new(self.layer(number), feed_forward).with_norm_epsilon(EPSILON)
     }
 
-    /// Whether the layer of a number is local.
     fn is_local(&self, number: usize) -> bool {
         self.local_window.is_some() && number % 2 == 1
     }
 
-    /// The attention of the block of a number.
     fn layer(&self, number: usize) -> DynamicMaskAttentionConfig {
         let (mut layer, index) = match self.local_window {
             Some(_) if self.is_local(number) => {
@@ -165,13 +162,13 @@ impl DecoderConfig {
         if self.dense_layers.contains(&number) {
             return last_keys(&layer, None);
         }
-        // Tokens that one layer deals to one head are dealt to several by the next.
+        // Tokens that one layer deals to the same head are spread over several by the next.
         layer.selection.turns = layer.selection.turns.map(|run| run << index.min(14));
         layer
     }
 }
 
-/// A layer with the parameters of another one with linear scores that keeps the last `window` keys, or all: its scores
+/// A layer that keeps the last `window` keys, or all, with the parameters of a layer with linear scores. Its scores
 /// have nothing to rank, and do not learn.
 #[must_use]
 pub fn last_keys(
@@ -195,18 +192,18 @@ impl Decoder {
         }
     }
 
-    /// What the model was made by.
+    /// Configuration of the model.
     #[must_use]
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// Sets the windows of the layers that choose their keys for texts so many times shorter than those that the model is
-    /// configured for: the same share of their keys, at least 8, and at least twice what is kept whatever its score.
+    /// Shrinks the windows of layers that select their keys for texts `divisor` times shorter than configured: to the
+    /// same share of the keys, at least 8, and at least twice the number always kept.
     ///
     /// # Errors
     ///
-    /// As [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
+    /// See [`try_set_keep_window`](burn_flash_dma::nn::DynamicMaskAttention::try_set_keep_window).
     pub fn try_set_share(&mut self, divisor: usize) -> Result<(), AttentionError> {
         let selection = &self.config.attention.selection;
         let Some(window) = selection.window else {
@@ -223,12 +220,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// What each layer selects, and the scores `[batch, kv_heads, len]` that it ranks the keys by; `None` of a layer
-    /// that attends to all keys.
+    /// Each layer's selection, with the scores `[batch, kv_heads, len]` that ranked the keys; `None` for a layer that
+    /// attends to all keys.
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// See [`try_forward`](Self::try_forward).
     pub fn try_selections(
         &self,
         input: impl Into<TokenInput>,
@@ -249,8 +246,8 @@ impl Decoder {
         Ok(seen)
     }
 
-    /// The model as it generates: without autodiff, its parameters in the type of the activations, to which they are
-    /// otherwise cast at every call.
+    /// The model for generation: without autodiff, and with its parameters in the type of the activations, to which
+    /// every call casts them otherwise.
     #[must_use]
     pub fn for_generation(&self) -> Self {
         super::cast(&self.valid(), self.config.dtype)

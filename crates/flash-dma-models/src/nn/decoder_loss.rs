@@ -1,4 +1,4 @@
-//! What training asks of a [`Decoder`].
+//! Losses of a [`Decoder`] and their backward pass.
 
 use super::decoder::{Activations, Decoder};
 use super::expect;
@@ -9,20 +9,20 @@ use burn::tensor::{Int, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::train::Checkpointed;
 
-/// The backward pass of a loss: the gradients of all parameters.
+/// Backward pass of a loss: computes the gradients of all parameters.
 pub type Backward<'a> = Box<dyn FnOnce() -> GradientsParams + 'a>;
 
 impl Decoder {
-    /// The [loss](Self::try_loss), each token's times its weight `[batch, len]` if there are any, and what computes the
-    /// gradients of all parameters once it is called, as [`Activations`] says.
+    /// The [loss](Self::try_loss), optionally with weights `[batch, len]` per token, and its backward pass, which
+    /// keeps or recomputes activations according to [`Activations`].
     ///
     /// # Errors
     ///
-    /// Those of [`try_token_losses`](Self::try_token_losses).
+    /// See [`try_token_losses`](Self::try_token_losses).
     ///
     /// # Panics
     ///
-    /// In place of an error where activations are recomputed.
+    /// Instead of an error if activations are recomputed.
     pub fn try_loss_and_backward(
         &self,
         input: impl Into<TokenInput>,
@@ -49,7 +49,7 @@ impl Decoder {
         let TokenInput { tokens, sequences } = input;
         let x = stack.embed(tokens);
         let blocks = Checkpointed::forward(&self.blocks, x, move |block, x, selections| {
-            // The copies for a block are made again, too.
+            // The casts of a block's parameters are recomputed too.
             let block = stack.computing(block);
             expect(block.try_forward_selecting(x, &sequences, selections))
         });

@@ -8,45 +8,44 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::{AttentionError, try_linear};
 use serde::{Deserialize, Serialize};
 
-/// Which of the router's logits are those of a token.
+/// Which of the router's logits belong to a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Routing {
-    /// Its own: what a token is routed to depends on nothing else.
+    /// Its own: the routing of a token depends on nothing else.
     #[default]
     PerToken,
-    /// As `transformers` computes a call of several tokens: it reads the two halves of the logits of `n` tokens as if
-    /// all first halves stood before all second ones. The logits of a token are then those of others, *later ones
-    /// included*, and depend on how a text is divided into calls. For one token it is the same as
-    /// [`PerToken`](Self::PerToken), and so it is in `transformers`' generation behind the prompt. It is here to
-    /// compare with `transformers`.
+    /// The routing of `transformers` for a call of several tokens, to compare with it: it reads the two halves of the
+    /// logits of `n` tokens as if all first halves preceded all second ones. The logits of a token then belong to
+    /// others, *later ones included*, and depend on how a text is divided into calls. For one token, as in
+    /// `transformers`' generation after the prompt, it equals [`PerToken`](Self::PerToken).
     AcrossTokens,
 }
 
 /// Configuration of [`Experts`].
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct ExpertsConfig {
-    /// Number of experts. Those past the greatest square up to it are never chosen.
+    /// Number of experts. Those past the largest square up to it are never chosen.
     pub experts: usize,
-    /// Number of experts that each token is sent to, at most those that can be chosen.
+    /// Number of experts per token, at most the number that can be chosen.
     pub per_token: usize,
-    /// Which of the router's logits are those of a token. Default: its own.
+    /// Which of the router's logits belong to a token. Default: its own.
     #[config(default = "Routing::PerToken")]
     pub routing: Routing,
 }
 
-/// A cross-domain mixture of experts: each expert is one row of `down` and one of `up`, and the `per_token` of greatest
-/// logit add `softmax(logit) * silu(x . down) * up`.
+/// A cross-domain mixture of experts: each expert is one row of `down` and one of `up`, and the `per_token` experts
+/// of greatest logit add `softmax(logit) * silu(x . down) * up`.
 ///
-/// With `keys` the root of the number of experts, the router gives a token `2 * keys` logits. That of expert
-/// `i * keys + j` is the sum of number `i` of the first half and number `j` of the second, so the best experts are
-/// among the pairs of the best of each half.
+/// With `keys` the square root of the number of experts, the router gives a token `2 * keys` logits. The logit of
+/// expert `i * keys + j` is number `i` of the first half plus number `j` of the second, so the best experts are among
+/// the pairs of the best of each half.
 #[derive(Module, Debug)]
 pub struct Experts {
     /// `[d_model, 2 * keys]`, without bias.
     pub router: Linear,
-    /// What each expert reads: `[experts, d_model]`.
+    /// Input weights of the experts: `[experts, d_model]`.
     pub down: Param<Tensor<2>>,
-    /// What each expert writes: `[experts, d_model]`.
+    /// Output weights of the experts: `[experts, d_model]`.
     pub up: Param<Tensor<2>>,
     keys: usize,
     per_token: usize,
@@ -55,13 +54,13 @@ pub struct Experts {
 }
 
 impl ExpertsConfig {
-    /// The number of logits of each half: the root of the number of experts, rounded down.
+    /// Number of logits of each half: the square root of the number of experts, rounded down.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.experts.isqrt()
     }
 
-    /// Makes the experts for so many features per token.
+    /// Creates the experts for `d_model` features per token.
     #[must_use]
     pub fn init(&self, d_model: usize, initializer: &Initializer, device: &Device) -> Experts {
         let table = || initializer.init([self.experts, d_model], device);
@@ -80,12 +79,12 @@ impl ExpertsConfig {
 }
 
 impl Experts {
-    /// What the experts add: `[batch, len, d_model]` to the same shape.
+    /// Contribution of the experts: `[batch, len, d_model]` to the same shape.
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model`, the device or the element types do not fit, or a token is
-    /// to be sent to more experts than can be chosen.
+    /// [`AttentionError`] if the last axis is not `d_model`, the device or the element types do not fit, or a token
+    /// goes to more experts than can be chosen.
     pub fn try_forward(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
         let shape @ [batch, len, d_model] = x.dims();
         let (tokens, limit) = (batch * len, self.keys * self.keys);
@@ -114,8 +113,8 @@ impl Experts {
         Ok(out.reshape(shape))
     }
 
-    /// The greatest logits of each token's experts and the experts, `[tokens, per_token]`, of the router's logits
-    /// `[tokens, 2 * keys]`.
+    /// Logits and indices of each token's best experts, `[tokens, per_token]`, from the router's logits `[tokens, 2 *
+    /// keys]`.
     fn best(&self, logits: Tensor<2>) -> (Tensor<2>, Tensor<2, Int>) {
         let [tokens, _] = logits.dims();
         let keys = self.keys;
@@ -126,7 +125,7 @@ impl Experts {
                 [0, tokens].map(|start| rows.clone().narrow(0, start, tokens))
             }
         };
-        // The best pairs are pairs of the best.
+        // The best pairs consist of the best of each half.
         let kept = self.per_token.min(keys);
         let [(first, i), (second, j)] = halves.map(|half| greatest(half, kept));
         let pairs: Tensor<3> = first.unsqueeze_dim::<3>(2) + second.unsqueeze_dim::<3>(1);
@@ -136,13 +135,13 @@ impl Experts {
         (scores, i.mul_scalar(keys as i64) + j)
     }
 
-    /// Sets which of the router's logits are those of a token.
+    /// Sets which of the router's logits belong to a token.
     pub fn set_routing(&mut self, routing: Routing) {
         self.routing = routing;
     }
 }
 
-/// The greatest values of each row and their columns. The choice is a constant for gradients; the values have theirs.
+/// Greatest values of each row and their columns. The choice is a constant for gradients; the values have theirs.
 fn greatest(values: Tensor<2>, count: usize) -> (Tensor<2>, Tensor<2, Int>) {
     let (_, columns) = values.clone().detach().topk_with_indices(count, 1);
     (values.gather(1, columns.clone()), columns)

@@ -10,18 +10,18 @@ use burn_flash_dma::{AttentionError, try_linear, try_swiglu};
 /// Configuration of a [`FeedForward`].
 #[derive(Config, Debug)]
 pub struct FeedForwardConfig {
-    /// Features between the products.
+    /// Hidden features.
     pub hidden: usize,
-    /// Whether the three products have biases. Default: false.
+    /// Adds biases to the three products. Default: false.
     #[config(default = false)]
     pub bias: bool,
-    /// Routed experts beside the network. Default: none.
+    /// Routed experts next to the network. Default: none.
     pub experts: Option<ExpertsConfig>,
     /// Initialiser of the three products. Default: that of the block's attention.
     pub initializer: Option<Initializer>,
 }
 
-/// `down(silu(gate(x)) * up(x))`, and what routed experts add to it.
+/// `down(silu(gate(x)) * up(x))`, plus the output of routed experts if any.
 #[derive(Module, Debug)]
 pub struct FeedForward {
     /// `[d_model, hidden]`.
@@ -30,12 +30,12 @@ pub struct FeedForward {
     pub up: Linear,
     /// `[hidden, d_model]`.
     pub down: Linear,
-    /// What else is added.
+    /// Routed experts.
     pub experts: Option<Experts>,
 }
 
 impl FeedForwardConfig {
-    /// Makes the network for so many features per token.
+    /// Creates the network for `d_model` features per token.
     #[must_use]
     pub fn init(&self, d_model: usize, initializer: &Initializer, device: &Device) -> FeedForward {
         let initializer = self.initializer.as_ref().unwrap_or(initializer);
@@ -56,7 +56,7 @@ impl FeedForwardConfig {
 }
 
 impl FeedForward {
-    /// `[batch, len, d_model]` to the same shape.
+    /// The network on `[batch, len, d_model]`, to the same shape.
     ///
     /// # Errors
     ///

@@ -1,11 +1,10 @@
-//! What a model reads.
+//! Inputs of a model.
 
 use burn::tensor::{Int, Tensor};
 use burn_flash_dma::Documents;
 use burn_flash_dma::nn::DynamicMaskInput;
 
-/// What is known about the sequences of a batch beside their tokens: nothing, where padding begins, and which documents
-/// are packed into them. It is the same for every layer of a model.
+/// Lengths and documents of a batch's sequences, if any; the same for every layer of a model.
 #[derive(Clone, Debug, Default)]
 pub struct Sequences {
     pub(super) lengths: Option<Vec<usize>>,
@@ -19,21 +18,21 @@ impl Sequences {
         Self::default()
     }
 
-    /// The number of tokens of each sequence: see [`DynamicMaskInput::lengths`].
+    /// Number of tokens of each sequence: see [`DynamicMaskInput::lengths`].
     #[must_use]
     pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.lengths = Some(lengths.into());
         self
     }
 
-    /// The documents that are packed into each sequence: see [`DynamicMaskInput::documents`].
+    /// Documents packed into each sequence: see [`DynamicMaskInput::documents`].
     #[must_use]
     pub fn documents(mut self, documents: Documents) -> Self {
         self.documents = Some(documents);
         self
     }
 
-    /// What an attention layer reads.
+    /// Input of an attention layer.
     pub fn input(&self, x: Tensor<3>) -> DynamicMaskInput {
         let mut input = DynamicMaskInput::new(x);
         if let Some(lengths) = &self.lengths {
@@ -46,7 +45,7 @@ impl Sequences {
     }
 }
 
-/// The input of a language model: tokens, and what is known about their sequences. A plain tensor is an input without
+/// Input of a language model: tokens, and optionally lengths and documents. A plain tensor is an input without
 /// padding, of one document per sequence.
 ///
 /// ```
@@ -73,7 +72,7 @@ pub struct TokenInput {
 }
 
 impl TokenInput {
-    /// Tokens `[batch, len]`, all of which count.
+    /// Tokens `[batch, len]`, none of them padding.
     pub fn new(tokens: Tensor<2, Int>) -> Self {
         Self {
             tokens,
@@ -81,13 +80,13 @@ impl TokenInput {
         }
     }
 
-    /// The number of tokens of each sequence; what stands behind them is padding, whose logits mean nothing.
+    /// Number of tokens of each sequence; the rest is padding, whose logits mean nothing.
     pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.sequences = self.sequences.lengths(lengths);
         self
     }
 
-    /// The documents that are packed into each sequence: a token sees those of its own document only.
+    /// Documents packed into each sequence: a token sees only its own document.
     pub fn documents(mut self, documents: Documents) -> Self {
         self.sequences = self.sequences.documents(documents);
         self

@@ -1,4 +1,4 @@
-//! Losses of whole models, and what their layers select.
+//! Losses of whole models, and inputs of the metric of selections.
 
 use super::input::TokenInput;
 use super::stack::Stack;
@@ -11,7 +11,7 @@ use burn_flash_dma::train::token_losses;
 use burn_flash_dma::{AttentionError, TensorName};
 
 impl Stack<'_> {
-    /// The mean cross-entropy, `[1]`, of tokens but padding.
+    /// Mean cross-entropy, `[1]`, over the tokens without padding.
     pub fn loss(
         self,
         input: TokenInput,
@@ -21,7 +21,7 @@ impl Stack<'_> {
         Ok(mean(self.token_losses(input, targets)?, lengths))
     }
 
-    /// The cross-entropy of each token, `[batch, len]`.
+    /// Cross-entropy of each token, `[batch, len]`.
     pub fn token_losses(
         self,
         input: TokenInput,
@@ -33,7 +33,7 @@ impl Stack<'_> {
     }
 
     // ANCHOR: selections
-    /// The loss, and what every layer selects.
+    /// The loss, and every layer's selection.
     #[cfg(feature = "train")]
     pub fn loss_and_selections(
         self,
@@ -52,7 +52,7 @@ impl Stack<'_> {
         Ok((mean(losses(logits, targets), lengths), selections))
     }
 
-    /// The gradients of all scores' parameters.
+    /// Adds the gradients of the parameters of all scores.
     #[cfg(feature = "train")]
     pub fn score_gradients(self, gradients: &GradientsParams) -> SelectionInput {
         let layers = self.blocks.iter().map(|block| &block.attention);
@@ -63,7 +63,7 @@ impl Stack<'_> {
     // ANCHOR_END: selections
 }
 
-/// Refuses targets that are not those of the tokens.
+/// Refuses targets whose shape differs from that of the tokens.
 pub(super) fn check_targets(
     input: &TokenInput,
     targets: &Tensor<2, Int>,
@@ -80,17 +80,17 @@ pub(super) fn check_targets(
     }
 }
 
-/// The cross-entropy of each token, `[batch, len]`.
+/// Cross-entropy of each token, `[batch, len]`.
 pub(super) fn losses(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
     let shape = targets.dims();
     if shape.contains(&0) {
-        // Burn's `flatten` of no tokens has another shape.
+        // Burn's `flatten` of an empty tensor has another shape.
         return logits.cast(DType::F32).sum_dim(2).reshape(shape);
     }
     token_losses(logits.flatten(0, 1), targets.flatten(0, 1)).reshape(shape)
 }
 
-/// The mean over all tokens but padding; 0 if there are none.
+/// Mean over the tokens without padding; 0 if there are none.
 pub(super) fn mean(losses: Tensor<2>, lengths: Option<Vec<usize>>) -> Tensor<1> {
     let [batch, len] = losses.dims();
     if batch * len == 0 {

@@ -1,9 +1,8 @@
-//! A decoder-only model, its blocks, and what they are made of.
+//! A decoder-only model, its blocks and their parts.
 //!
-//! A [`Decoder`] is a whole language model. A [`DecoderBlock`] is attention and a feed-forward network, each with a norm
-//! before it and added to the residual stream, which either passes as it is or is scaled by a learned vector. A
-//! [`FeedForward`] is a gated network, and may have routed [`Experts`] beside it. A [`TokenInput`] is what a whole model
-//! reads.
+//! A [`Decoder`] is a whole language model. A [`DecoderBlock`] is attention and a feed-forward network, each with a
+//! norm before it and added to the residual stream, which a learned vector may scale. A [`FeedForward`] is a gated
+//! network, optionally with routed [`Experts`] next to it. A [`TokenInput`] is the input of a whole model.
 
 mod block;
 mod decoder;
@@ -38,8 +37,8 @@ pub(crate) fn normalised<const D: usize>(
     try_rms_norm(x, norm.gamma.val(), norm.epsilon as f32)
 }
 
-/// A part of a model with its parameters in an element type, within the autodiff graph: gradients arrive at the original
-/// parameters through the casts.
+/// A part of a model with its parameters cast within the autodiff graph: gradients arrive at the original parameters
+/// through the casts.
 #[must_use]
 pub fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
     part.clone().map(&mut Cast(dtype))
@@ -56,7 +55,6 @@ impl ModuleMapper for Cast {
     }
 }
 
-/// The value, or a panic with the error's text.
 #[track_caller]
 pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     match result {

@@ -1,4 +1,4 @@
-//! What whole models share: an embedding, blocks, a norm, and logits.
+//! The parts shared by whole models: an embedding, blocks, a norm, and logits.
 
 use super::block::DecoderBlock;
 use super::input::{Sequences, TokenInput};
@@ -10,20 +10,19 @@ use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::{AttentionError, try_linear, try_product};
 use std::borrow::Cow;
 
-/// The parts of a model, as it computes with them.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack<'a> {
     pub embedding: &'a Embedding,
     pub blocks: &'a [DecoderBlock],
     pub norm: &'a RmsNorm,
-    /// Without it the embedding, read backwards, makes the logits.
+    /// If `None`, the transposed embedding makes the logits.
     pub unembedding: Option<&'a Linear>,
     /// The type of the activations.
     pub dtype: FloatDType,
 }
 
 impl Stack<'_> {
-    /// The logits in the type of the activations; `see` gets each block, what it reads, and the sequences.
+    /// Logits in the type of the activations; `see` gets each block, its input, and the sequences.
     pub fn logits(
         self,
         input: TokenInput,
@@ -39,7 +38,7 @@ impl Stack<'_> {
         self.unembed(x)
     }
 
-    /// The vectors of tokens, in the type of the activations.
+    /// Vectors of tokens, in the type of the activations.
     pub fn embed(self, tokens: Tensor<2, Int>) -> Tensor<3> {
         #[cfg(feature = "autodiff")]
         return burn_flash_dma::train::embed(self.embedding, tokens, self.dtype);
@@ -47,7 +46,7 @@ impl Stack<'_> {
         return self.embedding.forward(tokens).cast(self.dtype);
     }
 
-    /// The logits of what the last block returns.
+    /// Logits from the output of the last block.
     pub fn unembed(self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
         let x = normalised(&self.computing(self.norm), x)?;
         match self.unembedding {
@@ -56,8 +55,8 @@ impl Stack<'_> {
         }
     }
 
-    /// A part of the model as it computes: with parameters in the type of the activations. Gradients arrive at the
-    /// originals through the cast; an update of a 16-bit parameter would mostly be rounded away.
+    /// A part of the model with parameters in the type of the activations. Gradients arrive at the originals through
+    /// the cast; an update of a 16-bit parameter would mostly be rounded away.
     pub fn computing<'a, M: Module>(self, part: &'a M) -> Cow<'a, M> {
         let mut visitor = Of {
             dtype: self.dtype.into(),
@@ -112,11 +111,12 @@ impl Stack<'_> {
     }
 }
 
-/// What a whole model does with the parts that its method `stack` returns; the rest of its [`crate::LanguageModel`] follows.
+/// Methods of a whole model, from the parts that its method `stack` returns; the rest of its [`crate::LanguageModel`]
+/// follows.
 macro_rules! whole_model {
     ($model:ty { $($item:item)* }) => {
         impl $model {
-            /// The logits of the token that follows each token, `[batch, len, vocabulary]` in f32. A tensor
+            /// Logits of the token that follows each token, `[batch, len, vocabulary]` in f32. Takes a tensor
             /// `[batch, len]` of tokens, or a [`TokenInput`](crate::nn::TokenInput).
             ///
             /// # Panics
@@ -127,13 +127,13 @@ macro_rules! whole_model {
                 crate::nn::expect(self.try_forward(input))
             }
 
-            /// Like [`forward`](Self::forward), but returns the error. Tokens are on the device and not looked at: what
-            /// happens to one that is not in the vocabulary is the backend's to say.
+            /// Like [`forward`](Self::forward), but returns the error. Tokens are on the device and not checked: the
+            /// backend decides what happens to one outside the vocabulary.
             ///
             /// # Errors
             ///
-            /// [`AttentionError`] if the sequences are longer than the rotary tables, or the lengths or the documents do
-            /// not fit them.
+            /// [`AttentionError`] if the sequences are longer than the rotary tables, or the lengths or the documents
+            /// do not fit.
             pub fn try_forward(
                 &self,
                 input: impl Into<crate::nn::TokenInput>,
@@ -145,12 +145,12 @@ macro_rules! whole_model {
 
         #[cfg(feature = "autodiff")]
         impl $model {
-            /// The mean cross-entropy, `[1]` in nats per token, of the tokens `targets` `[batch, len]` that follow those
-            /// of the input. Padding does not count; of no tokens it is 0.
+            /// Mean cross-entropy, `[1]` in nats per token, of `targets` `[batch, len]`, the tokens that follow those
+            /// of the input. Excludes padding; 0 without tokens.
             ///
             /// # Errors
             ///
-            /// Those of [`try_token_losses`](Self::try_token_losses).
+            /// See [`try_token_losses`](Self::try_token_losses).
             pub fn try_loss(
                 &self,
                 input: impl Into<crate::nn::TokenInput>,
@@ -159,13 +159,13 @@ macro_rules! whole_model {
                 self.stack().loss(input.into(), targets)
             }
 
-            /// The cross-entropy of each token, `[batch, len]` in f32 and nats: to leave some of them out, such as the
-            /// first of a document, or to weight them.
+            /// Cross-entropy of each token, `[batch, len]` in f32 and nats, for weighting tokens or leaving some out,
+            /// such as the first of a document.
             ///
             /// # Errors
             ///
-            /// Those of [`try_forward`](Self::try_forward), and [`AttentionError::Shape`] if the targets are not as many
-            /// as the tokens.
+            /// Errors of [`try_forward`](Self::try_forward), and [`AttentionError::Shape`] if tokens and targets
+            /// differ in number.
             pub fn try_token_losses(
                 &self,
                 input: impl Into<crate::nn::TokenInput>,
@@ -174,11 +174,11 @@ macro_rules! whole_model {
                 self.stack().token_losses(input.into(), targets)
             }
 
-            /// The [loss](Self::try_loss), and what every layer selects, for the metric of selections.
+            /// The [loss](Self::try_loss) and every layer's selection, for the metric of selections.
             ///
             /// # Errors
             ///
-            /// Those of [`try_token_losses`](Self::try_token_losses).
+            /// See [`try_token_losses`](Self::try_token_losses).
             #[cfg(feature = "train")]
             pub fn try_loss_and_selections(
                 &self,
@@ -188,7 +188,7 @@ macro_rules! whole_model {
                 self.stack().loss_and_selections(input.into(), targets)
             }
 
-            /// The gradients of all scores' parameters, for the metric of selections.
+            /// Gradients of the parameters of all scores, for the metric of selections.
             #[cfg(feature = "train")]
             #[must_use]
             pub fn score_gradients(
@@ -215,14 +215,14 @@ macro_rules! whole_model {
 
             /// # Errors
             ///
-            /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](crate::LanguageModel::max_len) or there are more
-            /// `rows` than tokens, before anything is computed; or those of
+            /// [`AttentionError::TooLarge`] if a sequence exceeds [`max_len`](crate::LanguageModel::max_len) or there
+            /// are more `rows` than tokens, before anything is computed; or those of
             /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached),
-            /// for example if the parameters are tracked by autodiff.
+            /// for example if autodiff tracks the parameters.
             ///
             /// # Panics
             ///
-            /// If there are not as many caches as blocks.
+            /// If the numbers of caches and blocks differ.
             fn try_read(
                 &self,
                 tokens: Tensor<2, Int>,
@@ -236,7 +236,6 @@ macro_rules! whole_model {
 }
 pub(crate) use whole_model;
 
-/// Whether all parameters are of one element type.
 struct Of {
     dtype: DType,
     all: bool,
@@ -248,7 +247,6 @@ impl ModuleVisitor for Of {
     }
 }
 
-/// Refuses a size past a limit.
 fn within(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
     match size <= limit {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! Folders that go away.
+//! Temporary folders.
 
 use std::fs;
 use std::path::PathBuf;

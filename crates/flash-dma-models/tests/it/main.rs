@@ -1,6 +1,6 @@
 //! Tests of the models, their data and generation: one program, so that Burn is linked once.
 
-/// Fails with the text of an error that is another one.
+/// Fails with the error's text if it is another error.
 macro_rules! assert_error {
     ($error:expr, $($pattern:tt)+) => {{
         let error = $error;

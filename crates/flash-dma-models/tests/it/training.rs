@@ -1,4 +1,4 @@
-//! Training of a decoder: it learns, with what is kept and with what is recomputed, and says what its layers select.
+//! Training of a decoder: it learns, with kept and with recomputed activations, and reports its layers' selections.
 #![cfg(all(feature = "flex", feature = "autodiff"))]
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -8,7 +8,7 @@ use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
 use burn_flash_dma::train::clip_gradients;
 use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
 
-/// Two rows of 24 numbers that repeat, and those that follow them.
+/// Two rows of 24 repeating numbers, and the numbers that follow them.
 fn batch() -> [Tensor<2, Int>; 2] {
     let tokens = Tensor::<1, Int>::arange(0..49, &Device::flex()).remainder_scalar(7);
     [0, 1].map(|from| tokens.clone().narrow(0, from, 48).reshape([2, 24]))
@@ -22,13 +22,13 @@ fn config() -> DecoderConfig {
     DecoderConfig::new(attention, 2).with_local_window(None)
 }
 
-/// A model by the configuration, with the parameters of another.
+/// A model of the configuration with the parameters of another one.
 fn model(config: &DecoderConfig, parameters: &Decoder) -> Decoder {
     let model = config.init(&Device::flex().autodiff());
     model.load_record(parameters.clone().into_record())
 }
 
-/// The losses of some steps, and the model behind them.
+/// Losses of some steps, and the model after them.
 fn train(mut model: Decoder) -> (Vec<f32>, Decoder) {
     let mut optimiser = AdamWConfig::new().init();
     let [inputs, targets] = batch();
@@ -48,7 +48,7 @@ fn a_decoder_that_recomputes_its_blocks_learns_the_same() {
     let parameters = config().init(&Device::flex().autodiff());
     let [kept, recomputed] = [Activations::Kept, Activations::Recomputed]
         .map(|activations| train(model(&config().with_activations(activations), &parameters)).0);
-    // Untrained, every byte is as likely.
+    // Untrained, every byte is equally likely.
     assert!((kept[0] - 256f32.ln()).abs() < 0.5, "{kept:?}");
     assert!(kept[19] < kept[0] - 2.0, "{kept:?}");
     for (kept, recomputed) in kept.iter().zip(&recomputed) {
@@ -131,7 +131,7 @@ mod of_text {
         };
         let whole = training.try_run(&text(), &folder, &device, &mut see);
         let whole = parameters(&whole.expect("it trains"), &dir, "whole");
-        // As if the run had been ended: only the checkpoint behind the third step in four is left.
+        // As if the run had been interrupted: only the checkpoint after the third of four steps is left.
         std::fs::remove_dir_all(folder.join("checkpoint-8")).expect("the last checkpoint");
         let rest = training.try_resume(&text(), &folder, &device, &mut see);
         assert!(parameters(&rest.expect("it goes on"), &dir, "rest") == whole);

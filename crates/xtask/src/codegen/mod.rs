@@ -1,7 +1,7 @@
 //! `cargo xtask codegen`: compiles kernel variants with the CUDA compiler, without a GPU, and checks the result.
 //!
-//! The kernels crate's `codegen` program writes each variant as CUDA C++; `gate.py` compiles what `docs/codegen.tsv` does
-//! not know, and compares.
+//! The kernels crate's `codegen` program writes each variant as CUDA C++; `gate.py` compiles the variants that
+//! `docs/codegen.tsv` does not have, and compares.
 
 use crate::process::{Result, linting, remove_dir, root, run as run_command, target_dir};
 use crate::setup;
@@ -20,15 +20,15 @@ const COMPILERS: Wheels = Wheels {
     ],
 };
 
-/// Where the gate and its tests are.
 const GATE: &str = "crates/xtask/src/codegen";
 
 /// An integration test that builds within a second: one of the reference's.
 const SMALL_TEST: &str = "oracle";
 
-/// Runs the command: `--full` compiles what the table knows as well, `--bless` rewrites it, `--sources` compiles nothing
-/// and prints a hash of each variant's source. Other arguments are prefixes of the names of the variants to process. One
-/// that does not compile, breaks a rule, or needs more than the committed table allows is an error.
+/// Runs the command: `--full` compiles also the variants in the table, `--bless` rewrites it, `--sources` compiles
+/// nothing and prints a hash of each variant's source. Other arguments are prefixes of the names of the variants to
+/// process. A variant that does not compile, breaks a rule, or needs more than the committed table allows is an
+/// error.
 pub fn run(options: &[String]) -> Result {
     let (switches, prefixes): (Vec<_>, Vec<_>) = options.iter().partition(|o| o.starts_with('-'));
     match switches[..] {
@@ -40,8 +40,8 @@ pub fn run(options: &[String]) -> Result {
 
     let out = target_dir().join("codegen");
     remove_dir(&out)?;
-    // The whole workspace is selected, and a test of it, a small one: so that features, those of its development
-    // dependencies among them, are the same as for the tests. Else all of CubeCL is compiled a second time.
+    // Selects the whole workspace and a small test, so that features, also of development dependencies, are the same
+    // as for the tests. Otherwise all of CubeCL would be compiled a second time.
     let small = ["--bin", "codegen", "--test", SMALL_TEST];
     run_command(linting(["build", "--workspace"]).args(small))?;
     let mut generator = Command::new(target_dir().join("debug/codegen"));

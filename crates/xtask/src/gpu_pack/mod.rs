@@ -1,8 +1,8 @@
 //! `cargo xtask gpu-pack`: one archive with the CUDA suite, the benchmarks and the examples.
 //!
 //! A GPU machine needs a driver, a CUDA toolkit (NVRTC and its headers) and a C library not older than the building
-//! machine's; no Rust, no LLVM. LLVM is linked statically; other libraries that the binaries load and a minimal system
-//! may lack are packed in `lib/`.
+//! machine's; no Rust, no LLVM. LLVM is linked statically; other libraries that the binaries load and a minimal
+//! system may lack are packed in `lib/`.
 
 use crate::process::{
     Result, after, cargo, read, remove_dir, root, run as run_command, write_file,
@@ -13,11 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// A package whose binaries and integration tests are packed: its name for `--only`, the package's, and features of its
-/// own.
+/// A package whose binaries and integration tests are packed: its name for `--only`, the package's, and additional
+/// features.
 type Part = (&'static str, &'static str, &'static [&'static str]);
 
-/// The part that is a workspace of its own.
 const LAB: &str = "lab";
 
 /// The part that calls the kernels alone, without Burn.
@@ -25,7 +24,7 @@ const RAW: &str = "raw-kernels";
 
 const PARTS: [Part; 8] = [
     ("tests", "flash-dma-tests", &["programs"]),
-    // Their tests of gradients and of adapters.
+    // For their tests of gradients and adapters.
     ("models", "flash-dma-models", &["autodiff"]),
     ("bench", "flash-dma-benches", &["extension"]),
     ("interop", "interop", &[]),
@@ -35,8 +34,8 @@ const PARTS: [Part; 8] = [
     (LAB, LAB, &[]),
 ];
 
-/// The features that a part is built with: without autotune every process is ready within seconds, with it they are Burn's
-/// default ones for CUDA, as its users build.
+/// Features of a part: without autotune every process is ready within seconds; with it, Burn's defaults for CUDA, as
+/// its users build.
 fn features((name, _, also): Part, tuned: bool) -> impl Iterator<Item = &'static str> {
     let burn: &[_] = match (name, tuned) {
         (RAW, _) => &[],
@@ -46,13 +45,10 @@ fn features((name, _, also): Part, tuned: bool) -> impl Iterator<Item = &'static
     also.iter().chain(&["cuda"]).chain(burn).copied()
 }
 
-/// The contents of one archive.
 #[derive(Debug)]
 struct Request {
     parts: Vec<Part>,
-    /// Whether it is built with autotune.
     tuned: bool,
-    /// The options for cargo's build.
     cargo: Vec<String>,
 }
 
@@ -85,7 +81,6 @@ impl Request {
         Ok(request)
     }
 
-    /// The archive's one directory.
     fn directory(&self) -> &'static str {
         match self.tuned {
             false => "flash-dma-gpu",
@@ -98,7 +93,7 @@ impl Request {
     }
 }
 
-/// Limit of the archive, so that it can be carried anywhere.
+/// Maximum size of the archive, so that it can be carried anywhere.
 const MAX_MEGABYTES: f64 = 60.0;
 
 /// Libraries of every GNU/Linux system; the C library must not be mixed with another's.
@@ -143,7 +138,7 @@ pub fn run(options: &[String]) -> Result {
     for script in scripts.map(|(_, script)| *script).chain([run]) {
         let script = root().join(script);
         let name = script.file_name().expect("a file");
-        // With its rights: `run.sh` is executable.
+        // With its permissions: `run.sh` is executable.
         copy(&script, &dir.join(name))?;
     }
     write_file(&dir.join("COMMIT"), commit())?;
@@ -152,9 +147,9 @@ pub fn run(options: &[String]) -> Result {
     println!("gpu-pack: compressing {} binaries", binaries.len());
     let start = Instant::now();
     let mut tar = Command::new("tar");
-    // Most of each binary is the same LLVM and Burn as in the previous one: the window spans the previous binary, the
-    // smallest binaries, which lack Burn, come first, and no branch filter makes equal code differ. Higher presets take
-    // many times as long for a few per cent.
+    // Binaries share most of LLVM and Burn with the previous one: the window spans the previous binary, the smallest
+    // binaries, which lack Burn, come first, and no branch filter makes equal code differ. Higher presets take many
+    // times as long for a few per cent.
     tar.env("XZ_OPT", "-T1 --lzma2=preset=1,dict=256MiB");
     tar.arg("-C").arg(&out).arg("-cJf").arg(&archive);
     run_command(tar.args(by_size(&dir)?))?;
@@ -174,12 +169,12 @@ pub fn run(options: &[String]) -> Result {
     Ok(())
 }
 
-/// The packed test programs: the part, cargo's name of the target, and the name in the archive. The examples' own tests
+/// Packed test programs: the part, cargo's name of the target, and the name in the archive. The examples' own tests
 /// are not packed, and those of the models that run on Flex alone are not built.
 const TESTS: [(&str, &str, &str); 2] = [("tests", "main", "tests"), ("models", "it", "models")];
 
-/// Builds the binaries and the integration tests; returns their names in the archive and paths. One call of cargo has one
-/// set of features, so Burn is compiled once, and again for the lab's.
+/// Builds the binaries and the integration tests; returns their names in the archive and paths. One call of cargo has
+/// one set of features, so Burn is compiled once, and again for the lab.
 fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
     let (lab, library): (Vec<Part>, Vec<Part>) =
@@ -209,7 +204,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
         messages += &read(&mut build)?;
     }
     let mut binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
-    // It works on the rendered book, which is not packed.
+    // It needs the rendered book, which is not packed.
     binaries.remove("playground");
     match tests().find(|(.., name)| !binaries.contains_key(*name)) {
         Some((.., name)) => Err(format!("cargo built no {name}, only {:?}", binaries.keys())),
@@ -217,7 +212,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     }
 }
 
-/// The executable of one of cargo's messages: its name in the archive and its path.
+/// Executable of one of cargo's messages: its name in the archive and its path.
 fn executable(message: &str) -> Option<(String, PathBuf)> {
     let path = after(message, "\"executable\":\"")?;
     let target = message.split_once("\"target\":{")?.1;
@@ -229,8 +224,8 @@ fn executable(message: &str) -> Option<(String, PathBuf)> {
     Some((name.to_owned(), PathBuf::from(path)))
 }
 
-/// The shared libraries that a binary loads and that not every system has. One that is missing here is an error, and so is
-/// LLVM: it is not to be linked dynamically.
+/// Shared libraries that a binary loads and not every system has. A missing one is an error, and so is LLVM, which
+/// must not be linked dynamically.
 fn libraries(binary: &Path) -> Result<Vec<PathBuf>> {
     let listing = read(Command::new("ldd").arg(binary))?;
     let mut found = Vec::new();
@@ -264,7 +259,6 @@ fn by_size(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The commit that is packed, with a mark if the tree differs from it.
 fn commit() -> String {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12"])

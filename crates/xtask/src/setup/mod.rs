@@ -1,16 +1,16 @@
-//! `cargo xtask setup`: what a build of a CubeCL runtime needs beyond Rust and a C compiler, by `setup.sh`.
+//! `cargo xtask setup`: installs what a CubeCL runtime needs besides Rust and a C compiler, by `setup.sh`.
 
 use crate::process::{Result, read, read_file, root, run as run_command};
 use std::process::Command;
 
-/// Provides everything that the project's commands use: what [`build`] does, and Python, which installs the spelling
-/// checker, and installs and drives NVIDIA's compilers. Where something cannot be installed from here, the error lists the
-/// commands.
+/// Installs everything the project's commands use: the dependencies of [`build`], and Python, which installs the
+/// spelling checker, and installs and drives NVIDIA's compilers. If something cannot be installed, the error lists
+/// the commands.
 pub fn all() -> Result {
     run_command(llvm()?.arg("python"))
 }
 
-/// Provides what building a CubeCL runtime takes, LLVM's libraries and a C++ compiler, in the same way.
+/// Installs what building a CubeCL runtime takes, LLVM's libraries and a C++ compiler, in the same way.
 pub fn build() -> Result {
     run_command(&mut llvm()?)
 }
@@ -27,7 +27,7 @@ pub fn vulkan() -> Result {
     run_command(&mut script("vulkan"))
 }
 
-/// A browser that runs without a window; the distribution's Chromium is installed if there is none.
+/// A headless browser; installs the distribution's Chromium if there is none.
 pub fn browser() -> Result<String> {
     Ok(read(&mut script("browser"))?.trim().to_owned())
 }
@@ -39,7 +39,6 @@ fn script(what: &str) -> Command {
     script
 }
 
-/// The version of the bundler in a lock file.
 fn bundler(lock: &str) -> Option<&str> {
     let (_, package) = lock.split_once("name = \"tracel-llvm-bundler\"\nversion = \"")?;
     Some(package.split_once('"')?.0)
@@ -51,10 +50,10 @@ mod tests {
     use crate::process::write_file;
     use std::path::PathBuf;
 
-    /// A machine whose programs are those that the script needs and stand-ins.
+    /// A machine whose only programs are those that the script needs, and stand-ins.
     struct Machine(PathBuf);
 
-    /// A Debian machine as root on which nothing can be downloaded and all packages are missing.
+    /// A Debian machine as root, on which downloads fail and all packages are missing.
     const DEBIAN: [(&str, &str); 5] = [
         (
             "apt-get",
@@ -92,7 +91,7 @@ mod tests {
             std::fs::remove_file(self.0.join("bin").join(name)).unwrap();
         }
 
-        /// Whether the script succeeds, and what it says.
+        /// Runs the script: true for success, and its output.
         fn run(&self, args: &[&str]) -> (bool, String) {
             let script = root().join("crates/xtask/src/setup/setup.sh");
             let mut shell = Command::new("/bin/sh");
@@ -103,14 +102,14 @@ mod tests {
             (output.status.success(), String::from_utf8(text).unwrap())
         }
 
-        /// Runs it for LLVM 1, which fails and says this.
+        /// Runs it for LLVM 1; it must fail and print `what`.
         fn fails(&self, more: &[&str], what: &str) -> String {
             let (fine, said) = self.run(&[&["llvm", "1"], more].concat());
             assert!(!fine && said.contains(what), "{said}");
             said
         }
 
-        /// Runs it for LLVM 1, which succeeds; what it says.
+        /// Runs it for LLVM 1; it must succeed. Returns its output.
         fn succeeds(&self, more: &[&str]) -> String {
             let (fine, said) = self.run(&[&["llvm", "1"], more].concat());
             assert!(fine, "{said}");
@@ -121,7 +120,6 @@ mod tests {
             self.0.join(".local/share/tracel/tracel-llvm-1")
         }
 
-        /// What a stand-in has noted.
         fn noted(&self, name: &str) -> String {
             std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
         }
@@ -147,7 +145,7 @@ mod tests {
         let libraries = read(config.env("PATH", machine.0.join("bin"))).unwrap();
         assert_eq!(libraries, "22.1.0 -lz3\n");
 
-        // A wrapper that works is kept, and what linking lacks is installed.
+        // A working wrapper is kept, and missing linker inputs are installed.
         machine.program("c++", "true");
         let installed = "[ $3 = libzstd-dev ] || echo install ok installed";
         machine.program("dpkg-query", installed);

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what must hold before a change is merged, in two commands.
+//! `cargo xtask test`: checks before a merge, in two commands.
 
 mod programs;
 mod times;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 struct Step {
     name: &'static str,
     run: fn() -> Result,
-    /// Whether it builds CubeCL, which needs the step [`SETUP`].
+    /// True if it builds CubeCL, which needs the step [`SETUP`].
     builds: bool,
 }
 
@@ -38,8 +38,8 @@ impl Step {
 
 const SETUP: Step = Step::new("setup", setup::all);
 
-/// What every change passes. Each step selects the whole workspace with its default features, so that the dependencies are
-/// resolved one way: tests and code generation share one set of their libraries.
+/// Steps for every change. Each selects the whole workspace with its default features, so that dependencies are
+/// resolved one way: tests and code generation share one set of libraries.
 const STEPS: [Step; 9] = [
     SETUP,
     Step::new("format", format),
@@ -54,7 +54,6 @@ const STEPS: [Step; 9] = [
     Step::building("generated code", || codegen::run(&[])),
 ];
 
-/// What is left to `--full`.
 const FULL_STEPS: [Step; 8] = [
     SETUP,
     Step::new("dependencies", dependencies),
@@ -79,12 +78,10 @@ fn format() -> Result {
     run_command(cargo(["fmt", "--all", "--check"]).args(LAB))
 }
 
-/// All tests but those that `tests/long.txt` names.
 fn tests_but_long() -> Result {
     programs::run(without(&mut linting(TESTS), &long_names()?))
 }
 
-/// The tests that `tests/long.txt` names.
 fn long_tests() -> Result {
     let names = long_names()?;
     let ran = programs::run_counted(alone(&mut linting(TESTS), &names))?;
@@ -100,51 +97,48 @@ fn long_names() -> Result<Vec<String>> {
     Ok(names(&read_file(&root().join("tests/long.txt"))?))
 }
 
-/// The names in a file, without comments.
 fn names(text: &str) -> Vec<String> {
     let lines = text.lines().map(str::trim);
     let names = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
     names.map(str::to_owned).collect()
 }
 
-/// `cargo test` of all others.
 fn without<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
     tests.args(["--", "--exact"]);
     tests.args(names.iter().flat_map(|name| ["--skip", name]))
 }
 
-/// `cargo test` of these.
 fn alone<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
     tests.args(["--tests", "--", "--exact"]).args(names)
 }
 
 fn dependencies() -> Result {
     let mut deny = tools::DENY.command()?;
-    // Not `advisories`: their database changes from day to day, and fails changes that are innocent of it.
+    // Without `advisories`: their database changes from day to day, and would fail unrelated changes.
     let args = ["check", "licenses", "bans", "sources"];
     run_command(deny.args(["--log-level", "error"]).args(args))
 }
 
-/// The lints of the programs that no test needs, in the build that takes seconds.
+/// Lints the programs that no test needs, in the build that takes seconds.
 fn lint_programs() -> Result {
     let mut clippy = cargo(["clippy", "--package", "flash-dma-tests", "--bins"]);
     clippy.args(["--no-default-features", "--features", "programs"]);
     run_command(clippy.args(["--", "-D", "warnings"]))
 }
 
-/// The tables, plots and sentences of README and book are what the rows say.
+/// Checks that tables, plots and sentences of README and book agree with the rows.
 fn reports() -> Result {
     run_command(Command::new("python3").args(["bench-results/report.py", "--check"]))
 }
 
-/// The workspace of research. Its libraries are built anew, with fewer features than the main one's.
+/// Checks the research workspace. Its libraries are built anew, with fewer features than the main one's.
 fn lab() -> Result {
     let mut tests = linting(TESTS);
     tests.args(LAB).arg("--target-dir").arg(target_dir());
     programs::run(&mut tests)
 }
 
-/// Runs all steps, or with `--full` those that it leaves out, even after a failure, and prints the time of each. The error
+/// Runs all steps, or with `--full` the other ones, even after a failure, and prints the time of each. The error
 /// names every step and every test that failed.
 pub fn run(options: &[String]) -> Result {
     match switch(options, "--full")? {
@@ -168,7 +162,7 @@ fn run_steps(steps: &[Step]) -> Result {
         let outcome = (step.run)();
         times.push((name, start.elapsed()));
         if let Err(e) = outcome {
-            // Printed now as well as at the end: the steps in between may take long.
+            // Printed now and at the end: the steps in between may take long.
             eprintln!("error: step `{name}`: {e}");
             failures.push(format!("step `{name}`: {e}"));
             set_up &= name != SETUP.name;

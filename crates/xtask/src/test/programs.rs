@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How many of the slowest tests are listed.
 const SLOWEST: usize = 20;
 
 /// Runs `cargo test` with its output on the terminal. The error names each test that failed, and each crate with warnings.
@@ -15,7 +14,7 @@ pub fn run(command: &mut Command) -> Result {
     run_counted(command).map(drop)
 }
 
-/// As [`run`], with the number of tests that ran.
+/// [`run`], returning the number of tests that ran.
 pub fn run_counted(command: &mut Command) -> Result<usize> {
     if std::io::stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
@@ -48,17 +47,17 @@ fn run_to(command: &mut Command, terminal: impl Write) -> Result<usize> {
     }
 }
 
-/// Starts a command with one pipe for both its streams: so that cargo's messages about a program stay before and after
-/// the program's output.
+/// Starts a command with one pipe for both its streams, so that cargo's messages about a program stay before and
+/// after the program's output.
 fn spawn(command: &mut Command) -> std::io::Result<(Child, PipeReader)> {
     let (reader, writer) = std::io::pipe()?;
     let child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
-    // The command keeps its ends of the pipe, which would never be closed.
+    // The command would keep its ends of the pipe open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     Ok((child, reader))
 }
 
-/// Copies line by line, the results of tests with the time since their program started, and reads each.
+/// Copies line by line, adding to test results the time since their program started, and reads each line.
 fn pass_on(
     mut from: impl BufRead,
     mut to: impl Write,
@@ -85,44 +84,37 @@ pub struct Summary {
     failed: usize,
     ignored: usize,
     programs: usize,
-    /// Each with its failed tests.
     failures: Vec<Failure>,
-    /// Cargo's line on each crate that was built with warnings.
     warnings: Vec<String>,
-    /// How long cargo built.
     built: Duration,
-    /// How long every test took, and its name behind its program's.
+    /// Time and name of every test, with its program's name.
     times: Vec<(Duration, String)>,
-    /// The running program, and its output so far.
     current: Current,
 }
 
-/// A test program that failed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Failure {
     program: String,
-    /// The tests that it reports as failed; empty if it ended before it could report them.
+    /// Tests reported as failed; empty if the program ended before reporting them.
     tests: Vec<String>,
-    /// The options that run it alone, e.g. `-p flash-dma-cpu --lib`.
+    /// Options that run it alone, e.g. `-p flash-dma-cpu --lib`.
     rerun: String,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Current {
     program: String,
-    /// When it started to run its tests.
     start: Duration,
-    /// Its tests so far.
     ended: Vec<Ended>,
-    /// The names below the last `failures:`, as long as nothing else follows.
+    /// Names below the last `failures:`, as long as nothing else follows.
     list: Option<Vec<String>>,
-    /// The names once the program has reported its results; `None` before.
+    /// Names of failed tests once the program has reported; `None` before.
     result: Option<Vec<String>>,
 }
 
 impl Summary {
-    /// Takes the next line, without its colors, at a time; returns the time since the program started if the line is a
-    /// test's result.
+    /// Reads the next line, without colours, at time `now`; returns the time since the program started if the line is
+    /// a test's result.
     fn read(&mut self, line: &str, now: Duration) -> Option<Duration> {
         let line = line.trim_end();
         if let Some(name) = test(line) {
@@ -156,7 +148,7 @@ impl Summary {
                 rerun,
             });
         } else if line == "failures:" {
-            // There are two: the first is followed by what the tests printed, the last by their names.
+            // There are two: the first precedes the tests' output, the last their names.
             self.current.list = Some(Vec::new());
         } else if let Some(list) = &mut self.current.list {
             match line.strip_prefix("    ") {
@@ -191,7 +183,6 @@ impl Summary {
         }
     }
 
-    /// All programs in one line.
     fn totals(&self) -> String {
         let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
         let programs = self.programs;
@@ -219,14 +210,12 @@ impl Display for Summary {
     }
 }
 
-/// The test whose result a line is.
 fn test(line: &str) -> Option<String> {
     let (name, _result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
     Some(name.to_owned())
 }
 
-/// The program that cargo says it runs now.
 fn program(line: &str) -> Option<String> {
     let line = line.trim_start();
     if let Some(name) = line.strip_prefix("Doc-tests ") {
@@ -242,7 +231,7 @@ fn program(line: &str) -> Option<String> {
     })
 }
 
-/// The options with which cargo says that the program which just failed runs again.
+/// Options that cargo prints to rerun the program that just failed.
 fn rerun(line: &str) -> Option<String> {
     let rest = line
         .strip_prefix("error: test failed, to rerun pass `")
@@ -250,7 +239,6 @@ fn rerun(line: &str) -> Option<String> {
     Some(rest.strip_suffix('`')?.to_owned())
 }
 
-/// A line without the escape sequences that color it.
 fn without_colors(line: &str) -> String {
     let mut parts = line.split("\u{1b}[");
     let first = parts.next().unwrap_or_default().to_owned();

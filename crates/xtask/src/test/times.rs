@@ -1,16 +1,16 @@
-//! How long each test took, from the moments at which a program's results appear.
+//! Times of tests, from the moments at which a program's results appear.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-/// A test, and when it ended after its program's start.
+/// A test, and the time from its program's start to its end.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ended {
     pub name: String,
     pub time: Duration,
 }
 
-/// How many tests a program runs at once.
+/// Number of tests a program runs at once.
 pub fn threads() -> usize {
     let told = std::env::var("RUST_TEST_THREADS").ok();
     let all = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -18,8 +18,8 @@ pub fn threads() -> usize {
         .unwrap_or_else(all)
 }
 
-/// The time of each test of a program: they start in the order of their names, as many as there are threads, and then
-/// one whenever one ends.
+/// Time of each test of a program: tests start in the order of their names, as many as there are threads, then one
+/// whenever one ends.
 pub fn of(ended: &[Ended], threads: usize) -> impl Iterator<Item = (Duration, &str)> {
     let mut order: Vec<&Ended> = ended.iter().collect();
     order.sort_by(|a, b| a.name.cmp(&b.name));
@@ -31,7 +31,7 @@ pub fn of(ended: &[Ended], threads: usize) -> impl Iterator<Item = (Duration, &s
     })
 }
 
-/// The tests that took longest, one per line.
+/// The slowest tests, one per line.
 pub fn slowest(times: &[(Duration, String)], count: usize) -> String {
     let mut order: Vec<&(Duration, String)> = times.iter().collect();
     order.sort_by_key(|(time, _)| std::cmp::Reverse(*time));

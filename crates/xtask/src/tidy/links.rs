@@ -1,9 +1,8 @@
-//! Checks links of Markdown files and the code that the book includes.
+//! Checks of the links in Markdown files and of the code that the book includes.
 
 use std::path::Path;
 
-/// The faults of a Markdown file: links to files that do not exist, and `{{#include}}`s of files or anchors that do
-/// not.
+/// Faults of a Markdown file: links to missing files, and `{{#include}}`s of missing files or anchors.
 pub fn faults(path: &Path, text: &str, name: &str, faults: &mut Vec<String>) {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut fenced = false;
@@ -33,7 +32,7 @@ pub fn faults(path: &Path, text: &str, name: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// The faults of an include of the form `path`, `path:anchor` or `path:first:last`.
+/// Faults of an include of the form `path`, `path:anchor` or `path:first:last`.
 fn include_fault(dir: &Path, include: &str) -> Option<String> {
     let (file, anchor) = include.split_once(':').unwrap_or((include, ""));
     let Ok(text) = std::fs::read_to_string(dir.join(file)) else {
@@ -54,7 +53,7 @@ fn without_code_spans(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// The texts between the two marks, for each occurrence.
+/// Texts between the two marks, for each occurrence.
 fn between<'a>(line: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
     line.split(open)
         .skip(1)

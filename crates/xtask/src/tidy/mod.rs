@@ -40,7 +40,7 @@ pub fn run() -> Result {
     Err(format!("house rules broken:\n  {}", faults.join("\n  ")))
 }
 
-/// The folders of the passes on tensor cores, whose main loops are each read in one sitting.
+/// Folders of the tensor-core passes, whose main loops should be readable in one sitting.
 const KERNELS: [&str; 4] = [
     "crates/flash-dma-kernels/src/forward/mma.rs",
     "crates/flash-dma-kernels/src/forward/wgmma.rs",
@@ -48,11 +48,11 @@ const KERNELS: [&str; 4] = [
     "crates/flash-dma-kernels/src/backward/dkdv/",
 ];
 
-/// The most lines of a loop there, from its head to its closing brace.
+/// Maximum number of lines of a loop there, from its head to its closing brace.
 const LIMIT: usize = 60;
 
-/// Adds the loops that are too long. Code is formatted by rustfmt, so the line that closes a loop is the first one after
-/// it with a brace at its indentation.
+/// Adds loops that are too long. rustfmt formats the code, so the first later line with a brace at the loop's
+/// indentation closes it.
 fn loop_faults(name: &str, text: &str, faults: &mut Vec<String>) {
     if !KERNELS.iter().any(|kernels| name.starts_with(kernels)) {
         return;
@@ -73,7 +73,6 @@ fn loop_faults(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// The repository's files, in order, without hidden files and build outputs.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let entries = std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -110,7 +109,7 @@ mod tests {
         let found = of_length(LIMIT + 1, KERNELS[0]);
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("mma.rs:2: a loop of 61 lines"));
-        // Other files may loop as long as they like.
+        // Loops in other files may be of any length.
         assert!(of_length(LIMIT + 1, "crates/xtask/src/main.rs").is_empty());
     }
 }

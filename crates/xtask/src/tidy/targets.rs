@@ -1,28 +1,27 @@
-//! What cargo makes of the workspace: no test program is empty, each of which would be linked with Burn and LLVM for
-//! hundreds of megabytes; where there are tests, they run; and a test runs every program of the examples, and so of the book.
+//! Checks of cargo's targets: no test program is empty, as each would be linked with Burn and LLVM for hundreds of
+//! megabytes; existing tests run; and a test runs every program of the examples, and so of the book.
 
 use crate::process::{Result, after, cargo, read};
 use std::path::{Path, PathBuf};
 
-/// A library or a program.
 struct Target<'a> {
     is_lib: bool,
     name: &'a str,
     root: &'a Path,
-    /// Whether cargo makes a test program of it: not where the manifest says `test = false`.
+    /// True if cargo makes a test program of it: unless the manifest says `test = false`.
     tested: bool,
 }
 
-/// What cargo says of the workspace, in JSON.
+/// Output of `cargo metadata`, in JSON.
 pub fn metadata() -> Result<String> {
     let metadata = ["metadata", "--no-deps", "--format-version", "1"];
     read(&mut cargo(metadata))
 }
 
-/// The faults of the workspace that `cargo metadata` describes, with its Rust files and their texts.
+/// Faults of the workspace that `cargo metadata` describes, with its Rust files and their texts.
 pub fn faults(metadata: &str, files: &[(PathBuf, String)]) -> Vec<String> {
     let targets = targets(metadata);
-    // In two parts, so that this line is none.
+    // In two parts, so that this line does not contain it.
     let attribute = ["#[te", "st]"].concat();
     let has_tests = |text: &str| text.lines().any(|line| line.trim() == attribute);
     let with_tests: Vec<_> = (files.iter().filter(|(_, text)| has_tests(text)))
@@ -62,7 +61,7 @@ fn targets(metadata: &str) -> Vec<Target<'_>> {
     targets.filter_map(parse).collect()
 }
 
-/// The target that a file belongs to: its own, or that of the `lib.rs` or `main.rs` in the nearest folder above.
+/// Target of a file: its own, or that of the `lib.rs` or `main.rs` in the nearest folder above.
 fn owner<'a>(targets: &'a [Target<'a>], file: &Path) -> Option<&'a Target<'a>> {
     let owns = |target: &&Target| {
         let has_modules = target.root.ends_with("lib.rs") || target.root.ends_with("main.rs");
@@ -74,13 +73,13 @@ fn owner<'a>(targets: &'a [Target<'a>], file: &Path) -> Option<&'a Target<'a>> {
     targets.max_by_key(|target| (target.root == file, depth(target), target.is_lib))
 }
 
-/// The folder of the example that a file belongs to.
 fn example(file: &Path) -> Option<&Path> {
     let is_example = |folder: &&Path| folder.parent().is_some_and(|f| f.ends_with("examples"));
     file.ancestors().find(is_example)
 }
 
-/// Whether an integration test of the example starts the program, whose path cargo gives it by a variable of its name.
+/// True if an integration test of the example starts the program, whose path cargo provides in a variable of its
+/// name.
 fn is_run(program: &Target, files: &[(PathBuf, String)]) -> bool {
     let variable = format!("CARGO_BIN_EXE_{}\"", program.name);
     files.iter().any(|(file, text)| {

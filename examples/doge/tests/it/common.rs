@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of the tests.
 
 use crate::testing::{Program, Scratch};
 use burn::tensor::Device;
@@ -17,7 +17,7 @@ impl Scratch {
         dir
     }
 
-    /// A model with so large parameters that its texts are not of one letter, and without a token that ends them.
+    /// A model with parameters large enough that its texts are not of one letter, and without an end token.
     pub fn model(&self, name: &str, seed: u64) -> String {
         // All tests of a process draw from one generator.
         static ONE: Mutex<()> = Mutex::new(());
@@ -40,7 +40,7 @@ pub fn read(dir: &Path) -> Doge {
     Doge::from_safetensors(dir, &Device::flex()).expect("a model")
 }
 
-/// A letter in the middle of a text, of those that are a token each.
+/// A letter in the middle of a text, among those that are one token each.
 pub fn letter_of(text: &str) -> char {
     let letters: Vec<char> = text.chars().filter(char::is_ascii).collect();
     *letters.get(letters.len() / 2).expect("letters")

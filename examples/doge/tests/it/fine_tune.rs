@@ -1,4 +1,4 @@
-//! What is trained, and what is written.
+//! Training, and the written model.
 
 use crate::common::{DOGE, read};
 use crate::testing::{Scratch, text};
@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use flash_dma_models::doge::Doge;
 use std::path::Path;
 
-/// A new model, and the call that trains it, but for `--out`, on documents that are easy to learn.
+/// A new model, and the call that trains it on documents that are easy to learn, without `--out`.
 fn prepare(scratch: &Scratch) -> (String, String) {
     let document = |number: usize| format!("{}\n\n", "abcd efgh ".repeat(3 + number % 4));
     prepare_on(scratch, "documents.txt", (0..40).map(document).collect())
@@ -63,7 +63,7 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
         let [a, b] = [Path::new(&model), &out].map(|dir| std::fs::read(dir.join(name)).unwrap());
         assert!(a == b, "{name}");
     }
-    // What the script of the fixtures compares with `transformers`.
+    // Writes the file that the script of the fixtures compares with `transformers`.
     DOGE.call("check --loss 5 --expected --weights", &[&dir]);
     let expected = std::fs::read(out.join("expected.json")).expect("it is written");
     let expected: serde_json::Value = serde_json::from_slice(&expected).expect("JSON");
@@ -73,7 +73,7 @@ fn adapters_learn_and_are_added_to_the_weights_that_they_stand_on() {
     let logits = &expected["logits_by_step"][0];
     assert_eq!(logits.as_array().map(Vec::len), Some(258));
 
-    // The written model goes on where the loss said.
+    // The written model continues where the loss said.
     let write = format!("write --weights {dir} --max-new 4 --prompt");
     assert!(!DOGE.printed(&write, &["abcd efgh abcd"]).is_empty());
 }
@@ -112,7 +112,7 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
     let scratch = Scratch::new();
     let (_, line) = prepare(&scratch);
     let sizes = "--length 32 --batch 4 --epochs 2 --checkpoints 2";
-    // The second trains vectors too, which decay otherwise than matrices.
+    // The second also trains vectors, which decay differently from matrices.
     for (name, options) in [("adapters", "--rate 1e-2"), ("full", "--full")] {
         let out = scratch.path(name);
         let line = format!("{line} {sizes} {options} --out {}", text(&out));
@@ -122,7 +122,7 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
         let weights = || std::fs::read(out.join("model.safetensors")).expect("it is written");
         let whole = weights();
 
-        // As if the program had been killed in the middle of the second epoch, while it wrote a checkpoint.
+        // As if the program had been killed in the middle of the second epoch, while writing a checkpoint.
         let checkpoint = |file: &str| out.join("training/checkpoint").join(file);
         for file in ["optim-4.bpk", "scheduler-4.bpk"] {
             std::fs::remove_file(checkpoint(file)).expect("the last checkpoint");
@@ -136,7 +136,7 @@ fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
         assert!(!measured(3).exists() && measured(4).exists());
         assert!(weights() == whole, "{name}: another model");
 
-        // What has ended stays what it is, and another training is not taken up.
+        // A completed training is unchanged, and another one is not resumed.
         forget();
         DOGE.printed(&line, &[]);
         assert!(!measured(4).exists());

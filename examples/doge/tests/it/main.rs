@@ -1,4 +1,4 @@
-//! The program `doge`: what it writes, trains and serves.
+//! The program `doge`: writing, training and serving.
 #![cfg(feature = "flex")]
 
 mod common;

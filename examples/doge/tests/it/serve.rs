@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-/// A server that is ended with the test.
+/// A server that ends with the test.
 struct Server {
     process: Child,
     address: String,
@@ -36,7 +36,7 @@ impl Server {
         TcpStream::connect(&self.address).expect("it listens")
     }
 
-    /// The status and the body of an answer.
+    /// Status and body of an answer.
     fn ask(&self, request: &str) -> (u16, String) {
         let mut connection = self.connect();
         connection
@@ -52,7 +52,7 @@ impl Server {
         )
     }
 
-    /// The text that goes on from a prompt, and how it ended.
+    /// Text after a prompt, and how it ended.
     fn generate(&self, body: &str) -> (String, Value) {
         let (status, body) = self.ask(&post(body));
         assert_eq!(status, 200, "{body}");
@@ -78,7 +78,7 @@ fn post(body: &str) -> String {
     )
 }
 
-/// What the program `doge` writes after a prompt.
+/// Text of the program `doge` after a prompt.
 fn written(model: &str, prompt: &str, tokens: usize) -> String {
     let line = format!("write --weights {model} --max-new {tokens} --prompt");
     let text = DOGE.printed(&line, &[prompt]);
@@ -92,7 +92,7 @@ fn requests_that_wait_are_answered_together_and_as_if_alone() {
     let long = "a long prompt, read in pieces ".repeat(8);
     let asked = [("x", 30), ("Once upon", 12), (long.as_str(), 20)];
     for options in [&["--chunk", "64"][..], &["--lookup"]] {
-        // They are three, so nobody waits for so long.
+        // Three requests fill the batch, so nobody waits that long.
         let options = [&["--batch", "3", "--gather", "60000"], options].concat();
         let server = Server::new(&model, &options);
         thread::scope(|scope| {
@@ -115,7 +115,7 @@ fn a_text_ends_where_its_client_asks_for_it() {
     let scratch = Scratch::new();
     let model = scratch.model("model", 6);
     let server = Server::new(&model, &["--max-new", "24"]);
-    // The server's bound is less.
+    // The server's limit is lower.
     let (whole, end) = server.generate(r#"{"prompt": "x", "max_new": 1000}"#);
     assert_eq!(end, json!({"reason": "length", "tokens": 24, "batch": 1}));
     assert_eq!(whole, written(&model, "x", 24));
@@ -127,7 +127,7 @@ fn a_text_ends_where_its_client_asks_for_it() {
     let expected = whole.find(&stop).expect("it is in the text") + stop.len();
     assert_eq!(text, whole[..expected]);
 
-    // A client that leaves ends nothing but its own text.
+    // A client that leaves ends only its own text.
     let mut connection = server.connect();
     connection
         .write_all(post(r#"{"prompt": "gone"}"#).as_bytes())

@@ -31,7 +31,7 @@ fn the_same_text_is_written_alone_in_a_batch_in_chunks_and_by_speculation() {
         let counts: Vec<usize> = words.filter_map(|word| word.parse().ok()).collect();
         assert!(counts[0] == counts[1] && counts[0] > 0, "{report}");
     }
-    // Each line of a text of several stands behind the number of its prompt.
+    // Each line of one of several texts comes after the number of its prompt.
     let together = write(&prompts, "");
     for (index, alone) in alone.iter().enumerate() {
         let mark = format!("{index}: ");
@@ -59,12 +59,12 @@ fn texts_are_drawn_by_a_seed_and_end_with_a_stop() {
     assert_eq!(write(&["--beams", "1"]), greedy);
     assert!(!write(&["--beams", "3"]).is_empty());
 
-    // A token that the configuration names ends the text, too, and is not shown.
+    // A token named in the configuration also ends the text, and is not shown.
     let path = scratch.path("model/config.json");
     let config = std::fs::read_to_string(&path).expect("it is there");
     let named = format!("{{\"eos_token_id\": {},", stop as u32);
     std::fs::write(&path, config.replacen('{', &named, 1)).expect("it can be written");
-    // Bytes that are no whole letter are shown as such, also where a text ends.
+    // Bytes of an incomplete letter are shown as such, also at the end of a text.
     assert_eq!(write(&[]), format!("{before}\n"));
 }
 

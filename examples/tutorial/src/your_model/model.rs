@@ -1,4 +1,4 @@
-//! A small transformer as one finds it. Only the line with `super::attention` knows whose attention it is.
+//! A small transformer as one finds it. Only the line with `super::attention` chooses the attention.
 
 use super::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::module::Module;
@@ -12,7 +12,7 @@ pub const LENGTH: usize = 32;
 pub const WIDTH: usize = 32;
 pub const HEADS: usize = 4;
 
-/// What stands around the attention of a block.
+/// A block around its attention.
 #[derive(Module, Debug)]
 pub struct Block {
     pub norm: LayerNorm,

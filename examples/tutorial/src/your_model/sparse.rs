@@ -1,4 +1,4 @@
-//! The same transformer with dynamic-mask attention, made of the one with dense attention.
+//! The same transformer with dynamic-mask attention, converted from the dense one.
 
 use super::dropped_in::model::{Block, LENGTH, Model};
 use burn::module::Module;
@@ -27,8 +27,8 @@ pub struct SparseModel {
 }
 
 // ANCHOR: convert
-/// Dynamic-mask attention with the projections of multi-head attention. Its scores only rank, and its window holds a whole
-/// text, so it computes what the dense layer computes under causal masking.
+/// Dynamic-mask attention with the projections of multi-head attention. Its scores only rank, and its window holds a
+/// whole text, so it computes the same as the dense layer under causal masking.
 fn sparse(dense: MultiHeadAttention, device: &Device) -> DynamicMaskAttention {
     let mut layer = DynamicMaskAttentionConfig::new(dense.d_model, dense.n_heads)
         .with_bias(true)

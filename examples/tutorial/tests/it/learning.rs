@@ -76,7 +76,7 @@ fn the_terminal_shows_the_cells() {
     assert!(picture(random).lines(false)[LENGTH / 4].contains('·'));
 }
 
-/// Painted again, the bars are the cells.
+/// Painted again, the bars equal the cells.
 #[test]
 fn the_bars_are_the_cells() {
     let picture = picture(Arm::LEARNED);

@@ -1,4 +1,4 @@
-//! The programs of the book at a size for tests, and what they are made of.
+//! The programs of the book at a size for tests, and their parts.
 
 mod learning;
 mod programs;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 const TUTORIAL: Program = Program(env!("CARGO_BIN_EXE_tutorial"));
 
-/// What a program prints.
+/// Output of a program.
 fn printed(program: &str, arguments: &[&str]) -> String {
     TUTORIAL.printed(program, arguments)
 }
@@ -120,7 +120,7 @@ fn generation_goes_on_where_it_was_saved() {
     assert_eq!(lines(&text, "restored: "), ["restored: the same text"]);
 }
 
-/// The number that follows a text, in a line.
+/// The number after a text, in a line.
 fn number(line: &str, before: &str) -> f64 {
     let (_, rest) = line.split_once(before).expect("the line has a number");
     let word = rest.split_whitespace().next().expect("a number");
@@ -153,7 +153,7 @@ fn a_model_changes_its_attention_and_keeps_its_weights() {
     assert_eq!(lines(&text, "decoder: "), [decoder]);
 }
 
-/// The pictures in the book are those that the program draws.
+/// The pictures in the book equal those that the program draws.
 #[test]
 fn the_book_has_the_pictures_of_the_selectors() {
     let scratch = Scratch::new();
@@ -183,7 +183,7 @@ fn the_tutorial_trains_every_arm() {
     for (row, arm) in rows.iter().zip(["dense", "linear, runners-up"]) {
         assert!(row.starts_with(arm), "{row}");
     }
-    // Of all keys every fact is kept.
+    // With all keys every fact is kept.
     let words: Vec<&str> = rows[0].split_whitespace().collect();
     assert_eq!(&words[1..6], ["128", "0", "5", "100.0", "%"], "{text}");
     assert_eq!(lines(&text, "step    0  loss ").len(), 6, "{text}");

@@ -1,4 +1,5 @@
-//! The gradients: one fused backward pass for whichever of q, k, v, the scores and the rank are tracked.
+//! Gradients of dynamic-mask attention: one fused backward pass for whichever of q, k, v, scores and rank are
+//! tracked.
 
 use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::fallback::sink;
@@ -88,7 +89,6 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
     }
 }
 
-/// The selection off the graph.
 fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
     selection: Selection<Autodiff<B, C>>,
 ) -> Selection<B> {
@@ -110,7 +110,7 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
     }
 }
 
-/// The pass of q, k, v, the logits of a sink if there are any, with intervals the scores, and with runners-up the rank.
+/// Records the pass of q, k, v, the sink logits if any, with intervals the scores, and with runners-up the rank.
 fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
     [q, k, v]: [Recorded<B, C>; 3],
     logits: Option<Recorded<B, C>>,
@@ -156,10 +156,10 @@ fn record_all<B: DynamicMaskOps, C: CheckpointStrategy, const N: usize>(
     record::<B, C, _, N>(inputs, pass, differentiable_lse)
 }
 
-/// Dynamic-mask attention of q, k, v, the logits of a sink, with intervals the scores, and with runners-up the rank.
+/// Dynamic-mask attention of q, k, v, sink logits, with intervals the scores, and with runners-up the rank.
 #[derive(Clone, Debug)]
 struct Selected<B: DynamicMaskOps> {
-    /// Whether the fourth input are logits of a sink.
+    /// True if the fourth input is the sink logits.
     has_sink: bool,
     intervals: Option<IntTensor<B>>,
     /// Present if a rank learns, which is the last input. It may be the tensor of the scores, which then gets both
@@ -168,7 +168,7 @@ struct Selected<B: DynamicMaskOps> {
     problem: Problem,
 }
 
-/// The inputs of a pass by what they are: q, k and v, the logits of a sink, and the selection.
+/// The inputs of a pass by role: q, k and v, the sink logits, and the selection.
 type Unpacked<B> = ([FloatTensor<B>; 3], Option<FloatTensor<B>>, Selection<B>);
 
 impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
@@ -197,13 +197,13 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         saved: Saved<B>,
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
-        // Of a constant rank, the last input, nothing is added up.
+        // A constant rank, the last input, accumulates nothing.
         let learning = self.learning.take().filter(|_| tracked[N - 1]);
         let ([q, k, v], logits, selection) = self.unpack(inputs, learning);
         let of_logits =
             logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
-        // With the output and the LSE of all logits the weights of the keys, what runners-up would gain, and what kept
-        // keys are worth, are those beside the sink.
+        // With the output and the LSE of all logits, the weights of keys, the gains of runners-up and the worth of
+        // kept keys include the sink.
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
         let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
         let rows = [grads.q, grads.k, grads.v].map(Some);
@@ -213,7 +213,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     }
 }
 
-/// The place of the logits of a sink among the inputs.
+/// Index of the sink logits among the inputs.
 const LOGITS: usize = 3;
 
 impl<B: DynamicMaskOps> Selected<B> {

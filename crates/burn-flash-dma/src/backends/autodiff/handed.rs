@@ -1,4 +1,4 @@
-//! Gradients on their way from one node to another, and operations with several results.
+//! Gradients passed from one node to another, and operations with several results.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -11,23 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A gradient that one node's backward step leaves for another's, which runs later.
 ///
-/// Burn's graph has no node with two outputs. Where an operation has several, all but one of them, or all, are nodes on
-/// top of the one that has the inputs as parents: their backward steps run first and leave their gradients here.
+/// Burn's graph has no node with two outputs. If an operation has several, all of them, or all but one, are nodes on
+/// top of the one with the inputs as parents: their backward steps run first and leave their gradients here.
 #[derive(Clone, Debug)]
 pub(crate) struct HandedGradient<B: Backend>(Arc<Mutex<Option<FloatTensor<B>>>>);
 
 impl<B: Backend> HandedGradient<B> {
-    /// None yet.
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(None)))
     }
 
-    /// Leaves the gradient.
     pub(crate) fn put(&self, gradient: FloatTensor<B>) {
         *self.lock() = Some(gradient);
     }
 
-    /// The gradient, `None` if the loss does not depend on that output.
+    /// The gradient; `None` if the loss does not depend on that output.
     pub(crate) fn take(&self) -> Option<FloatTensor<B>> {
         self.lock().take()
     }
@@ -37,7 +35,7 @@ impl<B: Backend> HandedGradient<B> {
     }
 }
 
-/// Records the parts of `x`, whose gradients are joined by `join` along `axis`.
+/// Records the parts of `x`; `join` concatenates their gradients along `axis`.
 pub(super) fn record_parts<B: Backend, C: CheckpointStrategy>(
     x: FloatTensor<Autodiff<B, C>>,
     parts: Vec<FloatTensor<B>>,
@@ -71,10 +69,8 @@ pub(super) fn record_parts<B: Backend, C: CheckpointStrategy>(
     parts.into_iter().zip(gradients).map(part).collect()
 }
 
-/// Makes one tensor of several along an axis.
 type Join<B> = fn(Vec<FloatTensor<B>>, usize) -> FloatTensor<B>;
 
-/// The parts of a tensor.
 #[derive(Clone, Debug)]
 struct Parts<B: Backend> {
     gradients: Vec<HandedGradient<B>>,
@@ -85,7 +81,6 @@ struct Parts<B: Backend> {
     dtype: FloatDType,
 }
 
-/// The node of the whole tensor, below those of its parts.
 #[derive(Debug)]
 struct Whole;
 
@@ -106,12 +101,10 @@ impl<B: Backend> Backward<B, 1> for Whole {
     }
 }
 
-/// The node of a part.
 #[derive(Debug)]
 struct Part;
 
 impl<B: Backend> Backward<B, 1> for Part {
-    /// Where its gradient goes.
     type State = HandedGradient<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -1,4 +1,4 @@
-//! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
+//! Gradients of masked attention: one fused backward pass for whichever of q, k, v and bias are tracked.
 
 use super::node::{self, Pass, Recorded, constants, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
@@ -95,7 +95,6 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
     }
 }
 
-/// Mask and bias off the graph.
 fn inner<B: MaskedAttentionOps, C: CheckpointStrategy>(
     masking: Masking<Autodiff<B, C>>,
 ) -> Masking<B> {
@@ -127,10 +126,8 @@ fn run<B: MaskedAttentionOps, C: CheckpointStrategy>(
     }
 }
 
-/// Attention of q, k, v and, if there is one, the bias.
 #[derive(Clone, Debug)]
 struct Masked<B: MaskedAttentionOps> {
-    /// Bits and counts.
     plan: Option<(IntTensor<B>, IntTensor<B>)>,
     problem: MaskedProblem,
 }

@@ -1,4 +1,4 @@
-//! The gradients: one node of the autodiff graph per pass.
+//! Gradients: one node of the autodiff graph per pass.
 
 mod attention;
 mod handed;

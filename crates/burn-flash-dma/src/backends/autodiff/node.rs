@@ -13,17 +13,16 @@ use flash_dma_problem::{AttentionError, TensorName};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// An attention pass of `N` tensors and what it keeps beside them.
+/// An attention pass of `N` tensors, and everything else it keeps.
 pub(crate) trait Pass<B: Backend, const N: usize>:
     Clone + Debug + Send + Sync + 'static
 {
-    /// The output and the LSE.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>);
 
-    /// The same, the residual of the output and the rest of the LSE, for a backward pass.
+    /// [`forward`](Self::forward) with the residual of the output and the rest of the LSE, for a backward pass.
     fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B>;
 
-    /// The gradients of the inputs; `tracked` says whose are wanted.
+    /// Gradients of the inputs that are `tracked`.
     fn backward(
         self,
         inputs: [FloatTensor<B>; N],
@@ -32,12 +31,11 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
     ) -> [Option<FloatTensor<B>>; N];
 }
 
-/// A tensor of the graph.
 pub(super) type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// The forward pass, recorded.
+/// Records the forward pass.
 ///
-/// Where `lse` must be differentiable it is the node with the inputs as parents, and `out` a node on top of it, see
+/// If `lse` must be differentiable, it is the node with the inputs as parents, and `out` a node on top of it, see
 /// [`HandedGradient`]. So there is still one backward pass.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: usize>(
     inputs: [Recorded<B, C>; N],
@@ -77,14 +75,12 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
     }
 }
 
-/// The state that the backward pass keeps.
 #[derive(Clone, Debug)]
 struct State<B: Backend, P, const N: usize> {
-    /// The checkpointed parents.
     inputs: [NodeId; N],
     pass: P,
     results: Outputs<FloatTensor<B>>,
-    /// Present if the node's own gradient is that of `lse`, and not that of `out`.
+    /// Present if the node's own gradient is that of `lse` rather than of `out`.
     grad_out: Option<HandedGradient<B>>,
 }
 
@@ -106,7 +102,7 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
         let (grad_out, grad_lse) = match state.grad_out {
             None => (grad, None),
             Some(shared) => {
-                // The loss may depend on `lse` alone: then the node of `out` never ran.
+                // If the loss depends only on `lse`, the node of `out` never ran.
                 let grad_out = shared.take();
                 let grad_out = grad_out.unwrap_or_else(|| zeros_like::<B>(&state.results.out));
                 (grad_out, Some(grad))
@@ -127,12 +123,12 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
     }
 }
 
-/// The node of `out` on top of a differentiable `lse`: hands its gradient over.
+/// The node of `out` on top of a differentiable `lse`: passes its gradient on.
 #[derive(Debug)]
 struct OutNode;
 
 impl<B: Backend> Backward<B, 1> for OutNode {
-    /// The place for the gradient, and the `lse` for the shape of its zeros.
+    /// The slot for the gradient, and `lse`, which gives the shape of its zeros.
     type State = (HandedGradient<B>, FloatTensor<B>);
 
     fn backward(
@@ -145,7 +141,7 @@ impl<B: Backend> Backward<B, 1> for OutNode {
         let (shared, lse) = ops.state;
         shared.put(grad);
         if let [Some(parent)] = ops.parents {
-            // The parent's step runs next and must find a gradient, whatever the loss uses.
+            // The parent's step runs next and needs a gradient, whatever the loss uses.
             grads.register::<B>(parent.id, zeros_like::<B>(&lse));
         }
     }
@@ -169,7 +165,7 @@ pub(crate) fn constants<B: Backend, C: CheckpointStrategy>(
     Forwarded::from_tensors(results.into_tensors().map(constant, constant))
 }
 
-/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently
+/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would silently be
 /// zero.
 ///
 /// # Panics

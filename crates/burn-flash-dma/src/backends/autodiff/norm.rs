@@ -1,5 +1,5 @@
-//! Gradients of norms and rotary encoding: nodes that keep their inputs, which their backward pass reads anyway, and not
-//! their outputs, which are made of them again.
+//! Gradients of norms and rotary encoding: nodes that keep their inputs, which the backward pass reads anyway, and
+//! recompute their outputs.
 
 use super::node::first_order;
 use super::recomputed;
@@ -47,7 +47,7 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let table = table.into_option().map(|table| table.into_primitive());
         let Some(gamma) = gamma.into_option() else {
-            // Its input is as large as its output and not kept for its own gradient.
+            // Its input is as large as its output, and its own gradient does not need it.
             let node = RotaryNode.prepare::<C>([x.node()]);
             let state = (table.clone(), problem);
             let table = OptionalFloat::from_option(table);
@@ -95,12 +95,10 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     }
 }
 
-/// RMS norm of rows: `x` and gamma.
 #[derive(Debug)]
 struct RmsNormNode;
 
 impl<B: NormOps> Backward<B, 2> for RmsNormNode {
-    /// The checkpointed parents.
     type State = ([NodeId; 2], NormProblem);
 
     fn backward(
@@ -121,12 +119,11 @@ impl<B: NormOps> Backward<B, 2> for RmsNormNode {
     }
 }
 
-/// Heads with a norm: `x` and gamma.
 #[derive(Debug)]
 struct HeadsNode;
 
 impl<B: NormOps> Backward<B, 2> for HeadsNode {
-    /// The checkpointed parents, and the table.
+    /// Checkpointed parents, and the table.
     type State = ([NodeId; 2], Option<FloatTensor<B>>, NormProblem);
 
     fn backward(
@@ -150,12 +147,11 @@ impl<B: NormOps> Backward<B, 2> for HeadsNode {
     }
 }
 
-/// Heads without a norm: `x` alone, and nothing of it is kept.
+/// Heads without a norm: only `x`, of which nothing is kept.
 #[derive(Debug)]
 struct RotaryNode;
 
 impl<B: NormOps> Backward<B, 1> for RotaryNode {
-    /// The table.
     type State = (Option<FloatTensor<B>>, NormProblem);
 
     fn backward(

@@ -1,4 +1,4 @@
-//! The gradients of the parts of one tensor, joined.
+//! Gradients of the parts of one tensor, joined.
 
 use super::handed::record_parts;
 use super::node::first_order;

@@ -1,4 +1,4 @@
-//! The gradients of a product: the two other products of a linear layer.
+//! Gradients of a product: the two other products of a linear layer.
 
 use crate::fallback::product as fallback;
 use crate::ops::product::ProductOps;
@@ -33,7 +33,7 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
         }
     }
 
-    // In Burn's operations, and so differentiable: a second derivative is not worth kernels of its own.
+    // Burn's operations, and so differentiable: a second derivative is not worth kernels of its own.
 
     fn linear_product_input_gradient(
         grad: FloatTensor<Self>,
@@ -51,11 +51,9 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     }
 }
 
-/// The node of a product.
 #[derive(Debug)]
 struct LinearProduct;
 
-/// What the backward pass keeps.
 #[derive(Clone, Debug)]
 struct State {
     /// Kept if the weight is tracked.

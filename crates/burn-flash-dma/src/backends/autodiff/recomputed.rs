@@ -1,4 +1,4 @@
-//! Nodes whose output a backward pass computes again instead of keeping it.
+//! Nodes whose output a backward pass recomputes instead of keeping it.
 
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
@@ -11,12 +11,13 @@ use std::fmt::{self, Debug, Formatter};
 /// A tensor of the graph, whatever the strategy of its device.
 pub(crate) type Recorded<B> = FloatTensor<Autodiff<B>>;
 
-/// Records a cheap function of `inputs`, which are kept in place of its output: `forward` runs again when the first of its
-/// readers asks for the output in the backward pass, and what it gives stays until the last one has. `state` is for the
-/// node's own backward step; its argument keeps the inputs for that.
+/// Records a cheap function of `inputs`, which are kept in place of its output. In the backward pass `forward` runs
+/// again when the first reader asks for the output, which then lives until its last reader is done. `state` makes the
+/// state of the node's own backward step; its argument checkpoints the inputs.
 ///
-/// That is how Burn treats its own cheap operations on devices with `gradient_checkpointing()`; here on all of them,
-/// since the inputs are kept for the node's own gradients anyway. If nothing is tracked, the output is like any other.
+/// Burn does the same with its own cheap operations on devices with `gradient_checkpointing()`; here it happens on
+/// all, since the inputs are kept for the node's own gradients anyway. If nothing is tracked, the output is kept as
+/// usual.
 pub(crate) fn record<B, O, F, const N: usize>(
     node: O,
     inputs: [Recorded<B>; N],
@@ -31,7 +32,7 @@ where
     let prepared = node.prepare::<BalancedCheckpointing>(inputs.each_ref().map(|t| t.node()));
     let tracked = || inputs.iter().filter(|input| input.is_tracked());
     let prepared = match tracked().next() {
-        // No backward pass comes by such a node, so none could run it again.
+        // No backward pass reaches such a node, so none could run it again.
         None => prepared.compute_bound(),
         Some(_) => {
             let again = Again::<B, F, N> {
@@ -59,9 +60,9 @@ where
 /// An input of a node that runs again.
 #[derive(Debug)]
 enum Input<B: Backend> {
-    /// The graph has its value.
+    /// A tensor whose value the graph has.
     Node(NodeId),
-    /// The graph knows nothing of it.
+    /// A tensor outside the graph.
     Constant(FloatTensor<B>),
 }
 

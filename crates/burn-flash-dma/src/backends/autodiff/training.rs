@@ -1,4 +1,4 @@
-//! The gradients of a training step's own operations.
+//! Gradients of a training step's own operations.
 
 use super::handed::record_parts;
 use super::recomputed;
@@ -81,7 +81,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
 struct Lookup;
 
 impl<B: Backend> Backward<B, 1> for Lookup {
-    /// The tokens, the size of the vocabulary, and the type of the table.
+    /// Tokens, size of the vocabulary, and type of the table.
     type State = (IntTensor<B>, usize, FloatDType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -97,7 +97,7 @@ impl<B: Backend> Backward<B, 1> for Lookup {
 struct Losses;
 
 impl<B: Backend> Backward<B, 1> for Losses {
-    /// The logits, the targets, and what makes probabilities of the logits.
+    /// Logits, targets, and the normaliser of the logits.
     type State = (NodeId, IntTensor<B>, Normaliser<B>);
 
     fn backward(
@@ -143,7 +143,7 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
 struct Widen;
 
 impl<B: Backend> Backward<B, 1> for Widen {
-    /// The type of what is cast, and whether it learns.
+    /// Type of the input, and whether it learns.
     type State = (FloatDType, bool);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -159,7 +159,7 @@ impl<B: Backend> Backward<B, 1> for Widen {
 struct Resume;
 
 impl<B: Backend> Backward<B, 1> for Resume {
-    /// The gradient to go on with.
+    /// The gradient to continue with.
     type State = FloatTensor<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -1,4 +1,4 @@
-//! Every CubeCL runtime, on the kernels: strided bindings in, tensors without gaps out.
+//! Dynamic-mask attention on every CubeCL runtime: strided bindings in, tensors without gaps out.
 
 use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, rows, run_checked};
@@ -80,7 +80,6 @@ impl DynamicMaskOps for CubeBackend {
     }
 }
 
-/// The forward pass, into `results`.
 fn run_forward(
     rows: [CubeTensor; 3],
     selection: Selection<CubeBackend>,
@@ -121,7 +120,7 @@ fn empty_rows(q: &CubeTensor, [batch, heads, len, head_dim]: [usize; 4]) -> Cube
     rows
 }
 
-/// What the forward pass saved, and the incoming gradients.
+/// Bindings of the forward pass's saved tensors and of the incoming gradients.
 pub(super) fn saved_bindings(
     choice: EngineChoice,
     saved: Saved<CubeBackend>,

@@ -1,4 +1,4 @@
-//! Caches on every CubeCL runtime: the kernels write tensors in place that nothing else shares.
+//! Caches on every CubeCL runtime: the kernels write unshared tensors in place.
 
 use super::tensors::{addressable, empty, run};
 use crate::ops::cache::CacheOps;
@@ -101,7 +101,7 @@ impl CacheOps for CubeBackend {
     }
 
     fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
-        // Shared or not: what shares it is the graph that reads it.
+        // Even if shared: a recorded graph shares it to read it.
         let tokens = into_contiguous(tokens);
         let client = tokens.client.clone();
         client.write(&tokens.handle, Bytes::from_elems(values));
@@ -109,7 +109,6 @@ impl CacheOps for CubeBackend {
     }
 }
 
-/// A decode step: its output and LSE.
 fn step(
     q: CubeTensor,
     cache: Cache,
@@ -132,7 +131,7 @@ fn step(
     (out, lse)
 }
 
-/// A contiguous tensor that nothing else shares: the same, unless it is shared or padded.
+/// A contiguous tensor that nothing else shares, copied if it is shared or padded.
 fn own(tensor: CubeTensor) -> CubeTensor {
     let tensor = into_contiguous(tensor);
     if tensor.can_mut() {
@@ -168,7 +167,7 @@ fn map_pages(
     }
 }
 
-/// How an operation takes the tensors of a cache: those that it only reads may be shared.
+/// How an operation takes the tensors of a cache: if it only reads them, they may be shared.
 fn access(appending: Appending) -> fn(CubeTensor) -> CubeTensor {
     match appending {
         Appending::Now => own,

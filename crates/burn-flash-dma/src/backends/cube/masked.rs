@@ -102,7 +102,6 @@ impl MaskedAttentionOps for CubeBackend {
     }
 }
 
-/// The forward pass, into `results`.
 fn run_forward(
     rows: [CubeTensor; 3],
     masking: Masking<CubeBackend>,
@@ -116,7 +115,7 @@ fn run_forward(
     run_checked("masked attention's forward pass", results.all(), result);
 }
 
-/// The tensors of a plan on the device of `like`, and the bindings through which the kernels write them.
+/// Empty plan tensors on the device of `like`, and the bindings for the kernels to write.
 fn plan_buffers(
     like: &CubeTensor,
     geometry: &PlanGeometry,

@@ -13,7 +13,6 @@ use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::{NormGradients, NormParameters, norm_backward, norm_forward};
 use flash_dma_problem::{AttentionError, NormProblem, contiguous_strides};
 
-/// The names of the operations in errors.
 const FORWARD: &str = "the norm's forward pass";
 const BACKWARD: &str = "the norm's backward pass";
 
@@ -67,7 +66,7 @@ impl NormOps for CubeBackend {
         problem: NormProblem,
     ) -> FloatTensor<Self> {
         let client = x.client.clone();
-        // In the order of `x`, seen with heads before tokens.
+        // In the memory order of `x`, viewed with heads before tokens.
         let mut out = empty(&x, problem.x_shape(), x.dtype);
         out.meta.swap(1, 2);
         let result = norm_forward(
@@ -114,7 +113,8 @@ impl NormOps for CubeBackend {
     }
 }
 
-/// Reports a failure of the forward pass: by its name, but for the tokens of a step over a cache, which wait for nothing.
+/// Reports a failure of the forward pass by its name, except for the tokens of a step over a cache, which wait for
+/// nothing.
 fn finish(problem: &NormProblem, out: &CubeTensor, result: Result<(), AttentionError>) {
     match problem.batch * problem.len <= FEW_TOKENS {
         true => run(result),
@@ -129,7 +129,7 @@ fn parameters(gamma: Option<CubeTensor>, table: Option<CubeTensor>) -> NormParam
             let mut table = addressable(table);
             let ([positions, width, two], [position, feature, one]) =
                 (sizes(&table.shape), sizes(&table.strides));
-            // Both features of a pair have its angle.
+            // Both features of a pair share its angle.
             table.shape = [positions, width / 2, two].into();
             table.strides = [position, 2 * feature, one].into_iter().collect();
             table
@@ -141,7 +141,7 @@ fn sizes(axes: &[usize]) -> [usize; 3] {
     axes.try_into().expect("a table has three axes")
 }
 
-/// The rows of a tensor of any rank, in the shape of a problem of rows. Without rows there is nothing to reshape.
+/// Rows of a tensor of any rank, in the shape of a problem of rows. Without rows there is nothing to reshape.
 fn rows(tensor: CubeTensor, shape: [usize; 4]) -> TensorBinding {
     if shape.contains(&0) {
         return shaped(&tensor, shape);
@@ -149,7 +149,6 @@ fn rows(tensor: CubeTensor, shape: [usize; 4]) -> TensorBinding {
     addressable(reshape(tensor, Shape::new(shape)))
 }
 
-/// A contiguous tensor in another shape.
 fn shaped(tensor: &CubeTensor, shape: [usize; 4]) -> TensorBinding {
     TensorBinding {
         shape: shape.into(),

@@ -15,7 +15,7 @@ impl PackedOps for CubeBackend {
         let x = untile(x);
         let [batch, len, parts, heads, head_dim] = x.meta.shape().dims();
         let part = |index: usize| {
-            // A view where its begin and its end have the alignment of the device.
+            // A view if its begin and its end have the alignment of the device.
             let ranges = [0..batch, 0..len, index..index + 1, 0..heads, 0..head_dim];
             let part = slice(x.clone(), &ranges);
             let strides = part.meta.strides();
@@ -38,7 +38,7 @@ impl PackedOps for CubeBackend {
     }
 }
 
-/// The parts as one tensor `[batch, len, parts, heads, head_dim]`, each so many elements behind the one before it.
+/// The parts as one tensor `[batch, len, parts, heads, head_dim]`, `distance` elements apart.
 fn joined(parts: &[CubeTensor], distance: usize) -> CubeTensor {
     let (first, last) = (&parts[0], &parts[parts.len() - 1]);
     let [batch, heads, len, head_dim] = first.meta.shape().dims();
@@ -56,7 +56,7 @@ fn joined(parts: &[CubeTensor], distance: usize) -> CubeTensor {
     )
 }
 
-/// By how many elements each part lies behind the one before it, if they lie in one buffer in one layout.
+/// Distance of successive parts in elements, if they lie in one buffer in one layout.
 fn neighbours(parts: &[CubeTensor]) -> Option<usize> {
     let begin = |part: &CubeTensor| part.handle.offset_start.unwrap_or(0);
     let [first, second, ..] = parts else {
@@ -75,13 +75,12 @@ fn neighbours(parts: &[CubeTensor]) -> Option<usize> {
     neighbours.then_some((bytes / size) as usize)
 }
 
-/// Whether two tensors are views of one buffer.
 fn share_buffer(a: &CubeTensor, b: &CubeTensor) -> bool {
     a.handle.memory.descriptor() == b.handle.memory.descriptor()
 }
 
-/// The gradients of `rows`, q, k and v, before the backward pass: without gaps, those of parts of one tensor one behind
-/// the other in one buffer, as [`PackedOps::packed_join`] wants them.
+/// Empty gradients of `rows`, q, k and v: without gaps, and one after another in one buffer for parts of one tensor,
+/// as [`PackedOps::packed_join`] wants them.
 pub(super) fn empty_gradients(rows: [&CubeTensor; 3], problem: &Problem) -> [CubeTensor; 3] {
     let [q, k, v] = rows;
     let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
@@ -95,7 +94,7 @@ pub(super) fn empty_gradients(rows: [&CubeTensor; 3], problem: &Problem) -> [Cub
     [empty(q, q_shape, q.dtype), k, v]
 }
 
-/// Tensors of one shape, each at the alignment of the device behind the one before it.
+/// Tensors of one shape, one after another at the device's alignment.
 fn neighbouring<const N: usize>(like: &CubeTensor, shape: [usize; 4]) -> [CubeTensor; N] {
     let size = like.dtype.size();
     let alignment = like.client.properties().memory.alignment as usize;

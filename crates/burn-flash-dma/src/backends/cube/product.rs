@@ -1,4 +1,4 @@
-//! Every CubeCL runtime, on the products of the kernels: strided operands in, contiguous results out.
+//! Products on every CubeCL runtime, by the kernels: strided operands in, contiguous results out.
 
 use super::tensors::{empty, run};
 use crate::fallback::product::{
@@ -64,7 +64,7 @@ fn transposed(tensor: CubeTensor) -> CubeTensor {
     tensor
 }
 
-/// The tokens of `[.., features]` on one axis; copied if their strides are not those of one axis.
+/// Tokens of `[.., features]` on one axis; copied if their strides do not allow that.
 fn rows(tokens: CubeTensor) -> CubeTensor {
     let shape = as_rows(tokens.meta.shape());
     reshape(tokens, shape)
@@ -92,7 +92,7 @@ fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
     result
 }
 
-/// The binding of a matrix with a contiguous axis; any other is copied first.
+/// Binding of a matrix with a contiguous axis; any other is copied first.
 fn matrix(tensor: CubeTensor) -> TensorBinding {
     let tensor = untile(tensor);
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());

@@ -38,7 +38,7 @@ impl ScoreOps for CubeBackend {
     }
 }
 
-/// The type of all parameters, or f32 if theirs differ.
+/// The common type of all parameters, or f32 if they differ.
 fn common_type(dtype: DType, others: [Option<&CubeTensor>; 2]) -> DType {
     let same = (others.into_iter().flatten()).all(|tensor| tensor.dtype == dtype);
     if same { dtype } else { DType::F32 }

@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, EngineChoice};
 
-/// The functions on `Tensor` have validated the call, so only the device can fail; the error names the operation. Known
-/// once the kernels are queued are exhausted memory, and kernels that did not compile or were refused.
+/// Reports a failure of the device, the only one possible after the validation on `Tensor`, under the operation's
+/// name. Known once the kernels are queued: exhausted memory, and kernels that did not compile or were refused.
 ///
 /// # Panics
 ///
@@ -25,13 +25,13 @@ pub(crate) fn run_checked<'a>(
     run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
 }
 
-/// The same without a check, for what a decoded token launches: it waits for nothing, not even for the kernels to be
-/// queued. CubeCL passes a failed launch on to what is computed from its result, and the read of that reports it.
+/// [`run_checked`] without the check, for the kernels of a decoded token: waits for nothing, not even for them to be
+/// queued. CubeCL passes a failed launch on to everything computed from its result, and reading that reports it.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// The binding of a tensor with any strides; a last axis that is not contiguous, or storage in tiles, is copied first.
+/// Binding of a tensor with any strides. A last axis that is not contiguous, or tiled storage, is copied first.
 pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
     let tensor = untile(tensor);
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
@@ -46,8 +46,8 @@ pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
     }
 }
 
-/// As [`addressable`], for the rows of a call. If it asks for an engine, rows that tensor cores do not read, not at
-/// multiples of 16 bytes or repeated, are copied.
+/// [`addressable`] for the rows of a call. If the call asks for an engine, rows that tensor cores cannot read (not at
+/// multiples of 16 bytes, or repeated) are copied.
 pub(crate) fn rows(choice: EngineChoice, tensor: CubeTensor) -> TensorBinding {
     let size = tensor.dtype.size();
     let axes = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());

@@ -1,5 +1,5 @@
-//! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied only if
-//! the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
+//! Dynamic-mask attention of Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied
+//! only if the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
 
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
@@ -86,7 +86,7 @@ pub(super) fn forwarded<E: Element + Stored>(
     Forwarded::from_tensors(results.map(rows, |words| tensor(words, problem.lse_shape())))
 }
 
-/// Tensors that a forward pass saved, in a form the engine can address.
+/// Tensors saved by a forward pass, in a form the engine can address.
 pub(super) fn addressable_saved(saved: Saved<Flex>) -> tensors::Saved<FlexTensor> {
     (saved.into_tensors()).map(addressable, |words| words.to_contiguous())
 }
@@ -97,7 +97,6 @@ pub(super) fn view_saved<E: Element + Stored>(
     saved.as_ref().map(view, contiguous)
 }
 
-/// The positions of a tensor of the engine's.
 fn positions(tensor: &FlexTensor) -> Vec<u32> {
     let tensor = tensor.to_contiguous();
     let values: &[i32] = contiguous(&tensor);
@@ -115,7 +114,7 @@ fn intervals(tensor: &FlexTensor) -> Vec<Interval> {
     pairs.map(interval).collect()
 }
 
-/// The tensors of a call in a form the engine can address.
+/// Tensors of a call in a form the engine can address.
 struct Call {
     rows: [FlexTensor; 3],
     selection: Option<tensors::Selection<FlexTensor, Vec<Interval>, Vec<u32>>>,

@@ -1,4 +1,4 @@
-//! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
+//! Caches on the CPU engine: unshared storage is written in place.
 
 use super::tensors::{Stored, addressable, buffer, by_element, run, tensor, view};
 use crate::ops::cache::CacheOps;
@@ -92,13 +92,12 @@ impl CacheOps for Flex {
     }
 }
 
-/// How a step takes a cache: one that it leaves as it is, is not copied if it is shared.
+/// How a step takes a cache: one that it leaves unchanged is not copied if it is shared.
 enum Access<'a, E> {
     Write(Cache<'a, E>),
     Read(CacheRef<'a, E>),
 }
 
-/// A step: its output and LSE.
 fn step<E: Element + Stored>(
     q: &FlexTensor,
     cache: Access<'_, E>,
@@ -149,7 +148,7 @@ fn chunk_keys<E: Element + Stored>(
     }
 }
 
-/// Tokens in a form that the engine can address.
+/// Tokens in a form the engine can address.
 fn readable(tokens: TokenTensors<Flex>) -> TokenTensors<Flex> {
     TokenTensors {
         k: addressable(tokens.k),
@@ -166,7 +165,7 @@ fn tokens_ref<E: Element + Stored>(tokens: &TokenTensors<Flex>) -> Tokens<'_, E>
     }
 }
 
-/// The tensor with storage that holds its elements in order and nothing else.
+/// The tensor with storage that holds exactly its elements in order.
 fn whole(tensor: FlexTensor) -> FlexTensor {
     let bytes = tensor.layout().num_elements() * tensor.dtype().size();
     if tensor.is_contiguous()
@@ -219,7 +218,7 @@ fn pages_ref<E: Stored>(pages: &PageTensors<Flex>) -> PagesRef<'_, E> {
     }
 }
 
-/// Shared storage is copied here, once; the engine writes unshared storage.
+/// The slots for writing. Shared storage is copied here, once.
 fn slots_mut<E: Stored>(slots: &mut SlotTensors<Flex>) -> Slots<'_, E> {
     Slots {
         k: slots.k.storage_mut(),

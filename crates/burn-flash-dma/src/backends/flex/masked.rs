@@ -81,7 +81,7 @@ impl MaskedAttentionOps for Flex {
     }
 }
 
-/// The tile plan of which `fill` writes the bits and the counts.
+/// A tile plan whose bits and counts `fill` writes.
 fn plan_of(
     geometry: &PlanGeometry,
     fill: impl FnOnce(&mut [u32], &mut [u32]) -> Result<(), AttentionError>,
@@ -98,7 +98,7 @@ fn plan_of(
     }
 }
 
-/// The tensors of a call in a form the engine can address.
+/// Tensors of a call in a form the engine can address.
 struct Call {
     rows: [FlexTensor; 3],
     bits: Option<FlexTensor>,
@@ -174,7 +174,6 @@ impl Call {
     }
 }
 
-/// A tensor without negative strides.
 fn forward_strides(tensor: FlexTensor) -> FlexTensor {
     if tensor.layout().strides().iter().all(|&s| s >= 0) {
         tensor

@@ -71,12 +71,11 @@ impl NormOps for Flex {
     }
 }
 
-/// A contiguous tensor in another shape.
 fn relaid(tensor: FlexTensor, shape: Shape) -> FlexTensor {
     tensor.with_layout(burn_flex::Layout::contiguous(shape))
 }
 
-/// The tensors of a call in a form the engine can address. With a problem of rows, contiguous tensors of any shape.
+/// Tensors of a call in a form the engine can address. With a problem of rows, contiguous tensors of any shape.
 struct Call {
     x: Option<FlexTensor>,
     gamma: Option<FlexTensor>,
@@ -112,7 +111,7 @@ impl Call {
                     shape: [positions, width, two],
                     strides: [position, feature, one],
                 } = view(table);
-                // Both features of a pair have its angle.
+                // Both features of a pair share its angle.
                 View {
                     data,
                     shape: [positions, width / 2, two],
@@ -156,7 +155,7 @@ impl Call {
     }
 }
 
-/// A tensor of four axes as it lies, or a contiguous one in that shape.
+/// View of a tensor of four axes, or of a contiguous one in that shape.
 fn rows<E: Element + Stored>(tensor: &FlexTensor, shape: [usize; 4]) -> View<'_, E, 4> {
     if tensor.shape().num_dims() == 4 && tensor.shape().dims::<4>() == shape {
         view(tensor)

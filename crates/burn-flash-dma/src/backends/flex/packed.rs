@@ -40,7 +40,7 @@ impl PackedOps for Flex {
     }
 }
 
-/// By how many elements each part lies behind the one before it, if they lie in one buffer in one layout.
+/// Distance of successive parts in elements, if they lie in one buffer in one layout.
 fn neighbours(parts: &[FlexTensor]) -> Option<isize> {
     let begin = |part: &FlexTensor| part.layout().start_offset();
     let [first, second, ..] = parts else {
@@ -57,12 +57,10 @@ fn neighbours(parts: &[FlexTensor]) -> Option<isize> {
     neighbours.then_some(distance as isize)
 }
 
-/// Whether two tensors are views of one buffer.
 fn share_buffer(a: &FlexTensor, b: &FlexTensor) -> bool {
     Arc::ptr_eq(&a.data_arc(), &b.data_arc())
 }
 
-/// The buffers of the gradients of q, k and v.
 pub(super) enum RowGradients<E> {
     /// One for each.
     Apart([Vec<E>; 3]),
@@ -73,7 +71,8 @@ pub(super) enum RowGradients<E> {
 }
 
 impl<E: Stored> RowGradients<E> {
-    /// Those of parts of one tensor are one behind the other in one buffer, as [`PackedOps::packed_join`] wants them.
+    /// Gradients of parts of one tensor lie one after another in one buffer, as [`PackedOps::packed_join`] wants
+    /// them.
     pub(super) fn new([q, k, v]: &[FlexTensor; 3], problem: &Problem) -> Self {
         let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
         let several = |parts: usize| vec![E::default(); parts * kv_shape.iter().product::<usize>()];
@@ -86,7 +85,6 @@ impl<E: Stored> RowGradients<E> {
         }
     }
 
-    /// The gradients of q, k and v.
     pub(super) fn slices(&mut self) -> [&mut [E]; 3] {
         match self {
             Self::Apart([q, k, v]) => [q, k, v],
@@ -104,7 +102,6 @@ impl<E: Stored> RowGradients<E> {
         }
     }
 
-    /// The gradients of q, k and v as tensors.
     pub(super) fn into_tensors(self, problem: &Problem) -> [FlexTensor; 3] {
         let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
         let len = kv_shape.iter().product::<usize>();
@@ -148,7 +145,7 @@ mod tests {
         FlexTensor::from_data(TensorData::new(values, shape.to_vec()))
     }
 
-    /// The tensor of the gradients of the parts of `x`, of which `q` may be one, and those of the parts.
+    /// The joined gradient of `x`, of which `q` may be a part, and the gradients of the parts.
     fn gradients(x: &FlexTensor, q: Option<FlexTensor>) -> (FlexTensor, [FlexTensor; 3]) {
         let rows = Flex::packed_split(x.clone());
         assert!(share_buffer(&rows.k, x) && share_buffer(&rows.v, x));
@@ -216,7 +213,7 @@ mod tests {
                 assert!(share_buffer(&joined, part));
             }
             assert_eq!(share_buffer(&joined, &q), parts == 3);
-            // What a join of tensors of buffers of their own is.
+            // The join of tensors with buffers of their own.
             let apart = |part: &FlexTensor| tensor(values(part), part.shape().dims::<4>());
             let copied = Flex::packed_join(PackedRows {
                 q: OptionalFloat::from_option((parts == 3).then(|| apart(&q))),

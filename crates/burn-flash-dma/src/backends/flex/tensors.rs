@@ -1,4 +1,4 @@
-//! Tensors as the engine takes and gives them.
+//! Tensors as the engine takes and returns them.
 
 use burn::backend::Element as BurnElement;
 use burn::tensor::{Bytes, Shape};
@@ -6,11 +6,11 @@ use burn_flex::{FlexTensor, Layout};
 use flash_dma_cpu::View;
 use flash_dma_problem::AttentionError;
 
-/// An element type of tensors here.
+/// An element type of Flex tensors.
 pub(crate) trait Stored: BurnElement + bytemuck::Pod + Default {}
 impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
 
-/// An expression with the type of the elements, which the functions on `Tensor` have validated, under a name.
+/// Evaluates an expression with the (validated) element type bound to a name.
 macro_rules! by_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
@@ -32,7 +32,7 @@ macro_rules! by_element {
 }
 pub(crate) use by_element;
 
-/// The functions on `Tensor` have validated the call.
+/// Unwraps the result of a call that the functions on `Tensor` have validated.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }

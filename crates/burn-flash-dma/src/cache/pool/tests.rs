@@ -1,6 +1,6 @@
 use super::*;
 
-/// A page is free, or has as many owners as sequences have it.
+/// Every page is free, or has as many owners as sequences have it.
 fn check(pool: &PagePool) {
     let Supply::Own { free, owners } = &pool.supply else {
         panic!("the pool gives out its pages");
@@ -28,7 +28,7 @@ fn free(pool: &PagePool) -> &[i32] {
     }
 }
 
-/// Whether a table changed; nothing was shared.
+/// Allocates; true if the table changed. Nothing may be shared.
 fn takes(pool: &mut PagePool, held: &[usize], tokens: usize) -> bool {
     let copies = pool.allocate(held, tokens);
     assert!(copies.iter().all(Vec::is_empty));
@@ -114,7 +114,7 @@ fn a_shared_page_is_copied_for_all_that_write_to_it_but_one() {
     assert!((0..3).all(|row| pool.table[row][0] == old[0]));
     assert_eq!(pool.table[2][1], old[1]);
     assert!(pool.allocate(&[7, 7, 7], 1).iter().all(Vec::is_empty));
-    // A sequence that only reads a page keeps it, so the one that writes gets a copy, though it came first.
+    // A sequence that only reads a page keeps it, so the writing one gets a copy although it came first.
     pool.reorder(&[2]);
     pool.reorder(&[0, 0]);
     let [copy] = pool.allocate(&[7, 8], 1).expect("another table")[..] else {
@@ -125,7 +125,7 @@ fn a_shared_page_is_copied_for_all_that_write_to_it_but_one() {
     check(&pool);
 }
 
-/// What is in the pages, and the tokens that each sequence should read from its own.
+/// Contents of the pages, and the tokens that each sequence should read from its own.
 struct Model {
     pool: PagePool,
     grow_by: usize,
@@ -142,7 +142,7 @@ impl Model {
         self.sequences.iter().map(Vec::len).collect()
     }
 
-    /// Whether there was room.
+    /// Appends; false if there is no room.
     fn append(&mut self, tokens: usize) -> bool {
         let held = self.held();
         let before = self.pool.clone();
@@ -183,7 +183,7 @@ impl Model {
     }
 }
 
-/// A generator of small numbers, `x` of 64 bits.
+/// A pseudorandom number below `n` from the 64-bit state `x`.
 fn below(x: &mut u64, n: usize) -> usize {
     *x ^= *x << 13;
     *x ^= *x >> 7;

@@ -1,4 +1,4 @@
-//! What decoding keeps from call to call.
+//! The cache of the drop-in attention.
 
 use super::input::{MhaInput, rows_from};
 use super::module::MultiHeadAttention;
@@ -9,12 +9,12 @@ use crate::validate::check_shape;
 use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
-/// The keys, values and outputs of the tokens so far, for decoding; as Burn's, but queries are not kept.
+/// Keys, values and outputs of the tokens so far, for decoding. Burn's cache, without the queries.
 ///
 /// It grows with the sequence. [`DynamicMaskAttention`](crate::nn::DynamicMaskAttention) has caches of constant size.
 #[derive(Clone, Debug)]
 pub struct MhaCache {
-    /// Whether keys and values are those of the first call for good.
+    /// True if keys and values of the first call are kept for good (cross-attention).
     context: bool,
     rows: Option<[Tensor<4>; 2]>,
     output: Option<Tensor<3>>,
@@ -31,7 +31,7 @@ impl MhaCache {
         }
     }
 
-    /// An empty cache for a sequence that attends to another one, whose keys and values are those of the first call.
+    /// An empty cache for a sequence that attends to another one, whose keys and values come from the first call.
     #[must_use]
     pub fn autoregressive_cross_attention() -> Self {
         Self {
@@ -40,7 +40,7 @@ impl MhaCache {
         }
     }
 
-    /// Refuses tokens in other types than those before them.
+    /// Refuses tokens of another type than the earlier ones.
     fn check(&self, input: &MhaInput) -> Result<(), AttentionError> {
         let fits = |name, tokens: &Tensor<3>, expected: DType| match tokens.dtype() == expected {
             true => Ok(()),
@@ -62,7 +62,6 @@ impl MhaCache {
         }
     }
 
-    /// Tokens whose outputs it has.
     fn queries(&self) -> usize {
         self.output.as_ref().map_or(0, |output| output.dims()[1])
     }
@@ -70,9 +69,9 @@ impl MhaCache {
 
 impl MultiHeadAttention {
     twin! {
-        /// As [`forward`](Self::forward), but only the rows of tokens that the cache does not have are computed; the earlier
-        /// ones stay what they were. As with Burn's, input and context hold the whole sequence so far. Of several new
-        /// tokens, as of a prompt, each sees the keys that the masks leave; say [`MhaInput::causal`].
+        /// [`forward`](Self::forward) that computes only the rows the cache does not have. As with Burn's, input and
+        /// context hold the whole sequence so far. Several new tokens, such as a prompt, see the keys that the masks
+        /// leave; use [`MhaInput::causal`].
         pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput
             = Self::try_forward_cache;
     }
@@ -81,8 +80,8 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError`] if the input has another batch than the
-    /// cache, or no token that the cache does not have. The cache is unchanged then.
+    /// Errors of [`try_forward`](Self::try_forward), or [`AttentionError`] if the input has another batch than the
+    /// cache, or no new token. The cache is unchanged then.
     pub fn try_forward_cache(
         &self,
         input: MhaInput,
@@ -130,7 +129,6 @@ impl MultiHeadAttention {
         Ok(MhaOutput { context, logits })
     }
 
-    /// Keys and values of an input from a token on.
     fn keys_and_values(
         &self,
         input: &MhaInput,
@@ -147,7 +145,7 @@ impl MultiHeadAttention {
     }
 }
 
-/// How many tokens of `len` a cache of `held` lacks, at least `least`.
+/// How many of `len` tokens a cache that holds `held` lacks, at least `least`.
 fn new_tokens(held: usize, len: usize, least: usize) -> Result<usize, AttentionError> {
     if held + least <= len {
         return Ok(len - held);

@@ -1,11 +1,11 @@
-//! The input, in the form of Burn's.
+//! The input, with the fields of Burn's.
 
 use crate::fallback::tensors::reshaped;
 use crate::mask::polarity::AttentionMask;
 use burn::tensor::{Bool, Device, Tensor, kind::Basic};
 
-/// The input of [`MultiHeadAttention`](super::MultiHeadAttention), as Burn's: queries, keys, values, and masks that
-/// hide where they are `true`.
+/// Input of [`MultiHeadAttention`](super::MultiHeadAttention), like Burn's: queries, keys, values, and masks whose
+/// `true` hides.
 #[derive(Clone, Debug)]
 #[must_use = "a layer takes it"]
 pub struct MhaInput {
@@ -15,7 +15,6 @@ pub struct MhaInput {
     pub(super) hidden: Hidden,
 }
 
-/// The pairs that an input hides.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hidden {
     /// `[batch | 1, k_len]`, `true` hides.
@@ -53,8 +52,8 @@ impl MhaInput {
         self
     }
 
-    /// Hides from query `i` the keys behind `i + k_len − q_len`. The same pairs as by Burn's
-    /// `generate_autoregressive_mask`, without a mask. Burn's input has no such method.
+    /// Hides the keys after `i + k_len − q_len` from query `i`: the pairs of Burn's `generate_autoregressive_mask`,
+    /// without a mask. Burn's input has no such method.
     pub fn causal(mut self) -> Self {
         self.hidden.causal = true;
         self
@@ -62,7 +61,7 @@ impl MhaInput {
 }
 
 impl Hidden {
-    /// The masks as one, without causal masking.
+    /// Both masks as one, causal masking aside.
     pub(super) fn mask(&self) -> Option<AttentionMask> {
         let pad = self.pad.clone().map(|pad| {
             let [batch, k_len] = pad.dims();
@@ -84,18 +83,16 @@ impl Hidden {
         Some(mask.into_visible().bool_not())
     }
 
-    /// The pairs of the queries from `first` on.
     pub(super) fn rows_from(mut self, first: usize) -> Self {
         self.attn = self.attn.map(|attn| rows_from(attn, first));
         self
     }
 }
 
-/// The rows of `[batch, len, ..]` from `first` on.
 pub(super) fn rows_from<K: Basic>(tensor: Tensor<3, K>, first: usize) -> Tensor<3, K> {
     let [_, len, _] = tensor.dims();
     match first {
-        // Burn narrows to no empty axis.
+        // Burn cannot narrow to an empty axis.
         0 => tensor,
         _ => tensor.narrow(1, first, len - first),
     }

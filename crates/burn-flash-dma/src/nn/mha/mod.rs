@@ -1,5 +1,5 @@
-//! Burn's multi-head attention, computed by this crate: change `use burn::nn::attention::…` to
-//! `use burn_flash_dma::nn::mha::…`, and a model keeps its code, its configuration files and its records.
+//! Burn's multi-head attention on this crate's kernels: replace `use burn::nn::attention::…` by `use
+//! burn_flash_dma::nn::mha::…`, and a model keeps its code, configuration files and records.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -15,16 +15,16 @@
 //! # }
 //! ```
 //!
-//! The types have the names, the fields, the methods and the parameters of Burn's. These are the differences:
+//! Types have the names, fields, methods and parameters of Burn's. Differences:
 //!
 //! | | Burn's | here |
 //! |---|---|---|
 //! | memory | three tensors of `len²` per head and more for gradients | O(len), and a bit per pair of a mask |
-//! | [`MhaOutput::weights`] | a field | a method, which makes them when it is called |
+//! | [`MhaOutput::weights`] | a field | a method, which computes them when called |
 //! | a query from which every key is hidden | the mean of all values | zeros, before the last projection |
 //! | a hidden key that is NaN or ∞ | reaches the output | does not |
-//! | `min_float` | what stands in the place of a hidden logit | read from files, and not used: a hidden key has weight 0 |
-//! | causal masking | a mask of `len²` | the same, or [`MhaInput::causal`] without any |
+//! | `min_float` | replaces a hidden logit | read from files, and not used: a hidden key has weight 0 |
+//! | causal masking | a mask of `len²` | the same, or [`MhaInput::causal`] without a mask |
 //! | head dimension | any | a multiple of 8 up to 256; otherwise [`AttentionError::HeadDim`] |
 //! | [`MhaCache`] | one new token per call | one or more; queries are not kept |
 //! | dropout of the weights, in training | drawn by the device's generator | in the kernels; a seed of the device gives other masks than Burn's |

@@ -22,46 +22,46 @@ pub struct MultiHeadAttentionConfig {
     pub d_model: usize,
     /// Number of heads. Each has `d_model / n_heads` features, a multiple of 8 up to 256.
     pub n_heads: usize,
-    /// The share of the weights that dropout removes in training. Default: 0.1, as Burn's.
+    /// Probability of dropping a weight in training. Default: 0.1, as in Burn.
     #[config(default = 0.1)]
     pub dropout: f64,
     /// Read and written for Burn's files, and not used: a hidden key has weight 0.
     #[config(default = -1.0e4)]
     pub min_float: f64,
-    /// Softmax with one more logit of 0 in its denominator, so that a head may attend to nothing. Default: false.
+    /// Adds a logit of 0 to the softmax, so that a head may attend to nothing. Default: false.
     #[config(default = false)]
     pub quiet_softmax: bool,
-    /// Initialiser of the four projections. Default: Kaiming uniform, as Burn's.
+    /// Initialiser of the four projections. Default: Kaiming uniform, as in Burn.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
-    /// Whether the projection of keys has a bias. Default: true.
+    /// Adds a bias to the projection of keys. Default: true.
     #[config(default = true)]
     pub key_bias: bool,
-    /// Whether the projection of values has a bias. Default: true.
+    /// Adds a bias to the projection of values. Default: true.
     #[config(default = true)]
     pub value_bias: bool,
-    /// Whether the projection of queries has a bias. Default: true.
+    /// Adds a bias to the projection of queries. Default: true.
     #[config(default = true)]
     pub query_bias: bool,
-    /// Whether the last projection has a bias. Default: true.
+    /// Adds a bias to the output projection. Default: true.
     #[config(default = true)]
     pub output_bias: bool,
 }
 
-/// Multi-head attention in the place of [Burn's](burn::nn::attention::MultiHeadAttention): the same parameters under
-/// the same names, so that records of either load into the other, and the same results within rounding. The
-/// [module's page](super) has the differences.
+/// Drop-in for [Burn's multi-head attention](burn::nn::attention::MultiHeadAttention): the same parameters under the
+/// same names, so that records of either load into the other, and the same results up to rounding. The [module's
+/// page](super) has the differences.
 ///
-/// A module of Burn's becomes one of these by `try_into`.
+/// Burn's module converts into this one by `try_into`.
 #[derive(Module, Debug)]
 pub struct MultiHeadAttention {
-    /// Makes the queries, `[d_model, d_model]`.
+    /// Query projection, `[d_model, d_model]`.
     pub query: Linear,
-    /// Makes the keys, `[d_model, d_model]`.
+    /// Key projection, `[d_model, d_model]`.
     pub key: Linear,
-    /// Makes the values, `[d_model, d_model]`.
+    /// Value projection, `[d_model, d_model]`.
     pub value: Linear,
-    /// The last projection, `[d_model, d_model]`.
+    /// Output projection, `[d_model, d_model]`.
     pub output: Linear,
     /// Dropout of the weights, in training.
     pub dropout: nn::Dropout,
@@ -71,16 +71,15 @@ pub struct MultiHeadAttention {
     pub n_heads: usize,
     /// Features per head.
     pub d_k: usize,
-    /// Whether the softmax has one more logit of 0 in its denominator.
+    /// True if the softmax has one more logit of 0.
     pub quiet_softmax: bool,
-    /// Those of dropout.
     #[module(skip)]
     seeds: Seeds,
 }
 
 impl MultiHeadAttentionConfig {
     twin! {
-        /// Makes the module on a device.
+        /// Creates the module on a device.
         pub fn init(&self, device: &Device) -> MultiHeadAttention = Self::try_init;
     }
 
@@ -88,13 +87,13 @@ impl MultiHeadAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::HeadRatio`] without heads, [`AttentionError::HeadDim`], [`AttentionError::Shape`] if `d_model` is
-    /// not a multiple of `n_heads`, or [`AttentionError::DropoutRate`].
+    /// [`AttentionError::HeadRatio`] without heads, [`AttentionError::HeadDim`], [`AttentionError::Shape`] if
+    /// `d_model` is not a multiple of `n_heads`, or [`AttentionError::DropoutRate`].
     pub fn try_init(&self, device: &Device) -> Result<MultiHeadAttention, AttentionError> {
         check_sizes(self.d_model, self.n_heads)?;
         let rate = self.dropout as f32;
         Dropout::new(rate, 0)?;
-        // Burn's layer holds it in f64, where less than 0 may still be 0 in f32.
+        // Burn's layer holds the rate in f64; a small negative number could round to 0 in f32.
         if self.dropout < 0.0 {
             return Err(AttentionError::DropoutRate { rate });
         }
@@ -121,7 +120,7 @@ impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
 
     /// # Errors
     ///
-    /// [`AttentionError::HeadDim`] if its heads have a number of features that is not supported.
+    /// [`AttentionError::HeadDim`] if its head dimension is not supported.
     fn try_from(layer: theirs::MultiHeadAttention) -> Result<Self, AttentionError> {
         check_sizes(layer.d_model, layer.n_heads)?;
         let seeds = Seeds::new(&layer.query.weight.lazy_device());
@@ -142,7 +141,7 @@ impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
 
 impl MultiHeadAttention {
     twin! {
-        /// Attention of an input, as Burn's module computes it.
+        /// Attention of an input, with the results of Burn's module.
         pub fn forward(&self, input: MhaInput) -> MhaOutput = Self::try_forward;
     }
 
@@ -165,7 +164,6 @@ impl MultiHeadAttention {
         Ok(MhaOutput { context, logits })
     }
 
-    /// Refuses an input that does not fit.
     pub(super) fn check(&self, input: &MhaInput) -> Result<(), AttentionError> {
         let [batch, q_len, _] = input.query.dims();
         let [_, k_len, _] = input.key.dims();
@@ -198,13 +196,13 @@ impl MultiHeadAttention {
         split(rows, self.n_heads).swap_dims(1, 2)
     }
 
-    /// The output of the heads, `[batch, n_heads, q_len, d_k]`, and what the weights are made of.
+    /// Output of the heads, `[batch, n_heads, q_len, d_k]`, and the parts that the weights are made of.
     pub(super) fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
         hidden: Hidden,
     ) -> Result<(Tensor<4>, Logits), AttentionError> {
-        // As Burn's layer decides it.
+        // Burn's layer decides it the same way.
         let training = self.dropout.training.is_enabled() && q.device().is_autodiff();
         let dropout = (training && self.dropout.prob > 0.0)
             .then(|| Dropout::new(self.dropout.prob as f32, self.seeds.draw()))
@@ -236,7 +234,6 @@ impl MultiHeadAttention {
     }
 }
 
-/// Refuses heads that attention does not compute.
 fn check_sizes(d_model: usize, n_heads: usize) -> Result<(), AttentionError> {
     let d_k = d_model / n_heads.max(1);
     check_heads([n_heads; 2], d_k, false, &AttentionOptions::new())?;
@@ -245,8 +242,7 @@ fn check_sizes(d_model: usize, n_heads: usize) -> Result<(), AttentionError> {
     check_weights(weight)
 }
 
-/// The output of the softmax whose denominator has a logit of 0 beside the others: with their sum `exp(lse)`, that is a
-/// share of `exp(lse) / (1 + exp(lse))`.
+/// Adds a logit of 0 to a softmax: scales the output by `exp(lse) / (1 + exp(lse))`.
 fn quiet((out, lse): (Tensor<4>, Tensor<3>)) -> Tensor<4> {
     let share = sigmoid(lse).cast(out.dtype());
     out * share.unsqueeze_dim(3)

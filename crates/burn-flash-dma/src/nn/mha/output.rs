@@ -1,4 +1,4 @@
-//! The output, with weights that are made when they are asked for.
+//! The output, with weights computed on request.
 
 use super::input::Hidden;
 use crate::fallback::tensors::bool_dtype;
@@ -10,7 +10,7 @@ use burn::tensor::{FloatDType, Shape, Tensor, TensorData};
 use flash_dma_problem::dropout::{column_word, row_word};
 use flash_dma_problem::{AttentionOptions, Dropout, ElementType, Problem};
 
-/// The output of [`MultiHeadAttention`](super::MultiHeadAttention).
+/// Output of [`MultiHeadAttention`](super::MultiHeadAttention).
 #[derive(Clone, Debug)]
 pub struct MhaOutput {
     /// The context, `[batch, q_len, d_model]`.
@@ -18,7 +18,6 @@ pub struct MhaOutput {
     pub(super) logits: Logits,
 }
 
-/// What weights are made of.
 #[derive(Clone, Debug)]
 pub(super) struct Logits {
     /// `[batch, n_heads, q_len, d_k]`.
@@ -27,17 +26,16 @@ pub(super) struct Logits {
     pub(super) k: Tensor<4>,
     pub(super) hidden: Hidden,
     pub(super) quiet: bool,
-    /// That of the call.
     pub(super) dropout: Option<Dropout>,
 }
 
-/// What stands in for the logit of a hidden pair before the softmax: finite, so that a row without any visible key is
-/// no NaN, and so little that its exponential is 0 beside every logit.
+/// Logit of a hidden pair: finite, so that a fully hidden row gives no NaN, and so low that its exponential is 0 next
+/// to any visible logit.
 const HIDDEN: f32 = -1e30;
 
 impl MhaOutput {
-    /// The attention weights, `[batch, n_heads, q_len, k_len]`, computed when they are asked for, differentiably: in training
-    /// after dropout, and zeros for a query from which every key is hidden. After
+    /// Attention weights, `[batch, n_heads, q_len, k_len]`, computed on request and differentiable. In training they
+    /// are those after dropout; a query whose keys are all hidden has zeros. After
     /// [`forward_cache`](super::MultiHeadAttention::forward_cache) they are those of the new queries.
     #[must_use]
     pub fn weights(&self) -> Tensor<4> {
@@ -53,7 +51,7 @@ impl Logits {
         if self.q.dims().contains(&0) || k_len == 0 {
             return Tensor::zeros([batch, heads, q_len, k_len], (&device, dtype));
         }
-        // Before the product, which may be infinite in 16 bits.
+        // Cast before the product, which may overflow in 16 bits.
         let [q, k] = [&self.q, &self.k].map(|rows| rows.clone().cast(FloatDType::F32));
         let logits = q.matmul(k.transpose()) / (d_k as f32).sqrt();
         let shape = logits.dims();
@@ -74,7 +72,6 @@ impl Logits {
         self.dropped(weights).cast(dtype)
     }
 
-    /// The weights with the call's dropout.
     fn dropped(&self, weights: Tensor<4>) -> Tensor<4> {
         let Some(dropout) = self.dropout else {
             return weights;
@@ -90,8 +87,8 @@ impl Logits {
     }
 }
 
-/// The factors of all probabilities of a problem with dropout, `[batch, kv_heads, group * q_len, k_len]`. The words of pairs
-/// are made on the device, in signed integers of 64 bits, which hold every product of a word and half of another.
+/// Dropout factors of all probabilities, `[batch, kv_heads, group * q_len, k_len]`. The words of pairs are computed
+/// on the device in i64, which holds every product of a word and half of another.
 fn factors<B: Backend>(p: &Problem, dropout: Dropout, device: &B::Device) -> FloatTensor<B> {
     let mask = dropout.mask();
     let pairs = Shape::new([p.batch, p.kv_heads, p.group() * p.q_len, p.k_len]);

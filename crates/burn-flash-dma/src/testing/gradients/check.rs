@@ -1,4 +1,4 @@
-//! Inputs, passes and comparison in one.
+//! The check: inputs, passes and comparison.
 
 use super::compare::Expected;
 use super::data::Data;
@@ -8,25 +8,25 @@ use crate::validate::expect;
 use burn::tensor::Device;
 use flash_dma_problem::Problem;
 
-/// A check of outputs and gradients against f64, and how large its samples are.
+/// A check of outputs and gradients against f64, and the size of its samples.
 ///
-/// Inputs are drawn from the seed: q, k, v, scores and the gradients of out and lse with mean 0 and standard deviation
-/// 1. Two backward passes are run through the crate's functions on tensors, under autodiff:
+/// The seed determines the inputs: q, k, v, scores and the gradients of out and lse, with mean 0 and standard
+/// deviation 1. Two backward passes run through the crate's functions on tensors, under autodiff:
 ///
 /// 1. with gradients in every row. `out`, `lse` and `dq` are compared at sampled queries; `dk`, `dv` and `dscores` at
 ///    sampled keys, summed over every query from the `out` and `lse` that were read, in 16 bits with the residual of
 ///    `out`;
-/// 2. with gradients in the sampled rows only. Then `dq`, `dk`, `dv` and `dscores` are known *everywhere*, exactly zero
-///    for the most part.
+/// 2. with gradients only in the sampled rows. Then `dq`, `dk`, `dv` and `dscores` are known *everywhere*, and are
+///    mostly exactly zero.
 ///
-/// The first sees a query that is lost in a long sum at the sampled keys, the second what is written where nothing
-/// belongs. A wrong row of `out` that was not sampled goes unseen: take another seed.
+/// The first detects a query lost in a long sum at the sampled keys, the second anything written where nothing
+/// belongs. A wrong row of `out` that was not sampled goes unseen: try another seed.
 ///
-/// The tolerance is that of the project's own tests: 2 times the error of a plain implementation in the same element
+/// Tolerances are those of the project's own tests: 2 times the error of a plain implementation in the same element
 /// type on these inputs, 3 times for gradients, and a bound of f32 arithmetic for `lse`.
 ///
-/// Memory on the host is about the size of the outputs and gradients. Time is some `window · head_dim` multiplications
-/// for each sampled row and `queries · head_dim` for each sampled key, on every core, beside the passes themselves.
+/// Host memory is about the size of the outputs and gradients. Besides the passes, time is some `window · head_dim`
+/// multiplications for each sampled row and `queries · head_dim` for each sampled key, on every core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientCheck {
     problem: Problem,
@@ -61,8 +61,8 @@ pub fn check_gradients(problem: &Problem, device: &Device) -> GradientReport {
     expect(try_check_gradients(problem, device))
 }
 
-/// Runs a [`GradientCheck`] of default size on the problem's shapes, element type and options. Autodiff is added to the
-/// device unless it has it.
+/// Runs a [`GradientCheck`] of default size on the problem's shapes, element type and options. Adds autodiff to the
+/// device if it is missing.
 ///
 /// # Errors
 ///
@@ -87,15 +87,14 @@ impl GradientCheck {
         }
     }
 
-    /// Other inputs and another sample.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Samples `rows` query rows and `keys` keys of each sampled kv head. At least two: the first and the last row are
-    /// always in.
+    /// Samples `rows` query rows and `keys` keys of each sampled kv head, at least two: the first and the last row
+    /// are always included.
     #[must_use]
     pub fn with_samples(mut self, rows: usize, keys: usize) -> Self {
         (self.rows, self.keys) = (rows.max(2), keys.max(2));
@@ -106,7 +105,7 @@ impl GradientCheck {
     ///
     /// # Errors
     ///
-    /// Those of [`try_check_gradients`].
+    /// See [`try_check_gradients`].
     pub fn run(&self, device: &Device) -> Result<GradientReport, GradientError> {
         let p = &self.problem;
         if p.batch == 0 || p.q_len == 0 || p.k_len == 0 {

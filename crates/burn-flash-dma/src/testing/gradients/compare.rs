@@ -1,4 +1,4 @@
-//! The comparison of results with the oracle.
+//! Comparison of results with the oracle.
 
 use super::data::{Data, Values};
 use super::passes::Results;
@@ -11,7 +11,7 @@ use flash_dma_reference::sampled::{
 };
 use flash_dma_reference::{Failure, Rng};
 
-/// kv heads whose keys are sampled.
+/// Number of kv heads whose keys are sampled.
 const KEY_HEADS: usize = 2;
 
 /// The expected results.
@@ -24,7 +24,7 @@ impl Expected {
     pub fn new(data: &Data, rows: &[usize], keys: usize, results: &Results) -> Self {
         let p = &data.problem;
         let mut rng = Rng::new(data.seed);
-        // What the backward pass takes for the output.
+        // The output that the backward pass uses.
         let out = |row: usize, into: &mut [f64]| {
             results.out.row(row, into);
             if let Some(residual) = &results.residual {
@@ -51,7 +51,7 @@ impl Expected {
         })
     }
 
-    /// Every comparison that passed, and those that failed, the worst first.
+    /// Comparisons that passed, and those that failed, the worst first.
     pub fn compare(
         &self,
         p: &Problem,
@@ -86,7 +86,6 @@ impl Expected {
 }
 
 struct Log {
-    /// Element type of the problem.
     element: ElementType,
     checked: Vec<Checked>,
     failures: Vec<(Sample, Failure)>,
@@ -102,7 +101,7 @@ impl Log {
         actual: &Values,
         factor: f64,
     ) {
-        // LSE and the gradient of scores are f32 always.
+        // LSE and the gradient of scores are always f32.
         let element = match shape.len() {
             4 => self.element,
             _ => ElementType::F32,
@@ -123,7 +122,7 @@ impl Log {
         }
     }
 
-    /// A gradient of the sampled rows alone: all others are zero.
+    /// A gradient of the sampled rows only: all others are zero.
     fn add_all(&mut self, tensor: TensorName, shape: &[usize], exact: &Sampled, actual: &Values) {
         self.add(tensor, Sample::OfRows, shape, exact, actual, GRADIENT);
         let len = shape.iter().product::<usize>() / exact.width;
@@ -146,7 +145,7 @@ impl Log {
     }
 
     fn finish(mut self) -> (Vec<Checked>, Vec<(Sample, Failure)>) {
-        // What is beyond any bound comes first: NaN, or something where nothing belongs.
+        // First the failures beyond any bound: NaN, or values where nothing belongs.
         let ratio = |failure: &Failure| {
             let ratio = (failure.actual - failure.exact).abs() / failure.bound;
             if ratio.is_nan() { f64::INFINITY } else { ratio }
@@ -170,7 +169,7 @@ mod tests {
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F16, &options).unwrap()
     }
 
-    /// The failures after an element was spoiled, and where it was.
+    /// Failures after an element was spoiled, and its index.
     fn failures(
         spoil: impl FnOnce(&mut Results, &Expected) -> usize,
     ) -> (usize, Vec<(Sample, Failure)>) {
@@ -195,7 +194,7 @@ mod tests {
         index.iter().zip(shape).fold(0, |at, (i, n)| at * n + i)
     }
 
-    /// Spoils one element of a sampled row, and expects that alone to be named.
+    /// Spoils one element of a sampled row, and expects exactly that one to be named.
     fn names(
         tensor: TensorName,
         sample: Sample,

@@ -1,4 +1,4 @@
-//! Random inputs as a function of the row, so that no copy of them stays on the host, and what is read back.
+//! Random inputs as a function of the row, so that no copy stays on the host, and tensors that were read.
 
 use super::report::GradientError;
 use burn::tensor::{Device, Element, Tensor, TensorData, bf16, f16};
@@ -7,7 +7,7 @@ use flash_dma_reference::sampled::{ReadRow, Source, reader};
 use flash_dma_reference::{Rng, round::round};
 use std::thread;
 
-/// The inputs of a check.
+/// Inputs of a check.
 pub struct Data {
     pub problem: Problem,
     pub seed: u64,
@@ -32,7 +32,6 @@ impl Values {
     }
 }
 
-/// Reads a tensor as it is.
 pub fn read<const D: usize>(name: TensorName, tensor: Tensor<D>) -> Result<Values, GradientError> {
     let element = crate::validate::element_type(name, &tensor)?;
     let values = match element {
@@ -46,8 +45,8 @@ pub fn read<const D: usize>(name: TensorName, tensor: Tensor<D>) -> Result<Value
     })
 }
 
-/// Fills a row with numbers of mean 0 and standard deviation 1, of a bell shape without tails: half a million rows of
-/// them take a second.
+/// Fills a row with numbers of mean 0 and standard deviation 1, bell-shaped without tails: half a million rows take a
+/// second.
 fn fill(seed: u64, tensor: TensorName, row: usize, element: ElementType, into: &mut [f64]) {
     let mut rng = row_rng(seed, tensor, row);
     for x in into {
@@ -116,12 +115,12 @@ impl Data {
         ]
     }
 
-    /// The gradient of `out`, zero but in the rows `only`.
+    /// Gradient of `out`, zero except in the rows `only`.
     pub fn grad_out(&self, device: &Device, only: Option<&[usize]>) -> Tensor<4> {
         self.upload(device, self.problem.q_shape(), |s| s.grad_out, only)
     }
 
-    /// The gradient of `lse`, zero but in the rows `only`.
+    /// Gradient of `lse`, zero except in the rows `only`.
     pub fn grad_lse(&self, device: &Device, only: Option<&[usize]>) -> Tensor<3> {
         let mut values = self.grad_lse.clone();
         if let Some(rows) = only {
@@ -164,7 +163,7 @@ fn on_device<E: Element, const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), (device, E::dtype()))
 }
 
-/// A tensor in memory, its rows zero but `only`.
+/// A tensor in memory, zero except in the rows `only`.
 fn values<E: Element>(tensor: ReadRow, shape: [usize; 4], only: Option<&[usize]>) -> Vec<E> {
     let (dim, len) = (shape[3], shape.iter().product::<usize>());
     let mut values = vec![E::from_elem(0.0f64); len];

@@ -1,4 +1,4 @@
-//! The passes that a check looks at.
+//! The passes of a check.
 
 use super::data::{Data, Values, read};
 use super::report::GradientError;
@@ -6,7 +6,6 @@ use crate::functions::attention::Attention;
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionOptions, Problem, TensorName};
 
-/// The gradients of the inputs.
 pub struct Gradients {
     pub q: Values,
     pub k: Values,
@@ -14,15 +13,15 @@ pub struct Gradients {
     pub scores: Option<Values>,
 }
 
-/// The results of both passes.
+/// Results of both passes.
 pub struct Results {
     pub out: Values,
-    /// What the rounding of `out` lost: the backward pass uses it, so the gradients of keys are expected with it.
+    /// Rounding error of `out`: the backward pass uses it, so the expected gradients of keys include it.
     pub residual: Option<Values>,
     pub lse: Values,
-    /// With gradients of the outputs in every row.
+    /// Gradients of the pass with output gradients in every row.
     pub whole: Gradients,
-    /// With gradients of the outputs in the sampled rows.
+    /// Gradients of the pass with output gradients in the sampled rows only.
     pub of_rows: Gradients,
 }
 
@@ -40,7 +39,7 @@ fn options(p: &Problem) -> AttentionOptions {
 }
 
 impl Results {
-    /// The passes on a device with autodiff, with gradients of the outputs in the sampled `rows` in the second pass.
+    /// Runs the passes on a device with autodiff; the second has output gradients in the sampled `rows`.
     pub fn new(data: &Data, rows: &[usize], device: &Device) -> Result<Self, GradientError> {
         let (out, lse, whole) = passes(data, device, None)?;
         let (_, _, of_rows) = passes(data, device, Some(rows))?;
@@ -54,7 +53,7 @@ impl Results {
     }
 }
 
-/// What the forward pass of autodiff keeps beside `out`.
+/// Rounding error of `out`, as the forward pass of autodiff keeps it.
 fn residual(data: &Data, device: &Device) -> Result<Option<Values>, GradientError> {
     let device = &device.clone().inner();
     let [q, k, v] = data.rows(device);
@@ -68,7 +67,7 @@ fn residual(data: &Data, device: &Device) -> Result<Option<Values>, GradientErro
         .transpose()
 }
 
-/// Output, LSE and gradients of a forward and a backward pass, with gradients of the outputs in all rows or in `only`.
+/// Output, LSE and gradients of a forward and a backward pass, with output gradients in all rows or in `only`.
 fn passes(
     data: &Data,
     device: &Device,

@@ -1,16 +1,16 @@
-//! The findings of a check.
+//! Findings of a check.
 
 use core::fmt;
 use flash_dma_problem::{AttentionError, TensorName};
 use flash_dma_reference::{Failure, Report};
 
-/// Which elements of a tensor were compared, and under which gradients of the outputs.
+/// The compared elements of a tensor, and the rows with output gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sample {
     /// Query rows.
     Rows,
-    /// Every element, where only the sampled query rows have gradients: those that these rows do not touch are exactly
-    /// zero.
+    /// Every element, with output gradients only in the sampled query rows: elements that these rows do not reach are
+    /// exactly zero.
     OfRows,
     /// Keys, their gradients summed over every query that attends to them.
     Keys,
@@ -26,34 +26,34 @@ impl fmt::Display for Sample {
     }
 }
 
-/// The finding of one comparison of a tensor.
+/// Finding of one comparison of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
-    /// Which tensor.
+    /// The tensor.
     pub tensor: TensorName,
-    /// Which part of it.
+    /// The compared elements.
     pub sample: Sample,
-    /// How many rows were compared with f64.
+    /// Number of rows compared with f64.
     pub rows: usize,
-    /// The worst element: error, allowed error, their ratio, and its index in the tensor.
+    /// Worst element: error, allowed error, their ratio, and its index in the tensor.
     pub worst: Report,
 }
 
-/// The findings of a check that passed.
+/// Findings of a check that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientReport {
-    /// The seed of inputs and samples.
+    /// Seed of inputs and samples.
     pub seed: u64,
-    /// Every comparison.
+    /// All comparisons.
     pub checked: Vec<Checked>,
 }
 
 impl GradientReport {
-    /// The comparison that came nearest to its bound.
+    /// The comparison nearest to its bound.
     ///
     /// # Panics
     ///
-    /// Never for a report of a check: it has compared something.
+    /// Never: a report of a check has at least one comparison.
     #[must_use]
     pub fn worst(&self) -> &Checked {
         let ratio = |a: &&Checked, b: &&Checked| a.worst.ratio.total_cmp(&b.worst.ratio);
@@ -82,20 +82,20 @@ impl fmt::Display for GradientReport {
     }
 }
 
-/// The reasons for which [`try_check_gradients`](super::try_check_gradients) fails.
+/// Reasons for which [`try_check_gradients`](super::try_check_gradients) fails.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GradientError {
     /// The problem is refused.
     #[error(transparent)]
     Refused(#[from] AttentionError),
-    /// There is nothing to compare.
+    /// The problem has nothing to compare.
     #[error("a check of gradients needs a sequence, a query and a key at least")]
     Empty,
     /// The device failed.
     #[error("{tensor} cannot be read: {reason}")]
     Read {
-        /// The first tensor that could not be read.
+        /// First tensor that could not be read.
         tensor: TensorName,
         /// The backend's message.
         reason: String,
@@ -103,15 +103,16 @@ pub enum GradientError {
     /// A tensor got no gradient at all.
     #[error("the backward pass left out {tensor}")]
     Missing {
-        /// Which gradient.
+        /// The tensor.
         tensor: TensorName,
     },
     /// Elements are out of bounds.
     #[error("seed {seed}: {}", list(failures))]
     Wrong {
-        /// The seed of inputs and samples: [`GradientCheck::with_seed`](super::GradientCheck::with_seed) reproduces the failure.
+        /// Seed of inputs and samples: [`GradientCheck::with_seed`](super::GradientCheck::with_seed) reproduces the
+        /// failure.
         seed: u64,
-        /// The worst element of each comparison that failed, the worst first.
+        /// Worst element of each failed comparison, the worst first.
         failures: Vec<(Sample, Failure)>,
     },
 }

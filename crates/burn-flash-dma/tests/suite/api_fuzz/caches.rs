@@ -8,14 +8,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::convert::identity;
 
-/// The heads of a cache and their features.
+/// Heads of a cache and their features.
 #[derive(Clone, Copy)]
 struct Heads {
     kv_heads: usize,
     dim: usize,
 }
 
-/// Element types of caches: those of the case, and f64, which they refuse.
+/// Element types of caches: those of the case, and f64, which caches refuse.
 fn float(draw: &Draw) -> FloatDType {
     draw.dtype.into()
 }
@@ -119,12 +119,12 @@ fn save_slots(draw: &mut Draw, cache: &DynamicMaskCache) {
     } else if let Some(record) = call!(draw, cache.try_to_record_sync())
         && let Some(record) = reread(draw, record)
     {
-        // A damaged one may hold anything that fits.
+        // A damaged record may hold anything that fits.
         call!(draw, DynamicMaskCache::try_from_record(record, &device));
     }
 }
 
-/// A record as it is read from its file, which is damaged once in two times; nothing if it cannot be read.
+/// Reads a record back from its file, damaged half of the time; `None` if it cannot be read.
 fn reread<R: Serialize + DeserializeOwned>(draw: &mut Draw, record: R) -> Option<R> {
     let mut saved = serde_json::to_value(record).expect("a record is saved");
     if draw.one_in(2) {
@@ -133,7 +133,7 @@ fn reread<R: Serialize + DeserializeOwned>(draw: &mut Draw, record: R) -> Option
     serde_json::from_value(saved).ok()
 }
 
-/// Changes one number, or the length of one list, of what was saved.
+/// Changes one number, or the length of one list, of a saved value.
 fn damage(draw: &mut Draw, saved: &mut Value) {
     match saved {
         Value::Object(fields) if !fields.is_empty() => {
@@ -149,7 +149,7 @@ fn damage(draw: &mut Draw, saved: &mut Value) {
             }
         },
         Value::Number(_) => {
-            // None that a cache could have, and take gigabytes for.
+            // No sizes that a cache could have and would allocate gigabytes for.
             let numbers = [0, 1, -1, 3, 255, i64::MAX];
             *saved = draw.choose("to", &numbers).into();
         }
@@ -224,7 +224,7 @@ pub fn either(draw: &mut Draw) {
     }
 }
 
-/// The number of a sequence, mostly one that there is.
+/// Index of a sequence, mostly a valid one.
 fn sequence(draw: &mut Draw, sequences: usize) -> usize {
     match draw.one_in(12) {
         true => draw.end("sequence"),
@@ -232,8 +232,8 @@ fn sequence(draw: &mut Draw, sequences: usize) -> usize {
     }
 }
 
-/// A function that makes one call on a cache of a kind. Behind the kind: whether new tokens have scores, what makes the
-/// kind's own of them, and the name of what appends tokens, if it has that.
+/// Defines a function that makes one call on a kind of cache. After the kind: whether new tokens have scores, how to
+/// make its own from them, and the name of its append method, if any.
 macro_rules! change {
     (
         $change:ident($draw:ident, $cache:ident),
@@ -323,7 +323,7 @@ change!(
     identity
 );
 
-/// q, k, v and scores of new tokens, which mostly fit.
+/// q, k, v and scores of new tokens, mostly fitting.
 fn tokens(
     draw: &mut Draw,
     sequences: usize,

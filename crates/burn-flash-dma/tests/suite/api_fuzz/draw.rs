@@ -1,4 +1,4 @@
-//! What a case draws: sizes, element types, options at their ends, tensors that often fit and sometimes do not.
+//! Random choices of a case: sizes, element types, extreme options, tensors that often fit and sometimes do not.
 
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::engines::{Engine, EngineChoice};
@@ -10,11 +10,11 @@ use std::fmt::{Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 
 thread_local! {
-    /// Whether this thread makes a call whose panic is a finding.
+    /// True while this thread makes a call whose panic is a finding.
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets the panics of calls go unprinted: they are collected, with what led to them.
+/// Silences the panics of calls, which are collected along with the case that led to them.
 pub fn print_no_findings() {
     let print = take_hook();
     set_hook(Box::new(move |panic| {
@@ -24,20 +24,20 @@ pub fn print_no_findings() {
     }));
 }
 
-/// The random choices of one case, and what its calls did.
+/// Random choices of one case, and the outcome of its calls.
 pub struct Draw {
     rng: Rng,
     pub device: Device,
-    /// The element type of most tensors.
+    /// Element type of most tensors.
     pub dtype: DType,
-    /// What has been drawn: the description of the case.
+    /// Description of the case: everything drawn so far.
     log: Vec<String>,
-    /// How often each function was called, and how often it refused.
+    /// Calls and refusals of each function.
     pub counts: BTreeMap<String, [usize; 2]>,
     pub findings: Vec<String>,
 }
 
-/// The sizes of an attention.
+/// Sizes of an attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub batch: usize,
@@ -96,19 +96,19 @@ impl Draw {
         of[self.below(of.len())].clone()
     }
 
-    /// As [`pick`](Self::pick), and describes it.
+    /// [`pick`](Self::pick), with an entry in the description.
     pub fn choose<T: Clone + Debug>(&mut self, name: &str, of: &[T]) -> T {
         let value = self.pick(of);
         self.log.push(format!("{name} {value:?}"));
         value
     }
 
-    /// A value, or none in half of the cases.
+    /// A value, or `None` in half of the cases.
     pub fn maybe<T>(&mut self, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
         (!self.one_in(2)).then(|| value(self))
     }
 
-    /// A value once in `n` draws, or none.
+    /// A value once in `n` draws, otherwise `None`.
     pub fn rarely<T>(&mut self, n: usize, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
         self.one_in(n).then(|| value(self))
     }
@@ -126,13 +126,13 @@ impl Draw {
         self.pick(&[0, 1, 1, 1, 2, 2, 3])
     }
 
-    /// A size at an end, or a small one.
+    /// An extreme size, or a small one.
     pub fn end(&mut self, name: &str) -> usize {
         self.choose(name, &[0, 1, 2, 3, 8, usize::MAX - 1, usize::MAX])
     }
 
-    /// A small number of keys or tokens, or once in ten one at an end. None is so great that a device could be asked for
-    /// its memory, which ends the process where there is too little.
+    /// A small number of keys or tokens, or once in ten an extreme one. None is so large that a device would try to
+    /// allocate it, which ends the process where memory is short.
     pub fn count(&mut self, name: &str) -> usize {
         match self.below(20) {
             0 => self.end(name),
@@ -141,7 +141,7 @@ impl Draw {
         }
     }
 
-    /// A number that options take, or once in ten one at an end.
+    /// A usual value of an option, or once in ten an extreme one.
     pub fn number(&mut self, name: &str, usual: &[f64]) -> f64 {
         let (nan, most, all) = (f64::NAN, f64::MAX, f64::INFINITY);
         let ends = [0.0, -0.0, -1.0, 1e-60, 1e60, nan, all, -all, most];
@@ -184,7 +184,7 @@ impl Draw {
         shape
     }
 
-    /// A tensor in the type of the case, mostly.
+    /// A tensor, mostly in the type of the case.
     pub fn tensor<const D: usize>(&mut self, name: &str, shape: [usize; D]) -> Tensor<D> {
         let dtype = self.dtype;
         self.tensor_in(name, shape, dtype)
@@ -214,7 +214,7 @@ impl Draw {
             true => Device::flex(),
             false => self.device.clone(),
         };
-        // Contiguous, or a view of one whose first two axes stand the other way round.
+        // Contiguous, or a view with its first two axes swapped.
         let tensor = match D > 1 && self.one_in(4) {
             false => Tensor::<D>::from_data(TensorData::new(values, shape), &device),
             true => {
@@ -298,7 +298,7 @@ impl Draw {
         documents
     }
 
-    /// Options, with a window if `window` says that there are scores.
+    /// Options, with a window if there are scores (`window`).
     pub fn options(&mut self, q_heads: usize, window: bool) -> AttentionOptions {
         let mut options = AttentionOptions::new();
         if window != self.one_in(15) {
@@ -335,7 +335,7 @@ impl Draw {
             Err(error) => {
                 self.counts.entry(name.into()).or_default()[1] += 1;
                 let (text, all) = (error.to_string(), usize::MAX.to_string());
-                // It stands for something else, unless the case has given it.
+                // It stands for something else, unless the case drew it.
                 if text.contains(&all) && !self.log.iter().any(|drawn| drawn.contains(&all)) {
                     self.found(name, &text);
                 }
@@ -363,14 +363,14 @@ impl Draw {
         }
     }
 
-    /// Notes a fault of a call, and what led to it.
+    /// Records a fault of a call, with the case that led to it.
     fn found(&mut self, name: &str, text: &str) {
         let log = self.log.join("; ");
         self.findings.push(format!("{name}: {text}\n    {log}"));
     }
 
-    /// Reads what a call returned, and computes its gradients if it has any: the sum of all of it is differentiated, as a
-    /// graph serves one backward pass.
+    /// Reads the results of a call, and computes their gradients if they have any: of the sum of all, as a graph
+    /// serves one backward pass.
     pub fn finish(&mut self, results: impl Results) {
         let sums = self.run("reading a result", || results.sums());
         let tracked = sums.into_iter().flatten().filter(Tensor::is_tracked);
@@ -383,7 +383,7 @@ impl Draw {
 
 /// Float tensors that a call returns.
 pub trait Results {
-    /// The sum of each tensor in f32, all of whose elements are read.
+    /// Sum of each tensor in f32, which reads all elements.
     fn sums(self) -> Vec<Tensor<1>>;
 }
 

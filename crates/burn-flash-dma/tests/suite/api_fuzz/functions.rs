@@ -1,4 +1,4 @@
-//! Calls of the functions on tensors, and of what makes masks and selections.
+//! Calls of the functions on tensors, and of those that make masks and selections.
 
 use super::draw::{Draw, Sizes};
 use burn::nn::LinearConfig;
@@ -9,7 +9,7 @@ use burn_flash_dma::testing::{try_assert_causal, try_check_gradients};
 use burn_flash_dma::train::{cross_entropy, embed, token_losses};
 use burn_flash_dma::*;
 
-/// The three rows of an attention.
+/// q, k and v of an attention.
 fn rows(draw: &mut Draw, sizes: &Sizes) -> [Tensor<4>; 3] {
     [
         draw.tensor("q", sizes.q()),
@@ -39,7 +39,7 @@ pub fn attention(draw: &mut Draw) {
     forward(draw, Attention::new(q, k, v).options(options), &sizes);
 }
 
-/// A call of a builder, in one of the forms that all of them have.
+/// A call of a builder, in one of the forms that all have.
 macro_rules! form {
     ($draw:ident, $attention:ident, $sizes:ident) => {
         match $draw.below(3) {
@@ -199,7 +199,7 @@ pub fn masked_attention(draw: &mut Draw) {
     form!(draw, attention, sizes);
 }
 
-/// A plan of a mask or of ranges, mostly for the lengths and the causal masking.
+/// A plan of a mask or of ranges, mostly for the right lengths and causal masking.
 fn plan(draw: &mut Draw, sizes: &Sizes, causal: bool) -> Option<TilePlan> {
     let causal = causal != draw.one_in(20);
     let lengths = [sizes.q_len, sizes.k_len];
@@ -325,7 +325,7 @@ pub fn given_intervals(draw: &mut Draw) {
     let [batch, heads, len] = draw.sizes().scores();
     if draw.one_in(2) {
         let mut ends = draw.ints("ends", [batch, heads, len], len + 1);
-        // Mostly none before its key.
+        // Mostly no end before its key.
         if !draw.one_in(8) && !ends.dims().contains(&0) {
             let shape @ [_, _, len] = ends.dims();
             let keys = Tensor::<1, Int>::arange(0..len as i64, (&ends.device(), ends.dtype()));

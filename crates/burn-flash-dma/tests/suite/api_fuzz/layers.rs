@@ -38,7 +38,7 @@ fn widths(draw: &mut Draw) -> Widths {
     widths
 }
 
-/// Rotary encodings: of few positions, of a size or a base at an end that is refused, or none.
+/// Rotary encodings with few positions, with a refused extreme size or base, or none.
 fn rotary(draw: &mut Draw) -> Option<Rope> {
     draw.maybe(|draw| {
         let positions = draw.choose("positions", &[40, 40, 40, 4, 1, 0, usize::MAX]);
@@ -114,7 +114,7 @@ fn sparse_layer(draw: &mut Draw) -> Option<(DynamicMaskAttention, usize, usize)>
     let device = draw.device.clone();
     let layer = call!(draw, config.try_init(&device))?;
     let kv_heads = config.resolved_kv_heads();
-    // Parameters are made when they are first used: too many of them are Burn's to refuse.
+    // Parameters are made on first use, so too many of them are for Burn to refuse.
     Some((typed(draw, layer), config.d_model, kv_heads)).filter(|_| config.d_model < 100)
 }
 
@@ -278,7 +278,7 @@ pub fn cross(draw: &mut Draw) {
     }
     let keys = call!(draw, layer.try_keys(context));
     let Some(keys) = keys else { return };
-    // Of the layer itself or of another one, whose keys mostly do not fit.
+    // Keys of the layer itself or of another one, which mostly do not fit.
     let layer = match draw.one_in(2) {
         true => cross_layer(draw).map(|(layer, _)| layer),
         false => Some(layer),
@@ -351,7 +351,7 @@ fn mha_input(draw: &mut Draw, [batch, q_len, k_len, width]: [usize; 4]) -> MhaIn
     }
 }
 
-/// `graph`: whether no later output has the same graph, as those of a cache do.
+/// `graph`: true if no later output shares the graph, as outputs of a cache do.
 fn mha_output(draw: &mut Draw, output: Option<MhaOutput>, graph: bool) {
     let Some(output) = output else { return };
     let weights: Option<Tensor<4>> = run!(draw, output.weights());

@@ -1,8 +1,7 @@
-//! Random calls of the public interface, with sizes from 0 on, every float type, wrong shapes and options at their ends:
-//! whatever is refused is refused by an error, whose text prints no number that stands for another thing, and nothing
-//! panics.
+//! Random calls of the public interface, with sizes from 0, every float type, wrong shapes and extreme options. Every
+//! refusal is an error whose text prints no number that stands for something else, and nothing panics.
 //!
-//! A case is a number, which is all that its calls depend on. `FLASH_DMA_API_FUZZ` sets the number of calls.
+//! A case is a number that determines its calls. `FLASH_DMA_API_FUZZ` sets the number of calls.
 
 /// A call by a method of [`Draw`], under its own name.
 macro_rules! named {
@@ -24,7 +23,7 @@ macro_rules! call {
     ($($call:tt)*) => { named!(call, $($call)*) };
 }
 
-/// As `call!`, and reads and differentiates what the call returns.
+/// `call!` that also reads and differentiates the result.
 macro_rules! finish {
     ($draw:ident, $($call:tt)*) => {{
         let results = call!($draw, $($call)*);
@@ -32,7 +31,7 @@ macro_rules! finish {
     }};
 }
 
-/// As `call!` for what refuses nothing: [`Draw::run`].
+/// `call!` for functions that refuse nothing: [`Draw::run`].
 macro_rules! run {
     ($($call:tt)*) => { named!(run, $($call)*) };
 }
@@ -56,10 +55,10 @@ fn method<T>(_value: &T, name: &str) -> String {
 /// Calls of an ordinary run.
 const CALLS: usize = 10_000;
 
-/// The fewest calls of every function in a run of 100 000 calls or more.
+/// Minimum number of calls of every function in a run of 100 000 calls or more.
 const LEAST: usize = 200;
 
-/// A case: what it calls follows from what it draws.
+/// A case: its draws determine its calls.
 type Case = fn(&mut Draw);
 
 const CASES: &[Case] = &[
@@ -110,7 +109,7 @@ fn no_call_of_the_public_interface_panics() {
     let mut counts: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     let (mut findings, mut case) = (Vec::new(), 0);
     draw::print_no_findings();
-    // What is done with a result is no call of its own.
+    // Calls on a result are not calls of the function itself.
     let made = |counts: &BTreeMap<String, [usize; 2]>| {
         let calls = counts.iter().filter(|(name, _)| !name.contains(' '));
         calls.map(|(_, n)| n[0]).sum::<usize>()
@@ -182,7 +181,7 @@ fn search(dir: &Path, names: &mut BTreeSet<String>) {
 /// The type of a line that begins an `impl`, without its parameters.
 fn owner_of(line: &str) -> String {
     let line = line.trim_start_matches("impl");
-    // Behind the parameters of the `impl` itself.
+    // After the parameters of the `impl` itself.
     let line = match line.strip_prefix('<') {
         Some(rest) => rest.split_once("> ").map_or(rest, |(_, rest)| rest),
         None => line,

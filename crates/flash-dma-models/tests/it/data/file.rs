@@ -1,11 +1,11 @@
-//! Token files: what is written is read, and nothing else is.
+//! Token files: exactly the written tokens are read back.
 
 use crate::data::support::{below, documents, names, rng, write};
 use crate::dir::Dir;
 use flash_dma_models::data::{DataError, TokenFile, TokenFileWriter};
 use std::fs;
 
-/// Everything that a file says, against the documents that were written.
+/// Compares everything a file reports with the documents that were written.
 fn check(file: &TokenFile, documents: &[Vec<u32>], vocabulary: usize) {
     let all = documents.concat();
     assert_eq!(file.tokens(), all.len());
@@ -159,7 +159,7 @@ fn unfinished_writing_leaves_what_was_there() {
     let before = write(&path, &[vec![1, 2, 3]], 10);
     let begin = || {
         let mut writer = TokenFileWriter::create(&path, 10).unwrap();
-        // More than any buffer, so that most of it is on the disk.
+        // More than any buffer, so most of it is on disk.
         writer.push(&vec![4; 1 << 17]).unwrap();
         writer
     };
@@ -173,7 +173,7 @@ fn unfinished_writing_leaves_what_was_there() {
     assert_eq!(names(&dir).len(), 4);
     let now = TokenFile::open(&path, 10).unwrap();
     assert_eq!(now.fingerprint(), before.fingerprint());
-    // And nobody is in the next one's way; an open file stays what it was.
+    // It does not hinder the next one, and an open file is unchanged.
     let next = begin().finish().unwrap();
     assert_eq!((next.tokens(), before.tokens()), (1 << 17, 3));
     check(&before, &[vec![1, 2, 3]], 10);

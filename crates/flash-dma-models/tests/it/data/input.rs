@@ -18,7 +18,7 @@ fn texts(file: &TokenFile) -> Vec<String> {
     (0..file.documents()).map(text).collect()
 }
 
-/// The documents of an input, and how many there were with the empty ones.
+/// Documents of an input, and their number including empty ones.
 fn read(contents: impl AsRef<[u8]>, format: &TextFormat) -> (Vec<String>, usize) {
     let dir = Dir::new();
     let input = dir.file("input", contents);
@@ -86,7 +86,7 @@ fn inputs_are_joined_in_their_order() {
     assert_eq!((written.read, written.bytes), (3, 3));
 }
 
-/// The error of an input, which leaves what was at the path of the output, and nothing else.
+/// Error of an input. The previous output must be unchanged, and no other file left.
 fn refused(contents: impl AsRef<[u8]>, format: &TextFormat) -> (usize, LineFault) {
     let dir = Dir::new();
     let out = dir.file("tokens", "before");
@@ -154,7 +154,7 @@ fn an_input_that_is_missing_is_named() {
 #[test]
 fn the_file_does_not_depend_on_the_number_of_cores() {
     let dir = Dir::new();
-    // More than are in memory at a time.
+    // More than fits in memory at a time.
     let text = |n: usize| format!("{}{n}", "ab ".repeat(n % 97));
     let line = |n| format!("{{\"text\": \"{}\"}}\n", text(n));
     let lines: String = (0..60_000).map(line).collect();

@@ -9,7 +9,7 @@ use flash_dma_models::data::{Batch, DataError, Loader, LoaderState, PackedRows, 
 use std::error::Error;
 use std::sync::Arc;
 
-/// A file whose ids are all different, so that a batch says which rows it has.
+/// A file with all ids different, so that a batch shows which rows it has.
 fn counted(dir: &Dir, tokens: usize) -> Arc<TokenFile> {
     let ids: Vec<u32> = (0..tokens as u32).collect();
     let mut rest = &ids[..];
@@ -39,7 +39,7 @@ fn loader(rows: &PackedRows, batch: usize, seed: u64) -> Loader {
     Loader::new(rows.clone(), batch, seed, &Device::flex()).unwrap()
 }
 
-/// All that a batch has, as numbers: the rows of inputs, targets, weights, and the lengths of documents.
+/// Contents of a batch as numbers: rows of inputs, targets, weights, and lengths of documents.
 type Contents = (Vec<Vec<i64>>, Vec<i64>, Vec<f32>, Vec<Vec<usize>>);
 
 fn contents(batch: Batch) -> Contents {
@@ -53,13 +53,13 @@ fn contents(batch: Batch) -> Contents {
     )
 }
 
-/// What one iterator serves.
+/// Batches of one iterator.
 fn served(loader: &dyn DataLoader<Batch>) -> Vec<Contents> {
     let batches = loader.iter();
     batches.map(|batch| contents(batch.unwrap())).collect()
 }
 
-/// The rows that one iterator serves, by their first tokens divided by the length.
+/// Rows of one iterator, by their first tokens divided by the length.
 fn rows(loader: &Loader, len: usize) -> Vec<usize> {
     let rows = served(loader).into_iter().flat_map(|batch| batch.0);
     rows.map(|row| row[0] as usize / len).collect()
@@ -96,7 +96,7 @@ fn the_order_depends_on_the_seed_and_on_the_epoch() {
     let second = rows(&one, 4);
     assert_ne!(first, second);
     assert_ne!(first, rows(&two, 4));
-    // Rows that are left out are others in every epoch.
+    // Different rows are left out in every epoch.
     let odd = loader(&packed, 30, 1);
     assert_eq!(rows(&odd, 4), first[..90]);
     assert_eq!(rows(&odd, 4), second[..90]);
@@ -106,8 +106,8 @@ fn the_order_depends_on_the_seed_and_on_the_epoch() {
     assert_eq!(rows(&one, 4), second);
 }
 
-/// Two epochs of ten rows by the seed 42. With another order, of another version of Burn, saved states would resume with
-/// other batches.
+/// Two epochs of ten rows by the seed 42. If another version of Burn had another order, saved states would resume
+/// with other batches.
 #[test]
 fn the_order_stays_the_same() {
     let dir = Dir::new();
@@ -135,7 +135,7 @@ fn a_resumed_loader_serves_the_same_batches() {
         for _ in 0..6 {
             let stop = below(rng, 3 * batches);
             let stopped = new();
-            // What Burn gets is a copy for its device; the place is that of both.
+            // Burn gets a copy for its device; both share the position.
             let burns = stopped.to_device(&Device::flex());
             for _ in 0..stop / batches {
                 served(&*burns);

@@ -8,7 +8,7 @@ use burn_flash_dma::{Documents, Selector};
 use flash_dma_models::data::{Batch, DataError, PackedRows, Row};
 use std::ops::Range;
 
-/// Rows against the rule, token by token: `documents` are those of the rows.
+/// Checks rows against the rule, token by token; `documents` are those of the rows.
 fn check(rows: &PackedRows, documents: &[Vec<u32>]) {
     let len = rows.row_len();
     let mut tokens: Vec<(usize, u32)> = Vec::new();
@@ -81,7 +81,7 @@ fn rows_of_nothing_are_refused() {
     assert!(matches!(of(backwards, 4), DataError::Documents { .. }));
     assert_eq!(of(0..1, 4).to_string(), "1 tokens; a row takes at least 2");
     assert!(matches!(of(1..1, 4), DataError::NoRow { tokens: 0 }));
-    // One row, most of which is padding.
+    // One row, mostly padding.
     let row = PackedRows::new(file, 100).unwrap().row(0).unwrap();
     assert_eq!((row.documents(), row.padding()), (&[1, 2, 97][..], 97));
 }
@@ -119,7 +119,7 @@ fn a_batch_holds_its_rows() {
 fn the_documents_reach_the_selection() {
     let device = Device::flex();
     let (rows, batch) = batch(4, &device);
-    // A number per position: that of the document.
+    // The number of the document at each position.
     let ids = rows.iter().flat_map(|row| {
         let lengths = row.documents().iter().enumerate();
         lengths.flat_map(|(number, &len)| vec![number as i32; len])
@@ -147,7 +147,7 @@ fn the_mean_leaves_out_what_crosses_a_documents_end() {
     let device = Device::flex();
     let (rows, batch) = batch(5, &device);
     let counts: Vec<f32> = rows.iter().flat_map(Row::weights).copied().collect();
-    // What is left out is not a number, so that it would show.
+    // Losses that do not count are NaN, so that they would show.
     let loss = |(place, &counts): (usize, &f32)| match counts {
         0.0 => f32::NAN,
         _ => place as f32,
@@ -172,7 +172,7 @@ fn a_batch_that_predicts_nothing_has_the_mean_0() {
     assert_eq!(batch.mean(losses).into_scalar::<f32>(), 0.0);
 }
 
-/// A document that reaches over the end of a piece is two, and what counts stays where it was.
+/// A document across a cut becomes two, and the positions that count do not change.
 #[test]
 fn a_batch_is_cut_into_shorter_texts_and_its_documents_with_it() {
     let dir = Dir::new();

@@ -1,4 +1,4 @@
-//! How fast text becomes tokens, and tokens batches. Measures, and so runs only when it is asked for:
+//! Speed of text to tokens, and of tokens to batches. Ignored unless asked for:
 //!
 //! ```sh
 //! DATA_TEXT=text.jsonl DATA_TOKENIZER=tokenizer.json cargo test --release -p flash-dma-models \
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The median of five runs, with the least and the greatest, of so many units each.
+/// Prints the median, minimum and maximum rate of five runs of `units` units each.
 fn rate(what: &str, units: f64, run: impl Fn()) {
     let seconds = |_| {
         let begin = Instant::now();

@@ -4,8 +4,8 @@ use crate::data::support::ids;
 use crate::dir::Dir;
 use flash_dma_models::data::{DataError, TextFormat, Vocabulary, write_tokens};
 
-/// Byte-level BPE of a few merges, with truncation and padding switched on, as a published file may have them, and a
-/// post-processor that adds a token.
+/// Byte-level BPE of a few merges, with truncation, padding and a post-processor that adds a token, as in published
+/// files.
 const TOKENIZER: &str = r#"{
   "version": "1.0",
   "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
@@ -38,7 +38,7 @@ fn vocabulary(dir: &Dir) -> Vocabulary {
 fn a_text_has_all_its_ids_and_no_others() {
     let dir = Dir::new();
     let vocabulary = vocabulary(&dir);
-    // Neither cut to two, nor padded to nine, nor begun by the post-processor.
+    // Neither truncated to two, nor padded to nine, nor begun by the post-processor.
     let ids = vocabulary.encode("ab ab cab").unwrap();
     assert_eq!(ids, [4, 5, 3, 8, 4]);
     assert_eq!(vocabulary.decode(&ids).unwrap(), "ab ab cab");
@@ -75,7 +75,7 @@ fn what_is_left_of_a_stream_is_shown_at_its_end() {
     let dir = Dir::new();
     let vocabulary = vocabulary(&dir).with_end(0).unwrap();
     let mut stream = vocabulary.stream();
-    // A space before a word, a letter of two tokens, its halves the wrong way round, and its first half alone.
+    // A space before a word, a letter of two tokens, its halves swapped, and its first half alone.
     let ids = [5, 4, 6, 7, 3, 7, 6, 1, 6, 0];
     let mut halves = 0;
     for end in 0..=ids.len() {

@@ -1,4 +1,4 @@
-//! Burn's training loop: what its dashboard shows, and what a batch's loss does.
+//! Burn's training loop: its dashboard, and the loss of a batch.
 
 use crate::data::loader::packed;
 use crate::dir::Dir;
@@ -138,16 +138,16 @@ fn the_dashboard_shows_throughput_memory_and_the_selection() {
     for epoch in [1, 2] {
         let steps = train.batches();
         assert_eq!(values("train", epoch, "Loss").len(), steps);
-        // The first step begins the clock.
+        // The first step starts the clock.
         let throughput = values("train", epoch, "Throughput");
         assert_eq!(throughput.len(), steps - 1);
         let mut rates = throughput.into_iter();
         assert!(rates.all(|rate| rate > 0.0 && rate.is_finite()));
         let alive = values("valid", epoch, "Keys_alive");
-        // The smaller one too.
+        // Including the smaller one.
         assert_eq!(alive.len(), steps + 1);
         assert!(alive.iter().all(|&keys| keys > 0.0 && keys <= 4.0));
-        // Flex does not tell what it holds.
+        // Flex does not report its memory.
         assert!(values("train", epoch, "Device_memory").is_empty());
     }
     assert_eq!(train.state().step, 2 * train.batches());

@@ -1,4 +1,4 @@
-//! Models with adapters, out.
+//! Writing models with adapters.
 
 use crate::dir::Dir;
 use crate::doge::files::{assert_saved_as, logits, saved};
@@ -7,7 +7,7 @@ use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use flash_dma_models::doge::{Doge, ModelError};
 
-/// Fills the factors of adapters as training does.
+/// Fills the factors of adapters, as training does.
 struct Trained;
 
 impl ModuleMapper for Trained {
@@ -45,7 +45,7 @@ fn a_model_with_adapters_is_refused_and_once_they_are_merged_written_as_what_it_
         let generating = logits(&adapted.for_generation(), &tokens);
         assert_close("for generation", &generating, &ours, 1e-5);
         assert!(difference(&logits(&model.for_generation(), &tokens), &ours) > 1e-3);
-        // A model that never had any is merged already.
+        // A model without adapters is already merged.
         assert_saved_as(&model.merged(), case);
     }
 }

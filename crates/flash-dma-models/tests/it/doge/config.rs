@@ -69,7 +69,7 @@ fn a_configuration_is_read_as_it_was_written() {
         let text = config.to_hugging_face(FloatDType::BF16);
         let again = DogeConfig::from_hugging_face(&text).expect("it was written here");
         let mut same = config.clone();
-        // What was derived is written, and what others read is added.
+        // Derived values are written, and so are fields that others read.
         same.kv_heads = Some(config.resolved_kv_heads());
         same.intermediate_size = Some(config.resolved_intermediate_size());
         same.other = again.other.clone();

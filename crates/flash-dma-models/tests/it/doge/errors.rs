@@ -115,7 +115,7 @@ fn every_tensor_of_another_shape_is_named() {
     for case in &CASES {
         for (name, (dtype, mut shape, mut bytes)) in case.files().tensors {
             let mut files = case.files();
-            // Rows more, and not as many as there are query heads.
+            // One more row, which is not the number of query heads either.
             let row = bytes.len() / shape[0];
             bytes.extend(vec![0; 3 * row]);
             shape[0] += 3;
@@ -183,7 +183,7 @@ fn configurations_that_contradict_themselves_are_refused() {
         config().with_max_position_embeddings(0),
         config().with_experts(experts(16, 0)),
         config().with_experts(experts(16, 17)),
-        // Of 20 experts 16 can be chosen.
+        // 16 of 20 experts can be chosen.
         config().with_experts(experts(20, 17)),
     ];
     for config in wrong {
@@ -205,7 +205,7 @@ fn configurations_that_contradict_themselves_are_refused() {
     assert!(most.try_init(&device()).is_ok());
 }
 
-/// The size and the limit that a call is refused for.
+/// Size and limit in the refusal of a call.
 fn too_large(result: Result<Tensor<3>, AttentionError>) -> Option<(usize, usize)> {
     match result.expect_err("it is refused") {
         AttentionError::TooLarge { size, limit, .. } => Some((size, limit)),

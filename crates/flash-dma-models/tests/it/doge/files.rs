@@ -1,4 +1,4 @@
-//! Files in and out.
+//! Reading and writing of files.
 
 use crate::dir::Dir;
 use crate::doge::fixture::{BIASED, CASES, Case, Files, TIED, device, rows, sequence};
@@ -7,14 +7,14 @@ use flash_dma_models::doge::Doge;
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::json;
 
-/// The logits of a model over the fixture's tokens.
+/// Logits of a model over the fixture's tokens.
 pub fn logits(model: &Doge, tokens: &[i32]) -> Vec<Vec<f32>> {
     rows(model.forward(sequence(tokens, &device())))
 }
 
 pub fn saved(model: &Doge) -> Dir {
     let directory = Dir::new();
-    // One that is not there yet.
+    // A folder that does not exist yet.
     let inside = directory.path("model");
     model.save_safetensors(&inside).expect("it can be written");
     for name in ["config.json", "model.safetensors"] {
@@ -24,7 +24,7 @@ pub fn saved(model: &Doge) -> Dir {
     directory
 }
 
-/// Whether a model is written as the bytes of a fixture.
+/// Asserts that a model is written as the bytes of a fixture.
 #[track_caller]
 pub fn assert_saved_as(model: &Doge, case: &Case) {
     let same = saved(model).bytes("model.safetensors") == case.tensors;
@@ -53,7 +53,7 @@ fn what_this_crate_does_not_read_of_a_configuration_is_written_back() {
     let written = saved(&model).bytes("config.json");
     let written: serde_json::Value = serde_json::from_slice(&written).expect("it is JSON");
     for (field, value) in files.config.as_object().expect("an object") {
-        // Numbers of experts of a model without any.
+        // Numbers of experts in a model without any.
         if !field.starts_with("num_experts") {
             assert_eq!(&written[field], value, "{field}");
         }
@@ -122,7 +122,7 @@ fn a_model_in_several_files_is_read() {
     assert_saved_as(&model, &BIASED);
 }
 
-/// The files in 16 bits, rounded by cutting: which rounding it is does not matter here.
+/// The files in 16 bits, rounded by truncation: the kind of rounding does not matter here.
 fn halved(mut files: Files) -> Files {
     for (dtype, _, bytes) in files.tensors.values_mut() {
         let halves = bytes.chunks_exact(4).flat_map(|float| [float[2], float[3]]);
@@ -149,7 +149,7 @@ fn files_in_16_bits_are_read_as_any_float_type() {
             let written = wide.tensor(&name).expect("it was written");
             assert!(written.data() == widened, "{name}");
         }
-        // As they are, they go back as they were.
+        // In their own type they are written back unchanged.
         let narrow = read(FloatDType::BF16).expect("bf16 is read as bf16");
         let q_proj = &narrow.blocks[0].attention.q_proj;
         assert_eq!(q_proj.weight.dtype(), DType::BF16);

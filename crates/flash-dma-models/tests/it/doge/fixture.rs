@@ -1,4 +1,4 @@
-//! The fixture, and what the tests do to its files.
+//! The fixture, and changes to its files.
 
 use crate::dir::Dir;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -7,10 +7,10 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// The greatest difference of logits in f32: ours and theirs sum in another order.
+/// Maximum difference of logits in f32: ours and theirs sum in another order.
 pub const TOLERANCE: f32 = 1e-4;
 
-/// The engines of the build.
+/// Devices of the build's engines.
 pub fn devices() -> Vec<Device> {
     vec![
         #[cfg(feature = "flex")]
@@ -25,7 +25,7 @@ pub fn device() -> Device {
     devices().swap_remove(0)
 }
 
-/// A model of the fixture. Its files are part of the test's program, which may run on another machine.
+/// A model of the fixture. Its files are embedded, as the test program may run on another machine.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
@@ -57,18 +57,18 @@ pub fn everywhere() -> impl Iterator<Item = (Case, Device)> {
     engines.flat_map(|device| CASES.map(|case| (case, device.clone())))
 }
 
-/// What `transformers` computed.
+/// Results of `transformers`.
 #[derive(Deserialize)]
 pub struct Expected {
-    /// The prompt, and what greedy generation added.
+    /// The prompt and the tokens of greedy generation.
     pub tokens: Vec<i32>,
     /// The length of the prompt.
     pub prompt: usize,
-    /// Whose logits follow.
+    /// Rows whose logits follow.
     pub rows: Vec<usize>,
-    /// Of one call per token.
+    /// Logits of one call per token.
     pub logits_by_step: Vec<Vec<f32>>,
-    /// Of one call over all tokens.
+    /// Logits of one call over all tokens.
     pub logits_at_once: Vec<Vec<f32>>,
 }
 
@@ -77,7 +77,7 @@ impl Case {
         serde_json::from_str(self.expected).expect("the fixture is readable")
     }
 
-    /// The files of the model, to be changed.
+    /// Files of the model, to be changed.
     pub fn files(&self) -> Files {
         let tensors = SafeTensors::deserialize(self.tensors).expect("the fixture is readable");
         let values = tensors.tensors().into_iter().map(|(name, view)| {
@@ -121,7 +121,7 @@ impl Files {
         (floats.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))).collect()
     }
 
-    /// Puts a tensor of f32 into the place of another one, or beside the others.
+    /// Replaces or adds a tensor of f32.
     pub fn set(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes());
         let value = (Dtype::F32, shape.to_vec(), bytes.collect());
@@ -169,13 +169,13 @@ pub fn difference(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
     let pairs = ours.iter().flatten().zip(theirs.iter().flatten());
     pairs.fold(0.0, |most: f32, (ours, theirs)| {
         let difference = (ours - theirs).abs();
-        // Of NaN, the greatest.
+        // NaN counts as the greatest.
         let is_nan = difference.is_nan();
         most.max(if is_nan { f32::INFINITY } else { difference })
     })
 }
 
-/// Fails with the two numbers.
+/// Fails with both numbers.
 #[track_caller]
 pub fn assert_close(what: &str, ours: &[Vec<f32>], theirs: &[Vec<f32>], tolerance: f32) {
     let difference = difference(ours, theirs);

@@ -44,7 +44,7 @@ fn scores_on_which_query_heads_agree_become_those_of_the_key_value_head() {
     }
 }
 
-/// The files of `tied`, two query heads on one key/value head, whose query heads have scores of their own.
+/// Files of `tied`, with two query heads on one key/value head, and scores of their own for each query head.
 fn own() -> (Files, [Vec<f32>; 2], [f32; 2]) {
     let mut files = TIED.files();
     let width = 16;
@@ -70,7 +70,7 @@ fn scores_of_its_own_give_each_query_head_its_selection() {
     let x = Tensor::<3>::random([1, 50, 32], Distribution::Normal(0.0, 1.0), &device());
     let ours = model.blocks[0].attention.forward(x.clone());
 
-    // The layer's output is a sum over heads: of each, from a layer whose only scores are that head's.
+    // The layer's output is a sum over heads, each from a layer with only that head's scores.
     let mut sum = ours.zeros_like();
     for head in 0..2 {
         let mut files = TIED.files();

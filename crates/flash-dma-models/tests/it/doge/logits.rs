@@ -1,4 +1,4 @@
-//! Logits and generation are those of `transformers`.
+//! Logits and generation equal those of `transformers`.
 
 use crate::doge::fixture::{
     EXPERTS, TOLERANCE, assert_close, device, devices, difference, everywhere, rows, sequence,
@@ -8,7 +8,7 @@ use flash_dma_models::LanguageModel;
 use flash_dma_models::doge::Doge;
 use flash_dma_models::nn::Routing;
 
-/// The rows of a pass that the fixture has.
+/// The fixture's rows of a pass.
 fn pass(model: &Doge, tokens: &[i32], chosen: &[usize], device: &Device) -> Vec<Vec<f32>> {
     let all = rows(model.forward(sequence(tokens, device)));
     chosen.iter().map(|&row| all[row].clone()).collect()
@@ -27,7 +27,7 @@ fn logits_are_those_of_transformers() {
     }
 }
 
-/// Greedy generation through caches, the prompt in pieces of so many tokens: all tokens, and the logits of each.
+/// Greedy generation through caches, reading the prompt in pieces: all tokens, and the logits of each.
 fn generate(model: &Doge, prompt: &[i32], new: usize, piece: usize) -> (Vec<i32>, Vec<Vec<f32>>) {
     let device = model.device();
     let mut caches = model.try_init_caches(1).expect("the model has caches");
@@ -78,8 +78,8 @@ fn the_last_rows_are_those_that_are_asked_for() {
     assert!(read(0).is_empty());
 }
 
-/// Rounding in 16 bits moves keys across the border of the window, so the window is as long as the text here. Each of the
-/// sums that a logit goes through is then rounded to 8 bits; what is left of the greatest logit's 8 bits is 4.
+/// Rounding in 16 bits moves keys across the border of the window, so the window is as long as the text here. A
+/// logit's sums are each rounded to 8 bits; 4 of the greatest logit's 8 bits remain.
 #[test]
 fn bf16_is_near_f32_where_the_window_decides_nothing() {
     for (case, device) in everywhere() {
@@ -102,7 +102,7 @@ fn bf16_is_near_f32_where_the_window_decides_nothing() {
     }
 }
 
-/// How much the logits before the last token change with it.
+/// Change of the earlier logits with the last token.
 fn leak(routing: Routing, device: &Device) -> f32 {
     let model = EXPERTS.model(device).with_routing(routing);
     let mut tokens = EXPERTS.expected().tokens;

@@ -1,5 +1,6 @@
-//! Doge against Hugging Face's `transformers`: `tests/fixtures/make_doge.py` made small models with random weights and wrote
-//! down what they compute. The same tests run on every engine of the build; files are only read and written on the first.
+//! Doge against Hugging Face's `transformers`: `tests/fixtures/make_doge.py` made small models with random weights
+//! and recorded their results. The tests run on every engine of the build; files are read and written on the first
+//! only.
 #![cfg(any(feature = "flex", feature = "cuda"))]
 
 #[cfg(feature = "autodiff")]

@@ -1,4 +1,4 @@
-//! Steps that a graph replays write what launched steps write.
+//! Replayed steps write the same as launched ones.
 
 use crate::doge::fixture::{devices, everywhere};
 use burn::nn::{Embedding, EmbeddingConfig};
@@ -20,7 +20,7 @@ fn replayed_steps_write_what_launched_steps_write() {
     }
 }
 
-/// A position that adds to a score is read where the recorded step counts it.
+/// A recorded step reads a position that adds to a score where it counts it.
 #[test]
 fn replayed_steps_of_a_layer_that_ranks_by_position() {
     for device in devices() {
@@ -54,7 +54,7 @@ fn check(model: &impl LanguageModel, tokens: &[u32], name: &str) {
             texts.map(|text| text.tokens).collect::<Vec<_>>()
         };
         let launched = generator.clone().with_replay(false);
-        // In the warm-up, at the recorded step, and after replays; the last one never.
+        // In the warm-up, at the recorded step, after replays, and never.
         for stop_after in [2, 5, 11, 100] {
             let [ours, theirs] = [&generator, &launched].map(|by| written(by, stop_after));
             let case = format!("{name}, {sampler:?}, the second text ends after {stop_after}");
@@ -63,7 +63,7 @@ fn check(model: &impl LanguageModel, tokens: &[u32], name: &str) {
     }
 }
 
-/// A layer that ranks by position as well, between an embedding and its transpose.
+/// A layer that also ranks by position, between an embedding and its transpose.
 struct Ranking {
     embedding: Embedding,
     layer: DynamicMaskAttention,

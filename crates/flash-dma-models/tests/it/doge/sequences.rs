@@ -74,7 +74,7 @@ mod training {
         }
     }
 
-    /// The parameters without a gradient, or with one that is zero or not finite.
+    /// Collects parameters whose gradient is missing, zero or not finite.
     struct Silent<'a> {
         gradients: &'a Gradients,
         path: Vec<String>,

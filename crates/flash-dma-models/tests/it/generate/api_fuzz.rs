@@ -1,4 +1,4 @@
-//! Random calls of generation and sampling, with settings at their ends: whatever is refused is refused by an error.
+//! Random calls of generation and sampling, with extreme settings: every refusal is an error.
 
 use crate::generate::model::{Model, VOCABULARY, go_on};
 use flash_dma_models::generate::{
@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Cases of a run, of one call each.
+/// Cases of a run, one call each.
 const CASES: u64 = 1_200;
 
 /// The random choices of one case.
@@ -28,7 +28,7 @@ impl Draw {
         of[self.below(of.len())]
     }
 
-    /// A setting that is taken, or once in eight one at an end.
+    /// A valid setting, or once in eight an extreme one.
     fn number(&mut self, usual: &[f64]) -> f64 {
         let ends = [0.0, -1.0, 1e-320, 1e300, f64::NAN, f64::INFINITY];
         match self.below(8) {
@@ -41,7 +41,7 @@ impl Draw {
         self.pick(&[0, 1, 1, 2, 2, 3, 5, usize::MAX])
     }
 
-    /// Tokens, rarely none or one that there is not.
+    /// Tokens, rarely none or an invalid one.
     fn tokens(&mut self) -> Vec<u32> {
         let len = self.pick(&[0, 1, 2, 3, 5, 20, 20, 40, 300]);
         let token = |draw: &mut Self| match draw.below(2000) {
@@ -84,7 +84,7 @@ impl Draw {
     fn beams(&mut self) -> Beams {
         use EarlyStopping::{Heuristic, WhenFull, WhenHopeless};
 
-        // More beams than there are texts keep all texts, whose number grows with each token.
+        // More beams than texts keep all texts, whose number grows with each token.
         let mut beams = Beams::new(self.pick(&[0, 1, 2, 3, 3, 5]));
         if self.below(2) == 0 {
             beams = beams.with_length_penalty(self.number(&[0.0, 1.0, 2.0]));
@@ -97,7 +97,7 @@ impl Draw {
     }
 }
 
-/// What a call says, of which only that it says it counts.
+/// True for a result, false for an error, which must have a text.
 fn said<T, E: Debug + std::fmt::Display>(result: Result<T, E>) -> bool {
     result.map_err(|error| error.to_string()).is_ok()
 }
@@ -156,7 +156,7 @@ fn no_call_of_generation_panics() {
             Err(_) => panic!("kind {kind}, {beams:?}, {ngram}, {count}, {description}"),
         }
     }
-    // Each kind of call is taken and refused often, or the cases show nothing.
+    // Each kind of call is accepted and refused often, or the cases show nothing.
     let enough = taken.as_flattened().iter().all(|&count| count > 10);
     assert!(enough, "{taken:?}");
 }

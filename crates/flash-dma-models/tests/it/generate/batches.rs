@@ -47,10 +47,10 @@ fn chunks_change_nothing_and_take_constant_memory() {
         let mut lengths = of_the_prompt.map(|read| read.len);
         assert_eq!(lengths.clone().sum::<usize>(), 150);
         assert!(lengths.all(|len| len <= chunk), "{reads:?}");
-        // From the first token on the windows have the memory that they have at the end.
+        // From the first token the windows take their final memory.
         assert!(reads[0].bytes > 0 && reads.iter().all(|read| read.bytes == reads[0].bytes));
     }
-    // Several prompts, of which some end in the middle of a chunk.
+    // Several prompts, some of which end in the middle of a chunk.
     let whole = generator.generate(&prompts());
     assert_eq!(generator.with_chunk(10).generate(&prompts()), whole);
 }
@@ -61,7 +61,7 @@ fn a_stop_token_ends_one_text_and_no_other() {
     let generator = Generator::new(&model).with_max_new(12);
     let free = generator.generate(&prompts());
     model.reads();
-    // A token that the last text has first in its middle.
+    // A token that first occurs in the middle of the last text.
     let last = &free[4].tokens;
     let fresh = (2..10).find(|&at| !last[..at].contains(&last[at]));
     let at = fresh.expect("the text does not only repeat itself");
@@ -77,7 +77,7 @@ fn a_stop_token_ends_one_text_and_no_other() {
     assert_eq!(stopped[4].tokens.len(), at + 1);
     let longer = |read| stopped.iter().filter(move |text| text.tokens.len() > read);
     let batches = model.reads().into_iter().skip(4).map(|read| read.sequences);
-    // A text of n tokens is read n - 1 times: its last token is not.
+    // A text of n tokens is read n - 1 times: its last token is not read.
     let going = (1..12).map(|read| longer(read).count());
     assert!(batches.eq(going), "{stopped:?}");
 }
@@ -88,7 +88,7 @@ fn a_stop_sequence_ends_where_all_of_it_stands() {
     let generator = Generator::new(&model).with_max_new(12);
     let prompt = &prompts()[1..2];
     let free = &generator.generate(prompt)[0].tokens;
-    // The first is not in the text up to where the second ends; parts of both are.
+    // The first is not in the text before the end of the second; parts of both are.
     let stops = [vec![free[4], free[3]], free[2..5].to_vec()];
     let ends = |stop: &Vec<u32>| free.windows(stop.len()).position(|part| part == stop);
     assert_eq!(ends(&stops[1]), Some(2), "{free:?}");
@@ -142,11 +142,11 @@ fn a_drawn_text_depends_on_seed_and_index_and_not_on_the_batch() {
     let [a, b, c] = [prompt(9, 0), prompt(30, 1), prompt(4, 2)];
     let first = draw(5, &[a.clone(), b.clone(), c.clone()]);
     assert_eq!(draw(5, &[a.clone(), b.clone(), c.clone()]), first);
-    // Other prompts around the second, and fewer.
+    // The second with other prompts around it, and fewer.
     assert_eq!(draw(5, &[c.clone(), b.clone()])[1], first[1]);
     assert_eq!(draw(5, std::slice::from_ref(&a))[0], first[0]);
     assert_ne!(draw(6, std::slice::from_ref(&a))[0], first[0]);
-    // The same prompt twice is drawn from twice.
+    // The same prompt twice gives two draws.
     let twice = draw(5, &[b.clone(), b]);
     assert_eq!(twice[1], first[1]);
     assert_ne!(twice[0], twice[1]);

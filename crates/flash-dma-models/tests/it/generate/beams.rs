@@ -15,7 +15,7 @@ fn chain() -> Chain {
     ])
 }
 
-/// Every text of at most four tokens after the token 0 and its log probability.
+/// Every text of at most four tokens after the token 0, and its log probability.
 fn all_texts() -> Vec<(Vec<u32>, f64)> {
     let cut = |mut text: Vec<u32>| {
         let end = text.iter().position(|&token| token == STOP);
@@ -72,7 +72,7 @@ fn enough_beams_are_an_exhaustive_search() {
     assert_eq!(best[4].len(), 4);
 }
 
-/// A chain that ends early, or goes on with the token 1 for a long time.
+/// A chain that ends early, or continues with the token 1 for a long time.
 fn tempting() -> Chain {
     Chain(vec![
         vec![0.0, 0.4, 0.1, 0.5],

@@ -1,4 +1,4 @@
-//! The program of the book's page on generation.
+//! The program of the book's page "Generate".
 
 use crate::generate::model::{Model, prompt};
 use flash_dma_models::LanguageModel;
@@ -6,7 +6,7 @@ use flash_dma_models::generate::{Beams, Ended, GenerateError, Generator, ModelDr
 use std::ops::ControlFlow;
 
 // ANCHOR: generate
-/// Writes what follows each prompt, a token at a time.
+/// Generates a text after each prompt, a token at a time.
 fn write(
     model: &impl LanguageModel,
     prompts: &[Vec<u32>],
@@ -33,7 +33,7 @@ fn write(
 // ANCHOR_END: generate
 
 // ANCHOR: beams
-/// The best of four beams.
+/// The best text of four beams.
 fn best(model: &impl LanguageModel, prompt: &[u32]) -> Result<Vec<u32>, GenerateError> {
     let generator = Generator::new(model).with_max_new(8);
     let mut beams = generator.try_beams(prompt, &Beams::new(4).with_length_penalty(1.0))?;

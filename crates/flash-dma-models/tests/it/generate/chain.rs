@@ -1,16 +1,16 @@
-//! A decoder that looks at the last token only, so that every law is known.
+//! A decoder that reads only the last token, so that every distribution is known.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use flash_dma_models::LanguageModel;
 
-/// The probabilities of what follows each token.
+/// Probabilities of the next token after each token.
 #[derive(Clone, Debug)]
 pub struct Chain(pub Vec<Vec<f64>>);
 
 impl Chain {
-    /// The probability of a text after a token.
+    /// Probability of a text after a token.
     pub fn probability(&self, mut last: u32, text: &[u32]) -> f64 {
         let mut product = 1.0;
         for &token in text {
@@ -62,8 +62,8 @@ pub fn texts(vocabulary: u32, len: usize) -> Vec<Vec<u32>> {
     })
 }
 
-/// Panics if counts of independent draws do not fit probabilities: Pearson's statistic above its expectation by more
-/// than `4.5` standard deviations. Classes that are impossible must be empty.
+/// Panics if counts of independent draws do not fit probabilities: if Pearson's statistic exceeds its expectation by
+/// more than `4.5` standard deviations. Impossible classes must be empty.
 pub fn assert_drawn_from(counts: &[usize], probabilities: &[f64]) {
     let total: usize = counts.iter().sum();
     let (mut statistic, mut classes) = (0.0, 0);

@@ -1,4 +1,4 @@
-//! The decoder-only model: which keys its layers keep, and that it writes what it says of a whole text.
+//! The decoder-only model: the keys its layers keep, and agreement of its text with its logits over the whole text.
 
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::ScoreRole;
@@ -37,7 +37,7 @@ fn layers_that_keep_the_last_keys_differ_in_what_is_recent_and_not_in_their_para
         let model = config.init(&Device::flex());
         for selection in model.try_selections(text(64)).expect("it fits") {
             let (intervals, _) = selection.expect("a window");
-            // Of the pairs of the first positions all are recent, so the share is a little more.
+            // At the first positions all pairs are recent, so the share is a little more.
             let share = intervals.stats().recent;
             assert!((0.0..0.1).contains(&(share - recent / 16.0)), "{share}");
         }

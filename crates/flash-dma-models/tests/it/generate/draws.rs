@@ -1,9 +1,9 @@
-//! Laws of whole texts.
+//! Distributions of whole texts.
 
 use crate::generate::chain::{Chain, assert_drawn_from, texts};
 use flash_dma_models::generate::{Draft, Generated, Generator, ModelDraft, PromptLookup, Sampler};
 
-/// What follows the token 0 for many seeds and sequences, counted by text of three tokens.
+/// Texts of three tokens after the token 0, counted over many seeds and sequences.
 fn counts(generate: impl Fn(Sampler, &[[u32; 1]]) -> Vec<Generated>, batch: usize) -> Vec<usize> {
     let all = texts(4, 3);
     let mut counts = vec![0; all.len()];
@@ -36,7 +36,7 @@ fn probabilities() -> Vec<f64> {
     texts.map(|text| target.probability(0, text)).collect()
 }
 
-/// Another law, of which some is impossible.
+/// Another distribution, in which some tokens are impossible.
 fn guess() -> Chain {
     Chain(vec![
         vec![0.4, 0.3, 0.3, 0.0],
@@ -56,7 +56,7 @@ fn assert_speculation_keeps_the_law<T: Draft>(draft: impl Fn() -> T, batch: usiz
         written.texts
     };
     assert_drawn_from(&counts(speculate, batch), &probabilities());
-    // Both happened often, so the law is not that of one of them.
+    // Both happened often, so the distribution is not that of one of them.
     let [yes, all] = accepted.get();
     let often = yes * 10 > all && yes * 10 < all * 9;
     assert!(often, "{yes} of {all} were accepted");
@@ -83,10 +83,10 @@ fn a_speculated_text_of_a_batch_has_the_law_of_the_model() {
 
 #[test]
 fn a_text_after_a_lookup_has_the_law_of_the_model() {
-    // A token that stood before is proposed with what followed it: certain, and often wrong.
+    // An earlier token is proposed with its successor: certain, and often wrong.
     let target = target();
     let long = |sampler, prompts: &[[u32; 1]]| {
-        // The law depends on the last token only, which is 0 again.
+        // The distribution depends only on the last token, which is 0 again.
         let prompts: Vec<Vec<u32>> = prompts.iter().map(|_| vec![3, 0, 2, 1, 0]).collect();
         let generator = generator(&target, sampler);
         let mut draft = PromptLookup::new(2, 2);
@@ -103,7 +103,7 @@ fn filters_apply_to_what_is_verified() {
         let mut draft = ModelDraft::new(&guess, 2);
         generator.speculate(prompts, &mut draft).texts
     };
-    // The most likely each time: 3 after 0, 1 after 3, and of four equal ones all stay.
+    // The most likely each time: 3 after 0, 1 after 3, and all four equal ones stay.
     let law = |text: &Vec<u32>| if text.starts_with(&[3, 1]) { 0.25 } else { 0.0 };
     let after_one: Vec<f64> = texts(4, 3).iter().map(law).collect();
     assert_drawn_from(&counts(generate, 5), &after_one);

@@ -1,4 +1,4 @@
-//! Generation over decoders that are small enough to know what they must write.
+//! Generation with decoders small enough that the correct text is known.
 #![cfg(feature = "flex")]
 
 mod api_fuzz;

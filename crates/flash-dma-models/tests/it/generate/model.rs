@@ -1,4 +1,4 @@
-//! A small decoder with random parameters: what it writes means nothing, but is the same by every way of writing it.
+//! A small decoder with random parameters: its text means nothing, but every way of generating gives the same.
 
 use burn::module::Module;
 use burn::nn::{
@@ -23,7 +23,7 @@ pub const VOCABULARY: usize = 48;
 const WIDTH: usize = 32;
 
 // ANCHOR: decoder
-/// A decoder whose layers remember nothing but what is in their caches.
+/// A decoder whose layers' only memory is their caches.
 #[derive(Module, Debug)]
 pub struct Model {
     embedding: Embedding,
@@ -61,14 +61,14 @@ impl LanguageModel for Model {
         for ((norm, layer), cache) in self.norms.iter().zip(&self.layers).zip(caches) {
             x = x.clone() + layer.try_forward_cached(norm.forward(x), cache)?;
         }
-        // The logits are large, so only those of the rows that are asked for.
+        // The logits are large, so only those of the requested rows.
         Ok(self.answer.forward(x.narrow(1, len - rows, rows)))
     }
 }
 // ANCHOR_END: decoder
 
 impl Model {
-    /// With a layer of a window, recent keys and sinks, a layer that keeps every key, and a layer of a window.
+    /// A layer with a window, recent keys and sinks, one that keeps every key, and one with a window.
     pub fn new(seed: u64) -> Self {
         // The device's generator belongs to the whole process.
         static GENERATOR: Mutex<()> = Mutex::new(());
@@ -81,7 +81,7 @@ impl Model {
                 .with_scores(Scores::Added)
                 .with_selection(selection)
                 .with_rope(Some(Rope::new(256)))
-                // Wide, so that the text depends on what the layers remember.
+                // Large weights, so that the text depends on the layers' memory.
                 .with_initializer(Initializer::Normal {
                     mean: 0.0,
                     std: 0.7,
@@ -98,7 +98,7 @@ impl Model {
             layers,
             answer: LinearConfig::new(WIDTH, VOCABULARY).init(&device),
         };
-        // Parameters are drawn when they are first used: here, where no other test draws.
+        // Parameters are drawn on first use: here, where no other test draws.
         model.whole(&[0]);
         model
     }
@@ -109,7 +109,7 @@ impl Model {
         Tensor::from_data(tokens, &self.device())
     }
 
-    /// The log probabilities of what follows each token, by attention over all of them at once.
+    /// Log probabilities after each token, by attention over all of them at once.
     pub fn whole(&self, text: &[u32]) -> Vec<Vec<f32>> {
         let mut x = self.embedding.forward(self.tokens(text));
         for (norm, layer) in self.norms.iter().zip(&self.layers) {
@@ -120,7 +120,7 @@ impl Model {
         rows.chunks(VOCABULARY).map(<[f32]>::to_vec).collect()
     }
 
-    /// The logits of what follows a text, which is read at once.
+    /// Logits after a text that is read at once.
     pub fn logits(&self, text: &[u32]) -> Vec<f32> {
         let mut caches = self.try_init_caches(1).expect("the layers can be cached");
         let logits = self.try_read(self.tokens(text), 1, &mut caches);
@@ -128,7 +128,7 @@ impl Model {
         logits.try_into_vec_as::<f32>().expect("the device works")
     }
 
-    /// What follows a prompt, greedily and without caches.
+    /// Greedy text after a prompt, without caches.
     pub fn greedy(&self, prompt: &[u32], count: usize) -> Vec<u32> {
         let mut text = prompt.to_vec();
         for _ in 0..count {
@@ -147,28 +147,28 @@ pub fn prompt(len: usize, seed: usize) -> Vec<u32> {
     (0..len).map(token).collect()
 }
 
-/// Ends no text.
+/// A callback that never stops.
 pub fn go_on(_: Event) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// What a decoder was asked to read.
+/// One call of a decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Read {
     /// Sequences of the batch.
     pub sequences: usize,
     /// Tokens of each.
     pub len: usize,
-    /// Bytes of the caches of windows, afterwards.
+    /// Bytes of the caches with windows, afterwards.
     pub bytes: usize,
 }
 
-/// A decoder that takes down what it is asked to read.
+/// A decoder that records its calls.
 pub struct Watched<M> {
     inner: M,
-    /// The longest sequence, in place of the decoder's own limit.
+    /// Maximum length, instead of the decoder's own limit.
     pub max_len: Option<usize>,
-    /// Whether it returns the logits of every token, whatever it is asked for.
+    /// True to return the logits of every token, whatever was requested.
     pub talkative: bool,
     reads: RefCell<Vec<Read>>,
 }
@@ -183,7 +183,7 @@ impl<M> Watched<M> {
         }
     }
 
-    /// What has been read since the last time.
+    /// Calls since the last time.
     pub fn reads(&self) -> Vec<Read> {
         self.reads.take()
     }

@@ -1,4 +1,4 @@
-//! What is refused, and in which words.
+//! Refusals, and their texts.
 
 use crate::generate::chain::Chain;
 use crate::generate::model::{Model, Read, Watched, go_on, prompt};
@@ -47,7 +47,7 @@ fn settings_and_prompts_are_refused_before_anything_is_read() {
     let expected = "prompt 0 has 253 tokens and 4 are to follow, but the model reads at most 256";
     assert_eq!(refused(&fine, &[prompt(253, 0)]), expected);
     assert_eq!(model.reads(), Vec::<Read>::new());
-    // One token fewer is not too long.
+    // One token less is not too long.
     assert_eq!(fine.generate(&[prompt(252, 0)])[0].tokens.len(), 4);
 }
 
@@ -71,7 +71,7 @@ fn beams_that_make_no_sense_are_refused() {
     assert_eq!(model.reads(), Vec::<Read>::new());
 }
 
-/// Proposes the same for every row, or for too many rows.
+/// Proposes the same tokens for every row, or for too many rows.
 struct Rude {
     tokens: Vec<u32>,
     more_rows: usize,
@@ -126,7 +126,7 @@ fn drafts_that_do_not_suit_the_model_are_refused() {
 #[test]
 fn logits_that_give_no_token_are_refused_by_sequence_and_place() {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
-    // 0 goes to 1, which goes to 2, whose law is broken.
+    // 0 goes to 1, which goes to 2, whose distribution is broken.
     let broken = |row: Vec<f64>| Chain(vec![vec![0.0, 1.0, 0.0], vec![0.0, 0.0, 1.0], row]);
     let refused = |row: Vec<f64>, sampler: Sampler| {
         let chain = broken(row);
@@ -148,7 +148,7 @@ fn logits_that_give_no_token_are_refused_by_sequence_and_place() {
             assert_eq!(refused(row.to_vec(), sampler), expected);
         }
     }
-    // Tokens that are impossible are no fault.
+    // Impossible tokens are no fault.
     let chain = broken(vec![1.0, 0.0, 0.0]);
     let texts = Generator::new(&chain).with_max_new(4).generate(&[[0]]);
     assert_eq!(texts[0].tokens, [1, 2, 0, 1]);

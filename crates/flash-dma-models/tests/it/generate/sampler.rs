@@ -1,26 +1,26 @@
-//! Laws of the next token, written down by hand.
+//! Distributions of the next token, compared with hand-written ones.
 
 use crate::generate::chain::assert_drawn_from;
 use flash_dma_models::generate::{Distribution, Draw, Purpose, SampleError, Sampler};
 
-/// Logits of these weights.
+/// Logits with these weights.
 fn logits(weights: &[f64]) -> Vec<f32> {
     weights.iter().map(|weight| weight.ln() as f32).collect()
 }
 
-/// The probabilities of as many tokens as there are weights.
+/// Probabilities of as many tokens as there are weights.
 fn law(sampler: Sampler, weights: &[f64]) -> Vec<f64> {
     let law = sampler.try_distribution(&logits(weights), &[]).unwrap();
     let tokens = 0..weights.len() as u32;
     tokens.map(|token| law.probability(token)).collect()
 }
 
-/// Compares the law that a sampler makes of weights with that of other weights.
+/// Compares a sampler's distribution for weights with expected weights.
 fn assert_law(sampler: Sampler, weights: &[f64], expected: &[f64]) {
     let (actual, total) = (law(sampler, weights), expected.iter().sum::<f64>());
     assert_eq!(actual.len(), expected.len());
     for (a, e) in actual.iter().zip(expected) {
-        // What is cut off is cut off, not unlikely.
+        // A token that is cut off has probability 0, not a small one.
         let close = (a - e / total).abs() < 1e-6 && (*a == 0.0) == (*e == 0.0);
         assert!(close, "{actual:?} is not {expected:?}");
     }
@@ -65,7 +65,7 @@ fn top_p_keeps_the_fewest_that_reach_it() {
     ] {
         assert_law(Sampler::random(0).with_top_p(p), &weights, &kept);
     }
-    // Of equally likely tokens the first ones stay.
+    // Among equally likely tokens the first ones stay.
     let sampler = Sampler::random(0).with_top_p(0.6);
     assert_law(sampler, &[1.0; 4], &[1.0, 1.0, 1.0, 0.0]);
 }
@@ -85,7 +85,7 @@ fn min_p_compares_with_the_greatest() {
 
 #[test]
 fn filters_apply_one_after_the_other() {
-    // Top-k leaves 6, 3, 2 of 12; of these 11, top-p 0.8 needs 6 and 3.
+    // Top-k leaves 6, 3, 2 of 12; top-p 0.8 needs 6 and 3 of these 11.
     let weights = [0.5, 6.0, 3.0, 2.0, 0.5];
     let sampler = Sampler::random(0).with_top_k(3).with_top_p(0.8);
     assert_law(sampler, &weights, &[0.0, 6.0, 3.0, 0.0, 0.0]);
@@ -110,7 +110,7 @@ fn the_repetition_penalty_divides_above_zero_and_multiplies_below() {
     // -1 becomes -2.
     assert_eq!(best(&[-1.0, -1.5], &[0]), [1]);
     assert_eq!(best(&[-1.0, -2.5], &[0]), [0]);
-    // With 2 in place of 4, the odds are e^2 to e^3.
+    // With 2 instead of 4, the odds are e^2 to e^3.
     let drawn = Sampler::random(0).with_repetition_penalty(2.0);
     let law = drawn.try_distribution(&[4.0, 3.0], &[0]).unwrap();
     assert!((law.probability(1) - 1.0 / (1.0 + (-1.0_f64).exp())).abs() < 1e-12);
@@ -170,7 +170,7 @@ fn a_unit_is_taken_to_a_token_by_the_cumulative_probability() {
 fn numbers_out_of_range_are_refused_by_name() {
     let text = |sampler: Sampler| {
         let error = sampler.try_check().unwrap_err();
-        // A distribution is refused for the same reason.
+        // The distribution is refused for the same reason.
         let distribution = sampler.try_distribution(&[0.0], &[]).unwrap_err();
         assert_eq!(distribution.to_string(), error.to_string());
         error.to_string()

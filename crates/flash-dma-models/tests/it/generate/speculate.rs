@@ -1,4 +1,4 @@
-//! Speculative decoding: greedy texts token for token, and what the caches are left with.
+//! Speculative decoding: greedy texts token for token, and the contents of the caches.
 
 use crate::generate::model::{Model, VOCABULARY, Watched, prompt};
 use flash_dma_models::generate::{
@@ -11,15 +11,15 @@ fn prompts() -> Vec<Vec<u32>> {
     vec![prompt(23, 0), prompt(5, 1), prompt(40, 2)]
 }
 
-/// Proposes texts that are known.
+/// Proposes known texts.
 struct Scripted<'t> {
     count: usize,
     texts: &'t [Vec<u32>],
-    /// The token is wrong wherever the sum of sequence and place has this divisor.
+    /// A token is wrong where the sum of sequence and position has this divisor.
     wrong: usize,
 }
 
-/// A divisor that no sum of the tests has, but that of the first token, which is not proposed.
+/// Divides no such sum in the tests except that of the first token, which is not proposed.
 const NEVER: usize = 1000;
 
 impl<'t> Scripted<'t> {
@@ -65,7 +65,7 @@ fn a_greedy_text_is_that_of_the_model_whatever_is_proposed() {
     let (model, other) = (Model::new(3), Model::new(4));
     let generator = Generator::new(&model).with_max_new(40).with_chunk(16);
     let alone = generator.generate(&prompts());
-    // 20 and one tokens are more than a decode step.
+    // 20 tokens and one are more than a decode step.
     for count in [1, 2, 5, 15, 20] {
         for batch in [&prompts()[..1], &prompts()] {
             let alone = &alone[..batch.len()];
@@ -99,12 +99,12 @@ fn steps_and_accepted_tokens_are_counted() {
     assert_eq!(right.acceptance_rate(), 1.0);
     let lengths: Vec<usize> = model.reads().iter().map(|read| read.len).collect();
     assert_eq!(lengths, [23, 5, 5, 5, 5]);
-    // A step a token. The last four steps may propose fewer: 3, 2, 1 and none.
+    // One token a step. The last four steps may propose fewer: 3, 2, 1 and none.
     let wrong = report(1);
     assert_eq!((wrong.steps, wrong.accepted, wrong.written), (20, 0, 20));
     assert_eq!(wrong.proposed, 16 * 4 + 3 + 2 + 1);
     assert_eq!(wrong.acceptance_rate(), 0.0);
-    // The places 3, 6, 9, … are wrong: from 1 on, two are accepted and the third is replaced, over and over.
+    // The positions 3, 6, 9, … are wrong: from 1 on, two are accepted and the third is replaced, over and over.
     let some = report(3);
     assert_eq!((some.steps, some.written), (7, 20));
 }
@@ -117,7 +117,7 @@ fn a_model_accepts_its_own_proposals() {
         let generator = Generator::new(&model).with_max_new(31);
         let generator = generator.with_sampler(sampler);
         let written = generator.speculate(&prompts(), &mut ModelDraft::new(&model, 5));
-        // But for the rounding of the two laws, which the caches would exceed by far if they held anything else.
+        // Up to the rounding of the two distributions, which wrong contents of the caches would exceed by far.
         let report = written.report;
         assert_eq!(report.acceptance_rate(), 1.0, "{report:?}");
         assert_eq!((report.steps, report.written), (5, 3 * 30));
@@ -144,7 +144,7 @@ fn a_draft_forgets_what_was_not_accepted() {
     let mut text = prompt(30, 0);
     let mut draft = ModelDraft::new(&model, 6);
     draft.try_begin(&[&text], limits).unwrap();
-    // Each time another number of proposals is kept, and then a token that was not proposed.
+    // Each time another number of proposals is kept, followed by a token that was not proposed.
     for kept in [0, 5, 2, 6, 1] {
         text.push(9);
         let proposed = propose(&mut draft, &text);
@@ -170,8 +170,8 @@ fn a_lookup_finds_what_repeats() {
     assert_eq!(report.written, 119);
 }
 
-/// Sixteen tokens of two texts by some model, and the place from 2 to 4 of a token in the first text that neither has
-/// elsewhere before its end.
+/// A model, sixteen tokens of two texts by it, and the position, 2 to 4, of a token in the first text that occurs
+/// nowhere else before the end of either.
 fn texts_with_a_stop() -> (Model, Vec<Vec<u32>>, usize) {
     let found = (3..40).find_map(|seed| {
         let model = Model::new(seed);
@@ -194,15 +194,15 @@ fn a_text_that_ends_does_not_hold_up_the_others() {
     let generator = generator.with_stop(&[texts[0][at]]);
     let alone = generator.generate(&prompts()[..2]);
     assert_eq!((alone[0].tokens.len(), alone[1].tokens.len()), (at + 1, 16));
-    // The first text ends with a token that is not proposed. The other gets all proposals right.
+    // The first text ends with a token that is not proposed. All proposals for the other are right.
     let mut proposed = texts;
     proposed[0][at] = (proposed[0][at] + 1) % VOCABULARY as u32;
     let mut draft = Scripted::new(4, &proposed, NEVER);
     let written = generator.speculate(&prompts()[..2], &mut draft);
     assert_eq!(written.texts, alone);
-    // One token of the prompt and three times five: the end took part in the first step only.
+    // One token from the prompt and three times five: the first text took part in the first step only.
     assert_eq!((written.report.steps, written.report.written), (3, at + 15));
-    // A draft's caches lose the text as well.
+    // A draft's caches drop the text as well.
     let other = Model::new(4);
     for small in [&model, &other] {
         let written = generator.speculate(&prompts()[..2], &mut ModelDraft::new(small, 3));
@@ -229,7 +229,7 @@ fn a_text_ends_in_the_middle_of_what_is_accepted() {
     let free = generator.generate(&prompts());
     let texts = tokens(&free);
     let mut draft = Scripted::new(6, &texts, NEVER);
-    // The third token of the first text.
+    // Third token of the first text.
     let stopping = generator.clone().with_stop(&[texts[0][2]]);
     let alone = stopping.generate(&prompts());
     assert!(alone[0].tokens.len() <= 3 && alone[0].ended == Ended::Stop(texts[0][2]));
