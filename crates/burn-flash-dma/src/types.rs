@@ -1,4 +1,4 @@
-//! The structures that the operations take and return beside plain tensors.
+//! The structures that the operations take and return next to plain tensors.
 // The derived enums are meant, too: a call has one, and nothing boxed crosses the dispatch boundary.
 #![allow(clippy::large_enum_variant)]
 

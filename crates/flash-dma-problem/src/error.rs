@@ -327,13 +327,13 @@ pub enum AttentionError {
     #[error("there is no sequence {index}: the cache has {batch}")]
     Sequence { index: usize, batch: usize },
     /// A call would change or save a cache while tokens are held.
-    #[error("{waiting} tokens wait beside the cache: accept those that stay, or none, before this")]
+    #[error("{waiting} tokens are held: accept those that stay, or none, before this")]
     TokensWait { waiting: usize },
     /// Tokens were accepted in a cache that does not hold its tokens.
     #[error("the cache does not hold: call hold before the step whose tokens are to wait")]
     NotHolding,
     /// More tokens were accepted than are held.
-    #[error("{count} tokens cannot be accepted: {waiting} wait beside the cache")]
+    #[error("{count} tokens cannot be accepted: {waiting} are held")]
     TooManyAccepted { count: usize, waiting: usize },
     /// The input is not the whole sequence, whose first tokens the cache holds.
     #[error(

@@ -210,16 +210,16 @@ fn attend_to(
     let attention = Attention::new(q, k, v);
     let sink = layer.sink_logits.as_ref().map(Param::val);
     let out = match (keys, bias) {
-        (Some(keys), Some(bias)) => beside(sink, attention.scores(bias).intervals(&keys))?,
-        (Some(keys), None) => beside(sink, attention.intervals(&keys))?,
-        (None, _) => beside(sink, attention)?,
+        (Some(keys), Some(bias)) => with_sink(sink, attention.scores(bias).intervals(&keys))?,
+        (Some(keys), None) => with_sink(sink, attention.intervals(&keys))?,
+        (None, _) => with_sink(sink, attention)?,
     };
     let out = out.swap_dims(1, 2).reshape([batch, len, width]);
     Ok(linear(&layer.o_proj, out))
 }
 
 /// Output of an attention, with a sink logit per head if there are any.
-fn beside<S>(
+fn with_sink<S>(
     sink: Option<Tensor<1>>,
     attention: Attention<S>,
 ) -> Result<Tensor<4>, AttentionError> {

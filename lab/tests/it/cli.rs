@@ -75,7 +75,7 @@ fn several_processes_make_the_rows_of_one() {
     assert_eq!(one.len(), 4);
     assert_eq!(one, three);
     let files = fs::read_dir(dir.path("")).unwrap();
-    assert_eq!(files.count(), 2, "the rows, and nothing beside them");
+    assert_eq!(files.count(), 2, "the rows, and nothing else");
 }
 
 /// The processes open the device, and this build has none of this name.

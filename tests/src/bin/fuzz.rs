@@ -19,7 +19,7 @@ Usage: fuzz --engine NAME [..]
   --problems N         The most problems (default: no limit but the time).
   --seed S             Of the problems (default 1).
   --threads T          Host threads of a process (default: one for each core).
-  --processes P        Processes beside each other: a device compiles for one process at a time, and each of these
+  --processes P        Processes at once: a device compiles for one process at a time, and each of these
                        compiles the kernels of its own variants (default 1).
   --variants N         Combinations that kernels are compiled for (default: by engine); 0 for no bound.
   --effort X           Factor on the size of the problems (default 1).

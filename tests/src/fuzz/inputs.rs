@@ -235,7 +235,7 @@ impl Drawn {
             Some(logits) => {
                 let sink = Sink::new(&of_keys, &self.inputs.problem, logits, &self.grads);
                 let of_keys = self.expected_of_keys(sink.gradients(), apart);
-                sink.beside(of_keys)
+                sink.added_to(of_keys)
             }
         }
     }

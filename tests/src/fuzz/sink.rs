@@ -70,7 +70,7 @@ impl Sink {
     }
 
     /// The results of keys and sink, from those of the keys for [these](Self::gradients) gradients.
-    pub(super) fn beside(self, mut of_keys: Expected) -> Expected {
+    pub(super) fn added_to(self, mut of_keys: Expected) -> Expected {
         let rows = &self.rows;
         of_keys.change_rows(
             |row, out, magnitude| {

@@ -195,7 +195,7 @@ fn clones_have_the_same_tokens_waiting<B: Backend>(burn: &Burn<B>) {
 
 /// Checks the texts of the errors, and that the cache is unchanged after them.
 fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
-    let wait = "4 tokens wait beside the cache: accept those that stay, or none, before this";
+    let wait = "4 tokens are held: accept those that stay, or none, before this";
     for kept in [Kept::Rule(rules(7)[1]), Kept::All { scored: true }] {
         let decoder = &mut uneven(burn, kept, Scores::Padded, F32);
         let tokens = decoder.grow(4);
@@ -208,7 +208,7 @@ fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
         cache.hold();
         assert_eq!(
             refused(cache.try_accept(1)),
-            "1 tokens cannot be accepted: 0 wait beside the cache"
+            "1 tokens cannot be accepted: 0 are held"
         );
         // Held, and not yet stepped: nothing waits, and a second time changes nothing.
         cache.hold();
@@ -240,7 +240,7 @@ fn other_calls_are_refused_while_tokens_wait<B: Backend>(burn: &Burn<B>) {
         assert_eq!(refused(saved), wait);
         assert_eq!(
             refused(cache.try_accept(5)),
-            "5 tokens cannot be accepted: 4 wait beside the cache"
+            "5 tokens cannot be accepted: 4 are held"
         );
         assert_eq!(cache.waiting(), 4);
         cache.accept(3);

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Shape};
 /// See
 /// [`DynamicMaskOps::dynamic_mask_forward_with_sink`](crate::ops::DynamicMaskOps::dynamic_mask_forward_with_sink):
 /// results over all logits from those over the keys.
-pub fn beside<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forwarded<B> {
+pub fn with_sink<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forwarded<B> {
     let element = results.out.dtype();
     let bools = bool_dtype::<B>(&results.lse.device());
     let out = unrounded::<B>(results.out, results.residual);

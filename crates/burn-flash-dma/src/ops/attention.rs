@@ -84,7 +84,7 @@ pub trait DynamicMaskOps: Backend {
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let results = Self::dynamic_mask_forward_with_residual(q, k, v, selection, problem);
-        let Forwarded { out, lse, .. } = sink::beside::<Self>(results, logits);
+        let Forwarded { out, lse, .. } = sink::with_sink::<Self>(results, logits);
         (out, lse)
     }
 

@@ -21,6 +21,7 @@ pub struct Selections {
 }
 
 impl Selections {
+    /// No selections yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -271,6 +271,7 @@ pub struct SelectionMetric {
 }
 
 impl SelectionMetric {
+    /// The metric of a measure, before its first step.
     #[must_use]
     pub fn new(measure: Measure) -> Self {
         Self {

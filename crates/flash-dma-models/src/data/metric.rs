@@ -158,6 +158,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
+    /// The metric of a device.
     #[must_use]
     pub fn new(device: &Device) -> Self {
         Self {

@@ -124,7 +124,7 @@ fn entries(dir: &Path) -> Result<Entries, ModelError> {
     let mut all = Entries::new();
     for file in files(dir)? {
         if Path::new(&file).file_name() != Some(file.as_ref()) {
-            let reason = format!("{file} is not the name of a file beside it");
+            let reason = format!("{file} is not the name of a file in its folder");
             return Err(ModelError::malformed(&dir.join(INDEX), reason));
         }
         let path = dir.join(file);

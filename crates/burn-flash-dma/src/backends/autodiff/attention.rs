@@ -187,7 +187,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         let results = B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem);
         match logits {
             None => results,
-            Some(logits) => sink::beside::<B>(results, logits),
+            Some(logits) => sink::with_sink::<B>(results, logits),
         }
     }
 

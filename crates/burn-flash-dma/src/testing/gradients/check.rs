@@ -87,6 +87,7 @@ impl GradientCheck {
         }
     }
 
+    /// With inputs and a sample drawn from another seed.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;

@@ -165,7 +165,7 @@ impl MmaPass<'_> {
         if dkdv.tiles.shared_keys {
             let (selection, _) = selected.as_ref().expect("chunks come with scores");
             let sums = KeySums::new(client, problem, selection, dkdv.chunk);
-            self.launch_dkdv(lists, sums.beside(grads), scores, element);
+            self.launch_dkdv(lists, sums.with_gradients(grads), scores, element);
             sums.round(grads);
             return;
         }

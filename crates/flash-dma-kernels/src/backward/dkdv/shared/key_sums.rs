@@ -64,7 +64,7 @@ impl<'a> KeySums<'a> {
     }
 
     /// The destinations to which the cubes write and add the gradients of k and v.
-    pub(crate) fn beside(&self, grads: &Gradients) -> [GradientTensors; 2] {
+    pub(crate) fn with_gradients(&self, grads: &Gradients) -> [GradientTensors; 2] {
         [(&grads.k, &self.k), (&grads.v, &self.v)].map(|(own, sums)| GradientTensors {
             own: own.clone(),
             sums: Some(sums.clone()),
