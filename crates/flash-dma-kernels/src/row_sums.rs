@@ -33,6 +33,7 @@ pub(crate) fn rest_bytes(problem: &Problem, saved: &Saved) -> usize {
 /// The row sums' optional terms: also kernel options, which CubeCL's disk cache does not see, see `docs/upstream.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SumTerms {
+    pub head_dim: usize,
     residual: bool,
     grad_lse: bool,
     boxed: bool,
@@ -41,8 +42,9 @@ pub(crate) struct SumTerms {
 
 impl SumTerms {
     /// The terms for `saved`; with the words of the rows if there is `dropout`.
-    pub(crate) fn new(saved: &Saved, boxed: bool, dropout: bool) -> Self {
+    pub(crate) fn new(head_dim: usize, saved: &Saved, boxed: bool, dropout: bool) -> Self {
         Self {
+            head_dim,
             residual: saved.residual.is_some(),
             grad_lse: saved.grad_lse.is_some(),
             boxed,

@@ -47,11 +47,10 @@ pub(crate) fn delta_mma_kernel<E: Float>(
     delta: &mut [f32],
     boxed: &mut ComptimeOption<BoxedRows>,
     words: &mut ComptimeOption<RowWords>,
-    #[comptime] head_dim: usize,
-    #[comptime] _terms: SumTerms,
+    #[comptime] terms: SumTerms,
     #[define(E)] _element: ElemType,
 ) {
-    let segments = comptime!(head_dim / 8);
+    let segments = comptime!(terms.head_dim / 8);
     let lane = UNIT_POS as usize % ROW_LANES;
     let index = CUBE_POS_X as usize * CUBE_ROWS + UNIT_POS as usize / ROW_LANES;
     let (heads, q_len) = (out.shape(1), out.shape(2));

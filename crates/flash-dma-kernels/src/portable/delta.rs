@@ -19,8 +19,7 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
     grad_out: &Tensor<Vector<F, N>>,
     grad_lse: &ComptimeOption<OwnedTensor<f32>>,
     delta: &mut Tensor<f32>,
-    #[comptime] head_dim: usize,
-    #[comptime] _terms: SumTerms,
+    #[comptime] terms: SumTerms,
     #[define(F)] _element: ElemType,
 ) {
     let row = ABSOLUTE_POS;
@@ -35,7 +34,7 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
         (batch * grad_out.stride(0) + head * grad_out.stride(1) + query * grad_out.stride(2))
             / size;
     let mut sum = 0.0f32;
-    for vector in 0..comptime!(head_dim / size) {
+    for vector in 0..comptime!(terms.head_dim / size) {
         let o = out[at + vector];
         let g = grad_out[grad_at + vector];
         #[unroll]
@@ -89,8 +88,7 @@ impl RowSums {
                 saved.grad_out.clone().into_tensor_arg(),
                 grad_lse.into(),
                 delta.clone().into_tensor_arg(),
-                problem.head_dim,
-                SumTerms::new(saved, false, false),
+                SumTerms::new(problem.head_dim, saved, false, false),
                 elem_type(problem.element),
             );
         }

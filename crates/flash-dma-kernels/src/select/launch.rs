@@ -4,8 +4,9 @@ use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
 use crate::select::blocks;
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::quantile::{
-    LevelLaunch, LevelSizesLaunch, QueriesLaunch, RUN, SPAN, count_digits_kernel, descend_kernel,
-    keep_each_kernel, scan_spans_kernel, start_queries_kernel, write_intervals_kernel,
+    IntervalSizesLaunch, LevelLaunch, LevelSizesLaunch, QueriesLaunch, RUN, SPAN,
+    count_digits_kernel, descend_kernel, keep_each_kernel, scan_spans_kernel, start_queries_kernel,
+    write_intervals_kernel,
 };
 use crate::select::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
 use cubecl::client::Client;
@@ -227,10 +228,7 @@ impl Selecting<'_> {
                 level.into_buffer_arg(),
                 queries(),
                 intervals.into_buffer_arg(),
-                rows,
-                n,
-                kept.recent.min(self.n) as u32,
-                bits,
+                IntervalSizesLaunch::new(rows, n, kept.recent.min(self.n) as u32, bits),
             );
         }
     }

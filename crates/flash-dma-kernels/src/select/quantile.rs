@@ -200,6 +200,18 @@ pub(crate) fn descend_kernel(
     }
 }
 
+/// Sizes of a launch of [`write_intervals_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct IntervalSizes {
+    pub rows: u32,
+    /// Keys of a row.
+    pub n: u32,
+    /// The last keys that each query keeps.
+    pub recent: u32,
+    /// Bits of a rank.
+    pub bits: u32,
+}
+
 /// Ends the descent in nodes of at most [`RUN`] elements, bit by bit, and writes the intervals.
 ///
 /// One unit per rank. `order`, `keys` (sort keys in rank order), and `sequence` (the last level) are contiguous
@@ -212,13 +224,11 @@ pub(crate) fn write_intervals_kernel(
     sequence: &[u32],
     queries: &Queries,
     intervals: &mut [u32],
-    rows: u32,
-    n: u32,
-    recent: u32,
-    bits: u32,
+    sizes: &IntervalSizes,
 ) {
+    let (n, bits) = (sizes.n, sizes.bits);
     let row = ABSOLUTE_POS / n as usize;
-    if row < rows as usize {
+    if row < sizes.rows as usize {
         let base = row * n as usize;
         let key = order[ABSOLUTE_POS];
         let candidate_count = queries.candidates[ABSOLUTE_POS];
@@ -244,7 +254,7 @@ pub(crate) fn write_intervals_kernel(
             // Evicted before it was seen: never attended to for its rank.
             end = max(prefix, key);
         }
-        end = min(end + recent, n);
+        end = min(end + sizes.recent, n);
         if keys[ABSOLUTE_POS] == NEVER {
             end = key;
         }

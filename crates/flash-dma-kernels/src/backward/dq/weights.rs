@@ -48,11 +48,17 @@ impl<N: Size> TilePairs<N> {
     }
 }
 
+/// The products of a key tile: S, and dP, which is in flight.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct TileProducts<N: Size> {
+    pub s: Vector<f32, N>,
+    pub dp: Vector<f32, N>,
+}
+
 /// [`gradients`] of a tile that may be a `boundary` tile, or of any tile by `exact` LSEs.
 #[cube]
 pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
-    s: &Vector<f32, NS>,
-    dp: Vector<f32, NS>,
+    products: &TileProducts<NS>,
     rows: &LaneRows,
     lses: &ExactRows,
     pairs: &TilePairs<NS>,
@@ -65,13 +71,13 @@ pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
     // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     if comptime!(exact) {
         let kind = comptime!(PairKind::Large);
-        gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)
+        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, tile, kind)
     } else if boundary {
         let kind = comptime!(PairKind::Boundary);
-        gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)
+        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, tile, kind)
     } else {
         let kind = comptime!(PairKind::Full);
-        gradients::<E, NS, NP>(s, dp, rows, lses, pairs, stages, attended, tile, kind)
+        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, tile, kind)
     }
 }
 
@@ -79,8 +85,7 @@ pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
 /// where a row does not see a key. The LSEs `lses` are read if some are large.
 #[cube]
 fn gradients<E: Float, NS: Size, NP: Size>(
-    s: &Vector<f32, NS>,
-    dp: Vector<f32, NS>,
+    products: &TileProducts<NS>,
     rows: &LaneRows,
     lses: &ExactRows,
     pairs: &TilePairs<NS>,
@@ -94,8 +99,17 @@ fn gradients<E: Float, NS: Size, NP: Size>(
     let quad = UNIT_POS_X as usize % 4;
     let boundary = comptime!(kind != PairKind::Full);
     let exact = comptime!(kind == PairKind::Large);
-    let p = probabilities::<E, NS>(s, rows, lses, pairs, stages, attended, tile, exact);
-    let dp = finish::<NS>(dp, comptime!(bp.key_tile / 2));
+    let p = probabilities::<E, NS>(
+        &products.s,
+        rows,
+        lses,
+        pairs,
+        stages,
+        attended,
+        tile,
+        exact,
+    );
+    let dp = finish::<NS>(products.dp, comptime!(bp.key_tile / 2));
     let mut packed = Vector::<u32, NP>::new(0u32);
     #[unroll]
     for n in 0..comptime!(bp.key_tile / 8) {

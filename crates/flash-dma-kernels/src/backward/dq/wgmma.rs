@@ -4,7 +4,7 @@ use crate::args::Scaling;
 use crate::backward::dq::key_boxes::{KeyBoxes, KeyMaps};
 use crate::backward::dq::repair::mark_row;
 use crate::backward::dq::rows::LaneRows;
-use crate::backward::dq::weights::{TilePairs, tile_gradients};
+use crate::backward::dq::weights::{TilePairs, TileProducts, tile_gradients};
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -128,23 +128,17 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                 let dp = start_nt::<NS>(&o_panels, &v_tile, element, key_tile, head_dim);
                 turns.pass(tile, tiles, comptime!(bp.warps / 4));
                 if tile + ahead < tiles {
-                    let next = tile + ahead;
-                    boxes.fill_or_gather::<E>(
-                        &mut copies,
-                        &ring,
-                        source,
-                        &attended,
-                        next,
-                        &mut stages,
-                    );
+                    let (next, to) = (tile + ahead, &mut stages);
+                    boxes.fill_or_gather::<E>(&mut copies, &ring, source, &attended, next, to);
                 }
                 // The bits of a full tile were not copied, whatever it is computed as.
                 let hides = tile >= keys.full_tiles(bp);
                 let pairs =
                     TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
                 let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
+                let products = TileProducts::<NS> { s, dp };
                 let ds = tile_gradients::<E, NS, NP>(
-                    &s, dp, &rows, &lses, &pairs, &stages, &attended, tile, boundary, exact,
+                    &products, &rows, &lses, &pairs, &stages, &attended, tile, boundary, exact,
                 );
                 if may_hide && not_finite[stage] == 1u32 {
                     sync_cube(); // All warps have their logits: only the product with dS remains.

@@ -131,8 +131,12 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
             delta.clone().into_buffer_arg(),
             boxed.into(),
             masked.into(),
-            problem.head_dim,
-            SumTerms::new(saved, for_boxes, problem.dropout.is_some()),
+            SumTerms::new(
+                problem.head_dim,
+                saved,
+                for_boxes,
+                problem.dropout.is_some(),
+            ),
             elem_type(problem.element),
         );
     }

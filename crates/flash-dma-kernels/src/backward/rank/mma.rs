@@ -11,7 +11,6 @@ use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{
     Tiles, UnusualLses, copy_number, copy_step, enter_alibi, lse_of, query_of,
 };
-use crate::backward::dkdv::mma::warp::WarpStep;
 use crate::backward::dkdv::shared::alibi::{local_place, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
@@ -173,7 +172,7 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         let at = step_at::<E>(turn, query, head, order, &*tiles, bp);
         let of_lse = &*of_lse;
         let products = StepProducts::<NS> { s, dp };
-        let step = WarpStep::without_seen(turn, at, bp);
+        let step = RankStep { turn, at };
         // Two loop bodies, as in the dk/dv kernel.
         if step.at.boundary {
             let lses = StepLses::of::<E>(inputs, &step.at, turn, order, rows, bp);
@@ -187,6 +186,13 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
             );
         }
     }
+}
+
+/// A step of a cube, and its turn.
+#[derive(CubeType)]
+struct RankStep {
+    turn: usize,
+    at: Step,
 }
 
 /// Step `turn`, which begins at query `query` of head `head` of the group, and whose tile is in its stage. Rows that are
@@ -226,7 +232,7 @@ fn step_at<E: Float>(
 fn add_changes<E: Float, NS: Size>(
     products: &StepProducts<NS>,
     lses: &StepLses,
-    step: &WarpStep,
+    step: &RankStep,
     tiles: &Tiles<E>,
     of_lse: &Shared<[f32]>,
     keys: &LaneKeys,

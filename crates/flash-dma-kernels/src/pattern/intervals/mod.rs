@@ -6,6 +6,7 @@
 //! that are alive at one position. Any number of them may die at once.
 
 pub(crate) mod chunks;
+pub(crate) mod classes;
 pub(crate) mod live;
 pub(crate) mod order;
 pub(crate) mod ranked;

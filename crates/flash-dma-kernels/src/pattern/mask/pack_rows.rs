@@ -45,6 +45,19 @@ impl RowsBlueprint {
     }
 }
 
+/// Sizes of a launch of [`rows_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RowsSizes {
+    /// Cubes with work.
+    pub cubes: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    /// The position of query 0.
+    pub position_shift: i32,
+    /// The last word of the mask that may be read.
+    pub last_word: usize,
+}
+
 /// Packs and counts `units / 2` key blocks of one block of 16 queries per cube. Unit `u` packs word `u % 2` of the
 /// cube's key block `u / 2` for every query, and counts the bits that causal masking leaves; shared memory transposes
 /// the words, so that the reads are whole pieces of rows and the writes whole lines of bits.
@@ -58,14 +71,11 @@ pub(crate) fn rows_kernel<N: Size>(
     mask: &Tensor<Vector<u32, N>>,
     bits: &mut Tensor<Vector<u32, Const<2>>>,
     counts: &mut Tensor<u32>,
-    cubes: usize,
-    q_len: usize,
-    k_len: usize,
-    position_shift: i32,
-    last_word: usize,
+    sizes: &RowsSizes,
     #[comptime] bp: RowsBlueprint,
 ) {
-    if CUBE_POS >= cubes {
+    let (q_len, k_len) = (sizes.q_len, sizes.k_len);
+    if CUBE_POS >= sizes.cubes {
         terminate!();
     }
     let mut words = Shared::<[u32]>::new_slice(comptime!(bp.blocks() * STRIDE));
@@ -83,7 +93,7 @@ pub(crate) fn rows_kernel<N: Size>(
     // One past the last key block that some query sees.
     let mut seen_blocks = key_blocks as i32;
     if comptime!(bp.causal) {
-        let position = (first_query + queries - 1) as i32 + position_shift;
+        let position = (first_query + queries - 1) as i32 + sizes.position_shift;
         seen_blocks = min(seen_blocks, select(position < 0, 0i32, position / 64 + 1));
     }
     let at = unit / 2 * STRIDE + unit % 2;
@@ -115,7 +125,7 @@ pub(crate) fn rows_kernel<N: Size>(
                     if comptime!(bp.aligned) {
                         loaded[comptime!(r * reads + n)] = mask[first + n];
                     } else {
-                        loaded[comptime!(r * reads + n)] = mask[min(first + n, last_word)];
+                        loaded[comptime!(r * reads + n)] = mask[min(first + n, sizes.last_word)];
                     }
                 }
             }
@@ -154,7 +164,7 @@ pub(crate) fn rows_kernel<N: Size>(
                 words[at + 2 * query] = word;
                 let mut seen = select(query < queries, 32i32, 0i32);
                 if comptime!(bp.causal) {
-                    let position = (first_query + query) as i32 + position_shift;
+                    let position = (first_query + query) as i32 + sizes.position_shift;
                     seen = min(seen, position + 1 - first_key as i32);
                 }
                 count += (word & first_bits(seen)).count_ones();

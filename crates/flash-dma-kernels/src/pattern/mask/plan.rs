@@ -5,7 +5,7 @@ use crate::host::range::range;
 use crate::host::scratch::{cubes, one_unit_each};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::pack::{count_kernel, pack_kernel};
-use crate::pattern::mask::pack_rows::{RowsBlueprint, rows_kernel};
+use crate::pattern::mask::pack_rows::{RowsBlueprint, RowsSizesLaunch, rows_kernel};
 use crate::pattern::mask::ranges::{KeyRangesLaunch, QUERIES, RangeSizesLaunch, ranges_kernel};
 use crate::pattern::position::position_shift;
 use cubecl::client::Client;
@@ -186,11 +186,13 @@ fn pack_rows(
             mask.into_tensor_arg(),
             plan.bits.into_tensor_arg(),
             plan.counts.into_tensor_arg(),
-            items,
-            geometry.q_len,
-            geometry.k_len,
-            position_shift(geometry),
-            last_word,
+            RowsSizesLaunch::new(
+                items,
+                geometry.q_len,
+                geometry.k_len,
+                position_shift(geometry),
+                last_word,
+            ),
             blueprint,
         );
     }

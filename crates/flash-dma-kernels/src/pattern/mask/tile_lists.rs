@@ -49,13 +49,22 @@ pub(crate) fn tile_lists(
             counts.clone().into_buffer_arg(),
             sizes.items,
             sizes.of_kernels(geometry),
-            geometry.causal,
-            team,
+            ListBlueprint {
+                causal: geometry.causal,
+                team,
+            },
         );
     }
     let lists = TileLists { list, counts };
     finish_lists(client, geometry, plan, watched, element, &lists, sizes);
     lists
+}
+
+/// The configuration of [`list_kernel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ListBlueprint {
+    causal: bool,
+    team: Team,
 }
 
 /// A cube writes the list and the totals of tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask: keys, if
@@ -73,9 +82,9 @@ fn list_kernel(
     totals: &mut [u32],
     items: usize,
     sizes: &ListSizes,
-    #[comptime] causal: bool,
-    #[comptime] team: Team,
+    #[comptime] bp: ListBlueprint,
 ) {
+    let (causal, team) = comptime!((bp.causal, bp.team));
     let item = CUBE_POS;
     if item >= items {
         terminate!();

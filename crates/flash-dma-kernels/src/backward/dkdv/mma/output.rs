@@ -10,7 +10,7 @@ use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::stages::RowAddress;
-use crate::pattern::intervals::chunks::QueryChunks;
+use crate::pattern::intervals::classes::QueryChunks;
 use cubecl::prelude::*;
 
 /// Writes or adds `factor` times the accumulated rows of this warp's keys.

@@ -170,7 +170,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         biased_head = last_head;
                     }
                 }
-                let step = WarpStep::without_seen(turn - 1, at, bp);
+                let step = WarpStep::of_second_role(turn - 1, at, bp);
                 accumulate::<E, NS, NO, NA>(
                     inputs, rows, order, &step, &operands, tiles, keys, sums,
                 );

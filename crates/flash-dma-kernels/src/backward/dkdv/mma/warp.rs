@@ -49,7 +49,7 @@ pub(crate) struct WarpStep {
 #[cube]
 impl WarpStep {
     /// A step of the second role, which has no `seen`.
-    pub(crate) fn without_seen(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
+    pub(crate) fn of_second_role(turn: usize, at: Step, #[comptime] bp: DkdvBlueprint) -> WarpStep {
         let seen = Array::<u32>::new(comptime!(bp.fragments));
         WarpStep { turn, at, seen }
     }

@@ -2,7 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
-use crate::pattern::intervals::chunks::QueryChunks;
+use crate::pattern::intervals::classes::QueryChunks;
 use cubecl::prelude::*;
 
 #[derive(CubeType, Clone, Copy)]

@@ -4,9 +4,8 @@ use crate::args::{Gradients, Selection};
 use crate::host::check::elem_type;
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::matrix::ptx::shuffle;
-use crate::pattern::intervals::chunks::{
-    BRIEF_CLASSES, ChunkKeys, ChunkQueries, STARTS, class_bits,
-};
+use crate::pattern::intervals::chunks::{ChunkKeys, STARTS};
+use crate::pattern::intervals::classes::{BRIEF_CLASSES, ChunkQueries, class_bits};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;

@@ -2,10 +2,10 @@
 
 use crate::args::{Gradients, Selection};
 use crate::backward::dkdv::shared::args::GradientTensors;
-use crate::backward::dkdv::shared::sums::{clear_sums_kernel, round_sums_kernel};
+use crate::backward::dkdv::shared::sums::{SumRows, clear_sums_kernel, round_sums_kernel};
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
-use crate::pattern::intervals::chunks::QueryChunksLaunch;
+use crate::pattern::intervals::classes::QueryChunksLaunch;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -51,8 +51,7 @@ impl<'a> KeySums<'a> {
                 sums.v.clone().into_buffer_arg(),
                 sums.chunks(),
                 sums.vectors(),
-                problem.head_dim,
-                problem.causal,
+                sums.rows(),
             );
         }
         sums
@@ -72,6 +71,13 @@ impl<'a> KeySums<'a> {
     }
 
     /// Vectors of four sums per tensor.
+    fn rows(&self) -> SumRows {
+        SumRows {
+            head_dim: self.problem.head_dim,
+            causal: self.problem.causal,
+        }
+    }
+
     fn vectors(&self) -> usize {
         self.problem.kv_shape().iter().product::<usize>() / 4
     }
@@ -100,8 +106,7 @@ impl<'a> KeySums<'a> {
                 grads.v.clone().into_buffer_arg(),
                 self.chunks(),
                 self.vectors(),
-                self.problem.head_dim,
-                self.problem.causal,
+                self.rows(),
                 elem_type(self.problem.element),
             );
         }

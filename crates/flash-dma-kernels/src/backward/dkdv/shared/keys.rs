@@ -8,7 +8,7 @@ use crate::host::engine::Instruction;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::stages::RowAddress;
 use crate::matrix::wgmma::panel::group_place;
-use crate::pattern::intervals::chunks::{ChunkQueries, QueryChunks};
+use crate::pattern::intervals::classes::{ChunkQueries, QueryChunks};
 use crate::vectors::Segment;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;

@@ -3,7 +3,7 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::host::engine::Instruction;
 use crate::matrix::ptx::value;
-use crate::pattern::intervals::chunks::QueryChunks;
+use crate::pattern::intervals::classes::QueryChunks;
 use cubecl::prelude::*;
 
 /// Adds to the first f32 of `to`, in global memory. The order of such additions is not fixed.
@@ -61,6 +61,13 @@ fn lives(interval: Vector<u32, Const<2>>) -> bool {
     interval.extract(0usize) < interval.extract(1usize)
 }
 
+/// The rows whose sums are cleared or rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SumRows {
+    pub head_dim: usize,
+    pub causal: bool,
+}
+
 /// Zeroes the sums of the keys that some position attends to, except those whose queries are all in one chunk: one unit
 /// per four elements of `sums_k` and of `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the
 /// other keys stay undefined.
@@ -71,13 +78,12 @@ pub(crate) fn clear_sums_kernel(
     sums_v: &mut [Vector<f32, Const<4>>],
     chunks: &QueryChunks,
     vectors: usize,
-    #[comptime] head_dim: usize,
-    #[comptime] causal: bool,
+    #[comptime] rows: SumRows,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        let interval = intervals[at / comptime!(head_dim / 4)];
-        if lives(interval) && chunks.share(interval, causal) {
+        let interval = intervals[at / comptime!(rows.head_dim / 4)];
+        if lives(interval) && chunks.share(interval, rows.causal) {
             sums_k[at] = Vector::new(0.0f32);
             sums_v[at] = Vector::new(0.0f32);
         }
@@ -95,17 +101,16 @@ pub(crate) fn round_sums_kernel<E: Float>(
     grad_v: &mut [Vector<E, Const<4>>],
     chunks: &QueryChunks,
     vectors: usize,
-    #[comptime] head_dim: usize,
-    #[comptime] causal: bool,
+    #[comptime] rows: SumRows,
     #[define(E)] _element: ElemType,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        let interval = intervals[at / comptime!(head_dim / 4)];
+        let interval = intervals[at / comptime!(rows.head_dim / 4)];
         if !lives(interval) {
             grad_k[at] = Vector::new(E::from_int(0));
             grad_v[at] = Vector::new(E::from_int(0));
-        } else if chunks.share(interval, causal) {
+        } else if chunks.share(interval, rows.causal) {
             grad_k[at] = Vector::cast_from(sums_k[at]);
             grad_v[at] = Vector::cast_from(sums_v[at]);
         }

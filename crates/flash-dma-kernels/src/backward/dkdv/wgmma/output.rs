@@ -13,7 +13,7 @@ use crate::backward::dkdv::wgmma::weights::StepWeights;
 use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::stages::RowAddress;
-use crate::pattern::intervals::chunks::QueryChunks;
+use crate::pattern::intervals::classes::QueryChunks;
 use cubecl::prelude::*;
 
 /// Writes or adds the rows of this lane's two keys, dK times `scale`; `quad` is the lane within its quad.
