@@ -117,6 +117,14 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
             let z0 = pairs.tile::<N>(bias, upper, lower, first_key, q_len, k_len, half);
             let second = first_key + half;
             let z1 = pairs.tile::<N>(bias, upper, lower, second, q_len, k_len, half);
+            let half0 = HalfTile::<N> {
+                first: first_key,
+                z: z0,
+            };
+            let half1 = HalfTile::<N> {
+                first: second,
+                z: z1,
+            };
             while steps.key_tile(now.at) == key_tile {
                 let step = steps.step(&now);
                 copies.wait_rows(row_turn);
@@ -152,8 +160,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 }
                 let products = products.s_finished();
                 sum0 = add_half::<N>(
-                    sum0, &products, z0, plan, lses, &steps, &step, first_key, &rows, &lanes,
-                    &scale,
+                    sum0, &products, &half0, plan, lses, &steps, &step, &rows, &lanes, &scale,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn);
@@ -169,9 +176,8 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     copies.fill_keys(2 * key_turn + 3, next.batch, next.kv_head, key, bp);
                 }
                 let products = products.s_finished();
-                let second = first_key + half;
                 sum1 = add_half::<N>(
-                    sum1, &products, z1, plan, lses, &steps, &step, second, &rows, &lanes, &scale,
+                    sum1, &products, &half1, plan, lses, &steps, &step, &rows, &lanes, &scale,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn + 1);
@@ -259,18 +265,26 @@ impl<N: Size> Products<N> {
     }
 }
 
-/// Returns `sum` plus dS of 64 keys from `first` on, computed from S, dP (still in flight) and the biases `z`; adds
+/// 64 keys of a key tile.
+#[derive(CubeType, Clone, Copy)]
+struct HalfTile<N: Size> {
+    /// The first of them.
+    first: usize,
+    /// Their biases.
+    z: Vector<f32, N>,
+}
+
+/// Returns `sum` plus dS of 64 keys, computed from S, dP (still in flight) and their biases; adds
 /// zero where a row does not see a key.
 #[cube]
 fn add_half<N: Size>(
     sum: Vector<f32, N>,
     products: &Products<N>,
-    z: Vector<f32, N>,
+    keys: &HalfTile<N>,
     plan: &ComptimeOption<PlanTensors>,
     lses: &SavedLses,
     steps: &BiasSteps,
     step: &BiasStep,
-    first: usize,
     rows: &TileRows,
     lanes: &StepRows,
     logit_scale: &LogitScale,
@@ -287,13 +301,13 @@ fn add_half<N: Size>(
             lanes.upper.reference.abs() == infinite || lanes.lower.reference.abs() == infinite,
         );
     if comptime!(steps.bp.causal && !steps.bp.pattern.is_planned()) {
-        let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
+        let last = (keys.first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > rows.upper.position);
     }
     let none = ExactRows::none();
     // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     if boundary {
-        let block = first / comptime!(BiasBlueprint::HALF);
+        let block = keys.first / comptime!(BiasBlueprint::HALF);
         let nothing = Vector::<u32, Const<2>>::new(0u32);
         let mut upper = nothing;
         let mut lower = nothing;
@@ -309,10 +323,10 @@ fn add_half<N: Size>(
         );
         if large {
             let exact = lses.rows(steps, step, rows);
-            let p = probabilities::<N>(&products.s, &z, lanes, &exact, logit_scale, true);
+            let p = probabilities::<N>(&products.s, &keys.z, lanes, &exact, logit_scale, true);
             sums::<N>(&sum, products, &p, &seen, lanes, true)
         } else {
-            let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false);
+            let p = probabilities::<N>(&products.s, &keys.z, lanes, &none, logit_scale, false);
             sums::<N>(&sum, products, &p, &seen, lanes, true)
         }
     } else {
@@ -321,7 +335,7 @@ fn add_half<N: Size>(
             upper: all,
             lower: all,
         };
-        let p = probabilities::<N>(&products.s, &z, lanes, &none, logit_scale, false);
+        let p = probabilities::<N>(&products.s, &keys.z, lanes, &none, logit_scale, false);
         sums::<N>(&sum, products, &p, &seen, lanes, false)
     }
 }

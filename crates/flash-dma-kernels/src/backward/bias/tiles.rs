@@ -2,7 +2,7 @@
 
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::ptx::{shared_address, uniform};
-use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
+use crate::matrix::wgmma::boxes::{BoxPlace, copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
 use crate::vectors::Segment;
@@ -212,7 +212,8 @@ fn copy_half(
 ) {
     let (rows, columns) = comptime!((BiasBlueprint::HALF, bp.head_dim));
     let to = Panels { address };
-    copy_boxes(map, batch, head, row, &to, ring, stage, rows, columns);
+    let from = BoxPlace { batch, head, row };
+    copy_boxes(map, &from, &to, ring, stage, rows, columns);
 }
 
 const ROW_STAGES: usize = BiasBlueprint::ROW_STAGES;

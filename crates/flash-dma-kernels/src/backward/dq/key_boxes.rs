@@ -5,7 +5,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::stages::Stages;
-use crate::matrix::wgmma::boxes::{copy_boxes, map_address};
+use crate::matrix::wgmma::boxes::{BoxPlace, copy_boxes, map_address};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
 use cubecl::prelude::*;
@@ -93,9 +93,10 @@ impl KeyBoxes {
         let (rows, columns) = comptime!((bp.key_tile, bp.head_dim));
         let address = self.k_panels + begin;
         let to = Panels { address };
-        copy_boxes(self.k, batch, head, row, &to, ring, stage, rows, columns);
+        let from = BoxPlace { batch, head, row };
+        copy_boxes(self.k, &from, &to, ring, stage, rows, columns);
         let address = self.v_panels + begin;
         let to = Panels { address };
-        copy_boxes(self.v, batch, head, row, &to, ring, stage, rows, columns);
+        copy_boxes(self.v, &from, &to, ring, stage, rows, columns);
     }
 }

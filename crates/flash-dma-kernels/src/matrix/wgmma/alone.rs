@@ -2,7 +2,7 @@
 
 use crate::host::check::elem_type;
 use crate::matrix::fragment::pack;
-use crate::matrix::wgmma::boxes::{boxes_of, copy_boxes, map_address, takes_boxes};
+use crate::matrix::wgmma::boxes::{BoxPlace, boxes_of, copy_boxes, map_address, takes_boxes};
 use crate::matrix::wgmma::panel::{Panels, panel_place, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::Ring;
@@ -106,14 +106,15 @@ fn products_alone_kernel<E: Float>(
     if comptime!(boxes) {
         if UNIT_POS == 0 {
             ring.arrive_expecting(0usize, comptime!((4 * ROWS * columns) as u32));
-            let from = map_address::<E>(a_boxes);
-            copy_boxes(
-                from, 0usize, 0usize, 0usize, &a_panels, &ring, 0usize, ROWS, columns,
-            );
-            let from = map_address::<E>(b_boxes);
-            copy_boxes(
-                from, 0usize, 0usize, 0usize, &b_panels, &ring, 0usize, ROWS, columns,
-            );
+            let from = BoxPlace {
+                batch: 0usize,
+                head: 0usize,
+                row: 0usize,
+            };
+            let map = map_address::<E>(a_boxes);
+            copy_boxes(map, &from, &a_panels, &ring, 0usize, ROWS, columns);
+            let map = map_address::<E>(b_boxes);
+            copy_boxes(map, &from, &b_panels, &ring, 0usize, ROWS, columns);
         }
         ring.wait_full(0usize, 0usize);
     } else {

@@ -69,14 +69,20 @@ pub(crate) fn map_address<E: Float>(map: &ComptimeOption<TensorMap<E, Tiled>>) -
     }
 }
 
+/// The row of a tensor at which boxes begin.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct BoxPlace {
+    pub batch: usize,
+    pub head: usize,
+    pub row: usize,
+}
+
 /// Starts the copy of the box at `[batch, head, row]` to the panels `to` of `rows` rows and `columns` columns; rows
 /// past the last become zeros. The stage's full barrier tracks the copy. Only one unit calls it.
 #[cube]
 pub(crate) fn copy_boxes(
     map: u64,
-    batch: usize,
-    head: usize,
-    row: usize,
+    from: &BoxPlace,
     to: &Panels,
     ring: &Ring,
     stage: usize,
@@ -91,9 +97,9 @@ pub(crate) fn copy_boxes(
             in(_) value::<u32>(16 * (to.address + comptime!((panel * rows * width / 8) as u32))),
             in(_) value::<u64>(map),
             in(_) value::<u32>(comptime!((panel * width) as u32).runtime()),
-            in(_) value::<u32>(row as u32),
-            in(_) value::<u32>(head as u32),
-            in(_) value::<u32>(batch as u32),
+            in(_) value::<u32>(from.row as u32),
+            in(_) value::<u32>(from.head as u32),
+            in(_) value::<u32>(from.batch as u32),
             in(_) value::<u32>(ring.full(stage)),
             options(explicit_mem, reads_address_space shared, writes_address_space shared)
         );

@@ -8,7 +8,7 @@ use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
 use crate::matrix::logit_scale::is_large_scaled;
 use crate::matrix::ptx::{any_lane, shared_address, uniform, uniform_bool, unit_position};
-use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
+use crate::matrix::wgmma::boxes::{BoxPlace, copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::ring::Ring;
 use crate::vectors::Segment;
@@ -178,9 +178,14 @@ impl StepCopies {
         let to = self.places + stage as u32 * comptime!(8 * bp.rows as u32);
         copy_words(self.rows, batch, head, word, to, ring, stage);
         let to = self.queries(stage, bp);
-        copy_boxes(self.q, batch, head, query, &to, ring, stage, rows, columns);
+        let from = BoxPlace {
+            batch,
+            head,
+            row: query,
+        };
+        copy_boxes(self.q, &from, &to, ring, stage, rows, columns);
         let (map, to) = (self.grad_out, self.grad_out(stage, bp));
-        copy_boxes(map, batch, head, query, &to, ring, stage, rows, columns);
+        copy_boxes(map, &from, &to, ring, stage, rows, columns);
     }
 }
 
