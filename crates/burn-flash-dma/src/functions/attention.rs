@@ -139,7 +139,8 @@ impl<S> Attention<S> {
     /// shape, device or window, or the intervals use recent keys, sinks or documents and this call numbers positions
     /// differently; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
-        Ok(self.attend(Dispatch::dynamic_mask_forward)?.0)
+        let (out, _) = self.run(Dispatch::dynamic_mask_forward)?;
+        Ok(Tensor::from_dispatch(out))
     }
 
     twin! {
@@ -154,7 +155,8 @@ impl<S> Attention<S> {
     ///
     /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.attend(Dispatch::dynamic_mask_forward_with_lse)
+        let (out, lse) = self.run(Dispatch::dynamic_mask_forward_with_lse)?;
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
     twin! {
@@ -182,9 +184,10 @@ impl<S> Attention<S> {
             return try_learnable_sink(out, lse, logits);
         }
         let logits = checked_logits(logits, heads, &self.rows[0].device())?.into_dispatch();
-        self.attend(|q, k, v, selection, problem| {
+        let (out, lse) = self.run(|q, k, v, selection, problem| {
             Dispatch::dynamic_mask_forward_with_sink(q, k, v, logits, selection, problem)
-        })
+        })?;
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
     /// Rounding error of the output in 16 bits, as autodiff keeps it; `None` for f32. Not differentiable.
@@ -202,15 +205,6 @@ impl<S> Attention<S> {
             options: self.options,
             state: PhantomData,
         }
-    }
-
-    fn attend(
-        self,
-        operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> (Rows, Rows),
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        let _span = span!("attention");
-        let (out, lse) = self.run(operation)?;
-        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
     /// The call with its scores in f32, and its problem, after all checks. The problem has scores if the call has
@@ -247,6 +241,7 @@ impl<S> Attention<S> {
         self,
         operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> R,
     ) -> Result<R, AttentionError> {
+        let _span = span!("attention");
         let (call, problem) = self.checked()?;
         let selection = match (call.scores, call.intervals) {
             (None, None) => Selection::<Dispatch>::All,

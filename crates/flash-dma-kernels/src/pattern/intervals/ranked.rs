@@ -1,5 +1,5 @@
 //! The keys whose ranks learn at some position: runners-up, which just miss the window, from the end of their interval
-//! to their `far`; and kept keys that learn, from the position at which their rank keeps them to the end of their
+//! to their `ends`; and kept keys that learn, from the position at which their rank keeps them to the end of their
 //! interval.
 //!
 //! They are grouped into tiles by their first position. Runners-up move up through the ranks after the window together,
