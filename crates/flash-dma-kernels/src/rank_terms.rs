@@ -1,4 +1,5 @@
-//! The terms by which the ranks of keys learn: runners-up that are added to a query's keys, or kept keys that are left out.
+//! The terms by which the ranks of keys learn: runners-up that are added to a query's keys, or kept keys that are left
+//! out.
 
 use crate::pattern::intervals::ranked::RankedSource;
 use cubecl::prelude::*;

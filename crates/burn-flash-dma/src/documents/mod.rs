@@ -42,7 +42,7 @@ pub struct Documents {
     is_padding: Kept<Tensor<3, Bool>>,
 }
 
-/// What has been made for the first device that asked for it.
+/// A value made once, on the first device that asks for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept<T>(Arc<OnceLock<(Device, T)>>);
 
