@@ -207,7 +207,7 @@ fn expand(tree: &str, prefix: &[String], paths: &mut Vec<Vec<String>>) {
 fn of_rooms<'a>(
     files: &BTreeMap<&'a str, BTreeSet<&'a str>>,
 ) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
-    let room = |file: &'a str| file.splitn(5, '/').nth(3).unwrap_or(file);
+    let room = |file: &'a str| file.split('/').nth(3).unwrap_or(file);
     let mut rooms: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (file, uses) in files {
         let uses = uses
@@ -270,8 +270,9 @@ mod tests {
         );
         let back = "use crate::b::{self, B};\n#[cfg(test)]\nmod tests {\n    use crate::d::D;\n}\n";
         let files = [lib, folder, inner, ("crates/a/src/c.rs", back)];
-        let circle = "files that use each other: crates/a/src/b/inner.rs, crates/a/src/c.rs";
-        assert_eq!(found(&files), [circle]);
+        let of_files = "files that use each other: crates/a/src/b/inner.rs, crates/a/src/c.rs";
+        let of_folders = "a: folders of `src` that use each other: b, c.rs";
+        assert_eq!(found(&files), [of_files, of_folders]);
     }
 
     #[test]

@@ -117,14 +117,6 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
             let z0 = pairs.tile::<N>(bias, upper, lower, first_key, q_len, k_len, half);
             let second = first_key + half;
             let z1 = pairs.tile::<N>(bias, upper, lower, second, q_len, k_len, half);
-            let half0 = HalfTile::<N> {
-                first: first_key,
-                z: z0,
-            };
-            let half1 = HalfTile::<N> {
-                first: second,
-                z: z1,
-            };
             while steps.key_tile(now.at) == key_tile {
                 let step = steps.step(&now);
                 copies.wait_rows(row_turn);
@@ -159,8 +151,12 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     copies.fill_keys(2 * key_turn + 2, next.batch, next.kv_head, next_key, bp);
                 }
                 let products = products.s_finished();
+                let keys0 = HalfTile::<N> {
+                    first: first_key,
+                    z: z0,
+                };
                 sum0 = add_half::<N>(
-                    sum0, &products, &half0, plan, lses, &steps, &step, &rows, &lanes, &scale,
+                    sum0, &products, &keys0, plan, lses, &steps, &step, &rows, &lanes, &scale,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn);
@@ -176,8 +172,12 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     copies.fill_keys(2 * key_turn + 3, next.batch, next.kv_head, key, bp);
                 }
                 let products = products.s_finished();
+                let keys1 = HalfTile::<N> {
+                    first: first_key + half,
+                    z: z1,
+                };
                 sum1 = add_half::<N>(
-                    sum1, &products, &half1, plan, lses, &steps, &step, &rows, &lanes, &scale,
+                    sum1, &products, &keys1, plan, lses, &steps, &step, &rows, &lanes, &scale,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn + 1);
