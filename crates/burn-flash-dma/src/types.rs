@@ -222,6 +222,7 @@ impl<B: Backend> Forwarded<B> {
         }
     }
 
+    #[cfg(feature = "autodiff")]
     pub(crate) fn into_tensors(self) -> tensors::Outputs<FloatTensor<B>> {
         tensors::Outputs {
             out: self.out,
@@ -255,6 +256,7 @@ pub struct Saved<B: Backend> {
 
 #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
 impl<B: Backend> Saved<B> {
+    #[cfg(feature = "autodiff")]
     pub(crate) fn from_tensors(saved: tensors::Saved<FloatTensor<B>>) -> Self {
         Self {
             out: saved.out,
