@@ -149,10 +149,7 @@ impl<B: Backend> RankLearning<B> {
         parts.map_or(Self::None, |(learning, rank)| Self::Some {
             ends: learning.ends,
             max_live: learning.max_live,
-            kept_from: match learning.kept_from {
-                None => OptionalInt::None,
-                Some(from) => OptionalInt::Some(from),
-            },
+            kept_from: (learning.kept_from).map_or(OptionalInt::None, OptionalInt::Some),
             rank,
         })
     }
