@@ -42,7 +42,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The fields of a row that its settings give.
+    /// The places that the layers of a run have for keys.
     pub fn of(settings: &Settings) -> Self {
         let pairs = settings.recall().pairs;
         let window = settings.window.unwrap_or(settings.tokens);
