@@ -2,7 +2,7 @@
 
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::{MmaBlueprint, heads_per_tile, processors};
-use crate::matrix::logit_scale::LogitTerms;
+use crate::matrix::logit_scale::LogitForm;
 use crate::matrix::mma::Shape;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::query_lists::StepShape;
@@ -265,9 +265,9 @@ fn whole_heads(problem: &Problem, most: usize) -> usize {
 }
 
 impl DkdvBlueprint {
-    /// The terms of its logits.
-    pub(crate) fn logit_terms(&self) -> LogitTerms {
-        LogitTerms {
+    /// The form of its logits.
+    pub(crate) fn logit_form(&self) -> LogitForm {
+        LogitForm {
             capped: self.softcap,
             scored: self.pattern.adds_scores() || self.slopes > 0,
         }

@@ -13,6 +13,7 @@ pub(crate) mod dq;
 pub(crate) mod launch;
 pub(crate) mod masked;
 pub(crate) mod matrix;
+pub(crate) mod products;
 pub(crate) mod rank;
 pub(crate) mod repair;
 #[cfg(test)]

@@ -46,7 +46,7 @@ impl AttendedKeys {
         let mask = MaskRows::new(source, &own, &keys);
         let score_row = score_row(source, &own);
         let bias = PairBias::new(source, &own);
-        let scale = LogitScale::new(scaling, comptime!(own.bp.logit_terms()));
+        let scale = LogitScale::new(scaling, comptime!(own.bp.logit_form()));
         AttendedKeys {
             own,
             keys,

@@ -2,7 +2,7 @@
 
 use crate::host::check::{elem_type, rows_are_segments};
 use crate::host::engine::Instruction;
-use crate::matrix::logit_scale::LogitTerms;
+use crate::matrix::logit_scale::LogitForm;
 use crate::pattern::kind::{Bias, Pattern};
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
@@ -116,9 +116,9 @@ pub(crate) fn heads_per_tile(problem: &Problem, most: usize) -> usize {
 }
 
 impl MmaBlueprint {
-    /// The terms of its logits.
-    pub(crate) fn logit_terms(&self) -> LogitTerms {
-        LogitTerms {
+    /// The form of its logits.
+    pub(crate) fn logit_form(&self) -> LogitForm {
+        LogitForm {
             capped: self.softcap,
             scored: self.pattern.adds_scores() || self.alibi,
         }

@@ -138,12 +138,12 @@ pub(crate) struct LogitScale {
     outer: f32,
     inverse: f32,
     #[cube(comptime)]
-    terms: LogitTerms,
+    form: LogitForm,
 }
 
-/// The terms of the logits that a kernel is compiled for.
+/// The form of the logits that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LogitTerms {
+pub(crate) struct LogitForm {
     /// True if the scaled product is capped.
     pub capped: bool,
     /// True if something is added to it: a score, a bias or ALiBi.
@@ -152,10 +152,10 @@ pub(crate) struct LogitTerms {
 
 #[cube]
 impl LogitScale {
-    pub(crate) fn new(scaling: &Scaling, #[comptime] terms: LogitTerms) -> LogitScale {
+    pub(crate) fn new(scaling: &Scaling, #[comptime] form: LogitForm) -> LogitScale {
         let mut inner = scaling.scale;
         let mut inverse = 1.0f32;
-        if comptime!(terms.capped) {
+        if comptime!(form.capped) {
             inner = scaling.scale / scaling.softcap;
             inverse = 1.0f32 / scaling.softcap;
         }
@@ -163,7 +163,7 @@ impl LogitScale {
             inner,
             outer: scaling.softcap,
             inverse,
-            terms,
+            form,
         }
     }
 
@@ -173,13 +173,13 @@ impl LogitScale {
             inner: self.inner,
             outer: self.outer,
             inverse: self.inverse,
-            terms: self.terms,
+            form: self.form,
         }
     }
 
     /// The logit of a product and a score, natural units.
     pub(crate) fn apply(&self, product: f32, score: f32) -> f32 {
-        if comptime!(self.terms.capped) {
+        if comptime!(self.form.capped) {
             fma(self.outer, tanh(product * self.inner), score)
         } else {
             fma(product, self.inner, score)
@@ -195,7 +195,7 @@ impl LogitScale {
     /// `log2` of [`weight`](Self::weight).
     pub(crate) fn exponent(&self, product: f32, score: f32, scaled: f32) -> f32 {
         let mut exponent = fma(product, self.inner * comptime!(LOG2_E), scaled);
-        if comptime!(self.terms.capped || self.terms.scored) {
+        if comptime!(self.form.capped || self.form.scored) {
             let x = self.apply(product, score);
             exponent = fma(x, comptime!(LOG2_E), scaled);
         }
@@ -205,7 +205,7 @@ impl LogitScale {
     /// The derivative of the logit by `scale * product`, from the logit without its score.
     pub(crate) fn slope(&self, logit: f32) -> f32 {
         let mut slope = 1.0f32;
-        if comptime!(self.terms.capped) {
+        if comptime!(self.form.capped) {
             let t = logit * self.inverse;
             slope = fma(-t, t, 1.0f32);
         }

@@ -123,12 +123,12 @@ struct Call {
 
 impl Call {
     fn new(rows: [FlexTensor; 3], selection: Selection<Flex>, problem: Problem) -> Self {
-        let engines = |selection: tensors::Selection<FlexTensor>| {
+        let addressed = |selection: tensors::Selection<FlexTensor>| {
             selection.map(addressable, |t| intervals(&t), |t| positions(&t))
         };
         Self {
             rows: rows.map(addressable),
-            selection: selection.into_tensors().map(engines),
+            selection: selection.into_tensors().map(addressed),
             problem,
         }
     }

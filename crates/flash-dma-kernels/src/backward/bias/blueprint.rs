@@ -1,7 +1,7 @@
 //! The configuration of the gradient kernel for a bias with a query axis.
 
 use crate::matrix::blueprint::has_wgmma;
-use crate::matrix::logit_scale::LogitTerms;
+use crate::matrix::logit_scale::LogitForm;
 use crate::pattern::kind::{Bias, Pattern};
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem};
@@ -19,9 +19,9 @@ pub(crate) struct BiasBlueprint {
 }
 
 impl BiasBlueprint {
-    /// The terms of its logits.
-    pub(crate) fn logit_terms(&self) -> LogitTerms {
-        LogitTerms {
+    /// The form of its logits.
+    pub(crate) fn logit_form(&self) -> LogitForm {
+        LogitForm {
             capped: self.softcap,
             scored: true,
         }

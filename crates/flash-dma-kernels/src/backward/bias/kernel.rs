@@ -5,6 +5,7 @@ use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::steps::{BiasStep, BiasSteps, PlanTensors, Sizes};
 use crate::backward::bias::tiles::{BiasBoxes, BiasCopies, BiasTiles, row_stage};
 use crate::backward::dq::rows::{ExactRows, LaneRow};
+use crate::backward::products::{Products, ProductsExpand};
 use crate::matrix::logit_scale::{ExactLse, LogitScale, is_large_scaled};
 use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::pair_bias::PairBias;
@@ -80,7 +81,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     let tiles = BiasTiles::<E>::new(bp);
     let copies = BiasCopies::new::<E>(&tiles, boxes);
     let turns = Turns::new();
-    let scale = LogitScale::new(scaling, comptime!(bp.logit_terms()));
+    let scale = LogitScale::new(scaling, comptime!(bp.logit_form()));
     let bias_row = CUBE_POS_Z as usize;
     let pairs = PairBias::row(
         bias,
@@ -227,15 +228,6 @@ struct TileRows {
 struct StepRows {
     upper: LaneRow,
     lower: LaneRow,
-}
-
-/// The products of a warpgroup's queries with 64 keys.
-#[derive(CubeType, Clone, Copy)]
-struct Products<N: Size> {
-    /// `S = Q K^T`.
-    s: Vector<f32, N>,
-    /// `dP = dO V^T`.
-    dp: Vector<f32, N>,
 }
 
 #[cube]

@@ -15,7 +15,7 @@ use crate::backward::dkdv::shared::args::{
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, StepLses, StepProducts};
+use crate::backward::dkdv::shared::queries::{Pairs, StepLses};
 use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::output::{
@@ -24,6 +24,7 @@ use crate::backward::dkdv::wgmma::output::{
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, clean_stage};
 use crate::backward::dkdv::wgmma::steps::{Steps, staged_step};
 use crate::backward::dkdv::wgmma::weights::{StepWeights, set_weights, step_weights};
+use crate::backward::products::Products;
 use crate::matrix::logit_scale::PairKind;
 use crate::matrix::ptx::{commit_copies, uniform_bool, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
@@ -121,7 +122,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             if turn > 0 {
                 ring.arrive_empty((turn - 1) % stages);
             }
-            let products = StepProducts::<NS> { s, dp };
+            let products = Products::<NS> { s, dp };
             step_weights::<E, NS, NP>(
                 &mut weights,
                 &products,
@@ -177,7 +178,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     let dp = start_products::<NS>(&v_panels, &o_tile, bp);
                     // Starting a product during the exact probabilities would take registers from the steps above.
                     let s = finish::<NS>(s, comptime!(bp.rows / 2));
-                    let products = StepProducts::<NS> { s, dp };
+                    let products = Products::<NS> { s, dp };
                     let kind = comptime!(PairKind::Large);
                     set_weights::<E, NS, NP>(
                         &mut weights,

@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
 use crate::backward::dq::rows::{ExactRows, LaneRows};
+use crate::backward::products::Products;
 use crate::finite::{NO_NUMBER, exponent_bits};
 use crate::matrix::args::SavedRows;
 use crate::matrix::attended::AttendedKeys;
@@ -144,13 +145,6 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     all_finite
 }
 
-/// S = Q K^T and dP = dO V^T of a block of keys: a warp's 16 rows by the block's columns.
-#[derive(CubeType, Clone, Copy)]
-struct BlockProducts<N: Size> {
-    s: Vector<f32, N>,
-    dp: Vector<f32, N>,
-}
-
 /// The products with the keys and values whose rows begin at the addresses `k_keys` and `v_keys`.
 #[cube]
 fn multiply_keys<N: Size, NA: Size>(
@@ -158,7 +152,7 @@ fn multiply_keys<N: Size, NA: Size>(
     k_keys: u32,
     v_keys: u32,
     #[comptime] bp: DqBlueprint,
-) -> BlockProducts<N> {
+) -> Products<N> {
     let shape = comptime!(bp.products());
     let mut s = Vector::<f32, N>::new(0.0f32);
     let mut dp = Vector::<f32, N>::new(0.0f32);
@@ -176,7 +170,7 @@ fn multiply_keys<N: Size, NA: Size>(
             dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
         }
     }
-    BlockProducts::<N> { s, dp }
+    Products::<N> { s, dp }
 }
 
 /// A block of columns of a key tile.
@@ -192,7 +186,7 @@ struct Columns {
 /// read if some are large.
 #[cube]
 fn gradients<E: Float, N: Size, NA: Size>(
-    products: &BlockProducts<N>,
+    products: &Products<N>,
     stages: &Stages<E>,
     columns: &Columns,
     rows: &LaneRows,
@@ -230,7 +224,7 @@ fn gradients<E: Float, N: Size, NA: Size>(
 /// dS of this lane's two rows and column `column + 2 quad` of the block.
 #[cube]
 fn gradient<E: Float, N: Size>(
-    products: &BlockProducts<N>,
+    products: &Products<N>,
     stages: &Stages<E>,
     columns: &Columns,
     rows: &LaneRows,

@@ -1,6 +1,7 @@
 //! dS of a key tile of the dq kernel.
 
 use crate::backward::dq::rows::{ExactRows, LaneRows};
+use crate::backward::products::Products;
 use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::dropout::{pair_mask, without_delta};
@@ -48,17 +49,10 @@ impl<N: Size> TilePairs<N> {
     }
 }
 
-/// The products of a key tile: S, and dP, which is in flight.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct TileProducts<N: Size> {
-    pub s: Vector<f32, N>,
-    pub dp: Vector<f32, N>,
-}
-
 /// [`gradients`] of a tile that may be a `boundary` tile, or of any tile by `exact` LSEs.
 #[cube]
 pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
-    products: &TileProducts<NS>,
+    products: &Products<NS>,
     rows: &LaneRows,
     lses: &ExactRows,
     pairs: &TilePairs<NS>,
@@ -85,7 +79,7 @@ pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
 /// where a row does not see a key. The LSEs `lses` are read if some are large.
 #[cube]
 fn gradients<E: Float, NS: Size, NP: Size>(
-    products: &TileProducts<NS>,
+    products: &Products<NS>,
     rows: &LaneRows,
     lses: &ExactRows,
     pairs: &TilePairs<NS>,

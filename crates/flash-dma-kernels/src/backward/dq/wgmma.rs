@@ -4,7 +4,8 @@ use crate::args::Scaling;
 use crate::backward::dq::key_boxes::{KeyBoxes, KeyMaps};
 use crate::backward::dq::repair::mark_row;
 use crate::backward::dq::rows::LaneRows;
-use crate::backward::dq::weights::{TilePairs, TileProducts, tile_gradients};
+use crate::backward::dq::weights::{TilePairs, tile_gradients};
+use crate::backward::products::Products;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -136,7 +137,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                 let pairs =
                     TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
                 let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
-                let products = TileProducts::<NS> { s, dp };
+                let products = Products::<NS> { s, dp };
                 let ds = tile_gradients::<E, NS, NP>(
                     &products, &rows, &lses, &pairs, &stages, &attended, tile, boundary, exact,
                 );

@@ -16,8 +16,9 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses, StepProducts};
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, Step, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::backward::products::Products;
 use crate::backward::rank::terms::write_or_add;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::is_unusual;
@@ -171,7 +172,7 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
         }
         let at = step_at::<E>(turn, query, head, order, &*tiles, bp);
         let of_lse = &*of_lse;
-        let products = StepProducts::<NS> { s, dp };
+        let products = Products::<NS> { s, dp };
         let step = RankStep { turn, at };
         // Two loop bodies, as in the dk/dv kernel.
         if step.at.boundary {
@@ -230,7 +231,7 @@ fn step_at<E: Float>(
 /// Adds the contributions of a step to the sums of this lane's keys, from the products `K Q^T` and `V dO^T`.
 #[cube]
 fn add_changes<E: Float, NS: Size>(
-    products: &StepProducts<NS>,
+    products: &Products<NS>,
     lses: &StepLses,
     step: &RankStep,
     tiles: &Tiles<E>,

@@ -11,13 +11,14 @@ use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, StepLses, StepProducts};
+use crate::backward::dkdv::shared::queries::{Pairs, QueryRows, StepLses};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StagedStep, selected};
+use crate::backward::products::Products;
 use crate::backward::rank::terms::write_or_add;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::PairKind;
@@ -100,7 +101,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
-            let products = StepProducts::<NS> { s, dp };
+            let products = Products::<NS> { s, dp };
             let tiles = &tiles;
             let none = StepLses::none::<E>(inputs);
             // Separate code for each kind, as in the dk/dv kernel.
@@ -176,7 +177,7 @@ impl KeySums {
     /// which a full step does not have, add nothing.
     fn add<E: Float, NS: Size>(
         &mut self,
-        products: &StepProducts<NS>,
+        products: &Products<NS>,
         lses: &StepLses,
         of_lse: &LseGradients,
         keys: &LaneKeys,

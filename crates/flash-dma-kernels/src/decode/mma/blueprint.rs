@@ -1,7 +1,7 @@
 //! The comptime configuration of the tensor-core decode kernel, and the rule that chooses it.
 
 use crate::matrix::blueprint::{check_rows, has_mma};
-use crate::matrix::logit_scale::LogitTerms;
+use crate::matrix::logit_scale::LogitForm;
 use crate::matrix::mma::Shape;
 use cubecl::CubeDim;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
@@ -37,9 +37,9 @@ pub(crate) struct DecodeMmaBlueprint {
 }
 
 impl DecodeMmaBlueprint {
-    /// The terms of its logits.
-    pub(crate) fn logit_terms(&self) -> LogitTerms {
-        LogitTerms {
+    /// The form of its logits.
+    pub(crate) fn logit_form(&self) -> LogitForm {
+        LogitForm {
             capped: self.softcap,
             scored: self.scored && !self.only_ranked,
         }

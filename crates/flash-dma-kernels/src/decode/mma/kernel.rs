@@ -34,7 +34,7 @@ pub(crate) fn decode_mma_kernel<E: Float>(
     #[define(E)] _element: ElemType,
 ) {
     let held = Held::of_cube::<E>(q, tensors);
-    let logit_scale = LogitScale::new(scaling, comptime!(bp.logit_terms()));
+    let logit_scale = LogitScale::new(scaling, comptime!(bp.logit_form()));
     if CUBE_POS_Y == 0 {
         attend_newcomers::<E>(q, tensors, &held, &logit_scale, out, lse, lse_rest, bp);
     } else {

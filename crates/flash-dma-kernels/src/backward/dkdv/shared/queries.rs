@@ -145,13 +145,6 @@ impl<'a> StepLses<'a> {
     }
 }
 
-/// The products of a step: `S^T`, and `dP^T`, which on `wgmma` is in flight.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct StepProducts<NS: Size> {
-    pub s: Vector<f32, NS>,
-    pub dp: Vector<f32, NS>,
-}
-
 /// True if this lane's share of the rows of `stage` is finite.
 #[cube]
 pub(crate) fn all_finite<E: Float>(
@@ -196,7 +189,7 @@ impl Pairs {
         Pairs {
             rows: QueryRows::new::<E>(inputs, place),
             mask,
-            logit_scale: LogitScale::new(scaling, comptime!(bp.logit_terms())),
+            logit_scale: LogitScale::new(scaling, comptime!(bp.logit_form())),
             dropout: copied(&scaling.dropout),
             bp,
         }

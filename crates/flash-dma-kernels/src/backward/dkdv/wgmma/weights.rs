@@ -6,9 +6,10 @@ use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::mask::seen_pair;
-use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses, StepProducts};
+use crate::backward::dkdv::shared::queries::{Pairs, Step, StepLses};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
+use crate::backward::products::Products;
 use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
 use crate::matrix::logit_scale::{PairKind, is_large_scaled};
@@ -40,7 +41,7 @@ pub(crate) struct StagedStep {
 #[cube]
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
-    products: &StepProducts<NS>,
+    products: &Products<NS>,
     inputs: &BackwardInputs<E>,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
@@ -63,7 +64,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
 #[cube]
 pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
-    products: &StepProducts<NS>,
+    products: &Products<NS>,
     lses: &StepLses,
     keys: &LaneKeys,
     tiles: &Tiles<E>,
