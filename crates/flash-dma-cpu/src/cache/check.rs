@@ -5,7 +5,8 @@ use crate::check::{Checked, buffer, given, view};
 use crate::element::Element;
 use crate::view::View;
 use flash_dma_problem::{
-    AppendProblem, AttentionError, CacheShape, DecodeProblem, Storage, TensorName,
+    AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Problem, Storage,
+    TensorName,
 };
 
 pub(crate) fn append<E: Element>(
@@ -120,4 +121,23 @@ fn table(shape: &CacheShape, tokens: usize, table: &[i32], lengths: &[i32]) -> C
 
 fn unsupported(what: &str) -> AttentionError {
     AttentionError::Unsupported { what: what.into() }
+}
+
+/// Decoding as a forward pass with `len` keys, of which the last are the tokens.
+pub(super) fn forward_problem(
+    problem: &DecodeProblem,
+    q: [usize; 4],
+    len: usize,
+    window: Option<usize>,
+) -> Result<Problem, AttentionError> {
+    let cache = problem.append.cache;
+    let kv = [q[0], cache.kv_heads, len, cache.head_dim];
+    let options = AttentionOptions {
+        keep_window: window,
+        scale: Some(problem.scale),
+        softcap: problem.softcap,
+        ..AttentionOptions::new()
+    };
+    let scores = window.map(|_| &kv[..3]);
+    Problem::new(&q, &kv, &kv, scores, cache.element, &options)
 }

@@ -14,9 +14,7 @@ pub use tensors::{Cache, CacheRef, ChunkKeys, Pages, PagesRef, Slots, SlotsRef, 
 use crate::args::Outputs;
 use crate::element::Element;
 use crate::view::View;
-use flash_dma_problem::{
-    AppendProblem, Appending, AttentionError, AttentionOptions, DecodeProblem, Problem,
-};
+use flash_dma_problem::{AppendProblem, Appending, AttentionError, DecodeProblem};
 use slots::Placements;
 
 /// Appends tokens to a cache, in place.
@@ -128,23 +126,4 @@ pub fn chunk_keys<E: Element>(
     check::chunk(problem, &keys)?;
     chunk::gather(problem, &slots, &tokens, keys);
     Ok(())
-}
-
-/// Decoding as a forward pass with `len` keys, of which the last are the tokens.
-fn forward_problem(
-    problem: &DecodeProblem,
-    q: [usize; 4],
-    len: usize,
-    window: Option<usize>,
-) -> Result<Problem, AttentionError> {
-    let cache = problem.append.cache;
-    let kv = [q[0], cache.kv_heads, len, cache.head_dim];
-    let options = AttentionOptions {
-        keep_window: window,
-        scale: Some(problem.scale),
-        softcap: problem.softcap,
-        ..AttentionOptions::new()
-    };
-    let scores = window.map(|_| &kv[..3]);
-    Problem::new(&q, &kv, &kv, scores, cache.element, &options)
 }

@@ -1,6 +1,6 @@
 //! Pages: appending to them, and attention over them.
 
-use super::forward_problem;
+use super::check::forward_problem;
 use super::tensors::{Pages, PagesRef, Tokens};
 use crate::args::Outputs;
 use crate::attention::forward::forward;

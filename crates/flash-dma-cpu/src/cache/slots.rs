@@ -1,6 +1,6 @@
 //! Slots: appending to them, and attention over them and the new tokens.
 
-use super::forward_problem;
+use super::check::forward_problem;
 use super::placement::{HeldKeys, changes, place};
 use super::tensors::{Slots, SlotsRef, Tokens};
 use crate::args::Outputs;

@@ -2,12 +2,12 @@
 
 use crate::host::check::{address_type, begins_at, elem_type, reads_in};
 use crate::host::scratch::scratch;
+use crate::norm::args::{NormGradients, NormParameters};
 use crate::norm::blueprint::{NormBlueprint, SumsBlueprint};
 use crate::norm::kernel::{
     Angles, AnglesLaunch, NormedLaunch, norm_backward_kernel, norm_forward_kernel,
 };
 use crate::norm::sums::gamma_gradient_kernel;
-use crate::norm::{NormGradients, NormParameters};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;

@@ -8,6 +8,7 @@
 //! | [`norm_backward`](kernel) | `x`, gradient of `out`, gamma, angles | gradient of `x`, a row of sums per cube |
 //! | [`gamma_gradient`](sums) | the rows of sums | gradient of gamma |
 
+pub(crate) mod args;
 pub(crate) mod blueprint;
 pub(crate) mod kernel;
 pub(crate) mod launch;
@@ -15,31 +16,14 @@ pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 
+pub use args::{NormGradients, NormParameters};
+
 use crate::host::check::{Layout, check_tensor, check_type};
 use crate::host::range::range;
 use crate::norm::launch::Call;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, NormProblem, TensorName};
-
-/// The weights and the rotary table of rows.
-#[derive(Clone, Debug)]
-pub struct NormParameters {
-    /// `[width]`, contiguous, the problem's element type; given exactly if the problem has a norm.
-    pub gamma: Option<TensorBinding>,
-    /// `[positions, width / 2, 2]`, f32, any strides with a contiguous last axis: cosine and sine of each pair of
-    /// features; given exactly if the problem has rotary encoding.
-    pub table: Option<TensorBinding>,
-}
-
-/// The outputs of [`norm_backward`].
-#[derive(Clone, Debug)]
-pub struct NormGradients {
-    /// `[batch, len, heads, width]`, any strides with a contiguous last axis.
-    pub x: TensorBinding,
-    /// `[width]`, contiguous; given exactly if the problem has a norm.
-    pub gamma: Option<TensorBinding>,
-}
 
 /// Normalises and rotates `x`, `[batch, len, heads, width]`, into `out`, `[batch, heads, len, width]`: each of the
 /// problem's element type, any strides with a contiguous last axis. Rows of `out` in the memory order of `x` make both

@@ -1,10 +1,11 @@
-//! Circles of files: no file of a crate may use what is defined in a file that, by whatever way, uses it.
+//! Circles of files: no file of a crate may use what is defined in a file that, by whatever way, uses it. Uses are read
+//! from `use` declarations; a path that is written out where it is used is not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Adds a fault for every circle of files within a crate under `crates/`. `sources` are all files with their texts.
-pub fn faults(root: &Path, sources: &[(std::path::PathBuf, String)], faults: &mut Vec<String>) {
+pub fn faults(root: &Path, sources: &[(PathBuf, String)], faults: &mut Vec<String>) {
     let mut crates: BTreeMap<String, Modules> = BTreeMap::new();
     for (path, text) in sources {
         let name = path
@@ -52,13 +53,14 @@ struct Modules(BTreeMap<Vec<String>, Module>);
 
 struct Module {
     file: String,
-    /// Full paths without `crate`, each with the name by which this module hands it on if it does.
     uses: Vec<Use>,
 }
 
 struct Use {
+    /// The full path without `crate`.
     path: Vec<String>,
-    handed_on: bool,
+    /// The name by which the module hands it on, if it does.
+    handed_on: Option<String>,
 }
 
 impl Modules {
@@ -79,7 +81,7 @@ impl Modules {
             // A folder's `mod.rs` that hands on what lies below it does not use it.
             let below = target.starts_with(at) && target != at;
             let file = self.0[&target].file.as_str();
-            (!(used.handed_on && below) && file != module.file).then_some(file)
+            (!(used.handed_on.is_some() && below) && file != module.file).then_some(file)
         };
         let of = |(at, module): (&Vec<String>, &'_ Module)| {
             let files = module
@@ -105,7 +107,7 @@ impl Modules {
             return Some(at.to_vec());
         };
         let uses = &self.0[at].uses;
-        let named = |used: &&Use| used.handed_on && used.path.last() == Some(name);
+        let named = |used: &&Use| used.handed_on.as_ref() == Some(name);
         if let Some(used) = uses.iter().find(named) {
             return self.definition(&used.path, depth + 1);
         }
@@ -125,11 +127,26 @@ fn absolute(at: &[String], path: &[String]) -> Option<Vec<String>> {
     Some([base, &path[ups..]].concat())
 }
 
-/// The paths of a file's `use` declarations, tests excepted, and whether each is handed on (`pub`). A child module's
-/// name counts as `self::`.
-fn uses(text: &str) -> impl Iterator<Item = (bool, Vec<String>)> {
-    let tests = ["#[cfg(test)]\nmod ", "#[cfg(all(test"].map(|head| text.find(head));
-    let text = &text[..tests.into_iter().flatten().min().unwrap_or(text.len())];
+/// The text up to the first module of tests that is written out in it.
+fn without_tests(text: &str) -> &str {
+    let is_head = |line: &str| line.starts_with("#[cfg(") && line.contains("test");
+    let mut at = 0;
+    let mut after_head = None;
+    for line in text.split_inclusive('\n') {
+        if let Some(head) = after_head.filter(|_| line.starts_with("mod ") && line.ends_with("{\n"))
+        {
+            return &text[..head];
+        }
+        after_head = is_head(line).then_some(at);
+        at += line.len();
+    }
+    text
+}
+
+/// The paths of a file's `use` declarations, tests excepted, and for each that is handed on (`pub`) the name there. A
+/// child module's name counts as `self::`.
+fn uses(text: &str) -> impl Iterator<Item = (Option<String>, Vec<String>)> {
+    let text = without_tests(text);
     let children: BTreeSet<_> = text.lines().filter_map(child).collect();
     let mut found = Vec::new();
     let mut rest = text;
@@ -142,15 +159,15 @@ fn uses(text: &str) -> impl Iterator<Item = (bool, Vec<String>)> {
         }
         let end = rest.find(';').unwrap_or(rest.len());
         let mut paths = Vec::new();
-        expand(&rest[..end].replace(['\n', ' '], ""), &[], &mut paths);
-        for mut path in paths {
+        expand(&rest[..end].replace('\n', " "), &[], &mut paths);
+        for (mut path, name) in paths {
             if path
                 .first()
                 .is_some_and(|name| children.contains(name.as_str()))
             {
                 path.insert(0, "self".to_owned());
             }
-            found.push((before.starts_with("pub"), path));
+            found.push((before.starts_with("pub").then_some(name), path));
         }
         rest = &rest[end..];
     }
@@ -163,16 +180,16 @@ fn child(line: &str) -> Option<&str> {
     (before.is_empty() || before.starts_with("pub")).then_some(name)
 }
 
-/// Adds the paths of a use tree without blanks, `a::{b,c::d}`. A renamed item counts by its own name.
-fn expand(tree: &str, prefix: &[String], paths: &mut Vec<Vec<String>>) {
+/// Adds the paths of a use tree, `a::{b, c::d as e}`, and the names by which they are used.
+fn expand(tree: &str, prefix: &[String], paths: &mut Vec<(Vec<String>, String)>) {
     let mut path = prefix.to_vec();
-    let mut rest = tree;
+    let mut rest = tree.trim();
     while let Some((part, tail)) = rest
         .split_once("::")
         .filter(|(part, _)| !part.starts_with('{'))
     {
-        path.push(part.to_owned());
-        rest = tail;
+        path.push(part.trim().to_owned());
+        rest = tail.trim();
     }
     match rest
         .strip_prefix('{')
@@ -185,7 +202,7 @@ fn expand(tree: &str, prefix: &[String], paths: &mut Vec<Vec<String>>) {
                     '{' => depth += 1,
                     '}' => depth -= 1,
                     ',' if depth == 0 => {
-                        if from < at {
+                        if !inner[from..at].trim().is_empty() {
                             expand(&inner[from..at], &path, paths);
                         }
                         from = at + 1;
@@ -195,10 +212,11 @@ fn expand(tree: &str, prefix: &[String], paths: &mut Vec<Vec<String>>) {
             }
         }
         None => {
-            if !matches!(rest, "self" | "*") {
-                path.push(rest.to_owned());
+            let (own, name) = rest.split_once(" as ").unwrap_or((rest, rest));
+            if !matches!(own, "self" | "*") {
+                path.push(own.to_owned());
             }
-            paths.push(path);
+            paths.push((path, name.to_owned()));
         }
     }
 }
@@ -247,7 +265,6 @@ fn circles<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<Vec<&'a str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
         let file = |(name, text): &(&str, &str)| (PathBuf::from(name), (*text).to_owned());
@@ -273,6 +290,19 @@ mod tests {
         let of_files = "files that use each other: crates/a/src/b/inner.rs, crates/a/src/c.rs";
         let of_folders = "a: folders of `src` that use each other: b, c.rs";
         assert_eq!(found(&files), [of_files, of_folders]);
+    }
+
+    #[test]
+    fn renamed_items_and_what_stands_behind_a_file_of_tests_count() {
+        let lib = (
+            "crates/a/src/lib.rs",
+            "#[cfg(test)]\nmod tests;\nmod b;\nmod c;\npub use b::inner::B as D;\n",
+        );
+        let folder = ("crates/a/src/b/mod.rs", "pub mod inner;\n");
+        let inner = ("crates/a/src/b/inner.rs", "use crate::c as other;\n");
+        let c = ("crates/a/src/c.rs", "use crate::D;\n");
+        let of_files = "files that use each other: crates/a/src/b/inner.rs, crates/a/src/c.rs";
+        assert_eq!(found(&[lib, folder, inner, c])[0], of_files);
     }
 
     #[test]
