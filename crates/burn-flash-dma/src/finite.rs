@@ -19,6 +19,7 @@
 //! [`FiniteChecks`] takes several tensors and waits for the device once. A check computes on the device and reads
 //! three numbers per tensor, but it does wait: use it to find a fault, not in every step of a run.
 
+use crate::fallback::running::arange;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 /// Kind of a number that is not finite.
@@ -260,7 +261,7 @@ fn find(flat: Tensor<1>, hiding: bool) -> Tensor<1, Int> {
         infinite = infinite.bool_and(flat.clone().greater_elem(0.0));
     }
     let bad = flat.clone().is_nan().bool_or(infinite);
-    let places = Tensor::<1, Int>::arange(0..len, &device);
+    let places = arange(0..len, &device);
     let first = places.mask_fill(bad.clone().bool_not(), len).min();
     let element = flat.select(0, first.clone().clamp_max(len - 1));
     let infinite = element.clone().is_inf();

@@ -4,6 +4,7 @@
 pub mod norm;
 pub mod packed;
 pub mod product;
+pub(crate) mod running;
 pub mod scores;
 pub mod sink;
 pub(crate) mod tensors;

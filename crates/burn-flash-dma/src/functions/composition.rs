@@ -2,6 +2,7 @@
 
 use crate::documents::Documents;
 use crate::documents::layout::{Bucket, Layout};
+use crate::fallback::running::arange;
 use crate::fallback::tensors::ints;
 use crate::ops::attention::DynamicMaskOps;
 use burn::backend::Dispatch;
@@ -57,7 +58,7 @@ pub(crate) fn kept_by_rank_from(
     if batch * heads * k_len == 0 {
         return Tensor::zeros([batch, heads, k_len], options);
     }
-    let keys = Tensor::<1, Int>::arange(0..k_len as i64, options).reshape([1, 1, k_len]);
+    let keys = arange(0..k_len as i64, options).reshape([1, 1, k_len]);
     let recent = recent.min(k_len) as i64;
     let from = keys.clone().add_scalar(recent);
     let documents = documents.filter(|documents| documents.equal() != Some(k_len));

@@ -1,6 +1,7 @@
 //! Statistics and views of a selection.
 
 use super::selection::Intervals;
+use crate::fallback::running::arange;
 use crate::validate::{check_shape, expect, scores_as_f32};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorReadError};
 use flash_dma_problem::TensorName;
@@ -54,7 +55,7 @@ impl Intervals {
             return Tensor::empty(shape, &device);
         }
         let (start, end) = (k_len as i64 - q_len as i64, k_len as i64);
-        self.visible_at(Tensor::arange(start..end, (&device, DType::I32)))
+        self.visible_at(arange(start..end, (&device, DType::I32)))
     }
 
     /// Keys that queries at `positions` `[queries]` (i32) attend to, `[batch, kv_heads, queries, k_len]`, none of

@@ -4,6 +4,7 @@ use super::attention::Attention;
 use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention};
 use super::selector::try_select;
+use crate::fallback::running::arange;
 use crate::fallback::tensors::{constant, ints, unless_empty};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem};
@@ -170,7 +171,7 @@ impl ChosenRows {
         let (positions, device) = (self.positions(), self.q.device());
         let ([rows], k_len) = (self.indices.dims(), p.k_len);
         let pairs = [p.batch, p.kv_heads, p.group(), rows, k_len];
-        let keys = Tensor::<1, Int>::arange(0..k_len as i64, (&device, DType::I32));
+        let keys = arange(0..k_len as i64, (&device, DType::I32));
         let keys = keys.reshape([1, 1, 1, 1, k_len]).expand(pairs);
         let mut hidden = keys.greater(positions.reshape([1, 1, 1, rows, 1]).expand(pairs));
         if let Some(shown) = shown {
@@ -206,7 +207,7 @@ impl ChosenRows {
         let p = self.problem;
         let slopes = p.alibi?.values();
         let device = self.q.device();
-        let keys = Tensor::<1, Int>::arange(0..p.k_len as i64, (&device, DType::I32));
+        let keys = arange(0..p.k_len as i64, (&device, DType::I32));
         let places = self.indices.clone() + (p.k_len as i64 - p.q_len as i64);
         let distances: Tensor<2, Int> = places.unsqueeze_dim::<2>(1) - keys.unsqueeze_dim::<2>(0);
         let distances = distances.abs().cast(FloatDType::F32);

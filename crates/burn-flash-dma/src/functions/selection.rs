@@ -1,6 +1,7 @@
 //! The selection: for each key the interval of positions that attend to it.
 
 use crate::documents::Documents;
+use crate::fallback::running::arange;
 use crate::fallback::tensors::ints;
 use crate::validate::{check_len, check_shape, same_device};
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -102,7 +103,7 @@ impl Intervals {
         if batch * heads * k_len == 0 {
             return Self::try_from_tensor(Tensor::zeros([batch, heads, k_len, 2], options));
         }
-        let keys = Tensor::<1, Int>::arange(0..k_len as i64, options);
+        let keys = arange(0..k_len as i64, options);
         let keys = keys.reshape([1, 1, k_len, 1]);
         let keys = keys.expand([batch, heads, k_len, 1]);
         Self::try_from_tensor(Tensor::cat(vec![keys, ends.unsqueeze_dim(3)], 3))

@@ -1,6 +1,7 @@
 //! Masks from lengths, windows, documents and biases.
 
 use super::polarity::{AttentionMask, broadcast_shape, expand};
+use crate::fallback::running::{arange, running_sum};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 /// How [`AttentionMask::in_key_blocks`] shows or hides a block of keys.
@@ -38,7 +39,7 @@ impl AttentionMask {
             return Self::visible(Tensor::empty(shape, &device));
         }
         let options = (&device, lengths.dtype());
-        let keys = Tensor::<1, Int>::arange(0..k_len as i64, options);
+        let keys = arange(0..k_len as i64, options);
         let keys = keys.reshape([1, 1, 1, k_len]).expand(shape);
         Self::visible(keys.lower(lengths.reshape([batch, 1, 1, 1]).expand(shape)))
     }
@@ -96,7 +97,8 @@ impl AttentionMask {
         let kept = greater.clone().int().sum_dim(3);
         let room = kept.neg().add_scalar(i32_of(window));
         let equal = bias.equal(last);
-        let before = equal.clone().int().cumsum(3);
+        let rows = equal.clone().int().reshape([batch * heads * q_len, k_len]);
+        let before: Tensor<4, Int> = running_sum(rows).reshape(shape);
         let kept = before.lower_equal(room.expand(shape)).bool_and(equal);
         Self::visible(greater.bool_or(kept).bool_and(seen))
     }
@@ -176,7 +178,7 @@ fn distance([q_len, k_len]: [usize; 2], device: &Device) -> Tensor<4, Int> {
     if shape.contains(&0) {
         return Tensor::zeros(shape, device);
     }
-    let range = |len: usize| Tensor::<1, Int>::arange(0..len as i64, device);
+    let range = |len: usize| arange(0..len as i64, device);
     let positions = range(q_len).add_scalar(k_len as i32 - q_len as i32);
     let positions = positions.reshape([1, 1, q_len, 1]).expand(shape);
     positions - range(k_len).reshape([1, 1, 1, k_len]).expand(shape)

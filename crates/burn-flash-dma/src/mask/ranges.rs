@@ -2,6 +2,7 @@
 
 use super::polarity::{AttentionMask, broadcast_shape, expand};
 use crate::documents::Documents;
+use crate::fallback::running::{arange, running_max};
 use crate::fallback::tensors::{ints, reshaped};
 use crate::validate::check_len;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
@@ -17,9 +18,6 @@ pub struct KeyRanges {
     first: Tensor<3, Int>,
     end: Tensor<3, Int>,
 }
-
-/// Elements of a part of a running maximum.
-const PIECE: usize = 256;
 
 impl KeyRanges {
     /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integer
@@ -37,7 +35,7 @@ impl KeyRanges {
     #[must_use]
     pub fn sliding_window([q_len, k_len]: [usize; 2], window: usize, device: &Device) -> Self {
         let shift = k_len as i64 - q_len as i64;
-        let queries = Tensor::<1, Int>::arange(0..q_len as i64, device);
+        let queries = arange(0..q_len as i64, device);
         let queries = reshaped(queries, [1, 1, q_len]);
         let end = queries.add_scalar(shift + 1);
         let window = i32::try_from(window).unwrap_or(i32::MAX);
@@ -69,7 +67,7 @@ impl KeyRanges {
             return Self::new(first.clone(), first.add_scalar(1));
         }
         let at = |from: usize, to: usize| {
-            let range = Tensor::<1, Int>::arange(from as i64..to as i64, &device);
+            let range = arange(from as i64..to as i64, &device);
             range.reshape([1, to - from]).expand([batch, to - from])
         };
         // True where another document begins after a token (all but the last).
@@ -176,7 +174,7 @@ impl KeyRanges {
         if shape.contains(&0) {
             return AttentionMask::visible(Tensor::empty(shape, &device));
         }
-        let keys = Tensor::<1, Int>::arange(0..k_len as i64, (&device, DType::I32));
+        let keys = arange(0..k_len as i64, (&device, DType::I32));
         let keys = keys.reshape([1, 1, 1, k_len]).expand(shape);
         let wide = |bound: Tensor<3, Int>| bound.unsqueeze_dim::<4>(3).expand(shape);
         let behind = keys.clone().greater_equal(wide(first));
@@ -244,28 +242,4 @@ fn saturate(keys: Tensor<3, Int>) -> Tensor<3, Int> {
         DType::U32 | DType::U64 => keys.clamp_max(most).cast(DType::I32),
         _ => keys.cast(DType::I32),
     }
-}
-
-/// Running maximum of non-negative elements along the second axis. Burn's own rereads all earlier elements for each,
-/// so it is only called on parts.
-fn running_max(values: Tensor<2, Int>) -> Tensor<2, Int> {
-    let [batch, len] = values.dims();
-    if len <= PIECE {
-        return values.cummax(1);
-    }
-    let pieces = len.div_ceil(PIECE);
-    let options = (&values.device(), values.dtype());
-    let mut padded = vec![values];
-    if pieces * PIECE > len {
-        padded.push(Tensor::zeros([batch, pieces * PIECE - len], options));
-    }
-    let shape = [batch, pieces, PIECE];
-    let within = Tensor::cat(padded, 1).reshape(shape).cummax(2);
-    let last = within.clone().narrow(2, PIECE - 1, 1);
-    let up_to = running_max(last.reshape([batch, pieces]));
-    let first = Tensor::zeros([batch, 1], options);
-    let before = Tensor::cat(vec![first, up_to.narrow(1, 0, pieces - 1)], 1);
-    let before = before.reshape([batch, pieces, 1]).expand(shape);
-    let all: Tensor<2, Int> = within.max_pair(before).reshape([batch, pieces * PIECE]);
-    all.narrow(1, 0, len)
 }

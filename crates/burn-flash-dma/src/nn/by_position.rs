@@ -2,6 +2,7 @@
 
 use super::config::Selection;
 use super::scorer::Scores;
+use crate::fallback::running::arange;
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use flash_dma_problem::AttentionError;
@@ -102,5 +103,5 @@ impl ByPosition {
 
 fn in_a_row(first: usize, len: usize, device: &Device) -> Tensor<3, Int> {
     let positions = first as i64..(first + len) as i64;
-    Tensor::<1, Int>::arange(positions, (device, DType::I32)).reshape([1, 1, len])
+    arange(positions, (device, DType::I32)).reshape([1, 1, len])
 }

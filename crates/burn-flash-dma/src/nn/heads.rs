@@ -1,6 +1,7 @@
 //! Splitting, encoding and merging of heads, and checks, shared by the attention layers.
 
 use super::config::{QkNorm, Rope};
+use crate::fallback::running::arange;
 use crate::functions::norm::HeadEncoding;
 use crate::functions::product::try_linear;
 use crate::validate::{at_most, check_element, element_type};
@@ -8,7 +9,7 @@ use burn::module::Initializer;
 use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 
 /// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
@@ -74,7 +75,7 @@ fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
     let [pairs] = rope.theta.dims();
     // In f32 whatever the device's default: 16 bits hold no position past a few hundred.
     let options = (&device, DType::I32);
-    let positions = Tensor::<1, Int>::arange(start as i64..(start + len) as i64, options);
+    let positions = arange(start as i64..(start + len) as i64, options);
     let positions = positions.cast(FloatDType::F32).reshape([len, 1, 1]);
     let angles: Tensor<3> = positions * rope.theta.clone().reshape([1, pairs, 1]);
     let angles = angles.repeat_dim(2, 2).reshape([len, 2 * pairs, 1]);

@@ -1,10 +1,11 @@
 //! The input of a layer: tokens, which of them are padding, and where documents end.
 
 use crate::documents::Documents;
+use crate::fallback::running::arange;
 use crate::fallback::tensors::ints;
 use crate::mask::polarity::AttentionMask;
 use crate::validate::{at_most, check_shape, same_device};
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// Input of [`DynamicMaskAttention`](super::DynamicMaskAttention): tokens, and optionally lengths, documents and a
@@ -142,7 +143,7 @@ fn padding(
     }
     let ends = lengths.iter().map(|&length| length as i32).collect();
     let ends = ints(ends, [batch, 1], device).expand([batch, len]);
-    let places = Tensor::<1, Int>::arange(0..len as i64, (device, DType::I32));
+    let places = arange(0..len as i64, (device, DType::I32));
     let places = places.reshape([1, len]).expand([batch, len]);
     Ok(Some(places.greater_equal(ends)))
 }
