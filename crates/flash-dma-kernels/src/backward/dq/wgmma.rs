@@ -92,6 +92,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         // Waits for the queries, which all units copied; otherwise their copies count with the first tile's.
         commit_copies();
         wait_copies(0u32);
+        publish();
         sync_cube();
     }
     // After the first copies, which need not wait for the LSEs.
@@ -111,7 +112,9 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                 let k_tile = k_panels.behind(begin);
                 let v_tile = v_panels.behind(begin);
                 ring.wait_full(stage, tile / comptime!(bp.stages));
-                publish();
+                if comptime!(!as_boxes) {
+                    publish(); // Boxes are the products' to read as they land.
+                }
                 let may_hide = attended.may_hide_not_finite(boundary);
                 if may_hide {
                     if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
