@@ -12,3 +12,5 @@ mod products;
 mod properties;
 mod refused;
 mod regression;
+#[cfg(feature = "burn")]
+mod training;

@@ -31,7 +31,7 @@ pub(crate) fn checked_element(dtype: DType) -> ElementType {
 }
 
 /// Element type of a Burn type, if it is supported.
-fn element_of(dtype: DType) -> Option<ElementType> {
+pub(crate) fn element_of(dtype: DType) -> Option<ElementType> {
     match dtype {
         DType::F32 => Some(ElementType::F32),
         DType::F16 => Some(ElementType::F16),
@@ -109,7 +109,7 @@ pub(crate) fn as_f32<const D: usize>(
     Ok(match element_type(name, &tensor)? {
         ElementType::F32 => tensor,
         ElementType::F16 | ElementType::Bf16 => {
-            Tensor::from_dispatch(Dispatch::training_widen(tensor.into_dispatch(), true))
+            Tensor::from_dispatch(Dispatch::training_widen(tensor.into_dispatch()))
         }
     })
 }

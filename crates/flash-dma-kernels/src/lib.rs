@@ -13,9 +13,11 @@ pub mod decode;
 mod dropout;
 mod finite;
 pub mod forward;
+mod gating;
 mod host;
 #[cfg(feature = "internals")]
 pub mod internals;
+mod linear_scores;
 mod math;
 mod matrix;
 mod norm;
@@ -30,6 +32,7 @@ mod select;
 mod team;
 #[cfg(test)]
 mod testing;
+mod update;
 mod vectors;
 mod zoh;
 
@@ -38,18 +41,21 @@ pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
-    AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,
+    AdamWStep, AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,
     DecodeProblem, Dropout, ElementType, EngineChoice, EngineReport, KeptKeys, MaskedProblem,
-    NormProblem, Obstacle, PassKind, PassedOver, PlanGeometry, Problem, Rotary, ScoreRole,
-    SelectionRule, Storage, contiguous_strides, memory::Passes,
+    NormProblem, Obstacle, PassKind, PassedOver, PlanGeometry, Problem, Rotary, SQUARE_SUMS,
+    ScoreRole, SelectionRule, Storage, contiguous_strides, memory::Passes,
 };
+pub use gating::{swiglu, swiglu_backward};
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;
 pub use host::pass::Plan;
+pub use linear_scores::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
 pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
 pub use pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 pub use pattern::mask::plan::{plan, plan_ranges};
 pub use planning::{largest_batch, longest, required_bytes};
 pub use report::{Reported, check_engine, engine_for, engines, fits_grid};
 pub use select::{select, select_workspace};
+pub use update::{UpdateState, adamw, add_squares, scale};
 pub use zoh::{ZohParameters, zoh_scores};

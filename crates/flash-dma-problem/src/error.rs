@@ -71,10 +71,18 @@ tensor_names! {
     Weight = "the weight",
     Gate = "the gate",
     Up = "up",
+    GradGate = "the gradient of the gate",
+    GradUp = "the gradient of up",
     LeftFactor = "the left factor",
     RightFactor = "the right factor",
     Product = "the product",
     Targets = "the targets",
+    Parameter = "the parameter",
+    GradParameter = "the gradient of the parameter",
+    FirstMoment = "the first moment",
+    SecondMoment = "the second moment",
+    ClipFactor = "the clip factor",
+    SquareSums = "the sums of squares",
 }
 
 /// The reason for refusing a problem. The fields are those of the error's text; axes and other indices count from 0.

@@ -39,6 +39,7 @@ mod options;
 mod problem;
 mod rule;
 pub mod tensors;
+mod update;
 
 pub use alibi::AlibiSlopes;
 pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
@@ -54,3 +55,4 @@ pub use norm::{MAX_NORM_WIDTH, NormProblem, Rotary};
 pub use options::AttentionOptions;
 pub use problem::{MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};
 pub use rule::{KeptKeys, ScoreRole, SelectionRule};
+pub use update::{AdamWStep, SQUARE_SUMS};

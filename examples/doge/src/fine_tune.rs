@@ -9,7 +9,7 @@ use burn::data::dataset::Dataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::{Lora, ParamGroup};
 use burn::optim::lr_scheduler::LrSchedulerRecord;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::prelude::*;
 use burn::store::{ModuleRecord, ModuleSnapshot};
 use burn::tensor::FloatDType;
@@ -18,7 +18,9 @@ use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric, clip_gradients};
+use burn_flash_dma::train::{
+    AdamWConfig, Measure, SelectionInput, SelectionMetric, clip_gradients,
+};
 use clap::Parser;
 use flash_dma_models::LanguageModel;
 use flash_dma_models::data::{
@@ -281,7 +283,7 @@ impl InferenceStep for Student {
 /// scores' `a` do not decay, as zero is not neutral for them.
 fn optimiser(student: &Student) -> ModuleOptimizer {
     let config = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
-    let plain = config.clone().with_weight_decay(0.0).build();
+    let plain = config.with_weight_decay(0.0).build();
     let tensors = student.collect(None, None, false).into_iter();
     let vectors = tensors.filter(|tensor| tensor.shape.num_dims() == 1);
     let vectors = ParamGroup::from_paths(vectors.map(|tensor| tensor.name).collect());

@@ -4,8 +4,9 @@ use crate::model::{Model, Scores};
 use crate::task::{FACTS, LENGTH, Random, Texts};
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
+use burn_flash_dma::train::AdamWConfig;
 use burn_flash_dma::{Intervals, Selector};
 
 /// Keys that a query keeps in each key/value head.

@@ -7,9 +7,10 @@ mod sparse;
 
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_flash_dma::nn::{DynamicMaskCrossAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::train::AdamWConfig;
 use dropped_in::model::{LENGTH, TOKENS};
 use sparse::SparseModel;
 

@@ -9,3 +9,4 @@ pub mod scores;
 pub mod sink;
 pub(crate) mod tensors;
 pub mod training;
+pub mod update;

@@ -138,6 +138,23 @@ pub fn swiglu_gradients<B: Backend>(
     [of_gate, of_up].map(|gradient| cast::<B>(gradient, dtype))
 }
 
+/// See [`TrainingOps::training_scores`](crate::ops::TrainingOps::training_scores).
+pub fn scores<B: Backend>(tokens: FloatTensor<B>, directions: FloatTensor<B>) -> FloatTensor<B> {
+    let [heads, width] = directions.shape().dims();
+    let directions = B::float_reshape(directions, Shape::new([1, heads, width]));
+    B::float_matmul(directions, B::float_swap_dims(to_f32::<B>(tokens), 1, 2))
+}
+
+/// See [`TrainingOps::training_scores_gradient`](crate::ops::TrainingOps::training_scores_gradient).
+pub fn scores_gradient<B: Backend>(
+    tokens: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let ([_, heads, _], [_, _, width]) = (gradient.shape().dims(), tokens.shape().dims());
+    let each = B::float_matmul(gradient, to_f32::<B>(tokens));
+    B::float_reshape(B::float_sum_dim(each, 0), Shape::new([heads, width]))
+}
+
 /// See [`TrainingOps::training_split`](crate::ops::TrainingOps::training_split).
 pub fn split<B: Backend>(x: FloatTensor<B>, dim: usize, sizes: &[usize]) -> Vec<FloatTensor<B>> {
     let mut start = 0;

@@ -4,6 +4,7 @@ use crate::engines::has_kernels;
 use crate::fallback::tensors::{greatest_divisor, reshaped};
 use crate::functions::product::try_product;
 use crate::ops::ScoreOps;
+use crate::ops::TrainingOps;
 use crate::ops::scores::FEW_TOKENS;
 use crate::types::OptionalFloat;
 use crate::validate::{as_f32, check_shape, element_type, same_device};
@@ -118,7 +119,7 @@ fn segments(tokens: usize) -> usize {
 
 /// Factor of [`linear_scores`]. With it a projection initialised to N(0, 0.02²) gives scores of standard deviation
 /// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser step changes them ten times as much.
-const SHARPNESS: f32 = 10.0;
+pub(crate) const SHARPNESS: f32 = 10.0;
 
 twin! {
     /// Scores of keys as a linear function of their tokens: `10 * (tokens . score_proj)`.
@@ -142,14 +143,38 @@ pub fn try_linear_scores(
     Ok(try_products(tokens, score_proj)? * SHARPNESS)
 }
 
+/// Scores `[batch, kv_heads, len]`, f32, by which the projection learns, and the tokens do not.
+pub(crate) fn try_scores(
+    tokens: Tensor<3>,
+    score_proj: Tensor<2>,
+) -> Result<Tensor<3>, AttentionError> {
+    check_projection(&tokens, &score_proj)?;
+    element_type(TensorName::Tokens, &tokens)?;
+    let score_proj = as_f32(TensorName::ScoreProjection, score_proj)?;
+    let ([batch, len, _], [_, heads]) = (tokens.dims(), score_proj.dims());
+    if batch * len == 0 {
+        let options = (&tokens.device(), DType::F32);
+        return Ok(Tensor::zeros([batch, heads, len], options));
+    }
+    let directions = score_proj.transpose().into_dispatch();
+    let scores = Dispatch::training_scores(tokens.into_dispatch(), directions);
+    Ok(Tensor::from_dispatch(scores))
+}
+
+fn check_projection(tokens: &Tensor<3>, score_proj: &Tensor<2>) -> Result<(), AttentionError> {
+    let ([_, _, width], [_, heads]) = (tokens.dims(), score_proj.dims());
+    let projection = TensorName::ScoreProjection;
+    check_shape(projection, &score_proj.dims(), &[width, heads])?;
+    same_device(&tokens.device(), projection, score_proj.device())
+}
+
 pub(crate) fn try_products(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
 ) -> Result<Tensor<3>, AttentionError> {
-    let ([batch, len, width], [_, heads]) = (tokens.dims(), score_proj.dims());
+    check_projection(&tokens, &score_proj)?;
+    let ([batch, len, _], [_, heads]) = (tokens.dims(), score_proj.dims());
     let projection = TensorName::ScoreProjection;
-    check_shape(projection, &score_proj.dims(), &[width, heads])?;
-    same_device(&tokens.device(), projection, score_proj.device())?;
     let tokens = as_f32(TensorName::Tokens, tokens)?;
     let score_proj = as_f32(projection, score_proj)?;
 

@@ -303,8 +303,9 @@ pub(crate) fn charged(rank: Tensor<3>, shares: Option<Tensor<4>>) -> Tensor<3> {
     let Some(shares) = shares else { return rank };
     let [batch, heads, k_len] = rank.dims();
     let rank = in_parts(rank);
-    let charge = sums(rank.clone() * shares);
     let [_, _, parts, keys] = rank.dims();
+    // So that its gradient, a sum over all keys, is one over parts, too.
+    let charge = sums(rank.clone() * shares).expand([batch, heads, 1, keys]);
     let charged = (rank - charge).reshape([batch, heads, parts * keys]);
     charged.narrow(2, 0, k_len)
 }

@@ -1,11 +1,9 @@
 //! The parameters and the computation of a layer's scores.
 
-use crate::fallback::tensors::{at_least_f32, constant};
-use crate::functions::scores::{try_biased_zoh_scores, try_linear_scores, try_products};
-use crate::ops::TrainingOps;
-use burn::backend::Dispatch;
+use crate::fallback::tensors::{at_least_f32, constant, greatest_divisor};
+use crate::functions::scores::{SHARPNESS, try_biased_zoh_scores, try_products, try_scores};
 use burn::module::{Initializer, Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
@@ -59,17 +57,6 @@ impl Learns {
             Self::Tokens => tokens,
             Self::Projection => tokens.detach(),
             Self::Nothing => constant(tokens),
-        }
-    }
-
-    /// Tokens of linear scores. If only the projection learns, they are cast to f32 without keeping a copy for the
-    /// backward pass.
-    fn of_wide_tokens(self, tokens: Tensor<3>) -> Tensor<3> {
-        match (self, tokens.dtype()) {
-            (Self::Projection, DType::F16 | DType::BF16) => {
-                Tensor::from_dispatch(Dispatch::training_widen(tokens.into_dispatch(), false))
-            }
-            _ => self.of_tokens(tokens),
         }
     }
 
@@ -156,11 +143,15 @@ impl Scorer {
                 try_biased_zoh_scores(values, zoh.dt_proj.val(), bias, zoh.a.val())
             }
             Self::Linear(linear) => {
-                let tokens = learns.of_wide_tokens(tokens());
                 let projection = learns.of_projection(linear.score_proj.val());
-                match role {
-                    ScoreRole::RankAndBias => try_linear_scores(tokens, projection),
-                    ScoreRole::Rank => try_products(tokens, directions(projection)),
+                let projection = match role {
+                    ScoreRole::RankAndBias => projection * SHARPNESS,
+                    ScoreRole::Rank => directions(projection),
+                };
+                match learns {
+                    Learns::Tokens => try_products(tokens(), projection),
+                    Learns::Projection => try_scores(tokens(), projection),
+                    Learns::Nothing => try_scores(constant(tokens()), projection),
                 }
             }
         }
@@ -170,7 +161,13 @@ impl Scorer {
 /// Columns of a projection (one per head) as unit vectors. If scores only rank, nothing bounds the length of a
 /// column, and the gradient of the tokens, which is proportional to it, would drown that of the loss.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
-    let projection = at_least_f32(projection);
-    let lengths = (projection.clone().square().sum_dim(0) + LEAST_SQUARE).sqrt();
-    projection / lengths
+    let [d_model, heads] = projection.dims();
+    // Sums within parts of a column and then over them, here and in the gradient: as one sum each column would be a
+    // single thread's work.
+    let parts = greatest_divisor(d_model, d_model.isqrt());
+    let length = d_model / parts;
+    let projection = at_least_f32(projection).reshape([parts, length, heads]);
+    let squares = projection.clone().square().sum_dim(0).sum_dim(1);
+    let lengths = (squares + LEAST_SQUARE).sqrt().expand([1, length, heads]);
+    (projection / lengths).reshape([d_model, heads])
 }

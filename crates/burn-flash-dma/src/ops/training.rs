@@ -1,14 +1,16 @@
 //! Operations of a training step other than attention.
 
 use crate::fallback::tensors::to_f32;
-use crate::fallback::training as fallback;
+use crate::fallback::{training as fallback, update};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape};
+use flash_dma_problem::AdamWStep;
 
 /// Operations with gradients of their own, or whose results autodiff does not keep.
 ///
-/// The default bodies are plain Burn operations, fused where Burn fuses, and no backend needs others.
+/// The default bodies are plain Burn operations, fused where Burn fuses. CubeCL's runtimes have kernels for SwiGLU,
+/// linear scores and the optimiser's update; no backend needs others.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -46,9 +48,19 @@ pub trait TrainingOps: Backend {
 
     /// `silu(gate) * up`, element by element, of two tensors of one shape and one type. Arithmetic is f32, rounded
     /// once. Autodiff keeps both; it does not keep the result, but recomputes it when the backward pass reads it.
-    #[fusion(default)]
+    #[fusion(dtype = gate, shape = gate)]
     fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         fallback::swiglu::<Self>(gate, up)
+    }
+
+    /// Gradients of the gate and of `up`, from that of [`training_swiglu`](Self::training_swiglu).
+    #[fusion(meta = |gate, up, _gradient| (gate.clone(), up.clone()))]
+    fn training_swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        fallback::swiglu_gradients::<Self>(gate, up, gradient).into()
     }
 
     /// Slices of `x` along axis `dim`, of the sizes `sizes`, which add up to it. Under autodiff the gradients of the
@@ -62,11 +74,66 @@ pub trait TrainingOps: Backend {
         fallback::split::<Self>(x, dim, &sizes)
     }
 
-    /// `x` in f32. Autodiff does not keep the result, but casts again when the backward pass reads it, also if `x`
-    /// does not learn by it: its gradient is zero then. Without `x` in the graph the result would be kept.
+    /// `x` in f32. Autodiff does not keep the result, but casts again when the backward pass reads it.
     #[fusion(default)]
-    fn training_widen(x: FloatTensor<Self>, learns: bool) -> FloatTensor<Self> {
-        let _ = learns;
+    fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
         to_f32::<Self>(x)
     }
+
+    /// `tokens` `[batch, len, width]` times `directions` `[heads, width]`, f32: `[batch, heads, len]` in f32. Under autodiff
+    /// the directions alone learn, and the tokens get zeros.
+    #[fusion(dtype = directions, shape = scores_shape(tokens, directions))]
+    fn training_scores(
+        tokens: FloatTensor<Self>,
+        directions: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        fallback::scores::<Self>(tokens, directions)
+    }
+
+    /// Gradient of the directions, `[heads, width]` in f32, from that of [`training_scores`](Self::training_scores).
+    #[fusion(dtype = gradient, shape = directions_shape(tokens, gradient))]
+    fn training_scores_gradient(
+        tokens: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        fallback::scores_gradient::<Self>(tokens, gradient)
+    }
+
+    /// `sums`, `[SQUARE_SUMS]` in f32, after parts of the sum of the squares of `x` were added to them: their sum grows
+    /// by that of all squares.
+    #[fusion(dtype = sums, shape = sums)]
+    fn training_add_squares(sums: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        update::add_squares::<Self>(sums, x)
+    }
+
+    /// `x * factor`, rounded once to the type of `x`; `factor` is `[1]` in f32.
+    #[fusion(dtype = x, shape = x)]
+    fn training_scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self> {
+        update::scale::<Self>(x, factor)
+    }
+
+    /// The parameter and its moments after a step of AdamW, all of the parameter's shape and type. Arithmetic is f32,
+    /// rounded once.
+    #[fusion(meta = |parameter, _gradient, moment_1, moment_2, _step| {
+        (parameter.clone(), moment_1.clone(), moment_2.clone())
+    })]
+    fn training_adamw(
+        parameter: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        moment_1: FloatTensor<Self>,
+        moment_2: FloatTensor<Self>,
+        step: AdamWStep,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        update::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step)
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn scores_shape(tokens: &Shape, directions: &Shape) -> Shape {
+    Shape::new([tokens[0], directions[0], tokens[1]])
+}
+
+#[cfg(feature = "fusion")]
+fn directions_shape(tokens: &Shape, gradient: &Shape) -> Shape {
+    Shape::new([gradient[1], tokens[2]])
 }

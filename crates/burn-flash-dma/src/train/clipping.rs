@@ -1,16 +1,12 @@
 //! Clipping by the global norm of all gradients.
 
-use crate::fallback::tensors::at_least_f32;
+use crate::ops::TrainingOps;
+use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
+use flash_dma_problem::SQUARE_SUMS;
 use std::collections::HashSet;
-
-/// Approximate size of the groups in which gradients are squared and summed, copied into one tensor: 64 MiB, twice.
-const GROUP: usize = 1 << 24;
-
-/// Rows of a group, which is summed by columns first: Burn sums all numbers of a tensor in one cube.
-const ROWS: usize = 256;
 
 /// Added to the norm before dividing by it, as in PyTorch.
 const EPSILON: f64 = 1e-6;
@@ -19,9 +15,8 @@ const EPSILON: f64 = 1e-6;
 /// norm, and returns the norm before scaling, `[1]` in f32: PyTorch's `clip_grad_norm_`. Burn's own clipping uses the
 /// norm of each parameter, which changes the direction of the step.
 ///
-/// Squares are summed in f32, in one launch per parameter and a few per 16 million numbers, and nothing is read from
-/// the device. A norm that is not finite makes all gradients NaN or zero, as in PyTorch. Without gradients the norm
-/// is 0.
+/// Squares are summed in f32 and in a fixed order, in one launch per parameter, and nothing is read from the device. A
+/// norm that is not finite makes all gradients NaN or zero, as in PyTorch. Without gradients the norm is 0.
 ///
 /// # Panics
 ///
@@ -36,9 +31,7 @@ pub fn clip_gradients<M: Module>(
         gradients,
         device: None,
         seen: HashSet::new(),
-        group: Vec::new(),
-        numbers: 0,
-        sums: Vec::new(),
+        sums: None,
     };
     module.visit(&mut squares);
     let norm = squares.norm();
@@ -56,35 +49,14 @@ struct Squares<'a> {
     device: Option<Device>,
     /// A module may hold a parameter in several places.
     seen: HashSet<ParamId>,
-    /// Gradients as rows, to be summed together.
-    group: Vec<Tensor<1>>,
-    numbers: usize,
-    sums: Vec<Tensor<1>>,
+    /// Parts of the sum over the gradients so far, `[SQUARE_SUMS]`.
+    sums: Option<Tensor<1>>,
 }
 
 impl Squares<'_> {
-    fn sum_group(&mut self) {
-        let mut group = std::mem::take(&mut self.group);
-        let numbers = std::mem::take(&mut self.numbers);
-        let (Some(first), 1..) = (group.first(), numbers) else {
-            return;
-        };
-        let columns = numbers.div_ceil(ROWS);
-        let missing = columns * ROWS - numbers;
-        if missing > 0 {
-            let of_group = (&first.device(), first.dtype());
-            group.push(Tensor::zeros([missing], of_group));
-        }
-        let squares = Tensor::cat(group, 0).square();
-        let sums = squares.reshape([ROWS, columns]).sum_dim(0);
-        self.sums.push(sums.sum());
-    }
-
-    fn norm(mut self) -> Tensor<1> {
-        self.sum_group();
-        let sum = self.sums.into_iter().reduce(|sum, group| sum + group);
+    fn norm(self) -> Tensor<1> {
         let device = self.device.unwrap_or_default();
-        sum.map_or_else(|| Tensor::zeros([1], &device), Tensor::sqrt)
+        (self.sums).map_or_else(|| Tensor::zeros([1], &device), |sums| sums.sum().sqrt())
     }
 }
 
@@ -98,12 +70,13 @@ impl ModuleVisitor for Squares<'_> {
         if !self.seen.insert(param.id) {
             return;
         }
-        let row = gradient.flatten::<1>(0, D - 1);
-        self.numbers += row.dims()[0];
-        self.group.push(at_least_f32(row));
-        if self.numbers >= GROUP {
-            self.sum_group();
-        }
+        let device = gradient.device();
+        let sums = (self.sums.take())
+            .unwrap_or_else(|| Tensor::zeros([SQUARE_SUMS], (&device, DType::F32)));
+        assert_eq!(sums.device(), device, "all gradients must be on one device");
+        let (sums, gradient) = (sums.into_dispatch(), gradient.into_dispatch());
+        let sums = Dispatch::training_add_squares(sums, gradient);
+        self.sums = Some(Tensor::from_dispatch(sums));
     }
 }
 
@@ -121,8 +94,9 @@ impl ModuleVisitor for Scale<'_> {
         let Some(gradient) = self.gradients.remove::<D>(param.id) else {
             return;
         };
-        let dtype = gradient.dtype();
-        let scaled = at_least_f32(gradient) * self.factor.clone().reshape([1; D]);
-        self.gradients.register(param.id, scaled.cast(dtype));
+        let factor = self.factor.clone().into_dispatch();
+        let scaled = Dispatch::training_scale(gradient.into_dispatch(), factor);
+        let scaled: Tensor<D> = Tensor::from_dispatch(scaled);
+        self.gradients.register(param.id, scaled);
     }
 }

@@ -1,5 +1,6 @@
 //! Cross-entropy.
 
+use crate::fallback::tensors::greatest_divisor;
 use crate::ops::TrainingOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
@@ -16,9 +17,18 @@ use burn::tensor::{Int, Tensor};
 #[must_use]
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let losses = token_losses(logits, targets);
-    match losses.dims() {
-        [0] => losses.sum(),
-        _ => losses.mean(),
+    let [tokens] = losses.dims();
+    sum_losses(losses) / tokens.max(1) as f64
+}
+
+/// Sum of the losses of tokens, `[1]`, as Burn's `sum`, which gives all of them to one thread of a GPU; here a thread has
+/// about as many as the root of their number.
+#[must_use]
+pub fn sum_losses(losses: Tensor<1>) -> Tensor<1> {
+    let [tokens] = losses.dims();
+    match greatest_divisor(tokens, tokens.isqrt()) {
+        0 | 1 => losses.sum(),
+        parts => losses.reshape([parts, tokens / parts]).sum_dim(1).sum(),
     }
 }
 

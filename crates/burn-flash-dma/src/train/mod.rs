@@ -3,6 +3,7 @@
 //! | part | replaces | because |
 //! |---|---|---|
 //! | [`clip_gradients`] | Burn's clipping by norm | Burn's clips each parameter by its own norm |
+//! | [`AdamWConfig`] | Burn's `AdamWConfig` | one pass over memory, and in 16 bits one rounding |
 //! | [`embed`] | `Embedding::forward` | in 16 bits its gradient rounds after every token, and one thread a column adds them |
 //! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and only the logits are kept |
 //! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
@@ -12,10 +13,10 @@
 //! # #[cfg(feature = "flex")] {
 //! use burn::module::{Module, Param};
 //! use burn::nn::{Embedding, EmbeddingConfig};
-//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::optim::GradientsParams;
 //! use burn::tensor::{Device, FloatDType, Int, Tensor};
 //! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-//! use burn_flash_dma::train::{clip_gradients, cross_entropy, embed};
+//! use burn_flash_dma::train::{AdamWConfig, clip_gradients, cross_entropy, embed};
 //!
 //! #[derive(Module, Debug)]
 //! struct Model {
@@ -41,6 +42,7 @@
 //! # }
 //! ```
 
+mod adamw;
 mod checkpointing;
 mod clipping;
 mod embedding;
@@ -48,9 +50,10 @@ mod loss;
 #[cfg(feature = "train")]
 mod metric;
 
+pub use adamw::{AdamW, AdamWConfig};
 pub use checkpointing::{Checkpointed, Selections};
 pub use clipping::clip_gradients;
 pub use embedding::embed;
-pub use loss::{cross_entropy, token_losses};
+pub use loss::{cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};

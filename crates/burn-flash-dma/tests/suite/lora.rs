@@ -4,13 +4,13 @@ use crate::case::{close, values};
 use crate::layer::{self, Parameter, WIDTH, parameters, score_projection, tokens, tokens_for};
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::{EmbeddingConfig, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Gradients, Int, Tensor};
 use burn_flash_dma::linear;
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, Rope, Scorer, Scores,
 };
-use burn_flash_dma::train::{Checkpointed, clip_gradients, embed};
+use burn_flash_dma::train::{AdamWConfig, Checkpointed, clip_gradients, embed};
 use burn_store::{ModuleSnapshot, PathFilter, SafetensorsStore};
 
 const FORMS: [Scores; 2] = [Scores::Dma, Scores::Ranking];

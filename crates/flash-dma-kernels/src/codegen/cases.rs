@@ -4,6 +4,7 @@ mod decoding;
 mod masked;
 mod norm;
 mod products;
+mod training;
 mod zoh;
 
 use crate::args::{RankLearning, Selection};
@@ -37,6 +38,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(masked::all());
     cases.extend(norm::all());
     cases.extend(products::all());
+    cases.extend(training::all());
     cases.extend(zoh::all());
     cases
 }

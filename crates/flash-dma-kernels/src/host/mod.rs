@@ -5,6 +5,7 @@ pub(crate) mod cpu;
 pub(crate) mod engine;
 pub(crate) mod faults;
 pub(crate) mod fill;
+pub(crate) mod flat;
 pub(crate) mod pass;
 #[cfg(feature = "internals")]
 pub(crate) mod peak;

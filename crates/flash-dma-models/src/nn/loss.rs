@@ -7,7 +7,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 #[cfg(feature = "train")]
 use burn_flash_dma::train::SelectionInput;
-use burn_flash_dma::train::token_losses;
+use burn_flash_dma::train::{sum_losses, token_losses};
 use burn_flash_dma::{AttentionError, TensorName};
 
 impl Stack<'_> {
@@ -97,12 +97,12 @@ pub(super) fn mean(losses: Tensor<2>, lengths: Option<Vec<usize>>) -> Tensor<1> 
         return losses.sum();
     }
     let Some(lengths) = lengths else {
-        return losses.mean();
+        return sum_losses(losses.flatten(0, 1)) / (batch * len) as f64;
     };
     let row = |&length: &usize| (0..len).map(move |place| place >= length);
     let padding = lengths.iter().flat_map(row);
     let padding = TensorData::new(padding.collect::<Vec<bool>>(), [batch, len]);
     let padding = Tensor::<2, Bool>::from_data(padding, &losses.device());
     let count: usize = lengths.iter().sum();
-    losses.mask_fill(padding, 0.0).sum() / count.max(1) as f64
+    sum_losses(losses.mask_fill(padding, 0.0).flatten(0, 1)) / count.max(1) as f64
 }

@@ -2,10 +2,9 @@
 #![cfg(all(feature = "flex", feature = "autodiff"))]
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::AdamWConfig;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, Rope, Selection};
-use burn_flash_dma::train::clip_gradients;
+use burn_flash_dma::train::{AdamWConfig, clip_gradients};
 use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
 
 /// Two rows of 24 repeating numbers, and the numbers that follow them.

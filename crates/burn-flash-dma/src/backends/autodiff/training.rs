@@ -10,7 +10,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Shape};
 
 impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_lookup(
@@ -70,10 +70,30 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         record_parts::<B, C>(x, parts, B::float_cat, dim)
     }
 
-    fn training_widen(x: FloatTensor<Self>, learns: bool) -> FloatTensor<Self> {
+    fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = x.dtype().into();
-        let forward = move |[x]: [_; 1]| B::training_widen(x, learns);
-        recomputed::record(Widen, [x], forward, |_| (dtype, learns))
+        let forward = move |[x]: [_; 1]| B::training_widen(x);
+        recomputed::record(Widen, [x], forward, |_| dtype)
+    }
+
+    fn training_scores(
+        tokens: FloatTensor<Self>,
+        directions: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        // Tokens in the graph may be computed again for the backward pass, where a constant would be kept.
+        let nodes = [tokens.node(), directions.node()];
+        match Scores.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(B::training_scores(
+                tokens.into_primitive(),
+                directions.into_primitive(),
+            )),
+            OpsKind::Tracked(mut prep) => {
+                let kept = prep.checkpoint(&tokens);
+                let scores =
+                    B::training_scores(tokens.into_primitive(), directions.into_primitive());
+                prep.finish(kept, scores)
+            }
+        }
     }
 }
 
@@ -117,7 +137,7 @@ impl<B: Backend> Backward<B, 1> for Losses {
 #[derive(Debug)]
 struct SwiGlu;
 
-impl<B: Backend> Backward<B, 2> for SwiGlu {
+impl<B: TrainingOps> Backward<B, 2> for SwiGlu {
     /// The gate and the factor that it gates.
     type State = [NodeId; 2];
 
@@ -130,8 +150,8 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
         let gradient = grads.consume::<B>(&ops.node);
         let [gate, up] =
             (ops.state).map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let gradients = fallback::swiglu_gradients::<B>(gate, up, gradient);
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
+        let (of_gate, of_up) = B::training_swiglu_backward(gate, up, gradient);
+        for (parent, gradient) in ops.parents.into_iter().zip([of_gate, of_up]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);
             }
@@ -143,15 +163,42 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
 struct Widen;
 
 impl<B: Backend> Backward<B, 1> for Widen {
-    /// Type of the input, and whether it learns.
-    type State = (FloatDType, bool);
+    /// Type of the input.
+    type State = FloatDType;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (dtype, learns) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |gradient| match learns {
-            true => B::float_cast(gradient, dtype),
-            false => B::float_zeros(gradient.shape(), &gradient.device(), dtype),
+        unary::<B, _>(ops.parents, ops.node, grads, |gradient| {
+            B::float_cast(gradient, ops.state)
         });
+    }
+}
+
+#[derive(Debug)]
+struct Scores;
+
+impl<B: TrainingOps> Backward<B, 2> for Scores {
+    /// The tokens.
+    type State = NodeId;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let tokens = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state);
+        let [of_tokens, of_directions] = ops.parents;
+        if let Some(parent) = of_tokens {
+            // There may be no other gradient. A view of one token's zeros is added to one in vectors.
+            let [_, _, width] = tokens.shape().dims();
+            let zeros = Shape::new([1, 1, width]);
+            let zeros = B::float_zeros(zeros, &tokens.device(), tokens.dtype().into());
+            grads.register::<B>(parent.id, B::float_expand(zeros, tokens.shape()));
+        }
+        if let Some(parent) = of_directions {
+            grads.register::<B>(parent.id, B::training_scores_gradient(tokens, gradient));
+        }
     }
 }
 

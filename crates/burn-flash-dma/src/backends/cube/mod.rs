@@ -8,8 +8,4 @@ mod packed;
 mod product;
 mod scores;
 mod tensors;
-
-use crate::ops::training::TrainingOps;
-use burn_cubecl::CubeBackend;
-
-impl TrainingOps for CubeBackend {}
+mod training;

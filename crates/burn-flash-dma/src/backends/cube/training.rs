@@ -1,0 +1,210 @@
+//! SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
+
+use super::tensors::{empty, run, run_checked};
+use crate::fallback::{training, update as fallback};
+use crate::ops::training::TrainingOps;
+use crate::validate::element_of;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Slice;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubecl::prelude::TensorBinding;
+use flash_dma_kernels::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
+use flash_dma_kernels::{UpdateState, adamw, add_squares, scale, swiglu, swiglu_backward};
+use flash_dma_problem::{AdamWStep, AttentionError, ElementType};
+
+const SWIGLU: &str = "SwiGLU";
+const SWIGLU_BACKWARD: &str = "SwiGLU's backward pass";
+const SCORES: &str = "linear scores";
+const SCORES_BACKWARD: &str = "the linear scores' backward pass";
+const ADAMW: &str = "AdamW's step";
+
+impl TrainingOps for CubeBackend {
+    fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let Some(element) = element_of_all([&gate, &up]) else {
+            return training::swiglu::<Self>(gate, up);
+        };
+        let [gate, up] = [gate, up].map(into_contiguous);
+        let out = like(&gate);
+        let [x, y, out_arg] = [&gate, &up, &out].map(binding);
+        match swiglu(&gate.client, element, &x, &y, &out_arg) {
+            Err(AttentionError::Unsupported { .. }) => training::swiglu::<Self>(gate, up),
+            result => {
+                run_checked(SWIGLU, [&out], result);
+                out
+            }
+        }
+    }
+
+    fn training_swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let Some(element) = element_of_all([&gate, &up, &gradient]) else {
+            return training::swiglu_gradients::<Self>(gate, up, gradient).into();
+        };
+        let [gate, up, gradient] = [gate, up, gradient].map(into_contiguous);
+        let grads = [like(&gate), like(&up)];
+        let [x, y, d] = [&gate, &up, &gradient].map(binding);
+        let of = grads.each_ref().map(binding);
+        let result = swiglu_backward(&gate.client, element, &x, &y, &d, of.each_ref());
+        if let Err(AttentionError::Unsupported { .. }) = result {
+            return training::swiglu_gradients::<Self>(gate, up, gradient).into();
+        }
+        run_checked(SWIGLU_BACKWARD, &grads, result);
+        grads.into()
+    }
+
+    fn training_scores(
+        tokens: FloatTensor<Self>,
+        directions: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let heads = directions.meta.shape()[0];
+        if heads > MAX_SCORE_HEADS {
+            let some = |heads| {
+                let directions = Self::float_slice(directions.clone(), &[heads]);
+                Self::training_scores(tokens.clone(), directions)
+            };
+            return Self::float_cat(in_groups(heads).map(some).collect(), 1);
+        }
+        let Some(element) = element_of_all([&tokens]) else {
+            return training::scores::<Self>(tokens, directions);
+        };
+        let [tokens, directions] = [tokens, directions].map(into_contiguous);
+        let shape = [tokens.meta.shape()[0], heads, tokens.meta.shape()[1]];
+        let out = empty(&tokens, shape, directions.dtype);
+        let [x, d, out_arg] = [&tokens, &directions, &out].map(binding);
+        match linear_scores(&tokens.client, element, &x, &d, &out_arg) {
+            Err(AttentionError::Unsupported { .. }) => training::scores::<Self>(tokens, directions),
+            result => {
+                run_checked(SCORES, [&out], result);
+                out
+            }
+        }
+    }
+
+    fn training_scores_gradient(
+        tokens: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let heads = gradient.meta.shape()[1];
+        if heads > MAX_SCORE_HEADS {
+            let some = |heads| {
+                let gradient = Self::float_slice(gradient.clone(), &[Slice::full(), heads]);
+                Self::training_scores_gradient(tokens.clone(), gradient)
+            };
+            return Self::float_cat(in_groups(heads).map(some).collect(), 0);
+        }
+        let Some(element) = element_of_all([&tokens]) else {
+            return training::scores_gradient::<Self>(tokens, gradient);
+        };
+        let [tokens, gradient] = [tokens, gradient].map(into_contiguous);
+        let shape = [heads, tokens.meta.shape()[2]];
+        let out = empty(&tokens, shape, gradient.dtype);
+        let [x, d, out_arg] = [&tokens, &gradient, &out].map(binding);
+        match linear_scores_gradient(&tokens.client, element, &x, &d, &out_arg) {
+            Err(AttentionError::Unsupported { .. }) => {
+                training::scores_gradient::<Self>(tokens, gradient)
+            }
+            result => {
+                run_checked(SCORES_BACKWARD, [&out], result);
+                out
+            }
+        }
+    }
+
+    fn training_add_squares(sums: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let Some(element) = element_of_all([&x]) else {
+            return fallback::add_squares::<Self>(sums, x);
+        };
+        let [sums, x] = [sums, x].map(into_contiguous);
+        let out = like(&sums);
+        let [x_arg, sums_arg, out_arg] = [&x, &sums, &out].map(binding);
+        match add_squares(&x.client, element, &x_arg, &sums_arg, &out_arg) {
+            Err(AttentionError::Unsupported { .. }) => fallback::add_squares::<Self>(sums, x),
+            result => done(out, result),
+        }
+    }
+
+    fn training_scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let Some(element) = element_of_all([&x]) else {
+            return fallback::scale::<Self>(x, factor);
+        };
+        let [x, factor] = [x, factor].map(into_contiguous);
+        let out = like(&x);
+        let [x_arg, by, out_arg] = [&x, &factor, &out].map(binding);
+        match scale(&x.client, element, &x_arg, &by, &out_arg) {
+            Err(AttentionError::Unsupported { .. }) => fallback::scale::<Self>(x, factor),
+            result => done(out, result),
+        }
+    }
+
+    fn training_adamw(
+        parameter: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        moment_1: FloatTensor<Self>,
+        moment_2: FloatTensor<Self>,
+        step: AdamWStep,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let Some(element) = element_of_all([&parameter, &gradient, &moment_1, &moment_2]) else {
+            return fallback::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step);
+        };
+        let [parameter, gradient, moment_1, moment_2] =
+            [parameter, gradient, moment_1, moment_2].map(into_contiguous);
+        let out = || like(&parameter);
+        let new = [out(), out(), out()];
+        let result = adamw(
+            &parameter.client,
+            element,
+            &step,
+            &state([&parameter, &moment_1, &moment_2]),
+            &binding(&gradient),
+            &state(new.each_ref()),
+        );
+        if let Err(AttentionError::Unsupported { .. }) = result {
+            return fallback::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step);
+        }
+        run_checked(ADAMW, &new, result);
+        new.into()
+    }
+}
+
+/// The element type that the kernels read, if all tensors have it.
+fn element_of_all<const N: usize>(tensors: [&CubeTensor; N]) -> Option<ElementType> {
+    let dtype = tensors[0].dtype;
+    let same = tensors.iter().all(|tensor| tensor.dtype == dtype);
+    element_of(dtype).filter(|_| same)
+}
+
+/// A new contiguous tensor of this shape and type.
+fn like(tensor: &CubeTensor) -> CubeTensor {
+    empty(tensor, tensor.meta.shape().clone(), tensor.dtype)
+}
+
+fn binding(tensor: &CubeTensor) -> TensorBinding {
+    tensor.clone().binding()
+}
+
+fn state(tensors: [&CubeTensor; 3]) -> UpdateState {
+    let [parameter, moment_1, moment_2] = tensors.map(binding);
+    UpdateState {
+        parameter,
+        moment_1,
+        moment_2,
+    }
+}
+
+/// Groups of heads that a kernel has sums for.
+fn in_groups(heads: usize) -> impl Iterator<Item = Slice> {
+    let firsts = (0..heads).step_by(MAX_SCORE_HEADS);
+    firsts.map(move |first| Slice::from(first..heads.min(first + MAX_SCORE_HEADS)))
+}
+
+/// Without a check of its own, which would wait once more for each parameter: a failure is that of the step of AdamW that
+/// reads the result.
+fn done(out: CubeTensor, result: Result<(), AttentionError>) -> CubeTensor {
+    run(result);
+    out
+}

@@ -1,0 +1,136 @@
+//! SwiGLU and the scores of a layer, forward and backward, against f64.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+use burn_flash_dma::ops::TrainingOps;
+use burn_flash_dma::swiglu;
+use flash_dma_reference::round::round;
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{dtype, grad, load, values};
+
+every_burn!(gates, scores_of_tokens);
+
+fn random(count: usize, scale: f64, element: ElementType, rng: &mut Rng) -> Vec<f64> {
+    (0..count)
+        .map(|_| round(rng.normal() * scale, element))
+        .collect()
+}
+
+fn supported<B: Backend>(burn: &Burn<B>) -> impl Iterator<Item = ElementType> {
+    TYPES.into_iter().filter(|&element| burn.supports(element))
+}
+
+/// Half of the distance of neighbours, as a share of a number.
+fn grain(element: ElementType) -> f64 {
+    match element {
+        F32 => 2f64.powi(-24),
+        F16 => 2f64.powi(-11),
+        Bf16 => 2f64.powi(-8),
+    }
+}
+
+fn gates<B: Backend>(burn: &Burn<B>) {
+    let shapes = match B::SIZE {
+        Size::Large => vec![[1, 1, 1], [3, 7, 33], [2, 500, 2752]],
+        _ => vec![[1, 1, 1], [3, 7, 33], [2, 5, 64]],
+    };
+    let device = burn.device().clone().autodiff();
+    for shape in shapes {
+        for element in supported(burn) {
+            let mut rng = Rng::new(shape[2] as u64);
+            let [gate, up, slope] = [8.0, 1.0, 1.0]
+                .map(|scale| random(shape.iter().product(), scale, element, &mut rng));
+            let [x, y] = [&gate, &up].map(|all| load(all, shape, element, &device).require_grad());
+            let out = swiglu(x.clone(), y.clone());
+            assert_eq!(out.dtype(), dtype(element));
+            let slopes: Tensor<3> = load(&slope, shape, element, &device);
+            let loss = out.clone().cast(DType::F32) * slopes.cast(DType::F32);
+            let grads = loss.sum().backward();
+            let actual = [values(out.inner()), grad(&x, &grads), grad(&y, &grads)];
+            for at in 0..gate.len() {
+                let (x, y, d) = (gate[at], up[at], slope[at]);
+                let sigmoid = 1.0 / (1.0 + (-x).exp());
+                let silu = x * sigmoid;
+                let exact = [
+                    silu * y,
+                    d * y * (sigmoid + silu * (1.0 - sigmoid)),
+                    d * silu,
+                ];
+                for (actual, exact) in actual.iter().map(|all| all[at]).zip(exact) {
+                    let size = (1.0 + x.abs()) * y.abs().max(1.0) * d.abs().max(1.0);
+                    // The smallest numbers of f16 have few digits.
+                    let allowed = grain(element) * exact.abs() + 6e-7 * size + 6e-8;
+                    let error = (actual - exact).abs();
+                    assert!(
+                        error <= allowed,
+                        "{element} {shape:?} {at}: {actual}, not {exact}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Nine heads are more than the kernels have sums for.
+fn scores_of_tokens<B: Backend>(burn: &Burn<B>) {
+    let sizes = match B::SIZE {
+        Size::Large => vec![
+            [2, 37, 33, 3],
+            [1, 50, 40, 9],
+            [2, 5000, 1024, 2],
+            [1, 300, 2048, 8],
+        ],
+        _ => vec![[2, 37, 33, 3], [1, 50, 40, 9]],
+    };
+    let device = burn.device().clone().autodiff();
+    for [batch, len, width, heads] in sizes {
+        for element in supported(burn) {
+            let mut rng = Rng::new(len as u64);
+            let tokens = random(batch * len * width, 1.0, element, &mut rng);
+            let directions = random(heads * width, 1.0, F32, &mut rng);
+            let slope = random(batch * heads * len, 1.0, F32, &mut rng);
+            let x = load(&tokens, [batch, len, width], element, &device).require_grad();
+            let d = load(&directions, [heads, width], F32, &device).require_grad();
+            let run = |x: &Tensor<3>| {
+                let scores =
+                    Dispatch::training_scores(x.clone().into_dispatch(), d.clone().into_dispatch());
+                let scores = Tensor::<3>::from_dispatch(scores);
+                let slopes: Tensor<3> = load(&slope, [batch, heads, len], F32, &device);
+                let grads = (scores.clone() * slopes).sum().backward();
+                (values(scores.inner()), grads)
+            };
+            let (scores, grads) = run(&x);
+            assert!(grad(&x, &grads).iter().all(|&of_token| of_token == 0.0));
+            // Tokens outside the graph.
+            let (again, of_again) = run(&x.clone().detach().set_require_grad(false));
+            assert_eq!(again, scores);
+            assert_eq!(grad(&d, &of_again), grad(&d, &grads));
+
+            let (mut exact, mut of_directions) = (
+                vec![[0.0; 2]; slope.len()],
+                vec![[0.0; 2]; directions.len()],
+            );
+            for (at, (sum, slope)) in exact.iter_mut().zip(&slope).enumerate() {
+                let (b, h, t) = (at / len / heads, at / len % heads, at % len);
+                let token = &tokens[(b * len + t) * width..][..width];
+                let rows = directions[h * width..]
+                    .iter()
+                    .zip(&mut of_directions[h * width..]);
+                for (x, (direction, of_direction)) in token.iter().zip(rows) {
+                    for (sum, term) in [(&mut *sum, x * direction), (of_direction, x * slope)] {
+                        sum[0] += term;
+                        sum[1] += term.abs();
+                    }
+                }
+            }
+            let actual = [(scores, exact), (grad(&d, &grads), of_directions)];
+            for (actual, exact) in actual {
+                for (actual, [exact, size]) in actual.into_iter().zip(exact) {
+                    let what = format!("{element} {batch} {len} {width} {heads}");
+                    let error = (actual - exact).abs();
+                    assert!(error <= 1e-6 * size + 1e-9, "{what}: {actual}, not {exact}");
+                }
+            }
+        }
+    }
+}
