@@ -33,6 +33,7 @@ const RULES: &[(&[&str], Kind)] = &[
     (&["flash_dma_kernels::", "rotary"], Kind::Norm),
     (&["flash_dma_kernels::", "product"], Kind::Product),
     (&["flash_dma_kernels::", "matmul"], Kind::Product),
+    (&["flash_dma_kernels::", "gating"], Kind::ElementWise),
     (&["flash_dma_kernels::"], Kind::Attention),
     // Layout changes that a product needs first.
     (&["cubek_matmul::", "relayout"], Kind::Copy),
@@ -81,6 +82,7 @@ mod tests {
         let of = "
             Attention flash_dma_kernels::backward::dkdv::wgmma::dkdv_wgmma::DkdvWgmma<half::bf16>
             Attention flash_dma_kernels::select::kernel::select::Select
+            ElementWise flash_dma_kernels::gating::kernel::swiglu_kernel::SwigluKernel
             Norm flash_dma_kernels::norm::rotary::forward::Forward
             Product cubek_matmul::multi_level::components::batch::partitioned_matmul::matmul::matmul_entry::MatmulEntry<\
                 burn_cubecl_fusion::engine::launch::elemwise_fuse::X>
