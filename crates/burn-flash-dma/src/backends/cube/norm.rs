@@ -1,8 +1,7 @@
 //! Norms and rotary encoding on every CubeCL runtime.
 
-use super::tensors::{addressable, empty, run, run_checked};
+use super::tensors::{addressable, empty, run_checked, run_over};
 use crate::ops::norm::NormOps;
-use crate::ops::scores::FEW_TOKENS;
 use crate::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
@@ -11,7 +10,7 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::{NormGradients, NormParameters, norm_backward, norm_forward};
-use flash_dma_problem::{AttentionError, NormProblem, contiguous_strides};
+use flash_dma_problem::{NormProblem, contiguous_strides};
 
 const FORWARD: &str = "the norm's forward pass";
 const BACKWARD: &str = "the norm's backward pass";
@@ -31,7 +30,7 @@ impl NormOps for CubeBackend {
             &parameters(Some(gamma), None),
             shaped(&out, problem.out_shape()),
         );
-        finish(&problem, &out, result);
+        run_over(problem.batch * problem.len, FORWARD, &out, result);
         out
     }
 
@@ -76,7 +75,7 @@ impl NormOps for CubeBackend {
             &parameters(gamma.into_option(), table.into_option()),
             out.clone().binding(),
         );
-        finish(&problem, &out, result);
+        run_over(problem.batch * problem.len, FORWARD, &out, result);
         out
     }
 
@@ -110,15 +109,6 @@ impl NormOps for CubeBackend {
             x: grad_x,
             gamma: OptionalFloat::from_option(grad_gamma),
         }
-    }
-}
-
-/// Reports a failure of the forward pass by its name, except for the tokens of a step over a cache, which wait for
-/// nothing.
-fn finish(problem: &NormProblem, out: &CubeTensor, result: Result<(), AttentionError>) {
-    match problem.batch * problem.len <= FEW_TOKENS {
-        true => run(result),
-        false => run_checked(FORWARD, [out], result),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tensors as the kernels take them, and the report of a failure.
 
+use crate::ops::scores::FEW_TOKENS;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -29,6 +30,20 @@ pub(crate) fn run_checked<'a>(
 /// queued. CubeCL passes a failed launch on to everything computed from its result, and reading that reports it.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// [`run_checked`] for an operation over `tokens`, or [`run`] if they are so few that they may be those of a step over a
+/// cache.
+pub(crate) fn run_over(
+    tokens: usize,
+    operation: &'static str,
+    out: &CubeTensor,
+    result: Result<(), AttentionError>,
+) {
+    match tokens <= FEW_TOKENS {
+        true => run(result),
+        false => run_checked(operation, [out], result),
+    }
 }
 
 /// Binding of a tensor with any strides. A last axis that is not contiguous, or tiled storage, is copied first.

@@ -1,6 +1,6 @@
 //! SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
 
-use super::tensors::{empty, run, run_checked};
+use super::tensors::{empty, run, run_checked, run_over};
 use crate::fallback::{training, update as fallback};
 use crate::ops::training::TrainingOps;
 use crate::validate::element_of;
@@ -31,7 +31,9 @@ impl TrainingOps for CubeBackend {
         match swiglu(&gate.client, element, &x, &y, &out_arg) {
             Err(AttentionError::Unsupported { .. }) => training::swiglu::<Self>(gate, up),
             result => {
-                run_checked(SWIGLU, [&out], result);
+                let shape = out.meta.shape();
+                let features = shape.last().map_or(1, |&features| features.max(1));
+                run_over(shape.num_elements() / features, SWIGLU, &out, result);
                 out
             }
         }
@@ -79,7 +81,7 @@ impl TrainingOps for CubeBackend {
         match linear_scores(&tokens.client, element, &x, &d, &out_arg) {
             Err(AttentionError::Unsupported { .. }) => training::scores::<Self>(tokens, directions),
             result => {
-                run_checked(SCORES, [&out], result);
+                run_over(shape[0] * shape[2], SCORES, &out, result);
                 out
             }
         }
