@@ -91,20 +91,37 @@ fn scores_of_tokens<B: Backend>(burn: &Burn<B>) {
             let slope = random(batch * heads * len, 1.0, F32, &mut rng);
             let x = load(&tokens, [batch, len, width], element, &device).require_grad();
             let d = load(&directions, [heads, width], F32, &device).require_grad();
-            let run = |x: &Tensor<3>| {
-                let scores =
-                    Dispatch::training_scores(x.clone().into_dispatch(), d.clone().into_dispatch());
+            let run = |x: &Tensor<3>, learn| {
+                let [tokens, directions] = [x.clone().into_dispatch(), d.clone().into_dispatch()];
+                let scores = Dispatch::training_scores(tokens, directions, learn);
                 let scores = Tensor::<3>::from_dispatch(scores);
                 let slopes: Tensor<3> = load(&slope, [batch, heads, len], F32, &device);
                 let grads = (scores.clone() * slopes).sum().backward();
                 (values(scores.inner()), grads)
             };
-            let (scores, grads) = run(&x);
+            let (scores, grads) = run(&x, false);
             assert!(grad(&x, &grads).iter().all(|&of_token| of_token == 0.0));
             // Tokens outside the graph.
-            let (again, of_again) = run(&x.clone().detach().set_require_grad(false));
+            let (again, of_again) = run(&x.clone().detach().set_require_grad(false), false);
             assert_eq!(again, scores);
             assert_eq!(grad(&d, &of_again), grad(&d, &grads));
+            // Tokens that learn; their products of a few terms may be those of TF32.
+            let (again, of_again) = run(&x, true);
+            assert_eq!(again, scores);
+            assert_eq!(grad(&d, &of_again), grad(&d, &grads));
+            let of_tokens = grad(&x, &of_again);
+            for (at, of_token) in of_tokens.into_iter().enumerate() {
+                let (b, t, c) = (at / width / len, at / width % len, at % width);
+                let term = |h| slope[(b * heads + h) * len + t] * directions[h * width + c];
+                let exact: f64 = (0..heads).map(term).sum();
+                let size: f64 = (0..heads).map(|h| term(h).abs()).sum();
+                let error = (of_token - exact).abs();
+                let allowed = grain(element) * exact.abs() + 2e-3 * size;
+                assert!(
+                    error <= allowed,
+                    "{element}, a token: {of_token}, not {exact}"
+                );
+            }
 
             let (mut exact, mut of_directions) = (
                 vec![[0.0; 2]; slope.len()],

@@ -155,6 +155,18 @@ pub fn scores_gradient<B: Backend>(
     B::float_reshape(B::float_sum_dim(each, 0), Shape::new([heads, width]))
 }
 
+/// Gradient of the tokens of [`scores`], in their shape and type.
+pub fn scores_token_gradient<B: Backend>(
+    tokens: &FloatTensor<B>,
+    directions: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [heads, width] = directions.shape().dims();
+    let directions = B::float_reshape(directions, Shape::new([1, heads, width]));
+    let of_tokens = B::float_matmul(B::float_swap_dims(gradient, 1, 2), directions);
+    cast::<B>(of_tokens, tokens.dtype().into())
+}
+
 /// See [`TrainingOps::training_split`](crate::ops::TrainingOps::training_split).
 pub fn split<B: Backend>(x: FloatTensor<B>, dim: usize, sizes: &[usize]) -> Vec<FloatTensor<B>> {
     let mut start = 0;

@@ -140,50 +140,30 @@ pub fn try_linear_scores(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
 ) -> Result<Tensor<3>, AttentionError> {
-    Ok(try_products(tokens, score_proj)? * SHARPNESS)
+    Ok(try_scores(tokens, score_proj, true)? * SHARPNESS)
 }
 
-/// Scores `[batch, kv_heads, len]`, f32, by which the projection learns, and the tokens do not.
+/// Tokens `[batch, len, d_model]` times a column per head: `[batch, kv_heads, len]` in f32. The projection learns, and the
+/// tokens if they are to.
 pub(crate) fn try_scores(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
+    tokens_learn: bool,
 ) -> Result<Tensor<3>, AttentionError> {
-    check_projection(&tokens, &score_proj)?;
-    element_type(TensorName::Tokens, &tokens)?;
-    let score_proj = as_f32(TensorName::ScoreProjection, score_proj)?;
-    let ([batch, len, _], [_, heads]) = (tokens.dims(), score_proj.dims());
-    if batch * len == 0 {
-        let options = (&tokens.device(), DType::F32);
-        return Ok(Tensor::zeros([batch, heads, len], options));
-    }
-    let directions = score_proj.transpose().into_dispatch();
-    let scores = Dispatch::training_scores(tokens.into_dispatch(), directions);
-    Ok(Tensor::from_dispatch(scores))
-}
-
-fn check_projection(tokens: &Tensor<3>, score_proj: &Tensor<2>) -> Result<(), AttentionError> {
-    let ([_, _, width], [_, heads]) = (tokens.dims(), score_proj.dims());
+    let ([batch, len, width], [_, heads]) = (tokens.dims(), score_proj.dims());
     let projection = TensorName::ScoreProjection;
     check_shape(projection, &score_proj.dims(), &[width, heads])?;
-    same_device(&tokens.device(), projection, score_proj.device())
-}
-
-pub(crate) fn try_products(
-    tokens: Tensor<3>,
-    score_proj: Tensor<2>,
-) -> Result<Tensor<3>, AttentionError> {
-    check_projection(&tokens, &score_proj)?;
-    let ([batch, len, _], [_, heads]) = (tokens.dims(), score_proj.dims());
-    let projection = TensorName::ScoreProjection;
-    let tokens = as_f32(TensorName::Tokens, tokens)?;
+    same_device(&tokens.device(), projection, score_proj.device())?;
+    element_type(TensorName::Tokens, &tokens)?;
     let score_proj = as_f32(projection, score_proj)?;
-
-    if batch * len == 0 {
+    if batch * len * width * heads == 0 {
         // Not every backend computes an empty product.
         let options = (&tokens.device(), DType::F32);
         return Ok(Tensor::zeros([batch, heads, len], options));
     }
-    Ok(try_product(tokens, score_proj)?.swap_dims(1, 2))
+    let directions = score_proj.transpose().into_dispatch();
+    let scores = Dispatch::training_scores(tokens.into_dispatch(), directions, tokens_learn);
+    Ok(Tensor::from_dispatch(scores))
 }
 
 #[cfg(test)]

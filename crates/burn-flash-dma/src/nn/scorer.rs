@@ -1,7 +1,7 @@
 //! The parameters and the computation of a layer's scores.
 
 use crate::fallback::tensors::{at_least_f32, constant, greatest_divisor};
-use crate::functions::scores::{SHARPNESS, try_biased_zoh_scores, try_products, try_scores};
+use crate::functions::scores::{SHARPNESS, try_biased_zoh_scores, try_scores};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
@@ -144,14 +144,16 @@ impl Scorer {
             }
             Self::Linear(linear) => {
                 let projection = learns.of_projection(linear.score_proj.val());
-                let projection = match role {
-                    ScoreRole::RankAndBias => projection * SHARPNESS,
-                    ScoreRole::Rank => directions(projection),
+                let (tokens, tokens_learn) = match learns {
+                    Learns::Tokens => (tokens(), true),
+                    Learns::Projection => (tokens(), false),
+                    Learns::Nothing => (constant(tokens()), false),
                 };
-                match learns {
-                    Learns::Tokens => try_products(tokens(), projection),
-                    Learns::Projection => try_scores(tokens(), projection),
-                    Learns::Nothing => try_scores(constant(tokens()), projection),
+                match role {
+                    ScoreRole::Rank => try_scores(tokens, directions(projection), tokens_learn),
+                    ScoreRole::RankAndBias => {
+                        Ok(try_scores(tokens, projection, tokens_learn)? * SHARPNESS)
+                    }
                 }
             }
         }
@@ -162,6 +164,9 @@ impl Scorer {
 /// column, and the gradient of the tokens, which is proportional to it, would drown that of the loss.
 fn directions(projection: Tensor<2>) -> Tensor<2> {
     let [d_model, heads] = projection.dims();
+    if d_model == 0 {
+        return at_least_f32(projection);
+    }
     // Sums within parts of a column and then over them, here and in the gradient: as one sum each column would be a
     // single thread's work.
     let parts = greatest_divisor(d_model, d_model.isqrt());

@@ -81,12 +81,14 @@ pub trait TrainingOps: Backend {
     }
 
     /// `tokens` `[batch, len, width]` times `directions` `[heads, width]`, f32: `[batch, heads, len]` in f32. Under autodiff
-    /// the directions alone learn, and the tokens get zeros.
+    /// the directions learn, and the tokens get zeros unless they learn, too.
     #[fusion(dtype = directions, shape = scores_shape(tokens, directions))]
     fn training_scores(
         tokens: FloatTensor<Self>,
         directions: FloatTensor<Self>,
+        tokens_learn: bool,
     ) -> FloatTensor<Self> {
+        let _ = tokens_learn;
         fallback::scores::<Self>(tokens, directions)
     }
 

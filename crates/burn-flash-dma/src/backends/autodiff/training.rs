@@ -79,19 +79,20 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_scores(
         tokens: FloatTensor<Self>,
         directions: FloatTensor<Self>,
+        tokens_learn: bool,
     ) -> FloatTensor<Self> {
+        let forward = |[tokens, directions]: [FloatTensor<Self>; 2]| {
+            let [tokens, directions] = [tokens, directions].map(|t| t.into_primitive());
+            B::training_scores(tokens, directions, tokens_learn)
+        };
         // Tokens in the graph may be computed again for the backward pass, where a constant would be kept.
         let nodes = [tokens.node(), directions.node()];
         match Scores.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::UnTracked(prep) => prep.finish(B::training_scores(
-                tokens.into_primitive(),
-                directions.into_primitive(),
-            )),
+            OpsKind::UnTracked(prep) => prep.finish(forward([tokens, directions])),
             OpsKind::Tracked(mut prep) => {
                 let kept = prep.checkpoint(&tokens);
-                let scores =
-                    B::training_scores(tokens.into_primitive(), directions.into_primitive());
-                prep.finish(kept, scores)
+                let teach = tokens_learn.then(|| prep.checkpoint(&directions));
+                prep.finish((kept, teach), forward([tokens, directions]))
             }
         }
     }
@@ -177,8 +178,8 @@ impl<B: Backend> Backward<B, 1> for Widen {
 struct Scores;
 
 impl<B: TrainingOps> Backward<B, 2> for Scores {
-    /// The tokens.
-    type State = NodeId;
+    /// The tokens, and the directions if the tokens learn.
+    type State = (NodeId, Option<NodeId>);
 
     fn backward(
         self,
@@ -187,14 +188,24 @@ impl<B: TrainingOps> Backward<B, 2> for Scores {
         checkpointer: &mut Checkpointer,
     ) {
         let gradient = grads.consume::<B>(&ops.node);
-        let tokens = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state);
+        let mut kept = |id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
+        let (tokens, directions) = ops.state;
+        let (tokens, directions) = (kept(tokens), directions.map(kept));
         let [of_tokens, of_directions] = ops.parents;
         if let Some(parent) = of_tokens {
-            // There may be no other gradient. A view of one token's zeros is added to one in vectors.
-            let [_, _, width] = tokens.shape().dims();
-            let zeros = Shape::new([1, 1, width]);
-            let zeros = B::float_zeros(zeros, &tokens.device(), tokens.dtype().into());
-            grads.register::<B>(parent.id, B::float_expand(zeros, tokens.shape()));
+            let of_tokens = match directions {
+                Some(directions) => {
+                    fallback::scores_token_gradient::<B>(&tokens, directions, gradient.clone())
+                }
+                // There may be no other gradient. A view of one token's zeros is added to one in vectors.
+                None => {
+                    let [_, _, width] = tokens.shape().dims();
+                    let zeros = Shape::new([1, 1, width]);
+                    let zeros = B::float_zeros(zeros, &tokens.device(), tokens.dtype().into());
+                    B::float_expand(zeros, tokens.shape())
+                }
+            };
+            grads.register::<B>(parent.id, of_tokens);
         }
         if let Some(parent) = of_directions {
             grads.register::<B>(parent.id, B::training_scores_gradient(tokens, gradient));

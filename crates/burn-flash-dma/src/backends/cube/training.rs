@@ -62,12 +62,13 @@ impl TrainingOps for CubeBackend {
     fn training_scores(
         tokens: FloatTensor<Self>,
         directions: FloatTensor<Self>,
+        _tokens_learn: bool,
     ) -> FloatTensor<Self> {
         let heads = directions.meta.shape()[0];
         if heads > MAX_SCORE_HEADS {
             let some = |heads| {
                 let directions = Self::float_slice(directions.clone(), &[heads]);
-                Self::training_scores(tokens.clone(), directions)
+                Self::training_scores(tokens.clone(), directions, false)
             };
             return Self::float_cat(in_groups(heads).map(some).collect(), 1);
         }
