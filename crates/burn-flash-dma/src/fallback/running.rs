@@ -41,8 +41,8 @@ pub(crate) fn running_max(values: Tensor<2, Int>) -> Tensor<2, Int> {
 
 type Pieces = Tensor<3, Int>;
 
-/// What `within` makes of the third axis, along the second axis of `values`, by `join` of the results of two pieces. A
-/// zero changes no result.
+/// Runs `within` over pieces of the second axis of `values`, which it gets as a third one, and joins their results. A zero
+/// changes no result.
 fn running(
     values: Tensor<2, Int>,
     within: impl Fn(Pieces) -> Pieces + Copy,
