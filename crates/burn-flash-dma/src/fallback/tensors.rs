@@ -1,12 +1,20 @@
 //! Plain Burn operations shared by the default bodies.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, get_or_init_device_settings};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::kind::Basic;
 use burn::tensor::{BoolDType, DType, Device, FloatDType, Int, Tensor, TensorData};
 
 pub(crate) fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(tensor, FloatDType::F32)
+}
+
+/// Casts, unless the tensor has that type.
+pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    if tensor.dtype() == DType::from(dtype) {
+        return tensor;
+    }
+    B::float_cast(tensor, dtype)
 }
 
 /// Casts 16-bit types up to f32; f64 stays.

@@ -1,6 +1,6 @@
 //! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
 
-use super::tensors::{bool_dtype, greatest_divisor, to_f32};
+use super::tensors::{bool_dtype, cast, greatest_divisor, to_f32};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
@@ -229,13 +229,6 @@ pub fn losses_gradient<B: Backend>(
         B::float_mul(B::float_sub(probabilities, hit), gradient),
         dtype,
     )
-}
-
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-    if tensor.dtype() == DType::from(dtype) {
-        return tensor;
-    }
-    B::float_cast(tensor, dtype)
 }
 
 #[cfg(test)]

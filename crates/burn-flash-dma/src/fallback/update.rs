@@ -1,6 +1,6 @@
 //! An optimiser's update: the operations [`TrainingOps`](crate::ops::TrainingOps) has for it.
 
-use super::tensors::to_f32;
+use super::tensors::{cast, to_f32};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
@@ -31,7 +31,7 @@ pub fn scale<B: Backend>(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTens
     let x = wide::<B>(x);
     let factor = B::float_cast(factor, x.dtype().into());
     let factor = B::float_reshape(factor, vec![1; rank].into());
-    narrow::<B>(B::float_mul(x, factor), dtype)
+    cast::<B>(B::float_mul(x, factor), dtype.into())
 }
 
 /// See [`TrainingOps::training_adamw`](crate::ops::TrainingOps::training_adamw).
@@ -61,7 +61,7 @@ pub fn adamw<B: Backend>(
     );
     let decayed = times(parameter, step.decay());
     let parameter = B::float_sub(decayed, times(change, step.rate));
-    let back = |x| narrow::<B>(x, dtype);
+    let back = |x| cast::<B>(x, dtype.into());
     (back(parameter), back(moment_1), back(moment_2))
 }
 
@@ -70,12 +70,5 @@ fn wide<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     match x.dtype() {
         DType::F16 | DType::BF16 => to_f32::<B>(x),
         _ => x,
-    }
-}
-
-fn narrow<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    match x.dtype() == dtype {
-        true => x,
-        false => B::float_cast(x, dtype.into()),
     }
 }

@@ -119,7 +119,7 @@ fn segments(tokens: usize) -> usize {
 
 /// Factor of [`linear_scores`]. With it a projection initialised to N(0, 0.02²) gives scores of standard deviation
 /// `0.2 * sqrt(d_model)` over normalised tokens, and an optimiser step changes them ten times as much.
-pub(crate) const SHARPNESS: f32 = 10.0;
+const SHARPNESS: f32 = 10.0;
 
 twin! {
     /// Scores of keys as a linear function of their tokens: `10 * (tokens . score_proj)`.
@@ -140,7 +140,16 @@ pub fn try_linear_scores(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
 ) -> Result<Tensor<3>, AttentionError> {
-    Ok(try_scores(tokens, score_proj, true)? * SHARPNESS)
+    try_added_scores(tokens, score_proj, true)
+}
+
+/// [`try_scores`] times [`SHARPNESS`].
+pub(crate) fn try_added_scores(
+    tokens: Tensor<3>,
+    score_proj: Tensor<2>,
+    tokens_learn: bool,
+) -> Result<Tensor<3>, AttentionError> {
+    Ok(try_scores(tokens, score_proj, tokens_learn)? * SHARPNESS)
 }
 
 /// Tokens `[batch, len, d_model]` times a column per head: `[batch, kv_heads, len]` in f32. The projection learns, and the

@@ -1,7 +1,7 @@
 //! The parameters and the computation of a layer's scores.
 
 use crate::fallback::tensors::{at_least_f32, constant, greatest_divisor};
-use crate::functions::scores::{SHARPNESS, try_biased_zoh_scores, try_scores};
+use crate::functions::scores::{try_added_scores, try_biased_zoh_scores, try_scores};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole};
@@ -151,9 +151,7 @@ impl Scorer {
                 };
                 match role {
                     ScoreRole::Rank => try_scores(tokens, directions(projection), tokens_learn),
-                    ScoreRole::RankAndBias => {
-                        Ok(try_scores(tokens, projection, tokens_learn)? * SHARPNESS)
-                    }
+                    ScoreRole::RankAndBias => try_added_scores(tokens, projection, tokens_learn),
                 }
             }
         }

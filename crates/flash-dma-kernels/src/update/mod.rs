@@ -1,7 +1,7 @@
 //! An optimiser's update after the backward pass: the norm of all gradients, their scaling by a number on the device, and
 //! AdamW, each in one pass over a parameter.
 
-pub(crate) mod kernel;
+mod kernel;
 #[cfg(test)]
 mod tests;
 
