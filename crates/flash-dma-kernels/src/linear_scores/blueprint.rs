@@ -12,6 +12,4 @@ pub(crate) struct ScoresBlueprint {
 pub(crate) struct GradientBlueprint {
     pub units: usize,
     pub heads: usize,
-    /// Tokens of a part.
-    pub tokens: usize,
 }

@@ -4,11 +4,12 @@
 use crate::linear_scores::blueprint::{GradientBlueprint, ScoresBlueprint};
 use cubecl::prelude::*;
 
-/// Numbers of tokens, of a sequence and in all.
+/// Numbers of tokens, of a sequence, in all, and of a part of the gradient's sums.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Tokens {
     pub len: usize,
     pub all: usize,
+    pub part: usize,
     /// Vectors of a token.
     pub items: usize,
 }
@@ -83,8 +84,8 @@ pub(crate) fn linear_scores_gradient_kernel<E: Float, N: Size>(
         for head in 0..comptime!(bp.heads) {
             sums[head] = Vector::new(0.0f32);
         }
-        let first = part * comptime!(bp.tokens);
-        let end = (first + comptime!(bp.tokens)).min(sizes.all);
+        let first = part * sizes.part;
+        let end = (first + sizes.part).min(sizes.all);
         for token in first..end {
             let x = Vector::<f32, N>::cast_from(tokens[token * sizes.items + item]);
             let (sequence, place) = (token / sizes.len, token % sizes.len);

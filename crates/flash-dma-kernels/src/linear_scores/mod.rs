@@ -110,9 +110,8 @@ pub fn linear_scores_gradient(
     let bp = GradientBlueprint {
         units: if serial { 1 } else { UNITS },
         heads: call.heads,
-        tokens: call.all.div_ceil(PARTS).max(FEWEST),
     };
-    let (count, width) = (call.all.div_ceil(bp.tokens), call.width);
+    let (count, width) = (call.all.div_ceil(call.part()), call.width);
     let parts = scratch(client, [count, call.heads * width]);
     let blocks = (width / call.vector).div_ceil(bp.units);
     let sums = SumsBlueprint::choose(client);
@@ -217,7 +216,12 @@ impl Call {
         }))
     }
 
+    /// Tokens of a part of the gradient's sums.
+    fn part(&self) -> usize {
+        self.all.div_ceil(PARTS).max(FEWEST)
+    }
+
     fn tokens(&self) -> TokensLaunch {
-        TokensLaunch::new(self.len, self.all, self.width / self.vector)
+        TokensLaunch::new(self.len, self.all, self.part(), self.width / self.vector)
     }
 }

@@ -52,6 +52,12 @@ pub(crate) enum RowStores {
     Segments,
 }
 
+impl RowStores {
+    pub(crate) fn in_segments(yes: bool) -> Self {
+        if yes { Self::Segments } else { Self::Pairs }
+    }
+}
+
 /// CubeCL's name of the devices with `wgmma`, which exists on sm_90 only.
 const WGMMA_DEVICE: &str = "ptx_sm90";
 
@@ -133,11 +139,7 @@ impl MmaBlueprint {
             && self.segments().is_multiple_of(4)
             && rows.into_iter().all(|rows| rows_are_segments(rows, size));
         Self {
-            stores: if wide {
-                RowStores::Segments
-            } else {
-                RowStores::Pairs
-            },
+            stores: RowStores::in_segments(wide),
             ..self
         }
     }

@@ -163,7 +163,7 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
 
 /// Turns this lane's words of four segments, each spread over the quad, into those of the segment of the lane's index.
 #[cube]
-fn collect_segment(words: &mut Array<u32>) {
+pub(crate) fn collect_segment(words: &mut Array<u32>) {
     let quad = UNIT_POS_X % 4;
     #[unroll]
     for step in 0..2usize {
@@ -186,7 +186,7 @@ fn collect_segment(words: &mut Array<u32>) {
 
 /// Stores 16 bytes at an address in global memory.
 #[cube]
-fn store_segment(address: u64, words: &Array<u32>) {
+pub(crate) fn store_segment(address: u64, words: &Array<u32>) {
     gpu_asm!(
         "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};",
         in(_) value::<u64>(address),

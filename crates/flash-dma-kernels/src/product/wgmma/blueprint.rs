@@ -1,5 +1,6 @@
 //! The compile-time configuration of the kernel.
 
+use crate::matrix::blueprint::RowStores;
 use crate::product::operands::Major;
 use flash_dma_problem::ElementType;
 
@@ -9,7 +10,10 @@ pub(crate) const DEPTH: usize = 64;
 /// Warpgroups that multiply.
 pub(crate) const CONSUMERS: usize = 2;
 
-/// The part of the result that a cube owns: 128 rows of this many columns.
+/// Stages by which the second warpgroup begins later than the first.
+pub(crate) const LAG: usize = 2;
+
+/// The part of the result that a cube computes at a time: 128 rows of this many columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
     /// 128 columns; two cubes share a multiprocessor.
@@ -34,6 +38,14 @@ impl Tile {
         }
     }
 
+    /// Number of cubes for which a multiprocessor has registers and shared memory.
+    pub(crate) const fn cubes_per_processor(self) -> u32 {
+        match self {
+            Self::Columns128 => 2,
+            Self::Columns256 => 1,
+        }
+    }
+
     pub(crate) fn for_columns(n: usize) -> Self {
         if n > 128 {
             Self::Columns256
@@ -51,6 +63,8 @@ pub(crate) struct Blueprint {
     pub a: Major,
     /// The layout of B `[k, n]`.
     pub b: Major,
+    /// How the result is written.
+    pub stores: RowStores,
 }
 
 impl Blueprint {

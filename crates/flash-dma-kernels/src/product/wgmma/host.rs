@@ -1,7 +1,7 @@
 //! The products that the kernel serves, and its launch.
 
 use crate::host::check::{address_type, elem_type};
-use crate::matrix::blueprint::has_wgmma;
+use crate::matrix::blueprint::{RowStores, has_wgmma};
 use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed};
 use crate::product::parts::Division;
 use crate::product::wgmma::blueprint::{Blueprint, CONSUMERS, DEPTH, Tile};
@@ -21,8 +21,6 @@ pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Opt
         Some("wgmma multiplies 16-bit types")
     } else if ![m, n, k].iter().all(|size| (8..=1 << 30).contains(size)) {
         Some("a size is below 8 or past 2^30")
-    } else if m.div_ceil(Tile::ROWS) > properties.hardware.max_cube_count.1 as usize {
-        Some("there are too many rows")
     } else if n % 2 == 1 {
         Some("the number of columns is odd")
     } else if !operands.takes_boxes() {
@@ -34,7 +32,7 @@ pub(crate) fn refusal(properties: &DeviceProperties, operands: &Operands) -> Opt
 
 pub(crate) struct Plan<'a> {
     operands: &'a Operands,
-    blueprint: Blueprint,
+    tile: Tile,
     division: Division,
 }
 
@@ -49,16 +47,9 @@ impl<'a> Plan<'a> {
         if let Some(reason) = refusal(client.properties(), operands) {
             return Err(reason.into());
         }
-        let major = |tensor| major(tensor).expect("boxes have contiguous rows or columns");
-        let blueprint = Blueprint {
-            element: operands.element,
-            tile,
-            a: major(&operands.a),
-            b: major(&operands.b),
-        };
         Ok(Self {
             operands,
-            blueprint,
+            tile,
             division: Division::new(operands.sizes().k, parts),
         })
     }
@@ -68,15 +59,30 @@ impl<'a> Plan<'a> {
         self.division.count()
     }
 
+    fn blueprint(&self, out: Output) -> Blueprint {
+        let major = |tensor| major(tensor).expect("boxes have contiguous rows or columns");
+        let segments = out.element.size() == 2 && self.operands.sizes().n.is_multiple_of(8);
+        Blueprint {
+            element: self.operands.element,
+            tile: self.tile,
+            a: major(&self.operands.a),
+            b: major(&self.operands.b),
+            stores: RowStores::in_segments(segments),
+        }
+    }
+
     /// Writes every part to `out`, `[parts, m, n]` or for one part `[m, n]`, contiguous.
     pub(crate) fn launch(&self, client: &Client, out: Output) {
-        let (bp, Sizes { m, n, k }) = (self.blueprint, self.operands.sizes());
-        let cubes = [
+        let (bp, Sizes { m, n, k }) = (self.blueprint(out), self.operands.sizes());
+        let tiles = [
             n.div_ceil(bp.tile.columns()),
             m.div_ceil(Tile::ROWS),
             self.parts(),
         ];
-        let [x, y, z] = cubes.map(|count| count as u32);
+        let [columns, rows, parts] = tiles.map(|count| count as u32);
+        let all = columns * rows * parts;
+        let cubes = (client.properties().hardware.num_streaming_multiprocessors)
+            .map_or(all, |count| all.min(count * bp.tile.cubes_per_processor()));
         let a = match bp.a {
             Major::Row => boxes(&self.operands.a, bp.element, Tile::ROWS),
             Major::Column => boxes(&transposed(&self.operands.a), bp.element, DEPTH),
@@ -90,13 +96,16 @@ impl<'a> Plan<'a> {
             n as u32,
             k.div_ceil(DEPTH) as u32,
             self.division.length.div_ceil(DEPTH) as u32,
+            columns,
+            rows,
+            parts,
         );
         // SAFETY: the tensor maps bound the reads; rows and columns past the last are not written, and `out` holds
         // `parts` results, which the caller allocated or checked.
         unsafe {
             product_wgmma_kernel::launch_unchecked(
                 client,
-                CubeCount::Static(x, y, z),
+                CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_2d(32, 4 * CONSUMERS as u32 + 1),
                 address_type(&[out.tensor], out.element.size()),
                 a,
