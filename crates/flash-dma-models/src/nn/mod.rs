@@ -44,6 +44,35 @@ pub fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
     part.clone().map(&mut Cast(dtype))
 }
 
+/// [`cast`] of all parameters but those of linear layers, which a product rounds itself: its gradient of a weight is then
+/// rounded once, to the weight's own type, and no copy of the weight is kept for the backward pass.
+pub(crate) fn cast_for_products<M: Module>(part: &M, dtype: FloatDType) -> M {
+    let mut mapper = CastForProducts {
+        cast: Cast(dtype),
+        in_linear: false,
+    };
+    part.clone().map(&mut mapper)
+}
+
+struct CastForProducts {
+    cast: Cast,
+    /// True if the parameter that comes next is one of a linear layer.
+    in_linear: bool,
+}
+
+impl ModuleMapper for CastForProducts {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.in_linear = container_type == "Struct:Linear";
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.in_linear {
+            true => param,
+            false => self.cast.map_float(param),
+        }
+    }
+}
+
 struct Cast(FloatDType);
 
 impl ModuleMapper for Cast {
@@ -60,5 +89,42 @@ pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::nn::{Linear, LinearConfig, RmsNormConfig};
+    use burn::tensor::Device;
+
+    #[derive(Module, Debug)]
+    struct Part {
+        before: RmsNorm,
+        layer: Linear,
+        table: Param<Tensor<2>>,
+    }
+
+    #[test]
+    fn products_get_the_weights_as_they_are() {
+        let device = Device::default();
+        let part = Part {
+            before: RmsNormConfig::new(4).init(&device),
+            layer: LinearConfig::new(4, 4).init(&device),
+            table: Param::from_tensor(Tensor::zeros([2, 4], &device)),
+        };
+        let types = |part: &Part| {
+            let bias = part.layer.bias.as_ref().expect("a bias").dtype();
+            [
+                part.before.gamma.dtype(),
+                part.layer.weight.dtype(),
+                bias,
+                part.table.dtype(),
+            ]
+        };
+        let (stored, used) = (DType::F32, DType::BF16);
+        assert_eq!(types(&cast(&part, FloatDType::BF16)), [used; 4]);
+        let part = cast_for_products(&part, FloatDType::BF16);
+        assert_eq!(types(&part), [used, stored, stored, used]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::block::DecoderBlock;
 use super::input::{Sequences, TokenInput};
-use super::{cast, normalised};
+use super::{cast_for_products, normalised};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
@@ -55,8 +55,8 @@ impl Stack<'_> {
         }
     }
 
-    /// A part of the model with parameters in the type of the activations. Gradients arrive at the originals through
-    /// the cast; an update of a 16-bit parameter would mostly be rounded away.
+    /// A part of the model that computes in the type of the activations: products round their weights, other parameters
+    /// are cast. Gradients arrive at the originals; an update of a 16-bit parameter would mostly be rounded away.
     pub fn computing<'a, M: Module>(self, part: &'a M) -> Cow<'a, M> {
         let mut visitor = Of {
             dtype: self.dtype.into(),
@@ -65,7 +65,7 @@ impl Stack<'_> {
         part.visit(&mut visitor);
         match visitor.all {
             true => Cow::Borrowed(part),
-            false => Cow::Owned(cast(part, self.dtype)),
+            false => Cow::Owned(cast_for_products(part, self.dtype)),
         }
     }
 
